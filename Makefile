@@ -1,0 +1,46 @@
+# make ask    set up everything in .venv and run the main job: soft queries to three tables
+# make test   set up everything and run the tests
+# make check  lint, types, layers, docs
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+LONG ?=
+
+.PHONY: ask test test-long check bench docs clean
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.base: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.base
+	$(PIP) -e ".[dev]"
+	touch $@
+
+ask: $(VENV)/.base
+	@sh examples/ask.sh $(BIN)/qkv
+
+# One thread per worker: two workers already use both cores.
+test: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
+
+test-long: $(VENV)/.dev
+	OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_layers.py tests/test_public_names.py tests/test_docs.py
+
+bench: $(VENV)/.dev
+	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+
+docs: $(VENV)/.dev
+	$(BIN)/python docs/build.py site
+
+clean:
+	rm -rf $(VENV) site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The command `qkv`: one file per subcommand."""

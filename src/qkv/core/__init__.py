@@ -1,0 +1,1 @@
+"""What every part stands on: arrays of any library, axes, positions, the equation itself."""

@@ -1,0 +1,232 @@
+"""The equation. These lines define what is correct; every kernel is compared with them.
+
+weights = normalize(score(query, key), mask)          output = weights @ value
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from qkv.core import random
+from qkv.core.arrays import (
+    Array,
+    accumulation_dtype,
+    cast,
+    is_text,
+    like,
+    namespace,
+    quiet,
+    result_dtype,
+    zeros,
+)
+from qkv.core.axes import Axes
+from qkv.core.guard import all_finite, guarded_logits, weigh
+from qkv.core.positions import Place, Positions, whole
+
+__all__ = ["Dense", "Ready", "attend_dense", "dense", "drop", "make_ready", "masked_logits", "side"]
+
+
+@dataclass(frozen=True)
+class Dense:
+    """All that the equation computes: output `(*batch, q, value_width)`, weights and logits `(*batch, q, k)`.
+
+    Weights are those before dropout; logits are −inf where a key is excluded.
+    """
+
+    output: Array
+    weights: Array
+    logits: Array
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A call made ready: one dtype, parts fitted to it, and what is known of the data.
+
+    Attributes:
+        query, key, value: in the dtype of accumulation (text as it is).
+        score, normalizer, mask: fitted to the call.
+        place: of the whole call.
+        clean_pairs: query and key are known to be finite.
+        clean_value: the values are known to be finite.
+        out_dtype: of the answer.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    score: Any
+    normalizer: Any
+    mask: Any
+    place: Place
+    dropout: float
+    clean_pairs: bool
+    clean_value: bool
+    out_dtype: Any
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """Batch axes of the call."""
+        return self.place.batch
+
+    def tile(
+        self,
+        rows: tuple[int, int],
+        cols: tuple[int, int],
+        query: Array | None = None,
+        key: Array | None = None,
+        score: Any = None,
+    ) -> Array | None:
+        """Logits `(*batch, rows, cols)` of a tile, −inf where a key is excluded; None where the mask allows
+        nothing.
+
+        `query`, `key` and `score`, all cut to the tile, stand in for the call's own: what a gradient is
+        wanted of.
+        """
+        place = self.place.cut(rows, cols)
+        cut = (slice(*rows), slice(*cols))
+        mask = self.mask
+        if mask is not None:
+            cover = mask.cover(place)
+            if cover == "none":
+                return None
+            mask = mask.slice(*cut) if cover == "part" else None
+        query = side(self.query, rows) if query is None else query
+        key = side(self.key, cols) if key is None else key
+        score = self.score.slice(*cut) if score is None else score
+        return masked_logits(score, mask, query, key, place, self.value, self.clean_pairs)
+
+
+def make_ready(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    score: Any,
+    normalizer: Any,
+    mask: Any = None,
+    positions: Positions | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+) -> Ready:
+    """Read the axes, choose the dtype of accumulation, fit the parts, look whether the data is finite."""
+    text = is_text(query)
+    shape = Axes.of(query.shape, key.shape, value.shape, text)
+    numbers = (value,) if text else (query, key, value)
+    dtype = accumulation_dtype(*numbers)
+    out_dtype = result_dtype(*numbers)
+    lengths = {"q": shape.q, "k": shape.k}
+    if not text:
+        query, key = cast(query, dtype), cast(key, dtype)
+    value = cast(value, dtype)
+    return Ready(
+        query,
+        key,
+        value,
+        score.fit(value, shape.batch, dtype, lengths),
+        normalizer.fit(value, shape.batch, dtype, lengths),
+        mask.fit(value, shape.batch, None, lengths) if mask is not None else None,
+        whole(
+            shape.q,
+            shape.k,
+            shape.batch,
+            positions.fit(value, shape.batch) if positions is not None else None,
+            seed=seed,
+        ),
+        dropout,
+        all_finite(query) and all_finite(key),
+        all_finite(value),
+        out_dtype,
+    )
+
+
+def side(x: Array, limits: tuple[int, int]) -> Array:
+    """The queries or keys within `limits`."""
+    return x[..., slice(*limits)] if is_text(x) else x[..., slice(*limits), :]
+
+
+def masked_logits(
+    score: Any, mask: Any, query: Array, key: Array, place: Place, reference: Array, clean: bool
+) -> Array:
+    """Logits `(*batch, q, k)` of a tile, −inf where the mask does not allow; `clean`: query and key are
+    finite.
+
+    `score` and `mask` are already cut to the tile.
+    """
+    xp = namespace(reference)
+
+    def compare(query: Array, key: Array) -> Array:
+        return score.tile(query, key, place)
+
+    logits = compare(query, key) if mask is None or clean else guarded_logits(compare, query, key)
+    logits = cast(logits, reference.dtype)
+    shape = (*place.batch, place.rows[1] - place.rows[0], place.cols[1] - place.cols[0])
+    if mask is not None:
+        allowed = mask.allowed(place, logits)
+        logits = xp.where(allowed, logits, like(logits, -math.inf, logits.dtype))
+    return logits if tuple(logits.shape) == shape else xp.broadcast_to(logits, shape)
+
+
+def drop(weights: Array, place: Place, dropout: float, keys: Array | None = None) -> Array:
+    """Weights after dropout: each is kept with probability 1 − dropout and then divided by it.
+
+    `keys` names the absolute key of each weight where they are not those of the tile.
+    """
+    if not dropout:
+        return weights
+    xp = namespace(weights)
+    kept = place.uniform(weights, random.DROPOUT, keys) >= dropout
+    return xp.where(kept, weights / (1.0 - dropout), xp.zeros_like(weights))
+
+
+def attend_dense(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    score: Any,
+    normalizer: Any,
+    mask: Any = None,
+    positions: Positions | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
+) -> Dense:
+    """The whole equation at once, in memory q · k. The oracle.
+
+    Args:
+        query: `(*batch, q, width)`, or text `(*batch, q)`.
+        key: `(*batch, k, width)`, or text `(*batch, k)`.
+        value: `(*batch, k, value_width)`.
+        score: gives the logits.
+        normalizer: turns a row of logits into weights; −inf excludes a key.
+        mask: says which pairs may meet; None: all.
+        positions: how query positions relate to key positions, where that matters.
+        dropout: probability of dropping a weight.
+        seed: of the draws of dropout and of `Sample`.
+    """
+    ready = make_ready(
+        query,
+        key,
+        value,
+        score=score,
+        normalizer=normalizer,
+        mask=mask,
+        positions=positions,
+        dropout=dropout,
+        seed=seed,
+    )
+    with quiet():
+        return dense(ready)
+
+
+def dense(ready: Ready) -> Dense:
+    """The equation, of a call made ready."""
+    xp, place = namespace(ready.value), ready.place
+    logits = ready.tile(place.rows, place.cols)
+    if logits is None:
+        logits = zeros(ready.value, (*place.batch, place.q_total, place.k_total)) - xp.inf
+    weights = ready.normalizer.weights(logits, place)
+    takes_part = ready.normalizer.takes_part(logits, weights)
+    output = weigh(drop(weights, place, ready.dropout), ready.value, takes_part, ready.clean_value)
+    return Dense(cast(output, ready.out_dtype), weights, logits)

@@ -1,0 +1,128 @@
+"""Where queries and keys stand: the positions of a call, and the place of one tile within it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from qkv.core import random
+from qkv.core.arrays import Array, arange, as_array, dtype_name, is_array, like
+from qkv.core.parts import Part, axes
+from qkv.errors import KindError, OptionError, PositionError
+
+__all__ = ["Place", "Positions", "whole"]
+
+Align = Literal["start", "end"]
+
+
+@dataclass(frozen=True, eq=False)
+class Positions(Part):
+    """How query positions relate to key positions; key j stands at position j.
+
+    `align="start"`: query i stands at position i. `align="end"`: the last query stands where the last key
+    does (a decoder that continues). `query_start=s`: query i stands at s + i (cached decoding); `s` may be an
+    integer array with one start per batch element.
+
+    Example:
+        >>> Positions(align="end").offset(q=2, k=5)
+        3
+    """
+
+    align: Align | None = None
+    query_start: Any = axes(default=None)
+
+    def validate(self) -> None:
+        if self.align not in (None, "start", "end"):
+            raise OptionError(f'Positions was given align={self.align!r}. It must be "start" or "end".')
+        if (self.align is None) == (self.query_start is None):
+            raise OptionError('Positions wants one of align="start", align="end" or query_start=….')
+        start = self.query_start
+        if start is not None and not is_array(start) and not isinstance(start, int):
+            object.__setattr__(self, "query_start", start := as_array(start))
+        if is_array(start) and "int" not in dtype_name(start):
+            raise KindError(f"Positions was given query_start of {dtype_name(start)}. Give integers.")
+
+    def offset(self, q: int, k: int) -> Any:
+        """Position of query 0."""
+        if self.query_start is not None:
+            return self.query_start
+        return 0 if self.align == "start" else k - q
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tile stands in its call: which queries and keys, at which positions, with which seed."""
+
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+    q_total: int
+    k_total: int
+    batch: tuple[int, ...] = ()
+    positions: Positions | None = None
+    seed: int | None = None
+    centre: Array | None = None
+
+    def cut(self, rows: tuple[int, int], cols: tuple[int, int]) -> Place:
+        """The place of a tile, from absolute row and column limits."""
+        return dataclasses.replace(self, rows=rows, cols=cols)
+
+    def offset(self, align: Align | None = None) -> Any:
+        """Position of query 0: an int, or an integer array of the batch's shape.
+
+        Raises:
+            PositionError: query and key differ in length and nothing says how they are aligned.
+        """
+        if align is not None:
+            return Positions(align=align).offset(self.q_total, self.k_total)
+        if self.positions is not None:
+            return self.positions.offset(self.q_total, self.k_total)
+        if self.q_total != self.k_total:
+            raise PositionError(
+                f"{self.q_total} queries meet {self.k_total} keys and positions matter here. "
+                f'Give positions=Positions(align="start") if query 0 stands at key 0, or '
+                f'Positions(align="end") if the last query stands at the last key.'
+            )
+        return 0
+
+    def query_positions(self, reference: Array, align: Align | None = None) -> Array:
+        """Positions of the tile's queries, `(q, 1)` or `(*batch, q, 1)`."""
+        offset = self.offset(align)
+        rows = arange(reference, *self.rows)[:, None]
+        return rows + (like(rows, offset)[..., None, None] if is_array(offset) else offset)
+
+    def key_positions(self, reference: Array) -> Array:
+        """Positions of the tile's keys, `(k,)`."""
+        return arange(reference, *self.cols)
+
+    def query_span(self, align: Align | None = None) -> tuple[int, int] | None:
+        """First and last query position of the tile, or None where they differ over the batch."""
+        offset = self.offset(align)
+        if is_array(offset):
+            return None
+        return self.rows[0] + offset, self.rows[1] - 1 + offset
+
+    def need_seed(self, what: str) -> int:
+        if self.seed is None:
+            raise OptionError(f"{what} draws at random. Give seed=….")
+        return self.seed
+
+    def uniform(self, reference: Array, stream: int, keys: Array | None = None) -> Array:
+        """The draw of this tile, `(*batch, q, k)`; `keys` names other absolute keys `(*batch, q, n)`."""
+        return self._draw(random.uniform, reference, stream, keys)
+
+    def gumbel(self, reference: Array, stream: int) -> Array:
+        """The Gumbel draw of this tile, `(*batch, q, k)`."""
+        return self._draw(random.gumbel, reference, stream, None)
+
+    def _draw(self, function: Any, reference: Array, stream: int, keys: Array | None) -> Array:
+        rows = arange(reference, *self.rows)[:, None]
+        cols = arange(reference, *self.cols) if keys is None else keys
+        return function(reference, self.need_seed("This"), stream, self.batch, rows, cols, reference.dtype)
+
+
+def whole(
+    q: int, k: int, batch: tuple[int, ...] = (), positions: Positions | None = None, **more: Any
+) -> Place:
+    """The place of a whole call."""
+    return Place((0, q), (0, k), q, k, batch, positions, **more)

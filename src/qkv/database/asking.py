@@ -1,0 +1,161 @@
+"""One `ask`: queries go to the engine a chunk at a time, and come back as answers with evidence."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qkv.database.answer import Entry
+from qkv.database.bandwidth import Progress
+from qkv.database.comparisons import Comparison
+from qkv.database.names import named_normalizer
+from qkv.database.queries import Queries
+from qkv.database.values import Values
+from qkv.engine import observe
+from qkv.errors import KindError, QueryError, ShapeError
+from qkv.masks import Keys as KeysMask
+from qkv.masks.base import Mask
+from qkv.normalizers import Hard, Mean
+from qkv.normalizers.base import Normalizer
+from qkv.readouts import Dense, Entropy, TopWeights
+
+__all__ = ["Asking"]
+
+_CHUNK = 1024
+# Votes need the weights of all rows: a chunk then holds this many, 32 MiB of float64.
+_MOST_WEIGHTS = 4 * 2**20
+
+
+@dataclass(frozen=True, eq=False)
+class Asking:
+    """What is fixed for all queries of a call."""
+
+    comparison: Comparison
+    normalizer: Normalizer | None
+    values: Values
+    kept: np.ndarray
+    mask: Mask | None
+    top: int
+    seed: int | None
+
+    @property
+    def effective(self) -> Normalizer:
+        """The normalizer that runs: the one given, or the score's own."""
+        return self.normalizer or named_normalizer(self.comparison.score.default_normalizer)
+
+    @property
+    def normalizer_text(self) -> str:
+        """Its name, for the notes."""
+        return str(self.effective)
+
+    def run(self, queries: Queries, progress: Progress | None) -> tuple[tuple[Entry, ...], Any]:
+        """The entries in the order asked, and the plan of the first chunk."""
+        chunk = _CHUNK if not self.values.votes else max(1, min(_CHUNK, _MOST_WEIGHTS // len(self.kept)))
+        mask = self._rows_mask()
+        entries: list[Entry] = []
+        plan = None
+        # At least once, so that no query at all still has a plan.
+        for start in range(0, max(len(queries), 1), chunk):
+            part = queries.part(start, min(start + chunk, len(queries)))
+            found, chunk_plan = self._chunk(part, mask)
+            plan = plan if plan is not None else chunk_plan
+            entries += found
+            if progress is not None:
+                progress("answering", len(entries), len(queries))
+        return tuple(entries), plan
+
+    def _rows_mask(self) -> Mask | None:
+        if self.kept.all():
+            return self.mask
+        rows = KeysMask(self.kept)
+        return rows if self.mask is None else rows & self.mask
+
+    def _chunk(self, queries: Queries, mask: Mask | None) -> tuple[list[Entry], Any]:
+        query = self.comparison.query(queries.cells)
+        top = min(self.top, len(self.kept))
+        sums_to_one = self.effective.sums_to_one
+        readouts = [
+            TopWeights(top),
+            *([Entropy()] if sums_to_one else []),
+            *([Dense()] if self.values.votes else []),
+        ]
+        seen = self._observe(query, self.values.matrix, mask, self.normalizer, readouts)
+        strongest = seen.readouts[0]
+        weights, rows = np.asarray(strongest.weights), np.asarray(strongest.keys)
+        support = np.exp(np.asarray(seen.readouts[1])) if sums_to_one else None
+        dense = np.asarray(seen.readouts[-1]) if self.values.votes else None
+        output = np.asarray(seen.output)
+        readings = self.values.read(output, dense)
+        reasons = self._reasons(queries, query, rows, weights, mask)
+        safe = np.maximum(rows, 0)
+        nearness = self.comparison.nearness(query, safe)
+        entries = []
+        for i, asked in enumerate(queries.asked):
+            if reasons[i]:
+                entries.append(Entry(asked, False, reason=reasons[i]))
+                continue
+            shown = (rows[i] >= 0) & (weights[i] != 0)
+            entries.append(
+                Entry(
+                    asked,
+                    True,
+                    readings[i].value,
+                    readings[i].spread,
+                    None if support is None else float(support[i]),
+                    "",
+                    readings[i].probabilities,
+                    safe[i][shown],
+                    weights[i][shown],
+                    None if nearness is None else nearness[i][shown],
+                )
+            )
+        return entries, seen.plan
+
+    def _observe(
+        self,
+        query: np.ndarray,
+        value: np.ndarray,
+        mask: Mask | None,
+        normalizer: Normalizer | None,
+        readouts: list[Any],
+    ) -> Any:
+        try:
+            return observe(
+                query,
+                self.comparison.key,
+                value,
+                score=self.comparison.score,
+                normalizer=normalizer,
+                mask=mask,
+                readouts=tuple(readouts),
+                seed=self.seed,
+            )
+        except (KindError, ShapeError) as error:
+            # The score was chosen by the user, and the key is what the table holds: they do not go together.
+            raise QueryError(f"{self.comparison.score} does not fit this key: {error}") from None
+
+    def _reasons(
+        self, queries: Queries, query: np.ndarray, rows: np.ndarray, weights: np.ndarray, mask: Mask | None
+    ) -> list[str]:
+        """Why each query has no match; empty where it has one."""
+        nearest = rows[:, 0]
+        if self.effective.stochastic:
+            # The row that was drawn need not be the nearest, so the nearest is looked for by itself.
+            seen = self._observe(query, np.ones((len(self.kept), 1)), mask, Hard(), [TopWeights(1)])
+            nearest = np.asarray(seen.readouts[0].keys)[:, 0]
+        empty = (nearest < 0) | (weights[:, 0] == 0)
+        # The mean of all rows looks at no query, so no query is unlike its keys.
+        unlike: list[str | None] = [None] * len(nearest)
+        if not isinstance(self.effective, Mean):
+            unlike = self.comparison.refusals(query, np.maximum(nearest, 0))
+        reasons = []
+        for missing, none, refusal in zip(queries.missing, empty, unlike, strict=True):
+            if missing:
+                reasons.append("the query is missing")
+            elif not self.kept.any():
+                reasons.append("no row satisfies the predicate")
+            elif none:
+                reasons.append(self.comparison.no_weight)
+            else:
+                reasons.append(refusal or "")
+        return reasons

@@ -1,0 +1,288 @@
+"""A database answers queries: Attention(q, D) = Σ a(q, k_i) v_i over the rows (k_i, v_i) of a table.
+
+One call flows so: `sources` makes a table, `columns` reads its key and value into arrays, `keys` chooses
+how keys are compared, the engine attends, `values` turns its output into answers, and `answer` holds them
+with their evidence.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qkv.database import duck
+from qkv.database.answer import Answer
+from qkv.database.asking import Asking
+from qkv.database.bandwidth import Bandwidth, Progress, leave_one_out, scott
+from qkv.database.columns import Column, plain
+from qkv.database.comparisons import Comparison
+from qkv.database.keys import Keys
+from qkv.database.names import named_normalizer
+from qkv.database.queries import Queries
+from qkv.database.sources import describe, read, require_columns
+from qkv.database.values import values_of
+from qkv.errors import DataError, OptionError
+from qkv.masks.base import Mask
+from qkv.normalizers.base import Normalizer
+from qkv.scores.base import Score
+
+__all__ = ["Database"]
+
+
+class Database:
+    """A table, one or several of whose columns are keys, and one the value.
+
+    Fields:
+        table: the pyarrow table.
+        key: the names of the key columns.
+        value: the name of the value column.
+        left_out: how many rows lack each of these columns; such rows take no part.
+
+    Example:
+        >>> table = {"name": ["John Doe", "Jane Roe"], "major": ["psychology", "physics"]}
+        >>> students = Database.open(table, key="name", value="major")
+        >>> students.ask("john doe").value
+        'psychology'
+        >>> students.swap().ask("psychology").value
+        'John Doe'
+    """
+
+    def __init__(
+        self, table: Any, key: str | Sequence[str], value: str, name: str, fold: bool = True
+    ) -> None:
+        self.table = table
+        self.key = _key_names(key, table.column_names)
+        self.value = value
+        self.name = name
+        self._fold = fold
+        if not isinstance(value, str):
+            raise DataError(
+                f"the value is {value!r}, and one column name is wanted. Ask once for each column."
+            )
+        require_columns(table, (*self.key, value), name)
+        if not table.num_rows:
+            raise DataError(f"{name} has no rows. Give it some to answer from.")
+        self._columns = tuple(Column.of(table, column, fold) for column in self.key)
+        self._values = values_of(Column.of(table, value, fold))
+        columns = {column.name: column for column in (*self._columns, self._values.column)}
+        self.left_out = {
+            n: int(column.missing.sum()) for n, column in columns.items() if column.missing.any()
+        }
+        self._kept = ~np.logical_or.reduce([column.missing for column in columns.values()])
+        if not self._kept.any():
+            raise DataError(
+                f"no row of {name} has all of {', '.join(columns)}. Name columns that are filled together."
+            )
+        self._bandwidth: Bandwidth | None = None
+        self._last_comparison: tuple[Any, Comparison] | None = None
+        self._last_filter: tuple[str, np.ndarray] | None = None
+        self._progress: Progress | None = None
+
+    # -- opening ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(cls, source: Any, key: str | Sequence[str], value: str, *, fold: bool = True) -> "Database":
+        """Open a file, a frame, a table, a dict of columns or a list of records.
+
+        Args:
+            source: a path that ends in .csv, .tsv, .txt, .jsonl, .ndjson, .json, .parquet, .arrow or .feather
+                (each also with .gz); a pandas or polars frame, a pyarrow table, a dict of lists or arrays
+                (a matrix is a column of vectors), a list of dicts.
+            key: a column, several, or several with commas: `"longitude,latitude"`.
+            value: the column that answers.
+            fold: compare texts without regard to case, width of characters (NFKC) and repeated white space.
+
+        Raises:
+            DataError: there is no such file or column, it cannot be read, or no row has both key and value.
+
+        Example:
+            >>> Database.open({"gpa": [3.0, 3.5], "salary": [50_000, None]}, key="gpa", value="salary")
+            Database(the dict: gpa → salary, 1 row, 1 left out)
+        """
+        wanted = tuple(key.split(",")) if isinstance(key, str) else tuple(key)
+        table = plain(read(source, tuple(str(name).strip() for name in (*wanted, value))))
+        return cls(table, key, value, describe(source), fold)
+
+    @classmethod
+    def sql(
+        cls,
+        query: str,
+        key: str | Sequence[str],
+        value: str,
+        *,
+        tables: Mapping[str, Any] | None = None,
+        fold: bool = True,
+    ) -> "Database":
+        """Open what a SQL query gives. It runs in DuckDB, may name files, and fetches no extension.
+
+        Args:
+            query: a SELECT.
+            key, value, fold: as in `open`.
+            tables: anything `open` takes, by the name that the query gives it.
+
+        Raises:
+            QueryError: the query does not run.
+
+        Example:
+            >>> rows = {"name": ["Zhang", "Li"], "monthly": [100, 200]}
+            >>> Database.sql("select name, 12 * monthly as income from pay", key="name", value="income",
+            ...              tables={"pay": rows}).ask("Li").value
+            2400.0
+        """
+        given = {name: read(source) for name, source in (tables or {}).items()}
+        return cls(plain(duck.run_sql(query, given)), key, value, "the SQL result", fold)
+
+    def swap(self) -> "Database":
+        """The same table with key and value in each other's place; nothing is copied.
+
+        Raises:
+            DataError: there are several key columns, and a value is one.
+        """
+        if len(self.key) > 1:
+            raise DataError(
+                f"the key has {len(self.key)} columns ({', '.join(self.key)}) and a value is one, so they "
+                "cannot change places. Open the table with one of them as key."
+            )
+        return Database(self.table, self.value, self.key[0], self.name, self._fold)
+
+    # -- asking -----------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        queries: Any,
+        *,
+        score: Score | str | None = None,
+        normalizer: Normalizer | str | None = None,
+        mask: Mask | None = None,
+        where: str | None = None,
+        top: int = 10,
+        threshold: float | None = None,
+        seed: int | None = None,
+        progress: Progress | None = None,
+    ) -> Answer:
+        """Answer one query or many.
+
+        Args:
+            queries: a cell for one key column; a tuple, a record or a text with commas for several; a list or
+                a frame of these for many.
+            score: a score or its name (`"jaro-winkler"`, `"gaussian:0.1"`); None: see `qkv.database.keys`.
+            normalizer: a normalizer or its name (`"topk:10:0.02"`); None: the one that goes with the score.
+            mask: over the rows of the table, such as `masks.Keys(array)`.
+            where: a SQL predicate over the table's columns, `"city = 'Oslo'"`; it sees nothing else.
+            top: how many rows are kept as evidence. It does not change the answer.
+            threshold: the least similarity, or the largest distance, at which a key answers; None: see
+                `qkv.database.keys`.
+            seed: for normalizers that draw.
+            progress: called as `progress(what, done, total)` during long work.
+
+        Raises:
+            QueryError: a query does not fit the key, or the predicate does not run.
+            OptionError: a name is unknown, or `top` is no positive number.
+
+        Example:
+            >>> table = {"years": [1, 2, 3, 4, 5, 6], "pay": [10, 12, 14, 16, 18, 20]}
+            >>> pay = Database.open(table, key="years", value="pay")
+            >>> answer = pay.ask(3.5, score="boxcar:1")
+            >>> answer.value, answer.spread, answer.support
+            (15.0, 1.0, 2.0)
+        """
+        if not isinstance(top, int) or top < 1:
+            raise OptionError(f"top is {top!r}, and at least one row of evidence is shown. Give 1 or more.")
+        parsed = Queries.parse(queries, self._columns, self._fold)
+        self._progress = progress
+        try:
+            comparison = self._comparison(score, threshold)
+        finally:
+            self._progress = None
+        chosen = named_normalizer(normalizer) if isinstance(normalizer, str) else normalizer
+        kept = self._kept if where is None else self._kept & self._filter(where)
+        asking = Asking(comparison, chosen or comparison.normalizer, self._values, kept, mask, top, seed)
+        entries, plan = asking.run(parsed, progress)
+        return Answer(
+            entries,
+            parsed.single,
+            self.table,
+            self.key,
+            self.value,
+            comparison.measure,
+            plan,
+            self._notes(comparison, asking),
+        )
+
+    @property
+    def votes(self) -> bool:
+        """Whether values are put to the vote (texts, categories, booleans) rather than averaged."""
+        return self._values.votes
+
+    def column(self, name: str) -> Column:
+        """A key column or the value column, as arrays.
+
+        Raises:
+            DataError: the column is neither.
+        """
+        for column in (*self._columns, self._values.column):
+            if column.name == name:
+                return column
+        raise DataError(f"{name!r} is neither key nor value of {self!r}.")
+
+    def __len__(self) -> int:
+        return int(self._kept.sum())
+
+    def __repr__(self) -> str:
+        rows = f"{len(self):,} row{'s' * (len(self) != 1)}"
+        out = self.table.num_rows - len(self)
+        rows += f", {out:,} left out" if out else ""
+        return f"Database({self.name}: {', '.join(self.key)} → {self.value}, {rows})"
+
+    # -- within -----------------------------------------------------------------------------------------
+
+    def _comparison(self, score: Score | str | None, threshold: float | None) -> Comparison:
+        # The last one is kept: streamed queries ask again and again in the same way.
+        asked = (score, threshold)
+        if self._last_comparison is None or self._last_comparison[0] != asked:
+            keys = Keys(self._columns, self._kept, self._choose_bandwidth, self._rule_of_thumb)
+            self._last_comparison = (asked, keys.compare(score, threshold))
+        return self._last_comparison[1]
+
+    def _choose_bandwidth(self, points: np.ndarray) -> Bandwidth:
+        if self._bandwidth is None:
+            targets = self._values.targets(self._kept)
+            if isinstance(targets, str):
+                self._bandwidth = scott(len(self), points.shape[1], targets)
+            else:
+                self._bandwidth = leave_one_out(points[self._kept], targets, self._progress)
+        return self._bandwidth
+
+    def _rule_of_thumb(self, points: np.ndarray) -> Bandwidth:
+        return scott(len(self), points.shape[1], "numbers beside other kinds of key")
+
+    def _filter(self, where: str) -> np.ndarray:
+        if self._last_filter is None or self._last_filter[0] != where:
+            self._last_filter = (where, duck.matching_rows(self.table, where))
+        return self._last_filter[1]
+
+    def _notes(self, comparison: Comparison, asking: "Asking") -> tuple[str, ...]:
+        rows = f"{len(self):,} rows of {self.name}"
+        if self.left_out:
+            lacking = ", ".join(f"{name} missing in {count:,}" for name, count in self.left_out.items())
+            rows += f"; {self.table.num_rows - len(self):,} left out ({lacking})"
+        taking = int(asking.kept.sum())
+        if taking != len(self):
+            rows += f"; {taking:,} satisfy the predicate"
+        return (rows, *comparison.notes, f"weights by {asking.normalizer_text}")
+
+
+def _key_names(key: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+    names = (
+        [key]
+        if isinstance(key, str) and key in columns
+        else key.split(",")
+        if isinstance(key, str)
+        else list(key)
+    )
+    names = [name.strip() if isinstance(name, str) else name for name in names]
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise DataError(f"the key is {key!r}, and column names are wanted. Give one, or several with commas.")
+    if len(set(names)) != len(names):
+        raise DataError(f"the key names a column twice: {', '.join(names)}. Name each once.")
+    return tuple(names)

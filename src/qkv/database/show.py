@@ -1,0 +1,69 @@
+"""Values as people read them: numbers to the digits that their spread leaves, dates, texts, vectors."""
+
+import datetime as dt
+import math
+from typing import Any
+
+import numpy as np
+
+__all__ = ["number", "shown", "spread_shown"]
+
+
+def number(value: float, spread: float | None = None) -> str:
+    """A number to two digits of its spread and at most six in all; thousands are set apart from 10,000 on.
+
+    Example:
+        >>> number(52345.678, 1234.5), number(1100.0), number(3.14159265, 1e-9)
+        ('52,300', '1100', '3.14159')
+    """
+    if not math.isfinite(value):
+        return str(value)
+    if float(value).is_integer() and not spread and abs(value) < 1e15:
+        text = f"{value:,.0f}"
+    elif value and not 1e-5 < abs(value) < 1e15:
+        return f"{value:.6g}"
+    else:
+        digits = 5 - math.floor(math.log10(abs(value))) if value else 6
+        if spread and math.isfinite(spread):
+            digits = min(digits, 1 - math.floor(math.log10(abs(spread))))
+        text = f"{round(value, digits):,.{max(0, digits)}f}"
+        if not spread and "." in text:
+            text = text.rstrip("0").rstrip(".")
+    return text if abs(value) >= 10_000 else text.replace(",", "")
+
+
+def shown(value: Any, spread: Any = None) -> str:
+    """Any value or cell in one short line.
+
+    Example:
+        >>> shown("psychology"), shown(None), shown([0.5, 0.25])
+        ('psychology', '—', '[0.5, 0.25]')
+    """
+    if value is None:
+        return "—"
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, int | float | np.number):
+        return number(float(value), spread if isinstance(spread, float) else None)
+    if isinstance(value, dt.datetime):
+        coarse = isinstance(spread, dt.timedelta) and spread >= dt.timedelta(days=1)
+        return value.date().isoformat() if coarse else value.isoformat(" ", "seconds")
+    if isinstance(value, np.ndarray | list):
+        ends = [number(float(x)) if isinstance(x, int | float | np.number) else str(x) for x in value[:4]]
+        return "[" + ", ".join(ends) + (f", … {len(value)} numbers]" if len(value) > 4 else "]")
+    return " ".join(str(value).split())
+
+
+def spread_shown(spread: Any) -> str:
+    """A spread after its sign, or nothing where there is none: ` ± 1,200`.
+
+    Example:
+        >>> spread_shown(1234.5), spread_shown(0.0), spread_shown(dt.timedelta(days=40, hours=3))
+        (' ± 1200', ' ± 0', ' ± 40 days')
+    """
+    if spread is None:
+        return ""
+    if isinstance(spread, dt.timedelta):
+        days = spread / dt.timedelta(days=1)
+        return f" ± {number(days, days)} days" if days >= 1 or not days else f" ± {spread}"
+    return f" ± {number(spread, spread)}"

@@ -1,0 +1,49 @@
+"""The dense kernel: the equation at once, in memory q · k. Takes everything; the oracle of all others."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from qkv.core.arrays import quiet
+from qkv.core.equation import Ready, dense
+from qkv.plan.cost import Cost
+from qkv.plan.kernel import Kernel, Result
+from qkv.plan.problem import Problem
+
+__all__ = ["DenseKernel"]
+
+
+class DenseKernel(Kernel):
+    """Runs `core.equation` on whole arrays; every library; derivatives of any order."""
+
+    name: ClassVar[str] = "dense"
+    libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch", "jax")
+
+    def refuse(self, problem: Problem) -> str | None:
+        """Nothing but foreign arrays."""
+        return self.refuse_library(problem)
+
+    def cost(self, problem: Problem) -> Cost:
+        """Every array of pairs is written and read in main memory."""
+        elements = problem.elements_per_logit
+        # Pairs alive at once: logits, their exponentials, weights, a mask; with a gradient all that is kept for it.
+        alive = 4 + (elements if elements > 1 else 0)
+        if problem.gradient:
+            alive = 2 * alive
+        pairs = problem.axes.pairs * problem.itemsize * alive
+        peak = pairs + problem.kept_bytes
+        times = 3 if problem.gradient else 1
+        traffic = problem.input_bytes + 2 * pairs * times
+        return Cost(problem.axes.pairs * problem.flop_per_pair * times, traffic, peak, 2e-4)
+
+    def run(self, ready: Ready, problem: Problem) -> Result:
+        """The oracle, and readouts of its weights."""
+        with quiet():
+            seen = dense(ready)
+            readouts = tuple(
+                readout.finish(
+                    readout.read(seen.logits, seen.weights, ready.normalizer, ready.place), ready.place
+                )
+                for readout in problem.readouts
+            )
+        return Result(seen.output, readouts)

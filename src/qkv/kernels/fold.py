@@ -1,0 +1,79 @@
+"""What kernels share that go over the pairs tile by tile, forward: one loop, for every library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from qkv.core.arrays import Array, namespace, zeros
+from qkv.core.equation import Ready, drop, side
+from qkv.core.guard import weigh
+from qkv.core.partial import Partial
+from qkv.normalizers.base import Summary
+from qkv.readouts import Readout
+
+__all__ = ["fold_rows", "row_logits", "spans", "strip_rows"]
+
+Limits = tuple[int, int]
+
+
+def spans(length: int, step: int) -> Iterator[Limits]:
+    """`(start, stop)` of consecutive pieces; one empty piece where the length is 0."""
+    for start in range(0, max(length, 1), step):
+        yield start, min(start + step, length)
+
+
+def fold_rows(ready: Ready, rows: Limits, cols: int) -> tuple[Array, Summary]:
+    """Output and summary of some queries, from partials over tiles of `cols` keys. Empty tiles are skipped."""
+    partial: Partial | None = None
+    for limits in spans(ready.place.k_total, cols):
+        logits = ready.tile(rows, limits)
+        if logits is not None:
+            partial = _merged(partial, _fold(ready, logits, rows, limits))
+    if partial is None:
+        # No tile holds a pair: the fold of no key at all.
+        partial = _fold(ready, _nothing(ready, rows, 0), rows, (0, 0))
+    output, summary = ready.normalizer.finish(partial, ready.place.cut(rows, (0, 0)), ready.dropout)
+    return output, summary
+
+
+def _fold(ready: Ready, logits: Array, rows: Limits, cols: Limits) -> Partial:
+    normalizer = ready.normalizer
+    value = side(ready.value, cols)
+    place = ready.place.cut(rows, cols)
+    folded: Partial = normalizer.fold(
+        normalizer.prepare(logits), value, place, ready.dropout, ready.clean_value
+    )
+    return folded
+
+
+def _merged(partial: Any, new: Partial) -> Partial:
+    return new if partial is None else partial.merge(new)
+
+
+def _nothing(ready: Ready, rows: Limits, keys: int) -> Array:
+    return zeros(ready.value, (*ready.batch, rows[1] - rows[0], keys)) - namespace(ready.value).inf
+
+
+def row_logits(ready: Ready, rows: Limits, cols: int) -> Array:
+    """Whole rows of logits, put together from tiles of `cols` keys."""
+    tiles = []
+    for limits in spans(ready.place.k_total, cols):
+        logits = ready.tile(rows, limits)
+        tiles.append(_nothing(ready, rows, limits[1] - limits[0]) if logits is None else logits)
+    return tiles[0] if len(tiles) == 1 else namespace(ready.value).concat(tiles, axis=-1)
+
+
+def strip_rows(
+    ready: Ready, rows: Limits, cols: int, readouts: tuple[Readout, ...], with_output: bool = True
+) -> tuple[Array | None, tuple[Any, ...]]:
+    """Output and readouts of some queries, from their whole rows of weights."""
+    normalizer = ready.normalizer
+    place = ready.place.cut(rows, (0, ready.place.k_total))
+    logits = row_logits(ready, rows, cols)
+    weights = normalizer.weights(logits, place)
+    output = None
+    if with_output:
+        dropped = drop(weights, place, ready.dropout)
+        output = weigh(dropped, ready.value, normalizer.takes_part(logits, weights), ready.clean_value)
+    return output, tuple(readout.read(logits, weights, normalizer, place) for readout in readouts)

@@ -1,0 +1,5 @@
+"""Seeing attention: pictures of answers."""
+
+from qkv.look.picture import draw, save
+
+__all__ = ["draw", "save"]

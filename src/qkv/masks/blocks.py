@@ -1,0 +1,77 @@
+"""Blocks: a coarse array says which block of queries may attend to which block of keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qkv.core.arrays import Array, arange, as_array, namespace, to_numpy
+from qkv.core.parts import axes
+from qkv.core.positions import Place
+from qkv.errors import OptionError, ShapeError
+from qkv.masks.base import Cover, Mask, boolean
+from qkv.masks.keys import cover_of
+
+__all__ = ["Blocks"]
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks(Mask):
+    """Query i may attend to key j where `layout[i // size, j // size]` is True.
+
+    Args:
+        layout: booleans `(*batch, query_blocks, key_blocks)`.
+        size: how many positions a block has; or (queries, keys).
+
+    Raises:
+        KindError: the elements are no booleans.
+        OptionError: a size that is no whole number of at least 1.
+        ShapeError: the blocks do not reach over all queries and keys, or reach further.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.core.positions import whole
+        >>> Blocks(np.array([[True, False], [True, True]]), 2).allowed(whole(3, 3), np.zeros(()))
+        array([[ True,  True, False],
+               [ True,  True, False],
+               [ True,  True,  True]])
+    """
+
+    layout: Array = axes("query_blocks", "key_blocks")
+    size: int | tuple[int, int] = 64
+
+    def validate(self) -> None:
+        """Booleans, and whole sizes."""
+        object.__setattr__(self, "layout", boolean("Blocks", as_array(self.layout)))
+        if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in self.sizes):
+            raise OptionError(
+                f"Blocks was given size={self.size!r}. It must be a whole number of at least 1, or two."
+            )
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Positions in a block of queries and in a block of keys."""
+        return self.size if isinstance(self.size, tuple) else (self.size, self.size)
+
+    def check(self, q: int, k: int) -> None:
+        """As many blocks as there must be."""
+        wanted = tuple(-(-n // size) for n, size in zip((q, k), self.sizes, strict=True))
+        if tuple(self.layout.shape[-2:]) != wanted:
+            raise ShapeError(
+                f"Blocks has a layout of shape {tuple(self.layout.shape)} with blocks of {self.sizes}; {q} "
+                f"queries and {k} keys make {wanted[0]} by {wanted[1]} blocks. Give the layout that shape."
+            )
+
+    def allowed(self, place: Place, reference: Array) -> Array:
+        """layout[i // size, j // size]"""
+        xp = namespace(self.layout)
+        rows = arange(self.layout, *place.rows) // self.sizes[0]
+        cols = arange(self.layout, *place.cols) // self.sizes[1]
+        return xp.take(xp.take(self.layout, rows, axis=-2), cols, axis=-1)
+
+    def cover(self, place: Place) -> Cover:
+        """By the blocks that the tile touches."""
+        if to_numpy(self.layout) is None:
+            return "part"
+        (r0, r1), (c0, c1) = place.rows, place.cols
+        size_q, size_k = self.sizes
+        return cover_of(self.layout[..., r0 // size_q : -(-r1 // size_q), c0 // size_k : -(-c1 // size_k)])

@@ -1,0 +1,69 @@
+"""Documents: several texts are packed into one sequence, and each attends to itself alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qkv.core.arrays import Array, as_array, to_numpy
+from qkv.core.parts import axes
+from qkv.core.positions import Place
+from qkv.errors import ShapeError
+from qkv.masks.base import Cover, Mask
+
+__all__ = ["Documents"]
+
+
+@dataclass(frozen=True, eq=False)
+class Documents(Mask):
+    """Query and key are of the same document.
+
+    Args:
+        query_ids: the document of each query, integers `(*batch, q)`.
+        key_ids: the document of each key, integers `(*batch, k)`; None: as the queries.
+
+    Raises:
+        ShapeError: the ids are not as many as the queries and keys.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.core.positions import whole
+        >>> Documents(np.array([0, 0, 1])).allowed(whole(3, 3), np.zeros(()))
+        array([[ True,  True, False],
+               [ True,  True, False],
+               [False, False,  True]])
+    """
+
+    query_ids: Array = axes("q")
+    key_ids: Array | None = axes("k", default=None)
+
+    def validate(self) -> None:
+        """Both sides as arrays."""
+        object.__setattr__(self, "query_ids", as_array(self.query_ids))
+        object.__setattr__(
+            self, "key_ids", self.query_ids if self.key_ids is None else as_array(self.key_ids)
+        )
+
+    def check(self, q: int, k: int) -> None:
+        """One id per query and per key."""
+        assert self.key_ids is not None
+        got = (self.query_ids.shape[-1], self.key_ids.shape[-1])
+        if got != (q, k):
+            raise ShapeError(
+                f"Documents has {got[0]} query ids and {got[1]} key ids, there are {q} queries and {k} keys. "
+                f"Give one id for each."
+            )
+
+    def allowed(self, place: Place, reference: Array) -> Array:
+        """Equal ids."""
+        assert self.key_ids is not None
+        return self.query_ids[..., :, None] == self.key_ids[..., None, :]
+
+    def cover(self, place: Place) -> Cover:
+        """None where the ranges of ids do not meet; all where both sides are one document."""
+        cut = self.slice(slice(*place.rows), slice(*place.cols))
+        rows, cols = to_numpy(cut.query_ids), to_numpy(cut.key_ids)
+        if rows is None or cols is None or rows.size == 0 or cols.size == 0:
+            return "part"
+        if rows.max() < cols.min() or cols.max() < rows.min():
+            return "none"
+        return "all" if rows.min() == rows.max() == cols.min() == cols.max() else "part"

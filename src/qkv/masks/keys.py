@@ -1,0 +1,63 @@
+"""Keys: an array says which keys may be attended to, by every query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qkv.core.arrays import Array, as_array, to_numpy
+from qkv.core.parts import axes
+from qkv.core.positions import Place
+from qkv.errors import ShapeError
+from qkv.masks.base import Cover, Mask, boolean
+
+__all__ = ["Keys"]
+
+
+@dataclass(frozen=True, eq=False)
+class Keys(Mask):
+    """A padding mask: True where the key may be attended to.
+
+    Args:
+        array: booleans `(*batch, k)`, or `(k,)` for all batch elements.
+
+    Raises:
+        KindError: the elements are no booleans.
+        ShapeError: it is not as long as the key.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.core.positions import whole
+        >>> Keys(np.array([True, False])).allowed(whole(1, 2), np.zeros(()))
+        array([[ True, False]])
+    """
+
+    array: Array = axes("k")
+    key_only = True
+
+    def validate(self) -> None:
+        """Booleans."""
+        object.__setattr__(self, "array", boolean("Keys", as_array(self.array)))
+
+    def check(self, q: int, k: int) -> None:
+        """As long as the key."""
+        if self.array.shape[-1] not in (1, k):
+            raise ShapeError(
+                f"Keys has {self.array.shape[-1]} entries (shape {tuple(self.array.shape)}), there are {k} "
+                "keys. Its last axis must be k; a mask of shape (*batch, q, k) is Pairs."
+            )
+
+    def allowed(self, place: Place, reference: Array) -> Array:
+        """The array, for every query."""
+        return self.array[..., None, :]
+
+    def cover(self, place: Place) -> Cover:
+        """By looking."""
+        return cover_of(self.array[..., slice(*place.cols)] if self.array.shape[-1] != 1 else self.array)
+
+
+def cover_of(array: Array) -> Cover:
+    """Whether all, none or part of the array is True."""
+    known = to_numpy(array)
+    if known is None:
+        return "part"
+    return "all" if known.all() else "part" if known.any() else "none"

@@ -1,0 +1,57 @@
+"""Lengths: each batch element has so many keys; what follows is padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from qkv.core.arrays import Array, as_array, is_array, to_numpy
+from qkv.core.parts import axes
+from qkv.core.positions import Place
+from qkv.errors import KindError
+from qkv.masks.base import Cover, Mask
+
+__all__ = ["Lengths"]
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths(Mask):
+    """Key index < length.
+
+    Args:
+        lengths: how many keys are real: integers `(*batch,)`, or one integer.
+
+    Raises:
+        KindError: the lengths are no integers.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.core.positions import whole
+        >>> Lengths(np.array([1, 2])).allowed(whole(1, 2, (2,)), np.zeros(()))
+        array([[[ True, False]],
+               [[ True,  True]]])
+    """
+
+    lengths: Any = axes()
+    key_only = True
+
+    def validate(self) -> None:
+        """Integers."""
+        if not is_array(self.lengths) and not isinstance(self.lengths, int):
+            object.__setattr__(self, "lengths", as_array(self.lengths))
+        if is_array(self.lengths) and "int" not in str(self.lengths.dtype):
+            raise KindError(
+                f"Lengths was given {self.lengths.dtype} elements. Give integers, one per batch element."
+            )
+
+    def allowed(self, place: Place, reference: Array) -> Array:
+        """j < length"""
+        lengths = self.lengths[..., None, None] if is_array(self.lengths) else self.lengths
+        return place.key_positions(reference)[None, :] < lengths
+
+    def cover(self, place: Place) -> Cover:
+        """By the shortest and the longest."""
+        known = to_numpy(self.lengths) if is_array(self.lengths) else as_array(self.lengths)
+        if known is None or known.size == 0:
+            return "part"
+        return "all" if place.cols[1] <= known.min() else "none" if place.cols[0] >= known.max() else "part"

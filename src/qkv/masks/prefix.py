@@ -1,0 +1,64 @@
+"""Prefix: every query sees the first keys; what follows is causal. The mask of a prefix language model.
+
+Source: Raffel et al. (2020), section 3.2.1, https://arxiv.org/abs/1910.10683.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from qkv.core.arrays import Array, as_array, is_array, to_numpy
+from qkv.core.parts import axes
+from qkv.core.positions import Place
+from qkv.errors import KindError
+from qkv.masks.base import Cover, Mask
+from qkv.masks.causal import Causal
+
+__all__ = ["Prefix"]
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix(Mask):
+    """Key index < length, or key position ≤ query position.
+
+    Args:
+        length: of the prefix: an integer, or integers `(*batch,)`.
+
+    Raises:
+        KindError: the length is no integer.
+        PositionError: query and key differ in length and no positions are given.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.core.positions import whole
+        >>> Prefix(2).allowed(whole(3, 3), np.zeros(()))
+        array([[ True,  True, False],
+               [ True,  True, False],
+               [ True,  True,  True]])
+    """
+
+    length: Any = axes()
+    positional = True
+
+    def validate(self) -> None:
+        """Integers."""
+        if not is_array(self.length) and not isinstance(self.length, int):
+            object.__setattr__(self, "length", as_array(self.length))
+        if is_array(self.length) and "int" not in str(self.length.dtype):
+            raise KindError(f"Prefix was given a length of {self.length.dtype}. Give an integer.")
+
+    def allowed(self, place: Place, reference: Array) -> Array:
+        """j < length or j ≤ i"""
+        length = self.length[..., None, None] if is_array(self.length) else self.length
+        return (place.key_positions(reference)[None, :] < length) | Causal().allowed(place, reference)
+
+    def cover(self, place: Place) -> Cover:
+        """By the causal part, and the shortest and longest prefix."""
+        causal = Causal().cover(place)
+        known = to_numpy(self.length) if is_array(self.length) else as_array(self.length)
+        if causal == "all" or known is None or known.size == 0:
+            return causal if causal == "all" else "part"
+        if place.cols[1] <= known.min():
+            return "all"
+        return causal if place.cols[0] >= known.max() else "part"

@@ -1,0 +1,71 @@
+"""Window: a query sees the keys near its own position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qkv.core.arrays import Array
+from qkv.core.positions import Place
+from qkv.errors import OptionError
+from qkv.masks.base import Cover, Mask
+
+__all__ = ["Window"]
+
+
+@dataclass(frozen=True, eq=False)
+class Window(Mask):
+    """Query position − before ≤ key position ≤ query position + after.
+
+    Args:
+        before: how many keys before the query's own position; None: all.
+        after: how many after it; None: all. `Window(before, 0)` is causal.
+
+    Raises:
+        OptionError: a negative or broken number.
+        PositionError: query and key differ in length and no positions are given.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.core.positions import whole
+        >>> Window(1, 0).allowed(whole(3, 3), np.zeros(()))
+        array([[ True, False, False],
+               [ True,  True, False],
+               [False,  True,  True]])
+    """
+
+    before: int | None
+    after: int | None
+    positional = True
+
+    def validate(self) -> None:
+        """Whole numbers from 0."""
+        for name in ("before", "after"):
+            n = getattr(self, name)
+            if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
+                raise OptionError(
+                    f"Window was given {name}={n!r}. It must be a whole number from 0, or None for all."
+                )
+
+    def allowed(self, place: Place, reference: Array) -> Array:
+        """i − before ≤ j ≤ i + after"""
+        i, j = place.query_positions(reference), place.key_positions(reference)
+        out = j == j
+        if self.before is not None:
+            out = out & (j >= i - self.before)
+        if self.after is not None:
+            out = out & (j <= i + self.after)
+        return out
+
+    def cover(self, place: Place) -> Cover:
+        """By the corners of the tile."""
+        span = place.query_span()
+        if span is None:
+            return "part"
+        first, last = place.cols[0], place.cols[1] - 1
+        if self.before is not None and last < span[0] - self.before:
+            return "none"
+        if self.after is not None and first > span[1] + self.after:
+            return "none"
+        inside_left = self.before is None or first >= span[1] - self.before
+        inside_right = self.after is None or last <= span[0] + self.after
+        return "all" if inside_left and inside_right else "part"

@@ -1,0 +1,114 @@
+"""What a normalizer is: from a row of logits to weights, whole or piece by piece.
+
+A logit of −inf excludes its key. Where no key is left the weights are 0, for every normalizer.
+
+The whole row: `weights(logits, place)`, portable and differentiable: the definition.
+Piece by piece, for normalizers whose `passes` is "one":
+
+    prepare(logits)                            logit by logit, differentiable (a temperature)
+    fold(logits, value, place, ...) -> Partial what one tile of these contributes; partials merge in any order
+    finish(partial, ...) -> output, summary    the answer, and a few numbers per row from which ...
+    tile_weights(logits, summary, place)       ... the weights of any tile can be had again, and
+    logit_gradient(...)                        the gradient of its prepared logits
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
+
+from qkv.core.arrays import Array, namespace
+from qkv.core.partial import Partial
+from qkv.core.parts import Part
+from qkv.core.positions import Place
+from qkv.errors import RefusedError
+
+__all__ = ["Normalizer", "Passes", "Summary", "excluded"]
+
+Summary = tuple[Array, ...]
+Passes = Literal["one", "strip"]
+
+
+class Normalizer(Part, ABC):
+    """Turns logits `(*batch, q, k)` into weights of the same shape.
+
+    Facts, read by the planner:
+        passes: "one" where a row can be folded tile by tile, "strip" where it must be seen whole.
+        shift_invariant: a number added to a whole row of logits changes nothing.
+        even: equal logits get equal weights, whatever they are.
+        sums_to_one: weights of a row that has a key add up to 1.
+        log_sum_exp: the logarithm of the row's total is defined.
+        chooses: it picks keys by their rank and index, so its fold cannot run over keys that were reordered.
+        stochastic: the weights are drawn and need a seed.
+        trains_logits: a gradient reaches the logits.
+    """
+
+    passes: Passes = "one"
+    shift_invariant: bool = False
+    even: ClassVar[bool] = False
+    sums_to_one: bool = True
+    log_sum_exp: bool = False
+    chooses: ClassVar[bool] = False
+    stochastic: ClassVar[bool] = False
+    trains_logits: ClassVar[bool] = True
+
+    def for_keys(self, k: int) -> Normalizer:
+        """A simpler normalizer that does the same where there are only `k` keys; else itself."""
+        return self
+
+    @abstractmethod
+    def weights(self, logits: Array, place: Place | None = None) -> Array:
+        """Weights of whole rows."""
+
+    def takes_part(self, logits: Array, weights: Array) -> Array:
+        """Which values are read, as booleans: by default all keys that are not excluded."""
+        return ~excluded(logits)
+
+    def prepare(self, logits: Array) -> Array:
+        """What is done to each logit by itself, before the fold; differentiable. −inf stays −inf."""
+        return logits
+
+    def fold(self, logits: Array, value: Array, place: Place, dropout: float, clean: bool) -> Partial:
+        """What the tile's keys contribute; `clean`: the values are known to be finite."""
+        raise self._needs_rows()
+
+    def finish(self, partial: Any, place: Place, dropout: float) -> tuple[Array, Summary]:
+        """Output `(*batch, q, value_width)`; and the summary that gives tiles their weights."""
+        raise self._needs_rows()
+
+    def tile_weights(self, logits: Array, summary: Summary, place: Place) -> Array:
+        """Weights of a tile, before dropout."""
+        raise self._needs_rows()
+
+    def logit_gradient(
+        self,
+        logits: Array,
+        weights: Array,
+        weight_gradient: Array,
+        row_dot: Array,
+        summary: Summary,
+        place: Place,
+    ) -> Array:
+        """Gradient of the tile's prepared logits.
+
+        Args:
+            logits: of the tile, prepared.
+            weights: of the tile, before dropout.
+            weight_gradient: gradient of these weights.
+            row_dot: Σ over all keys of weight · weight_gradient, `(*batch, q, 1)`.
+            summary: what `finish` gave.
+            place: where the tile stands.
+        """
+        raise self._needs_rows()
+
+    def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
+        """Row by row, gradients of `arrays()` beside those through `prepare`; None where there is none."""
+        return (None,) * len(self.arrays())
+
+    def _needs_rows(self) -> RefusedError:
+        return RefusedError(f"{type(self).__name__} has no fold: it must see whole rows.")
+
+
+def excluded(logits: Array) -> Array:
+    """Which keys are excluded. NaN is not: it is read, and shows."""
+    return logits == -namespace(logits).inf

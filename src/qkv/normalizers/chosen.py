@@ -1,0 +1,73 @@
+"""What normalizers share that choose some keys of each row: they fold by keeping the best so far.
+
+Ties go to the lowest key index, and exactly as many keys are chosen as asked for.
+"""
+
+from __future__ import annotations
+
+from qkv.core.arrays import Array, arange, namespace, zeros
+from qkv.core.equation import drop
+from qkv.core.partial import Best
+from qkv.core.positions import Place
+
+__all__ = ["best_of_tile", "is_chosen", "largest", "last_chosen", "weighted_best"]
+
+
+def largest(rank: Array, count: int) -> Array:
+    """Which keys are among the `count` largest of their row, as booleans; NaN counts as largest, so that it
+    shows.
+
+    Example:
+        >>> import numpy as np
+        >>> largest(np.array([[1.0, 3.0, 3.0, 2.0]]), 1)
+        array([[False,  True, False, False]])
+    """
+    xp = namespace(rank)
+    rank = xp.where(xp.isnan(rank), xp.zeros_like(rank) + xp.inf, rank)
+    order = xp.argsort(rank, axis=-1, descending=True, stable=True)
+    return (xp.argsort(order, axis=-1) < count) & (rank != -xp.inf)
+
+
+def best_of_tile(rank: Array, logits: Array, value: Array, place: Place, count: int) -> Best:
+    """The best keys of a tile, by rank, with their values; fewer than `count` are filled up with nothing."""
+    xp = namespace(logits)
+    batch, q = logits.shape[:-2], logits.shape[-2]
+    seen = xp.where(xp.isnan(rank), xp.zeros_like(rank) + xp.inf, rank)
+    order = xp.argsort(seen, axis=-1, descending=True, stable=True)[..., :count]
+    n, width = order.shape[-1], value.shape[-1]
+    rank = xp.take_along_axis(rank, order, axis=-1)
+    index = xp.where(rank == -xp.inf, xp.zeros_like(order) - 1, order + place.cols[0])
+    logits = xp.take_along_axis(logits, order, axis=-1)
+    rows = xp.broadcast_to(xp.reshape(order, (*batch, q * n, 1)), (*batch, q * n, width))
+    of_all = xp.broadcast_to(value, (*batch, *value.shape[-2:]))
+    values = xp.reshape(xp.take_along_axis(of_all, rows, axis=-2), (*batch, q, n, width))
+    missing = count - n
+    if missing:
+        nothing = zeros(logits, (*batch, q, missing)) - xp.inf
+        rank, logits = xp.concat([rank, nothing], axis=-1), xp.concat([logits, nothing], axis=-1)
+        index = xp.concat([index, zeros(index, (*batch, q, missing)) - 1], axis=-1)
+        values = xp.concat([values, zeros(value, (*batch, q, missing, width))], axis=-2)
+    return Best(rank, index, logits, values, count)
+
+
+def weighted_best(weights: Array, best: Best, place: Place, dropout: float) -> Array:
+    """Σ w v over the chosen keys; the value of a key with weight 0 is not read."""
+    xp = namespace(weights)
+    read = (weights != 0)[..., None]
+    dropped = drop(weights, place, dropout, keys=best.index)[..., None]
+    return xp.sum(
+        xp.where(read, dropped * xp.where(read, best.value, xp.zeros_like(best.value)), 0 * dropped), axis=-2
+    )
+
+
+def last_chosen(best: Best) -> tuple[Array, Array]:
+    """Rank and index of the worst key that was chosen, `(*batch, q, 1)`: with them a tile finds its own."""
+    return best.rank[..., -1:], best.index[..., -1:]
+
+
+def is_chosen(rank: Array, last: tuple[Array, Array], place: Place) -> Array:
+    """Which keys of a tile were chosen, given the worst one that was."""
+    xp = namespace(rank)
+    index = arange(rank, *place.cols)
+    better = (rank > last[0]) | ((rank == last[0]) & (index <= last[1])) | xp.isnan(rank)
+    return better & (rank != -xp.inf)

@@ -1,0 +1,81 @@
+"""Hard: the whole weight on the key with the largest logit.
+
+    w_j = [j = argmax_i l_i]
+
+A database look-up (mission A7). No gradient reaches the logits; `Sample` has one by the score function.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qkv.core.arrays import Array, cast, namespace
+from qkv.core.partial import Best
+from qkv.core.positions import Place
+from qkv.normalizers.base import Normalizer, Summary
+from qkv.normalizers.chosen import best_of_tile, is_chosen, largest, last_chosen, weighted_best
+
+__all__ = ["Hard", "OneKey"]
+
+
+class OneKey(Normalizer):
+    """One key per query takes the whole weight: the one that ranks highest."""
+
+    chooses: ClassVar[bool] = True
+    trains_logits: ClassVar[bool] = False
+
+    def rank(self, logits: Array, place: Place | None) -> Array:
+        """What decides."""
+        return logits
+
+    def weights(self, logits: Array, place: Place | None = None) -> Array:
+        """1 for the key of the highest rank; NaN where a logit is NaN."""
+        return self._one(self.prepare(logits), largest(self.rank(self.prepare(logits), place), 1))
+
+    def takes_part(self, logits: Array, weights: Array) -> Array:
+        """The chosen key."""
+        return weights != 0
+
+    def fold(self, logits: Array, value: Array, place: Place, dropout: float, clean: bool) -> Best:
+        """The best of the tile."""
+        return best_of_tile(self.rank(logits, place), logits, value, place, 1)
+
+    def finish(self, partial: Best, place: Place, dropout: float) -> tuple[Array, Summary]:
+        """Its value."""
+        weights = self._one(partial.logit, partial.rank != -namespace(partial.rank).inf)
+        return weighted_best(weights, partial, place, dropout), last_chosen(partial)
+
+    def tile_weights(self, logits: Array, summary: Summary, place: Place) -> Array:
+        """1 where the tile holds the chosen key."""
+        return self._one(logits, is_chosen(self.rank(logits, place), (summary[0], summary[1]), place))
+
+    def logit_gradient(
+        self,
+        logits: Array,
+        weights: Array,
+        weight_gradient: Array,
+        row_dot: Array,
+        summary: Summary,
+        place: Place,
+    ) -> Array:
+        """0: a small change of a logit changes nothing."""
+        return namespace(logits).zeros_like(logits)
+
+    def _one(self, logits: Array, chosen: Array) -> Array:
+        xp = namespace(logits)
+        one = cast(chosen, logits.dtype)
+        return xp.where(chosen & xp.isnan(logits), one + xp.nan, one)
+
+
+@dataclass(frozen=True, eq=False)
+class Hard(OneKey):
+    """One-hot weights on the largest logit; ties go to the lowest index.
+
+    Example:
+        >>> import numpy as np
+        >>> Hard().weights(np.array([[1.0, 3.0, 3.0]]))
+        array([[0., 1., 0.]])
+    """
+
+    shift_invariant = True

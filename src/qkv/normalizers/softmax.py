@@ -1,0 +1,156 @@
+"""Softmax: exponentials of the logits, divided by their sum.
+
+    w_j = e^(l_j / T) / (Σ_i e^(l_i / T) + e^s)           the sink s is optional
+
+Source of the sink: Xiao et al. (2024), Efficient streaming language models with attention sinks, section 3.3,
+https://arxiv.org/abs/2309.17453; a sink of 0 is "softmax plus one".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from qkv.core.arrays import Array, is_array, namespace, row_max, stop_gradient
+from qkv.core.equation import drop
+from qkv.core.guard import weigh
+from qkv.core.partial import ExpSum
+from qkv.core.parts import axes, over_pairs, require_number
+from qkv.core.positions import Place
+from qkv.normalizers.base import Normalizer, Summary, excluded
+
+__all__ = ["Softmax"]
+
+
+@dataclass(frozen=True, eq=False)
+class Softmax(Normalizer):
+    """Positive weights that add up to 1: the answer lies in the convex hull of the values.
+
+    Args:
+        temperature: T > 0: a number, or one per batch element. Small is sharp.
+        sink: a logit (after the temperature) that takes weight and gives no value: a number, one per batch
+            element, or None.
+
+    Raises:
+        OptionError: the temperature is not positive.
+
+    Example:
+        >>> import numpy as np
+        >>> Softmax().weights(np.log(np.array([[1.0, 3.0]])))
+        array([[0.25, 0.75]])
+    """
+
+    temperature: Array | float = axes(default=1.0)
+    sink: Array | float | None = axes(default=None)
+    log_sum_exp = True
+    even: ClassVar[bool] = True
+
+    def validate(self) -> None:
+        """T is positive."""
+        require_number("Softmax", "temperature", self.temperature, lambda t: t > 0, "a positive number")
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        """Fact: unless there is a sink."""
+        return self.sink is None
+
+    @property
+    def sums_to_one(self) -> bool:  # type: ignore[override]
+        """Fact: unless there is a sink."""
+        return self.sink is None
+
+    def weights(self, logits: Array, place: Place | None = None) -> Array:
+        """e^(l − m) / Σ e^(l − m), with m the largest."""
+        e, total, _ = self._exponentials(self.prepare(logits))
+        return e / _nonzero(total)
+
+    def log_total(self, logits: Array) -> Array:
+        """log Σ e^(l / T), with the sink, `(*batch, q, 1)`; −inf where there is no key and no sink."""
+        _, total, shift = self._exponentials(self.prepare(logits))
+        return _log_total(total, shift)
+
+    def prepare(self, logits: Array) -> Array:
+        """logits / T"""
+        if not is_array(self.temperature):
+            return logits if self.temperature == 1 else logits / self.temperature
+        # Around −inf, not through it: its gradient with respect to T would be 0 · inf.
+        out, xp = excluded(logits), namespace(logits)
+        return xp.where(
+            out, logits, xp.where(out, xp.zeros_like(logits), logits) / over_pairs(self.temperature)
+        )
+
+    def fold(self, logits: Array, value: Array, place: Place, dropout: float, clean: bool) -> ExpSum:
+        """Exponentials relative to the tile's own maximum."""
+        xp = namespace(logits)
+        maximum = row_max(logits)
+        e = xp.exp(logits - _finite_or_zero(maximum))
+        weighted = weigh(drop(e, place, dropout), value, ~excluded(logits), clean)
+        return ExpSum(maximum, xp.sum(e, axis=-1, keepdims=True), weighted)
+
+    def finish(self, partial: ExpSum, place: Place, dropout: float) -> tuple[Array, Summary]:
+        """weighted / total; the summary is m and Σ e^(l − m): one logarithm would lose digits of large m."""
+        xp = namespace(partial.total)
+        shift = self._shift(partial.maximum)
+        scale = xp.where(partial.maximum == shift, xp.ones_like(shift), xp.exp(partial.maximum - shift))
+        total = partial.total * scale + self._sink_mass(shift)
+        return partial.weighted * scale / _nonzero(total), (shift, total)
+
+    def tile_weights(self, logits: Array, summary: Summary, place: Place) -> Array:
+        """e^(l − m) / Σ e^(l − m)"""
+        return namespace(logits).exp(logits - summary[0]) / _nonzero(summary[1])
+
+    def logit_gradient(
+        self,
+        logits: Array,
+        weights: Array,
+        weight_gradient: Array,
+        row_dot: Array,
+        summary: Summary,
+        place: Place,
+    ) -> Array:
+        """w (dw − Σ w dw)"""
+        return weights * (weight_gradient - row_dot)
+
+    def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
+        """Of the sink: −w_sink Σ w dw, with w_sink = e^(s − m) / Σ e^(l − m)."""
+        xp = namespace(row_dot)
+        of: list[Array | None] = [None] if is_array(self.temperature) else []
+        if is_array(self.sink):
+            of.append(-xp.exp(over_pairs(self.sink) - summary[0]) / _nonzero(summary[1]) * row_dot)
+        return tuple(of)
+
+    def _exponentials(self, logits: Array) -> tuple[Array, Array, Array]:
+        xp = namespace(logits)
+        shift = stop_gradient(self._shift(row_max(logits)))
+        out, zero = excluded(logits), xp.zeros_like(logits)
+        # Excluded keys are selected away before the exponential, so that their gradient is 0 and not 0 · inf.
+        e = xp.where(out, zero, xp.exp(xp.where(out, zero, logits) - shift))
+        return e, xp.sum(e, axis=-1, keepdims=True) + self._sink_mass(shift), shift
+
+    def _sink_mass(self, shift: Array) -> Any:
+        return 0.0 if self.sink is None else namespace(shift).exp(over_pairs(self.sink) - shift)
+
+    def _shift(self, maximum: Array) -> Array:
+        if self.sink is not None:
+            xp = namespace(maximum)
+            sink = over_pairs(self.sink)
+            maximum = xp.maximum(
+                maximum, xp.zeros_like(maximum) + (stop_gradient(sink) if is_array(sink) else sink)
+            )
+        return _finite_or_zero(maximum)
+
+
+def _finite_or_zero(maximum: Array) -> Array:
+    # −inf − (−inf) would be NaN: a row without keys is measured from 0.
+    xp = namespace(maximum)
+    return xp.where(maximum == -xp.inf, xp.zeros_like(maximum), maximum)
+
+
+def _nonzero(total: Array) -> Array:
+    xp = namespace(total)
+    return xp.where(total == 0, xp.ones_like(total), total)
+
+
+def _log_total(total: Array, shift: Array) -> Array:
+    xp = namespace(total)
+    return xp.where(total == 0, xp.zeros_like(total) - xp.inf, xp.log(_nonzero(total)) + shift)

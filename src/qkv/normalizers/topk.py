@@ -1,0 +1,139 @@
+"""Top-k: only the k keys with the largest logits take part, and another normalizer weighs those.
+
+    w = of(l restricted to its k largest)
+
+With `Dot` this is the sparse score of mission B6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qkv.core.arrays import Array, like, namespace
+from qkv.core.partial import Best
+from qkv.core.positions import Place
+from qkv.errors import OptionError
+from qkv.normalizers.base import Normalizer, Passes, Summary
+from qkv.normalizers.chosen import best_of_tile, is_chosen, largest, last_chosen, weighted_best
+from qkv.normalizers.softmax import Softmax
+
+__all__ = ["TopK"]
+
+
+@dataclass(frozen=True, eq=False)
+class TopK(Normalizer):
+    """The k best keys, weighed by another normalizer; ties go to the lowest index, exactly k are kept.
+
+    Args:
+        k: how many, at least 1. Fewer keys than that all take part.
+        of: weighs the kept keys.
+
+    Raises:
+        OptionError: k is no whole number of at least 1, or `of` is no normalizer.
+
+    Example:
+        >>> import numpy as np
+        >>> TopK(2).weights(np.array([[1.0, 1.0, 1.0, 0.0]]))
+        array([[0.5, 0.5, 0. , 0. ]])
+    """
+
+    k: int
+    of: Normalizer = Softmax()
+    chooses: ClassVar[bool] = True
+
+    def validate(self) -> None:
+        """A whole number of at least 1, and a normalizer."""
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
+            raise OptionError(f"TopK was given k={self.k!r}. It must be a whole number of at least 1.")
+        if not isinstance(self.of, Normalizer):
+            raise OptionError(f"TopK was given of={self.of!r}. It must be a normalizer, such as Softmax().")
+
+    @property
+    def passes(self) -> Passes:  # type: ignore[override]
+        """Fact: one, where the inner normalizer folds and neither draws nor chooses."""
+        return "strip" if self.of.stochastic or self.of.chooses else self.of.passes
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        """Fact: as the inner normalizer."""
+        return self.of.shift_invariant
+
+    @property
+    def sums_to_one(self) -> bool:  # type: ignore[override]
+        """Fact: as the inner normalizer."""
+        return self.of.sums_to_one
+
+    @property
+    def stochastic(self) -> bool:  # type: ignore[override]
+        """Fact: as the inner normalizer."""
+        return self.of.stochastic
+
+    @property
+    def trains_logits(self) -> bool:  # type: ignore[override]
+        """Fact: as the inner normalizer."""
+        return self.of.trains_logits
+
+    def for_keys(self, k: int) -> Normalizer:
+        """The inner normalizer, where no key would be left out."""
+        return self.of if k <= self.k else self
+
+    def weights(self, logits: Array, place: Place | None = None) -> Array:
+        """The inner weights of the kept logits."""
+        return self.of.weights(_only(logits, largest(logits, self.k)), place)
+
+    def takes_part(self, logits: Array, weights: Array) -> Array:
+        """The kept keys that the inner normalizer reads."""
+        kept = _only(logits, largest(logits, self.k))
+        return self.of.takes_part(kept, weights)
+
+    def prepare(self, logits: Array) -> Array:
+        """As the inner normalizer."""
+        return self.of.prepare(logits)
+
+    def fold(self, logits: Array, value: Array, place: Place, dropout: float, clean: bool) -> Best:
+        """The best of the tile."""
+        return best_of_tile(logits, logits, value, place, self.k)
+
+    def finish(self, partial: Best, place: Place, dropout: float) -> tuple[Array, Summary]:
+        """The inner fold over the kept keys alone; the summary adds the worst that was kept."""
+        xp = namespace(partial.logit)
+        inner = self.of.map_arrays(lambda array: array[..., None] if array.ndim else array)
+        # Each query has keys of its own now: it becomes a batch axis with one query.
+        row = partial.logit[..., None, :]
+        nothing = xp.matrix_transpose(xp.zeros_like(row))
+        _, summary = inner.finish(inner.fold(row, nothing, place, 0.0, True), place, 0.0)
+        weights = inner.tile_weights(row, summary, place)[..., 0, :]
+        output = weighted_best(weights, partial, place, dropout)
+        return output, (*last_chosen(partial), *(x[..., 0, :] for x in summary))
+
+    def tile_weights(self, logits: Array, summary: Summary, place: Place) -> Array:
+        """The inner weights of the tile's kept keys."""
+        kept = _only(logits, is_chosen(logits, (summary[0], summary[1]), place))
+        return self.of.tile_weights(kept, summary[2:], place)
+
+    def logit_gradient(
+        self,
+        logits: Array,
+        weights: Array,
+        weight_gradient: Array,
+        row_dot: Array,
+        summary: Summary,
+        place: Place,
+    ) -> Array:
+        """As the inner normalizer over the kept keys; 0 for the others."""
+        xp = namespace(logits)
+        kept = is_chosen(logits, (summary[0], summary[1]), place)
+        gradient = self.of.logit_gradient(
+            _only(logits, kept), weights, weight_gradient, row_dot, summary[2:], place
+        )
+        return xp.where(kept, gradient, xp.zeros_like(gradient))
+
+    def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
+        """As the inner normalizer."""
+        return self.of.array_gradients(summary[2:], row_dot)
+
+
+def _only(logits: Array, kept: Array) -> Array:
+    xp = namespace(logits)
+    return xp.where(kept, logits, like(logits, -xp.inf, logits.dtype))

@@ -1,0 +1,10 @@
+"""The planner: a spec and shapes become a plan, by facts and costs, never by data."""
+
+from qkv.plan.cost import Cost
+from qkv.plan.kernel import Kernel, Result
+from qkv.plan.plan import Plan
+from qkv.plan.planner import make_plan
+from qkv.plan.problem import Problem
+from qkv.plan.spec import Spec
+
+__all__ = ["Cost", "Kernel", "Plan", "Problem", "Result", "Spec", "make_plan"]

@@ -1,0 +1,115 @@
+"""Costs: what a kernel would spend, and how an amount of it is written and read."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from qkv.errors import OptionError
+
+__all__ = ["Cost", "counted", "flop_text", "memory_bytes", "memory_text", "tile_sides"]
+
+FLOP_RATE = 50e9
+BYTE_RATE = 8e9
+"""Rates by which kernels are compared: per second, of one desktop core pair. Only ratios matter."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a kernel would spend.
+
+    Attributes:
+        flop: floating-point operations.
+        traffic: bytes read and written in main memory.
+        peak: bytes allocated at once beyond inputs and output.
+        overhead: seconds of Python between array operations.
+    """
+
+    flop: float
+    traffic: float
+    peak: float
+    overhead: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The estimate by which kernels are compared."""
+        return self.flop / FLOP_RATE + self.traffic / BYTE_RATE + self.overhead
+
+
+_UNITS = {"": 1, "b": 1} | {
+    f"{letter}{kind}b": (1024 if kind else 1000) ** power
+    for power, letter in enumerate("kmgt", start=1)
+    for kind in ("", "i")
+}
+
+
+def memory_bytes(amount: int | str) -> int:
+    """Bytes in an amount such as `"512 MiB"`, `"2 GB"` or `1_000_000`.
+
+    Raises:
+        OptionError: it is no such amount.
+
+    Example:
+        >>> memory_bytes("1.5 KiB")
+        1536
+    """
+    if isinstance(amount, int) and not isinstance(amount, bool) and amount > 0:
+        return amount
+    found = (
+        re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", amount) if isinstance(amount, str) else None
+    )
+    if found is None or found[2].lower() not in _UNITS or float(found[1]) <= 0:
+        raise OptionError(f'memory is {amount!r}. Give bytes, or an amount such as "512 MiB" or "2 GB".')
+    return int(float(found[1]) * _UNITS[found[2].lower()])
+
+
+def memory_text(amount: float) -> str:
+    """Bytes as people read them.
+
+    Example:
+        >>> memory_text(1536)
+        '1.5 KiB'
+    """
+    return _scaled(amount, 1024, ("B", "KiB", "MiB", "GiB", "TiB", "PiB"))
+
+
+def flop_text(amount: float) -> str:
+    """Operations as people read them.
+
+    Example:
+        >>> flop_text(2.5e9)
+        '2.5 Gflop'
+    """
+    return _scaled(amount, 1000, ("flop", "kflop", "Mflop", "Gflop", "Tflop", "Pflop"))
+
+
+def _scaled(amount: float, base: int, units: tuple[str, ...]) -> str:
+    power = min(len(units) - 1, int(math.log(amount, base))) if amount >= 1 else 0
+    number = amount / base**power
+    return f"{number:.3g} {units[power]}" if number < 1000 else f"{number:.0f} {units[power]}"
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> counted(1, "query", "queries"), counted(4096, "key", "keys")
+        ('1 query', '4,096 keys')
+    """
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def tile_sides(q: int, k: int, pairs: int) -> tuple[int, int]:
+    """Rows and columns of a tile of at most `pairs` pairs, as square as the lengths allow.
+
+    Example:
+        >>> tile_sides(10_000, 10_000, 2**18)
+        (512, 512)
+        >>> tile_sides(1, 10_000_000, 2**18)
+        (1, 262144)
+    """
+    side = max(1, math.isqrt(pairs))
+    rows = max(1, min(q, side))
+    cols = max(1, min(k, pairs // rows))
+    return max(1, min(q, pairs // cols)), cols

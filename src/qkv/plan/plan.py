@@ -1,0 +1,108 @@
+"""Plan: how a call will run, and why. `print(plan)` is EXPLAIN."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, replace
+
+from qkv.plan.cost import Cost, counted, flop_text, memory_text
+from qkv.plan.kernel import Kernel
+from qkv.plan.problem import Problem
+
+__all__ = ["Plan"]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The chosen kernel, with all that led to it.
+
+    Attributes:
+        asked: the problem as it was asked.
+        problem: the problem as it will run, after the rewrites.
+        kernel: runs it.
+        reason: why this kernel.
+        cost: what it will spend.
+        rewrites: what was rewritten, one sentence each.
+        refused: the kernels that cannot run it, each with its sentence.
+        slower: the kernels that could have, with their estimated seconds.
+        taken: which way the kernel's guards on the data went; empty before it ran.
+    """
+
+    asked: Problem
+    problem: Problem
+    kernel: Kernel
+    reason: str
+    cost: Cost
+    rewrites: tuple[str, ...] = ()
+    refused: tuple[tuple[str, str], ...] = ()
+    slower: tuple[tuple[str, Cost], ...] = ()
+    taken: tuple[str, ...] = ()
+
+    def with_taken(self, taken: tuple[str, ...]) -> Plan:
+        """The plan after it ran."""
+        return replace(self, taken=taken) if taken else self
+
+    def __str__(self) -> str:
+        asked, axes = self.asked, self.asked.axes
+        batch = f"{'×'.join(map(str, axes.batch))} × " if axes.batch else ""
+        widths = (
+            "text"
+            if axes.text
+            else f"width {axes.query_width}"
+            if axes.query_width == axes.key_width
+            else f"widths {axes.query_width} and {axes.key_width}"
+        )
+        rows = [
+            (
+                "asked",
+                f"{batch}{counted(axes.q, 'query', 'queries')} × {counted(axes.k, 'key', 'keys')}, {widths}, "
+                f"values {axes.value_width} wide",
+            ),
+            ("", f"{asked.dtype} in {asked.library}{', with gradient' if asked.gradient else ''}"),
+            ("score", f"{asked.score}   {_score_fact(asked)}"),
+            ("normalizer", f"{asked.normalizer}   {_passes(asked)}"),
+            ("mask", str(asked.spec.mask) if asked.spec.mask is not None else "none"),
+        ]
+        if asked.spec.positions is not None:
+            rows.append(("positions", str(asked.spec.positions)))
+        if asked.spec.dropout:
+            rows.append(("dropout", f"{asked.spec.dropout:g} of the weights, from the seed"))
+        if asked.readouts:
+            rows.append(("readouts", ", ".join(map(str, asked.readouts))))
+        rows += [("rewrites" if n == 0 else "", text) for n, text in enumerate(self.rewrites or ("none",))]
+        rows.append(("kernel", f"{self.kernel.name}   {self.reason}"))
+        described = self.kernel.describe(self.problem)
+        if described:
+            rows.append(("", described))
+        rows += [("guard", text) for text in self.kernel.guards]
+        rows += [("taken", text) for text in self.taken]
+        rows.append(("cost", _cost(self.cost) + f"; {memory_text(asked.memory)} allowed"))
+        rows += [("slower", f"{name}: {_cost(cost)}") for name, cost in self.slower]
+        rows += [("refused", f"{name}: {sentence}") for name, sentence in self.refused]
+        return "\n".join(_row(name, text) for name, text in rows)
+
+    __repr__ = __str__
+
+
+def _row(name: str, text: str) -> str:
+    return textwrap.fill(
+        text, width=110, initial_indent=f"{name:<12}", subsequent_indent=" " * 12, break_on_hyphens=False
+    )
+
+
+def _cost(cost: Cost) -> str:
+    return f"{flop_text(cost.flop)}, {memory_text(cost.traffic)} moved, peak {memory_text(cost.peak)}"
+
+
+def _score_fact(problem: Problem) -> str:
+    fact = problem.score.lift_fact
+    if fact == "exact":
+        return "an inner product"
+    if fact == "up_to_query_constant":
+        return "an inner product, up to a term of the query"
+    elements = problem.elements_per_logit
+    return f"compares pair by pair, {elements} number{'s' if elements > 1 else ''} for each logit"
+
+
+def _passes(problem: Problem) -> str:
+    return "folds in one pass" if problem.normalizer.passes == "one" else "needs whole rows"

@@ -1,0 +1,18 @@
+"""Rewrites: each turns a problem into a cheaper one with the same answer. One per file; `RULES` is all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qkv.plan.problem import Problem
+from qkv.plan.rules.constant_score import constant_score
+from qkv.plan.rules.double_negation import double_negation
+from qkv.plan.rules.mask_allows_all import mask_allows_all
+from qkv.plan.rules.top_of_few import top_of_few
+from qkv.plan.spec import Spec
+
+__all__ = ["RULES"]
+
+Rule = Callable[[Problem], tuple[Spec, str] | None]
+
+RULES: tuple[Rule, ...] = (double_negation, mask_allows_all, top_of_few, constant_score)

@@ -1,0 +1,30 @@
+"""A constant score under an even normalizer is a mean: no exponential is needed."""
+
+from __future__ import annotations
+
+from qkv.normalizers import Mean
+from qkv.plan.problem import Problem
+from qkv.plan.spec import Spec
+
+__all__ = ["constant_score"]
+
+
+def constant_score(problem: Problem) -> tuple[Spec, str] | None:
+    """Softmax, Sparsemax or Entmax15 of a constant -> Mean.
+
+    Example:
+        >>> from qkv.core.axes import Axes
+        >>> from qkv.scores import Constant
+        >>> before = Problem(Spec(Constant()), Axes.of((2, 1), (3, 1), (3, 1)))
+        >>> print(before.spec, "->", constant_score(before)[0])
+        Spec(Constant(), normalizer=Softmax()) -> Spec(Constant(), normalizer=Mean())
+    """
+    normalizer = problem.normalizer
+    if not (problem.score.constant and normalizer.even and normalizer.sums_to_one) or isinstance(
+        normalizer, Mean
+    ):
+        return None
+    mean = Mean()
+    if any(readout.refuse(mean) for readout in problem.readouts):
+        return None
+    return problem.spec.with_(normalizer=mean), f"{problem.score} under {normalizer} is a mean: {mean}"

@@ -1,0 +1,27 @@
+"""Top-k where there are no more than k keys leaves none out."""
+
+from __future__ import annotations
+
+from qkv.plan.problem import Problem
+from qkv.plan.spec import Spec
+
+__all__ = ["top_of_few"]
+
+
+def top_of_few(problem: Problem) -> tuple[Spec, str] | None:
+    """TopK(k, of) with at most k keys -> of.
+
+    Example:
+        >>> from qkv.core.axes import Axes
+        >>> from qkv.normalizers import TopK
+        >>> before = Problem(Spec(normalizer=TopK(10)), Axes.of((2, 1), (3, 1), (3, 1)))
+        >>> print(before.spec, "->", top_of_few(before)[0])
+        Spec(ScaledDot(), normalizer=TopK(10)) -> Spec(ScaledDot(), normalizer=Softmax())
+    """
+    simpler = problem.normalizer.for_keys(problem.axes.k)
+    if simpler is problem.normalizer:
+        return None
+    return (
+        problem.spec.with_(normalizer=simpler),
+        f"{problem.normalizer} of {problem.axes.k} keys leaves none out: {simpler}",
+    )

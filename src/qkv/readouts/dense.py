@@ -1,0 +1,35 @@
+"""Dense: the weights themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from qkv.core.arrays import Array
+from qkv.core.positions import Place
+from qkv.readouts.base import Readout
+
+__all__ = ["Dense"]
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Readout):
+    """All weights, `(*batch, q, k)`, before dropout. The only readout whose memory is q · k.
+
+    Example:
+        >>> import numpy as np, qkv
+        >>> rows = np.array([[0.0], [0.0]])
+        >>> qkv.observe(rows, rows, rows, readouts=[Dense()]).readouts[0]
+        array([[0.5, 0.5],
+               [0.5, 0.5]])
+    """
+
+    q_axis: ClassVar[int] = -2
+
+    def numbers(self, q: int, k: int) -> int:
+        """All of them."""
+        return q * k
+
+    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
+        """The weights."""
+        return weights

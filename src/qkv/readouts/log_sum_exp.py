@@ -1,0 +1,40 @@
+"""Log-sum-exp: the logarithm of the total that softmax divides by.
+
+log Σ_j e^(l_j / T)          with the sink, where there is one
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from qkv.core.arrays import Array
+from qkv.core.positions import Place
+from qkv.readouts.base import Readout
+
+__all__ = ["LogSumExp"]
+
+
+@dataclass(frozen=True, eq=False)
+class LogSumExp(Readout):
+    """The logarithm of each query's total, `(*batch, q)`; −inf where no key is left.
+
+    Raises:
+        RefusedError: the normalizer has no such total.
+
+    Example:
+        >>> import numpy as np, qkv
+        >>> rows = np.zeros((4, 1))
+        >>> np.exp(qkv.observe(rows[:1], rows, rows, readouts=[LogSumExp()]).readouts[0]).round(12)
+        array([4.])
+    """
+
+    def refuse(self, normalizer: Any) -> str | None:
+        """Only exponentials have one."""
+        return (
+            None if normalizer.log_sum_exp else f"LogSumExp is the total of a softmax; {normalizer} has none."
+        )
+
+    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
+        """log Σ e^l"""
+        return normalizer.log_total(logits)[..., 0]

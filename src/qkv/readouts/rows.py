@@ -1,0 +1,66 @@
+"""Rows: the weights of some queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from qkv.core.arrays import Array, like, namespace
+from qkv.core.positions import Place
+from qkv.errors import OptionError, ShapeError
+from qkv.readouts.base import Readout
+
+__all__ = ["Rows"]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows(Readout):
+    """The weights of the queries named, `(*batch, len(rows), k)`, in the order named.
+
+    Args:
+        rows: indices of queries; negative ones count from the end.
+
+    Raises:
+        OptionError: no index, or one that is no whole number.
+        ShapeError: an index beyond the queries.
+
+    Example:
+        >>> import numpy as np, qkv
+        >>> rows = np.array([[0.0], [9.0]])
+        >>> qkv.observe(rows, rows, rows, readouts=[Rows((-2,))]).readouts[0]
+        array([[0.5, 0.5]])
+    """
+
+    rows: tuple[int, ...]
+    q_axis: ClassVar[int] = -2
+
+    def validate(self) -> None:
+        """Whole numbers."""
+        object.__setattr__(self, "rows", tuple(self.rows))
+        if not self.rows or not all(isinstance(row, int) for row in self.rows):
+            raise OptionError(f"Rows was given {self.rows!r}. Give one or more whole numbers.")
+
+    def check(self, q: int, k: int) -> None:
+        """There are that many queries."""
+        for row in self.rows:
+            if not -q <= row < q:
+                raise ShapeError(f"Rows asks for query {row}, there are {q}.")
+
+    def numbers(self, q: int, k: int) -> int:
+        """Some rows."""
+        return len(self.rows) * k
+
+    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
+        """Those of the named queries that are here, in ascending order."""
+        first, last = place.rows
+        here = [row - first for row in sorted(r % place.q_total for r in self.rows) if first <= row < last]
+        index = like(weights, np.asarray(here)) if here else None
+        return weights[..., :0, :] if index is None else namespace(weights).take(weights, index, axis=-2)
+
+    def finish(self, joined: Array, place: Place) -> Array:
+        """In the order named."""
+        ascending = sorted(range(len(self.rows)), key=lambda n: self.rows[n] % place.q_total)
+        back = [ascending.index(n) for n in range(len(self.rows))]
+        return namespace(joined).take(joined, like(joined, np.asarray(back)), axis=-2)

@@ -1,0 +1,71 @@
+"""Top weights: which keys each query looks at most, and how much."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from qkv.core.arrays import Array, namespace, zeros
+from qkv.core.positions import Place
+from qkv.errors import OptionError
+from qkv.readouts.base import Readout
+
+__all__ = ["Top", "TopWeights"]
+
+
+class Top(NamedTuple):
+    """The strongest keys of each query, strongest first.
+
+    weights: `(*batch, q, k)`; 0 where fewer keys take part.
+    keys: index of each, `(*batch, q, k)`; −1 where fewer keys take part.
+    """
+
+    weights: Array
+    keys: Array
+
+
+@dataclass(frozen=True, eq=False)
+class TopWeights(Readout):
+    """The k largest weights of each query and the keys they fall on; ties go to the lowest index.
+
+    Args:
+        k: how many, at least 1.
+
+    Raises:
+        OptionError: k is no whole number of at least 1.
+
+    Example:
+        >>> import numpy as np, qkv
+        >>> keys = np.array([[0.0], [2.0], [1.0]])
+        >>> qkv.observe(np.ones((1, 1)), keys, keys, readouts=[TopWeights(2)]).readouts[0].keys
+        array([[1, 2]])
+    """
+
+    k: int
+    q_axis: ClassVar[int] = -2
+
+    def validate(self) -> None:
+        """A whole number of at least 1."""
+        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
+            raise OptionError(f"TopWeights was given k={self.k!r}. It must be a whole number of at least 1.")
+
+    def numbers(self, q: int, k: int) -> int:
+        """A weight and an index, counted as two, for each."""
+        return 3 * q * self.k
+
+    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Top:
+        """Sort, stably, and cut."""
+        xp = namespace(weights)
+        # What has no weight goes last, behind negative weights.
+        rank = xp.where(weights == 0, xp.zeros_like(weights) - xp.inf, weights)
+        order = xp.argsort(rank, axis=-1, descending=True, stable=True)[..., : self.k]
+        top = xp.take_along_axis(weights, order, axis=-1)
+        keys = xp.where(top == 0, xp.zeros_like(order) - 1, order)
+        missing = self.k - order.shape[-1]
+        if missing > 0:
+            shape = (*order.shape[:-1], missing)
+            top, keys = (
+                xp.concat([top, zeros(top, shape)], axis=-1),
+                xp.concat([keys, zeros(keys, shape) - 1], axis=-1),
+            )
+        return Top(top, keys)

@@ -1,0 +1,64 @@
+"""Scores: how a query is compared with a key. One score per file; their results are logits."""
+
+from qkv.scores.additive import Additive
+from qkv.scores.alibi import ALiBi
+from qkv.scores.base import GeneralScore, InnerProductScore, PointwiseScore, Score
+from qkv.scores.biased import Biased
+from qkv.scores.bilinear import Bilinear
+from qkv.scores.boxcar import Boxcar
+from qkv.scores.by_column import ByColumn
+from qkv.scores.class_table import ClassTable
+from qkv.scores.constant import Constant
+from qkv.scores.cosine import Cosine
+from qkv.scores.custom import Custom
+from qkv.scores.dot import Dot
+from qkv.scores.epanechnikov import Epanechnikov
+from qkv.scores.exact import Exact
+from qkv.scores.gated import Gated
+from qkv.scores.gaussian import Gaussian
+from qkv.scores.jaro_winkler import JaroWinkler
+from qkv.scores.laplace import Laplace
+from qkv.scores.levenshtein import Levenshtein
+from qkv.scores.projected import Projected
+from qkv.scores.quadratic_position import QuadraticPosition
+from qkv.scores.relative_position import RelativePosition
+from qkv.scores.scaled_dot import ScaledDot
+from qkv.scores.separable_gate import SeparableGate
+from qkv.scores.softcap import Softcap
+from qkv.scores.sum_of import SumOf
+from qkv.scores.token_set_ratio import TokenSetRatio
+from qkv.scores.triangular import Triangular
+
+__all__ = [
+    "Score",
+    "InnerProductScore",
+    "PointwiseScore",
+    "GeneralScore",
+    "Dot",
+    "ScaledDot",
+    "Bilinear",
+    "Additive",
+    "Gated",
+    "SeparableGate",
+    "Cosine",
+    "Projected",
+    "SumOf",
+    "Gaussian",
+    "Laplace",
+    "Boxcar",
+    "Epanechnikov",
+    "Triangular",
+    "Constant",
+    "Softcap",
+    "Biased",
+    "ALiBi",
+    "RelativePosition",
+    "QuadraticPosition",
+    "ClassTable",
+    "Exact",
+    "JaroWinkler",
+    "Levenshtein",
+    "TokenSetRatio",
+    "ByColumn",
+    "Custom",
+]

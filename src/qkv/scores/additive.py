@@ -1,0 +1,89 @@
+"""Additive score: a one-layer network looks at query and key together.
+
+    logit(q, k) = vᵀ tanh(W₁ q + W₂ k + b)
+
+Source: Bahdanau, Cho, Bengio (2015), Neural machine translation by jointly learning to align and translate,
+appendix A.1.2, https://arxiv.org/abs/1409.0473.
+"""
+
+from dataclasses import dataclass
+
+from qkv.core.arrays import Array, namespace
+from qkv.core.parts import axes
+from qkv.errors import ShapeError
+from qkv.scores.base import GeneralScore
+
+__all__ = ["Additive"]
+
+
+@dataclass(frozen=True, eq=False)
+class Additive(GeneralScore):
+    """Sum over hidden units of tanh of the mapped query plus the mapped key; the widths may differ.
+
+    Args:
+        query_weight: W₁ `(hidden, query_width)`, laid out as `torch.nn.Linear` has it.
+        key_weight: W₂ `(hidden, key_width)`.
+        bias: b `(hidden,)`, or None.
+        vector: v `(hidden,)`.
+
+    Shapes:
+        query `(*batch, q, query_width)`, key `(*batch, k, key_width)` -> logits `(*batch, q, k)`
+
+    Raises:
+        ShapeError: the weights do not fit query and key.
+
+    Example:
+        >>> import numpy as np
+        >>> one = np.ones((1, 1))
+        >>> Additive(one, one, None, np.ones(1))(np.array([[0.5]]), np.array([[-0.5], [100.0]]))
+        array([[0., 1.]])
+    """
+
+    query_weight: Array = axes("hidden", "query_width")
+    key_weight: Array = axes("hidden", "key_width")
+    bias: Array | None = axes("hidden", default=None)
+    vector: Array = axes("hidden", default=None)
+
+    def check(self, query_width: int, key_width: int) -> None:
+        """The weights fit query and key, and have one number of hidden units."""
+        wanted = (self.query_weight.shape[-1], self.key_weight.shape[-1])
+        if (query_width, key_width) != wanted:
+            raise ShapeError(
+                f"query has width {query_width}, key has width {key_width}; this Additive score maps from "
+                f"widths {wanted[0]} and {wanted[1]}. Its weights must be (hidden, {query_width}) and "
+                f"(hidden, {key_width})."
+            )
+        if self.vector is None:
+            raise ShapeError("Additive was given no vector. Give vector of shape (hidden,).")
+        hidden = {
+            name: array.shape[axis]
+            for name, array, axis in (
+                ("query_weight", self.query_weight, -2),
+                ("key_weight", self.key_weight, -2),
+                ("bias", self.bias, -1),
+                ("vector", self.vector, -1),
+            )
+            if array is not None
+        }
+        if len(set(hidden.values())) > 1:
+            raise ShapeError(
+                f"Additive was given different numbers of hidden units: {hidden}. They must be equal."
+            )
+
+    def elements_per_logit(self, query_width: int, key_width: int) -> int:
+        """Fact: one number per hidden unit."""
+        return int(self.vector.shape[-1])
+
+    def flop_per_logit(self, query_width: int, key_width: int) -> int:
+        """Fact: an addition, a tanh (counted as 10) and a product per hidden unit."""
+        return 13 * int(self.vector.shape[-1])
+
+    def compare(self, query: Array, key: Array) -> Array:
+        """vᵀ tanh(W₁ q + W₂ k + b)"""
+        xp = namespace(query)
+        left = xp.matmul(query, xp.matrix_transpose(self.query_weight))
+        right = xp.matmul(key, xp.matrix_transpose(self.key_weight))
+        if self.bias is not None:
+            left = left + self.bias[..., None, :]
+        hidden = xp.tanh(left[..., :, None, :] + right[..., None, :, :])
+        return xp.matmul(hidden, self.vector[..., None, :, None])[..., 0]

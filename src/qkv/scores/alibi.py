@@ -1,0 +1,47 @@
+"""ALiBi: another score minus a slope times how far apart query and key stand.
+
+    logit = score(q_i, k_j) − slope · |i − j|
+
+Source: Press, Smith, Lewis (2022), Train short, test long, https://arxiv.org/abs/2108.12409 (their causal
+form is this one under a causal mask).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qkv.core.arrays import Array, cast, namespace
+from qkv.core.parts import axes, over_pairs
+from qkv.core.positions import Place
+from qkv.scores.base import PointwiseScore, Score
+
+__all__ = ["ALiBi"]
+
+
+@dataclass(frozen=True, eq=False)
+class ALiBi(PointwiseScore):
+    """Another score with a penalty linear in the distance of positions.
+
+    Args:
+        score: the score within.
+        slope: per unit of position: a number, or one per batch element (heads are a batch axis).
+
+    Raises:
+        PositionError: query and key differ in length and no positions are given.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.scores import Constant
+        >>> ALiBi(Constant(), slope=0.5)(np.ones((2, 1)), np.ones((2, 1)))
+        array([[ 0. , -0.5],
+               [-0.5,  0. ]])
+    """
+
+    score: Score
+    slope: Array | float = axes(default=1.0)
+    moves: ClassVar[bool] = True
+
+    def point(self, logits: Array, place: Place) -> Array:
+        """logit − slope · |i − j|"""
+        # The difference is taken in integers: slope · i and slope · j apart lose digits at long range.
+        distance = namespace(logits).abs(place.query_positions(logits) - place.key_positions(logits))
+        return logits - over_pairs(self.slope) * cast(distance, logits.dtype)

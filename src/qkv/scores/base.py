@@ -1,0 +1,228 @@
+"""What a score is: the door every call goes through, and the three kinds behind it.
+
+    Score                    tile(query, key, place) -> logits
+    ├── InnerProductScore    lift(query, key, place): the logit is a product of two vectors
+    ├── PointwiseScore       point(logits, place): another score, changed logit by logit
+    └── GeneralScore         compare(query, key): anything
+
+To add a score, subclass one of the three as a frozen dataclass and write that one method. Masks,
+memory-linear kernels, gradients, EXPLAIN and `ask` follow.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, final
+
+import numpy as np
+
+from qkv.core.arrays import Array, as_array, is_text, namespace
+from qkv.core.parts import Part
+from qkv.core.positions import Place, Positions, whole
+from qkv.errors import KindError, ShapeError
+
+__all__ = [
+    "GeneralScore",
+    "InnerProductScore",
+    "Lift",
+    "PointwiseScore",
+    "Score",
+    "WrapperScore",
+    "same_width",
+]
+
+Lift = Literal["exact", "up_to_query_constant"]
+
+
+class Score(Part, ABC):
+    """Compares every query with every key. Its results are logits.
+
+    Facts, read by the planner:
+        lift_fact: whether the logit is an inner product of lifted vectors, exactly, or up to a term that
+            depends on the query alone; None where it is not.
+        positional: the logit depends on positions.
+        takes: "numbers", "text" or "any".
+        constant: every pair has the same logit.
+        default_normalizer: name of the normalizer used where none is given.
+    """
+
+    default_normalizer: str = "softmax"
+    positional: bool = False
+    takes: str = "numbers"
+    constant: bool = False
+
+    @property
+    def lift_fact(self) -> Lift | None:
+        """Fact: how far `lift` reproduces the logit."""
+        return None
+
+    def elements_per_logit(self, query_width: int, key_width: int) -> int:
+        """Fact: how many numbers are in memory at once for each logit of a tile."""
+        return 1
+
+    def flop_per_logit(self, query_width: int, key_width: int) -> int:
+        """Fact: floating-point operations for each logit."""
+        return 2 * max(query_width, key_width)
+
+    def check(self, query_width: int, key_width: int) -> None:
+        """Raise a `ShapeError` where these widths cannot be compared."""
+        same_width(self, query_width, key_width)
+
+    @abstractmethod
+    def tile(self, query: Array, key: Array, place: Place) -> Array:
+        """Logits `(*batch, q, k)` of a tile standing at `place`. The part is already cut to the tile."""
+
+    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+        """Vectors whose inner product is the logit, as far as `lift_fact` says."""
+        raise KindError(f"{type(self).__name__} is no inner product.")
+
+    def centre(self, key: Array) -> Any:
+        """A point `(*batch, 1, width)` to measure from, which saves digits. Lifts that meet must share it."""
+        return None
+
+    @final
+    def __call__(self, query: Array, key: Array, positions: Positions | None = None) -> Array:
+        """Logits of all pairs, `(*batch, q, k)`, in memory q · k."""
+        query, key = as_array(query), as_array(key)
+        core = 1 if is_text(query) else 2
+        if query.ndim < core or key.ndim < core:
+            raise ShapeError(
+                f"query has shape {query.shape}, key {key.shape}; they must be (*batch, length, width)."
+            )
+        self.check_kind(is_text(query), is_text(key))
+        if core == 2:
+            self.check(query.shape[-1], key.shape[-1])
+        q, k = (query.shape[-1], key.shape[-1]) if core == 1 else (query.shape[-2], key.shape[-2])
+        batches = (tuple(query.shape[:-core]), tuple(key.shape[:-core]))
+        try:
+            batch = np.broadcast_shapes(*batches)
+        except ValueError:
+            raise ShapeError(
+                f"the batch axes of query {batches[0]} and key {batches[1]} do not broadcast. Make them "
+                "equal, or 1 where one side is shared."
+            ) from None
+        self.check_lengths(q, k)
+        return self.tile(query, key, whole(q, k, batch, positions))
+
+    def check_kind(self, text_query: bool, text_key: bool) -> None:
+        """Raise a `KindError` where text meets numbers, or this score takes the other kind."""
+        kinds = ["text" if text else "numbers" for text in (text_query, text_key)]
+        if kinds[0] != kinds[1]:
+            raise KindError(f"the query is {kinds[0]}, the key is {kinds[1]}. Give both as the same kind.")
+        if self.takes not in ("any", kinds[0]):
+            advice = (
+                "Choose a text score: Exact, JaroWinkler, Levenshtein, TokenSetRatio."
+                if kinds[0] == "text"
+                else "Give arrays of text, or choose a score for numbers."
+            )
+            raise KindError(
+                f"{type(self).__name__} compares {self.takes}, query and key are {kinds[0]}. {advice}"
+            )
+
+
+def same_width(score: Score, query_width: int, key_width: int) -> None:
+    """Raise a `ShapeError` where the widths differ."""
+    if query_width != key_width:
+        raise ShapeError(
+            f"query has width {query_width}, key has width {key_width}; {type(score).__name__} compares "
+            "equal widths. Project one onto the other first: Projected(score, query_weight, key_weight) or "
+            f"Bilinear(weight) with a weight of shape ({query_width}, {key_width})."
+        )
+
+
+class InnerProductScore(Score):
+    """A score that is an inner product of lifted vectors, plus at most a term of the query alone."""
+
+    fact: ClassVar[Lift] = "exact"
+
+    @property
+    def lift_fact(self) -> Lift | None:
+        """Fact: `exact`, unless the class says otherwise."""
+        return self.fact
+
+    @abstractmethod
+    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+        """Lifted query `(*batch, q, w)` and key `(*batch, k, w)`."""
+
+    def query_term(self, query: Array, place: Place) -> Array | None:
+        """What the inner product leaves out: `(*batch, q)`, or None where it is exact."""
+        return None
+
+    def tile(self, query: Array, key: Array, place: Place) -> Array:
+        """The inner product of the lifted vectors, plus the term of the query."""
+        xp = namespace(query)
+        if place.centre is None:
+            place = replace(place, centre=self.centre(key))
+        left, right = self.lift(query, key, place)
+        logits = xp.matmul(left, xp.matrix_transpose(right))
+        term = self.query_term(query, place)
+        return logits if term is None else logits + term[..., None]
+
+
+class WrapperScore(Score):
+    """A score around another one. Facts are those of the score within, unless the wrapper changes them."""
+
+    score: Score
+    moves: ClassVar[bool] = False
+    """Whether the wrapper itself looks at positions."""
+
+    @property
+    def positional(self) -> bool:  # type: ignore[override]
+        """Fact: the wrapper or the score within looks at positions."""
+        return self.moves or self.score.positional
+
+    @property
+    def takes(self) -> str:  # type: ignore[override]
+        """Fact: what the score within takes."""
+        return self.score.takes
+
+    @property
+    def default_normalizer(self) -> str:  # type: ignore[override]
+        """Fact: that of the score within."""
+        return self.score.default_normalizer
+
+    def elements_per_logit(self, query_width: int, key_width: int) -> int:
+        """Fact: as the score within."""
+        return self.score.elements_per_logit(query_width, key_width)
+
+    def flop_per_logit(self, query_width: int, key_width: int) -> int:
+        """Fact: as the score within, and a little."""
+        return self.score.flop_per_logit(query_width, key_width) + 4
+
+    def check(self, query_width: int, key_width: int) -> None:
+        """As the score within."""
+        self.score.check(query_width, key_width)
+
+    def centre(self, key: Array) -> Any:
+        """As the score within."""
+        return self.score.centre(key)
+
+
+class PointwiseScore(WrapperScore):
+    """Another score, changed logit by logit, with positions if it wants them."""
+
+    @abstractmethod
+    def point(self, logits: Array, place: Place) -> Array:
+        """The changed logits."""
+
+    def tile(self, query: Array, key: Array, place: Place) -> Array:
+        """The inner logits, changed."""
+        return self.point(self.score.tile(query, key, place), place)
+
+
+class GeneralScore(Score):
+    """Any comparison of a tile of queries with a tile of keys."""
+
+    @abstractmethod
+    def compare(self, query: Array, key: Array) -> Array:
+        """Logits `(*batch, q, k)`."""
+
+    def elements_per_logit(self, query_width: int, key_width: int) -> int:
+        """Fact: a tile of pairs, each as wide as the wider side, unless the score says less."""
+        return max(query_width, key_width)
+
+    @final
+    def tile(self, query: Array, key: Array, place: Place) -> Array:
+        """The comparison; it does not see the place."""
+        return self.compare(query, key)

@@ -1,0 +1,60 @@
+"""Biased: another score plus numbers of your own, for pairs or for keys.
+
+logit = score(q_i, k_j) + B_ij          or          + b_j
+"""
+
+from dataclasses import dataclass
+
+from qkv.core.arrays import Array, namespace
+from qkv.core.parts import axes
+from qkv.core.positions import Place
+from qkv.errors import OptionError
+from qkv.scores.base import Lift, PointwiseScore, Score
+from qkv.scores.sum_of import joined
+
+__all__ = ["Biased"]
+
+
+@dataclass(frozen=True, eq=False)
+class Biased(PointwiseScore):
+    """Another score plus a bias.
+
+    Args:
+        score: the score within.
+        bias: `(*batch, q, k)`; any of these axes may be 1.
+        per_key: `(*batch, k)`: one number per key. This form keeps an inner product an inner product.
+
+    Raises:
+        OptionError: neither or both are given.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.scores import Constant
+        >>> Biased(Constant(), per_key=np.array([0.0, 2.0]))(np.ones((1, 1)), np.ones((2, 1)))
+        array([[0., 2.]])
+    """
+
+    score: Score
+    bias: Array | None = axes("q", "k", default=None)
+    per_key: Array | None = axes("k", default=None)
+
+    def validate(self) -> None:
+        """One of the two."""
+        if (self.bias is None) == (self.per_key is None):
+            raise OptionError("Biased wants either bias=(*batch, q, k) or per_key=(*batch, k).")
+
+    @property
+    def lift_fact(self) -> Lift | None:
+        """Fact: a bias per key is one more axis; a bias per pair is no inner product."""
+        return self.score.lift_fact if self.per_key is not None else None
+
+    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+        """One more axis: 1 on the query's side, the bias on the key's."""
+        left, right = self.score.lift(query, key, place)
+        one = namespace(left).ones_like(left[..., :1])
+        assert self.per_key is not None
+        return joined([left, one]), joined([right, self.per_key[..., None]])
+
+    def point(self, logits: Array, place: Place) -> Array:
+        """logit + bias"""
+        return logits + (self.bias if self.per_key is None else self.per_key[..., None, :])

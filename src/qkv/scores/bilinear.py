@@ -1,0 +1,63 @@
+"""Bilinear score: the inner product after a learned map, full or of low rank.
+
+    logit(q, k) = qᵀ W k            or, low rank,            logit(q, k) = qᵀ U Vᵀ k
+
+Source: Luong, Pham, Manning (2015), Effective approaches to attention-based neural machine translation,
+section 3.1 ("general"), https://arxiv.org/abs/1508.04025.
+"""
+
+from dataclasses import dataclass
+
+from qkv.core.arrays import Array, namespace
+from qkv.core.parts import axes
+from qkv.core.positions import Place
+from qkv.errors import ShapeError
+from qkv.scores.base import InnerProductScore
+
+__all__ = ["Bilinear"]
+
+
+@dataclass(frozen=True, eq=False)
+class Bilinear(InnerProductScore):
+    """Inner product of the mapped query with the key; the widths may differ.
+
+    Args:
+        weight: W `(query_width, key_width)`; or U `(query_width, rank)` where `key_factor` is given.
+        key_factor: V `(key_width, rank)`, for W = U Vᵀ.
+
+    Shapes:
+        query `(*batch, q, query_width)`, key `(*batch, k, key_width)` -> logits `(*batch, q, k)`
+
+    Raises:
+        ShapeError: the weights do not fit query and key, or each other.
+
+    Example:
+        >>> import numpy as np
+        >>> Bilinear(np.array([[0.0, 2.0]]))(np.array([[3.0]]), np.array([[1.0, 1.0], [5.0, 0.0]]))
+        array([[6., 0.]])
+    """
+
+    weight: Array = axes("query_width", "key_width")
+    key_factor: Array | None = axes("key_width", "rank", default=None)
+
+    def check(self, query_width: int, key_width: int) -> None:
+        """The weights fit query and key."""
+        wanted = (self.weight.shape[-2], self.weight.shape[-1])
+        if self.key_factor is not None:
+            if self.key_factor.shape[-1] != wanted[1]:
+                raise ShapeError(
+                    f"Bilinear factors have ranks {wanted[1]} and {self.key_factor.shape[-1]}. Give both the "
+                    "same rank."
+                )
+            wanted = (wanted[0], self.key_factor.shape[-2])
+        if (query_width, key_width) != wanted:
+            raise ShapeError(
+                f"query has width {query_width}, key has width {key_width}; this Bilinear weight is for "
+                f"widths {wanted[0]} and {wanted[1]}. Give a weight of shape ({query_width}, {key_width})."
+            )
+
+    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+        """Fact: exact. The map goes to the query, the smaller side in most databases."""
+        xp = namespace(query)
+        query = xp.matmul(query, self.weight)
+        return query, key if self.key_factor is None else xp.matmul(key, self.key_factor)

@@ -1,0 +1,72 @@
+"""Gated score: a gate that sees query and key decides how much of their inner product counts.
+
+    logit(q, k) = σ(W_g [q; k] + b) · <q, k>          W_g [q; k] = <w_q, q> + <w_k, k>
+
+Source: Dhingra et al. (2017), Gated-attention readers for text comprehension,
+https://arxiv.org/abs/1606.01549, for gates on attention; here the gate is a scalar per pair.
+"""
+
+from dataclasses import dataclass
+
+from qkv.core.arrays import Array, namespace, sigmoid
+from qkv.core.parts import axes, over_pairs
+from qkv.errors import ShapeError
+from qkv.scores.base import GeneralScore, Score, same_width
+
+__all__ = ["Gated"]
+
+
+@dataclass(frozen=True, eq=False)
+class Gated(GeneralScore):
+    """Inner product times a sigmoid of both sides.
+
+    Args:
+        query_weight: the query part of W_g, `(width,)`.
+        key_weight: the key part of W_g, `(width,)`.
+        bias: b, a number.
+
+    Shapes:
+        query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`
+
+    Raises:
+        ShapeError: the widths differ, or the gate is for another width.
+
+    Example:
+        >>> import numpy as np
+        >>> Gated(np.zeros(2), np.zeros(2))(np.array([[2.0, 0.0]]), np.array([[3.0, 1.0]]))
+        array([[3.]])
+    """
+
+    query_weight: Array = axes("width")
+    key_weight: Array = axes("width")
+    bias: Array | float = axes(default=0.0)
+
+    def check(self, query_width: int, key_width: int) -> None:
+        """Equal widths, and the gate fits them."""
+        same_width(self, query_width, key_width)
+        check_gate(self, (self.query_weight, self.key_weight), query_width)
+
+    def elements_per_logit(self, query_width: int, key_width: int) -> int:
+        """Fact: the gate and the product."""
+        return 2
+
+    def compare(self, query: Array, key: Array) -> Array:
+        """σ(<w_q, q> + <w_k, k> + b) <q, k>"""
+        xp = namespace(query)
+        gate = project(query, self.query_weight)[..., :, None] + project(key, self.key_weight)[..., None, :]
+        return sigmoid(gate + over_pairs(self.bias)) * xp.matmul(query, xp.matrix_transpose(key))
+
+
+def project(x: Array, weight: Array) -> Array:
+    """<weight, x> for rows `(*batch, length, width)` and a weight `(width,)` or `(*batch, width)`."""
+    return namespace(x).matmul(x, weight[..., :, None])[..., 0]
+
+
+def check_gate(score: Score, weights: tuple[Array, ...], width: int) -> None:
+    """Raise a `ShapeError` where a gate is not for this width."""
+    for weight in weights:
+        if weight.shape[-1] != width:
+            raise ShapeError(
+                f"query and key have width {width}; this {type(score).__name__} has a gate for width "
+                f"{weight.shape[-1]}. Give gate weights of shape ({width},)."
+            )

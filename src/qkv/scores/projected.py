@@ -1,0 +1,97 @@
+"""Projected: learned linear maps bring query and key to one width before another score compares them.
+
+    logit(q, k) = score(W_Q q, W_K k)
+
+Source: Vaswani et al. (2017), Attention Is All You Need, section 3.2.2, https://arxiv.org/abs/1706.03762.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from qkv.core.arrays import Array, namespace
+from qkv.core.parts import axes
+from qkv.core.positions import Place
+from qkv.errors import ShapeError
+from qkv.scores.base import Lift, Score, WrapperScore
+
+__all__ = ["Projected"]
+
+
+@dataclass(frozen=True, eq=False)
+class Projected(WrapperScore):
+    """Another score of the mapped query and key; the widths may differ.
+
+    Args:
+        score: compares what the maps give.
+        query_weight: W_Q `(hidden, query_width)`, laid out as `torch.nn.Linear` has it; None: the query as it
+            is.
+        key_weight: W_K `(hidden, key_width)`; None: the key as it is.
+
+    Shapes:
+        query `(*batch, q, query_width)`, key `(*batch, k, key_width)` -> logits `(*batch, q, k)`
+
+    Raises:
+        ShapeError: a map does not fit its side, or the mapped widths do not fit the score.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.scores import Dot
+        >>> Projected(Dot(), query_weight=np.array([[1.0, 1.0, 1.0]]))(np.ones((1, 3)), np.array([[2.0]]))
+        array([[6.]])
+    """
+
+    score: Score
+    query_weight: Array | None = axes("hidden", "query_width", default=None)
+    key_weight: Array | None = axes("hidden", "key_width", default=None)
+
+    @property
+    def lift_fact(self) -> Lift | None:
+        """Fact: as the score within."""
+        return self.score.lift_fact
+
+    def check(self, query_width: int, key_width: int) -> None:
+        """Each map fits its side, and what comes out fits the score."""
+        widths = []
+        for side, weight, width in (
+            ("query", self.query_weight, query_width),
+            ("key", self.key_weight, key_width),
+        ):
+            if weight is not None and weight.shape[-1] != width:
+                raise ShapeError(
+                    f"{side} has width {width}; Projected has a {side}_weight for width {weight.shape[-1]}. "
+                    f"Give {side}_weight of shape (hidden, {width})."
+                )
+            widths.append(width if weight is None else weight.shape[-2])
+        self.score.check(*widths)
+
+    def elements_per_logit(self, query_width: int, key_width: int) -> int:
+        """Fact: as the score within, at the mapped widths."""
+        return self.score.elements_per_logit(*self._widths(query_width, key_width))
+
+    def flop_per_logit(self, query_width: int, key_width: int) -> int:
+        """Fact: as the score within, at the mapped widths."""
+        return self.score.flop_per_logit(*self._widths(query_width, key_width))
+
+    def tile(self, query: Array, key: Array, place: Place) -> Array:
+        """The inner score of the mapped tile."""
+        return self.score.tile(*self._maps(query, key), place)
+
+    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+        """The inner lift of the mapped sides."""
+        return self.score.lift(*self._maps(query, key), place)
+
+    def centre(self, key: Array) -> Any:
+        """That of the score within, of the mapped keys."""
+        return self.score.centre(self._through(key, self.key_weight))
+
+    def _maps(self, query: Array, key: Array) -> tuple[Array, Array]:
+        return self._through(query, self.query_weight), self._through(key, self.key_weight)
+
+    def _through(self, x: Array, weight: Array | None) -> Array:
+        xp = namespace(x)
+        return x if weight is None else xp.matmul(x, xp.matrix_transpose(weight))
+
+    def _widths(self, query_width: int, key_width: int) -> tuple[int, int]:
+        left = query_width if self.query_weight is None else self.query_weight.shape[-2]
+        right = key_width if self.key_weight is None else self.key_weight.shape[-2]
+        return left, right

@@ -1,0 +1,79 @@
+"""Relative position bias: a learned number for each range of distances, added to another score.
+
+    logit = score(q_i, k_j) + table[bucket(j − i)]
+
+Near distances have a bucket each, far ones share buckets that widen logarithmically.
+Source: Raffel et al. (2020), Exploring the limits of transfer learning (T5), section 2.1,
+https://arxiv.org/abs/1910.10683.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qkv.core.arrays import Array, cast, gather, namespace
+from qkv.core.parts import axes, require_number
+from qkv.core.positions import Place
+from qkv.scores.base import PointwiseScore, Score
+
+__all__ = ["RelativePosition", "bucket"]
+
+
+@dataclass(frozen=True, eq=False)
+class RelativePosition(PointwiseScore):
+    """Another score plus a learned bias of the bucketed distance.
+
+    Args:
+        score: the score within.
+        table: one number per bucket, `(buckets,)`, or `(*batch, buckets)` for one table per head.
+        bidirectional: half of the buckets are for keys after the query; otherwise those all fall in bucket 0.
+        max_distance: from here on everything falls in the last bucket.
+
+    Raises:
+        PositionError: query and key differ in length and no positions are given.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.scores import Constant
+        >>> RelativePosition(Constant(), np.arange(8.0))(np.ones((3, 1)), np.ones((3, 1)))
+        array([[0., 5., 6.],
+               [1., 0., 5.],
+               [2., 1., 0.]])
+    """
+
+    score: Score
+    table: Array = axes("buckets")
+    bidirectional: bool = True
+    max_distance: int = 128
+    moves: ClassVar[bool] = True
+
+    def validate(self) -> None:
+        """A distance of at least 2."""
+        require_number(
+            "RelativePosition", "max_distance", self.max_distance, lambda d: d > 1, "larger than 1"
+        )
+
+    def point(self, logits: Array, place: Place) -> Array:
+        """logit + table[bucket(j − i)]"""
+        relative = place.key_positions(logits) - place.query_positions(logits)
+        number = bucket(relative, self.table.shape[-1], self.bidirectional, self.max_distance)
+        return logits + gather(self.table, number)
+
+
+def bucket(relative: Array, buckets: int, bidirectional: bool, max_distance: int) -> Array:
+    """T5's bucket of each relative position j − i, integers in [0, buckets)."""
+    xp = namespace(relative)
+    first = xp.zeros_like(relative)
+    if bidirectional:
+        buckets //= 2
+        first = xp.where(relative > 0, first + buckets, first)
+        distance = xp.abs(relative)
+    else:
+        distance = xp.maximum(-relative, xp.zeros_like(relative))
+    exact = max(1, buckets // 2)
+    ratio = cast(xp.maximum(distance, xp.ones_like(distance)), xp.float32) / exact
+    far = exact + cast(
+        xp.log(ratio) / math.log(max(max_distance, exact + 1) / exact) * (buckets - exact), distance.dtype
+    )
+    far = xp.minimum(far, xp.zeros_like(far) + (buckets - 1))
+    return first + xp.where(distance < exact, distance, far)

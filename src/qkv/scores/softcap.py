@@ -1,0 +1,50 @@
+"""Soft cap: another score, bent smoothly so that it stays within ±cap.
+
+    logit = cap · tanh(score(q, k) / cap)
+
+Source: Gemma Team (2024), Gemma 2, section 2, https://arxiv.org/abs/2408.00118.
+"""
+
+from dataclasses import dataclass
+
+from qkv.core.arrays import Array, namespace
+from qkv.core.parts import axes, over_pairs, require_number
+from qkv.core.positions import Place
+from qkv.scores.base import PointwiseScore, Score
+
+__all__ = ["Softcap"]
+
+
+@dataclass(frozen=True, eq=False)
+class Softcap(PointwiseScore):
+    """Another score within ±cap.
+
+    Args:
+        score: the score within.
+        cap: the bound, > 0: a number, or one per batch element.
+
+    Raises:
+        OptionError: the cap is not positive.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.scores import Dot
+        >>> Softcap(Dot(), cap=5.0)(np.array([[1.0]]), np.array([[0.0], [1000.0]]))
+        array([[0., 5.]])
+    """
+
+    score: Score
+    cap: Array | float = axes(default=50.0)
+
+    def validate(self) -> None:
+        """The cap is positive."""
+        require_number("Softcap", "cap", self.cap, lambda c: c > 0, "a positive number")
+
+    def point(self, logits: Array, place: Place) -> Array:
+        """cap · tanh(logit / cap)"""
+        xp = namespace(logits)
+        cap = over_pairs(self.cap)
+        # A pair that the inner score excludes stays excluded: tanh would make −cap of its −inf.
+        excluded = logits == -xp.inf
+        bent = cap * xp.tanh(xp.where(excluded, xp.zeros_like(logits), logits) / cap)
+        return xp.where(excluded, logits, bent)

@@ -1,0 +1,112 @@
+"""Sum of scores: several comparisons of the same query and key, added.
+
+    logit(q, k) = Σ_s score_s(q, k)
+
+Under softmax the weights are the normalised product of what each score alone would give.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qkv.core.arrays import Array, namespace
+from qkv.core.positions import Place
+from qkv.errors import OptionError
+from qkv.scores.base import Lift, Score
+
+__all__ = ["SumOf"]
+
+
+@dataclass(frozen=True, eq=False)
+class SumOf(Score):
+    """The sum of several scores of the same pair.
+
+    Args:
+        scores: one or more scores, as a tuple.
+
+    Shapes:
+        query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`
+
+    Raises:
+        OptionError: no score, or something that is none.
+        ShapeError: as the scores.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.scores import Constant, Dot
+        >>> SumOf((Dot(), Dot(), Constant()))(np.array([[3.0]]), np.array([[1.0]]))
+        array([[6.]])
+    """
+
+    scores: tuple[Score, ...]
+
+    def validate(self) -> None:
+        """A tuple of scores."""
+        if not isinstance(self.scores, tuple) or not self.scores:
+            raise OptionError(f"SumOf was given {self.scores!r}. Give a tuple of one or more scores.")
+        for score in self.scores:
+            if not isinstance(score, Score):
+                raise OptionError(f"SumOf was given {score!r} among its scores, which is none.")
+
+    @property
+    def lift_fact(self) -> Lift | None:
+        """Fact: the weakest of the scores within."""
+        facts = {score.lift_fact for score in self.scores}
+        return None if None in facts else "up_to_query_constant" if len(facts) > 1 else facts.pop()
+
+    @property
+    def positional(self) -> bool:  # type: ignore[override]
+        """Fact: any of them is."""
+        return any(score.positional for score in self.scores)
+
+    @property
+    def takes(self) -> str:  # type: ignore[override]
+        """Fact: what the first of them that minds takes."""
+        return next((score.takes for score in self.scores if score.takes != "any"), "any")
+
+    @property
+    def default_normalizer(self) -> str:  # type: ignore[override]
+        """Fact: that of the first score."""
+        return self.scores[0].default_normalizer
+
+    def check(self, query_width: int, key_width: int) -> None:
+        """Every score can compare these widths."""
+        for score in self.scores:
+            score.check(query_width, key_width)
+
+    def elements_per_logit(self, query_width: int, key_width: int) -> int:
+        """Fact: the largest of them; they run one after another."""
+        return 1 + max(score.elements_per_logit(query_width, key_width) for score in self.scores)
+
+    def flop_per_logit(self, query_width: int, key_width: int) -> int:
+        """Fact: the sum of them."""
+        return sum(score.flop_per_logit(query_width, key_width) + 1 for score in self.scores)
+
+    def tile(self, query: Array, key: Array, place: Place) -> Array:
+        """The sum of their tiles."""
+        total = self.scores[0].tile(query, key, place)
+        for score in self.scores[1:]:
+            total = total + score.tile(query, key, place)
+        return total
+
+    def centre(self, key: Array) -> tuple[Any, ...]:
+        """One for each score."""
+        return tuple(score.centre(key) for score in self.scores)
+
+    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+        """The lifted vectors side by side."""
+        centres = place.centre if place.centre is not None else (None,) * len(self.scores)
+        lifted = [
+            score.lift(query, key, replace(place, centre=centre))
+            for score, centre in zip(self.scores, centres, strict=True)
+        ]
+        return joined([left for left, _ in lifted]), joined([right for _, right in lifted])
+
+
+def joined(sides: list[Array]) -> Array:
+    """Vectors put side by side, after their batch axes are made equal."""
+    xp = namespace(*sides)
+    widths = [side.shape[-1] for side in sides]
+    lead = xp.broadcast_arrays(*(side[..., :1] for side in sides))[0].shape[:-1]
+    return xp.concat(
+        [xp.broadcast_to(side, (*lead, width)) for side, width in zip(sides, widths, strict=True)], axis=-1
+    )

@@ -1,0 +1,32 @@
+"""Suites to inherit for a part of your own, so that it is held to the same rules as those that are here."""
+
+from qkv.errors import MissingPackageError
+
+try:
+    # Asked for here, so that their absence gets a sentence.
+    import hypothesis  # noqa: F401
+    import pytest  # noqa: F401
+except ImportError as error:
+    raise MissingPackageError(
+        f'qkv.testing needs pytest and hypothesis ({error.name} is missing): pip install "qkv[test]"'
+    ) from None
+
+from qkv.testing.examples import At, Draw, RowAt
+from qkv.testing.libraries import LIBRARIES, Setting, assert_close
+from qkv.testing.masks import MaskContract
+from qkv.testing.normalizers import NormalizerContract
+from qkv.testing.parts import PartContract
+from qkv.testing.scores import ScoreContract
+
+__all__ = [
+    "At",
+    "Draw",
+    "LIBRARIES",
+    "MaskContract",
+    "NormalizerContract",
+    "PartContract",
+    "RowAt",
+    "ScoreContract",
+    "Setting",
+    "assert_close",
+]

@@ -1,0 +1,209 @@
+"""Example calls for the suites: tables of scores, normalizers, masks and shapes, and the calls made of them.
+
+A new part gets one row here and is then run with everything else, by every kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qkv import masks, normalizers, scores
+from qkv.core.arrays import namespace
+from qkv.core.positions import Positions
+from qkv.testing.examples import Draw
+
+__all__ = ["MASKS", "NORMALIZERS", "SCORES", "SHAPES", "Call", "Case", "Shape"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Lengths, widths and batch axes of a call; `strided`: the arrays are not contiguous."""
+
+    q: int
+    k: int
+    width: int = 4
+    value_width: int = 5
+    batch: tuple[int, ...] = ()
+    key_batch: tuple[int, ...] | None = None
+    strided: bool = False
+
+
+SHAPES: dict[str, Shape] = {
+    "heads that share keys": Shape(7, 11, batch=(2, 3), key_batch=(2, 1)),
+    "as many queries as keys": Shape(6, 6, batch=(3,)),
+    "no batch axes": Shape(5, 9),
+    "more queries than keys": Shape(9, 4, batch=(2,)),
+    "strided": Shape(7, 11, batch=(2, 3), strided=True),
+    "three batch axes": Shape(3, 5, batch=(2, 1, 2), key_batch=(2, 1, 1)),
+    "width 1": Shape(5, 6, width=1, value_width=1, batch=(2,)),
+    "one query": Shape(1, 9, batch=(2, 2)),
+    "one key": Shape(4, 1, batch=(2,)),
+    "one query and one key": Shape(1, 1),
+    "no queries": Shape(0, 5, batch=(2,)),
+    "no keys": Shape(5, 0, batch=(2,)),
+}
+
+
+class Maker:
+    """What a row of a table is given: lengths and widths, and numbers, shared (`draw`) or one set per head (`heads`)."""
+
+    def __init__(self, shape: Shape, seed: int) -> None:
+        self.shape, self.width = shape, shape.width
+        one = (1,) * (len(shape.batch) - 1) + shape.batch[-1:]
+        self.draw = Draw(seed, shape.q, shape.k)
+        self.heads = Draw(seed + 1, shape.q, shape.k, one)
+        self.all = Draw(seed + 2, shape.q, shape.k, shape.batch)
+
+
+def _scaled_product(query: Any, key: Any, scale: Any) -> Any:
+    xp = namespace(query)
+    return xp.matmul(query, xp.matrix_transpose(key)) * scale
+
+
+def _similarity(query: Any, key: Any) -> Any:
+    xp = namespace(query)
+    return xp.exp(xp.matmul(query, xp.matrix_transpose(key)) / 4)
+
+
+SCORES: dict[str, Callable[[Maker], scores.Score]] = {
+    "dot": lambda m: scores.Dot(),
+    "scaled dot": lambda m: scores.ScaledDot(),
+    "bilinear": lambda m: scores.Bilinear(m.draw(m.width, m.width)),
+    "bilinear low rank": lambda m: scores.Bilinear(m.draw(m.width, 2), m.draw(m.width, 2)),
+    "bilinear per head": lambda m: scores.Bilinear(m.heads(m.width, m.width)),
+    "additive": lambda m: scores.Additive(m.draw(6, m.width), m.draw(6, m.width), m.draw(6), m.draw(6)),
+    "additive per head": lambda m: scores.Additive(
+        m.heads(6, m.width), m.heads(6, m.width), None, m.heads(6)
+    ),
+    "gated": lambda m: scores.Gated(m.draw(m.width), m.draw(m.width), m.draw()),
+    "separable gate": lambda m: scores.SeparableGate(m.draw(m.width), m.draw(m.width), m.draw(), m.draw()),
+    "cosine": lambda m: scores.Cosine(m.draw.positive()),
+    "projected": lambda m: scores.Projected(scores.Gaussian(1.3), m.draw(3, m.width), m.draw(3, m.width)),
+    "sum of": lambda m: scores.SumOf((scores.Dot(), scores.Gaussian(2.0))),
+    "gaussian": lambda m: scores.Gaussian(m.heads.positive()),
+    "laplace": lambda m: scores.Laplace(m.draw.positive()),
+    "boxcar": lambda m: scores.Boxcar(3.0),
+    "epanechnikov": lambda m: scores.Epanechnikov(3.0),
+    "triangular": lambda m: scores.Triangular(3.0),
+    "constant": lambda m: scores.Constant(),
+    "softcap": lambda m: scores.Softcap(scores.Dot(), 2.0),
+    "biased": lambda m: scores.Biased(scores.Dot(), m.all(m.draw.q, m.draw.k)),
+    "biased per key": lambda m: scores.Biased(scores.Dot(), per_key=m.draw(m.draw.k)),
+    "alibi": lambda m: scores.ALiBi(scores.Dot(), m.heads.positive()),
+    "relative position": lambda m: scores.RelativePosition(scores.Dot(), m.heads(8)),
+    "quadratic position": lambda m: scores.QuadraticPosition(scores.Dot(), m.draw.positive() / 8),
+    "class table": lambda m: scores.ClassTable(
+        scores.Dot(), m.draw(2, 3), m.draw.integers(2, m.draw.q), m.draw.integers(3, m.draw.k)
+    ),
+    "custom": lambda m: scores.Custom(_scaled_product, (m.draw.positive(),)),
+    "exact": lambda m: scores.Exact(),
+    "similarity": lambda m: scores.Custom(_similarity),
+}
+
+NONNEGATIVE = ("constant", "exact", "similarity")
+"""Scores that `Sum` takes."""
+
+NORMALIZERS: dict[str, Callable[[Maker], normalizers.Normalizer]] = {
+    "softmax": lambda m: normalizers.Softmax(),
+    "softmax with temperature": lambda m: normalizers.Softmax(m.heads.positive()),
+    "softmax with sink": lambda m: normalizers.Softmax(0.8, sink=m.heads()),
+    "sum": lambda m: normalizers.Sum(),
+    "mean": lambda m: normalizers.Mean(),
+    "identity": lambda m: normalizers.Identity(),
+    "sigmoid": lambda m: normalizers.Sigmoid(m.draw()),
+    "hard": lambda m: normalizers.Hard(),
+    "top-k": lambda m: normalizers.TopK(3),
+    "top-k with temperature and sink": lambda m: normalizers.TopK(
+        3, of=normalizers.Softmax(m.draw.positive(), sink=m.heads())
+    ),
+    "top-k of sigmoid": lambda m: normalizers.TopK(2, of=normalizers.Sigmoid()),
+    "top-k of sparsemax": lambda m: normalizers.TopK(3, of=normalizers.Sparsemax()),
+    "sparsemax": lambda m: normalizers.Sparsemax(),
+    "entmax15": lambda m: normalizers.Entmax15(),
+    "sample": lambda m: normalizers.Sample(),
+}
+
+
+def _pairs(m: Maker) -> masks.Mask:
+    allowed = m.all.booleans(m.draw.q, m.draw.k)
+    allowed[..., 2:3, :] = False  # a query without keys
+    return masks.Pairs(allowed)
+
+
+def _blocks(m: Maker) -> masks.Mask:
+    return masks.Blocks(m.draw.booleans(-(-m.draw.q // 4), -(-m.draw.k // 4)), 4)
+
+
+MASKS: dict[str, Callable[[Maker], masks.Mask | None]] = {
+    "none": lambda m: None,
+    "causal at the end": lambda m: masks.Causal("end"),
+    "causal from the start": lambda m: masks.Causal("start"),
+    "causal by positions": lambda m: masks.Causal(),
+    "window": lambda m: masks.Window(3, 1),
+    "keys": lambda m: masks.Keys(m.draw.booleans(m.draw.k)),
+    "lengths": lambda m: masks.Lengths(m.all.integers(m.draw.k + 1)),
+    "pairs": _pairs,
+    "prefix": lambda m: masks.Prefix(2),
+    "documents": lambda m: masks.Documents(np.arange(m.draw.q) // 3, np.arange(m.draw.k) // 4),
+    "blocks": _blocks,
+    "causal but not the last two": lambda m: masks.Causal("end") & ~masks.Window(1, 0),
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call: float64 NumPy arrays, parts that hold such, and options."""
+
+    query: Any
+    key: Any
+    value: Any
+    score: scores.Score
+    normalizer: normalizers.Normalizer = normalizers.Softmax()
+    mask: masks.Mask | None = None
+    positions: Positions | None = None
+    dropout: float = 0.0
+    seed: int | None = 5
+    strided: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """Names from the tables, of which a call is made: `Case("additive", mask="window").call()`."""
+
+    score: str = "scaled dot"
+    normalizer: str = "softmax"
+    mask: str = "none"
+    shape: str = "heads that share keys"
+    dropout: float = 0.0
+
+    @property
+    def sensible(self) -> bool:
+        """`Sum` refuses scores that may be negative."""
+        return self.normalizer != "sum" or self.score in NONNEGATIVE
+
+    def call(self, seed: int = 3) -> Call:
+        """The call, with numbers drawn from the seed."""
+        shape = SHAPES[self.shape]
+        key_batch = shape.batch if shape.key_batch is None else shape.key_batch
+        maker = Maker(shape, seed)
+        key = Draw(seed + 4, batch=key_batch)(shape.k, shape.width)
+        query = Draw(seed + 3, batch=shape.batch)(shape.q, shape.width)
+        if self.score == "exact" and shape.k:
+            # Exact matches are there to be found: queries are some of the keys.
+            rows = np.arange(shape.q) % shape.k
+            query = np.array(np.broadcast_to(key, (*shape.batch, *key.shape[-2:]))[..., rows, :])
+        return Call(
+            query,
+            key,
+            Draw(seed + 5, batch=key_batch)(shape.k, shape.value_width),
+            SCORES[self.score](maker),
+            NORMALIZERS[self.normalizer](maker),
+            MASKS[self.mask](maker),
+            Positions(align="end"),
+            self.dropout,
+            strided=shape.strided,
+        )

@@ -1,0 +1,112 @@
+"""What a kernel claims: the settings it runs in and the calls it does not refuse; and how its answers are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from qkv.errors import RefusedError
+from qkv.plan import Kernel
+from qkv.testing.calls import Outcome, run, run_plain
+from qkv.testing.cases import NORMALIZERS, Call, Case
+from qkv.testing.libraries import LIBRARIES, Setting, assert_close
+
+__all__ = ["Claims", "agree", "settings_of_kernel"]
+
+DTYPES = ("float64", "float32", "float16", "bfloat16")
+OUTPUT = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
+GRADIENT = {"float64": 1e-9, "float32": 2e-4, "float16": 4e-3, "bfloat16": 2e-2}
+"""Largest error over largest magnitude. Half precision: a rounding of the answer, accumulated in float32."""
+
+
+def settings_of_kernel(kernel: Kernel, drawn: bool = False) -> list[Any]:
+    """Array libraries and dtypes; `drawn`: one for each library, for examples drawn at random."""
+    out = []
+    for library in kernel.libraries:
+        for dtype in DTYPES:
+            if library not in LIBRARIES or (library, dtype) == ("numpy", "bfloat16"):
+                continue
+            long = library == "jax" and dtype != "float32"
+            if drawn:
+                if dtype == "float64" and library != "jax":
+                    out.append(Setting(library, dtype))
+                continue
+            out.append(pytest.param(Setting(library, dtype), marks=[pytest.mark.long] if long else []))
+    return out
+
+
+def agree(got: Outcome, wanted: Outcome, setting: Setting, said: str = "") -> None:
+    """Fail unless output and gradients are those of the oracle, up to what the dtype can hold."""
+    said = f"{said} {setting}"
+    assert_close(got.output, wanted.output, OUTPUT[setting.dtype], said=f"{said}, output:", least=0.1)
+    for n, (mine, theirs) in enumerate(zip(got.gradients, wanted.gradients, strict=False)):
+        assert_close(mine, theirs, GRADIENT[setting.dtype], said=f"{said}, gradient {n}:", least=0.1)
+
+
+class Claims:
+    """What every test of a kernel needs: the kernel, and a way to run what it does not refuse."""
+
+    kernel: ClassVar[Kernel]
+    quadratic: ClassVar[bool] = False
+    """Its memory is q · k."""
+
+    def some(self, setting: Setting, names: Iterable[str]) -> list[str]:
+        """All names in float64; in the other dtypes some of them, each time others."""
+        # JAX compiles each for long: outside the long run, which has its other dtypes, few are enough.
+        step = 8 if str(setting) == "jax-float32" else min(3, 1 + DTYPES.index(setting.dtype))
+        return list(names)[DTYPES.index(setting.dtype) % step :: step]
+
+    def each_normalizer(self, setting: Setting, **changes: Any) -> Iterator[tuple[str, Call]]:
+        """A call for each normalizer that the kernel takes, with a score that suits it.
+
+        Skips the test where it takes none.
+        """
+        ran = 0
+        for name in self.some(setting, NORMALIZERS):
+            call = replace(Case("similarity" if name == "sum" else "dot", name).call(), **changes)
+            if self.takes(call, setting):
+                ran += 1
+                yield name, call
+        if not ran:
+            pytest.skip(f"{self.kernel.name} refuses all of it")
+
+    def takes(self, call: Call, setting: Setting) -> bool:
+        """Whether the kernel does not refuse the call's facts."""
+        import qkv
+
+        try:
+            qkv.explain(
+                tuple(np.shape(call.query)),
+                tuple(np.shape(call.key)),
+                tuple(np.shape(call.value)),
+                score=call.score,
+                normalizer=call.normalizer,
+                mask=call.mask,
+                positions=call.positions,
+                dropout=call.dropout,
+                kernel=self.kernel,
+                library=setting.library,
+                dtype=setting.dtype,
+                gradient=setting.library == "torch",
+            )
+        except RefusedError:
+            return False
+        return True
+
+    def run(self, call: Call, setting: Setting, gradient_of: Any = None) -> Outcome:
+        """Output and gradients; skips the test where the kernel refuses."""
+        try:
+            return run(call, setting, self.kernel, gradient_of=gradient_of)
+        except RefusedError as refusal:
+            pytest.skip(str(refusal))
+
+    def see(self, call: Call, setting: Setting, **options: Any) -> Any:
+        """What `observe` gives; skips the test where the kernel refuses."""
+        try:
+            return run_plain(call, setting, self.kernel, **options)
+        except RefusedError as refusal:
+            pytest.skip(str(refusal))

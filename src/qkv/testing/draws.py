@@ -1,0 +1,43 @@
+"""The random draws again, in plain Python integers: what every array library must reproduce.
+
+Threefry-2x32 with 20 rounds, from Salmon, Moraes, Dror, Shaw (2011), https://doi.org/10.1145/2063384.2063405.
+"""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["plain_gumbel", "plain_threefry", "plain_uniform"]
+
+_WORD = 0xFFFFFFFF
+
+
+def plain_threefry(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int, int]:
+    """Two random words.
+
+    Example:
+        >>> [hex(word) for word in plain_threefry((0, 0), (0, 0))]
+        ['0x6b200159', '0x99ba4efe']
+    """
+    keys = [key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDA]
+    x, y = (counter[0] + keys[0]) & _WORD, (counter[1] + keys[1]) & _WORD
+    for rnd in range(20):
+        by = (13, 15, 26, 6, 17, 29, 16, 24)[rnd % 8]
+        x = (x + y) & _WORD
+        y = ((y << by | y >> (32 - by)) & _WORD) ^ x
+        if rnd % 4 == 3:
+            step = rnd // 4 + 1
+            x = (x + keys[step % 3]) & _WORD
+            y = (y + keys[(step + 1) % 3] + step) & _WORD
+    return x, y
+
+
+def plain_uniform(seed: int, stream: int, batch: int, q: int, k: int) -> float:
+    """The uniform draw of one pair, in float64; `batch` is the flat index of the batch element."""
+    inner = plain_threefry((seed & _WORD, seed >> 32 & _WORD), (batch, stream))
+    return (plain_threefry(inner, (q, k))[0] + 0.5) / 2**32
+
+
+def plain_gumbel(seed: int, stream: int, batch: int, q: int, k: int) -> float:
+    """The Gumbel draw of one pair, in float64."""
+    return -math.log(-math.log1p(-min(plain_uniform(seed, stream, batch, q, k), 1 - 2.0**-24)))

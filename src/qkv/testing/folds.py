@@ -1,0 +1,174 @@
+"""What a normalizer that goes tile by tile owes: output, weights and gradients of the whole row."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qkv.core.arrays import namespace, quiet
+from qkv.core.equation import drop
+from qkv.core.positions import whole
+from qkv.errors import RefusedError
+from qkv.testing.examples import Draw, floats, with_floats
+from qkv.testing.libraries import Setting, assert_close, to_float64
+from qkv.testing.parts import PartContract
+
+__all__ = ["FoldContract", "folded"]
+
+Cuts = list[tuple[int, int]]
+
+
+def folded(
+    normalizer: Any, logits: Any, value: Any, place: Any, cuts: Cuts, dropout: float, order: Any = None
+) -> Any:
+    """`finish` of the partials of these tiles; `order(n)` names the next two to merge (None: the first)."""
+    prepared = normalizer.prepare(logits)
+    partials = [
+        normalizer.fold(
+            prepared[..., c0:c1], value[..., c0:c1, :], place.cut(place.rows, (c0, c1)), dropout, False
+        )
+        for c0, c1 in cuts
+    ]
+    while len(partials) > 1:
+        i, j = order(len(partials)) if order else (0, 1)
+        one, other = partials[i], partials[j]
+        partials = [partial for n, partial in enumerate(partials) if n not in (i, j)]
+        partials.insert(0, one.merge(other))
+    return normalizer.finish(partials[0], place, dropout)
+
+
+class FoldContract(PartContract):
+    """Part of `NormalizerContract`."""
+
+    non_negative_logits: ClassVar[bool] = False
+    """Whether only scores from 0 are taken."""
+    signed: ClassVar[bool] = False
+    """Whether weights may be negative."""
+
+    @settings(suppress_health_check=[HealthCheck.differing_executors])
+    @given(st.data(), st.booleans(), st.sampled_from([0.0, 0.4]))
+    def test_fold_in_any_tiles_and_any_order_is_the_whole(
+        self, data: Any, batched: bool, dropout: float
+    ) -> None:
+        batch = (2,) if batched else ()
+        draw = Draw(data.draw(st.integers(0, 99)), batch=batch)
+        normalizer = self.make(draw)
+        if normalizer.passes != "one":
+            return
+        logits, value = self._row_logits(draw), draw(8, 2)
+        place = whole(4, 8, batch, seed=5)
+        edges = sorted(data.draw(st.lists(st.integers(0, 8), max_size=4)))
+        cuts = list(zip([0, *edges], [*edges, 8], strict=True))
+
+        def order(n: int) -> Any:
+            return data.draw(st.permutations(range(n)))[:2]
+
+        with quiet():
+            weights = normalizer.weights(logits, place)
+            output, summary = folded(normalizer, logits, value, place, cuts, dropout, order)
+            assert_close(output, drop(weights, place, dropout) @ value, 1e-12, least=1.0)
+            for c0, c1 in cuts:
+                tile = place.cut((0, 4), (c0, c1))
+                got = normalizer.tile_weights(normalizer.prepare(logits)[..., c0:c1], summary, tile)
+                assert_close(got, weights[..., c0:c1], 1e-12, said="weights of a tile:", least=1e-3)
+
+    def test_fold_is_the_whole_in_every_library(self, few_setting: Setting) -> None:
+        draw, setting = Draw(1, batch=(2,)), few_setting
+        normalizer = self.make(draw)
+        if normalizer.passes != "one":
+            return
+        logits, value = self._row_logits(draw), draw(8, 2)
+        place = whole(4, 8, (2,), seed=5)
+        dropout = 0.0 if setting.library == "jax" else 0.4  # there the draw takes seconds to compile
+        cut = place.cut((0, 4), (3, 8))
+
+        def both(x: Any, v: Any) -> Any:
+            part = setting.part(normalizer)
+            output, summary = folded(part, x, v, place, [(0, 3), (3, 8)], dropout)
+            weights = part.weights(x, place)
+            wanted = namespace(x).matmul(drop(weights, place, dropout), v)
+            return (
+                output,
+                wanted,
+                part.tile_weights(part.prepare(x)[..., 3:8], summary, cut),
+                weights[..., 3:8],
+            )
+
+        with setting.active(), quiet():
+            output, wanted, again, weights = setting.call(both, setting.array(logits), setting.array(value))
+        assert_close(output, to_float64(wanted), 2 * setting.tolerance, said=str(setting))
+        assert_close(again, to_float64(weights), 2 * setting.tolerance, said=f"{setting} weights:")
+
+    def test_fold_of_no_key_at_all_is_zero(self) -> None:
+        normalizer = self.make(Draw(1))
+        if normalizer.passes == "one":
+            place = whole(3, 0, seed=5)
+            with quiet():
+                output, _ = folded(normalizer, np.zeros((3, 0)), np.zeros((0, 2)), place, [(0, 0)], 0.0)
+            assert output.tolist() == [[0.0, 0.0]] * 3
+
+    def test_fold_never_reads_the_value_of_an_excluded_key(self) -> None:
+        normalizer = self.make(Draw(1))
+        if normalizer.passes == "one":
+            draw = Draw(2)
+            logits, value = self._row_logits(draw), draw(8, 2)
+            logits[:, 5] = -np.inf
+            place, hurt = whole(4, 8, seed=5), value.copy()
+            hurt[5] = [np.nan, np.inf]
+            with quiet():
+                clean, _ = folded(normalizer, logits, value, place, [(0, 4), (4, 8)], 0.0)
+                got, _ = folded(normalizer, logits, hurt, place, [(0, 4), (4, 8)], 0.0)
+            assert_close(got, clean, 1e-15)
+
+    def test_gradients_from_the_summary_are_those_of_the_weights(self) -> None:
+        """Tile by tile: through `logit_gradient`, then `prepare`, and `array_gradients` for what is left."""
+        torch = pytest.importorskip("torch")
+        draw = Draw(1, batch=(2,))
+        normalizer = self.make(draw)
+        if normalizer.passes != "one":
+            return
+        place, cuts = whole(4, 8, (2,), seed=5), [(0, 3), (3, 8)]
+        leaves = [torch.tensor(x, requires_grad=True) for x in (self._row_logits(draw), *floats(normalizer))]
+        part = with_floats(Setting("torch", "float64").part(normalizer), leaves[1:])
+        gradient = torch.tensor(draw(4, 8))
+        weights = part.weights(leaves[0], place)
+        wanted = [torch.zeros_like(leaf) for leaf in leaves]
+        if weights.requires_grad:
+            wanted = torch.autograd.grad(weights, leaves, gradient, allow_unused=True, materialize_grads=True)
+
+        prepared = part.prepare(leaves[0])
+        with torch.no_grad():
+            _, summary = folded(part, leaves[0], torch.tensor(draw(8, 2)), place, cuts, 0.0)
+            row_dot = (weights * gradient).sum(dim=-1, keepdim=True)
+            tiles = []
+            for c0, c1 in cuts:
+                tile = place.cut((0, 4), (c0, c1))
+                logits, own = prepared[..., c0:c1], weights[..., c0:c1]
+                tiles.append(part.logit_gradient(logits, own, gradient[..., c0:c1], row_dot, summary, tile))
+        got = torch.autograd.grad(
+            prepared, leaves, torch.cat(tiles, -1), allow_unused=True, materialize_grads=True
+        )
+        rest = part.array_gradients(summary, row_dot)
+        assert len(rest) == len(part.arrays())
+        for n, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
+            more = rest[n - 1] if n else None
+            if more is not None:
+                mine = mine + more.sum_to_size((*mine.shape, 1, 1))[..., 0, 0]
+            assert_close(mine, to_float64(theirs), 1e-12, said=f"gradient {n}:", least=1.0)
+
+    def test_without_a_fold_it_says_that_it_must_see_whole_rows(self) -> None:
+        normalizer = self.make(Draw(1))
+        if normalizer.passes == "strip" and not hasattr(normalizer, "of"):
+            with pytest.raises(RefusedError, match=f"{type(normalizer).__name__} has no fold.*whole rows"):
+                normalizer.fold(np.zeros((1, 1)), np.zeros((1, 1)), whole(1, 1), 0.0, True)
+
+    def _row_logits(self, draw: Draw) -> Any:
+        logits = draw(4, 8) * 3
+        logits = np.abs(logits) if self.non_negative_logits else logits
+        logits[..., 1, draw.rng.random(8) < 0.5] = -np.inf
+        logits[..., 2, :] = -np.inf
+        return logits

@@ -1,0 +1,133 @@
+"""Array libraries and dtypes that the suites run over, and how exact a part must be in each."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from qkv.core.arrays import Array, is_floating
+from qkv.core.parts import Part
+
+__all__ = ["LIBRARIES", "Setting", "assert_close", "settings_of", "to_float64"]
+
+P = TypeVar("P", bound=Part)
+
+LIBRARIES = tuple(name for name in ("numpy", "torch", "jax") if importlib.util.find_spec(name))
+"""Those that are installed."""
+
+_TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An array library and a floating dtype.
+
+    Example:
+        >>> Setting("numpy", "float32").array(np.ones(2)).dtype
+        dtype('float32')
+    """
+
+    library: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.library}-{self.dtype}"
+
+    @property
+    def tolerance(self) -> float:
+        """Largest error allowed, over the largest magnitude."""
+        return _TOLERANCE[self.dtype]
+
+    def array(self, x: Any) -> Array:
+        """`x` in this library; floating-point numbers in this dtype, all else as it is."""
+        x = np.asarray(x)
+        floating = x.dtype.kind == "f"
+        if self.library == "torch":
+            import torch
+
+            return torch.tensor(x, dtype=getattr(torch, self.dtype) if floating else None)
+        if self.library == "jax":
+            import jax.numpy as jnp
+
+            return jnp.asarray(x, dtype=self.dtype if floating else None)
+        return x.astype(self.dtype) if floating else x
+
+    def part(self, part: P) -> P:
+        """`part` with its arrays in this library and dtype."""
+        return part.map_arrays(self.array)
+
+    def rounded(self, x: Any) -> Any:
+        """`x` as float64 NumPy, after the rounding to this dtype: what a formula must be given."""
+        return to_float64(self.array(x)) if np.asarray(x).dtype.kind == "f" else x
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Where JAX has the precision of this dtype, and not more."""
+        if self.library != "jax":
+            yield
+            return
+        import jax
+
+        switch: Any = jax if hasattr(jax, "enable_x64") else importlib.import_module("jax.experimental")
+        with switch.enable_x64(self.dtype == "float64"):
+            yield
+
+    def few(self, *cases: Any) -> tuple[Any, ...]:
+        """The cases; the first alone in JAX, where each shape is compiled anew."""
+        return cases[:1] if self.library == "jax" else cases
+
+    def call(self, function: Callable[..., Any], *arrays: Any) -> Any:
+        """`function(*arrays)`, compiled as a whole in JAX."""
+        if self.library != "jax":
+            return function(*arrays)
+        import jax
+
+        return jax.jit(function)(*arrays)
+
+
+def settings_of(libraries: tuple[str, ...], dtypes: tuple[str, ...]) -> list[Setting]:
+    """All pairs of the installed libraries among these and these dtypes."""
+    return [Setting(library, dtype) for library in libraries if library in LIBRARIES for dtype in dtypes]
+
+
+def to_float64(x: Array) -> Any:
+    """`x` as float64 NumPy, whatever its library."""
+    if hasattr(x, "detach"):
+        x = x.detach().cpu().double()
+    return np.asarray(x, dtype=np.float64)
+
+
+def assert_close(
+    got: Array, wanted: Any, tolerance: float, where: Any = True, said: str = "", least: float = 0.0
+) -> None:
+    """Fail unless shapes, −inf, inf and NaN agree, and the largest error over the largest magnitude is small
+    enough.
+
+    Args:
+        got: an array of any library.
+        wanted: float64 NumPy.
+        tolerance: largest error over largest magnitude.
+        where: booleans: what is compared.
+        said: added to the message.
+        least: magnitudes below this count as this: what should be 0 is often a rounding away from it.
+    """
+    got, wanted = to_float64(got) if is_floating(got) else np.asarray(got), np.asarray(wanted)
+    assert got.shape == wanted.shape, f"{said} shape {got.shape}, wanted {wanted.shape}"
+    where = np.broadcast_to(where, wanted.shape)
+    for name, test in (("-inf", np.isneginf), ("inf", np.isposinf), ("NaN", np.isnan)):
+        differ = where & (test(got) != test(wanted))
+        assert not differ.any(), f"{said} {name} stands elsewhere, first at {tuple(np.argwhere(differ)[0])}"
+    compared = where & np.isfinite(wanted)
+    if not compared.any():
+        return
+    error = np.max(np.abs(got[compared] - wanted[compared]))
+    scale = max(np.max(np.abs(wanted[compared])), least, np.finfo(np.float64).tiny)
+    assert error <= tolerance * scale, (
+        f"{said} error {error / scale:.3g} of the largest, allowed {tolerance:.3g}"
+    )

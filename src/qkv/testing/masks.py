@@ -1,0 +1,159 @@
+"""The contract of a mask.
+
+class TestCausal(MaskContract):
+    part = Causal
+
+    def make(self, draw):
+        return Causal()
+
+    def formula(self, mask, at):
+        return at.j <= at.i
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qkv.core.arrays import namespace
+from qkv.core.equation import attend_dense
+from qkv.core.positions import Place, Positions, whole
+from qkv.errors import PositionError
+from qkv.masks import Keys, Window
+from qkv.normalizers import Softmax
+from qkv.scores import Dot
+from qkv.testing.examples import At, Draw, element
+from qkv.testing.libraries import Setting, settings_of, to_float64
+from qkv.testing.parts import PartContract
+
+__all__ = ["MaskContract"]
+
+SIDE = st.tuples(st.integers(0, 5), st.integers(0, 5)).map(sorted).map(tuple)
+COLS = st.tuples(st.integers(0, 7), st.integers(0, 7)).map(sorted).map(tuple)
+POSITIONS = st.sampled_from(
+    [
+        Positions(align="start"),
+        Positions(align="end"),
+        Positions(query_start=3),
+        Positions(query_start=np.array([0, 4])),
+    ]
+)
+
+
+class MaskContract(PartContract):
+    """Inherit and write `make` and `formula`."""
+
+    dtypes = ("float64",)
+
+    def formula(self, mask: Any, at: At) -> bool:
+        """Whether this query may attend to this key; the mask's arrays are those of one batch element."""
+        raise NotImplementedError(f"{type(self).__name__} must say which pairs are allowed.")
+
+    def test_agrees_with_its_formula(self, setting: Setting) -> None:
+        for batch in setting.few((2, 3), (1, 3), ()):
+            for positions in setting.few(
+                Positions(align="end"), Positions(align="start"), Positions(query_start=2)
+            ):
+                mask = self.make(Draw(1, 5, 7, batch))
+                place = whole(5, 7, (2, 3), positions)
+                with setting.active():
+
+                    def allowed(arrays: Any, mask: Any = mask, place: Place = place) -> Any:
+                        return mask.replace_arrays(arrays).allowed(place, setting.array(0.0))
+
+                    got = setting.call(allowed, [setting.array(x) for x in mask.arrays()])
+                assert "bool" in str(got.dtype)
+                wanted = np.empty((2, 3, 5, 7), dtype=bool)
+                for *index, row, col in np.ndindex(*wanted.shape):
+                    at = At(row, col, row + positions.offset(5, 7), col)
+                    wanted[(*index, row, col)] = self.formula(element(mask, batch, tuple(index)), at)
+                assert (np.broadcast_to(np.asarray(got), wanted.shape) == wanted).all(), (
+                    f"{batch}, {positions}"
+                )
+
+    def test_lengths_of_zero_and_one_work(self) -> None:
+        for q, k in ((0, 3), (3, 0), (1, 1)):
+            mask, place = self.make(Draw(1, q, k)), whole(q, k, (), Positions(align="end"))
+            mask.check(q, k)
+            assert np.broadcast_to(mask.allowed(place, np.zeros(())), (q, k)).shape == (q, k)
+            assert mask.cover(place) in ("all", "none", "part")
+
+    @settings(suppress_health_check=[HealthCheck.differing_executors])
+    @given(SIDE, COLS, POSITIONS, st.integers(0, 99))
+    def test_tile_of_the_slice_is_the_slice_of_the_whole_and_cover_never_lies(
+        self, rows: Any, cols: Any, positions: Positions, seed: int
+    ) -> None:
+        mask = self.make(Draw(seed, 5, 7, (2,)))
+        mask.check(5, 7)
+        for shown in (mask, ~mask, mask & Window(2, 1), mask | Keys(np.arange(7) < 3)):
+            place = whole(5, 7, (2,), positions)
+            of_all = np.broadcast_to(shown.allowed(place, np.zeros(())), (2, 5, 7))[
+                :, slice(*rows), slice(*cols)
+            ]
+            tile = place.cut(rows, cols)
+            of_tile = shown.slice(slice(*rows), slice(*cols)).allowed(tile, np.zeros(()))
+            assert (np.broadcast_to(of_tile, of_all.shape) == of_all).all()
+            cover = shown.cover(tile)
+            assert cover != "all" or of_all.all()
+            assert cover != "none" or not of_all.any()
+
+    def test_cover_is_part_where_the_elements_cannot_be_known(self) -> None:
+        """Under `jax.jit` the arrays of a mask are tracers: a tile must not be skipped on a guess."""
+        jax = pytest.importorskip("jax")
+        mask = self.make(Draw(1, 5, 7, (2,)))
+        place = whole(5, 7, (2,), Positions(align="end"))
+        if mask.arrays():
+            known = mask.cover(place)
+
+            def count(arrays: Any) -> Any:
+                own = mask.replace_arrays(arrays)
+                assert own.cover(place) in ("part", known)
+                return own.allowed(place, jax.numpy.zeros(())).sum()
+
+            assert int(jax.jit(count)(list(mask.arrays()))) == int(mask.allowed(place, np.zeros(())).sum())
+
+    def test_masks_of_keys_alone_say_so(self) -> None:
+        mask, place = self.make(Draw(1, 5, 7)), whole(5, 7, (), Positions(align="start"))
+        if mask.key_only:
+            allowed = np.broadcast_to(mask.allowed(place, np.zeros(())), (5, 7))
+            assert (allowed == allowed[:1]).all()
+
+    def test_positional_is_true_exactly_where_positions_are_wanted(self) -> None:
+        mask = self.make(Draw(1, 5, 7))
+        if mask.positional:
+            with pytest.raises(PositionError, match=r'5 queries meet 7 keys.*align="start".*align="end"'):
+                mask.allowed(whole(5, 7), np.zeros(()))
+        else:
+            mask.allowed(whole(5, 7), np.zeros(()))
+
+    def test_combinations_are_and_or_and_not(self) -> None:
+        mask, other = self.make(Draw(1, 5, 7)), self.make(Draw(2, 5, 7)) & Keys(np.arange(7) % 2 == 0)
+        place, zero = whole(5, 7, (), Positions(align="end")), np.zeros(())
+        a, b = (np.broadcast_to(x.allowed(place, zero), (5, 7)) for x in (mask, other))
+        assert (np.broadcast_to((mask & other).allowed(place, zero), (5, 7)) == (a & b)).all()
+        assert (np.broadcast_to((mask | other).allowed(place, zero), (5, 7)) == (a | b)).all()
+        assert (np.broadcast_to((~mask).allowed(place, zero), (5, 7)) == ~a).all()
+        assert (mask & other).positional == (mask.positional or other.positional)
+
+    def test_what_it_does_not_allow_has_weight_zero_and_a_row_without_keys_is_zero(self) -> None:
+        draw = Draw(3, 5, 7)
+        inputs = (draw(5, 4), draw(7, 4), draw(7, 2))
+        mask, positions = self.make(draw), Positions(align="end")
+        allowed = np.broadcast_to(mask.allowed(whole(5, 7, (), positions), np.zeros(())), (5, 7))
+        for setting in settings_of(("numpy", "torch"), ("float64",)):
+            seen = attend_dense(
+                *(setting.array(x) for x in inputs),
+                score=Dot(),
+                normalizer=Softmax(),
+                mask=mask,
+                positions=positions,
+            )
+            weights = to_float64(seen.weights)
+            assert (weights[~allowed] == 0).all()
+            assert np.allclose(weights.sum(axis=-1), allowed.any(axis=-1))
+            assert (to_float64(seen.output)[~allowed.any(axis=-1)] == 0).all()
+            assert namespace(seen.output) is namespace(setting.array(0.0))

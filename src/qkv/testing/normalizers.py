@@ -1,0 +1,190 @@
+"""The contract of a normalizer: its weights. What it owes to the tiles is in `folds.py`.
+
+class TestSoftmax(NormalizerContract):
+    part = Softmax
+
+    def make(self, draw):
+        return Softmax()
+
+    def formula(self, normalizer, row, at):
+        e = [math.exp(l) for l in row]
+        return [x / sum(e) for x in e]
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qkv.core.arrays import is_floating, namespace, quiet
+from qkv.core.positions import Place, whole
+from qkv.normalizers import Normalizer
+from qkv.testing.examples import Draw, RowAt, anew, element, floats, with_floats
+from qkv.testing.folds import FoldContract
+from qkv.testing.gradients import assert_jax_agrees, assert_numerical, torch_gradients
+from qkv.testing.libraries import Setting, assert_close
+
+__all__ = ["NormalizerContract", "some_logits"]
+
+SEED = 11
+
+
+def some_logits(draw: Draw, non_negative: bool = False) -> Any:
+    """Logits `(*batch, 5, 7)`: rows that are full, with excluded keys, empty, with one key, and wide."""
+    logits = draw(5, 7)
+    logits[..., 4, :] *= 6
+    logits = np.abs(logits) if non_negative else logits
+    logits[..., 1, [0, 3, 4]] = -np.inf
+    logits[..., 2, :] = -np.inf
+    logits[..., 3, [0, 1, 2, 4, 5, 6]] = -np.inf
+    return logits
+
+
+class NormalizerContract(FoldContract):
+    """Inherit, write `make` and `formula`; the class attributes say what cannot be asked of every one."""
+
+    reads_logits: ClassVar[bool] = True
+    """False: only which keys are excluded matters."""
+    second_derivatives: ClassVar[bool] = True
+
+    def formula(self, normalizer: Any, row: Any, at: RowAt) -> list[float]:
+        """Weights of one row of logits that excludes no key, by other means than the normalizer's."""
+        raise NotImplementedError(f"{type(self).__name__} must say what the weights are.")
+
+    # -- values ---------------------------------------------------------------------------------------------
+
+    def test_agrees_with_its_formula(self, setting: Setting) -> None:
+        for shape, batch in setting.few(((2, 3), (1, 3)), ((2,), (2,)), ((), ())):
+            draw = Draw(3, batch=batch)
+            normalizer = self.make(draw)
+            logits = some_logits(Draw(4, batch=shape), self.non_negative_logits)
+            place = whole(5, 7, shape, seed=SEED)
+            with setting.active():
+                rounded, exact = setting.rounded(logits), normalizer.map_arrays(setting.rounded)
+                arrays = [setting.array(x) for x in normalizer.arrays()]
+
+                def weights(logits: Any, arrays: Any, part: Any = normalizer, place: Place = place) -> Any:
+                    with quiet():
+                        return part.replace_arrays(arrays).weights(logits, place)
+
+                got = setting.call(weights, setting.array(logits), arrays)
+                assert setting.dtype in str(got.dtype)
+            wanted = np.zeros(logits.shape)
+            for flat, index in enumerate(np.ndindex(*shape)):
+                for row in range(5):
+                    keys = [col for col in range(7) if rounded[(*index, row, col)] != -np.inf]
+                    if keys:
+                        at = RowAt(flat, row, keys, SEED)
+                        own = element(exact, batch, index)
+                        wanted[(*index, row, keys)] = self.formula(own, rounded[(*index, row, keys)], at)
+            assert_close(got, wanted, setting.tolerance, said=f"{setting}, {shape}:")
+
+    def test_no_key_at_all_is_no_error(self) -> None:
+        normalizer = self.make(Draw(1))
+        with quiet():
+            assert normalizer.weights(np.zeros((2, 0)), whole(2, 0, seed=1)).shape == (2, 0)
+            assert normalizer.weights(np.zeros((0, 3)), whole(0, 3, seed=1)).shape == (0, 3)
+
+    def test_numbers_mean_the_same_as_arrays_of_one_number(self) -> None:
+        normalizer = self.make(Draw(1))
+        plain = normalizer.map_arrays(lambda a: a.item() if a.ndim == 0 else a)
+        assert_close(self._weights(plain, self._logits()), self._weights(normalizer, self._logits()), 1e-15)
+
+    # -- properties -----------------------------------------------------------------------------------------
+
+    @settings(suppress_health_check=[HealthCheck.differing_executors])
+    @given(
+        st.lists(st.lists(st.integers(-9, 9) | st.just(None), min_size=4, max_size=4), min_size=1, max_size=3)
+    )
+    def test_weights_are_what_its_facts_say(self, rows: list[list[int | None]]) -> None:
+        """Rows of small integers and excluded keys, so that ties are common."""
+        normalizer = self.make(Draw(1))
+        logits = np.array([[-np.inf if x is None else float(x) for x in row] for row in rows])
+        logits = np.where(logits == -np.inf, logits, np.abs(logits)) if self.non_negative_logits else logits
+        weights = self._weights(normalizer, logits)
+        assert (weights[logits == -np.inf] == 0).all()
+        if not self.signed:
+            assert (weights >= 0).all()
+        for row, own in zip(logits, weights, strict=True):
+            empty = not (row > 0 if self.non_negative_logits else row > -np.inf).any()
+            if empty:
+                assert (own == 0).all()
+            elif normalizer.sums_to_one:
+                assert abs(own.sum() - 1) < 1e-12
+        if normalizer.shift_invariant:
+            assert_close(self._weights(normalizer, logits + 3), weights, 1e-12)
+
+    def test_row_that_excludes_every_key_has_weights_and_gradients_zero(self) -> None:
+        logits = np.full((2, 5), -np.inf)
+        logits[0] = np.abs(Draw(2).rng.normal(size=5))
+        normalizer = self.make(Draw(1))
+        assert (self._weights(normalizer, logits)[1] == 0).all()
+        _, gradients = torch_gradients(self._scalar(normalizer), [logits, *floats(normalizer)])
+        assert (gradients[0][1] == 0).all()
+        assert all(np.isfinite(gradient).all() for gradient in gradients)
+        _, of_nothing = torch_gradients(self._scalar(normalizer), [logits[1:], *floats(normalizer)])
+        assert all((gradient == 0).all() for gradient in of_nothing)
+
+    def test_a_nan_that_is_read_shows_in_its_row_and_in_no_other(self) -> None:
+        if self.reads_logits:
+            logits = self._logits()
+            logits[0, 2] = np.nan
+            seen = np.isnan(self._weights(self.make(Draw(1)), logits)).any(axis=-1)
+            assert seen.tolist() == [True, False, False, False, False]
+
+    def test_logits_beyond_the_range_of_the_exponential_do_not_overflow(self) -> None:
+        weights = self._weights(self.make(Draw(1)), np.array([[5e4, 3e4, 1e4], [3e4, 1e4, 5e4]]))
+        assert np.isfinite(weights).all()
+
+    # -- gradients ------------------------------------------------------------------------------------------
+
+    def test_gradients_agree_with_differences(self) -> None:
+        normalizer = self.make(Draw(1, batch=(2,)))
+        if normalizer.trains_logits:
+            pytest.importorskip("torch")
+            logits = some_logits(Draw(2, batch=(2,)), self.non_negative_logits)
+            excluded, inputs = self._excluded(logits)
+            template = Setting("torch", "float64").part(normalizer)
+
+            def weights(logits: Any, *arrays: Any) -> Any:
+                shown = namespace(logits).where(excluded(logits), -np.inf, logits)
+                return with_floats(template, arrays).weights(shown, whole(5, 7, (2,), seed=SEED))
+
+            assert_numerical(weights, [inputs, *floats(normalizer)], self.second_derivatives)
+
+    def test_gradients_of_closed_over_arrays_under_jit_are_those_of_torch(self) -> None:
+        normalizer = self.make(Draw(1))
+        if normalizer.trains_logits:
+            assert_jax_agrees(self._scalar(normalizer), [self._logits(), *floats(normalizer)])
+
+    # -- helpers --------------------------------------------------------------------------------------------
+
+    def _excluded(self, logits: Any) -> tuple[Any, Any]:
+        out = logits == -np.inf
+
+        def excluded(like: Any) -> Any:
+            return namespace(like).asarray(out)
+
+        return excluded, np.where(out, 0.0, logits)
+
+    def _logits(self) -> Any:
+        return some_logits(Draw(2), self.non_negative_logits)
+
+    def _weights(self, normalizer: Normalizer, logits: Any) -> Any:
+        with quiet():
+            return normalizer.weights(logits, whole(*logits.shape, seed=SEED))
+
+    def _scalar(self, normalizer: Normalizer) -> Any:
+        def scalar(logits: Any, *arrays: Any) -> Any:
+            xp = namespace(logits)
+            part = normalizer.map_arrays(lambda array: array if is_floating(array) else xp.asarray(array))
+            part = anew(with_floats(part, arrays))
+            weights = part.weights(logits, whole(*logits.shape, seed=SEED))
+            by = np.cos(np.arange(np.prod(weights.shape)).reshape(weights.shape))
+            return xp.sum(weights * xp.asarray(by))
+
+        return scalar

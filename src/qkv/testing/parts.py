@@ -1,0 +1,112 @@
+"""The contract of every part: a value that holds arrays, gives them away and takes others."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from qkv.core.parts import Part
+from qkv.errors import KindError, ShapeError
+from qkv.testing.examples import Draw, floats
+from qkv.testing.libraries import LIBRARIES, Setting, settings_of
+
+__all__ = ["PartContract"]
+
+
+class PartContract:
+    """Inherit one of the suites made of this one; write `make`.
+
+    `make` builds an example from a `Draw`: the same kind of part each time, with new numbers. Its arrays are
+    float64 NumPy; the suite brings them to the library and dtype of each test.
+    """
+
+    part: ClassVar[type]
+    """Which part this is the contract of."""
+    printed: ClassVar[str] = ""
+    """What is seen of it where it is printed, if not its name."""
+    libraries: ClassVar[tuple[str, ...]] = LIBRARIES
+    dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32")
+
+    def make(self, draw: Draw) -> Any:
+        """An example of the part."""
+        raise NotImplementedError(f"{type(self).__name__} must say how an example is made.")
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """`setting` runs over libraries and dtypes of the suite, `few_setting` over one dtype in JAX."""
+        every = settings_of(self.libraries, self.dtypes)
+        if "setting" in metafunc.fixturenames:
+            metafunc.parametrize("setting", every, ids=str)
+        if "few_setting" in metafunc.fixturenames:
+            few = [
+                setting for setting in every if setting.library != "jax" or setting.dtype == self.dtypes[-1]
+            ]
+            metafunc.parametrize("few_setting", few, ids=str)
+
+    def test_example_is_of_the_part_the_contract_names(self) -> None:
+        assert type(self.make(Draw(0))) is self.part
+
+    def test_parts_that_differ_in_their_numbers_alone_have_one_signature(self) -> None:
+        one, other = self.make(Draw(0)).signature(), self.make(Draw(1)).signature()
+        assert one == other
+        assert hash(one) == hash(other)
+
+    def test_signature_tells_dtypes_apart(self) -> None:
+        part = self.make(Draw(0))
+        if floats(part):
+            assert Setting("numpy", "float32").part(part).signature() != part.signature()
+
+    def test_arrays_come_back_in_the_order_they_were_taken(self) -> None:
+        part = self.make(Draw(0))
+        new = tuple(array.copy() for array in part.arrays())
+        got = part.replace_arrays(new).arrays()
+        assert len(got) == len(new)
+        assert all(mine is given for mine, given in zip(got, new, strict=True))
+
+    def test_one_array_too_many_is_refused(self) -> None:
+        part = self.make(Draw(0))
+        with pytest.raises(
+            ShapeError, match=f"{len(part.arrays()) + 1} arrays .* holds {len(part.arrays())}"
+        ):
+            part.replace_arrays([*part.arrays(), np.zeros(())])
+
+    def test_part_cannot_be_changed(self) -> None:
+        part = self.make(Draw(0))
+        for field in dataclasses.fields(part):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                setattr(part, field.name, None)
+
+    def test_prints_its_name_and_not_its_elements(self) -> None:
+        said = str(self.make(Draw(0, q=40, k=50)))
+        assert (self.printed or self.part.__name__) in said
+        assert len(said) < 300
+
+    def test_arrays_with_some_batch_axes_but_not_all_are_refused_with_what_to_do(self) -> None:
+        part = self.make(Draw(0, batch=(2,)))
+        if _has_batch_axes(part):
+            with pytest.raises(ShapeError, match=r"none or all of them.*x\[:, None\]"):
+                part.fit(np.zeros(()), (2, 3))
+
+    def test_arrays_with_batch_axes_of_another_length_are_refused(self) -> None:
+        part = self.make(Draw(0, batch=(2,)))
+        if _has_batch_axes(part):
+            with pytest.raises(ShapeError, match="equal, or 1"):
+                part.fit(np.zeros(()), (3,))
+
+    def test_batch_axes_of_length_one_serve_any_batch(self) -> None:
+        assert type(self.make(Draw(0, batch=(1, 1))).fit(np.zeros(()), (2, 3))) is self.part
+
+    def test_floating_arrays_of_another_library_are_refused_and_the_rest_is_converted(self) -> None:
+        torch = pytest.importorskip("torch")
+        part = self.make(Draw(0))
+        if floats(part):
+            with pytest.raises(KindError, match=r"numpy.*torch.*Convert"):
+                part.fit(torch.zeros(()), ())
+        elif "torch" in self.libraries:
+            assert all(isinstance(array, torch.Tensor) for array in part.fit(torch.zeros(()), ()).arrays())
+
+
+def _has_batch_axes(part: Part) -> bool:
+    return any(names is not None for _, names in part._walk())

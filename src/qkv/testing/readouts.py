@@ -1,0 +1,198 @@
+"""The contract of a readout.
+
+    class TestEntropy(ReadoutContract):
+        readout = Entropy()
+
+Inherited: on every kernel that keeps weights the readout says what it says on the dense one, gradients included; it
+sees the weights before dropout and without those of excluded keys; and where it refuses a normalizer it says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv import masks
+from qkv.errors import RefusedError
+from qkv.kernels import DenseKernel, StreamedKernel, StripKernel, TiledKernel
+from qkv.plan import Kernel
+from qkv.readouts import Readout
+from qkv.testing.calls import run_plain
+from qkv.testing.cases import NORMALIZERS, Call, Case
+from qkv.testing.examples import with_floats
+from qkv.testing.libraries import LIBRARIES, Setting, assert_close, to_float64
+
+__all__ = ["ReadoutContract", "read"]
+
+READERS: dict[str, Kernel] = {
+    "dense": DenseKernel(),
+    "tiled": TiledKernel(budget=12, strip_budget=3000),
+    "strip": StripKernel(budget=3000),
+    "streamed": StreamedKernel(budget=12, strip_budget=3000),
+}
+"""Kernels that run readouts, in pieces so small that several are joined."""
+
+DENSE = [Setting(library, dtype) for library in LIBRARIES for dtype in ("float64", "float32")]
+PIECEWISE = [
+    (name, Setting(library, "float64"))
+    for name, kernel in READERS.items()
+    for library in kernel.libraries
+    if name != "dense" and library in LIBRARIES
+]
+
+
+def read(call: Call, setting: Setting, kernel: Kernel | str | None, *readouts: Readout) -> Any:
+    """The results of readouts as NumPy, named fields as tuples."""
+    seen = run_plain(call, setting, kernel, readouts=readouts)
+    return [tuple(map(np.asarray, result)) if isinstance(result, tuple) else np.asarray(result) for result in seen.readouts]
+
+
+class ReadoutContract:
+    """Inherit, name the readout, and write `formula`."""
+
+    readout: ClassVar[Readout]
+    differentiable: ClassVar[bool] = True
+    """False: its result is made of indices."""
+    suits: ClassVar[str] = "softmax"
+    """A normalizer that it reads."""
+    needs_queries: ClassVar[bool] = False
+
+    def formula(self, weights: Any, logits: Any) -> Any:
+        """What a row `(k,)` of NumPy weights and logits shows, under softmax; None where there is no such formula."""
+        return None
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """`reader` and `setting` run over the kernels that read piece by piece."""
+        if "reader" in metafunc.fixturenames:
+            ids = [f"{name}-{setting.library}" for name, setting in PIECEWISE]
+            metafunc.parametrize(("reader", "setting"), PIECEWISE, ids=ids)
+        elif "setting" in metafunc.fixturenames:
+            metafunc.parametrize("setting", DENSE, ids=str)
+
+    def calls(self) -> list[tuple[str, Call]]:
+        """A call for each normalizer that the readout does not refuse: with an empty row, and a mask."""
+        out = []
+        for name in NORMALIZERS:
+            call = replace(Case("similarity", name).call(), mask=masks.Pairs(self.allowed()))
+            if self.readout.refuse(call.normalizer) is None:
+                out.append((name, call))
+        return out
+
+    def allowed(self) -> Any:
+        """The mask: two of three pairs, and none for query 2."""
+        allowed = np.random.default_rng(0).random((7, 11)) < 2 / 3
+        allowed[2] = False
+        return allowed
+
+    def test_some_normalizer_suits_it(self) -> None:
+        assert self.calls()
+
+    def test_every_kernel_reads_what_the_dense_one_reads(self, reader: str, setting: Setting) -> None:
+        for name, call in self.calls():
+            for variant in (call, replace(call, dropout=0.4), replace(call, mask=None)):
+                try:
+                    got = read(variant, setting, READERS[reader], self.readout)[0]
+                except RefusedError:
+                    continue
+                wanted = read(variant, setting, READERS["dense"], self.readout)[0]
+                _same(got, wanted, name)
+
+    def test_says_what_its_formula_says(self, setting: Setting) -> None:
+        for name, call in self.calls():
+            if name != "softmax":
+                continue
+            got = read(call, setting, "dense", self.readout)[0]
+            with setting.active():
+                logits = call.score(setting.rounded(call.query), setting.rounded(call.key))
+            logits = np.where(self.allowed(), logits, -np.inf)
+            for index in np.ndindex(*logits.shape[:-1]):
+                wanted = self.formula(_softmax(logits[index]), logits[index])
+                if wanted is not None:
+                    said = f"{name} {index}:"
+                    assert_close(got[index], np.asarray(wanted), 10 * setting.tolerance, said=said, least=1.0)
+
+    def test_dropout_is_not_in_what_is_read(self) -> None:
+        for name, call in self.calls():
+            whole = read(call, Setting("numpy", "float64"), "dense", self.readout)[0]
+            dropped = read(replace(call, dropout=0.5), Setting("numpy", "float64"), "dense", self.readout)[0]
+            _same(dropped, whole, name)
+
+    def test_gradient_is_that_of_the_dense_kernel(self) -> None:
+        torch = pytest.importorskip("torch")
+        setting = Setting("torch", "float64")
+        if not self.differentiable:
+            return
+        for name, call in self.calls():
+            found = []
+            for kernel in (READERS["dense"], READERS["tiled"], READERS["strip"]):
+                leaves = [setting.array(x).requires_grad_() for x in (call.query, call.key, call.value)]
+                normalizer = setting.part(call.normalizer)
+                held = [array.requires_grad_() for array in normalizer.arrays()]
+                try:
+                    seen = qkv.observe(
+                        *leaves,
+                        score=call.score,
+                        normalizer=with_floats(normalizer, held),
+                        mask=setting.part(call.mask),  # type: ignore[type-var]
+                        seed=call.seed,
+                        readouts=[self.readout],
+                        kernel=kernel,
+                    )
+                except RefusedError:
+                    continue
+                result = seen.readouts[0]
+                result = result[0] if isinstance(result, tuple) else result
+                result = torch.where(torch.isfinite(result), result, torch.zeros_like(result))
+                torch.manual_seed(0)
+                total = (result * torch.randn_like(result)).sum() + (seen.output * torch.randn_like(seen.output)).sum()
+                found.append(torch.autograd.grad(total, leaves + held, allow_unused=True, materialize_grads=True))
+            assert len(found) >= 2, name
+            for other in found[1:]:
+                for n, (mine, theirs) in enumerate(zip(other, found[0], strict=True)):
+                    assert_close(mine, to_float64(theirs), 1e-9, said=f"{name}, gradient {n}:", least=0.1)
+
+    def test_refuses_in_a_sentence_what_it_makes_no_sense_of(self) -> None:
+        for name in NORMALIZERS:
+            call = Case("similarity", name).call()
+            sentence = self.readout.refuse(call.normalizer)
+            if sentence is None:
+                continue
+            assert type(self.readout).__name__ in sentence
+            assert str(call.normalizer) in sentence
+            assert sentence.endswith(".")
+            with pytest.raises(RefusedError) as refusal:
+                run_plain(call, Setting("numpy", "float64"), None, readouts=[self.readout])
+            assert str(refusal.value) == sentence
+
+    def test_query_without_keys_reads_finite_numbers_or_minus_infinity(self, reader: str, setting: Setting) -> None:
+        for name, call in self.calls():
+            try:
+                result = read(call, setting, READERS[reader], self.readout)[0]
+            except RefusedError:
+                continue
+            for array in result if isinstance(result, tuple) else [result]:
+                assert not np.isnan(array).any(), name
+
+    def test_no_keys_and_no_queries_work(self, reader: str, setting: Setting) -> None:
+        for shape in ("no keys", "no queries")[: 1 if self.needs_queries else 2]:
+            call = Case("similarity", self.suits, shape=shape).call()
+            _same(*(read(call, setting, READERS[name], self.readout)[0] for name in (reader, "dense")), shape)
+
+
+def _softmax(logits: Any) -> Any:
+    e = np.exp(logits)
+    return e / (e.sum() or 1)
+
+
+def _same(got: Any, wanted: Any, said: str) -> None:
+    if isinstance(wanted, tuple):
+        for mine, theirs in zip(got, wanted, strict=True):
+            _same(mine, theirs, said)
+    elif wanted.dtype.kind == "f":
+        assert_close(got, wanted, 1e-11, said=said, least=0.1)
+    else:
+        assert np.array_equal(got, wanted), f"{said}: {got}, wanted {wanted}"

@@ -1,0 +1,171 @@
+"""Rules of meaning about calls: positions, lengths, readouts, memory, sizes (rules 4, 5, 7, 9, 11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv import masks, normalizers, readouts, scores
+from qkv.core.positions import Positions
+from qkv.errors import PositionError, RefusedError, ShapeError
+from qkv.testing.calls import oracle_of, run_plain
+from qkv.testing.cases import SHAPES, Call, Case
+from qkv.testing.claims import Claims, agree
+from qkv.testing.libraries import Setting, assert_close, to_float64
+
+__all__ = ["RulesOfCalls"]
+
+POSITIONAL: dict[str, Any] = {
+    "causal": {"mask": masks.Causal()},
+    "window": {"mask": masks.Window(1, 1)},
+    "prefix": {"mask": masks.Prefix(1)},
+    "not causal, or some keys": {"mask": ~masks.Causal() | masks.Keys(np.ones(4, dtype=bool))},
+    "alibi": {"score": scores.ALiBi(scores.Dot(), 0.5)},
+    "relative position": {"score": scores.RelativePosition(scores.Dot(), np.zeros(8))},
+    "quadratic position": {
+        "score": scores.SumOf((scores.QuadraticPosition(scores.Dot(), 0.5), scores.Dot()))
+    },
+}
+
+MISFITS: dict[str, tuple[Callable[[Call], Call], str]] = {
+    "values": (lambda c: replace(c, value=np.ones((3, 2))), r"key has length 4, value has length 3"),
+    "widths": (lambda c: replace(c, query=np.ones((2, 5))), r"width 5.*width 2"),
+    "batch": (lambda c: replace(c, query=np.ones((3, 2, 2)), key=np.ones((2, 4, 2))), r"\(3,\).*\(2,\)"),
+    "a mask of keys": (lambda c: replace(c, mask=masks.Keys(np.ones(3, dtype=bool))), r"3 entries.*4 keys"),
+    "a mask of pairs": (
+        lambda c: replace(c, mask=masks.Pairs(np.ones((4, 2), dtype=bool))),
+        r"\(4, 2\).*2 queries",
+    ),
+    "documents": (
+        lambda c: replace(c, mask=masks.Documents(np.zeros(4, dtype=int))),
+        r"4 query ids.*2 queries",
+    ),
+    "a bias": (lambda c: replace(c, score=scores.Biased(c.score, np.ones((4, 2)))), r"\(4, 2\)"),
+    "one axis": (lambda c: replace(c, value=np.ones(4)), r"x\[:, None\]"),
+}
+
+
+class RulesOfCalls(Claims):
+    """The rules, one or more tests each; inherited by `KernelContract`."""
+
+    # -- 4. Positions -----------------------------------------------------------------------------------------
+
+    def test_what_depends_on_positions_raises_where_lengths_differ_and_none_are_given(
+        self, setting: Setting
+    ) -> None:
+        for parts in POSITIONAL.values():
+            with pytest.raises(PositionError, match='align="start".*align="end"'):
+                run_plain(replace(_small(), **parts), setting, self.kernel)
+
+    def test_what_depends_on_positions_runs_where_they_are_given(self, setting: Setting) -> None:
+        for what in self.some(setting, POSITIONAL):
+            for positions in (Positions(align="start"), Positions(align="end"), Positions(query_start=1)):
+                call = replace(_small(), positions=positions, **POSITIONAL[what])
+                if self.takes(call, setting):
+                    agree(self.run(call, setting), oracle_of(call, setting), setting, f"{what}, {positions}")
+
+    def test_causal_says_where_it_is_aligned(self, setting: Setting) -> None:
+        call = replace(_small(), value=np.eye(4), score=scores.Dot(), query=np.zeros((2, 2)))
+        for align, wanted in (
+            ("start", [[1, 0, 0, 0], [0.5, 0.5, 0, 0]]),
+            ("end", [[1 / 3] * 3 + [0], [0.25] * 4]),
+        ):
+            aligned = replace(call, mask=masks.Causal(align))  # type: ignore[arg-type]
+            if self.takes(aligned, setting):
+                got = self.see(aligned, setting).output
+                assert_close(got, wanted, max(1e-12, setting.tolerance), said=align)
+
+    # -- 5. Lengths that do not fit -------------------------------------------------------------------------------
+
+    def test_lengths_that_do_not_fit_raise_and_are_named(self, setting: Setting) -> None:
+        for change, said in MISFITS.values():
+            with pytest.raises(ShapeError, match=said):
+                run_plain(change(_small()), setting, self.kernel)
+
+    # -- 7. Asking for a readout never changes the output ------------------------------------------------------------
+
+    def test_readouts_change_neither_numbers_nor_zeros_nor_nans(self, setting: Setting) -> None:
+        allowed = np.ones((7, 11), dtype=bool)
+        allowed[2] = False
+        value = Case("dot").call().value.copy()
+        value[..., 3, 0] = np.nan
+        for name, call in self.each_normalizer(setting, mask=masks.Pairs(allowed), value=value):
+            plain = to_float64(self.see(call, setting).output)
+            for readout in (readouts.Dense(), readouts.Rows((1, -1)), readouts.TopWeights(2)):
+                try:
+                    seen = run_plain(call, setting, self.kernel, readouts=[readout])
+                except RefusedError as refusal:
+                    assert "readouts" in str(refusal)
+                    continue
+                assert ((to_float64(seen.output) == 0) == (plain == 0)).all(), f"{name}, {readout}"
+                assert_close(
+                    seen.output, plain, max(1e-12, setting.tolerance), said=f"{name}, {readout}:", least=0.1
+                )
+
+    # -- 9. Nothing falls to quadratic memory silently ---------------------------------------------------------------------
+
+    def peak(self, n: int, setting: Setting, memory: int | str = "1 TiB") -> float:
+        """What the plan says it would allocate for n queries and n keys."""
+        shape = (2, n, 64)
+        options: Any = {
+            "library": setting.library,
+            "dtype": setting.dtype,
+            "gradient": setting.library == "torch",
+        }
+        return qkv.explain(shape, shape, shape, kernel=self.kernel, memory=memory, **options).cost.peak
+
+    def test_memory_grows_as_the_kernel_says(self, setting: Setting) -> None:
+        growth = self.peak(65_536, setting) / self.peak(32_768, setting)
+        assert (3.9 < growth < 4.1) if self.quadratic else growth < 2.2
+
+    def test_hundred_thousand_keys_fit_or_are_refused(self, setting: Setting) -> None:
+        if not self.quadratic:
+            assert self.peak(100_000, setting, "2 GiB") <= 2**31
+            return
+        with pytest.raises(RefusedError, match=r"would allocate .*, more than the 2 GiB allowed"):
+            self.peak(100_000, setting, "2 GiB")
+
+    def test_pinned_kernel_raises_where_its_memory_is_not_allowed(self, setting: Setting) -> None:
+        call = Case("additive").call()
+        with pytest.raises(RefusedError, match=rf"kernel {self.kernel.name} cannot run this: "):
+            run_plain(call, setting, self.kernel, memory=64)
+
+    # -- 11. Every size works -------------------------------------------------------------------------------------------------
+
+    def test_empty_and_single_axes_work(self, setting: Setting) -> None:
+        for shape in self.some(
+            setting, [name for name in SHAPES if "one" in name or "no " in name or "1" in name]
+        ):
+            for score, normalizer in (
+                ("dot", "softmax"),
+                ("dot", "sigmoid"),
+                ("additive", "top-k"),
+                ("exact", "sum"),
+            ):
+                call = Case(score, normalizer, "none", shape).call()
+                if self.takes(call, setting):
+                    said = f"{score}, {normalizer}, {shape}"
+                    agree(self.run(call, setting), oracle_of(call, setting), setting, said)
+
+    def test_million_keys_work(self, setting: Setting) -> None:
+        # Equal keys but one; what is asked finds it, whatever the tiles.
+        key = np.zeros((1_000_000, 1))
+        key[777_777] = 40.0
+        kernel = type(self.kernel)()  # in tiles of its own size
+        call = Call(np.ones((1, 1)), key, key / 8, scores.Dot(), normalizers.Softmax(), seed=None)
+        try:
+            got = run_plain(call, setting, kernel).output
+        except RefusedError as refusal:
+            pytest.skip(str(refusal))
+        assert_close(got, [[5.0]], max(1e-8, setting.tolerance))
+
+
+def _small() -> Call:
+    """Two queries, four keys, no positions."""
+    rng = np.random.default_rng(2)
+    return Call(rng.normal(size=(2, 2)), rng.normal(size=(4, 2)), rng.normal(size=(4, 3)), scores.Dot())

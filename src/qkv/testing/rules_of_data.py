@@ -1,0 +1,238 @@
+"""Rules of meaning about data: what is masked, empty, infinite, NaN, half-precise or zero (rules 1, 2, 3, 8, 10, 12)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qkv import masks, normalizers, scores
+from qkv.testing.calls import oracle_of
+from qkv.testing.cases import Call, Case
+from qkv.testing.claims import Claims, agree
+from qkv.testing.libraries import Setting, assert_close, to_float64
+
+__all__ = ["RulesOfData"]
+
+LEAST = {"float64": -1.7e308, "float32": -3.4e38, "float16": -65504.0, "bfloat16": -3.38e38}
+"""A little above the lowest finite number of each dtype: what others fill masks with."""
+
+MASKED = [1, 4, 10]
+HIDDEN = {
+    "a mask of keys": masks.Keys(~np.isin(np.arange(11), MASKED)),
+    "a mask of pairs": masks.Pairs(np.broadcast_to(~np.isin(np.arange(11), MASKED), (7, 11)).copy()),
+    "documents": masks.Documents(
+        np.arange(7) // 4, np.where(np.isin(np.arange(11), MASKED), 9, np.arange(11) // 6)
+    ),
+}
+READ_ELSEWHERE = ("scaled dot", "gaussian", "additive", "cosine", "gated", "laplace", "custom")
+"""Scores that read NaN in different ways: in a product, a mean, a norm, a difference."""
+
+
+class RulesOfData(Claims):
+    """The rules, one or more tests each; inherited by `KernelContract`."""
+
+    # -- 1. True means may attend --------------------------------------------------------------------------
+
+    def test_true_means_may_attend(self, setting: Setting) -> None:
+        only = np.arange(4) == 2
+        for mask in (masks.Keys(only), masks.Pairs(only[None, :]), masks.Pairs(np.tile(only, (3, 1)))):
+            call = Call(np.ones((3, 2)), np.ones((4, 2)), np.eye(4), scores.Dot(), mask=mask)
+            if self.takes(call, setting):
+                assert_close(self.see(call, setting).output, np.tile(only, (3, 1)).astype(float), 1e-12)
+
+    def test_inverted_mask_allows_the_other_keys(self, setting: Setting) -> None:
+        mask = ~masks.Keys(np.arange(4) == 2)
+        call = Call(np.ones((3, 2)), np.ones((4, 2)), np.eye(4), scores.Dot(), mask=mask)
+        wanted = np.tile((np.arange(4) != 2) / 3, (3, 1))
+        assert_close(self.see(call, setting).output, wanted, max(1e-12, setting.tolerance))
+
+    # -- 2. What is excluded, and rows that are left with nothing ----------------------------------------------
+
+    def test_logit_of_minus_infinity_excludes_its_key(self, setting: Setting) -> None:
+        gone = np.array([0.0, -math.inf, 0.0, 0.0, -math.inf, 0.0, 0.0, 0.0, 0.0, 0.0, -math.inf])
+        for name, call in self.each_normalizer(setting):
+            excluded = replace(call, score=scores.Biased(call.score, per_key=gone))
+            masked = replace(call, mask=masks.Keys(gone == 0))
+            got, wanted = self.run(excluded, setting), oracle_of(masked, setting)
+            inputs = replace(got, gradients=(*got.gradients[:3],))
+            agree(inputs, wanted, setting, name)
+            assert all(np.isfinite(gradient).all() for gradient in got.gradients), name
+
+    def test_row_emptied_by_a_mask_has_output_and_gradient_0(self, setting: Setting) -> None:
+        allowed = np.ones((7, 11), dtype=bool)
+        allowed[2] = False
+        for name, call in self.each_normalizer(setting, mask=masks.Pairs(allowed)):
+            self.is_empty(replace(call, mask=masks.Pairs(allowed)), setting, name)
+
+    def test_row_emptied_by_minus_infinity_has_output_and_gradient_0(self, setting: Setting) -> None:
+        bias = np.zeros((7, 11))
+        bias[2] = -math.inf
+        for name, call in self.each_normalizer(setting):
+            emptied = replace(call, score=scores.Biased(call.score, bias))
+            if self.takes(emptied, setting):
+                self.is_empty(emptied, setting, name)
+
+    def test_call_without_any_allowed_key_gives_0_throughout(self, setting: Setting) -> None:
+        for name, call in self.each_normalizer(setting, mask=masks.Keys(np.zeros(11, dtype=bool))):
+            got = self.run(call, setting)
+            assert not got.output.any(), name
+            assert not any(gradient.any() for gradient in got.gradients), name
+
+    def test_scores_that_add_up_to_0_give_an_empty_row_under_sum(self, setting: Setting) -> None:
+        query, key = np.array([[1.0], [7.0]]), np.array([[1.0], [2.0], [1.0]])
+        call = Call(query, key, np.array([[4.0], [math.nan], [8.0]]), scores.Exact(), normalizers.Sum())
+        got = self.run(call, setting)
+        assert_close(got.output, np.array([[6.0], [0.0]]), 1e-12)
+        assert all(np.isfinite(gradient).all() for gradient in got.gradients)
+
+    def test_lowest_finite_number_is_a_number_and_excludes_nothing(self, setting: Setting) -> None:
+        low = LEAST[setting.dtype]
+        query, key, value = np.zeros((1, 1)), np.ones((3, 1)), np.array([[1.0], [3.0], [50.0]])
+        for normalizer, wanted in (
+            (normalizers.Softmax(), 2.0),
+            (normalizers.Mean(), 2.0),
+            (normalizers.Sparsemax(), 2.0),
+            (normalizers.Entmax15(), 2.0),
+            (normalizers.Hard(), 1.0),
+            (normalizers.TopK(2), 2.0),
+        ):
+            score = scores.Biased(scores.Dot(), per_key=np.array([low, low, -math.inf]))
+            call = Call(query, key, value, score, normalizer)
+            if self.takes(call, setting):
+                assert_close(
+                    self.see(call, setting).output, [[wanted]], max(1e-12, setting.tolerance), said=str(call)
+                )
+
+    def is_empty(self, call: Call, setting: Setting, name: str) -> None:
+        """Query 2 has output 0 and gradient 0; nothing else is disturbed."""
+        got = self.run(call, setting)
+        assert not got.output[..., 2, :].any(), f"{name}: output of an empty row {got.output[..., 2, :]}"
+        for gradient in got.gradients:
+            assert np.isfinite(gradient).all(), f"{name}: a gradient is not finite"
+        if got.gradients:
+            assert not got.gradients[0][..., 2, :].any(), f"{name}: gradient of the query of an empty row"
+        agree(replace(got, gradients=got.gradients[:3]), oracle_of(call, setting), setting, name)
+
+    # -- 3. What is masked is never read ------------------------------------------------------------------------
+
+    def test_nan_in_a_masked_key_or_value_does_not_leak(self, setting: Setting) -> None:
+        for how in self.some(setting, HIDDEN):
+            for name, call in self.each_normalizer(setting, mask=HIDDEN[how]):
+                self.does_not_leak(call, setting, math.nan, f"{name}, {how}")
+
+    def test_infinity_in_a_masked_key_or_value_does_not_leak(self, setting: Setting) -> None:
+        for bad, how in zip((math.inf, -math.inf), HIDDEN, strict=False):
+            for name, call in self.each_normalizer(setting, mask=HIDDEN[how]):
+                self.does_not_leak(call, setting, bad, f"{name}, {how}")
+
+    def test_masked_nan_does_not_leak_through_any_kind_of_score(self, setting: Setting) -> None:
+        for score in self.some(setting, READ_ELSEWHERE):
+            for how in self.some(setting, HIDDEN):
+                call = replace(Case(score).call(), mask=HIDDEN[how])
+                if self.takes(call, setting):
+                    self.does_not_leak(call, setting, math.nan, f"{score}, {how}")
+
+    def test_keys_beyond_the_last_query_do_not_leak_under_causal(self, setting: Setting) -> None:
+        for name, call in self.each_normalizer(setting, mask=masks.Causal("start")):
+            self.does_not_leak(call, setting, math.nan, name, hidden=[7, 8, 9, 10])
+
+    def test_nan_that_one_query_reads_does_not_reach_another(self, setting: Setting) -> None:
+        # Under causal at the end, key 10 is seen by the last query alone.
+        for name, call in self.each_normalizer(setting, mask=masks.Causal("end")):
+            got = self.run(_with(call, [10], math.nan), setting)
+            wanted = oracle_of(_with(call, [10], 0.0), setting)
+            gradients = tuple(gradient[..., :6, :] for gradient in got.gradients[:1])
+            agree(
+                replace(got, output=got.output[..., :6, :], gradients=gradients),
+                replace(
+                    wanted, output=wanted.output[..., :6, :], gradients=(wanted.gradients[0][..., :6, :],)
+                ),
+                setting,
+                name,
+            )
+
+    def does_not_leak(
+        self, call: Call, setting: Setting, bad: float, said: str, hidden: list[int] = MASKED
+    ) -> None:
+        """The hidden keys and values may be anything: output and gradients are those of zeros there."""
+        got = self.run(_with(call, hidden, bad), setting)
+        agree(got, oracle_of(_with(call, hidden, 0.0), setting), setting, f"{bad} leaks, {said}")
+
+    # -- 8. Half precision accumulates in float32 ------------------------------------------------------------------
+
+    def test_logits_beyond_the_largest_half_do_not_overflow(self, setting: Setting) -> None:
+        query, key = np.full((1, 64), 64.0), np.full((3, 64), 64.0)
+        key[1:] = 63.0
+        call = Call(query, key, np.array([[1.0], [9.0], [9.0]]), scores.Dot(), normalizers.Softmax())
+        assert_close(self.see(call, setting).output, [[1.0]], 1e-12)
+
+    def test_long_sums_do_not_stall(self, setting: Setting) -> None:
+        # In half precision 2048 + 1 is 2048 (bfloat16: 256 + 1 is 256).
+        many = np.ones((3072, 1))
+        call = Call(many[:1], many, many, scores.Dot(), normalizers.Identity())
+        assert_close(self.see(call, setting).output, [[3072.0]], 1e-12)
+
+    # -- 10. NaN in what is read propagates -----------------------------------------------------------------------------
+
+    def test_nan_in_a_key_that_is_read_shows(self, setting: Setting) -> None:
+        for name, call in self.each_normalizer(setting):
+            output = to_float64(self.see(_with(call, [4], math.nan, values=False), setting).output)
+            if name != "mean":  # which does not look at the logits
+                assert np.isnan(output).all(), f"{name}: {output}"
+
+    def test_nan_in_a_query_shows_in_its_row_alone(self, setting: Setting) -> None:
+        for name, call in self.each_normalizer(setting):
+            query = call.query.copy()
+            query[..., 3, :] = math.nan
+            output = to_float64(self.see(replace(call, query=query), setting).output)
+            assert np.isfinite(np.delete(output, 3, axis=-2)).all(), name
+            assert np.isnan(output[..., 3, :]).all() or name == "mean", name
+
+    def test_nan_and_infinity_in_a_value_that_is_read_show_as_in_the_oracle(self, setting: Setting) -> None:
+        for name, call in self.each_normalizer(setting):
+            value = call.value.copy()
+            value[..., 4, 1], value[..., 5, 2], value[..., 6, 3] = math.nan, math.inf, -math.inf
+            got = to_float64(self.see(replace(call, value=value), setting).output)
+            wanted = oracle_of(replace(call, value=value), setting).output
+            assert_close(got, wanted, max(1e-11, 5 * setting.tolerance), said=name, least=0.1)
+            if name == "softmax":
+                assert np.isnan(got[..., 1]).all()
+                assert (got[..., 2] == math.inf).all()
+                assert (got[..., 3] == -math.inf).all()
+
+    # -- Ties ---------------------------------------------------------------------------------------------------------------
+
+    def test_ties_go_to_the_lowest_key_and_exactly_k_are_kept(self, setting: Setting) -> None:
+        key = np.zeros((11, 1))
+        key[[2, 3, 7, 8, 9]] = 1.0
+        call = Call(np.ones((1, 1)), key, np.eye(11), scores.Dot(), normalizers.Hard())
+        for normalizer, kept in ((normalizers.Hard(), [2]), (normalizers.TopK(3), [2, 3, 7])):
+            wanted = np.where(np.isin(np.arange(11), kept), 1 / len(kept), 0.0)
+            got = self.see(replace(call, normalizer=normalizer), setting).output
+            assert_close(got, wanted[None, :], max(1e-12, setting.tolerance), said=str(normalizer))
+
+    # -- 12. A zero vector has cosine 0 with everything ---------------------------------------------------------------------
+
+    def test_zero_vector_has_cosine_0_with_everything(self, setting: Setting) -> None:
+        key = np.array([[0.0, 0.0], [3.0, 4.0], [-1.0, 0.0], [0.0, 0.0]])
+        value = np.array([[1.0], [2.0], [3.0], [10.0]])
+        call = Call(np.zeros((1, 2)), key, value, scores.Cosine(), normalizers.Softmax())
+        got = self.run(call, setting)
+        assert_close(got.output, [[4.0]], max(1e-12, setting.tolerance))
+        assert all(np.isfinite(gradient).all() for gradient in got.gradients)
+        call = replace(call, query=np.array([[1.0, 0.0]]))
+        agree(self.run(call, setting), oracle_of(call, setting), setting)
+
+
+def _with(call: Call, columns: list[int], number: float, values: bool = True) -> Call:
+    """The call with a number in these keys, and in their values."""
+    key, value = call.key.copy(), call.value.copy()
+    key[..., columns, :] = number
+    if values:
+        value[..., columns, :] = number
+    changed: Any = replace(call, key=key, value=value)
+    return changed  # type: ignore[no-any-return]

@@ -1,0 +1,282 @@
+"""The contract of a score.
+
+    class TestDot(ScoreContract):
+        part = Dot
+
+        def make(self, draw):
+            return Dot()
+
+        def formula(self, score, q, k, at):
+            return sum(a * b for a, b in zip(q, k))
+
+Everything else is inherited: agreement with the formula in every array library, gradients, tiles, lifting,
+masks.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from qkv.core.arrays import is_floating, namespace
+from qkv.core.equation import attend_dense
+from qkv.core.positions import Positions, whole
+from qkv.errors import ShapeError
+from qkv.masks import Pairs
+from qkv.normalizers import NORMALIZERS, Softmax
+from qkv.scores import Score
+from qkv.testing.examples import At, Draw, anew, element, floats, with_floats
+from qkv.testing.gradients import assert_jax_agrees, assert_numerical, torch_gradients
+from qkv.testing.libraries import Setting, assert_close
+from qkv.testing.parts import PartContract
+
+__all__ = ["ScoreContract"]
+
+END = Positions(align="end")
+
+
+class ScoreContract(PartContract):
+    """Inherit, write `make` and `formula`; the class attributes say what cannot be asked of every score."""
+
+    widths: ClassVar[tuple[int, int]] = (3, 3)
+    """Of query and key."""
+    compares_widths: ClassVar[bool] = True
+    """False: any widths will do, or there are none."""
+    differentiable: ClassVar[bool] = True
+    """False: the logits are constant wherever they are smooth."""
+    second_derivatives: ClassVar[bool] = True
+
+    def formula(self, score: Any, q: Any, k: Any, at: At) -> float:
+        """The logit of one pair, by other means than the score's; its arrays are of one batch element."""
+        raise NotImplementedError(f"{type(self).__name__} must say what the logit is.")
+
+    def edge(self, score: Any, q: Any, k: Any, at: At) -> bool:
+        """Whether this pair is so near a jump or a pole that rounding decides: it is not compared."""
+        return False
+
+    def rows(self, draw: Draw, length: int, width: int) -> Any:
+        """Queries or keys."""
+        return draw(length, width)
+
+    # -- values ---------------------------------------------------------------------------------------------
+
+    def test_agrees_with_its_formula(self, setting: Setting) -> None:
+        for query_batch, key_batch, batch in setting.few(
+            ((2, 3), (2, 1), (1, 3)), ((2,), (), ()), ((), (), ())
+        ):
+            draw = Draw(5, 4, 6, batch)
+            score = self.make(draw)
+            query = self.rows(Draw(6, batch=query_batch), 4, self.widths[0])
+            key = self.rows(Draw(7, batch=key_batch), 6, self.widths[1])
+            with setting.active():
+                wanted, compared = self._wanted(setting, score, batch, query, key)
+                arrays = [setting.array(x) for x in score.arrays()]
+
+                def logits(query: Any, key: Any, arrays: Any, score: Any = score) -> Any:
+                    return score.replace_arrays(arrays)(query, key, END)
+
+                if self.libraries == ("numpy",):
+                    got = logits(query, key, arrays)
+                else:
+                    got = setting.call(logits, setting.array(query), setting.array(key), arrays)
+                    assert setting.dtype in str(got.dtype)
+            assert_close(got, wanted, setting.tolerance, where=compared, said=f"{setting}, {batch}:")
+
+    def _wanted(
+        self, setting: Setting, score: Any, batch: tuple[int, ...], query: Any, key: Any
+    ) -> tuple[Any, Any]:
+        score = score.map_arrays(setting.rounded)
+        core = 1 if self.libraries == ("numpy",) and query.dtype.kind in "OV" else 2
+        if core == 2:
+            query, key = setting.rounded(query), setting.rounded(key)
+        shared = np.broadcast_shapes(query.shape[:-core], key.shape[:-core])
+        query = np.broadcast_to(query, (*shared, *query.shape[query.ndim - core :]))
+        key = np.broadcast_to(key, (*shared, *key.shape[key.ndim - core :]))
+        q, k = query.shape[len(shared)], key.shape[len(shared)]
+        wanted, compared = np.empty((*shared, q, k)), np.empty((*shared, q, k), dtype=bool)
+        for index in np.ndindex(*shared, q, k):
+            lead, (row, col) = index[:-2], index[-2:]
+            pair = (
+                element(score, batch, lead),
+                query[(*lead, row)],
+                key[(*lead, col)],
+                At(row, col, row + k - q, col),
+            )
+            wanted[index], compared[index] = self.formula(*pair), not self.edge(*pair)
+        return wanted, compared
+
+    def test_numbers_mean_the_same_as_arrays_of_one_number(self) -> None:
+        score = self.make(Draw(1))
+        plain = score.map_arrays(lambda a: a.item() if a.ndim == 0 else a)
+        query, key = self._sides()
+        assert_close(plain(query, key, END), score(query, key, END), 1e-15)
+
+    def test_lengths_of_zero_and_one_work(self) -> None:
+        for q, k in ((0, 3), (3, 0), (1, 1), (0, 0)):
+            score = self.make(Draw(1, q, k))
+            query, key = self.rows(Draw(2), q, self.widths[0]), self.rows(Draw(3), k, self.widths[1])
+            assert score(query, key, END).shape == (q, k)
+
+    def test_widths_that_cannot_be_compared_are_refused_by_naming_both(self) -> None:
+        score, (left, right) = self.make(Draw(1)), self.widths
+        if self.compares_widths:
+            with pytest.raises(
+                ShapeError, match=rf"\b{left + 8}\b.*\b({left}|{right})\b.*(Give|Project|must be)"
+            ):
+                score(np.zeros((2, left + 8)), np.zeros((2, right)), END)
+
+    def test_states_what_a_logit_costs(self) -> None:
+        score = self.make(Draw(1))
+        assert score.elements_per_logit(*self.widths) >= 1
+        assert score.flop_per_logit(*self.widths) >= 1
+        assert score.default_normalizer in NORMALIZERS
+
+    # -- tiles ----------------------------------------------------------------------------------------------
+
+    @settings(suppress_health_check=[HealthCheck.differing_executors])
+    @given(st.tuples(*[st.integers(0, 5)] * 2), st.tuples(*[st.integers(0, 7)] * 2), st.booleans())
+    def test_tile_of_the_slice_is_the_slice_of_the_whole(
+        self, r: tuple[int, ...], c: tuple[int, ...], b: bool
+    ) -> None:
+        rows, cols = (min(r), max(r)), (min(c), max(c))
+        batch = (2,) if b else ()
+        score = self.make(Draw(1, 5, 7, batch))
+        query = self.rows(Draw(2, batch=batch), 5, self.widths[0])
+        key = self.rows(Draw(3, batch=batch), 7, self.widths[1])
+        place = whole(5, 7, batch, END)
+        logits = score.tile(query, key, place)
+        where = (slice(*rows), slice(*cols))
+        axis = len(batch)
+        sides = (query[(slice(None),) * axis + where[:1]], key[(slice(None),) * axis + where[1:]])
+        tile = score.slice(*where).tile(*sides, place.cut(rows, cols))
+        assert_close(tile, logits[(..., *where)], 1e-12)
+
+    def test_lift_gives_the_logit_as_far_as_it_says(self) -> None:
+        for batch in ((), (2,)):
+            score = self.make(Draw(1, batch=batch))
+            query, key = self._sides(batch)
+            if score.lift_fact is None:
+                continue
+            place = whole(query.shape[-2], key.shape[-2], batch, END)
+            left, right = score.lift(query, key, place)
+            rest = score(query, key, END) - left @ np.swapaxes(right, -1, -2)
+            if score.lift_fact == "up_to_query_constant":
+                rest = rest - rest[..., :1]
+            assert np.abs(rest).max() <= 1e-12 * np.abs(score(query, key, END)).max()
+
+    def test_positional_is_true_exactly_where_positions_are_wanted(self) -> None:
+        score = self.make(Draw(1))
+        query, key = self._sides()
+        if score.positional:
+            with pytest.raises(ValueError, match=r"start.*end"):
+                score(query, key)
+        else:
+            assert_close(score(query, key), score(query, key, END), 0.0)
+
+    # -- gradients ------------------------------------------------------------------------------------------
+
+    def test_gradients_agree_with_differences(self) -> None:
+        if self.differentiable:
+            pytest.importorskip("torch")
+            score = self.make(Draw(1, 2, 3, (2,)))
+            inputs = [
+                self.rows(Draw(2, batch=(2,)), 2, self.widths[0]),
+                self.rows(Draw(3), 3, self.widths[1]),
+            ]
+            template = Setting("torch", "float64").part(score)
+
+            def logits(query: Any, key: Any, *arrays: Any) -> Any:
+                return _finite(with_floats(template, arrays)(query, key, END))
+
+            assert_numerical(logits, [*inputs, *floats(score)], self.second_derivatives)
+
+    def test_gradients_of_closed_over_arrays_under_jit_are_those_of_torch(self) -> None:
+        if self.differentiable:
+            score = self.make(Draw(1))
+            assert_jax_agrees(self._scalar(score), [*self._special_sides(), *floats(score)])
+
+    def test_gradients_are_finite_where_query_and_key_coincide_or_are_zero(self) -> None:
+        if self.differentiable:
+            score = self.make(Draw(1))
+            inputs = [*self._special_sides(), *floats(score)]
+            assert all(
+                np.isfinite(gradient).all() for gradient in torch_gradients(self._scalar(score), inputs)[1]
+            )
+
+    def test_what_is_masked_is_never_read_forward_or_backward(self) -> None:
+        if self.libraries != ("numpy",):
+            score, loss, clean, hurt = self._masked()
+            _, wanted = torch_gradients(loss, [*clean, *floats(score)])
+            got, gradients = torch_gradients(loss, [*hurt, *floats(score)])
+            assert np.isfinite(got)
+            for mine, theirs in zip(gradients, wanted, strict=True):
+                assert_close(mine, theirs, 1e-12, said="gradient beside a masked NaN:", least=1.0)
+
+    @pytest.mark.long
+    def test_what_is_masked_is_never_read_under_jit(self) -> None:
+        if self.libraries != ("numpy",):
+            score, loss, _, hurt = self._masked()
+            assert_jax_agrees(loss, [*hurt, *floats(score)])
+
+    # -- helpers --------------------------------------------------------------------------------------------
+
+    def _masked(self) -> tuple[Any, Any, Any, Any]:
+        """A score, a loss under a mask, and its inputs: clean, and with NaN where it masks."""
+        score = self.make(Draw(1))
+        clean_query, clean_key = self._sides()
+        allowed = np.ones((4, 6), dtype=bool)
+        allowed[:, 2], allowed[3, :], allowed[1, 4] = False, False, False
+        query, key = clean_query.copy(), clean_key.copy()
+        key[2], query[3] = np.nan, np.inf
+        value = np.arange(12.0).reshape(6, 2)
+        value[2] = np.nan
+
+        def loss(query: Any, key: Any, *arrays: Any) -> Any:
+            xp = namespace(query)
+            setting = Setting("torch" if hasattr(query, "detach") else "jax", "float64")
+            own = with_floats(setting.part(score), arrays)
+            seen = attend_dense(
+                query,
+                key,
+                setting.array(value),
+                score=own,
+                normalizer=Softmax(),
+                mask=Pairs(setting.array(allowed)),
+                positions=END,
+            )
+            return xp.sum(xp.sin(seen.output))
+
+        return score, loss, (clean_query, clean_key), (query, key)
+
+    def _sides(self, batch: tuple[int, ...] = ()) -> tuple[Any, Any]:
+        return (
+            self.rows(Draw(2, batch=batch), 4, self.widths[0]),
+            self.rows(Draw(3, batch=batch), 6, self.widths[1]),
+        )
+
+    def _special_sides(self) -> tuple[Any, Any]:
+        """A query that is equal to a key, and zeros on both sides, among the others."""
+        sides = self._sides()
+        for side in sides:
+            side[-2], side[-1] = 1.0, 0.0
+        return sides
+
+    def _scalar(self, score: Score) -> Any:
+        def scalar(query: Any, key: Any, *arrays: Any) -> Any:
+            xp = namespace(query)
+            part = score.map_arrays(lambda array: array if is_floating(array) else xp.asarray(array))
+            part = anew(with_floats(part, arrays))
+            logits = _finite(part(query, key, END))
+            weights = np.cos(np.arange(np.prod(logits.shape)).reshape(logits.shape))
+            return xp.sum(logits * xp.asarray(weights))
+
+        return scalar
+
+
+def _finite(logits: Any) -> Any:
+    xp = namespace(logits)
+    return xp.where(logits == -xp.inf, xp.zeros_like(logits), logits)

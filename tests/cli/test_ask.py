@@ -1,0 +1,223 @@
+"""`qkv ask` on the example tables."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+
+PEOPLE = ("people.csv", "--key", "name", "--value", "income")
+GPA = ("gpa.csv", "--key", "gpa", "--value", "starting_salary")
+
+
+def test_the_table_shows_answer_spread_support_and_rows_with_bars(qkv):
+    code, out, err = qkv("ask", *PEOPLE, "Jon Smiht")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert re.match(r"Jon Smiht → 48,2\d\d ± \d+   rests on 1.0 row$", lines[0])
+    assert lines[1].split() == ["weight", "similarity", "name", "income", "city"]
+    assert lines[2].split() == ["████████████", "0.998", "0.87", "John", "Smith", "48,200", "Oslo"]
+    assert len(lines[2:12]) == 10
+    assert "· 23 rows of people.csv; 1 left out (income missing in 1)" in lines
+    assert "\x1b" not in out
+
+
+def test_a_gpa_of_3_5_is_answered_by_its_neighbours(qkv):
+    code, out, _ = qkv("ask", *GPA, "3.5", "--format", "json", "--top", "180")
+    answer = json.loads(out)
+    near = sum(row["weight"] for row in answer["rows"] if 3.3 <= row["record"]["gpa"] <= 3.7)
+    far = sum(row["weight"] for row in answer["rows"] if not 3.0 < row["record"]["gpa"] < 4.0)
+    assert code == 0
+    assert near > 0.95
+    assert far < 0.001
+    assert 65_000 < answer["value"] < 80_000
+
+
+def test_no_match_is_an_answer(qkv):
+    code, out, err = qkv("ask", *PEOPLE, "xqzvkw")
+    assert (code, err) == (0, "")
+    assert out.startswith("xqzvkw → no match: the nearest key,")
+
+
+def test_a_negative_number_is_a_query_and_no_option(qkv):
+    code, out, _ = qkv("ask", *GPA, "-3.5")
+    assert code == 0
+    assert out.startswith("-3.5 → no match")
+
+
+def test_several_queries_show_three_rows_each_and_top_says_otherwise(qkv):
+    _, out, _ = qkv("ask", *GPA, "3.5", "2.5")
+    assert sum("█" in line for line in out.splitlines()) == 6
+    _, out, _ = qkv("ask", *GPA, "3.5", "2.5", "--top", "1")
+    assert sum("█" in line for line in out.splitlines()) == 2
+
+
+def test_json_is_one_object_per_line_that_holds_no_nan(qkv):
+    code, out, _ = qkv(
+        "ask", "members.csv", "--key", "member", "--value", "joined", "1200", "9999", "--format", "json"
+    )
+    first, second = [json.loads(line, parse_constant=pytest.fail) for line in out.splitlines()]
+    assert code == 0
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", first["value"])
+    assert first["spread"] > 0
+    assert set(first["rows"][0]) == {"weight", "distance", "record"}
+    assert second == {
+        "query": "9999",
+        "value": None,
+        "spread": None,
+        "support": 0.0,
+        "found": False,
+        "reason": second["reason"],
+        "rows": [],
+    }
+
+
+def test_csv_has_a_header_and_one_row_per_query(qkv):
+    _, out, _ = qkv("ask", *GPA, "3.5", "35", "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert list(rows[0]) == ["query", "value", "spread", "support", "found", "reason"]
+    assert [row["found"] for row in rows] == ["true", "false"]
+    assert float(rows[0]["value"]) > 60_000
+    assert rows[1]["value"] == ""
+
+
+def test_csv_of_a_vote_has_its_probability(qkv):
+    _, out, _ = qkv(
+        "ask", "students.csv", "--key", "major", "--value", "name", "psychology", "--format", "csv"
+    )
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert row["value"] == "John Doe"
+    assert float(row["probability"]) == pytest.approx(1, abs=1e-3)
+
+
+def test_explain_prints_the_plan(qkv):
+    _, out, _ = qkv("ask", *PEOPLE, "Jon Smiht", "--explain")
+    assert re.search(r"^kernel +(dense|streamed)", out, re.MULTILINE)
+    assert "score       Spelling()" in out
+
+
+@pytest.mark.parametrize("format_", ["json", "csv"])
+def test_explain_stays_out_of_output_for_programs(qkv, format_):
+    _, out, err = qkv("ask", *GPA, "3.5", "--format", format_, "--explain")
+    assert "kernel" not in out
+    assert "kernel" in err
+
+
+def test_score_normalizer_where_and_threshold_reach_the_database(qkv):
+    ask = ("ask", *PEOPLE, "Mario", "--format", "json")
+    values = [
+        json.loads(qkv(*ask, *options)[1])
+        for options in (
+            ("--where", "city = 'Lisbon'"),
+            ("--score", "exact"),
+            ("--normalizer", "mean"),
+            ("--threshold", "0.99", "--score", "levenshtein"),
+        )
+    ]
+    assert values[0]["rows"][0]["record"]["name"] == "Mario Gonzales"
+    assert values[1]["reason"] == "no key equals it"
+    assert values[2]["support"] == pytest.approx(23)
+    assert "under 0.99" in values[3]["reason"]
+
+
+def test_sql_takes_the_place_of_the_file(qkv):
+    query = "select name, income / 12 as monthly from 'people.csv'"
+    code, out, _ = qkv(
+        "ask", "--sql", query, "--key", "name", "--value", "monthly", "john doe", "--format", "json"
+    )
+    assert code == 0
+    assert json.loads(out)["value"] == pytest.approx(52_000 / 12, rel=1e-3)
+
+
+def test_queries_come_from_a_file_with_or_without_a_header(qkv, tmp_path):
+    for text in ("3.5\n2.5\n", "gpa\n3.5\n\n2.5", "\ufeff3.5\r\n2.5\r\n"):
+        (tmp_path / "q.txt").write_text(text, encoding="utf-8")
+        _, out, _ = qkv("ask", *GPA, "--queries", str(tmp_path / "q.txt"), "--format", "csv")
+        assert [line.split(",")[0] for line in out.splitlines()] == ["query", "3.5", "2.5"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("ask",), "there is no --key"),
+        (("ask", "--key", "a", "--value", "b"), "there is no FILE"),
+        (("ask", "people.csv", "--key", "name", "x"), "there is no --value"),
+        (("ask", "poeple.csv", "--key", "name", "--value", "income", "x"), "Did you mean 'people.csv'?"),
+        (("ask", "people.csv", "--key", "nmae", "--value", "income", "x"), "Did you mean 'name'?"),
+        (("ask", *PEOPLE, "x", "--format", "xml"), "--format is 'xml'"),
+        (("ask", *PEOPLE, "x", "--nomalizer", "mean"), "there is no option --nomalizer"),
+        (("ask", *PEOPLE, "x", "--top", "many"), "--top is 'many', and it is a whole number"),
+        (("ask", *PEOPLE, "x", "--top", "0"), "top is 0"),
+        (("ask", *PEOPLE, "x", "--score", "gausian"), "Did you mean 'gaussian'?"),
+        (("ask", *PEOPLE, "x", "--where", "income >"), "does not run"),
+        (("ask", *GPA, "abc"), "holds numbers"),
+        (("ask", "--sql", "selct", "--key", "a", "--value", "b", "x"), "SQL"),
+        (("ask", *GPA, "3.5", "--queries", "q.txt"), "Choose one"),
+        (("ask", *GPA, "--queries", "no-such-file"), "cannot be read"),
+        (("ask", *GPA, "--queries", "."), "folder"),
+        (("ask", *GPA, "3", "2", "--plot", "x.png"), "--plot draws the answer to one query"),
+        (("ask", *GPA, "3", "--plot", "x.jpg"), "ends in none of"),
+        (("ask", *GPA, "3", "--plot", "no-folder/x.png"), "there is no folder"),
+        (("aks",), "aks"),
+        (("ask", "--key"), "--key"),
+    ],
+)
+def test_what_cannot_be_used_is_one_sentence_on_stderr_and_exit_code_2(qkv, arguments, said):
+    code, out, err = qkv(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("qkv: ")
+    assert said in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+def test_a_defect_is_one_sentence_too_and_exit_code_1(qkv, monkeypatch):
+    from qkv.database.database import Database
+
+    monkeypatch.setattr(Database, "ask", lambda *_, **__: 1 / 0)
+    code, _, err = qkv("ask", *GPA, "3.5")
+    assert code == 1
+    assert err.startswith("qkv: a defect of qkv: ZeroDivisionError")
+    assert err.count("\n") == 1
+
+
+def test_an_interrupt_is_exit_code_130(qkv, monkeypatch):
+    from qkv.database.database import Database
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Database, "ask", interrupt)
+    code, out, err = qkv("ask", *GPA, "3.5")
+    assert (code, out) == (130, "")
+    assert "Traceback" not in err
+
+
+def test_a_plot_is_written_whole_and_a_failed_one_leaves_nothing(qkv, tmp_path, monkeypatch):
+    code, _, _ = qkv("ask", *GPA, "3.5", "--plot", str(tmp_path / "gpa.png"))
+    assert code == 0
+    assert (tmp_path / "gpa.png").read_bytes().startswith(b"\x89PNG")
+
+    from matplotlib.figure import Figure
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    code, _, err = qkv("ask", *GPA, "3.5", "--plot", str(tmp_path / "other.png"))
+    assert code == 2
+    assert "No space left" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["gpa.png"]
+
+
+def test_the_version_is_printed(qkv):
+    code, out, _ = qkv("--version")
+    assert code == 0
+    assert out.startswith("qkv ")
+
+
+def test_a_bare_command_shows_its_help(qkv):
+    code, out, _ = qkv()
+    assert code == 0
+    assert "explain" in out

@@ -1,0 +1,65 @@
+"""`qkv explain`: a plan from shapes."""
+
+import pytest
+
+SHAPES = ("--query", "8,1024,64", "--key", "8,4096,64")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ((), "kernel"),
+        (("--value", "8,4096,32"), "values 32 wide"),
+        (("--score", "additive"), "Additive"),
+        (("--score", "additive:16"), "16 numbers for each logit"),
+        (("--score", "bilinear"), "Bilinear"),
+        (("--score", "gated"), "Gated"),
+        (("--score", "separable-gate"), "SeparableGate"),
+        (("--score", "gaussian:0.5", "--normalizer", "topk:10"), "TopK(10)"),
+        (("--causal",), "Causal()"),
+        (("--causal", "--window", "128,0"), "Causal() & Window(128"),
+        (("--readout", "entropy", "--readout", "top-weights:5"), "Entropy(), TopWeights(5)"),
+        (("--library", "torch", "--gradient"), "with gradient"),
+        (("--dtype", "float64"), "float64 in numpy"),
+        (("--kernel", "streamed"), "named in the call"),
+        (("--memory", "64 MiB"), "64 MiB allowed"),
+        (("--library", "torch", "--dropout", "0.1"), "dropout"),
+    ],
+)
+def test_an_option_shows_in_the_plan(qkv, options, said):
+    code, out, err = qkv("explain", *SHAPES, *options)
+    assert (code, err) == (0, "")
+    assert said in " ".join(out.split())
+
+
+def test_text_has_no_width(qkv):
+    code, out, _ = qkv(
+        "explain", "--query", "5", "--key", "20000", "--value", "20000,1", "--score", "jaro-winkler"
+    )
+    assert code == 0
+    assert "5 queries × 20,000 keys, text" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("explain",), "there is no --query"),
+        (("explain", "--query", "1,2"), "there is no --key"),
+        (("explain", "--query", "a,b", "--key", "1,2"), "--query is 'a,b'"),
+        (("explain", "--query", "10,5", "--key", "20,7"), "query has width 5, key has width 7"),
+        (("explain", *SHAPES, "--dtype", "int8"), "--dtype is 'int8'"),
+        (("explain", *SHAPES, "--library", "mxnet"), "--library is 'mxnet'"),
+        (("explain", *SHAPES, "--kernel", "magic"), "magic"),
+        (("explain", *SHAPES, "--window", "3"), "--window is '3'"),
+        (("explain", *SHAPES, "--readout", "aura"), "there is no readout 'aura'"),
+        (("explain", *SHAPES, "--causal", "--align", "middle"), "--align is 'middle'"),
+        (("explain", *SHAPES, "--dropout", "much"), "--dropout is 'much'"),
+        (("explain", *SHAPES, "--memory", "plenty"), "plenty"),
+        (("explain", *SHAPES, "--normalizer", "sigmoid", "--readout", "entropy"), "Entropy wants weights"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence_on_stderr_and_exit_code_2(qkv, arguments, said):
+    code, out, err = qkv(*arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1

@@ -1,0 +1,56 @@
+"""The examples in the help run as they stand."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from qkv.cli.ask import ask
+from qkv.cli.explain import explain
+
+from .conftest import EXAMPLES, ROOT
+
+LINES = [
+    line.strip().replace("\\\\n", "\\n")
+    for command in (ask, explain)
+    for line in command.__doc__.splitlines()
+    if re.match(r"  (printf .*\| )?qkv ", line)
+]
+
+
+def test_both_commands_have_examples():
+    assert sum(" ask " in line for line in LINES) >= 8
+    assert sum(" explain " in line for line in LINES) >= 5
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_an_example_of_the_help_runs(line, tmp_path):
+    program = tmp_path / "qkv"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -c "from qkv.cli.main import main; main()" "$@"\n')
+    program.chmod(0o755)
+    settings = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT / "src")}
+    settings["PYTHONIOENCODING"] = "utf-8"
+    done = subprocess.run(
+        line, shell=True, cwd=EXAMPLES, env=settings, capture_output=True, encoding="utf-8", timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
+    assert "→ no match" not in done.stdout
+
+
+@pytest.mark.parametrize("command", ["ask", "explain"])
+def test_the_help_shows_every_example_in_one_line(qkv, command):
+    code, out, _ = qkv(command, "--help")
+    assert code == 0
+    for line in LINES:
+        if f"qkv {command} " in line:
+            assert line in out
+
+
+def test_every_option_says_what_it_is(qkv):
+    for command in ("ask", "explain"):
+        out = qkv(command, "--help")[1]
+        options = re.findall(r"^  (--[a-z]+)(.*)", out, re.MULTILINE)
+        assert len(options) >= 10

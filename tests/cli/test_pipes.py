@@ -1,0 +1,138 @@
+"""The command in a pipe, in a fresh process."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from .conftest import EXAMPLES, ROOT, command
+
+GPA = ("ask", "gpa.csv", "--key", "gpa", "--value", "starting_salary")
+
+
+def test_queries_come_from_standard_input():
+    done = command(*GPA, "--format", "csv", stdin="3.5\n2.5\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split(",")[0] for line in done.stdout.splitlines()] == ["query", "3.5", "2.5"]
+
+
+def test_many_queries_keep_their_order():
+    queries = [f"{2 + i / 1000:.3f}" for i in range(2000)]
+    done = command(*GPA, "--format", "csv", stdin="\n".join(queries))
+    assert [line.split(",")[0] for line in done.stdout.splitlines()[1:]] == queries
+
+
+def test_an_answer_appears_before_the_next_query_is_asked():
+    run = "from qkv.cli.main import main; main()"
+    settings = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
+    arguments = [sys.executable, "-c", run, *GPA, "--format", "json"]
+    with subprocess.Popen(
+        arguments, cwd=EXAMPLES, env=settings, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
+    ) as process:
+        for query in ("3.5", "2.5", "3.0"):
+            process.stdin.write(f"{query}\n")
+            process.stdin.flush()
+            # Blocks until the answer is there: the next query has not been written yet.
+            assert json.loads(process.stdout.readline())["query"] == query
+        process.stdin.close()
+        assert process.wait(30) == 0
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    run = "from qkv.cli.main import main; main()"
+    settings = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
+    arguments = [sys.executable, "-c", run, *GPA, "--format", "csv"]
+    with subprocess.Popen(
+        arguments,
+        cwd=EXAMPLES,
+        env=settings,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        process.stdin.write(b"3.5\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        process.stdout.close()
+        time.sleep(0.05)
+        try:
+            process.stdin.write(b"3.1\n" * 20_000)
+            process.stdin.close()
+        except BrokenPipeError:
+            pass
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 0
+
+
+def test_a_pipe_gets_no_colour_and_no_progress_bar():
+    done = command(*GPA, "3.5")
+    assert "\x1b" not in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_terminal_that_cannot_show_arrows_gets_question_marks():
+    done = command(*GPA, "3.5", env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0
+    assert "3.5 ? 73,000" in done.stdout
+
+
+def test_queries_that_are_not_text_are_one_sentence(tmp_path):
+    (tmp_path / "q").write_bytes(b"\xff\xfe3\x00")
+    done = command(*GPA, "--queries", str(tmp_path / "q"))
+    assert done.returncode == 2
+    assert "UTF-8" in done.stderr
+
+
+@pytest.mark.parametrize(("colour", "escapes"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_no_color_is_honoured_on_a_terminal(colour, escapes):
+    pty = pytest.importorskip("pty")
+    run = "from qkv.cli.main import main; main()"
+    settings = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    settings |= {
+        "PYTHONPATH": str(ROOT / "src"),
+        "TERM": "xterm-256color",
+        "PYTHONIOENCODING": "utf-8",
+        **colour,
+    }
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", run, *GPA, "3.5"],
+        cwd=EXAMPLES,
+        env=settings,
+        stdout=theirs,
+        stderr=theirs,
+        stdin=theirs,
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            block = os.read(ours, 65536)
+        except OSError:
+            break
+        if not block:
+            break
+        seen += block
+    os.close(ours)
+    assert process.wait(60) == 0
+    # Bold and dim are no colours; 30–37 and their bright twins are.
+    import re
+
+    assert bool(re.search(rb"\x1b\[[0-9;]*3[0-7]m", seen)) == escapes
+
+
+def test_asking_a_small_table_imports_nothing_heavy():
+    code = (
+        "import sys; from qkv.cli.main import run; "
+        f"run({[*GPA, '3.5']!r}); "
+        "heavy = ('torch', 'jax', 'pandas', 'polars', 'matplotlib', 'scipy', 'sklearn'); "
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    settings = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=EXAMPLES, env=settings, capture_output=True, encoding="utf-8"
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

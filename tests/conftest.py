@@ -1,0 +1,18 @@
+"""Settings of all tests: asserts of the contract suites are rewritten, hypothesis repeats its examples."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+pytest.register_assert_rewrite("qkv.testing")
+
+settings.register_profile("ci", derandomize=True, deadline=None, database=None, max_examples=40)
+settings.register_profile(
+    "long",
+    deadline=None,
+    database=None,
+    max_examples=500,
+    suppress_health_check=[HealthCheck.too_slow],  # five hundred large examples take their time
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -1,0 +1,120 @@
+"""Parts as values: what a new part gets by being a frozen dataclass."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qkv.core.parts import Part, axes, require_number
+from qkv.errors import OptionError, ShapeError
+from qkv.scores import Biased, Dot, Gaussian, SumOf
+
+
+@dataclass(frozen=True, eq=False)
+class Example(Part):
+    """Every kind of field there is."""
+
+    name: str = "x"
+    scale: Any = axes(default=1.0)
+    pairs: Any = axes("q", "k", default=None)
+    table: Any = axes("k", "width", default=None)
+    inner: Any = None
+    several: tuple[Any, ...] = ()
+    function: Any = None
+
+
+def test_a_numpy_scalar_becomes_the_python_number_it_is():
+    part = Example(scale=np.float32(0.5))
+    assert type(part.scale) is float
+    assert part.arrays() == ()
+    assert part.signature() == Example(scale=0.5).signature()
+
+
+def test_arrays_within_parts_and_tuples_are_found_in_the_order_of_the_fields():
+    a, b, c, d = (np.full(n, float(n)) for n in (1, 2, 3, 4))
+    part = Example(scale=a, inner=Example(scale=b), several=(c, (Example(scale=d), "word")))
+    assert [len(array) for array in part.arrays()] == [1, 2, 3, 4]
+    doubled = part.map_arrays(lambda array: 2 * array)
+    assert doubled.several[1][0].scale.tolist() == [8.0] * 4
+    assert doubled.several[1][1] == "word"
+    assert len(list(part.parts())) == 3
+
+
+def test_signatures_differ_where_numbers_shapes_or_functions_differ():
+    parts = [
+        Example(),
+        Example(scale=2.0),
+        Example(scale=2),
+        Example(scale=np.ones(2)),
+        Example(scale=np.ones(3)),
+        Example(function=abs),
+        Example(function=[1]),
+        Example(inner=Example()),
+    ]
+    assert len({part.signature() for part in parts}) == len(parts)
+
+
+def test_cutting_takes_the_axes_named_q_and_k_and_leaves_what_is_broadcast():
+    part = Example(pairs=np.arange(12.0).reshape(3, 4), table=np.arange(8.0).reshape(4, 2), scale=np.ones(5))
+    cut = part.slice(slice(1, 3), slice(0, 2))
+    assert (cut.pairs.shape, cut.table.shape, cut.scale.shape) == ((2, 2), (2, 2), (5,))
+    assert Example(pairs=np.ones((1, 4))).slice(slice(1, 3), slice(0, 2)).pairs.shape == (1, 2)
+
+
+def test_cutting_reaches_the_parts_within():
+    score = SumOf((Dot(), Biased(Gaussian(2.0), per_key=np.arange(5.0))))
+    assert score.slice(slice(0, 1), slice(3, 5)).scores[1].per_key.tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("array", "batch", "words"),
+    [
+        (
+            np.ones((2, 3, 4)),
+            (2, 5),
+            r"Example.*\(2, 3, 4\).*\(\*batch, q, k\).*1 batch axes.*has 2.*x\[:, None\]",
+        ),
+        (np.ones((5, 3, 4)), (2, 5), r"x\[None\]"),
+        (np.ones((2, 2, 3, 4)), (2,), r"x\[0\]"),
+        (np.ones((3, 3, 4)), (2,), r"\(3,\).*\(2,\).*equal, or 1"),
+        (np.ones(3), (), r"shape \(3,\); it must be \(\*batch, q, k\)"),
+    ],
+)
+def test_batch_axes_that_could_be_misread_are_refused_with_a_way_out(array, batch, words):
+    with pytest.raises(ShapeError, match=words):
+        Example(pairs=array).fit(np.zeros(()), batch)
+
+
+def test_fitting_brings_floating_arrays_to_the_dtype_and_leaves_integers():
+    part = Example(scale=np.ones(()), several=(np.arange(3),)).fit(np.zeros(()), (), np.float32)
+    assert part.scale.dtype == np.float32
+    assert part.several[0].dtype == np.arange(3).dtype
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((9, 5), "q = 3"), ((3, 9), "k = 5")])
+def test_arrays_of_other_lengths_are_refused_with_the_length_of_the_call(shape, axis):
+    with pytest.raises(ShapeError, match=rf"Example.*\({shape[0]}, {shape[1]}\).*{axis}.*or 1"):
+        Example(inner=Example(pairs=np.ones(shape))).check_lengths(3, 5)
+
+
+def test_arrays_of_length_one_or_of_the_call_pass():
+    for shape in ((3, 5), (1, 5), (3, 1), (7, 3, 5)):
+        Example(pairs=np.ones(shape), table=np.ones((5, 9))).check_lengths(3, 5)
+
+
+def test_printing_shows_shapes_numbers_and_names_but_no_default():
+    part = Example("y", scale=np.ones((2, 3), dtype=np.float32), several=(1, Example()), function=abs)
+    assert str(part) == "Example('y', scale=float32[2, 3], several=(1, Example()), function=abs)"
+
+
+def test_tracers_pass_construction():
+    jax = pytest.importorskip("jax")
+    got = jax.jit(lambda h: Gaussian(h)(jax.numpy.ones((1, 1)), jax.numpy.zeros((1, 1))))(2.0)
+    assert got.tolist() == [[-0.125]]
+
+
+@pytest.mark.parametrize("value", [0, -1.0, True, "2", None, float("nan")])
+def test_a_number_outside_what_is_wanted_is_refused_by_owner_name_and_value(value):
+    with pytest.raises(OptionError, match=r"Owner was given width=.*It must be positive"):
+        require_number("Owner", "width", value, lambda x: x > 0, "positive")

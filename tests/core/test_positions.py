@@ -1,0 +1,74 @@
+"""Where queries and keys stand, and the sentence for when nobody says."""
+
+import numpy as np
+import pytest
+
+from qkv.core.positions import Positions, whole
+from qkv.errors import KindError, OptionError, PositionError, ShapeError
+
+
+@pytest.mark.parametrize(
+    ("positions", "of_queries"),
+    [
+        (Positions(align="start"), [0, 1]),
+        (Positions(align="end"), [3, 4]),
+        (Positions(query_start=7), [7, 8]),
+        (Positions(query_start=np.int64(7)), [7, 8]),
+    ],
+    ids=str,
+)
+def test_queries_stand_where_it_is_said(positions, of_queries):
+    place = whole(2, 5, (), positions)
+    assert place.query_positions(np.zeros(()))[:, 0].tolist() == of_queries
+    assert place.key_positions(np.zeros(())).tolist() == [0, 1, 2, 3, 4]
+    assert place.query_span() == (of_queries[0], of_queries[-1])
+
+
+@pytest.mark.parametrize("start", [[0, 4], (0, 4), np.array([0, 4])], ids=["list", "tuple", "array"])
+def test_a_start_per_batch_element_may_be_a_list_or_an_array(start):
+    place = whole(2, 5, (2,), Positions(query_start=start))
+    assert place.query_positions(np.zeros(()))[..., 0].tolist() == [[0, 1], [4, 5]]
+    assert place.query_span() is None
+
+
+def test_a_start_in_numpy_serves_a_call_in_torch():
+    torch = pytest.importorskip("torch")
+    place = whole(2, 5, (2,), Positions(query_start=[0, 4]))
+    assert place.query_positions(torch.zeros(()))[..., 0].tolist() == [[0, 1], [4, 5]]
+
+
+def test_equal_lengths_need_no_positions():
+    assert whole(3, 3).query_positions(np.zeros(()))[:, 0].tolist() == [0, 1, 2]
+
+
+def test_different_lengths_without_positions_are_refused_with_both_choices():
+    with pytest.raises(PositionError, match=r'2 queries meet 5 keys.*align="start".*align="end"'):
+        whole(2, 5).query_positions(np.zeros(()))
+
+
+def test_a_tile_stands_at_its_own_rows_and_columns():
+    place = whole(4, 6, (), Positions(align="end")).cut((1, 3), (2, 5))
+    assert place.query_positions(np.zeros(()))[:, 0].tolist() == [3, 4]
+    assert place.key_positions(np.zeros(())).tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"align": "start", "query_start": 3}])
+def test_one_way_of_saying_it_is_wanted_not_none_and_not_two(arguments):
+    with pytest.raises(OptionError, match=r'one of align="start", align="end" or query_start='):
+        Positions(**arguments)
+
+
+def test_an_alignment_nobody_knows_is_refused_with_those_that_are():
+    with pytest.raises(OptionError, match=r'align=.left.*"start" or "end"'):
+        Positions(align="left")
+
+
+@pytest.mark.parametrize("start", [1.5, [0.5, 1.0]])
+def test_a_start_that_is_no_integer_is_refused(start):
+    with pytest.raises(KindError, match=r"query_start of float64. Give integers"):
+        Positions(query_start=start)
+
+
+def test_starts_for_another_number_of_batch_elements_are_refused():
+    with pytest.raises(ShapeError, match=r"must be equal, or 1"):
+        Positions(query_start=[0, 1, 2]).fit(np.zeros(()), (2,))

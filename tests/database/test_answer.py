@@ -1,0 +1,164 @@
+"""Answers: single and many, with their evidence, in other forms, and as text."""
+
+import datetime as dt
+import math
+import sys
+
+import pytest
+
+from qkv.database import Database, Evidence
+from qkv.database.show import number, shown, spread_shown
+from qkv.errors import MissingPackageError, OptionError
+
+PEOPLE = {
+    "name": ["John Smith", "Jane Roe", "Aisha Khan", "John Smyth"],
+    "income": [1000, 2000, 3000, 1200],
+    "city": ["Oslo", "Rome", "Oslo", None],
+}
+
+
+@pytest.fixture(name="people")
+def _people():
+    return Database.open(PEOPLE, key="name", value="income")
+
+
+def test_one_query_has_single_fields_and_many_have_lists(people):
+    one, many = people.ask("john smith"), people.ask(["john smith", "zzzzzz"])
+    assert isinstance(one.value, float)
+    assert (one.found, many.found) == (True, [True, False])
+    assert many.value == [one.value, None]
+    assert many.support[1] == 0.0
+    assert (many[0].value, many[-1].found) == (one.value, False)
+    assert [answer.value for answer in many] == many.value
+    assert many.query == ["john smith", "zzzzzz"]
+
+
+def test_evidence_is_whole_rows_heaviest_first_with_weights_that_make_the_value(people):
+    answer = people.ask("john smith")
+    assert isinstance(answer.rows[0], Evidence)
+    assert answer.rows[0].record == {"name": "John Smith", "income": 1000, "city": "Oslo"}
+    weights = [row.weight for row in answer.rows]
+    assert weights == sorted(weights, reverse=True)
+    assert sum(weights) == pytest.approx(1)
+    assert sum(row.weight * row.record["income"] for row in answer.rows) == pytest.approx(answer.value)
+    assert all(PEOPLE["name"][row.index] == row.record["name"] for row in answer.rows)
+
+
+def test_support_is_the_exponential_of_the_entropy(people):
+    answer = people.ask("john smith", normalizer="topk:4:0.2")
+    entropy = -sum(row.weight * math.log(row.weight) for row in answer.rows)
+    assert answer.support == pytest.approx(math.exp(entropy))
+
+
+def test_top_cuts_the_evidence_and_not_the_answer(people):
+    full, cut = people.ask("john smith", top=4), people.ask("john smith", top=1)
+    assert len(cut.rows) == 1
+    assert (cut.value, cut.spread, cut.support) == (full.value, full.spread, full.support)
+
+
+def test_many_queries_answer_as_each_alone(people, monkeypatch):
+    queries = ["john smith", "jane", "aisha kahn", "nobody", "john smyth"] * 3
+    together = people.ask(queries)
+    monkeypatch.setattr("qkv.database.asking._CHUNK", 4)
+    assert people.ask(queries).value == together.value
+    for query, value in zip(queries, together.value, strict=True):
+        assert people.ask(query).value == (None if value is None else pytest.approx(value, rel=1e-12))
+
+
+def test_the_plan_explains_what_ran(people):
+    text = str(people.ask("john smith").plan)
+    assert "Spelling()" in text
+    assert "4 keys" in text
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_frames_hold_one_row_per_query(people, library):
+    frame = people.ask(["john smith", "zzzzzz"]).to_frame(library)
+    assert type(frame).__module__.startswith(library)
+    assert list(frame.columns) == ["query", "value", "spread", "support", "found", "reason"]
+    assert list(frame["found"]) == [True, False]
+
+
+def test_an_arrow_table_names_the_parts_of_a_key_of_several_columns(people):
+    table = (
+        Database.open(PEOPLE, key="name,city", value="income")
+        .ask([("Jane Roe", "Rome"), ("x", "y")])
+        .to_arrow()
+    )
+    assert table.column_names[:3] == ["query_name", "query_city", "value"]
+    assert table.column("query_city").to_pylist() == ["Rome", "y"]
+
+
+def test_an_arrow_table_of_a_vote_has_its_probability():
+    table = Database.open(PEOPLE, key="name", value="city").ask(["jane roe", "zzz"]).to_arrow().to_pylist()
+    assert table[0]["value"] == "Rome"
+    assert table[0]["probability"] == pytest.approx(1, abs=1e-6)
+    assert table[1]["probability"] is None
+
+
+def test_without_pandas_and_polars_the_way_out_is_named(people, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(MissingPackageError, match="pip install pandas"):
+        people.ask("john smith").to_frame()
+    with pytest.raises(OptionError, match="'pandas' or 'polars'"):
+        people.ask("john smith").to_frame("numpy")
+
+
+def test_an_answer_reads_as_a_line_and_its_rows(people):
+    lines = repr(people.ask("jane roe")).splitlines()
+    assert lines[0].startswith("jane roe → 2000")
+    assert lines[0].endswith("rests on 1.0 row")
+    assert lines[1].split() == ["1.000", "similarity", "1", "name=Jane", "Roe", "income=2000", "city=Rome"]
+
+
+def test_many_answers_read_as_a_line_each(people):
+    text = repr(people.ask(["jane roe", "zzzzzz"]))
+    assert text.splitlines()[0] == "2 answers (1 found)"
+    assert "zzzzzz → no match: the nearest key" in text
+    assert len(repr(people.ask(["jane roe"] * 50)).splitlines()) == 12
+
+
+def test_a_database_reads_as_what_it_maps():
+    database = Database.open({"k": ["a", None], "v": [1, 2]}, key="k", value="v")
+    assert repr(database) == "Database(the dict: k → v, 1 row, 1 left out)"
+
+
+@pytest.mark.parametrize(
+    ("value", "spread", "text"),
+    [
+        (52_345.678, 1_234.5, "52,300"),
+        (48_222.2, 461.0, "48,220"),
+        (1100.0, None, "1100"),
+        (0.0, None, "0"),
+        (-0.012345, None, "-0.012345"),
+        (3.14159265, 0.01, "3.142"),
+        (52_000.00004, 1e-9, "52,000.0"),
+        (1e-12, None, "1e-12"),
+        (float("nan"), None, "nan"),
+        (123456789.0, None, "123,456,789"),
+    ],
+)
+def test_a_number_is_shown_to_the_digits_that_its_spread_leaves(value, spread, text):
+    assert number(value, spread) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "—"),
+        (True, "true"),
+        ("a\n b", "a b"),
+        (dt.date(2020, 1, 2), "2020-01-02"),
+        (dt.datetime(2020, 1, 2, 3, 4), "2020-01-02 03:04:00"),
+        ([1.0, 2.0, 3.0, 4.0, 5.0], "[1, 2, 3, 4, … 5 numbers]"),
+    ],
+)
+def test_a_cell_is_shown_in_one_line(value, text):
+    assert shown(value) == text
+
+
+def test_a_spread_of_moments_is_shown_in_days_or_less():
+    assert spread_shown(dt.timedelta(days=40)) == " ± 40 days"
+    assert spread_shown(dt.timedelta(seconds=90)) == " ± 0:01:30"
+    assert spread_shown(None) == ""

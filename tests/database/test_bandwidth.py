@@ -1,0 +1,164 @@
+"""Leave-one-out: the ladder gives what the definition gives, in linear memory, the same every time."""
+
+import csv
+import gzip
+import os
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qkv.database import Database
+from qkv.database.bandwidth import leave_one_out, scott
+from qkv.database.blocks import blocks_of, nearest_distances
+
+
+def by_definition(points, values, bandwidth):
+    """The error of leave-one-out in float64 with the whole matrix of pairs."""
+    squared = np.square(points[:, None] - points[None]).sum(-1)
+    kernel = np.exp(-squared / (2 * bandwidth**2))
+    kernel[kernel < np.exp(-34.5)] = 0  # out of reach: alone, a row is predicted by the mean
+    np.fill_diagonal(kernel, 0.0)
+    mass = kernel.sum(1, keepdims=True)
+    reached = mass > 0
+    predicted = np.where(reached, kernel @ values / np.where(reached, mass, 1.0), values.mean(axis=0))
+    return float(np.square(predicted - values).sum(1).mean())
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "outputs"), [(40, 1, 1), (1300, 2, 1), (1300, 2, 3), (700, 6, 1), (1025, 3, 2)]
+)
+def test_every_error_on_the_ladder_is_that_of_the_definition(rows, width, outputs):
+    draw = np.random.default_rng(rows + width)
+    points = draw.normal(size=(rows, width))
+    values = np.stack([np.sin(3 * points[:, 0] + i) for i in range(outputs)], axis=1) * 50 + 1000
+    values += draw.normal(size=values.shape) * 5
+    found = leave_one_out(points, values)
+    edge = nearest_distances(points).max() / 8.2
+    compared = 0
+    for bandwidth, error in found.tried:
+        if bandwidth > edge:  # below, rounding decides whether a row's last neighbour is within reach
+            assert error == pytest.approx(by_definition(points, values, bandwidth), rel=2e-4)
+            compared += 1
+    assert compared >= 5
+    best = min(found.tried, key=lambda pair: pair[1])
+    assert (found.value, found.error) == best
+    assert found.error < 0.8 * found.baseline
+
+
+def test_the_ladder_descends_by_the_root_of_two():
+    found = leave_one_out(np.linspace(-2, 2, 300)[:, None], np.linspace(-2, 2, 300)[:, None] ** 2)
+    widths = np.array([bandwidth for bandwidth, _ in found.tried])
+    assert widths[:-1] / widths[1:] == pytest.approx(np.sqrt(2))
+
+
+def test_the_bandwidth_is_the_same_every_time():
+    draw = np.random.default_rng(5)
+    points, values = draw.normal(size=(3000, 2)), draw.normal(size=(3000, 1))
+    assert leave_one_out(points, values) == leave_one_out(points, values)
+
+
+def test_large_nearly_equal_values_do_not_cancel():
+    points = np.linspace(-2, 2, 500)[:, None]
+    values = np.sin(4 * points) + 0.3 * np.random.default_rng(0).normal(size=(500, 1))
+    assert leave_one_out(points, values + 1e9).value == leave_one_out(points, values).value
+
+
+def test_a_value_that_the_key_says_nothing_about_gets_a_wide_kernel():
+    draw = np.random.default_rng(0)
+    points, values = draw.normal(size=(2000, 1)), draw.normal(size=(2000, 1))
+    assert leave_one_out(points, values).value > 0.5
+
+
+def test_memory_is_linear_in_the_rows():
+    draw = np.random.default_rng(0)
+    points = draw.normal(size=(8000, 2))
+    tracemalloc.start()
+    leave_one_out(points, points[:, :1])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 0.2 * 8000 * 8000 * 4
+
+
+def test_more_than_fifty_thousand_rows_are_thinned_and_said_so(monkeypatch):
+    monkeypatch.setattr("qkv.database.bandwidth._MOST_ROWS", 500)
+    points = np.linspace(-2, 2, 2000)[:, None]
+    found = leave_one_out(points, np.sin(8 * points))
+    assert found.rows == 500
+    assert "every 4th row" in found.method
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_too_few_rows_fall_back_on_the_rule_of_thumb(count):
+    assert "Scott" in leave_one_out(np.zeros((count, 1)), np.zeros((count, 1))).method
+
+
+def test_scott_narrows_with_the_rows_and_widens_with_the_width():
+    assert scott(10_000, 1, "").value == pytest.approx(10_000 ** (-1 / 5))
+    assert scott(10_000, 6, "").value > scott(100_000, 6, "").value
+
+
+def test_progress_rises_to_its_end():
+    seen = []
+    draw = np.random.default_rng(0)
+    points = draw.normal(size=(3000, 2))
+    leave_one_out(points, points[:, :1], lambda what, done, total: seen.append((what, done, total)))
+    assert {what for what, _, _ in seen} == {"choosing a bandwidth"}
+    assert all(0 < done <= total for _, done, total in seen)
+
+
+@pytest.mark.parametrize("width", [1, 2, 5])
+def test_nearest_distances_are_those_of_all_pairs(width):
+    points = np.random.default_rng(width).normal(size=(1400, width))
+    squared = np.square(points[:, None] - points[None]).sum(-1) + np.diag(np.full(1400, np.inf))
+    expected = np.sqrt(squared.min(1))
+    order = np.concatenate(blocks_of(points).rows)
+    assert nearest_distances(points) == pytest.approx(expected[order], rel=1e-3, abs=1e-6)
+
+
+def test_blocks_hold_every_row_once():
+    blocks = blocks_of(np.random.default_rng(0).normal(size=(1700, 3)), size=256)
+    assert sorted(np.concatenate(blocks.rows).tolist()) == list(range(1700))
+    assert sum(len(rows) != 256 for rows in blocks.rows) <= 1
+
+
+# -- on a database
+
+
+def test_a_database_chooses_its_bandwidth_once():
+    x = np.linspace(0, 6, 400)
+    database = Database.open({"x": x, "y": np.sin(3 * x)}, key="x", value="y")
+    calls = []
+    database.ask(1.0, progress=lambda what, done, total: calls.append(what))
+    assert "choosing a bandwidth" in calls
+    calls.clear()
+    database.ask([2.0, 3.0], where="y > 0", progress=lambda what, done, total: calls.append(what))
+    assert set(calls) == {"answering"}
+
+
+def test_a_value_without_numbers_takes_the_rule_of_thumb_and_says_so():
+    table = {"x": np.arange(30.0), "who": [f"person {i}" for i in range(30)]}
+    answer = Database.open(table, key="x", value="who").ask(4.0)
+    assert "Scott's rule (the values are nearly all different)" in " ".join(answer.notes)
+
+
+def test_categories_are_predicted_by_their_brier_score():
+    x = np.linspace(0, 1, 300)
+    table = {"x": x, "side": np.where(x < 0.5, "left", "right")}
+    answer = Database.open(table, key="x", value="side").ask([0.1, 0.9])
+    assert "leave-one-out over 300 rows" in " ".join(answer.notes)
+    assert answer.value == ["left", "right"]
+    assert min(next(iter(p.values())) for p in answer.probabilities) > 0.99
+
+
+@pytest.mark.skipif("QKV_DATA" not in os.environ, reason="QKV_DATA does not name the folder of public data")
+def test_california_by_leave_one_out_over_all_rows_halves_the_error_of_the_mean():
+    path = Path(os.environ["QKV_DATA"]) / "tables" / "california_housing.csv.gz"
+    with gzip.open(path, "rt") as stream:
+        rows = list(csv.DictReader(stream))
+    points = np.array([[float(row["longitude"]), float(row["latitude"])] for row in rows])
+    values = np.array([[float(row["median_house_value"])] for row in rows])
+    found = leave_one_out((points - points.mean(0)) / points.std(0), values)
+    assert found.rows == 20_640
+    assert found.error**0.5 < 0.5 * found.baseline**0.5

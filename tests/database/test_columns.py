@@ -1,0 +1,95 @@
+"""What a column holds, and what is missing in it."""
+
+import datetime as dt
+import decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from qkv.database import Database
+from qkv.database.columns import Column, fold, plain
+
+UTC = dt.UTC
+KINDS = [
+    ("text", ["a", None, "b"]),
+    ("text", pa.array(["a", None, "b"], pa.large_string())),
+    ("category", pa.array(["a", None, "b"]).dictionary_encode()),
+    ("number", [1, None, 3]),
+    ("number", pa.array([1, None, 3], pa.uint8())),
+    ("number", [1.5, None, 2.5]),
+    ("number", pa.array(np.array([1.5, np.nan, 2.5], np.float16))),
+    ("number", [1.5, float("nan"), float("2.5")]),
+    ("number", [1.5, float("inf"), 2.5]),
+    ("number", [decimal.Decimal("1.50"), None, decimal.Decimal("2.50")]),
+    ("number", pa.array([1, None, 3]).dictionary_encode()),
+    ("boolean", [True, None, False]),
+    ("moment", [dt.date(2020, 1, 1), None, dt.date(2021, 1, 1)]),
+    ("moment", pa.array([0, None, 86_400_000], pa.date64())),
+    ("moment", [dt.datetime(2020, 1, 1), None, dt.datetime(2021, 1, 1)]),
+    ("moment", [dt.datetime(2020, 1, 1, tzinfo=UTC), None, dt.datetime(2021, 1, 1, tzinfo=UTC)]),
+    ("moment", [dt.time(12, 30), None, dt.time(1, 2)]),
+    ("moment", [dt.timedelta(days=1), None, dt.timedelta(hours=1)]),
+    ("vector", [[1.0, 2.0], None, [3.0, 4.0]]),
+    ("vector", [[1.0, 2.0], [1.0, None], [3.0, 4.0]]),
+    ("vector", pa.array([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float32(), 2))),
+]
+
+
+@pytest.mark.parametrize(("kind", "cells"), KINDS)
+def test_the_second_cell_is_missing_in_every_kind_and_in_every_slice(kind, cells):
+    table = plain(pa.table({"c": cells}))
+    doubled = pa.concat_tables([table, table.slice(1)])
+    assert Column.of(table, "c").kind == kind
+    assert Column.of(table, "c").missing.tolist() == [False, True, False]
+    assert Column.of(doubled, "c").missing.tolist() == [False, True, False, True, False]
+    assert np.array_equal(Column.of(doubled, "c").cells[[0, 2]], Column.of(table, "c").cells[[0, 2]])
+
+
+@pytest.mark.parametrize(("kind", "cells"), [case for case in KINDS if case[0] == "moment"])
+def test_moments_come_back_as_they_were(kind, cells):
+    table = pa.table({"c": cells})
+    column = Column.of(table, "c")
+    assert [column.moment(column.cells[row]) for row in (0, 2)] == [table["c"][row].as_py() for row in (0, 2)]
+
+
+def test_nanoseconds_are_cut_to_what_python_holds():
+    table = plain(pa.table({"c": pa.array([1_600_000_000_123_456_789], pa.timestamp("ns"))}))
+    assert Column.of(table, "c").moment(0) == dt.datetime(2020, 9, 13, 12, 26, 40, 123456)
+
+
+def test_a_timestamp_with_a_zone_comes_back_in_its_zone():
+    when = dt.datetime(2020, 7, 1, 12, tzinfo=UTC)
+    for zone, hour in (("Europe/Oslo", 14), ("+05:30", 17), ("UTC", 12)):
+        column = Column.of(pa.table({"c": pa.array([when], pa.timestamp("us", zone))}), "c")
+        assert column.moment(0) == when
+        assert column.moment(0).hour == hour
+
+
+@pytest.mark.parametrize("text", ["john doe", "John  Doe", " JOHN\tDOE ", "Ｊｏｈｎ Doe"])
+def test_case_space_and_width_do_not_tell_texts_apart(text):
+    assert fold(text) == "john doe"
+
+
+def test_without_folding_case_tells_texts_apart():
+    table = {"name": ["Li", "LI"], "n": [1, 2]}
+    assert Database.open(table, key="name", value="n", fold=False).ask("LI", score="exact").value == 2.0
+    assert Database.open(table, key="name", value="n").ask("LI", score="exact").value == 1.5
+
+
+def test_rows_without_key_or_value_are_left_out_and_counted():
+    table = {"name": ["a", None, "c", "  ", "e"], "n": [1.0, 2.0, None, 4.0, 5.0]}
+    database = Database.open(table, key="name", value="n")
+    assert len(database) == 2
+    assert database.left_out == {"name": 2, "n": 1}
+    answer = database.ask("a", normalizer="mean")
+    assert answer.value == 3.0
+    assert "3 left out (name missing in 2, n missing in 1)" in answer.notes[0]
+
+
+def test_a_missing_value_never_reaches_an_answer():
+    table = {"x": [1.0, 2.0, 3.0, 4.0], "y": [1.0, float("nan"), float("inf"), 2.0]}
+    for normalizer in ("softmax", "mean", "sum", "topk:2", "hard", "sparsemax"):
+        score = "constant" if normalizer != "sum" else "exact"
+        answer = Database.open(table, key="x", value="y").ask([1.0, 2.0], score=score, normalizer=normalizer)
+        assert all(value is None or np.isfinite(value) for value in answer.value)

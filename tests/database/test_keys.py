@@ -1,0 +1,230 @@
+"""The defaults for each kind of key, and the queries that they call unlike every key."""
+
+import datetime as dt
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from qkv import scores
+from qkv.database import Database
+from qkv.errors import OptionError, QueryError
+
+
+def notes(answer):
+    return "; ".join(answer.notes)
+
+
+# -- text
+
+
+def test_a_text_key_states_how_it_is_compared():
+    answer = Database.open({"k": ["aa", "bb"], "v": [1, 2]}, key="k", value="v").ask("aa")
+    assert "compared by Spelling" in notes(answer)
+    assert "no match under a similarity of 0.8" in notes(answer)
+    assert "TopK(10, of=Softmax(0.02))" in notes(answer)
+
+
+def test_a_key_that_fills_more_than_ten_rows_answers_with_all_of_them():
+    table = {"k": ["pear"] * 40 + ["plum"] * 5, "v": list(range(40)) + [0] * 5}
+    answer = Database.open(table, key="k", value="v").ask("pear")
+    assert answer.value == pytest.approx(19.5, abs=1e-3)
+    assert answer.support == pytest.approx(40, rel=1e-3)
+
+
+def test_the_threshold_of_a_match_can_be_moved():
+    people = Database.open({"k": ["john smith"], "v": [1.0]}, key="k", value="v")
+    assert not people.ask("jan smid").found
+    assert people.ask("jan smid", threshold=0.6).found
+    assert not people.ask("john smyth", threshold=0.99).found
+
+
+def test_no_match_names_the_nearest_key_and_its_similarity():
+    reason = Database.open({"k": ["John Smith"], "v": [1.0]}, key="k", value="v").ask("xyz").reason
+    assert reason == "the nearest key, 'John Smith', has similarity 0.00, under 0.8"
+
+
+def test_a_beginning_finds_its_key_and_an_end_does_not():
+    people = Database.open({"k": ["John Doe"], "v": [1.0]}, key="k", value="v")
+    assert people.ask("john").found
+    assert not people.ask("doe").found
+    assert not people.ask("j").found
+
+
+@pytest.mark.parametrize(
+    "name", ["jaro-winkler", "levenshtein", "token-set-ratio", "spelling", scores.JaroWinkler()]
+)
+def test_every_text_score_finds_the_person(name):
+    people = Database.open({"k": ["John Smith", "Jane Roe"], "v": [1.0, 2.0]}, key="k", value="v")
+    assert people.ask("john smiht", score=name).rows[0].index == 0
+
+
+def test_words_in_another_order_are_found_by_their_set():
+    people = Database.open({"k": ["John Smith", "Jane Roe"], "v": [1.0, 2.0]}, key="k", value="v")
+    assert people.ask("smith john", score="token-set-ratio").rows[0].similarity == 1.0
+
+
+# -- category and boolean
+
+
+def test_a_category_is_compared_by_equality():
+    table = pa.table({"k": pa.array(["red", "blue", "red"]).dictionary_encode(), "v": [1.0, 2.0, 3.0]})
+    colours = Database.open(table, key="k", value="v")
+    assert colours.ask("RED").value == 2.0
+    assert not colours.ask("rod").found
+    assert "compared by equality" in notes(colours.ask("red"))
+
+
+def test_a_boolean_is_compared_by_equality():
+    answer = Database.open({"k": [True, False, True], "v": [1.0, 2.0, 3.0]}, key="k", value="v").ask(True)
+    assert (answer.value, answer.support) == (2.0, pytest.approx(2.0))
+
+
+# -- numbers
+
+
+SQUARES = {"x": np.linspace(0, 10, 201), "y": np.linspace(0, 10, 201) ** 2}
+
+
+def test_a_number_far_from_every_key_is_no_match_and_says_how_far():
+    database = Database.open(SQUARES, key="x", value="y")
+    answer = database.ask(40.0)
+    assert not answer.found
+    assert answer.reason.startswith("the nearest key, 10, is 30 away, and the reach is 0.")
+    assert database.ask(10.05).found
+    assert not database.ask(5.0, where="x > 8").found
+
+
+def test_the_reach_can_be_moved():
+    database = Database.open(SQUARES, key="x", value="y")
+    assert database.ask(12.0, threshold=5.0).found
+    assert not database.ask(3.0001, threshold=1e-9).found
+
+
+def test_a_given_bandwidth_counts_in_the_units_of_the_table():
+    table = {"km": [0.0, 1000.0, 2000.0], "v": [0.0, 1.0, 2.0]}
+    near = Database.open(table, key="km", value="v").ask(400.0, score="gaussian:1000")
+    weights = np.exp(-np.square(np.array([0.4, 0.6, 1.6])) / 2)
+    assert near.value == pytest.approx(weights @ [0, 1, 2] / weights.sum())
+    assert near.rows[0].distance == 400.0
+
+
+def test_scales_of_columns_do_not_matter_by_default():
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=300), draw.normal(size=300)
+    plain = Database.open({"x": x, "y": y, "v": x + y}, key="x,y", value="v").ask((0.1, 0.2))
+    scaled = Database.open({"x": x * 1e6, "y": y / 1e6, "v": x + y}, key="x,y", value="v").ask((1e5, 2e-7))
+    assert scaled.value == pytest.approx(plain.value, rel=1e-6)
+
+
+def test_dates_are_keys_and_their_distances_are_days():
+    first = dt.date(2020, 1, 1)
+    table = {"day": [first + dt.timedelta(days=i) for i in range(100)], "n": np.arange(100.0)}
+    answer = Database.open(table, key="day", value="n").ask("2020-02-01")
+    assert answer.value == pytest.approx(31, abs=0.5)
+    assert answer.rows[0].distance == pytest.approx(0, abs=1e-9)
+    assert answer.rows[1].distance == pytest.approx(1)
+    assert "days" in Database.open(table, key="day", value="n").ask("1999-01-01").reason
+
+
+def test_a_column_that_never_changes_does_not_decide():
+    table = {"x": np.arange(20.0), "same": np.full(20, 7.0), "v": np.arange(20.0)}
+    answer = Database.open(table, key="x,same", value="v").ask((5, 7))
+    assert answer.value == pytest.approx(5, abs=0.5)
+
+
+def test_numbers_dates_and_booleans_together_are_points():
+    rows = 60
+    table = {
+        "x": np.arange(rows, dtype=float),
+        "day": [dt.date(2020, 1, 1) + dt.timedelta(days=i) for i in range(rows)],
+        "on": [i % 2 == 0 for i in range(rows)],
+        "v": [float(i % 2) for i in range(rows)],
+    }
+    answer = Database.open(table, key="x,day,on", value="v").ask((30, "2020-01-31", "no"))
+    assert answer.value == pytest.approx(1.0, abs=0.05)
+
+
+def test_identical_keys_are_all_asked():
+    table = {"x": [1.0] * 5 + [2.0] * 5, "v": list(range(10))}
+    assert Database.open(table, key="x", value="v").ask(1.0, score="exact").value == 2.0
+
+
+# -- vectors
+
+
+def test_a_vector_key_is_compared_by_cosine_with_a_stated_threshold():
+    table = {"at": np.eye(3), "v": ["x", "y", "z"]}
+    database = Database.open(table, key="at", value="v")
+    answer = database.ask([10.0, 1.0, 0.0])
+    assert answer.value == "x"
+    assert answer.rows[0].similarity == pytest.approx(10 / np.sqrt(101))
+    assert "no match under a cosine of 0.5" in notes(answer)
+    assert "has similarity 0.00, under 0.5" in database.ask([0.0, 0.0, 0.0]).reason
+
+
+# -- several kinds
+
+
+MIXED = {
+    "name": ["Ann Lee", "Ann Lee", "Bob Ray", "Bob Ray", "Cy Orr", "Di Poe"],
+    "age": [20.0, 60.0, 20.0, 60.0, 40.0, 40.0],
+    "pay": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+}
+
+
+def test_a_key_of_several_kinds_is_compared_part_by_part():
+    people = Database.open(MIXED, key="name,age", value="pay")
+    assert people.ask(("Ann Le", 58)).rows[0].record["pay"] == 2.0
+    assert people.ask("Bob Ray,21").rows[0].record["pay"] == 3.0
+
+
+@pytest.mark.parametrize(("query", "part"), [(("Zzzz", 20), "name: "), (("Ann Lee", 900), "age: ")])
+def test_each_part_of_a_key_of_several_kinds_must_be_near(query, part):
+    answer = Database.open(MIXED, key="name,age", value="pay").ask(query)
+    assert not answer.found
+    assert answer.reason.startswith(part)
+
+
+def test_a_score_by_column_sees_the_columns_as_they_stand():
+    score = scores.ByColumn((("name", scores.Exact(), 100.0), ("age", scores.Gaussian(5.0), 1.0)))
+    answer = Database.open(MIXED, key="name,age", value="pay").ask(("bob ray", 59), score=score)
+    assert answer.value == pytest.approx(4.0, abs=1e-6)
+
+
+# -- scores that do not fit
+
+
+@pytest.mark.parametrize(
+    ("table", "score", "kind"),
+    [
+        ({"k": ["a", "b"], "v": [1, 2]}, "gaussian", OptionError),
+        ({"k": ["a", "b"], "v": [1, 2]}, "gaussian:1", QueryError),
+        ({"k": [1.0, 2.0], "v": [1, 2]}, "jaro-winkler", QueryError),
+        ({"k": [1.0, 2.0], "v": [1, 2]}, "nope", OptionError),
+    ],
+)
+def test_a_score_that_does_not_fit_its_key_is_one_sentence(table, score, kind):
+    query = table["k"][0]
+    with pytest.raises(kind) as error:
+        Database.open(table, key="k", value="v").ask(query, score=score)
+    assert "\n" not in str(error.value)
+
+
+def test_a_score_of_the_users_own_works_and_is_named():
+    same_start = scores.Custom(
+        lambda query, key: np.array([[float(a[:1] == b[:1]) for b in key] for a in query]), takes="text"
+    )
+    people = Database.open({"k": ["ann", "abe", "bob"], "v": [1.0, 3.0, 9.0]}, key="k", value="v")
+    assert people.ask("alice", score=same_start, normalizer="sum").value == 2.0
+
+
+def test_a_drawn_row_needs_a_seed_and_repeats_with_it():
+    database = Database.open(SQUARES, key="x", value="y")
+    first, second = (
+        database.ask([5.0] * 4, normalizer="sample", seed=3, score="gaussian:1") for _ in range(2)
+    )
+    assert first.value == second.value
+    assert all(len(one.rows) == 1 for one in first)
+    with pytest.raises(OptionError, match="seed"):
+        database.ask(5.0, normalizer="sample")

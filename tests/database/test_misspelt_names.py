@@ -1,0 +1,75 @@
+"""Misspelt names find their person among more than ten thousand, and nonsense finds nobody."""
+
+import os
+import random
+import string
+from pathlib import Path
+
+import pytest
+
+from qkv.database import Database
+from qkv.database.columns import fold
+
+pytestmark = pytest.mark.skipif(
+    "QKV_DATA" not in os.environ, reason="QKV_DATA does not name the folder of public data"
+)
+
+
+@pytest.fixture(name="names", scope="module")
+def _names():
+    files = sorted((Path(os.environ["QKV_DATA"]) / "names").glob("*.txt"))
+    return sorted(
+        {fold(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()} - {""}
+    )
+
+
+@pytest.fixture(name="people", scope="module")
+def _people(names):
+    return Database.open({"name": names, "row": list(range(len(names)))}, key="name", value="row")
+
+
+def edited(draw, name, kinds):
+    """The name with one letter put in, left out or changed, or two neighbours swapped."""
+    while True:
+        kind, at, letter = draw.choice(kinds), draw.randrange(len(name)), draw.choice(string.ascii_lowercase)
+        changed = {
+            "insert": name[:at] + letter + name[at:],
+            "delete": name[:at] + name[at + 1 :],
+            "change": name[:at] + letter + name[at + 1 :],
+            "swap": name[:at] + name[at + 1 : at + 2] + name[at] + name[at + 2 :],
+        }[kind]
+        if changed != name:
+            return changed
+
+
+@pytest.mark.parametrize("kinds", [("insert", "delete", "change"), ("insert", "delete", "change", "swap")])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_single_edit_finds_its_person_first_in_90_and_shown_in_99_of_100(names, people, kinds, seed):
+    assert len(names) >= 10_000
+    draw = random.Random(seed)
+    truth = draw.sample([name for name in names if len(name) >= 6], 300)
+    answer = people.ask([edited(draw, name, kinds) for name in truth])
+    rows = [[row.record["name"] for row in one.rows] for one in answer]
+    first = sum(shown[:1] == [name] for shown, name in zip(rows, truth, strict=True))
+    among = sum(name in shown for shown, name in zip(rows, truth, strict=True))
+    assert first >= 0.90 * len(truth)
+    assert among >= 0.99 * len(truth)
+
+
+def test_random_letters_are_no_match(people):
+    draw = random.Random(7)
+    words = ["".join(draw.choices(string.ascii_lowercase, k=draw.randint(6, 12))) for _ in range(300)]
+    assert sum(people.ask(words).found) <= 0.02 * len(words)
+
+
+@pytest.mark.parametrize("nonsense", ["xqzvkw", "asdfghjkl", "qwertyuiop", "zzzzzzzz", "12345678", "!!!???"])
+def test_nonsense_is_no_match(people, nonsense):
+    answer = people.ask(nonsense)
+    assert not answer.found
+    assert "under 0.8" in answer.reason
+
+
+def test_a_name_spelt_right_is_found_alone(names, people):
+    draw = random.Random(1)
+    for name in draw.sample([name for name in names if len(name) >= 6], 30):
+        assert people.ask(name).rows[0].record["name"] == name

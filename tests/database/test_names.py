@@ -1,0 +1,93 @@
+"""Scores and normalizers by name."""
+
+import pytest
+
+from qkv import normalizers, scores
+from qkv.database.names import named_normalizer, named_score, normalizer_names, score_names
+from qkv.errors import OptionError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("jaro-winkler", scores.JaroWinkler()),
+        ("JaroWinkler", scores.JaroWinkler()),
+        ("jaro_winkler", scores.JaroWinkler()),
+        ("exact", scores.Exact()),
+        ("gaussian:0.1", scores.Gaussian(0.1)),
+        ("laplace:2", scores.Laplace(2)),
+        ("cosine", scores.Cosine()),
+        ("cosine:0.5", scores.Cosine(0.5)),
+        ("scaled-dot", scores.ScaledDot()),
+        ("constant", scores.Constant()),
+    ],
+)
+def test_a_score_is_its_class_in_words_and_its_numbers(text, expected):
+    assert str(named_score(text).build()) == str(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("softmax", normalizers.Softmax()),
+        ("softmax:0.02", normalizers.Softmax(0.02)),
+        ("topk:10", normalizers.TopK(10)),
+        ("top-k:10", normalizers.TopK(10)),
+        ("topk:10:0.02", normalizers.TopK(10, of=normalizers.Softmax(0.02))),
+        ("topk:10:sparsemax", normalizers.TopK(10, of=normalizers.Sparsemax())),
+        ("topk:10:softmax:0.5", normalizers.TopK(10, of=normalizers.Softmax(0.5))),
+        ("sum", normalizers.Sum()),
+        ("entmax15", normalizers.Entmax15()),
+    ],
+)
+def test_a_normalizer_is_its_class_in_words_and_its_numbers(text, expected):
+    assert str(named_normalizer(text)) == str(expected)
+
+
+@pytest.mark.parametrize("name", score_names())
+def test_every_listed_score_can_be_built(name):
+    assert isinstance(named_score(name).build(), scores.Score)
+
+
+@pytest.mark.parametrize("name", normalizer_names())
+def test_every_listed_normalizer_can_be_built(name):
+    assert isinstance(
+        named_normalizer(f"{name}:3" if "k" in name and "top" in name else name), normalizers.Normalizer
+    )
+
+
+def test_every_exported_normalizer_has_a_name():
+    exported = {name.lower() for name in normalizers.__all__} - {"normalizer", "normalizers"}
+    assert {name.replace("-", "") for name in normalizer_names()} == exported
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("gausian", "Did you mean 'gaussian'"),
+        ("additive", "holds learned arrays"),
+        ("by-column", "holds learned arrays or other parts"),
+        ("exact:3", "'exact' was given 1 number. It takes none"),
+        ("gaussian:a", "no number after a colon"),
+        ("gaussian:-1", "positive"),
+        ("", "there is no score ''"),
+    ],
+)
+def test_a_score_that_cannot_be_built_is_one_sentence(text, said):
+    with pytest.raises(OptionError, match=said) as error:
+        named_score(text).build()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("softmx", "Did you mean 'softmax'"),
+        ("topk", "Write topk:10"),
+        ("topk:0", "at least 1"),
+        ("topk:2.5", "whole"),
+    ],
+)
+def test_a_normalizer_that_cannot_be_built_is_one_sentence(text, said):
+    with pytest.raises(OptionError, match=said):
+        named_normalizer(text)

@@ -1,0 +1,194 @@
+"""Queries as people write them."""
+
+import datetime as dt
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from qkv.database import Database
+from qkv.errors import OptionError, QueryError
+
+POINTS = {"x": [0.0, 1.0, 2.0, 3.0], "y": [0.0, 1.0, 2.0, 3.0], "v": [1.0, 2.0, 3.0, 4.0]}
+NAMES = {"first": ["Ann", "Bob"], "last": ["Lee", "Ray, Jr"], "v": [1.0, 2.0]}
+
+
+def points(key="x,y"):
+    return Database.open(POINTS, key=key, value="v")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [(1, 2), [1.0, 2.0], "1,2", " 1 , 2 ", {"x": 1, "y": 2}, {"y": "2", "x": "1"}, np.array([1.0, 2.0])],
+)
+def test_one_query_of_two_columns_however_it_is_written(query):
+    answer = points().ask(query, score="gaussian:1")
+    expected = points().ask((1, 2), score="gaussian:1")
+    assert answer.single
+    assert answer.value == expected.value
+
+
+@pytest.mark.parametrize(
+    "queries",
+    [
+        [(1, 2), (3, 3)],
+        [[1, 2], [3, 3]],
+        ["1,2", "3,3"],
+        [{"x": 1, "y": 2}, {"x": 3, "y": 3}],
+        np.array([[1.0, 2.0], [3.0, 3.0]]),
+        pd.DataFrame({"y": [2.0, 3.0], "x": [1.0, 3.0]}),
+        pa.table({"x": [1.0, 3.0], "y": [2.0, 3.0]}),
+    ],
+    ids=lambda queries: type(queries).__name__,
+)
+def test_two_queries_of_two_columns_however_they_are_written(queries):
+    answer = points().ask(queries, score="gaussian:1")
+    assert len(answer) == 2
+    assert answer.value == [
+        points().ask((1, 2), score="gaussian:1").value,
+        points().ask((3, 3), score="gaussian:1").value,
+    ]
+
+
+@pytest.mark.parametrize(
+    "queries", [[1, 2.5], (1, 2.5), np.array([1, 2.5]), pa.array([1, 2.5]), pd.Series([1, 2.5]), ["1", "2.5"]]
+)
+def test_many_queries_of_one_column(queries):
+    answer = points("x").ask(queries, score="gaussian:1")
+    assert answer.value == [
+        points("x").ask(1, score="gaussian:1").value,
+        points("x").ask(2.5, score="gaussian:1").value,
+    ]
+
+
+def test_a_comma_within_quotes_belongs_to_the_part():
+    people = Database.open(NAMES, key="first,last", value="v")
+    assert people.ask('Bob,"Ray, Jr"').value == pytest.approx(2.0, abs=1e-3)
+
+
+def test_no_queries_have_no_answers():
+    answer = points("x").ask([])
+    assert (answer.value, len(answer), list(answer)) == ([], 0, [])
+    assert answer.to_arrow().num_rows == 0
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), "", "  "])
+def test_a_missing_query_is_no_match(missing):
+    answer = points("x").ask(missing)
+    assert not answer.found
+    assert answer.reason == "the query is missing"
+    assert points("x").ask([1, missing]).found == [True, False]
+
+
+DATES = {"day": [dt.date(2020, 1, 1), dt.date(2020, 1, 11), dt.date(2020, 1, 21)], "n": [1.0, 2.0, 3.0]}
+TIMES = {
+    "at": [dt.datetime(2020, 1, 1, 6, tzinfo=dt.UTC), dt.datetime(2020, 1, 2, 6, tzinfo=dt.UTC)],
+    "n": [1.0, 2.0],
+}
+
+
+@pytest.mark.parametrize(
+    "query", ["2020-01-11", dt.date(2020, 1, 11), dt.datetime(2020, 1, 11, 8), np.datetime64("2020-01-11")]
+)
+def test_a_date_however_it_is_written(query):
+    assert Database.open(DATES, key="day", value="n").ask(query, score="exact").value == 2.0
+
+
+@pytest.mark.parametrize(
+    "query", ["2020-01-02T06:00:00+00:00", "2020-01-02 08:00+02:00", dt.datetime(2020, 1, 2, 6)]
+)
+def test_a_moment_with_a_zone_however_it_is_written(query):
+    assert Database.open(TIMES, key="at", value="n").ask(query, score="exact").value == 2.0
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"), [(True, 1.0), ("yes", 1.0), ("False", 2.0), (0, 2.0), ("T", 1.0)]
+)
+def test_a_boolean_however_it_is_written(query, expected):
+    table = {"member": [True, False], "n": [1.0, 2.0]}
+    assert Database.open(table, key="member", value="n").ask(query).value == expected
+
+
+VECTORS = {"at": [[1.0, 0.0], [0.0, 1.0]], "n": [1.0, 2.0]}
+MISFITS = [
+    (POINTS, "x", "abc", "does not fit the key 'x', which holds numbers"),
+    (POINTS, "x", "inf", "which holds numbers"),
+    (POINTS, "x", dt.date(2020, 1, 1), "which holds numbers"),
+    (POINTS, "x,y", "1", r"has 1 part, and the key has 2: x, y\. Give one for each, such as 2,2"),
+    (POINTS, "x,y", (1, 2, 3), "has 3 parts"),
+    (POINTS, "x,y", {"x": 1}, "lacks 'y'"),
+    (POINTS, "x,y", 7, "has 1 part"),
+    (NAMES, "first", 42, "the query 42 does not fit the key 'first', which holds text"),
+    (DATES, "day", "yesterday", "which holds moments. Ask with something like 2020-01-11"),
+    (DATES, "day", 3.5, "which holds moments"),
+    (VECTORS, "at", [1.0, 2.0, 3.0], "which holds vectors of 2 numbers"),
+    (VECTORS, "at", "north", "which holds vectors of 2 numbers"),
+    ({"b": [True, False], "v": [1, 2]}, "b", "perhaps", "which holds true and false"),
+]
+
+
+@pytest.mark.parametrize(("table", "key", "query", "said"), MISFITS)
+def test_a_query_of_another_kind_than_its_key_is_one_sentence(table, key, query, said):
+    value = next(reversed(table))
+    with pytest.raises(QueryError, match=said) as error:
+        Database.open(table, key=key, value=value).ask(query)
+    assert "\n" not in str(error.value)
+
+
+def test_a_frame_of_queries_without_the_key_says_what_it_has():
+    with pytest.raises(QueryError, match="have no column 'y'; they have x, z"):
+        points().ask(pd.DataFrame({"x": [1.0], "z": [2.0]}))
+
+
+@pytest.mark.parametrize("top", [0, -1, 2.5])
+def test_top_is_a_positive_number(top):
+    with pytest.raises(OptionError, match="top is"):
+        points("x").ask(1, top=top)
+
+
+CITIES = {"name": ["a", "b", "c"], "city": ["Oslo", "Rome", "Oslo"], "n": [1.0, 2.0, 3.0]}
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("city = 'Oslo'", 2.0),
+        ("n > (select avg(n) from data)", 3.0),
+        ("city like 'R%'", 2.0),
+        ("n between 1 and 2", 1.5),
+    ],
+)
+def test_where_keeps_the_rows_that_satisfy_it(where, expected):
+    assert (
+        Database.open(CITIES, key="name", value="n").ask("a", where=where, normalizer="mean").value
+        == expected
+    )
+
+
+def test_where_that_nothing_satisfies_is_no_match():
+    answer = Database.open(CITIES, key="name", value="n").ask("a", where="n > 99")
+    assert (answer.found, answer.reason) == (False, "no row satisfies the predicate")
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "",
+        "city =",
+        "nope = 1",
+        "city",
+        "n > 1; drop table data",
+        "n > 1) or (true",
+        "true) union select 1",
+        "n > (select count(*) from read_csv('/etc/hosts'))",
+        "n > (select count(*) from '/etc/hosts')",
+        "sum(n) > 1",
+        "n > 1 order by n",
+    ],
+)
+def test_a_predicate_that_does_not_run_or_reaches_outside_is_one_sentence(where):
+    with pytest.raises(QueryError) as error:
+        Database.open(CITIES, key="name", value="n").ask("a", where=where)
+    assert "\n" not in str(error.value)
+    assert "name, city, n" in str(error.value)

@@ -1,0 +1,189 @@
+"""A table is a table, wherever it comes from."""
+
+import gzip
+import json
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet
+import pytest
+
+from qkv.database import Database
+from qkv.errors import DataError, QueryError
+
+ROWS = {"name": ["John Doe", "Jane Roe", "Li Mu"], "income": [1000, 2000, 3000]}
+TABLE = pa.table(ROWS)
+CSV = "name,income\nJohn Doe,1000\nJane Roe,2000\nLi Mu,3000\n"
+
+
+def json_lines():
+    return "".join(json.dumps(row) + "\n" for row in TABLE.to_pylist())
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8")
+
+
+def ipc(path, kind):
+    new = pa.ipc.new_file if kind == "file" else pa.ipc.new_stream
+    with pa.OSFile(str(path), "wb") as sink, new(sink, TABLE.schema) as writer:
+        writer.write_table(TABLE)
+
+
+def zipped(path):
+    ipc(path.with_suffix(""), "file")
+    path.write_bytes(gzip.compress(path.with_suffix("").read_bytes()))
+
+
+FILES = {
+    "people.csv": lambda path: write(path, CSV),
+    "people.CSV": lambda path: write(path, CSV),
+    "people.txt": lambda path: write(path, CSV.replace(",", ";")),
+    "people.tsv": lambda path: write(path, CSV.replace(",", "\t")),
+    "people.jsonl": lambda path: write(path, json_lines()),
+    "people.ndjson": lambda path: write(path, json_lines()),
+    "people.json": lambda path: write(path, json.dumps(TABLE.to_pylist())),
+    "people.csv.gz": lambda path: path.write_bytes(gzip.compress(CSV.encode())),
+    "people.jsonl.gz": lambda path: path.write_bytes(gzip.compress(json_lines().encode())),
+    "people.parquet": lambda path: pyarrow.parquet.write_table(TABLE, path),
+    "people.feather": lambda path: pyarrow.feather.write_feather(TABLE, path),
+    "people.arrow": lambda path: ipc(path, "file"),
+    "stream.arrow": lambda path: ipc(path, "stream"),
+    "people.arrow.gz": zipped,
+    "odd [1]*name.csv": lambda path: write(path, CSV),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_kind_of_file_gives_the_same_answer(name, tmp_path):
+    FILES[name](tmp_path / name)
+    for source in (tmp_path / name, str(tmp_path / name)):
+        people = Database.open(source, key="name", value="income")
+        assert people.ask("jane roe", score="exact").value == 2000.0
+        assert people.table.column_names == ["name", "income"]
+
+
+OBJECTS = {
+    "dict of lists": lambda: ROWS,
+    "dict of arrays": lambda: {name: np.array(cells) for name, cells in ROWS.items()},
+    "list of records": lambda: TABLE.to_pylist(),
+    "pyarrow table": lambda: TABLE,
+    "pyarrow batch": lambda: TABLE.to_batches()[0],
+    "pandas frame": lambda: pd.DataFrame(ROWS),
+    "pandas frame with a named index": lambda: pd.DataFrame(ROWS).set_index("name"),
+    "polars frame": lambda: pl.DataFrame(ROWS),
+    "dict of polars series": lambda: {name: pl.Series(cells) for name, cells in ROWS.items()},
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_every_kind_of_object_gives_the_same_answer(name):
+    people = Database.open(OBJECTS[name](), key="name", value="income")
+    assert people.ask("jane roe", score="exact").value == 2000.0
+
+
+def test_sql_reads_files_and_given_tables(tmp_path):
+    write(tmp_path / "people.csv", CSV)
+    query = f"select name, income * factor as pay from '{tmp_path / 'people.csv'}' join rates using (name)"
+    rates = {"name": ["John Doe", "Jane Roe"], "factor": [2, 3]}
+    people = Database.sql(query, key="name", value="pay", tables={"rates": rates})
+    assert len(people) == 2
+    assert people.ask("Jane Roe", score="exact").value == 6000.0
+
+
+def test_a_header_of_texts_over_texts_is_a_header(tmp_path):
+    write(tmp_path / "t.csv", "last,first\nLi,Mu\nHu,Rachel\n")
+    assert Database.open(tmp_path / "t.csv", key="last", value="first").ask("Hu").value == "Rachel"
+
+
+def test_a_matrix_is_a_column_of_vectors():
+    table = {"at": np.eye(3), "what": ["x", "y", "z"]}
+    assert Database.open(table, key="at", value="what").ask([0.1, 0.9, 0.0]).value == "y"
+
+
+def test_a_column_whose_name_holds_a_comma_can_be_the_key():
+    table = {"a,b": [1.0, 2.0, 3.0], "c": [1, 2, 3]}
+    assert Database.open(table, key="a,b", value="c").key == ("a,b",)
+
+
+BAD_FILES = {
+    "gone.csv": (None, "there is no file"),
+    "people.xlsx": (b"PK", "ends in none of .csv"),
+    "noise.parquet": (b"\x00\x01\x02" * 400, "cannot be read as parquet"),
+    "noise.arrow": (b"\x00\x01\x02" * 400, "cannot be read as Arrow"),
+    "noise.json": (b"{]" * 50, "cannot be read as json"),
+    "noise.csv.gz": (b"not gzip at all", "cannot be read as csv"),
+    "empty.csv": (b"", "there is no column 'name'"),
+    "header.csv": (b"name,income\n", "has no rows"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_FILES)
+def test_a_file_that_cannot_be_used_is_one_sentence(name, tmp_path):
+    content, said = BAD_FILES[name]
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=said) as error:
+        Database.open(tmp_path / name, key="name", value="income")
+    assert "\n" not in str(error.value)
+
+
+def test_a_misspelt_file_and_a_misspelt_column_are_suggested(tmp_path):
+    write(tmp_path / "people.csv", CSV)
+    with pytest.raises(DataError, match=r"Did you mean 'people.csv'\?"):
+        Database.open(tmp_path / "poeple.csv", key="name", value="income")
+    with pytest.raises(DataError, match=r"it has name, income. Did you mean 'income'\?"):
+        Database.open(tmp_path / "people.csv", key="name", value="incmoe")
+
+
+BAD_OBJECTS = {
+    "a number": (3, "is no table"),
+    "no records": ([], "is no table"),
+    "unequal columns": ({"name": ["a"], "income": [1, 2]}, "equal length"),
+    "a bare text": ({"name": "abc", "income": [1]}, "a list or an array is wanted"),
+    "a cube": ({"name": ["a"], "income": np.zeros((1, 1, 1))}, "3 axes"),
+    "mixed cells": ({"name": ["a", 3], "income": [1, 2]}, "does not make a table"),
+    "a struct": ({"name": [{"x": 1}], "income": [1]}, "neither compared nor averaged"),
+    "ragged vectors": ({"name": [[1.0], [1.0, 2.0]], "income": [1, 2]}, "lists of 1 to 2 numbers"),
+    "nothing filled": ({"name": ["a", None], "income": [None, 1]}, "no row of the dict has all of"),
+    "no rows": ({"name": [], "income": []}, "has no rows"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OBJECTS)
+def test_an_object_that_cannot_be_used_is_one_sentence(name):
+    source, said = BAD_OBJECTS[name]
+    with pytest.raises(DataError, match=said) as error:
+        Database.open(source, key="name", value="income")
+    assert "\n" not in str(error.value)
+
+
+def test_repeated_column_names_are_refused():
+    table = pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])
+    with pytest.raises(DataError, match="more than once"):
+        Database.open(table, key="a", value="a")
+
+
+@pytest.mark.parametrize("key", ["", [], ["name", "name"], [3]])
+def test_a_key_that_names_no_columns_is_refused(key):
+    with pytest.raises(DataError):
+        Database.open(ROWS, key=key, value="income")
+
+
+@pytest.mark.parametrize(
+    "query", ["selct 1", "select nope from t", "select 1; drop table x", "create table x (a int)"]
+)
+def test_bad_sql_is_one_sentence(query):
+    with pytest.raises(QueryError) as error:
+        Database.sql(query, key="name", value="income")
+    assert "\n" not in str(error.value)
+
+
+def test_sql_fetches_no_extension():
+    with pytest.raises(QueryError):
+        Database.sql("select * from st_read('x')", key="name", value="income")
+    with pytest.raises(QueryError):
+        Database.sql("select * from 'https://example.invalid/x.parquet'", key="name", value="income")

@@ -1,0 +1,99 @@
+"""What becomes of the values under the weights, against the definition."""
+
+import datetime as dt
+
+import numpy as np
+import pytest
+
+from qkv import scores
+from qkv.database import Database
+
+X = np.linspace(0.0, 1.0, 50)
+
+
+def weights_at(query, bandwidth=0.1):
+    weights = np.exp(-np.square(X - query) / (2 * bandwidth**2))
+    return weights / weights.sum()
+
+
+def ask(values, query=0.3):
+    return Database.open({"x": X, "v": values}, key="x", value="v").ask(query, score="gaussian:0.1")
+
+
+def test_numbers_are_averaged_and_spread_about_their_mean():
+    values = np.cos(5 * X) * 100 + 1e6
+    answer, w = ask(values), weights_at(0.3)
+    assert answer.value == pytest.approx(w @ values, rel=1e-14)
+    assert answer.spread == pytest.approx(np.sqrt(w @ (values - w @ values) ** 2), rel=1e-8)
+
+
+def test_one_row_of_all_the_weight_is_its_cell_to_the_last_bit_with_no_spread():
+    values = np.cos(5 * X) * 1e9 + 1 / 3
+    database = Database.open({"x": X, "v": values}, key="x", value="v")
+    answer = database.ask(float(X[7]), score="exact")
+    assert (answer.value, answer.spread) == (values[7], 0.0)
+
+
+def test_dates_are_averaged_to_the_nearest_day():
+    days = [dt.date(2020, 1, 1) + dt.timedelta(days=int(100 * x)) for x in X]
+    answer, w = ask(days), weights_at(0.3)
+    offset = np.array([(day - days[0]).days for day in days])
+    assert answer.value == days[0] + dt.timedelta(days=round(w @ offset))
+    expected = np.sqrt(w @ (offset - w @ offset) ** 2)
+    assert answer.spread / dt.timedelta(days=1) == pytest.approx(expected, rel=1e-6)
+
+
+def test_timestamps_are_averaged_to_the_microsecond():
+    times = [dt.datetime(2020, 1, 1, 12, 0, 0, 10), dt.datetime(2020, 1, 1, 12, 0, 0, 30)]
+    answer = Database.open({"k": [1, 1], "t": times}, key="k", value="t").ask(1, score="exact")
+    assert answer.value == dt.datetime(2020, 1, 1, 12, 0, 0, 20)
+    assert answer.spread == dt.timedelta(microseconds=10)
+
+
+def test_vectors_are_averaged_and_spread_by_their_distance():
+    vectors = np.stack([np.cos(X), np.sin(X), X], axis=1)
+    answer, w = ask(vectors), weights_at(0.3)
+    assert answer.value == pytest.approx(w @ vectors, rel=1e-12)
+    expected = np.sqrt(w @ np.square(vectors - w @ vectors).sum(1))
+    assert answer.spread == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["text", "boolean"])
+def test_texts_and_booleans_are_put_to_the_vote(kind):
+    cells = np.where(X < 0.25, "low", "High ") if kind == "text" else X >= 0.25
+    answer, w = ask(cells.tolist()), weights_at(0.3)
+    share = w[X >= 0.25].sum()
+    winner, loser = ("High ", "low") if kind == "text" else (True, False)
+    assert answer.value == winner
+    assert answer.probabilities == pytest.approx({winner: share, loser: 1 - share})
+    # The weighted standard deviation of the one-hot vectors.
+    assert answer.spread == pytest.approx(np.sqrt(1 - share**2 - (1 - share) ** 2))
+
+
+def test_values_that_differ_by_case_are_different_values():
+    table = {"k": ["big lambda", "small lambda"], "v": ["Λ", "λ"]}
+    letters = Database.open(table, key="k", value="v")
+    assert (letters.ask("SMALL LAMBDA").value, letters.ask("Big Lambda").value) == ("λ", "Λ")
+
+
+def test_a_vote_over_many_values_counts_every_row():
+    draw = np.random.default_rng(0)
+    labels = [f"label {i}" for i in draw.integers(0, 700, size=3000)]
+    table = {"x": draw.normal(size=3000), "v": labels}
+    queries = [-1.0, 0.0, 1.0]
+    answer = Database.open(table, key="x", value="v").ask(queries, score="gaussian:0.5")
+    for query, one in zip(queries, answer, strict=True):
+        w = np.exp(-np.square(table["x"] - query) / 0.5)
+        w /= w.sum()
+        share = {label: w[[other == label for other in labels]].sum() for label in set(labels)}
+        assert one.probabilities[one.value] == pytest.approx(max(share.values()))
+
+
+def test_signed_weights_have_no_spread():
+    table = {"v": [[1.0, 0.0], [-1.0, 0.0]], "n": [1.0, 5.0]}
+    answer = Database.open(table, key="v", value="n").ask(
+        [1.0, 0.0], score=scores.Dot(), normalizer="identity"
+    )
+    assert answer.value == pytest.approx(1.0 - 5.0)
+    assert answer.spread is None
+    assert answer.support is None

@@ -1,0 +1,181 @@
+"""Each rule has teeth: a kernel that breaks it, otherwise sound, is caught by the contract's test of that rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from qkv.core.arrays import cast
+from qkv.core.equation import dense
+from qkv.kernels import TiledKernel
+from qkv.masks import Causal
+from qkv.plan import Kernel
+from qkv.testing.kernels import KernelContract
+from qkv.testing.libraries import Setting
+
+torch = pytest.importorskip("torch")
+
+
+@dataclass(frozen=True)
+class Fault(TiledKernel):
+    """A sound kernel of small tiles, to be broken in one place."""
+
+    budget: int = 12
+    strip_budget: int = 3000
+
+    def run(self, ready: Any, problem: Any) -> Any:
+        return super().run(self.broken(ready, problem), problem)
+
+    def broken(self, ready: Any, problem: Any) -> Any:
+        """What the kernel is given instead."""
+        return ready
+
+
+class NanLeaks(Fault):
+    """Multiplies by a weight of 0 where it should not read."""
+
+    def broken(self, ready: Any, problem: Any) -> Any:
+        return replace(ready, clean_pairs=True, clean_value=True)
+
+
+class MeanOfValuesOnEmptyRow(Fault):
+    """What a mask filled with the lowest finite number gives."""
+
+    def run(self, ready: Any, problem: Any) -> Any:
+        result = super().run(ready, problem)
+        empty = (dense(ready).logits == -torch.inf).all(-1, keepdim=True)
+        return replace(result, output=torch.where(empty, ready.value.mean(-2, keepdim=True), result.output))
+
+
+class CausalAtTheWrongEnd(Fault):
+    """Top-left where bottom-right was asked."""
+
+    def broken(self, ready: Any, problem: Any) -> Any:
+        return replace(ready, mask=Causal("start")) if isinstance(ready.mask, Causal) else ready
+
+
+class WeightsChangeTheOutput(Fault):
+    """Forgets the mask where a readout is wanted."""
+
+    def broken(self, ready: Any, problem: Any) -> Any:
+        return replace(ready, mask=None) if problem.readouts else ready
+
+
+class MissingGradientOfParameter(Fault):
+    """Treats what the score has learned as constant."""
+
+    def broken(self, ready: Any, problem: Any) -> Any:
+        return replace(ready, score=ready.score.map_arrays(lambda array: array.detach()))
+
+
+class DropoutRedrawnInBackward(Fault):
+    """Another seed where the gradient is taken."""
+
+    def run(self, ready: Any, problem: Any) -> Any:
+        result = super().run(ready, problem)
+        seed = ready.place.seed
+        if seed is None:
+            return result
+        again = super().run(replace(ready, place=replace(ready.place, seed=seed + 1)), problem).output
+        return replace(result, output=result.output.detach() + again - again.detach())
+
+
+class HalfAccumulation(Fault):
+    """Computes in the dtype of the answer."""
+
+    def broken(self, ready: Any, problem: Any) -> Any:
+        def narrow(array: Any) -> Any:
+            return cast(array, ready.out_dtype) if array.is_floating_point() else array
+
+        return replace(
+            ready,
+            query=narrow(ready.query),
+            key=narrow(ready.key),
+            value=narrow(ready.value),
+            score=ready.score.map_arrays(narrow),
+            normalizer=ready.normalizer.map_arrays(narrow),
+        )
+
+
+class WrongTie(Fault):
+    """The last of equal keys instead of the first."""
+
+    def broken(self, ready: Any, problem: Any) -> Any:
+        return replace(ready, key=ready.key.flip(-2), value=ready.value.flip(-2)) if ready.mask is None else ready
+
+
+class TrueMeansMasked(Fault):
+    """The polarity of the neighbours."""
+
+    def broken(self, ready: Any, problem: Any) -> Any:
+        return ready if ready.mask is None else replace(ready, mask=~ready.mask)
+
+
+class NanSwallowed(Fault):
+    """Hides what went wrong."""
+
+    def run(self, ready: Any, problem: Any) -> Any:
+        result = super().run(ready, problem)
+        return replace(result, output=torch.nan_to_num(result.output))
+
+
+class OrderOfTilesForgotten(Fault):
+    """Every tile of keys is drawn as if it were the first."""
+
+    def run(self, ready: Any, problem: Any) -> Any:
+        half = ready.place.k_total // 2
+        if not ready.dropout or problem.readouts:
+            return super().run(ready, problem)
+        flipped = replace(ready, key=ready.key.roll(half, -2), value=ready.value.roll(half, -2))
+        return super().run(flipped, problem)
+
+
+FLOAT64, HALF, BRAIN = Setting("torch", "float64"), Setting("torch", "float16"), Setting("torch", "bfloat16")
+
+FAULTS: list[tuple[type[Fault], str, Setting]] = [
+    (NanLeaks, "nan_in_a_masked_key_or_value_does_not_leak", FLOAT64),
+    (NanLeaks, "infinity_in_a_masked_key_or_value_does_not_leak", FLOAT64),
+    (NanLeaks, "masked_nan_does_not_leak_through_any_kind_of_score", FLOAT64),
+    (NanLeaks, "keys_beyond_the_last_query_do_not_leak_under_causal", FLOAT64),
+    (MeanOfValuesOnEmptyRow, "row_emptied_by_a_mask_has_output_and_gradient_0", FLOAT64),
+    (MeanOfValuesOnEmptyRow, "row_emptied_by_minus_infinity_has_output_and_gradient_0", FLOAT64),
+    (MeanOfValuesOnEmptyRow, "call_without_any_allowed_key_gives_0_throughout", FLOAT64),
+    (CausalAtTheWrongEnd, "causal_says_where_it_is_aligned", FLOAT64),
+    (CausalAtTheWrongEnd, "agrees_with_the_oracle_for_every_normalizer", FLOAT64),
+    (WeightsChangeTheOutput, "readouts_change_neither_numbers_nor_zeros_nor_nans", FLOAT64),
+    (MissingGradientOfParameter, "agrees_with_the_oracle_for_every_score", FLOAT64),
+    (DropoutRedrawnInBackward, "dropout_is_the_same_draw_whatever_the_tiles", FLOAT64),
+    (OrderOfTilesForgotten, "dropout_is_the_same_draw_whatever_the_tiles", FLOAT64),
+    (HalfAccumulation, "logits_beyond_the_largest_half_do_not_overflow", HALF),
+    (HalfAccumulation, "long_sums_do_not_stall", BRAIN),
+    (WrongTie, "ties_go_to_the_lowest_key_and_exactly_k_are_kept", FLOAT64),
+    (TrueMeansMasked, "true_means_may_attend", FLOAT64),
+    (NanSwallowed, "nan_in_a_key_that_is_read_shows", FLOAT64),
+    (NanSwallowed, "nan_in_a_query_shows_in_its_row_alone", FLOAT64),
+]
+
+
+def contract_of(tested: Kernel) -> Any:
+    class Contract(KernelContract):
+        kernel = tested
+
+    return Contract()
+
+
+@pytest.mark.parametrize(("fault", "rule", "setting"), FAULTS)
+def test_broken_kernel_is_caught(fault: type[Fault], rule: str, setting: Setting) -> None:
+    with pytest.raises(AssertionError):
+        getattr(contract_of(fault()), f"test_{rule}")(setting)
+
+
+def test_sound_kernel_passes_every_test_that_catches_a_fault() -> None:
+    for rule, setting in sorted({(rule, setting) for _, rule, setting in FAULTS}, key=str):
+        getattr(contract_of(Fault()), f"test_{rule}")(setting)
+
+
+def test_combinations_drawn_at_random_catch_a_broken_kernel_too() -> None:
+    contract = contract_of(CausalAtTheWrongEnd())
+    with pytest.raises(AssertionError):
+        contract.test_agrees_with_the_oracle_for_combinations_drawn_at_random()

@@ -1,0 +1,80 @@
+"""What may be a mask, what may not, and how masks combine; and that none is without a contract."""
+
+import inspect
+
+import numpy as np
+import pytest
+
+import qkv.masks
+from qkv.core.positions import whole
+from qkv.errors import KindError
+from qkv.masks import Causal, Keys, Lengths, Window
+from qkv.masks.base import require_mask
+
+from . import test_contracts
+
+
+def test_every_exported_mask_has_a_contract():
+    contracts = [c for c in vars(test_contracts).values() if inspect.isclass(c) and hasattr(c, "part")]
+    assert {c.part.__name__ for c in contracts} == set(qkv.masks.__all__) - {"Mask"} | {"And", "Or", "Not"}
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        require_mask,
+        lambda x: Causal() & x,
+        lambda x: x & Causal(),
+        lambda x: Causal() | x,
+        lambda x: x | Causal(),
+    ],
+    ids=["alone", "mask & array", "array & mask", "mask | array", "array | mask"],
+)
+def test_a_bare_array_is_refused_with_the_masks_that_make_one_of_it(combine):
+    with pytest.raises(
+        KindError, match=r"bare array of shape \(2, 3\).*Keys\(array\).*Pairs\(array\).*True means"
+    ):
+        combine(np.ones((2, 3), dtype=bool))
+
+
+def test_a_bare_list_is_refused_like_an_array():
+    with pytest.raises(KindError, match=r"bare list.*Keys"):
+        require_mask([True, False])
+
+
+def test_what_is_no_mask_at_all_is_refused_by_its_kind():
+    with pytest.raises(KindError, match=r"the mask is a str.*masks.Causal\(\)"):
+        require_mask("causal")
+
+
+def test_a_mask_of_keys_and_a_mask_of_pairs_is_no_mask_of_keys():
+    assert (Keys(np.array([True])) & Lengths(1)).key_only
+    assert not (Keys(np.array([True])) & Causal()).key_only
+
+
+def test_combinations_print_as_they_were_written():
+    assert str(~(Causal() & Lengths(3))) == "~(Causal() & Lengths(3))"
+    assert str(~Causal() & (Window(1, 0) | Lengths(3))) == "~Causal() & (Window(1, after=0) | Lengths(3))"
+
+
+@pytest.mark.parametrize(
+    ("mask", "rows", "cols", "cover"),
+    [
+        (Causal(), (4, 8), (0, 4), "all"),
+        (Causal(), (0, 4), (4, 8), "none"),
+        (Causal(), (0, 4), (0, 4), "part"),
+        (Causal(), (3, 8), (0, 4), "all"),
+        (Window(1, 0), (4, 8), (0, 3), "none"),
+        (Window(8, 8), (0, 8), (0, 8), "all"),
+        (Lengths([2, 4]), (0, 8), (0, 2), "all"),
+        (Lengths([2, 4]), (0, 8), (4, 8), "none"),
+        (Lengths([2, 4]), (0, 8), (2, 4), "part"),
+        (Causal() & Lengths([2, 4]), (4, 8), (0, 2), "all"),
+        (Causal() & Lengths([2, 4]), (0, 2), (4, 8), "none"),
+        (Causal() | Lengths([2, 4]), (0, 2), (0, 2), "all"),
+        (~Causal(), (0, 4), (4, 8), "all"),
+    ],
+    ids=str,
+)
+def test_whole_tiles_are_known_without_looking_at_pairs(mask, rows, cols, cover):
+    assert mask.cover(whole(8, 8, (2,)).cut(rows, cols)) == cover

@@ -1,0 +1,213 @@
+"""Contracts of all masks: each against its definition for one pair."""
+
+import numpy as np
+import pytest
+
+from qkv.core.positions import Positions, whole
+from qkv.errors import KindError, OptionError, ShapeError
+from qkv.masks import Blocks, Causal, Documents, Keys, Lengths, Pairs, Prefix, Window
+from qkv.masks.base import And, Not, Or
+from qkv.testing import MaskContract
+
+
+class TestCausal(MaskContract):
+    part = Causal
+
+    def make(self, draw):
+        return Causal()
+
+    def formula(self, mask, at):
+        return at.j <= at.i
+
+    def test_refuses_an_alignment_it_does_not_know(self):
+        with pytest.raises(OptionError, match=r'align=.middle.*"start" or "end"'):
+            Causal(align="middle")
+
+
+class TestCausalWithItsOwnAlignment(MaskContract):
+    part = Causal
+
+    def make(self, draw):
+        return Causal(align="end")
+
+    def formula(self, mask, at):
+        return at.col <= at.row + 2  # 7 keys, 5 queries, whatever the call says
+
+
+class TestLengths(MaskContract):
+    part = Lengths
+
+    def make(self, draw):
+        return Lengths(draw.integers(8))
+
+    def formula(self, mask, at):
+        return at.col < mask.lengths
+
+    @pytest.mark.parametrize("lengths", [2.5, [1.0, 2.0]])
+    def test_refuses_lengths_that_are_no_integers(self, lengths):
+        with pytest.raises(KindError, match=r"Lengths.*float64.*Give integers"):
+            Lengths(lengths)
+
+    def test_takes_a_list_of_one_integer_per_batch_element(self):
+        allowed = Lengths([1, 3]).allowed(whole(1, 3, (2,)), np.zeros(()))
+        assert allowed.tolist() == [[[True, False, False]], [[True, True, True]]]
+
+
+class TestKeys(MaskContract):
+    part = Keys
+
+    def make(self, draw):
+        return Keys(draw.booleans(draw.k))
+
+    def formula(self, mask, at):
+        return mask.array[at.col]
+
+    @pytest.mark.parametrize("array", [np.array([1, 0]), np.array([0.0, -np.inf]), [1, 0]])
+    def test_refuses_what_is_not_boolean_and_says_how_to_convert(self, array):
+        with pytest.raises(KindError, match=r"Keys was given (int64|float64).*array == 1.*array == 0"):
+            Keys(array)
+
+    def test_refuses_another_length_and_points_to_pairs(self):
+        with pytest.raises(ShapeError, match=r"Keys has 3 entries.*7 keys.*Pairs"):
+            Keys(np.ones(3, dtype=bool)).check(5, 7)
+
+
+class TestPairs(MaskContract):
+    part = Pairs
+
+    def make(self, draw):
+        return Pairs(draw.booleans(draw.q, draw.k))
+
+    def formula(self, mask, at):
+        return mask.array[at.row, at.col]
+
+    def test_refuses_other_lengths_and_points_to_keys(self):
+        with pytest.raises(ShapeError, match=r"\(2, 3\).*5 queries and 7 keys.*\(5, 7\).*Keys"):
+            Pairs(np.ones((2, 3), dtype=bool)).check(5, 7)
+
+    def test_mission_c4_padding_mask_of_shape_batch_1_1_length(self):
+        array = np.array([True, True, False])[None, None, None]
+        place = whole(2, 3, (1, 4))
+        Pairs(array).check(2, 3)
+        allowed = Pairs(array).fit(np.zeros(()), (1, 4)).allowed(place, np.zeros(()))
+        assert np.broadcast_to(allowed, (1, 4, 2, 3)).all(axis=(0, 1, 2)).tolist() == [True, True, False]
+
+
+class TestWindow(MaskContract):
+    part = Window
+
+    def make(self, draw):
+        return Window(2, 1)
+
+    def formula(self, mask, at):
+        return at.i - 2 <= at.j <= at.i + 1
+
+    @pytest.mark.parametrize("sides", [(-1, 0), (0, 1.5), (True, 0)])
+    def test_refuses_a_side_that_is_no_whole_number(self, sides):
+        with pytest.raises(
+            OptionError, match=r"Window was given (before|after)=.*whole number from 0, or None"
+        ):
+            Window(*sides)
+
+
+class TestWindowOpenToTheLeft(MaskContract):
+    part = Window
+
+    def make(self, draw):
+        return Window(None, 0)
+
+    def formula(self, mask, at):
+        return at.j <= at.i
+
+
+class TestDocuments(MaskContract):
+    part = Documents
+
+    def make(self, draw):
+        return Documents(np.sort(draw.integers(3, draw.q)), np.sort(draw.integers(3, draw.k)))
+
+    def formula(self, mask, at):
+        return mask.query_ids[at.row] == mask.key_ids[at.col]
+
+    def test_refuses_ids_that_are_not_one_for_each(self):
+        with pytest.raises(ShapeError, match=r"3 query ids and 3 key ids.*5 queries and 7 keys"):
+            Documents([0, 0, 1]).check(5, 7)
+
+    def test_without_key_ids_the_keys_are_the_queries(self):
+        allowed = Documents([0, 1]).allowed(whole(2, 2), np.zeros(()))
+        assert allowed.tolist() == [[True, False], [False, True]]
+
+
+class TestPrefix(MaskContract):
+    part = Prefix
+
+    def make(self, draw):
+        return Prefix(draw.integers(8))
+
+    def formula(self, mask, at):
+        return at.col < mask.length or at.j <= at.i
+
+    def test_refuses_a_length_that_is_no_integer(self):
+        with pytest.raises(KindError, match=r"Prefix.*float64.*Give an integer"):
+            Prefix(1.5)
+
+
+class TestBlocks(MaskContract):
+    part = Blocks
+
+    def make(self, draw):
+        return Blocks(draw.booleans(-(-draw.q // 2), -(-draw.k // 3)), (2, 3))
+
+    def formula(self, mask, at):
+        return mask.layout[at.row // 2, at.col // 3]
+
+    @pytest.mark.parametrize("size", [0, (2, 0), 1.5])
+    def test_refuses_a_size_that_is_no_whole_number(self, size):
+        with pytest.raises(OptionError, match=r"Blocks was given size=.*at least 1"):
+            Blocks(np.ones((1, 1), dtype=bool), size)
+
+    def test_refuses_a_layout_of_another_shape_and_names_the_one_wanted(self):
+        with pytest.raises(ShapeError, match=r"\(1, 1\).*5 queries and 7 keys make 3 by 3 blocks"):
+            Blocks(np.ones((1, 1), dtype=bool), (2, 3)).check(5, 7)
+
+
+class TestAnd(MaskContract):
+    part = And
+    printed = " & "
+
+    def make(self, draw):
+        return Causal() & Keys(draw.booleans(draw.k))
+
+    def formula(self, mask, at):
+        return at.j <= at.i and mask.right.array[at.col]
+
+
+class TestOr(MaskContract):
+    part = Or
+    printed = " | "
+
+    def make(self, draw):
+        return Window(0, 0) | Documents(draw.integers(2, draw.q), draw.integers(2, draw.k))
+
+    def formula(self, mask, at):
+        return at.i == at.j or mask.right.query_ids[at.row] == mask.right.key_ids[at.col]
+
+
+class TestNot(MaskContract):
+    part = Not
+    printed = "~"
+
+    def make(self, draw):
+        return ~Lengths(draw.integers(8))
+
+    def formula(self, mask, at):
+        return at.col >= mask.mask.lengths
+
+
+@pytest.mark.parametrize("align", ["start", "end"])
+def test_a_start_for_each_batch_element_shifts_its_causal_mask(align):
+    place = whole(1, 4, (2,), Positions(query_start=[0, 2]))
+    assert Causal().allowed(place, np.zeros(())).sum(axis=-1).tolist() == [[1], [3]]
+    assert Causal(align=align).allowed(place, np.zeros(())).sum(axis=-1).tolist() == [
+        1 if align == "start" else 4
+    ]

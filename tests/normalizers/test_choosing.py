@@ -1,0 +1,88 @@
+"""Normalizers that choose keys: exactly as many as asked, ties to the lowest index, whole or in tiles."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.core.arrays import quiet
+from qkv.core.positions import whole
+from qkv.normalizers import Hard, Identity, Sample, Softmax, TopK
+from qkv.testing.folds import folded
+from qkv.testing.libraries import LIBRARIES, Setting, to_float64
+
+TIES = st.lists(st.sampled_from([-np.inf, 0.0, 1.0, 2.0]), min_size=1, max_size=9)
+
+
+def first_best(row, count):
+    """Indices of the largest that are not excluded, ties to the lowest index."""
+    kept = [j for j, x in enumerate(row) if x > -np.inf]
+    return sorted(sorted(kept, key=lambda j: -row[j])[:count])
+
+
+@given(TIES, st.integers(1, 4))
+def test_exactly_k_keys_are_kept_and_ties_go_to_the_lowest_index(row, k):
+    for library in set(LIBRARIES) - {"jax"}:
+        setting = Setting(library, "float64")
+        weights = to_float64(TopK(k).weights(setting.array([row])))[0]
+        assert np.flatnonzero(weights).tolist() == first_best(row, k)
+
+
+def test_ties_go_to_the_lowest_index_in_jax_too():
+    setting = Setting("jax", "float32")
+    row = [1.0, 2.0, 2.0, -np.inf, 2.0, 1.0]
+    assert np.flatnonzero(to_float64(TopK(2).weights(setting.array([row])))).tolist() == [1, 2]
+    assert np.flatnonzero(to_float64(Hard().weights(setting.array([row])))).tolist() == [1]
+
+
+@given(TIES, st.integers(1, 4), st.data())
+def test_tile_by_tile_the_same_keys_are_kept(row, k, data):
+    """In tiles of any size, merged in any order."""
+    n = len(row)
+    edges = sorted(data.draw(st.lists(st.integers(0, n), max_size=3)))
+    cuts = list(zip([0, *edges], [*edges, n], strict=True))
+    place, logits, value = whole(1, n, seed=1), np.array([row]), np.eye(n)
+    for normalizer in (TopK(k), Hard(), TopK(k, of=Identity())):
+        with quiet():
+            order = lambda size: data.draw(st.permutations(range(size)))[:2]  # noqa: E731 (two words, used once)
+            output, summary = folded(normalizer, logits, value, place, cuts, 0.0, order)
+            tiles = [
+                normalizer.tile_weights(logits[:, a:b], summary, place.cut((0, 1), (a, b))) for a, b in cuts
+            ]
+        weights = normalizer.weights(logits, place)
+        assert np.allclose(output, weights, rtol=1e-13)
+        assert np.allclose(np.concatenate(tiles, axis=-1), weights, rtol=1e-13)
+
+
+def test_more_keys_asked_for_than_there_are_is_all_of_them():
+    row = np.array([[0.3, -1.0, 2.0]])
+    assert np.allclose(TopK(10).weights(row), Softmax().weights(row), rtol=1e-15)
+
+
+def test_a_key_that_is_not_chosen_is_not_read():
+    value = np.array([[1.0], [np.nan], [3.0]])
+    logits, place = np.array([[2.0, -5.0, 2.0]]), whole(1, 3, seed=1)
+    with quiet():
+        assert folded(TopK(2), logits, value, place, [(0, 3)], 0.0)[0].tolist() == [[2.0]]
+        assert folded(Hard(), logits, value, place, [(0, 1), (1, 3)], 0.0)[0].tolist() == [[1.0]]
+
+
+def test_draws_have_the_frequencies_of_the_softmax():
+    logits = np.broadcast_to(np.array([0.0, 1.0, 2.0, -np.inf]), (30_000, 4))
+    share = Sample().weights(logits, whole(30_000, 4, seed=9)).mean(axis=0)
+    wanted = Softmax().weights(logits[:1])[0]
+    assert np.abs(share - wanted).max() < 5 * np.sqrt(0.25 / 30_000)
+    assert share[3] == 0
+
+
+def test_a_draw_depends_on_the_seed_and_on_nothing_else():
+    logits = np.zeros((50, 20))
+    one = Sample().weights(logits, whole(50, 20, seed=1))
+    assert (one == Sample().weights(logits, whole(50, 20, seed=1))).all()
+    assert (one != Sample().weights(logits, whole(50, 20, seed=2))).any()
+
+
+@pytest.mark.parametrize("inner", [Hard(), TopK(1), Sample()], ids=str)
+def test_what_chooses_among_the_chosen_says_that_it_must_see_whole_rows(inner):
+    assert TopK(2, of=inner).passes == "strip"
+    assert TopK(2, of=Softmax()).passes == "one"

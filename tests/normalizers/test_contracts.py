@@ -1,0 +1,282 @@
+"""Contracts of all normalizers: each against its definition in plain numbers."""
+
+import math
+
+import numpy as np
+import pytest
+
+from qkv.core import random
+from qkv.errors import NegativeScoreError, OptionError
+from qkv.normalizers import Entmax15, Hard, Identity, Mean, Sample, Sigmoid, Softmax, Sparsemax, Sum, TopK
+from qkv.testing import NormalizerContract
+from qkv.testing.draws import plain_gumbel
+
+
+def softmax(row):
+    e = [math.exp(x - max(row)) for x in row]
+    return [x / math.fsum(e) for x in e]
+
+
+def best(row, count):
+    """Indices of the largest, ties to the lowest index."""
+    return sorted(range(len(row)), key=lambda j: (-row[j], j))[:count]
+
+
+def one_hot(row, at):
+    return [float(j == at) for j in range(len(row))]
+
+
+def bisect(total_above):
+    """The threshold at which what is above it adds up to 1."""
+    low, high = -1.0, 0.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if total_above(middle) > 1 else (low, middle)
+    return (low + high) / 2
+
+
+class TestSoftmax(NormalizerContract):
+    part = Softmax
+
+    def make(self, draw):
+        return Softmax()
+
+    def formula(self, normalizer, row, at):
+        return softmax(row)
+
+
+class TestSoftmaxWithTemperature(NormalizerContract):
+    part = Softmax
+
+    def make(self, draw):
+        return Softmax(draw.positive())
+
+    def formula(self, normalizer, row, at):
+        return softmax([x / normalizer.temperature for x in row])
+
+    @pytest.mark.parametrize("temperature", [0, -1.0, float("nan"), "warm", None])
+    def test_refuses_a_temperature_that_is_not_positive(self, temperature):
+        with pytest.raises(OptionError, match=r"Softmax was given temperature=.*positive number"):
+            Softmax(temperature)
+
+
+class TestSoftmaxWithTemperatureAndSink(NormalizerContract):
+    part = Softmax
+
+    def make(self, draw):
+        return Softmax(draw.positive(), sink=draw())
+
+    def formula(self, normalizer, row, at):
+        return softmax([*(x / normalizer.temperature for x in row), float(normalizer.sink)])[:-1]
+
+
+class TestSum(NormalizerContract):
+    part = Sum
+    non_negative_logits = True
+
+    def make(self, draw):
+        return Sum()
+
+    def formula(self, normalizer, row, at):
+        return [x / math.fsum(row) for x in row]
+
+    def test_mission_a2_shares_of_a_total(self):
+        incomes = np.array([1000.0, 2000.0, 3000.0])
+        assert Sum().weights(np.array([[0.9, 0.1, 0.0]])) @ incomes == pytest.approx(1100)
+        assert Sum().weights(np.array([[1.0, 0.0, 0.0]])) @ incomes == pytest.approx(1000)
+
+    def test_refuses_a_negative_score_and_names_it(self):
+        with pytest.raises(NegativeScoreError, match=r"negative score, -0.5.*Softmax"):
+            Sum().weights(np.array([[1.0, -0.5]]))
+
+    def test_under_jit_a_negative_score_makes_its_row_nan(self):
+        jax = pytest.importorskip("jax")
+        weights = jax.jit(Sum().weights)(np.array([[1.0, -0.5], [1.0, 1.0]], dtype=np.float32))
+        assert np.isnan(weights).any(axis=-1).tolist() == [True, False]
+
+    def test_row_whose_scores_are_all_zero_has_gradient_zero(self):
+        torch = pytest.importorskip("torch")
+        scores = torch.zeros((1, 3), requires_grad=True)
+        (Sum().weights(scores) * torch.arange(3.0)).sum().backward()
+        assert scores.grad.tolist() == [[0.0, 0.0, 0.0]]
+
+
+class TestMean(NormalizerContract):
+    part = Mean
+    reads_logits = False
+
+    def make(self, draw):
+        return Mean()
+
+    def formula(self, normalizer, row, at):
+        return [1 / len(row)] * len(row)
+
+
+class TestIdentity(NormalizerContract):
+    part = Identity
+    signed = True
+
+    def make(self, draw):
+        return Identity()
+
+    def formula(self, normalizer, row, at):
+        return list(row)
+
+
+class TestSigmoid(NormalizerContract):
+    part = Sigmoid
+
+    def make(self, draw):
+        return Sigmoid(draw())
+
+    def formula(self, normalizer, row, at):
+        return [1 / (1 + math.exp(-x - normalizer.bias)) for x in row]
+
+    def test_small_weights_keep_their_digits_in_single_precision(self):
+        """The recommended bias is −log of the number of keys: with a million keys weights are around 1e-6."""
+        row = np.array([[-14.0, -13.0]], dtype=np.float32)
+        wanted = [1 / (1 + math.exp(14)), 1 / (1 + math.exp(13))]
+        assert Sigmoid().weights(row)[0].tolist() == pytest.approx(wanted, rel=1e-6)
+
+
+class TestHard(NormalizerContract):
+    part = Hard
+
+    def make(self, draw):
+        return Hard()
+
+    def formula(self, normalizer, row, at):
+        return one_hot(row, best(row, 1)[0])
+
+    def test_ties_go_to_the_lowest_index(self):
+        assert Hard().weights(np.array([[1.0, 3.0, 3.0]])).tolist() == [[0.0, 1.0, 0.0]]
+
+
+class TestTopK(NormalizerContract):
+    part = TopK
+
+    def make(self, draw):
+        return TopK(3)
+
+    def formula(self, normalizer, row, at):
+        kept = best(row, normalizer.k)
+        shares = dict(zip(kept, softmax([row[j] for j in kept]), strict=True))
+        return [shares.get(j, 0.0) for j in range(len(row))]
+
+    @pytest.mark.parametrize("k", [0, -1, 2.0, True, "3"])
+    def test_refuses_a_k_that_is_no_whole_number_of_at_least_one(self, k):
+        with pytest.raises(OptionError, match=r"TopK was given k=.*whole number of at least 1"):
+            TopK(k)
+
+    def test_refuses_an_inner_normalizer_that_is_none(self):
+        with pytest.raises(OptionError, match=r"of='softmax'.*such as Softmax\(\)"):
+            TopK(3, of="softmax")
+
+
+class TestTopKOfSoftmaxWithSink(NormalizerContract):
+    part = TopK
+
+    def make(self, draw):
+        return TopK(2, of=Softmax(draw.positive(), sink=draw()))
+
+    def formula(self, normalizer, row, at):
+        kept = best(row, 2)
+        inner = [*(row[j] / normalizer.of.temperature for j in kept), float(normalizer.of.sink)]
+        shares = dict(zip(kept, softmax(inner), strict=False))
+        return [shares.get(j, 0.0) for j in range(len(row))]
+
+
+class TestTopKOfSum(NormalizerContract):
+    part = TopK
+    non_negative_logits = True
+
+    def make(self, draw):
+        return TopK(2, of=Sum())
+
+    def formula(self, normalizer, row, at):
+        kept = best(row, 2)
+        total = math.fsum(row[j] for j in kept)
+        return [row[j] / total if j in kept else 0.0 for j in range(len(row))]
+
+
+class TestTopKOfSigmoid(NormalizerContract):
+    part = TopK
+
+    def make(self, draw):
+        return TopK(2, of=Sigmoid(draw()))
+
+    def formula(self, normalizer, row, at):
+        return [
+            1 / (1 + math.exp(-x - normalizer.of.bias)) if j in best(row, 2) else 0.0
+            for j, x in enumerate(row)
+        ]
+
+
+class TestTopKOfHard(NormalizerContract):
+    part = TopK
+
+    def make(self, draw):
+        return TopK(3, of=Hard())
+
+    def formula(self, normalizer, row, at):
+        return one_hot(row, best(row, 1)[0])
+
+
+class TestTopKOfSparsemax(NormalizerContract):
+    part = TopK
+
+    def make(self, draw):
+        return TopK(2, of=Sparsemax())
+
+    def formula(self, normalizer, row, at):
+        kept = best(row, 2)
+        shares = dict(zip(kept, sparsemax([row[j] for j in kept]), strict=True))
+        return [shares.get(j, 0.0) for j in range(len(row))]
+
+
+def sparsemax(row):
+    z = [x - max(row) for x in row]
+    tau = bisect(lambda t: math.fsum(max(0.0, x - t) for x in z))
+    return [max(0.0, x - tau) for x in z]
+
+
+class TestSparsemax(NormalizerContract):
+    part = Sparsemax
+
+    def make(self, draw):
+        return Sparsemax()
+
+    def formula(self, normalizer, row, at):
+        return sparsemax(row)
+
+
+class TestEntmax15(NormalizerContract):
+    part = Entmax15
+
+    def make(self, draw):
+        return Entmax15()
+
+    def formula(self, normalizer, row, at):
+        z = [(x - max(row)) / 2 for x in row]
+        tau = bisect(lambda t: math.fsum(max(0.0, x - t) ** 2 for x in z))
+        return [max(0.0, x - tau) ** 2 for x in z]
+
+
+class TestSample(NormalizerContract):
+    part = Sample
+
+    def make(self, draw):
+        return Sample(draw.positive())
+
+    def formula(self, normalizer, row, at):
+        draws = [plain_gumbel(at.seed, random.SAMPLE, at.batch, at.row, key) for key in at.keys]
+        rank = [x / normalizer.temperature + g for x, g in zip(row, draws, strict=True)]
+        return one_hot(row, best(rank, 1)[0])
+
+    def test_without_a_place_or_a_seed_it_says_that_it_draws(self):
+        with pytest.raises(OptionError, match=r"draws at random. Give seed="):
+            Sample().weights(np.zeros((1, 2)))
+
+    def test_refuses_a_temperature_that_is_not_positive(self):
+        with pytest.raises(OptionError, match=r"temperature=0.*positive number"):
+            Sample(0)

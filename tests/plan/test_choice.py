@@ -1,0 +1,162 @@
+"""From problem to plan: which kernel, which refusals, which rewrites. Nothing is run."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv import masks, normalizers, readouts, scores
+from qkv.errors import KindError, OptionError, PositionError, RefusedError, ShapeError
+from qkv.kernels import KERNELS, TiledKernel
+
+SMALL, LONG = ((4, 8), (6, 8), (6, 3)), ((40_000, 8), (40_000, 8), (40_000, 3))
+ADDITIVE = scores.Additive(np.ones((5, 8)), np.ones((5, 8)), None, np.ones(5))
+END = qkv.Positions(align="end")
+
+CHOICES: list[tuple[str, Any, dict[str, Any]]] = [
+    ("streamed", LONG, {}),
+    ("streamed", LONG, {"normalizer": normalizers.Sparsemax()}),
+    ("dense", SMALL, {}),
+    ("dense", SMALL, {"library": "jax"}),
+    ("fused", LONG, {"library": "torch"}),
+    ("fused", LONG, {"library": "torch", "score": scores.Gaussian(), "gradient": True}),
+    ("fused", LONG, {"library": "torch", "mask": masks.Causal("start")}),
+    ("fused", LONG, {"library": "torch", "mask": masks.Keys(np.ones(40_000, dtype=bool))}),
+    ("tiled", LONG, {"library": "torch", "mask": masks.Window(5, 5)}),
+    ("tiled", LONG, {"library": "torch", "score": ADDITIVE, "gradient": True}),
+    ("tiled", LONG, {"library": "torch", "normalizer": normalizers.Softmax(sink=0.0)}),
+    ("tiled", LONG, {"library": "torch", "dropout": 0.1}),
+    ("strip", LONG, {"library": "torch", "normalizer": normalizers.Entmax15()}),
+    ("tiled", LONG, {"library": "torch", "readouts": [readouts.Entropy()]}),
+]
+
+REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
+    ("fused", "it runs on torch arrays, these are numpy", {}),
+    ("tiled", "it runs on torch arrays, these are jax", {"library": "jax"}),
+    ("streamed", "it runs on numpy arrays, these are torch", {"library": "torch"}),
+    ("fused", r"Additive\(.*\) is no inner product", {"score": ADDITIVE, "library": "torch"}),
+    ("fused", r"Biased\(Dot\(\), bias=float64\[4, 6\]\) is no inner product", {
+        "score": scores.Biased(scores.Dot(), np.ones((4, 6))), "library": "torch"}),
+    ("fused", r"it knows softmax alone, not Sigmoid\(\)", {
+        "normalizer": normalizers.Sigmoid(), "library": "torch"}),
+    ("fused", r"it knows softmax alone, not TopK\(2\)", {"normalizer": normalizers.TopK(2), "library": "torch"}),
+    ("fused", r"it has no sink, Softmax\(sink=1.0\) has one", {
+        "normalizer": normalizers.Softmax(sink=1.0), "library": "torch"}),
+    ("fused", "it keeps no weights for readouts", {"readouts": [readouts.Entropy()], "library": "torch"}),
+    ("fused", "with dropout PyTorch would run it in quadratic memory", {"dropout": 0.5, "library": "torch"}),
+    ("fused", r"the mask Causal\(\) would be held as an array of 4 × 6", {
+        "mask": masks.Causal(), "positions": END, "library": "torch"}),
+    ("tiled", r"Sparsemax\(\) must see whole rows, a tile shows part of them", {
+        "normalizer": normalizers.Sparsemax(), "library": "torch"}),
+    ("dense", "it would allocate .* B, more than the 64 B allowed", {"memory": 64}),
+    ("strip", "it would allocate .* B, more than the 64 B allowed", {"memory": 64, "library": "torch"}),
+]
+
+
+def explain(shapes: Any = SMALL, **options: Any) -> Any:
+    """The plan from shapes."""
+    return qkv.explain(*shapes, **options)
+
+
+@pytest.mark.parametrize(("kernel", "shapes", "options"), CHOICES)
+def test_planner_chooses(kernel: str, shapes: Any, options: dict[str, Any]) -> None:
+    plan = explain(shapes, **options)
+    assert plan.kernel.name == kernel
+    assert plan.cost.peak <= plan.asked.memory
+
+
+@pytest.mark.parametrize(("kernel", "sentence", "options"), REFUSALS)
+def test_named_kernel_raises_with_its_sentence_and_never_falls_back(
+    kernel: str, sentence: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(RefusedError, match=rf"^the kernel {kernel} cannot run this: {sentence}\.$"):
+        explain(kernel=kernel, **options)
+
+
+@pytest.mark.parametrize(("kernel", "sentence", "options"), [row for row in REFUSALS if "memory" not in row[2]])
+def test_refusal_stands_in_the_plan_of_whatever_runs_instead(
+    kernel: str, sentence: str, options: dict[str, Any]
+) -> None:
+    refused = dict(explain(**options).refused)
+    assert re.fullmatch(sentence, refused[kernel])
+
+
+def test_every_kernel_is_chosen_slower_or_refused_and_none_twice() -> None:
+    for _, shapes, options in CHOICES:
+        plan = explain(shapes, **options)
+        named = [plan.kernel.name, *(name for name, _ in plan.slower), *(name for name, _ in plan.refused)]
+        assert sorted(named) == sorted(kernel.name for kernel in KERNELS)
+
+
+def test_slower_kernels_are_slower_by_estimate() -> None:
+    for _, shapes, options in CHOICES:
+        plan = explain(shapes, **options)
+        estimates = [plan.cost.seconds, *(cost.seconds for _, cost in plan.slower)]
+        assert estimates == sorted(estimates)
+
+
+def test_kernel_that_is_named_runs_although_another_is_faster() -> None:
+    plan = explain(LONG, library="torch", kernel="tiled")
+    assert (plan.kernel.name, plan.reason) == ("tiled", "named in the call")
+
+
+def test_kernel_of_ones_own_runs_in_place_of_a_name() -> None:
+    mine = TiledKernel(budget=100)
+    assert explain(library="torch", kernel=mine).kernel is mine
+
+
+def test_kernel_that_does_not_exist_is_named_with_those_that_do() -> None:
+    with pytest.raises(OptionError, match="no kernel 'flash'.*fused, dense, tiled, strip, streamed"):
+        explain(kernel="flash")
+
+
+def test_where_nothing_fits_the_memory_every_kernel_says_so() -> None:
+    with pytest.raises(RefusedError) as refusal:
+        explain(LONG, memory="1 KiB", library="torch", score=ADDITIVE)
+    said = str(refusal.value)
+    assert said.startswith("no kernel can run this within 1 KiB. ")
+    for kernel in KERNELS:
+        assert f"{kernel.name}: it" in said or f"{kernel.name}: Additive" in said
+    assert said.endswith("Allow more with memory=…, or change what a kernel names.")
+
+
+def test_tiles_shrink_where_less_memory_is_allowed() -> None:
+    tiles = [explain(LONG, library="torch", score=ADDITIVE, kernel="tiled", memory=m) for m in ("1 GiB", "4 MiB")]
+    assert tiles[1].cost.peak <= 4 * 2**20 < tiles[0].cost.peak
+
+
+def test_half_precision_counts_the_inputs_that_are_widened() -> None:
+    half, single = (explain(LONG, library="torch", dtype=d, kernel="tiled").cost.peak for d in ("float16", "float32"))
+    assert half - single >= 4 * 40_000 * (8 + 8 + 3)
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "options"),
+    [
+        (OptionError, "memory is '512 parsecs'", {"memory": "512 parsecs"}),
+        (OptionError, "memory is -1", {"memory": -1}),
+        (OptionError, "memory is True", {"memory": True}),
+        (OptionError, "dropout is 1.0", {"dropout": 1.0}),
+        (OptionError, "dropout is '0.1'", {"dropout": "0.1"}),
+        (KindError, r"score is a function.*Custom", {"score": lambda q, k: q}),
+        (KindError, r"score is a class Dot, not an instance", {"score": scores.Dot}),
+        (KindError, r"normalizer is a str.*Softmax\(\)", {"normalizer": "softmax"}),
+        (KindError, r"mask is a bare array of shape \(4, 6\).*masks.Keys.*masks.Pairs", {"mask": np.ones((4, 6), bool)}),
+        (KindError, r"mask is a str", {"mask": "causal"}),
+        (KindError, r'positions is a str.*Positions', {"positions": "end"}),
+        (KindError, r"Dense.*instances", {"readouts": [readouts.Dense]}),
+        (PositionError, "4 queries meet 6 keys", {"mask": masks.Causal()}),
+        (ShapeError, "query 9, there are 4", {"readouts": [readouts.Rows((9,))]}),
+        (ShapeError, r"query has width 8.*this Bilinear weight is for widths 2 and 8", {
+            "score": scores.Bilinear(np.ones((2, 8)))}),
+    ],
+)
+def test_what_cannot_be_planned_is_an_error_that_says_what_to_do(
+    error: type[Exception], said: str, options: dict[str, Any]
+) -> None:
+    with pytest.raises(error, match=said):
+        explain(**options)

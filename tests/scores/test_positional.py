@@ -1,0 +1,163 @@
+"""Contracts of the wrappers: soft cap, biases, and what depends on positions."""
+
+import math
+
+import numpy as np
+import pytest
+
+from qkv.core.positions import Positions
+from qkv.errors import OptionError, PositionError, ShapeError
+from qkv.scores import (
+    ALiBi,
+    Biased,
+    ClassTable,
+    Constant,
+    Dot,
+    Epanechnikov,
+    QuadraticPosition,
+    RelativePosition,
+    Softcap,
+)
+from qkv.scores.relative_position import bucket
+from qkv.testing import ScoreContract
+
+from .test_inner_products import dot
+
+
+class TestSoftcap(ScoreContract):
+    part = Softcap
+
+    def make(self, draw):
+        return Softcap(Dot(), draw.positive())
+
+    def formula(self, score, q, k, at):
+        return score.cap * math.tanh(dot(q, k) / score.cap)
+
+    def test_of_an_excluded_key_leaves_it_excluded(self):
+        assert np.isneginf(Softcap(Epanechnikov(1.0))(np.zeros((1, 1)), np.array([[5.0]]))).all()
+
+    def test_refuses_a_cap_that_is_not_positive(self):
+        with pytest.raises(OptionError, match=r"cap=0.*positive"):
+            Softcap(Dot(), 0)
+
+
+class TestBiasedByPair(ScoreContract):
+    part = Biased
+
+    def make(self, draw):
+        return Biased(Dot(), draw(draw.q, draw.k))
+
+    def formula(self, score, q, k, at):
+        return dot(q, k) + score.bias[at.row, at.col]
+
+    @pytest.mark.parametrize("both", [{}, {"bias": np.ones((2, 2)), "per_key": np.ones(2)}])
+    def test_wants_exactly_one_of_its_two_forms(self, both):
+        with pytest.raises(OptionError, match=r"either bias=.*or per_key="):
+            Biased(Dot(), **both)
+
+    def test_refuses_a_bias_for_other_lengths_and_names_them(self):
+        with pytest.raises(ShapeError, match=r"Biased.*\(2, 9\).*\(\*batch, q, k\).*k = 3.*or 1"):
+            Biased(Dot(), np.ones((2, 9)))(np.ones((2, 1)), np.ones((3, 1)))
+
+
+class TestBiasedByKey(ScoreContract):
+    part = Biased
+
+    def make(self, draw):
+        return Biased(Dot(), per_key=draw(draw.k))
+
+    def formula(self, score, q, k, at):
+        return dot(q, k) + score.per_key[at.col]
+
+
+class TestALiBi(ScoreContract):
+    part = ALiBi
+
+    def make(self, draw):
+        return ALiBi(Dot(), draw.positive())
+
+    def formula(self, score, q, k, at):
+        return dot(q, k) - score.slope * abs(at.i - at.j)
+
+
+class TestQuadraticPosition(ScoreContract):
+    part = QuadraticPosition
+
+    def make(self, draw):
+        return QuadraticPosition(Dot(), draw.positive())
+
+    def formula(self, score, q, k, at):
+        return dot(q, k) - score.coefficient * (at.i - at.j) ** 2
+
+
+def t5_bucket(relative, buckets, bidirectional, max_distance):
+    """The rule of T5's paper, in plain numbers."""
+    first = 0
+    if bidirectional:
+        buckets //= 2
+        first = buckets if relative > 0 else 0
+        distance = abs(relative)
+    else:
+        distance = max(-relative, 0)
+    exact = buckets // 2
+    if distance < exact:
+        return first + distance
+    share = math.log(distance / exact) / math.log(max_distance / exact)
+    return first + min(exact + math.floor(share * (buckets - exact) + 1e-9), buckets - 1)
+
+
+class TestRelativePosition(ScoreContract):
+    part = RelativePosition
+
+    def make(self, draw):
+        return RelativePosition(Dot(), draw(8), max_distance=6)
+
+    def formula(self, score, q, k, at):
+        return dot(q, k) + score.table[t5_bucket(at.j - at.i, 8, True, 6)]
+
+    @pytest.mark.parametrize("rule", [(32, True, 128), (32, False, 128), (8, True, 20), (16, False, 1000)])
+    def test_buckets_are_those_of_t5_at_every_distance(self, rule):
+        relative = np.arange(-2000, 2000)
+        assert bucket(relative, *rule).tolist() == [t5_bucket(r, *rule) for r in relative.tolist()]
+
+    def test_refuses_a_max_distance_of_one(self):
+        with pytest.raises(OptionError, match=r"max_distance=1.*larger than 1"):
+            RelativePosition(Dot(), np.zeros(8), max_distance=1)
+
+
+class TestRelativePositionOneDirection(TestRelativePosition):
+    def make(self, draw):
+        return RelativePosition(Dot(), draw(8), bidirectional=False, max_distance=6)
+
+    def formula(self, score, q, k, at):
+        return dot(q, k) + score.table[t5_bucket(at.j - at.i, 8, False, 6)]
+
+
+class TestClassTable(ScoreContract):
+    part = ClassTable
+
+    def make(self, draw):
+        return ClassTable(Dot(), draw(2, 3), draw.integers(2, draw.q), draw.integers(3, draw.k))
+
+    def formula(self, score, q, k, at):
+        return dot(q, k) + score.table[score.query_classes[at.row], score.key_classes[at.col]]
+
+
+@pytest.mark.parametrize(
+    "score", [ALiBi(Dot()), QuadraticPosition(Dot()), RelativePosition(Dot(), np.zeros(8))], ids=str
+)
+def test_different_lengths_without_positions_are_refused_with_both_choices(score):
+    with pytest.raises(PositionError, match=r'4 queries meet 6 keys.*align="start".*align="end"'):
+        score(np.ones((4, 3)), np.ones((6, 3)))
+
+
+def test_a_start_of_its_own_for_each_batch_element_moves_its_queries():
+    starts = Positions(query_start=np.array([0, 5]))
+    logits = ALiBi(Constant(), 1.0)(np.ones((2, 1, 1)), np.ones((2, 7, 1)), starts)
+    assert (-logits[:, 0]).tolist() == [[0, 1, 2, 3, 4, 5, 6], [5, 4, 3, 2, 1, 0, 1]]
+
+
+def test_alibi_slopes_of_heads_are_a_batch_axis():
+    slopes = np.array([0.5, 0.25])
+    logits = ALiBi(Constant(), slopes)(np.ones((2, 3, 1)), np.ones((2, 3, 1)))
+    assert logits[:, 2, 0].tolist() == [-1.0, -0.5]

@@ -1,0 +1,173 @@
+"""Contracts of the text scores, and of rows of several columns."""
+
+import math
+
+import numpy as np
+import pytest
+
+from qkv.errors import KindError, OptionError
+from qkv.scores import ByColumn, Dot, Exact, Gaussian, JaroWinkler, Levenshtein, TokenSetRatio
+from qkv.testing import ScoreContract
+
+NAMES = [
+    "martha",
+    "marhta",
+    "dwayne",
+    "duane",
+    "dixon",
+    "dicksonx",
+    "li",
+    "Li",
+    "",
+    "new york mets",
+    "mets new york",
+]
+
+
+def levenshtein(a, b):
+    row = list(range(len(b) + 1))
+    for i, x in enumerate(a, 1):
+        last, row[0] = row[0], i
+        for j, y in enumerate(b, 1):
+            last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (x != y))
+    return row[-1]
+
+
+def jaro_winkler(a, b):
+    if not a and not b:
+        return 1.0
+    reach = max(max(len(a), len(b)) // 2 - 1, 0)
+    taken, mine = [False] * len(b), []
+    for i, x in enumerate(a):
+        for j in range(max(0, i - reach), min(len(b), i + reach + 1)):
+            if not taken[j] and b[j] == x:
+                taken[j] = True
+                mine.append(x)
+                break
+    theirs = [y for y, was in zip(b, taken, strict=True) if was]
+    if not mine:
+        return 0.0
+    m, t = len(mine), sum(x != y for x, y in zip(mine, theirs, strict=True)) // 2
+    jaro = (m / len(a) + m / len(b) + (m - t) / m) / 3
+    prefix = 0
+    while prefix < min(4, len(a), len(b)) and a[prefix] == b[prefix]:
+        prefix += 1
+    return jaro + 0.1 * prefix * (1 - jaro) if jaro > 0.7 else jaro
+
+
+def indel_ratio(a, b):
+    """2 · (longest common subsequence) / (sum of the lengths)."""
+    table = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
+    for i, x in enumerate(a, 1):
+        for j, y in enumerate(b, 1):
+            table[i][j] = table[i - 1][j - 1] + 1 if x == y else max(table[i - 1][j], table[i][j - 1])
+    return 2 * table[-1][-1] / (len(a) + len(b)) if a or b else 1.0
+
+
+def token_set_ratio(a, b):
+    a, b = set(a.split()), set(b.split())
+    if not a or not b:
+        return 0.0
+    both = " ".join(sorted(a & b))
+    left, right = (f"{both} {' '.join(sorted(only))}".strip() for only in (a - b, b - a))
+    if both and (a <= b or b <= a):
+        return 1.0
+    ratios = [indel_ratio(left, right)]
+    if both:
+        ratios += [indel_ratio(both, left), indel_ratio(both, right)]
+    return max(ratios)
+
+
+class TextContract(ScoreContract):
+    libraries = ("numpy",)
+    dtypes = ("float64",)
+    compares_widths = False
+    differentiable = False
+
+    def make(self, draw):
+        return self.part()
+
+    def rows(self, draw, length, width):
+        return np.array(NAMES, dtype=object)[draw.integers(len(NAMES), length)]
+
+    def test_lists_of_text_are_taken(self):
+        assert self.part()(["martha"], ["martha", "xyz"])[0].tolist() == [1.0, 0.0]
+
+    def test_what_is_missing_is_similar_to_nothing(self):
+        rows = np.array(["martha", None], dtype=object)
+        assert self.part()(rows, rows).tolist() == [[1.0, 0.0], [0.0, 0.0]]
+
+    def test_refuses_numbers_and_says_what_to_do(self):
+        with pytest.raises(KindError, match=r"compares text.*numbers.*Give arrays of text"):
+            self.part()(np.ones((1, 2)), np.ones((3, 2)))
+
+
+class TestJaroWinkler(TextContract):
+    part = JaroWinkler
+
+    def formula(self, score, q, k, at):
+        return jaro_winkler(q, k)
+
+
+class TestLevenshtein(TextContract):
+    part = Levenshtein
+
+    def formula(self, score, q, k, at):
+        return 1 - levenshtein(q, k) / max(len(q), len(k), 1)
+
+
+class TestTokenSetRatio(TextContract):
+    part = TokenSetRatio
+
+    def formula(self, score, q, k, at):
+        return token_set_ratio(q, k)
+
+
+class TestByColumn(ScoreContract):
+    part = ByColumn
+    libraries = ("numpy",)
+    dtypes = ("float64",)
+    compares_widths = False
+    differentiable = False
+
+    def make(self, draw):
+        return ByColumn((("city", Exact(), 2.0), ("size", Gaussian(0.5), 1.0)))
+
+    def rows(self, draw, length, width):
+        rows = np.empty((*draw.batch, length), dtype=[("city", object), ("size", float)])
+        rows["city"] = np.array(["Oslo", "Rome"], dtype=object)[draw.integers(2, length)]
+        rows["size"] = draw(length)
+        return rows
+
+    def formula(self, score, q, k, at):
+        return 2.0 * (q["city"] == k["city"]) - (q["size"] - k["size"]) ** 2 / 0.5
+
+    @pytest.mark.parametrize(
+        "columns", [(), [("city", Exact(), 1.0)], (("city", Exact()),), (("city", "exact", 1.0),)]
+    )
+    def test_refuses_what_is_no_tuple_of_name_score_weight(self, columns):
+        with pytest.raises(OptionError, match=r"Give .*\(name, score, weight\)"):
+            ByColumn(columns)
+
+    def test_refuses_a_column_that_is_not_there_and_names_those_that_are(self):
+        rows = np.array([("Oslo",)], dtype=[("city", object)])
+        with pytest.raises(KindError, match=r"no column 'size'.*city"):
+            self.make(None)(rows, rows)
+
+
+def test_text_meeting_numbers_is_refused_by_kind():
+    with pytest.raises(KindError, match=r"query is text, the key is numbers"):
+        Exact()(["Li"], np.ones((2, 3)))
+
+
+def test_text_for_a_score_of_numbers_is_refused_with_the_text_scores():
+    with pytest.raises(KindError, match=r"Dot compares numbers.*JaroWinkler"):
+        Dot()(["Li"], ["Li"])
+
+
+def test_similarities_of_batches_of_text_broadcast():
+    rows = np.array([["martha", "li"], ["dixon", "duane"]], dtype=object)
+    logits = JaroWinkler()(rows[:, None], rows[None])
+    assert logits.shape == (2, 2, 2, 2)
+    assert logits[1, 0, 0, 1] == pytest.approx(jaro_winkler("dixon", "li"))
+    assert math.isclose(logits[0, 0, 0, 0], 1.0)

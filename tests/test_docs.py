@@ -1,0 +1,39 @@
+"""What is written is run."""
+
+import doctest
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_examples_of_a_page_print_what_it_says(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    failed, _ = doctest.testfile(str(page), module_relative=False, optionflags=flags)
+    assert failed == 0
+
+
+@pytest.mark.parametrize("page", [ROOT / "ARCHITECTURE.md", ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_the_files_that_a_page_links_to_exist(page: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_no_tracked_file_names_a_path_of_a_machine() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    private = re.compile(r"(?<![\w.])/(?:work|home|root|Users)/\w")
+    for name in tracked:
+        path = ROOT / name
+        if path.suffix in {".py", ".md", ".toml", ".sh", ".txt", ""} and path.is_file():
+            assert not private.search(path.read_text()), name
+
+
+def test_every_decision_is_dated() -> None:
+    for page in (ROOT / "docs" / "decisions").glob("*.md"):
+        assert re.search(r"^\d{4}-\d{2}-\d{2}$", page.read_text(), re.MULTILINE), f"{page.name} has no date"

@@ -1,0 +1,70 @@
+"""The arrows of ARCHITECTURE.md: a package imports itself and what stands below it, not its neighbours."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "qkv"
+
+LAYERS = [
+    {"errors"},
+    {"core", "workloads"},
+    {"scores", "normalizers", "masks", "readouts"},
+    {"plan"},
+    {"kernels", "store", "cluster"},
+    {"engine"},
+    {"nn", "encoders"},
+    {"interop"},
+    {"estimators"},
+    {"database"},
+    {"look"},
+    {"cli", "testing"},
+]
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+LONGEST = 400
+
+
+def package(path: Path) -> str:
+    relative = path.relative_to(SOURCE).with_suffix("")
+    return relative.parts[0]
+
+
+def imports(path: Path) -> set[str]:
+    """The packages of qkv that a module imports; the lazy public names count as what they lead to."""
+    from qkv import _HOMES
+
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module]
+            if node.module == "qkv":
+                names = [_HOMES.get(alias.name, f"qkv.{alias.name}") for alias in node.names]
+        found |= {name.split(".")[1] for name in names if name.startswith("qkv.")}
+    return found
+
+
+MODULES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_module_imports_only_its_own_package_and_those_below(path: Path) -> None:
+    if path.parent == SOURCE and path.name in ("__init__.py", "__main__.py"):
+        return  # the doors: they lead everywhere, lazily
+    mine = package(path)
+    for other in imports(path):
+        assert other == mine or RANK[other] < RANK[mine], f"{path.relative_to(SOURCE)} imports qkv.{other}"
+
+
+def test_every_package_has_a_layer() -> None:
+    packages = {package(path) for path in MODULES} - {"__init__", "__main__", "qkv"}
+    assert packages <= set(RANK)
+
+
+def test_no_module_is_longer_than_the_longest_that_was_justified() -> None:
+    long = {str(p.relative_to(SOURCE)): n for p in MODULES if (n := len(p.read_text().splitlines())) > LONGEST}
+    assert not long, f"over {LONGEST} lines: {long}. Split it, or justify it in docs/decisions and here."

@@ -1,0 +1,52 @@
+"""What is public, and what importing it costs."""
+
+import importlib
+import pkgutil
+import subprocess
+import sys
+
+import pytest
+
+import qkv
+
+PACKAGES = ["qkv"] + [
+    f"qkv.{module.name}" for module in pkgutil.iter_modules(qkv.__path__) if module.ispkg and module.name != "testing"
+]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_name_in_all_is_there(name: str) -> None:
+    module = importlib.import_module(name)
+    for public in getattr(module, "__all__", ()):
+        assert hasattr(module, public), f"{name}.{public}"
+
+
+@pytest.mark.parametrize("name", ["qkv.scores", "qkv.normalizers", "qkv.masks", "qkv.readouts"])
+def test_every_part_that_is_written_is_exported(name: str) -> None:
+    from qkv.core.parts import Part
+
+    package = importlib.import_module(name)
+    shared = {"WrapperScore", "DistanceKernel", "TextScore", "LinearNormalizer", "OneKey", "SparseNormalizer"}
+    shared |= {"And", "Or", "Not"}
+    for found in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{name}.{found.name}")
+        for public in module.__all__:
+            thing = getattr(module, public)
+            if isinstance(thing, type) and issubclass(thing, Part) and public not in shared:
+                assert public in package.__all__, f"{name}.{found.name}.{public} is not exported"
+
+
+def test_import_qkv_loads_neither_torch_jax_sklearn_matplotlib_nor_pandas() -> None:
+    heavy = ["torch", "jax", "sklearn", "matplotlib", "pandas", "polars", "duckdb", "pyarrow", "rich", "typer"]
+    code = f"import sys, qkv; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_attending_to_numpy_arrays_loads_neither_torch_nor_jax() -> None:
+    code = (
+        "import sys, numpy as np, qkv; x = np.eye(3); qkv.attend(x, x, x, score=qkv.scores.Gaussian(1.0));"
+        "print([name for name in ('torch', 'jax', 'pandas') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
