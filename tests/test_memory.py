@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import Any
 import pytest
 
 pytestmark = [
-    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc to read the peak from"),
+    pytest.mark.skipif(
+        not Path("/proc/self/status").exists(), reason="there is no /proc to read the peak from"
+    ),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
 ]
 
@@ -30,8 +31,9 @@ n, width, gradient, score, normalizer, kernel = json.loads(sys.argv[1])
 torch.manual_seed(0)
 def made(*shape):
     return torch.randn(shape, requires_grad=gradient)
-score = scores.Additive(made(64, width), made(64, width), made(64), made(64)) if score == "additive" else scores.ScaledDot()
-normalizer = getattr(normalizers, normalizer)()
+additive = scores.Additive(made(64, width), made(64, width), made(64), made(64))
+score = additive if score == "additive" else scores.ScaledDot()
+normalizer = eval(normalizer, vars(normalizers))
 query, key, value = made(n, width), made(n, width), made(n, width)
 small = [x[:8].detach().requires_grad_(gradient) for x in (query, key, value)]
 
@@ -47,11 +49,16 @@ before = peak()
 plan = step(query, key, value)
 print(json.dumps({"kernel": plan.kernel.name, "planned": plan.cost.peak, "peak": peak() - before}))
 """
-"""VmHWM is read after imports and inputs, so that what remains is the call's own: the output and all that it allocates."""
+"""VmHWM is read after imports and inputs: what remains is the output and all that the call allocates."""
 
 
 def measure(
-    n: int, width: int = 64, gradient: bool = True, score: str = "additive", normalizer: str = "Softmax", kernel: Any = None
+    n: int,
+    width: int = 64,
+    gradient: bool = True,
+    score: str = "additive",
+    normalizer: str = "Softmax()",
+    kernel: Any = None,
 ) -> dict[str, Any]:
     """Kernel, planned peak and peak in bytes, of one call in a fresh process."""
     arguments = json.dumps([n, width, gradient, score, normalizer, kernel])
@@ -60,9 +67,45 @@ def measure(
         capture_output=True,
         text=True,
         check=False,
-        # Small blocks are given back at once: the peak is what is in use, not what the allocator keeps.
-        env=os.environ | {"OMP_NUM_THREADS": "2", "MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": "0"},
     )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+LIMITS: list[tuple[dict[str, Any], str, int]] = [
+    # All pairs at once: 1.1 GB (n × n × hidden in float32).
+    ({"n": 2048}, "tiled", 150),
+    # 1.1 GB, and as much for the gradient.
+    ({"n": 16_384, "score": "dot"}, "fused", 120),
+    # 270 MB.
+    ({"n": 8192, "score": "dot", "gradient": False, "normalizer": "Sparsemax()", "width": 8}, "strip", 90),
+]
+"""A call, the kernel the planner chooses for it, and MB above the start that it must stay below."""
+
+LONG_LIMITS: list[tuple[dict[str, Any], str, int]] = [
+    # The measured line of issue 2: n × n × hidden would be 17 GB.
+    ({"n": 8192}, "tiled", 400),
+    ({"n": 16_384, "score": "dot", "normalizer": "Sparsemax()", "width": 16}, "strip", 400),
+    ({"n": 8192, "score": "dot", "normalizer": "TopK(8)", "width": 16}, "tiled", 400),
+]
+
+
+@pytest.mark.parametrize(("call", "kernel", "megabytes"), LIMITS)
+def test_peak_stays_far_below_what_all_pairs_would_take(
+    call: dict[str, Any], kernel: str, megabytes: int
+) -> None:
+    found = measure(**call)
+    assert found["kernel"] == kernel
+    assert found["peak"] < megabytes * 10**6
+    assert found["planned"] < megabytes * 10**6
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("call", "kernel", "megabytes"), LONG_LIMITS)
+def test_peak_of_long_sequences_stays_below_400_megabytes(
+    call: dict[str, Any], kernel: str, megabytes: int
+) -> None:
+    found = measure(**call)
+    assert found["kernel"] == kernel
+    assert found["peak"] < megabytes * 10**6

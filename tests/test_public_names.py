@@ -10,7 +10,9 @@ import pytest
 import qkv
 
 PACKAGES = ["qkv"] + [
-    f"qkv.{module.name}" for module in pkgutil.iter_modules(qkv.__path__) if module.ispkg and module.name != "testing"
+    f"qkv.{module.name}"
+    for module in pkgutil.iter_modules(qkv.__path__)
+    if module.ispkg and module.name != "testing"
 ]
 
 
@@ -37,7 +39,18 @@ def test_every_part_that_is_written_is_exported(name: str) -> None:
 
 
 def test_import_qkv_loads_neither_torch_jax_sklearn_matplotlib_nor_pandas() -> None:
-    heavy = ["torch", "jax", "sklearn", "matplotlib", "pandas", "polars", "duckdb", "pyarrow", "rich", "typer"]
+    heavy = [
+        "torch",
+        "jax",
+        "sklearn",
+        "matplotlib",
+        "pandas",
+        "polars",
+        "duckdb",
+        "pyarrow",
+        "rich",
+        "typer",
+    ]
     code = f"import sys, qkv; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -76,7 +76,8 @@ def attend(
         score: how query and key are compared; default `ScaledDot()`.
         normalizer: how logits become weights; default: the score's own, for most `Softmax()`.
         mask: which pairs may meet; None: all.
-        positions: how query positions relate to key positions; wanted where q ≠ k and something looks at positions.
+        positions: how query positions relate to key positions; wanted where q ≠ k and something looks at
+            them.
         dropout: probability of dropping a weight. More than 0 means training.
         seed: of all draws. None: from torch's generator; NumPy and JAX must be given one.
         kernel: name of the kernel that must run it, or a kernel of your own; None: the planner chooses.
@@ -248,7 +249,8 @@ class Prepared:
             )
         if library(query, key, value) != self.plan.asked.library:
             raise KindError(
-                f"the plan was prepared for {self.plan.asked.library}, the arrays are of {library(query, key, value)}."
+                f"the plan was prepared for {self.plan.asked.library}, the arrays are of "
+                f"{library(query, key, value)}."
             )
         return _execute(query, key, value, self.plan, seed)
 

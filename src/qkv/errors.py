@@ -2,7 +2,7 @@
 
     QkvError
     ├── ShapeError (ValueError)       lengths, widths or batch axes that do not fit
-    ├── KindError (TypeError)         the wrong kind of thing: a bare array as a mask, text where numbers are wanted
+    ├── KindError (TypeError)         the wrong kind of thing: a bare array as a mask, text among numbers
     ├── OptionError (ValueError)      a number or name outside what is allowed
     ├── PositionError (ValueError)    query and key differ in length and nothing says how they are aligned
     ├── NegativeScoreError (ValueError)   Sum was given a negative score

@@ -6,3 +6,4 @@ from qkv.testing.kernels import KernelContract
 
 class TestFused(KernelContract):
     kernel = FusedKernel()
+    twice = False

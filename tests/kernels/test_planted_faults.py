@@ -1,4 +1,4 @@
-"""Each rule has teeth: a kernel that breaks it, otherwise sound, is caught by the contract's test of that rule."""
+"""Each rule has teeth: a kernel that breaks it, and nothing else, is caught by the test of that rule."""
 
 from __future__ import annotations
 
@@ -103,7 +103,11 @@ class WrongTie(Fault):
     """The last of equal keys instead of the first."""
 
     def broken(self, ready: Any, problem: Any) -> Any:
-        return replace(ready, key=ready.key.flip(-2), value=ready.value.flip(-2)) if ready.mask is None else ready
+        return (
+            replace(ready, key=ready.key.flip(-2), value=ready.value.flip(-2))
+            if ready.mask is None
+            else ready
+        )
 
 
 class TrueMeansMasked(Fault):

@@ -39,19 +39,38 @@ REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
     ("tiled", "it runs on torch arrays, these are jax", {"library": "jax"}),
     ("streamed", "it runs on numpy arrays, these are torch", {"library": "torch"}),
     ("fused", r"Additive\(.*\) is no inner product", {"score": ADDITIVE, "library": "torch"}),
-    ("fused", r"Biased\(Dot\(\), bias=float64\[4, 6\]\) is no inner product", {
-        "score": scores.Biased(scores.Dot(), np.ones((4, 6))), "library": "torch"}),
-    ("fused", r"it knows softmax alone, not Sigmoid\(\)", {
-        "normalizer": normalizers.Sigmoid(), "library": "torch"}),
-    ("fused", r"it knows softmax alone, not TopK\(2\)", {"normalizer": normalizers.TopK(2), "library": "torch"}),
-    ("fused", r"it has no sink, Softmax\(sink=1.0\) has one", {
-        "normalizer": normalizers.Softmax(sink=1.0), "library": "torch"}),
+    (
+        "fused",
+        r"Biased\(Dot\(\), bias=float64\[4, 6\]\) is no inner product",
+        {"score": scores.Biased(scores.Dot(), np.ones((4, 6))), "library": "torch"},
+    ),
+    (
+        "fused",
+        r"it knows softmax alone, not Sigmoid\(\)",
+        {"normalizer": normalizers.Sigmoid(), "library": "torch"},
+    ),
+    (
+        "fused",
+        r"it knows softmax alone, not TopK\(2\)",
+        {"normalizer": normalizers.TopK(2), "library": "torch"},
+    ),
+    (
+        "fused",
+        r"it has no sink, Softmax\(sink=1.0\) has one",
+        {"normalizer": normalizers.Softmax(sink=1.0), "library": "torch"},
+    ),
     ("fused", "it keeps no weights for readouts", {"readouts": [readouts.Entropy()], "library": "torch"}),
     ("fused", "with dropout PyTorch would run it in quadratic memory", {"dropout": 0.5, "library": "torch"}),
-    ("fused", r"the mask Causal\(\) would be held as an array of 4 × 6", {
-        "mask": masks.Causal(), "positions": END, "library": "torch"}),
-    ("tiled", r"Sparsemax\(\) must see whole rows, a tile shows part of them", {
-        "normalizer": normalizers.Sparsemax(), "library": "torch"}),
+    (
+        "fused",
+        r"the mask Causal\(\) would be held as an array of 4 × 6",
+        {"mask": masks.Causal(), "positions": END, "library": "torch"},
+    ),
+    (
+        "tiled",
+        r"Sparsemax\(\) must see whole rows, a tile shows part of them",
+        {"normalizer": normalizers.Sparsemax(), "library": "torch"},
+    ),
     ("dense", "it would allocate .* B, more than the 64 B allowed", {"memory": 64}),
     ("strip", "it would allocate .* B, more than the 64 B allowed", {"memory": 64, "library": "torch"}),
 ]
@@ -77,7 +96,9 @@ def test_named_kernel_raises_with_its_sentence_and_never_falls_back(
         explain(kernel=kernel, **options)
 
 
-@pytest.mark.parametrize(("kernel", "sentence", "options"), [row for row in REFUSALS if "memory" not in row[2]])
+@pytest.mark.parametrize(
+    ("kernel", "sentence", "options"), [row for row in REFUSALS if "memory" not in row[2]]
+)
 def test_refusal_stands_in_the_plan_of_whatever_runs_instead(
     kernel: str, sentence: str, options: dict[str, Any]
 ) -> None:
@@ -110,7 +131,7 @@ def test_kernel_of_ones_own_runs_in_place_of_a_name() -> None:
 
 
 def test_kernel_that_does_not_exist_is_named_with_those_that_do() -> None:
-    with pytest.raises(OptionError, match="no kernel 'flash'.*fused, dense, tiled, strip, streamed"):
+    with pytest.raises(OptionError, match=r"no kernel 'flash'.*fused, dense, tiled, strip, streamed"):
         explain(kernel="flash")
 
 
@@ -125,12 +146,16 @@ def test_where_nothing_fits_the_memory_every_kernel_says_so() -> None:
 
 
 def test_tiles_shrink_where_less_memory_is_allowed() -> None:
-    tiles = [explain(LONG, library="torch", score=ADDITIVE, kernel="tiled", memory=m) for m in ("1 GiB", "4 MiB")]
+    tiles = [
+        explain(LONG, library="torch", score=ADDITIVE, kernel="tiled", memory=m) for m in ("1 GiB", "4 MiB")
+    ]
     assert tiles[1].cost.peak <= 4 * 2**20 < tiles[0].cost.peak
 
 
 def test_half_precision_counts_the_inputs_that_are_widened() -> None:
-    half, single = (explain(LONG, library="torch", dtype=d, kernel="tiled").cost.peak for d in ("float16", "float32"))
+    half, single = (
+        explain(LONG, library="torch", dtype=d, kernel="tiled").cost.peak for d in ("float16", "float32")
+    )
     assert half - single >= 4 * 40_000 * (8 + 8 + 3)
 
 
@@ -145,14 +170,21 @@ def test_half_precision_counts_the_inputs_that_are_widened() -> None:
         (KindError, r"score is a function.*Custom", {"score": lambda q, k: q}),
         (KindError, r"score is a class Dot, not an instance", {"score": scores.Dot}),
         (KindError, r"normalizer is a str.*Softmax\(\)", {"normalizer": "softmax"}),
-        (KindError, r"mask is a bare array of shape \(4, 6\).*masks.Keys.*masks.Pairs", {"mask": np.ones((4, 6), bool)}),
+        (
+            KindError,
+            r"mask is a bare array of shape \(4, 6\).*masks.Keys.*masks.Pairs",
+            {"mask": np.ones((4, 6), bool)},
+        ),
         (KindError, r"mask is a str", {"mask": "causal"}),
-        (KindError, r'positions is a str.*Positions', {"positions": "end"}),
+        (KindError, r"positions is a str.*Positions", {"positions": "end"}),
         (KindError, r"Dense.*instances", {"readouts": [readouts.Dense]}),
         (PositionError, "4 queries meet 6 keys", {"mask": masks.Causal()}),
         (ShapeError, "query 9, there are 4", {"readouts": [readouts.Rows((9,))]}),
-        (ShapeError, r"query has width 8.*this Bilinear weight is for widths 2 and 8", {
-            "score": scores.Bilinear(np.ones((2, 8)))}),
+        (
+            ShapeError,
+            r"query has width 8.*this Bilinear weight is for widths 2 and 8",
+            {"score": scores.Bilinear(np.ones((2, 8)))},
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_an_error_that_says_what_to_do(

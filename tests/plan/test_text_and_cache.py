@@ -22,8 +22,8 @@ normalizer  Softmax()   folds in one pass
 mask        none
 rewrites    none
 kernel      streamed   the lowest estimate of 2 that can
-            tiles of 1 query × 262,144 keys
-cost        1.54 Gflop, 2.68 GiB moved, peak 6 MiB; 512 MiB allowed
+            tiles of 1 query × 1,048,576 keys
+cost        1.54 Gflop, 2.68 GiB moved, peak 24 MiB; 512 MiB allowed
 slower      dense: 1.54 Gflop, 2.98 GiB moved, peak 153 MiB
 refused     fused: it runs on torch arrays, these are numpy
 refused     tiled: it runs on torch arrays, these are numpy
@@ -114,7 +114,7 @@ def test_explain_shows_guards_before_and_the_way_taken_after() -> None:
     assert "taken       not all finite: tiled" in str(qkv.observe(x, x, x, kernel="fused").plan)
 
 
-# -- rewrites -----------------------------------------------------------------------------------------------------
+# -- rewrites --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_rewritten_call_gives_the_same_answer() -> None:
         assert seen.output == pytest.approx(qkv.core.equation.attend_dense(query, key, value, **full).output)
 
 
-# -- the cache, and prepared plans -----------------------------------------------------------------------------------
+# -- the cache, and prepared plans -----------------------------------------------------------------------
 
 
 def test_plan_is_made_once_for_equal_shapes_and_facts() -> None:
@@ -214,12 +214,20 @@ def test_prepare_refuses_what_cannot_run() -> None:
         qkv.prepare(qkv.Spec(), ((5, 3),) * 3, kernel="fused")
 
 
-# -- amounts -------------------------------------------------------------------------------------------------------------
+# -- amounts ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("said", "amount"),
-    [("512 MiB", 2**29), ("2 GB", 2 * 10**9), ("1.5KiB", 1536), ("100", 100), ("7 B", 7), (12, 12), (" 3 tib ", 3 * 2**40)],
+    [
+        ("512 MiB", 2**29),
+        ("2 GB", 2 * 10**9),
+        ("1.5KiB", 1536),
+        ("100", 100),
+        ("7 B", 7),
+        (12, 12),
+        (" 3 tib ", 3 * 2**40),
+    ],
 )
 def test_memory_is_read(said: Any, amount: int) -> None:
     assert memory_bytes(said) == amount

@@ -161,3 +161,10 @@ def test_alibi_slopes_of_heads_are_a_batch_axis():
     slopes = np.array([0.5, 0.25])
     logits = ALiBi(Constant(), slopes)(np.ones((2, 3, 1)), np.ones((2, 3, 1)))
     assert logits[:, 2, 0].tolist() == [-1.0, -0.5]
+
+
+@pytest.mark.parametrize(("side", "query", "key"), [("query", [2], [0]), ("key", [0], [-1])])
+def test_a_class_outside_the_table_is_refused_and_its_side_is_named(side, query, key):
+    score = ClassTable(Constant(), np.zeros((2, 3)), np.array(query), np.array(key))
+    with pytest.raises(OptionError, match=rf"{side} has a class outside the table"):
+        score(np.ones((1, 1)), np.ones((1, 1)))

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
+import qkv
 from qkv.errors import KindError, OptionError
-from qkv.scores import ByColumn, Dot, Exact, Gaussian, JaroWinkler, Levenshtein, TokenSetRatio
+from qkv.scores import ByColumn, Dot, Exact, Gaussian, JaroWinkler, Levenshtein, Spelling, TokenSetRatio
 from qkv.testing import ScoreContract
 
 NAMES = [
@@ -31,6 +32,18 @@ def levenshtein(a, b):
         for j, y in enumerate(b, 1):
             last, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, last + (x != y))
     return row[-1]
+
+
+def alignment_edits(a, b):
+    """Letters put in, left out or changed, or neighbours swapped (optimal string alignment)."""
+    table = [[i + j for j in range(len(b) + 1)] for i in range(len(a) + 1)]
+    for i in range(1, len(a) + 1):
+        for j in range(1, len(b) + 1):
+            changed = table[i - 1][j - 1] + (a[i - 1] != b[j - 1])
+            table[i][j] = min(table[i - 1][j] + 1, table[i][j - 1] + 1, changed)
+            if i > 1 and j > 1 and a[i - 1] == b[j - 2] and a[i - 2] == b[j - 1]:
+                table[i][j] = min(table[i][j], table[i - 2][j - 2] + 1)
+    return table[-1][-1]
 
 
 def jaro_winkler(a, b):
@@ -116,6 +129,13 @@ class TestLevenshtein(TextContract):
         return 1 - levenshtein(q, k) / max(len(q), len(k), 1)
 
 
+class TestSpelling(TextContract):
+    part = Spelling
+
+    def formula(self, score, q, k, at):
+        return (jaro_winkler(q, k) + 1 - alignment_edits(q, k) / max(len(q), len(k), 1)) / 2
+
+
 class TestTokenSetRatio(TextContract):
     part = TokenSetRatio
 
@@ -153,6 +173,18 @@ class TestByColumn(ScoreContract):
         rows = np.array([("Oslo",)], dtype=[("city", object)])
         with pytest.raises(KindError, match=r"no column 'size'.*city"):
             self.make(None)(rows, rows)
+
+
+def test_text_that_is_missing_equals_nothing_itself_included():
+    rows = np.array(["Li", None], dtype=object)
+    assert Exact()(rows, rows).tolist() == [[1.0, 0.0], [0.0, 0.0]]
+
+
+def test_neighbouring_member_numbers_are_told_apart_although_the_values_are_float32():
+    members = np.array([[16_777_216], [16_777_217]])
+    joined = np.array([[1.0], [2.0]], dtype=np.float32)
+    for kernel in ("dense", "streamed"):
+        assert qkv.attend(members, members, joined, score=Exact(), kernel=kernel).tolist() == [[1.0], [2.0]]
 
 
 def test_text_meeting_numbers_is_refused_by_kind():

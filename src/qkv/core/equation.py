@@ -117,7 +117,7 @@ def make_ready(
     dtype = accumulation_dtype(*numbers)
     out_dtype = result_dtype(*numbers)
     lengths = {"q": shape.q, "k": shape.k}
-    if not text:
+    if not text and not score.as_given:
         query, key = cast(query, dtype), cast(key, dtype)
     value = cast(value, dtype)
     return Ready(

@@ -12,7 +12,7 @@ from typing import Self
 
 from qkv.core.arrays import Array, namespace
 
-__all__ = ["Best", "ExpSum", "Partial", "Total", "merge_all"]
+__all__ = ["Best", "ExpSum", "Partial", "Total", "merge_all", "times"]
 
 
 class Partial:
@@ -43,7 +43,7 @@ class ExpSum(Partial):
         return ExpSum(
             maximum,
             self.total * mine + other.total * theirs,
-            _times(self.weighted, mine) + _times(other.weighted, theirs),
+            times(self.weighted, mine) + times(other.weighted, theirs),
         )
 
 
@@ -55,7 +55,8 @@ def _rescale(old: Array, new: Array) -> Array:
     )
 
 
-def _times(weighted: Array, scale: Array) -> Array:
+def times(weighted: Array, scale: Array) -> Array:
+    """weighted · scale, where a scale of 0 leaves what is not finite as it is."""
     xp = namespace(weighted)
     # An infinite value that was read stays itself although later keys outweigh it: 0 · inf would make it NaN.
     return xp.where(

@@ -26,10 +26,9 @@ from qkv.database.columns import Column
 from qkv.database.comparisons import Comparison, Distances, Mixture, Plain, Similarities, in_days, structured
 from qkv.database.names import NamedScore, named_score
 from qkv.database.show import number
-from qkv.database.similarity import Spelling
 from qkv.errors import OptionError
 from qkv.normalizers import Softmax, TopK
-from qkv.scores import ByColumn, Cosine, Exact, Gaussian
+from qkv.scores import ByColumn, Cosine, Exact, Gaussian, Spelling
 from qkv.scores.base import Score
 
 __all__ = ["Keys"]

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import qkv.normalizers as normalizer_module
 import qkv.scores as score_module
-from qkv.database.similarity import Spelling
 from qkv.database.sources import nearest_name
 from qkv.errors import OptionError
 from qkv.normalizers import Softmax, TopK
@@ -100,7 +99,7 @@ def named_normalizer(text: str) -> Normalizer:
 
 
 def _scores() -> dict[str, type]:
-    return {"spelling": Spelling, **_kinds(score_module, Score)}
+    return _kinds(score_module, Score)
 
 
 def _normalizers() -> dict[str, type]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import quiet
+from qkv.core.arrays import Array, library, quiet
 from qkv.core.equation import Ready, dense
+from qkv.kernels.hidden import refuse_hidden_gradients
 from qkv.plan.cost import Cost
 from qkv.plan.kernel import Kernel, Result
 from qkv.plan.problem import Problem
@@ -13,6 +17,7 @@ from qkv.plan.problem import Problem
 __all__ = ["DenseKernel"]
 
 
+@dataclass(frozen=True)
 class DenseKernel(Kernel):
     """Runs `core.equation` on whole arrays; every library; derivatives of any order."""
 
@@ -26,7 +31,7 @@ class DenseKernel(Kernel):
     def cost(self, problem: Problem) -> Cost:
         """Every array of pairs is written and read in main memory."""
         elements = problem.elements_per_logit
-        # Pairs alive at once: logits, their exponentials, weights, a mask; with a gradient all that is kept for it.
+        # Alive at once: logits, their exponentials, weights, a mask; with a gradient all that is kept for it.
         alive = 4 + (elements if elements > 1 else 0)
         if problem.gradient:
             alive = 2 * alive
@@ -38,7 +43,10 @@ class DenseKernel(Kernel):
 
     def run(self, ready: Ready, problem: Problem) -> Result:
         """The oracle, and readouts of its weights."""
-        with quiet():
+        if problem.library == "torch":
+            # Autograd would find it here; larger calls run where it would not: size must not change meaning.
+            refuse_hidden_gradients(ready)
+        with quiet(), _as_it_is(ready.value):
             seen = dense(ready)
             readouts = tuple(
                 readout.finish(
@@ -47,3 +55,15 @@ class DenseKernel(Kernel):
                 for readout in problem.readouts
             )
         return Result(seen.output, readouts)
+
+
+@contextlib.contextmanager
+def _as_it_is(reference: Array) -> Iterator[None]:
+    """No autocast of PyTorch: half precision is the caller's choice of dtype, and accumulates in float32."""
+    if library(reference) != "torch":
+        yield
+        return
+    import torch
+
+    with torch.autocast(reference.device.type, enabled=False):
+        yield

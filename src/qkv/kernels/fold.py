@@ -12,7 +12,7 @@ from qkv.core.partial import Partial
 from qkv.normalizers.base import Summary
 from qkv.readouts import Readout
 
-__all__ = ["fold_rows", "row_logits", "spans", "strip_rows"]
+__all__ = ["fold_rows", "nothing", "row_logits", "spans", "weigh_rows"]
 
 Limits = tuple[int, int]
 
@@ -24,7 +24,7 @@ def spans(length: int, step: int) -> Iterator[Limits]:
 
 
 def fold_rows(ready: Ready, rows: Limits, cols: int) -> tuple[Array, Summary]:
-    """Output and summary of some queries, from partials over tiles of `cols` keys. Empty tiles are skipped."""
+    """Output and summary of some queries, from partials of tiles of `cols` keys. Empty tiles are skipped."""
     partial: Partial | None = None
     for limits in spans(ready.place.k_total, cols):
         logits = ready.tile(rows, limits)
@@ -32,7 +32,7 @@ def fold_rows(ready: Ready, rows: Limits, cols: int) -> tuple[Array, Summary]:
             partial = _merged(partial, _fold(ready, logits, rows, limits))
     if partial is None:
         # No tile holds a pair: the fold of no key at all.
-        partial = _fold(ready, _nothing(ready, rows, 0), rows, (0, 0))
+        partial = _fold(ready, nothing(ready, rows, 0), rows, (0, 0))
     output, summary = ready.normalizer.finish(partial, ready.place.cut(rows, (0, 0)), ready.dropout)
     return output, summary
 
@@ -51,7 +51,8 @@ def _merged(partial: Any, new: Partial) -> Partial:
     return new if partial is None else partial.merge(new)
 
 
-def _nothing(ready: Ready, rows: Limits, keys: int) -> Array:
+def nothing(ready: Ready, rows: Limits, keys: int) -> Array:
+    """Logits of some queries that may attend to none of so many keys."""
     return zeros(ready.value, (*ready.batch, rows[1] - rows[0], keys)) - namespace(ready.value).inf
 
 
@@ -60,17 +61,16 @@ def row_logits(ready: Ready, rows: Limits, cols: int) -> Array:
     tiles = []
     for limits in spans(ready.place.k_total, cols):
         logits = ready.tile(rows, limits)
-        tiles.append(_nothing(ready, rows, limits[1] - limits[0]) if logits is None else logits)
+        tiles.append(nothing(ready, rows, limits[1] - limits[0]) if logits is None else logits)
     return tiles[0] if len(tiles) == 1 else namespace(ready.value).concat(tiles, axis=-1)
 
 
-def strip_rows(
-    ready: Ready, rows: Limits, cols: int, readouts: tuple[Readout, ...], with_output: bool = True
+def weigh_rows(
+    ready: Ready, rows: Limits, logits: Array, readouts: tuple[Readout, ...], with_output: bool = True
 ) -> tuple[Array | None, tuple[Any, ...]]:
-    """Output and readouts of some queries, from their whole rows of weights."""
+    """Output and readouts of some queries, from their whole rows of logits."""
     normalizer = ready.normalizer
     place = ready.place.cut(rows, (0, ready.place.k_total))
-    logits = row_logits(ready, rows, cols)
     weights = normalizer.weights(logits, place)
     output = None
     if with_output:

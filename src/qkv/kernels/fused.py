@@ -1,8 +1,9 @@
-"""The fused kernel: PyTorch's `scaled_dot_product_attention`, for scores that lift to an inner product, under softmax.
+"""The fused kernel: PyTorch's `scaled_dot_product_attention`, for scores that lift to an inner product.
 
-It is used only where it runs in linear memory: four axes, equal widths, no dropout, a last axis that is contiguous, no
-mask or a mask of keys or causal from the start. What is not so is made so (values padded with zeros, inputs made
-contiguous) or refused. The backend is named, so that PyTorch cannot fall back to the quadratic one silently.
+It is used under softmax, and only where it runs in linear memory: four axes, equal widths, no dropout, a last
+axis that is contiguous, no mask or a mask of keys or causal from the start. What is not so is made so (values
+padded with zeros, inputs made contiguous) or refused. The backend is named, so that PyTorch cannot fall back
+to the quadratic one silently.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
 """
@@ -16,7 +17,6 @@ from qkv.core.arrays import Array, cast
 from qkv.core.equation import Ready
 from qkv.core.guard import all_finite
 from qkv.kernels.tiled import TiledKernel
-from qkv.masks import Causal
 from qkv.plan.cost import Cost
 from qkv.plan.kernel import Kernel, Result
 from qkv.plan.problem import Problem
@@ -24,13 +24,15 @@ from qkv.plan.problem import Problem
 __all__ = ["FusedKernel"]
 
 
+@dataclasses.dataclass(frozen=True)
 class FusedKernel(Kernel):
     """One call of `scaled_dot_product_attention` on lifted query and key."""
 
     name: ClassVar[str] = "fused"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
     guards: ClassVar[tuple[str, ...]] = (
-        "if query, key and value, and what they are lifted to, are finite: fused, else tiled (0 · NaN would leak)",
+        "if query, key and value, and what they are lifted to, are finite: fused, else tiled "
+        "(0 · NaN would leak)",
     )
 
     def refuse(self, problem: Problem) -> str | None:
@@ -93,10 +95,7 @@ class FusedKernel(Kernel):
 
 def _causal_from_start(problem: Problem) -> bool:
     mask = problem.spec.mask
-    if not isinstance(mask, Causal):
-        return False
-    offset = problem.place.offset(mask.align)
-    return isinstance(offset, int) and offset == 0
+    return mask is not None and mask.causal_offset(problem.place) == 0
 
 
 def _merges(problem: Problem) -> bool:
@@ -150,7 +149,7 @@ def _fused(ready: Ready, left: Array, right: Array) -> Any:
 
 
 def _four(x: Array, batch: tuple[int, ...]) -> Array:
-    """The array with exactly two batch axes, expanded (never copied) to the call's, its last axis contiguous."""
+    """The array with two batch axes, expanded (never copied) to the call's, its last axis contiguous."""
     if len(batch) > 2:
         lead = 1
         for n in batch[:-1]:

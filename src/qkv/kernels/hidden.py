@@ -1,4 +1,4 @@
-"""Finds gradients that would silently be missing: what a score closes over is seen by no kernel's backward pass."""
+"""Finds gradients that would silently be missing: what a score closes over is seen by no backward pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["refuse_hidden_gradients"]
 
 
 def refuse_hidden_gradients(ready: Ready) -> None:
-    """Raise where the score, on constants, gives something that requires a gradient: it closes over a parameter.
+    """Raise where the score of constants requires a gradient: it closes over a parameter.
 
     Raises:
         GradientError: it does.
@@ -23,7 +23,7 @@ def refuse_hidden_gradients(ready: Ready) -> None:
     logits = score.tile(side(ready.query, (0, 1)).detach(), side(ready.key, (0, 1)).detach(), place)
     if isinstance(logits, torch.Tensor) and logits.requires_grad:
         raise GradientError(
-            f"{ready.score} closes over something that requires a gradient, which would get none. Hand it over: "
-            f"Custom(function, parameters=(…,)) calls function(query, key, *parameters); in a score of your own make "
-            f"it a field."
+            f"{ready.score} closes over something that requires a gradient, which would get none. Hand it "
+            f"over: Custom(function, parameters=(…,)) calls function(query, key, *parameters); in a score of "
+            f"your own make it a field."
         )

@@ -1,15 +1,15 @@
-"""How large a tile or a strip is: so many numbers as fit the cache, and never more than the memory allowed."""
+"""How large a tile or a strip is: as many numbers as fit the cache, never more than the memory allowed."""
 
 from __future__ import annotations
 
 from qkv.plan.cost import counted, tile_sides
 from qkv.plan.problem import Problem
 
-__all__ = ["STRIP_BUDGET", "TILE_BUDGET", "said", "strip_alive", "strip_rows_of", "tile_of"]
+__all__ = ["STRIP_BUDGET", "TILE_BUDGET", "partial_alive", "said", "strip_alive", "strip_rows_of", "tile_of"]
 
-TILE_BUDGET = 2**18
+TILE_BUDGET = 2**20
 """Numbers in the widest array of a tile."""
-STRIP_BUDGET = 2**22
+STRIP_BUDGET = 2**23
 """Numbers in all arrays of a strip together."""
 
 
@@ -26,7 +26,8 @@ def tile_of(problem: Problem, budget: int, alive: int) -> tuple[int, int]:
     # Below 256 pairs the work of a tile is nothing beside the Python around it.
     pairs = max(min(256, budget), budget // (batch * problem.elements_per_logit))
     allowed = problem.memory // 2 // (batch * problem.itemsize * alive)
-    return tile_sides(axes.q, axes.k, max(1, min(pairs, allowed)))
+    rows = max(1, problem.memory // 4 // (batch * problem.itemsize * partial_alive(problem)))
+    return tile_sides(min(axes.q, rows), axes.k, max(1, min(pairs, allowed)))
 
 
 def strip_rows_of(problem: Problem, budget: int, alive: int) -> int:
@@ -48,6 +49,11 @@ def said(rows: int, cols: int) -> str:
     return f"{counted(rows, 'query', 'queries')} × {counted(cols, 'key', 'keys')}"
 
 
+def partial_alive(problem: Problem) -> int:
+    """Numbers in memory at once for each query of a tile: two partials, joined, and sorted."""
+    return 4 * problem.normalizer.numbers_per_query(problem.axes.value_width)
+
+
 def strip_alive(problem: Problem) -> int:
-    """Numbers in memory at once for each pair of a strip: with a gradient all that its backward pass keeps."""
+    """Numbers in memory at once for each pair of a strip; with a gradient, all that backward keeps."""
     return (12 if problem.gradient else 5) + 3 * problem.elements_per_logit

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from qkv.core.arrays import cast, namespace, quiet
 from qkv.core.equation import Ready
-from qkv.kernels.fold import fold_rows, spans, strip_rows
-from qkv.kernels.sizes import STRIP_BUDGET, TILE_BUDGET, said, strip_rows_of, tile_of
+from qkv.kernels.fold import fold_rows, row_logits, spans, weigh_rows
+from qkv.kernels.sizes import STRIP_BUDGET, TILE_BUDGET, partial_alive, said, strip_rows_of, tile_of
 from qkv.plan.cost import Cost
 from qkv.plan.kernel import Kernel, Result
 from qkv.plan.problem import Problem
@@ -19,7 +19,7 @@ __all__ = ["StreamedKernel"]
 
 @dataclass(frozen=True)
 class StreamedKernel(Kernel):
-    """Folds tiles where the normalizer can; takes strips of whole rows where it cannot or readouts are wanted.
+    """Folds tiles; takes strips of whole rows where the normalizer has no fold or readouts are wanted.
 
     Args:
         budget: numbers in the widest array of a tile.
@@ -47,6 +47,7 @@ class StreamedKernel(Kernel):
         axes = problem.axes
         rows, cols = self._sides(problem)
         tile = axes.batch_size * rows * cols * problem.itemsize * (5 + problem.elements_per_logit)
+        tile += axes.batch_size * rows * problem.itemsize * partial_alive(problem)
         if self._strips(problem):
             tile += axes.batch_size * rows * axes.k * problem.itemsize * 5
         tiles = -(-axes.q // rows) * -(-axes.k // cols)
@@ -64,7 +65,8 @@ class StreamedKernel(Kernel):
             for limits in spans(ready.place.q_total, rows):
                 output: Any
                 if self._strips(problem):
-                    output, readouts = strip_rows(ready, limits, cols, problem.readouts)
+                    logits = row_logits(ready, limits, cols)
+                    output, readouts = weigh_rows(ready, limits, logits, problem.readouts)
                     seen.append(readouts)
                 else:
                     output, _ = fold_rows(ready, limits, cols)

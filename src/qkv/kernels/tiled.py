@@ -1,13 +1,15 @@
 """The tiled kernel: PyTorch, forward and backward, any score and mask, in memory linear in queries and keys.
 
-Forward keeps the output and a few numbers per query (for softmax, the log-sum-exp). Backward computes the logits of a
-tile again, and from them its weights:
+Forward keeps the output and a few numbers per query (for softmax, maximum and total). Backward computes the
+logits of a tile again, and from them its weights:
 
     dL/dw_ij = do_i · v_j        dL/dl = normalizer's gradient, with Σ_j w_ij dL/dw_ij = do_i · o_i
-    dL/dv_j += Σ_i w_ij do_i     dL/dq, dL/dk and the score's parameters: the tile's score, differentiated by autograd
+    dL/dv_j += Σ_i w_ij do_i     dL/dq, dL/dk, the score's parameters: the tile's score, by autograd
 
-Source: Rabe, Staats (2021), Self-attention does not need O(n²) memory, https://arxiv.org/abs/2112.05682; Dao et al.
-(2022), FlashAttention, https://arxiv.org/abs/2205.14135.
+Where the gradient itself is to be differentiated, the call is run again in strips (`strips.py`).
+
+Source: Rabe, Staats (2021), Self-attention does not need O(n²) memory, https://arxiv.org/abs/2112.05682;
+Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
 """
 
 from __future__ import annotations
@@ -20,8 +22,16 @@ from qkv.core.equation import Ready, drop, side
 from qkv.core.guard import finite
 from qkv.kernels.fold import fold_rows, spans
 from qkv.kernels.hidden import refuse_hidden_gradients
-from qkv.kernels.sizes import STRIP_BUDGET, TILE_BUDGET, said, strip_alive, strip_rows_of, tile_of
-from qkv.kernels.strip import read_strips
+from qkv.kernels.sizes import (
+    STRIP_BUDGET,
+    TILE_BUDGET,
+    partial_alive,
+    said,
+    strip_alive,
+    strip_rows_of,
+    tile_of,
+)
+from qkv.kernels.strips import Strips, twice_differentiable
 from qkv.plan.cost import Cost
 from qkv.plan.kernel import Kernel, Result
 from qkv.plan.problem import Problem
@@ -62,6 +72,7 @@ class TiledKernel(Kernel):
         rows, cols = self._sides(problem)
         times = 4 if problem.gradient else 1
         peak = axes.batch_size * rows * cols * problem.itemsize * _alive(problem)
+        peak += axes.batch_size * rows * problem.itemsize * partial_alive(problem)
         kept = axes.batch_size * axes.q * (axes.value_width + 4) * problem.itemsize
         flop = axes.pairs * problem.flop_per_pair * times
         tiles = -(-axes.q // rows) * -(-axes.k // cols)
@@ -73,23 +84,20 @@ class TiledKernel(Kernel):
             flop,
             problem.input_bytes * (1 + axes.q // max(1, rows)),
             peak + kept + problem.kept_bytes,
-            5e-4 + tiles * 2e-4 * times,
+            5e-4 + tiles * 7e-4 * (2 if problem.gradient else 1),
         )
 
     def run(self, ready: Ready, problem: Problem) -> Result:
         """Fold, then read strips where something is to be read."""
         import torch
 
-        rows, cols = self._sides(problem)
         tensors = (ready.query, ready.key, ready.value, *ready.score.arrays(), *ready.normalizer.arrays())
         if any(requires_gradient(x) for x in tensors) or torch.is_grad_enabled():
             refuse_hidden_gradients(ready)
-        output = _attend()(ready, rows, cols, *tensors)
-        _, readouts = (
-            read_strips(ready, problem.readouts, self._strip(problem), with_output=False)
-            if problem.readouts
-            else (None, ())
-        )
+        output = _attend()(ready, self._sides(problem), self._strip(problem), *tensors)
+        readouts: tuple[Any, ...] = ()
+        if problem.readouts:
+            _, readouts = Strips(ready, problem.readouts, self._strip(problem), with_output=False).attend()
         return Result(cast(output, ready.out_dtype), readouts)
 
     def _sides(self, problem: Problem) -> tuple[int, int]:
@@ -109,26 +117,30 @@ def _attend() -> Any:
     global _APPLY
     if _APPLY is None:
         import torch
-        from torch.autograd.function import once_differentiable
 
         class Attend(torch.autograd.Function):
             @staticmethod
-            def forward(ctx: Any, ready: Ready, rows: int, cols: int, *tensors: Any) -> Any:
+            def forward(ctx: Any, ready: Ready, sides: tuple[int, int], strip: int, *tensors: Any) -> Any:
+                rows, cols = sides
                 with torch.autocast(ready.value.device.type, enabled=False):
-                    folded = [fold_rows(ready, limits, cols) for limits in spans(ready.place.q_total, rows)]
-                output = torch.cat([out for out, _ in folded], dim=-2)
-                summary = [torch.cat(list(x), dim=-2) for x in zip(*(s for _, s in folded), strict=True)]
+                    output, *summary = _forward(ready, rows, cols)
                 ctx.save_for_backward(output, *summary, *tensors)
-                ctx.ready, ctx.rows, ctx.cols, ctx.count = ready, rows, cols, len(summary)
+                ctx.ready, ctx.sides, ctx.strip, ctx.count = ready, sides, strip, len(summary)
                 return output
 
             @staticmethod
-            @once_differentiable
             def backward(ctx: Any, gradient: Any) -> Any:
                 output, *rest = ctx.saved_tensors
                 summary, tensors = rest[: ctx.count], rest[ctx.count :]
-                with torch.autocast(output.device.type, enabled=False):
-                    grads = _backward(ctx.ready, ctx.rows, ctx.cols, tensors, output, summary, gradient)
+                grads: Any
+                if torch.is_grad_enabled():  # the gradient itself will be differentiated
+                    strips = Strips(ctx.ready, (), ctx.strip, with_output=True)
+                    grads = twice_differentiable(strips, tensors, [gradient])
+                else:
+                    with torch.autocast(output.device.type, enabled=False):
+                        grads = _backward(
+                            ctx.ready, ctx.sides[0], ctx.sides[1], tensors, output, summary, gradient
+                        )
                 wanted = ctx.needs_input_grad[3:]
                 return (None, None, None, *(g if w else None for g, w in zip(grads, wanted, strict=True)))
 
@@ -137,6 +149,19 @@ def _attend() -> Any:
 
 
 _APPLY: Any = None
+
+
+def _forward(ready: Ready, rows: int, cols: int) -> list[Any]:
+    """Output, and what the normalizer keeps of each row."""
+    whole: list[Any] = []
+    for limits in spans(ready.place.q_total, rows):
+        output, summary = fold_rows(ready, limits, cols)
+        pieces = (output, *summary)
+        whole = whole or [x.new_empty((*x.shape[:-2], ready.place.q_total, x.shape[-1])) for x in pieces]
+        # Written in place: small results left between large temporaries would keep the heap from shrinking.
+        for room, x in zip(whole, pieces, strict=True):
+            side(room, limits).copy_(x)
+    return whole
 
 
 def _backward(

@@ -167,7 +167,7 @@ def _map(figure: Any, database: Database, answer: Answer, options: dict[str, Any
 def _locator() -> Any:
     from matplotlib.ticker import MaxNLocator
 
-    return MaxNLocator(4)
+    return MaxNLocator(3)
 
 
 def _bars(figure: Any, answer: Answer) -> list[Any]:

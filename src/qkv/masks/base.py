@@ -42,6 +42,10 @@ class Mask(Part, ABC):
         """Whether all, none or part of the tile is allowed; "part" is always a correct answer."""
         return "part"
 
+    def causal_offset(self, place: Place) -> int | None:
+        """Fact: position of query 0, where this is the causal mask and nothing else; None where it is not."""
+        return None
+
     def check(self, q: int, k: int) -> None:
         """Raise a `ShapeError` where arrays of the mask do not fit these lengths."""
 

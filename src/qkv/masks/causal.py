@@ -42,6 +42,11 @@ class Causal(Mask):
         """Fact: yes, unless it brings its own alignment."""
         return self.align is None
 
+    def causal_offset(self, place: Place) -> int | None:
+        """Fact: the offset, where it is the same for the whole batch."""
+        offset = place.offset(self.align)
+        return offset if isinstance(offset, int) else None
+
     def allowed(self, place: Place, reference: Array) -> Array:
         """j ≤ i"""
         return place.key_positions(reference) <= place.query_positions(reference, self.align)

@@ -56,6 +56,10 @@ class Normalizer(Part, ABC):
         """A simpler normalizer that does the same where there are only `k` keys; else itself."""
         return self
 
+    def numbers_per_query(self, value_width: int) -> int:
+        """Fact: how many numbers a partial holds for each query."""
+        return value_width + 2
+
     @abstractmethod
     def weights(self, logits: Array, place: Place | None = None) -> Array:
         """Weights of whole rows."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from qkv.core.arrays import Array, arange, namespace, zeros
 from qkv.core.equation import drop
+from qkv.core.ordering import top_mask, top_order
 from qkv.core.partial import Best
 from qkv.core.positions import Place
 
@@ -22,18 +23,14 @@ def largest(rank: Array, count: int) -> Array:
         >>> largest(np.array([[1.0, 3.0, 3.0, 2.0]]), 1)
         array([[False,  True, False, False]])
     """
-    xp = namespace(rank)
-    rank = xp.where(xp.isnan(rank), xp.zeros_like(rank) + xp.inf, rank)
-    order = xp.argsort(rank, axis=-1, descending=True, stable=True)
-    return (xp.argsort(order, axis=-1) < count) & (rank != -xp.inf)
+    return top_mask(rank, count) & (rank != -namespace(rank).inf)
 
 
 def best_of_tile(rank: Array, logits: Array, value: Array, place: Place, count: int) -> Best:
     """The best keys of a tile, by rank, with their values; fewer than `count` are filled up with nothing."""
     xp = namespace(logits)
     batch, q = logits.shape[:-2], logits.shape[-2]
-    seen = xp.where(xp.isnan(rank), xp.zeros_like(rank) + xp.inf, rank)
-    order = xp.argsort(seen, axis=-1, descending=True, stable=True)[..., :count]
+    order = top_order(rank, count)
     n, width = order.shape[-1], value.shape[-1]
     rank = xp.take_along_axis(rank, order, axis=-1)
     index = xp.where(rank == -xp.inf, xp.zeros_like(order) - 1, order + place.cols[0])

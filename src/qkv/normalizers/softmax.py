@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from qkv.core.arrays import Array, is_array, namespace, row_max, stop_gradient
 from qkv.core.equation import drop
 from qkv.core.guard import weigh
-from qkv.core.partial import ExpSum
+from qkv.core.partial import ExpSum, times
 from qkv.core.parts import axes, over_pairs, require_number
 from qkv.core.positions import Place
 from qkv.normalizers.base import Normalizer, Summary, excluded
@@ -93,7 +93,7 @@ class Softmax(Normalizer):
         shift = self._shift(partial.maximum)
         scale = xp.where(partial.maximum == shift, xp.ones_like(shift), xp.exp(partial.maximum - shift))
         total = partial.total * scale + self._sink_mass(shift)
-        return partial.weighted * scale / _nonzero(total), (shift, total)
+        return times(partial.weighted, scale) / _nonzero(total), (shift, total)
 
     def tile_weights(self, logits: Array, summary: Summary, place: Place) -> Array:
         """e^(l − m) / Σ e^(l − m)"""

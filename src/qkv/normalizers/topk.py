@@ -74,6 +74,10 @@ class TopK(Normalizer):
         """Fact: as the inner normalizer."""
         return self.of.trains_logits
 
+    def numbers_per_query(self, value_width: int) -> int:
+        """Fact: rank, index, logit and value of each kept key."""
+        return self.k * (value_width + 3)
+
     def for_keys(self, k: int) -> Normalizer:
         """The inner normalizer, where no key would be left out."""
         return self.of if k <= self.k else self

@@ -54,7 +54,8 @@ def make_plan(asked: Problem, kernels: Sequence[Kernel], pinned: str | None = No
             if cost.peak <= asked.memory:
                 able.append((kernel, cost))
                 continue
-            sentence = f"it would allocate {memory_text(cost.peak)}, more than the {memory_text(asked.memory)} allowed"
+            amounts = memory_text(cost.peak), memory_text(asked.memory)
+            sentence = "it would allocate {}, more than the {} allowed".format(*amounts)
         refused.append((kernel.name, sentence))
     if pinned is not None:
         for kernel, cost in able:
@@ -64,8 +65,8 @@ def make_plan(asked: Problem, kernels: Sequence[Kernel], pinned: str | None = No
     if not able:
         sentences = "; ".join(f"{name}: {sentence}" for name, sentence in refused)
         raise RefusedError(
-            f"no kernel can run this within {memory_text(asked.memory)}. {sentences}. Allow more with memory=…, or "
-            f"change what a kernel names."
+            f"no kernel can run this within {memory_text(asked.memory)}. {sentences}. Allow more with "
+            f"memory=…, or change what a kernel names."
         )
     order = sorted(able, key=lambda pair: pair[1].seconds)
     kernel, cost = order[0]

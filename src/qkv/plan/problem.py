@@ -81,7 +81,7 @@ class Problem:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes beside tiles: what readouts keep, and, in half precision, the inputs and output in float32."""
+        """Bytes beside tiles: what readouts keep; in half precision, inputs and output in float32."""
         axes = self.axes
         numbers = 2 * axes.batch_size * sum(readout.numbers(axes.q, axes.k) for readout in self.readouts)
         # The output is joined from pieces.

@@ -1,6 +1,6 @@
 """What a readout is: something computed from the weights, without keeping them.
 
-A readout sees whole rows: some queries, all keys. It never changes the output, and it sees the weights before dropout.
+A readout sees whole rows: some queries, all keys. It never changes the output, and sees no dropout.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ __all__ = ["Readout", "join"]
 class Readout(Part, ABC):
     """Reads rows of weights.
 
-    `q_axis` says which axis of the result runs over the queries, counted from the end: rows that were read apart are
-    joined there.
+    `q_axis` says which axis of the result runs over the queries, counted from the end: rows read apart are
+    joined there. `every_query`: it has an entry for each.
     """
 
     q_axis: ClassVar[int] = -1
+    every_query: ClassVar[bool] = True
 
     def refuse(self, normalizer: Any) -> str | None:
         """Why this readout makes no sense for the normalizer, as a sentence; None where it does."""

@@ -35,6 +35,7 @@ class Rows(Readout):
 
     rows: tuple[int, ...]
     q_axis: ClassVar[int] = -2
+    every_query: ClassVar[bool] = False
 
     def validate(self) -> None:
         """Whole numbers."""

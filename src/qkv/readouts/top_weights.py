@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from qkv.core.arrays import Array, namespace, zeros
+from qkv.core.ordering import top_order
 from qkv.core.positions import Place
 from qkv.errors import OptionError
 from qkv.readouts.base import Readout
@@ -54,11 +55,11 @@ class TopWeights(Readout):
         return 3 * q * self.k
 
     def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Top:
-        """Sort, stably, and cut."""
+        """The largest, in order."""
         xp = namespace(weights)
         # What has no weight goes last, behind negative weights.
         rank = xp.where(weights == 0, xp.zeros_like(weights) - xp.inf, weights)
-        order = xp.argsort(rank, axis=-1, descending=True, stable=True)[..., : self.k]
+        order = top_order(rank, self.k)
         top = xp.take_along_axis(weights, order, axis=-1)
         keys = xp.where(top == 0, xp.zeros_like(order) - 1, order)
         missing = self.k - order.shape[-1]

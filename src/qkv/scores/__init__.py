@@ -25,6 +25,7 @@ from qkv.scores.relative_position import RelativePosition
 from qkv.scores.scaled_dot import ScaledDot
 from qkv.scores.separable_gate import SeparableGate
 from qkv.scores.softcap import Softcap
+from qkv.scores.spelling import Spelling
 from qkv.scores.sum_of import SumOf
 from qkv.scores.token_set_ratio import TokenSetRatio
 from qkv.scores.triangular import Triangular
@@ -59,6 +60,7 @@ __all__ = [
     "JaroWinkler",
     "Levenshtein",
     "TokenSetRatio",
+    "Spelling",
     "ByColumn",
     "Custom",
 ]

@@ -44,6 +44,7 @@ class Score(Part, ABC):
         positional: the logit depends on positions.
         takes: "numbers", "text" or "any".
         constant: every pair has the same logit.
+        as_given: query and key are compared in the dtype they come in, not in that of the answer.
         default_normalizer: name of the normalizer used where none is given.
     """
 
@@ -51,6 +52,7 @@ class Score(Part, ABC):
     positional: bool = False
     takes: str = "numbers"
     constant: bool = False
+    as_given: bool = False
 
     @property
     def lift_fact(self) -> Lift | None:

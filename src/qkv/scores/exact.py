@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkv.core.arrays import Array, cast, is_text, namespace
+from qkv.core.arrays import Array, cast, is_floating, is_text, namespace
 from qkv.scores.base import GeneralScore
 from qkv.scores.text import text_blocks
 
@@ -36,11 +36,20 @@ class Exact(GeneralScore):
 
     takes = "any"
     default_normalizer = "sum"
+    as_given = True
 
     def compare(self, query: Array, key: Array) -> Array:
         """[q = k]"""
         if is_text(query):
-            return text_blocks(np.equal.outer, query, key)
+            return text_blocks(_equal_texts, query, key)
         xp = namespace(query)
         equal = xp.all(query[..., :, None, :] == key[..., None, :, :], axis=-1)
-        return cast(equal, query.dtype)
+        # Integers are compared as integers; only what comes out is floating.
+        return cast(equal, query.dtype if is_floating(query) else xp.float32)
+
+
+def _equal_texts(query: Array, key: Array) -> Array:
+    # What is missing (None) equals nothing, itself included.
+    nothing = np.array(None, dtype=object)
+    present = np.not_equal(query, nothing)[:, None] & np.not_equal(key, nothing)[None, :]
+    return np.equal.outer(query, key) & present

@@ -89,9 +89,7 @@ def oracle_of(call: Call, setting: Setting, gradient_of: Any = None) -> Outcome:
     def attend(leaves: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
         return attend_dense(*leaves[:3], **_parts(call, ORACLE, leaves[3:])).output, ()
 
-    return _differentiated(
-        attend, call, ORACLE, None if gradient_of is None else setting.rounded(gradient_of)
-    )
+    return _differentiated(attend, call, ORACLE, gradient_of, setting)
 
 
 @lru_cache(maxsize=4096)
@@ -105,7 +103,8 @@ def run_plain(call: Call, setting: Setting, kernel: Kernel | str | None, **optio
     with setting.active():
         leaves = [_laid(setting, x, call.strided) for x in (call.query, call.key, call.value)]
         arrays = [setting.array(x) for x in _held(call)]
-        return qkv.observe(*leaves, **_parts(call, setting, arrays), kernel=kernel, **options)
+        query, key, value = leaves
+        return qkv.observe(query, key, value, **_parts(call, setting, arrays), kernel=kernel, **options)
 
 
 def _held(call: Call) -> list[Any]:
@@ -132,7 +131,9 @@ def _laid(setting: Setting, x: Any, strided: bool) -> Any:
     return namespace(turned).matrix_transpose(turned)
 
 
-def _differentiated(attend: Any, call: Call, setting: Setting, gradient_of: Any) -> Outcome:
+def _differentiated(
+    attend: Any, call: Call, setting: Setting, gradient_of: Any, rounding: Setting | None = None
+) -> Outcome:
     leaves = [_laid(setting, x, call.strided) for x in (call.query, call.key, call.value)]
     leaves += [setting.array(x) for x in _held(call)]
     if setting.library == "numpy":
@@ -144,7 +145,9 @@ def _differentiated(attend: Any, call: Call, setting: Setting, gradient_of: Any)
 
     leaves = [leaf.requires_grad_() for leaf in leaves]
     output, readouts = attend(leaves)
-    weight = setting.array(_weight(tuple(output.shape), gradient_of))
+    # Rounded as the tested call has it: sums that cancel make much of a little.
+    weight = _weight(tuple(output.shape), gradient_of)
+    weight = setting.array(weight if rounding is None else rounding.rounded(weight))
     found: Any = [None] * len(leaves)
     if output.requires_grad:
         found = torch.autograd.grad(output, leaves, weight, allow_unused=True)

@@ -6,7 +6,7 @@ A new part gets one row here and is then run with everything else, by every kern
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ SHAPES: dict[str, Shape] = {
 
 
 class Maker:
-    """What a row of a table is given: lengths and widths, and numbers, shared (`draw`) or one set per head (`heads`)."""
+    """What a row of a table is given: lengths, and numbers, shared (`draw`) or a set per head (`heads`)."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
         self.shape, self.width = shape, shape.width
@@ -162,7 +162,7 @@ class Call:
     key: Any
     value: Any
     score: scores.Score
-    normalizer: normalizers.Normalizer = normalizers.Softmax()
+    normalizer: normalizers.Normalizer = field(default_factory=normalizers.Softmax)
     mask: masks.Mask | None = None
     positions: Positions | None = None
     dropout: float = 0.0

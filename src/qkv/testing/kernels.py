@@ -3,9 +3,9 @@
     class TestTiled(KernelContract):
         kernel = TiledKernel(budget=12)
 
-Everything is inherited: agreement with the oracle, in output and gradient, for every score, normalizer, mask, dtype,
-array library and shape that the kernel does not refuse; and the twelve rules of meaning. Give the kernel a budget so
-small that a call of a dozen keys takes several tiles.
+Everything is inherited: agreement with the oracle, in output and gradient, for every score, normalizer, mask,
+dtype, array library and shape that the kernel does not refuse; and the twelve rules of meaning. Give the
+kernel a budget so small that a call of a dozen keys takes several tiles.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import qkv
 from qkv.errors import RefusedError
 from qkv.testing.calls import oracle, oracle_of, run
 from qkv.testing.cases import MASKS, NONNEGATIVE, NORMALIZERS, SCORES, SHAPES, Case
@@ -37,15 +38,29 @@ CASES = st.builds(
 ).map(lambda case: case if case.sensible else Case("similarity", "sum", case.mask, case.shape, case.dropout))
 
 
+TWICE = [
+    Case("additive", "softmax with temperature", "causal at the end"),
+    Case("gaussian", "softmax with sink", "pairs"),
+    Case("dot", "top-k with temperature and sink"),
+    Case("dot", "sparsemax", "keys"),
+    Case("similarity", "sum", "window"),
+]
+
+
 class KernelContract(RulesOfData, RulesOfCalls, RulesOfDraws, Claims):
     """Inherit and name the kernel; `quadratic = True` for one whose memory is q · k."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """`setting` runs over what the kernel claims; JAX compiles for long, so most of it waits for the long run."""
+        """`setting` runs over what the kernel claims; most of JAX, which compiles, waits for the long run."""
         if "setting" in metafunc.fixturenames:
             metafunc.parametrize("setting", settings_of_kernel(self.kernel), ids=str)
         if "score" in metafunc.fixturenames:
             metafunc.parametrize("score", sorted(SCORES))
+
+    def test_runs_scaled_dot_product_attention(self, setting: Setting) -> None:
+        case = Case("scaled dot", "softmax", "none")
+        assert self.takes(case.call(), setting)
+        self.agrees(setting, [case])
 
     def test_agrees_with_the_oracle_for_every_score(self, setting: Setting) -> None:
         self.agrees(setting, (Case(score, "softmax", "window") for score in self.some(setting, SCORES)))
@@ -61,7 +76,7 @@ class KernelContract(RulesOfData, RulesOfCalls, RulesOfDraws, Claims):
     @given(case=CASES)
     def test_agrees_with_the_oracle_for_combinations_drawn_at_random(self, case: Case) -> None:
         for setting in settings_of_kernel(self.kernel, drawn=True):
-            self.agrees(setting, [case], skip=False)
+            self.agrees(setting, [case])
 
     @pytest.mark.long
     def test_agrees_with_the_oracle_for_all_combinations(self, setting: Setting, score: str) -> None:
@@ -76,18 +91,42 @@ class KernelContract(RulesOfData, RulesOfCalls, RulesOfDraws, Claims):
         name = "sum" if score in NONNEGATIVE else "softmax"
         self.agrees(setting, (Case(score, name, "causal by positions", shape) for shape in SHAPES))
 
-    def agrees(self, setting: Setting, cases: Any, skip: bool = True) -> None:
-        """Compare output and gradient; `skip` the test where the kernel refuses all cases."""
-        ran = 0
+    def agrees(self, setting: Setting, cases: Any) -> None:
+        """Compare output and gradient of those cases that the kernel does not refuse."""
         for case in cases:
             try:
                 got = run(case.call(), setting, self.kernel)
             except RefusedError:
                 continue
-            ran += 1
-            agree(got, oracle(case, setting.dtype), setting, str(case))
-        if skip and not ran:
-            pytest.skip(f"{self.kernel.name} refuses all of it")
+            # The logarithm of a compact kernel is steep at its edge.
+            slack = 10.0 if case.score in ("epanechnikov", "triangular") else 1.0
+            agree(got, oracle(case, setting.dtype), setting, str(case), slack)
+
+    @pytest.mark.parametrize("case", TWICE, ids=str)
+    def test_second_derivatives_are_right(self, case: Case) -> None:
+        if "torch" not in self.kernel.libraries:
+            return  # there is no gradient
+        import torch
+
+        call, float64 = case.call(), Setting("torch", "float64")
+        score, normalizer = float64.part(call.score), float64.part(call.normalizer)
+        held = len(score.arrays())
+        inputs = [float64.array(x) for x in (call.query, call.key, call.value)]
+
+        def attend(*leaves: Any) -> Any:
+            parts: dict[str, Any] = {
+                "score": score.replace_arrays(leaves[3 : 3 + held]),
+                "normalizer": normalizer.replace_arrays(leaves[3 + held :]),
+            }
+            mask = None if call.mask is None else float64.part(call.mask)
+            return qkv.attend(*leaves[:3], mask=mask, positions=call.positions, kernel=self.kernel, **parts)
+
+        leaves = [x.requires_grad_() for x in (*inputs, *score.arrays(), *normalizer.arrays())]
+        if self.twice:
+            assert torch.autograd.gradgradcheck(attend, leaves, fast_mode=True)
+            return
+        with pytest.raises(RuntimeError, match=r"not implemented|cannot run this"):
+            torch.autograd.gradgradcheck(attend, leaves, fast_mode=True)
 
     def test_arrays_laid_out_in_strides_give_the_same(self, setting: Setting) -> None:
         call = Case("scaled dot", "softmax", "none", "strided").call()

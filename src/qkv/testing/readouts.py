@@ -3,8 +3,8 @@
     class TestEntropy(ReadoutContract):
         readout = Entropy()
 
-Inherited: on every kernel that keeps weights the readout says what it says on the dense one, gradients included; it
-sees the weights before dropout and without those of excluded keys; and where it refuses a normalizer it says why.
+Inherited: on every kernel that keeps weights the readout says what it says on the dense one, with gradients;
+it sees the weights before dropout, without those of excluded keys; where it refuses a normalizer it says why.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ PIECEWISE = [
 def read(call: Call, setting: Setting, kernel: Kernel | str | None, *readouts: Readout) -> Any:
     """The results of readouts as NumPy, named fields as tuples."""
     seen = run_plain(call, setting, kernel, readouts=readouts)
-    return [tuple(map(np.asarray, result)) if isinstance(result, tuple) else np.asarray(result) for result in seen.readouts]
+    return [
+        tuple(map(np.asarray, result)) if isinstance(result, tuple) else np.asarray(result)
+        for result in seen.readouts
+    ]
 
 
 class ReadoutContract:
@@ -62,7 +65,7 @@ class ReadoutContract:
     needs_queries: ClassVar[bool] = False
 
     def formula(self, weights: Any, logits: Any) -> Any:
-        """What a row `(k,)` of NumPy weights and logits shows, under softmax; None where there is no such formula."""
+        """What a row `(k,)` of NumPy weights and logits shows, under softmax; None: there is no formula."""
         return None
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
@@ -148,8 +151,12 @@ class ReadoutContract:
                 result = result[0] if isinstance(result, tuple) else result
                 result = torch.where(torch.isfinite(result), result, torch.zeros_like(result))
                 torch.manual_seed(0)
-                total = (result * torch.randn_like(result)).sum() + (seen.output * torch.randn_like(seen.output)).sum()
-                found.append(torch.autograd.grad(total, leaves + held, allow_unused=True, materialize_grads=True))
+                total = (result * torch.randn_like(result)).sum() + (
+                    seen.output * torch.randn_like(seen.output)
+                ).sum()
+                found.append(
+                    torch.autograd.grad(total, leaves + held, allow_unused=True, materialize_grads=True)
+                )
             assert len(found) >= 2, name
             for other in found[1:]:
                 for n, (mine, theirs) in enumerate(zip(other, found[0], strict=True)):
@@ -168,7 +175,9 @@ class ReadoutContract:
                 run_plain(call, Setting("numpy", "float64"), None, readouts=[self.readout])
             assert str(refusal.value) == sentence
 
-    def test_query_without_keys_reads_finite_numbers_or_minus_infinity(self, reader: str, setting: Setting) -> None:
+    def test_query_without_keys_reads_finite_numbers_or_minus_infinity(
+        self, reader: str, setting: Setting
+    ) -> None:
         for name, call in self.calls():
             try:
                 result = read(call, setting, READERS[reader], self.readout)[0]
@@ -180,7 +189,8 @@ class ReadoutContract:
     def test_no_keys_and_no_queries_work(self, reader: str, setting: Setting) -> None:
         for shape in ("no keys", "no queries")[: 1 if self.needs_queries else 2]:
             call = Case("similarity", self.suits, shape=shape).call()
-            _same(*(read(call, setting, READERS[name], self.readout)[0] for name in (reader, "dense")), shape)
+            got, wanted = (read(call, setting, READERS[name], self.readout)[0] for name in (reader, "dense"))
+            _same(got, wanted, shape)
 
 
 def _softmax(logits: Any) -> Any:

@@ -53,13 +53,13 @@ MISFITS: dict[str, tuple[Callable[[Call], Call], str]] = {
 class RulesOfCalls(Claims):
     """The rules, one or more tests each; inherited by `KernelContract`."""
 
-    # -- 4. Positions -----------------------------------------------------------------------------------------
+    # -- 4. Positions ------------------------------------------------------------------------------------
 
     def test_what_depends_on_positions_raises_where_lengths_differ_and_none_are_given(
         self, setting: Setting
     ) -> None:
         for parts in POSITIONAL.values():
-            with pytest.raises(PositionError, match='align="start".*align="end"'):
+            with pytest.raises(PositionError, match=r'align="start".*align="end"'):
                 run_plain(replace(_small(), **parts), setting, self.kernel)
 
     def test_what_depends_on_positions_runs_where_they_are_given(self, setting: Setting) -> None:
@@ -80,14 +80,14 @@ class RulesOfCalls(Claims):
                 got = self.see(aligned, setting).output
                 assert_close(got, wanted, max(1e-12, setting.tolerance), said=align)
 
-    # -- 5. Lengths that do not fit -------------------------------------------------------------------------------
+    # -- 5. Lengths that do not fit ----------------------------------------------------------------------
 
     def test_lengths_that_do_not_fit_raise_and_are_named(self, setting: Setting) -> None:
         for change, said in MISFITS.values():
             with pytest.raises(ShapeError, match=said):
                 run_plain(change(_small()), setting, self.kernel)
 
-    # -- 7. Asking for a readout never changes the output ------------------------------------------------------------
+    # -- 7. Asking for a readout never changes the output ------------------------------------------------
 
     def test_readouts_change_neither_numbers_nor_zeros_nor_nans(self, setting: Setting) -> None:
         allowed = np.ones((7, 11), dtype=bool)
@@ -97,17 +97,17 @@ class RulesOfCalls(Claims):
         for name, call in self.each_normalizer(setting, mask=masks.Pairs(allowed), value=value):
             plain = to_float64(self.see(call, setting).output)
             for readout in (readouts.Dense(), readouts.Rows((1, -1)), readouts.TopWeights(2)):
-                try:
-                    seen = run_plain(call, setting, self.kernel, readouts=[readout])
-                except RefusedError as refusal:
-                    assert "readouts" in str(refusal)
+                if not self.takes(call, setting, [readout]):
+                    with pytest.raises(RefusedError, match="readouts"):
+                        run_plain(call, setting, self.kernel, readouts=[readout])
                     continue
+                seen = run_plain(call, setting, self.kernel, readouts=[readout])
                 assert ((to_float64(seen.output) == 0) == (plain == 0)).all(), f"{name}, {readout}"
                 assert_close(
                     seen.output, plain, max(1e-12, setting.tolerance), said=f"{name}, {readout}:", least=0.1
                 )
 
-    # -- 9. Nothing falls to quadratic memory silently ---------------------------------------------------------------------
+    # -- 9. Nothing falls to quadratic memory silently ---------------------------------------------------
 
     def peak(self, n: int, setting: Setting, memory: int | str = "1 TiB") -> float:
         """What the plan says it would allocate for n queries and n keys."""
@@ -135,7 +135,7 @@ class RulesOfCalls(Claims):
         with pytest.raises(RefusedError, match=rf"kernel {self.kernel.name} cannot run this: "):
             run_plain(call, setting, self.kernel, memory=64)
 
-    # -- 11. Every size works -------------------------------------------------------------------------------------------------
+    # -- 11. Every size works ----------------------------------------------------------------------------
 
     def test_empty_and_single_axes_work(self, setting: Setting) -> None:
         for shape in self.some(
@@ -158,10 +158,7 @@ class RulesOfCalls(Claims):
         key[777_777] = 40.0
         kernel = type(self.kernel)()  # in tiles of its own size
         call = Call(np.ones((1, 1)), key, key / 8, scores.Dot(), normalizers.Softmax(), seed=None)
-        try:
-            got = run_plain(call, setting, kernel).output
-        except RefusedError as refusal:
-            pytest.skip(str(refusal))
+        got = run_plain(call, setting, kernel).output
         assert_close(got, [[5.0]], max(1e-8, setting.tolerance))
 
 

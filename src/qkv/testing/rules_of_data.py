@@ -1,4 +1,4 @@
-"""Rules of meaning about data: what is masked, empty, infinite, NaN, half-precise or zero (rules 1, 2, 3, 8, 10, 12)."""
+"""Rules 1, 2, 3, 8, 10 and 12 of meaning: data that is masked, empty, infinite, NaN, half-precise or zero."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from qkv import masks, normalizers, scores
 from qkv.testing.calls import oracle_of
@@ -35,7 +34,7 @@ READ_ELSEWHERE = ("scaled dot", "gaussian", "additive", "cosine", "gated", "lapl
 class RulesOfData(Claims):
     """The rules, one or more tests each; inherited by `KernelContract`."""
 
-    # -- 1. True means may attend --------------------------------------------------------------------------
+    # -- 1. True means may attend ------------------------------------------------------------------------
 
     def test_true_means_may_attend(self, setting: Setting) -> None:
         only = np.arange(4) == 2
@@ -50,7 +49,7 @@ class RulesOfData(Claims):
         wanted = np.tile((np.arange(4) != 2) / 3, (3, 1))
         assert_close(self.see(call, setting).output, wanted, max(1e-12, setting.tolerance))
 
-    # -- 2. What is excluded, and rows that are left with nothing ----------------------------------------------
+    # -- 2. What is excluded, and rows that are left with nothing ----------------------------------------
 
     def test_logit_of_minus_infinity_excludes_its_key(self, setting: Setting) -> None:
         gone = np.array([0.0, -math.inf, 0.0, 0.0, -math.inf, 0.0, 0.0, 0.0, 0.0, 0.0, -math.inf])
@@ -117,7 +116,7 @@ class RulesOfData(Claims):
             assert not got.gradients[0][..., 2, :].any(), f"{name}: gradient of the query of an empty row"
         agree(replace(got, gradients=got.gradients[:3]), oracle_of(call, setting), setting, name)
 
-    # -- 3. What is masked is never read ------------------------------------------------------------------------
+    # -- 3. What is masked is never read -----------------------------------------------------------------
 
     def test_nan_in_a_masked_key_or_value_does_not_leak(self, setting: Setting) -> None:
         for how in self.some(setting, HIDDEN):
@@ -162,7 +161,7 @@ class RulesOfData(Claims):
         got = self.run(_with(call, hidden, bad), setting)
         agree(got, oracle_of(_with(call, hidden, 0.0), setting), setting, f"{bad} leaks, {said}")
 
-    # -- 8. Half precision accumulates in float32 ------------------------------------------------------------------
+    # -- 8. Half precision accumulates in float32 --------------------------------------------------------
 
     def test_logits_beyond_the_largest_half_do_not_overflow(self, setting: Setting) -> None:
         query, key = np.full((1, 64), 64.0), np.full((3, 64), 64.0)
@@ -176,7 +175,7 @@ class RulesOfData(Claims):
         call = Call(many[:1], many, many, scores.Dot(), normalizers.Identity())
         assert_close(self.see(call, setting).output, [[3072.0]], 1e-12)
 
-    # -- 10. NaN in what is read propagates -----------------------------------------------------------------------------
+    # -- 10. NaN in what is read propagates --------------------------------------------------------------
 
     def test_nan_in_a_key_that_is_read_shows(self, setting: Setting) -> None:
         for name, call in self.each_normalizer(setting):
@@ -204,7 +203,7 @@ class RulesOfData(Claims):
                 assert (got[..., 2] == math.inf).all()
                 assert (got[..., 3] == -math.inf).all()
 
-    # -- Ties ---------------------------------------------------------------------------------------------------------------
+    # -- Ties --------------------------------------------------------------------------------------------
 
     def test_ties_go_to_the_lowest_key_and_exactly_k_are_kept(self, setting: Setting) -> None:
         key = np.zeros((11, 1))
@@ -215,7 +214,7 @@ class RulesOfData(Claims):
             got = self.see(replace(call, normalizer=normalizer), setting).output
             assert_close(got, wanted[None, :], max(1e-12, setting.tolerance), said=str(normalizer))
 
-    # -- 12. A zero vector has cosine 0 with everything ---------------------------------------------------------------------
+    # -- 12. A zero vector has cosine 0 with everything --------------------------------------------------
 
     def test_zero_vector_has_cosine_0_with_everything(self, setting: Setting) -> None:
         key = np.array([[0.0, 0.0], [3.0, 4.0], [-1.0, 0.0], [0.0, 0.0]])

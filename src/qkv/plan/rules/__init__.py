@@ -1,4 +1,4 @@
-"""Rewrites: each turns a problem into a cheaper one with the same answer. One per file; `RULES` is all of them."""
+"""Rewrites: each turns a problem into a cheaper one with the same answer. One per file; `RULES` is all."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ def constant_score(problem: Problem) -> tuple[Spec, str] | None:
         Spec(Constant(), normalizer=Softmax()) -> Spec(Constant(), normalizer=Mean())
     """
     normalizer = problem.normalizer
-    if not (problem.score.constant and normalizer.even and normalizer.sums_to_one) or isinstance(
-        normalizer, Mean
-    ):
+    even = normalizer.even and normalizer.sums_to_one
+    # Mean itself trains no logits: it is what the others become.
+    if not (problem.score.constant and even and normalizer.trains_logits):
         return None
     mean = Mean()
     if any(readout.refuse(mean) for readout in problem.readouts):

@@ -1,0 +1,35 @@
+"""The largest of each row, with and without sorting all of it."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qkv.core.ordering import top_mask, top_order
+
+ENTRIES = st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, np.inf, np.nan])
+
+
+@given(rows=st.integers(1, 3), data=st.data(), count=st.integers(1, 5))
+def test_ties_go_to_the_lowest_index_whether_or_not_whole_rows_are_sorted(rows, data, count):
+    x = np.array(
+        data.draw(st.lists(st.lists(ENTRIES, min_size=41, max_size=41), min_size=rows, max_size=rows))
+    )
+    wanted = [sorted(range(41), key=lambda i: (-(np.inf if np.isnan(r[i]) else r[i]), i))[:count] for r in x]
+    assert top_order(x, count).tolist() == wanted
+    assert [np.flatnonzero(row).tolist() for row in top_mask(x, count)] == [sorted(w) for w in wanted]
+
+
+@pytest.mark.parametrize("library", ["torch", "jax"])
+def test_other_libraries_take_the_same_keys_as_numpy(library):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 4, (3, 50)).astype(np.float32)
+    xp = pytest.importorskip("torch" if library == "torch" else "jax.numpy")
+    other = xp.asarray(x)
+    assert np.asarray(top_order(other, 5)).tolist() == top_order(x, 5).tolist()
+    assert np.asarray(top_mask(other, 5)).tolist() == top_mask(x, 5).tolist()
+
+
+def test_a_row_shorter_than_asked_gives_all_of_it():
+    assert top_order(np.array([[1.0, 2.0]]), 5).tolist() == [[1, 0]]
+    assert top_mask(np.array([[1.0, 2.0]]), 5).tolist() == [[True, True]]

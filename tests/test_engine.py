@@ -1,0 +1,323 @@
+"""The four verbs, on the mission's rows about the equation itself: A3, A8, A9, A10, B1, B9, C3, C4."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv import masks, normalizers, readouts, scores
+from qkv.errors import GradientError, KindError, OptionError, RefusedError, ShapeError
+from qkv.kernels import KERNELS, DenseKernel, StreamedKernel, StripKernel, TiledKernel
+from qkv.plan import Kernel
+
+torch = pytest.importorskip("torch")
+
+TORCH: list[Kernel | str] = [
+    DenseKernel(),
+    TiledKernel(budget=12, strip_budget=3000),
+    StripKernel(budget=3000),
+    "fused",
+]
+LEARNING = TORCH[:3]
+READING: list[Kernel] = [DenseKernel(), StreamedKernel(budget=12, strip_budget=3000)]
+
+
+def normal(*shape: int, seed: int = 0) -> Any:
+    """Float64 numbers that want a gradient."""
+    made = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return made.requires_grad_()
+
+
+# -- the verbs -------------------------------------------------------------------------------------------
+
+
+def test_attend_observe_and_prepare_give_one_answer() -> None:
+    rng = np.random.default_rng(0)
+    query, key, value = rng.normal(size=(2, 3)), rng.normal(size=(5, 3)), rng.normal(size=(5, 1))
+    output = qkv.attend(query, key, value)
+    seen = qkv.observe(query, key, value)
+    assert (seen.output == output).all()
+    assert seen.readouts == ()
+    assert (
+        qkv.prepare(qkv.Spec(), ((2, 3), (5, 3), (5, 1)), dtype="float64")(query, key, value).output == output
+    ).all()
+    assert str(seen.plan) == str(qkv.explain(query, key, value))
+
+
+@pytest.mark.parametrize("kernel", [kernel.name for kernel in KERNELS])
+def test_plan_names_the_kernel_that_ran(kernel: str) -> None:
+    x = torch.ones(4, 3) if kernel in ("fused", "tiled", "strip") else np.ones((4, 3))
+    assert qkv.observe(x, x, x, kernel=kernel).plan.kernel.name == kernel
+
+
+def test_lists_and_integers_are_taken_as_arrays() -> None:
+    output = qkv.attend([[0]], [[0], [0]], [[1], [2]])
+    assert output.tolist() == [[1.5]]
+
+
+def test_default_normalizer_is_the_score_s_own() -> None:
+    people, income = np.array(["Li", "Hu", "Li"], dtype=object), np.array([[1.0], [2.0], [5.0]])
+    assert qkv.attend(people[:1], people, income, score=scores.Exact()).tolist() == [[3.0]]
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "arrays"),
+    [
+        (KindError, "numpy and torch in one call", (np.ones((1, 2)), torch.ones(3, 2), torch.ones(3, 1))),
+        (
+            KindError,
+            "query is text, the key is numbers",
+            (np.array(["a"], object), np.ones((3, 2)), np.ones((3, 1))),
+        ),
+        (
+            KindError,
+            "value has object elements",
+            (np.ones((1, 2)), np.ones((3, 2)), np.full((3, 1), "a", object)),
+        ),
+        (KindError, "query has complex128", (np.ones((1, 2), complex), np.ones((3, 2)), np.ones((3, 1)))),
+        (
+            KindError,
+            "compares numbers, query and key are text",
+            (np.array(["a"]), np.array(["b"]), np.ones((1, 1))),
+        ),
+        (ShapeError, r"value has shape \(3,\)", (np.ones((1, 2)), np.ones((3, 2)), np.ones(3))),
+    ],
+)
+def test_arrays_of_the_wrong_kind_raise(error: type[Exception], said: str, arrays: Any) -> None:
+    with pytest.raises(error, match=said):
+        qkv.attend(*arrays)
+
+
+@pytest.mark.parametrize("seed", [1.5, "1", True])
+def test_seed_that_is_no_whole_number_is_refused(seed: Any) -> None:
+    x = np.ones((2, 2))
+    with pytest.raises(OptionError, match="whole number"):
+        qkv.attend(x, x, x, dropout=0.5, seed=seed)
+
+
+def test_seeds_of_numpy_and_negative_ones_are_seeds() -> None:
+    x = np.ones((8, 2))
+    outputs = [qkv.attend(x, x, np.eye(8), dropout=0.5, seed=seed) for seed in (np.int64(3), 3, -3)]
+    assert (outputs[0] == outputs[1]).all()
+    assert (outputs[0] != outputs[2]).any()
+
+
+def test_torch_draws_its_own_seed_and_manual_seed_reproduces_it() -> None:
+    x = torch.ones(8, 2)
+
+    def drawn(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return [qkv.attend(x, x, torch.eye(8), dropout=0.5) for _ in range(2)]
+
+    with torch.random.fork_rng():
+        one, same, other = drawn(1), drawn(1), drawn(2)
+    assert all((a == b).all() for a, b in zip(one, same, strict=True))
+    assert (one[0] != one[1]).any()
+    assert (one[0] != other[0]).any()
+
+
+# -- A3: top-k -------------------------------------------------------------------------------------------
+
+
+def test_a3_top_k_is_the_dense_answer_with_the_others_zero_and_the_rest_renormalised() -> None:
+    rng = np.random.default_rng(1)
+    query, key, value = rng.normal(size=(3, 7, 4)), rng.normal(size=(3, 20, 4)), rng.normal(size=(3, 20, 5))
+    weights = qkv.observe(query, key, value, readouts=[readouts.Dense()]).readouts[0]
+    kept = np.where(weights >= np.sort(weights, axis=-1)[..., -4:-3], weights, 0)
+    wanted = kept / kept.sum(-1, keepdims=True) @ value
+    for kernel in READING:
+        assert qkv.attend(query, key, value, normalizer=normalizers.TopK(4), kernel=kernel) == pytest.approx(
+            wanted
+        )
+    tensors = [torch.tensor(x) for x in (query, key, value)]
+    for tested in LEARNING:
+        got = qkv.attend(*tensors, normalizer=normalizers.TopK(4), kernel=tested)
+        assert got.numpy() == pytest.approx(wanted)
+
+
+# -- A8: average pooling ---------------------------------------------------------------------------------
+
+
+def test_a8_equal_scores_give_the_mean_of_the_values() -> None:
+    rng = np.random.default_rng(2)
+    query, key, value = rng.normal(size=(2, 3)), rng.normal(size=(9, 3)), rng.normal(size=(9, 4))
+    for options in ({"score": scores.Constant()}, {"normalizer": normalizers.Mean()}):
+        assert qkv.attend(query, key, value, **options) == pytest.approx(np.tile(value.mean(0), (2, 1)))
+
+
+# -- A9: hard attention and REINFORCE --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", LEARNING, ids=str)
+def test_a9_reinforce_agrees_with_the_exact_gradient_in_expectation(kernel: Any) -> None:
+    # 4000 independent rows of one and the same query: each draws a key, its reward is what it finds there.
+    draws, key, reward = (
+        4000,
+        normal(5, 3, seed=1),
+        torch.tensor([[1.0], [-2.0], [0.5], [3.0], [0.0]]).double(),
+    )
+    query = normal(1, 3, seed=2)
+    exact = torch.autograd.grad(qkv.attend(query, key, reward).sum(), query)[0]
+    rows = query.detach().expand(draws, 3).clone().requires_grad_()
+    seen = qkv.observe(
+        rows,
+        key.detach(),
+        reward,
+        normalizer=normalizers.Sample(),
+        seed=7,
+        readouts=[readouts.LogProbability()],
+        kernel=kernel if not isinstance(kernel, TiledKernel) else TiledKernel(),
+    )
+    baseline = qkv.attend(query, key, reward).detach()
+    surrogate = ((seen.output.detach() - baseline)[:, 0] * seen.readouts[0]).sum()
+    estimates = torch.autograd.grad(surrogate, rows)[0]  # one estimate per row
+    error = estimates.mean(0) - exact[0]
+    # The mean of independent estimates lies within four standard errors for all but 1 in 5,000 seeds.
+    assert (error.abs() < 4 * estimates.std(0) / math.sqrt(draws)).all()
+    assert (estimates.std(0) / math.sqrt(draws) < 0.1 * exact.abs().max()).all()
+
+
+def test_a9_no_gradient_reaches_the_logits_through_the_draw_itself() -> None:
+    query, key, value = normal(4, 3), normal(6, 3), normal(6, 2)
+    output = qkv.attend(query, key, value, normalizer=normalizers.Sample(), seed=1)
+    found = torch.autograd.grad(output.sum(), (query, key, value), allow_unused=True, materialize_grads=True)
+    assert not found[0].any()
+    assert not found[1].any()
+    assert found[2].sum() == pytest.approx(4 * 2)  # one key per query, two columns
+
+
+# -- A10: the gradient is a covariance -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", TORCH, ids=str)
+def test_a10_gradient_is_the_covariance_of_the_keys_under_the_weights(kernel: Any) -> None:
+    query, key = normal(3, 4, seed=3), normal(11, 4, seed=4)
+    weights = torch.softmax(query @ key.mT, -1).detach()
+    mean = weights @ key
+    covariance = torch.einsum("qk,ki,kj->qij", weights, key, key) - mean[:, :, None] * mean[:, None, :]
+    output = qkv.attend(query, key, key.detach(), score=scores.Dot(), kernel=kernel)
+    rows = [torch.autograd.grad(output[:, i].sum(), query, retain_graph=True)[0] for i in range(4)]
+    assert (torch.stack(rows, 1) - covariance).abs().max() < 1e-12
+
+
+# -- B1, B9: shapes --------------------------------------------------------------------------------------
+
+
+def test_b1_lengths_differ_and_values_are_wider_than_keys() -> None:
+    query, key, value = (np.ones(shape) for shape in ((100, 10, 5), (100, 20, 5), (100, 20, 10)))
+    seen = qkv.observe(query, key, value, score=scores.Dot(), readouts=[readouts.Dense()])
+    assert seen.output.shape == (100, 10, 10)
+    assert seen.readouts[0].shape == (100, 10, 20)
+
+
+def test_b9_unequal_widths_meet_through_linear_maps() -> None:
+    query, key, value = (np.ones(shape) for shape in ((100, 10, 7), (100, 20, 5), (100, 20, 10)))
+    score = scores.Projected(scores.ScaledDot(), np.ones((6, 7)), np.ones((6, 5)))
+    seen = qkv.observe(query, key, value, score=score, readouts=[readouts.Dense()])
+    assert seen.output.shape == (100, 10, 10)
+    assert seen.readouts[0].shape == (100, 10, 20)
+    with pytest.raises(
+        ShapeError, match=r"query has width 7, key has width 5.*Project one onto the other first"
+    ):
+        qkv.attend(query, key, value)
+
+
+# -- C3, C4: masks ---------------------------------------------------------------------------------------
+
+
+def test_c3_causal_rows_see_what_came_before_and_add_up_to_1() -> None:
+    x = np.random.default_rng(3).normal(size=(2, 6, 4))
+    weights = qkv.observe(x, x, x, mask=masks.Causal(), readouts=[readouts.Dense()]).readouts[0]
+    assert not np.triu(weights, 1).any()
+    assert weights.sum(-1) == pytest.approx(np.ones((2, 6)))
+    assert (np.tril(weights) == weights).all()
+    assert (weights[..., np.arange(6), np.arange(6)] > 0).all()
+
+
+@pytest.mark.parametrize("kernel", ["dense", "streamed"])
+def test_c3_reproduces_the_printed_rows_from_a_stored_tensor(kernel: str) -> None:
+    x = np.array([[194, 305, 723, 549, 192], [516, 560, 322, 733, 333], [384, 451, 363, 510, 503]]) / 1000
+    weights = qkv.observe(x, x, x, mask=masks.Causal(), readouts=[readouts.Dense()], kernel=kernel).readouts[
+        0
+    ]
+    assert weights.round(4).tolist() == [[1, 0, 0], [0.4597, 0.5403, 0], [0.3136, 0.3519, 0.3345]]
+
+
+@pytest.mark.parametrize("kernel", ["dense", "streamed"])
+def test_c4_padding_mask_of_four_axes_gives_padded_keys_no_weight(kernel: str) -> None:
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(2, 3, 5, 4))
+    keep = np.array([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]], dtype=bool)[:, None, None, :]
+    x[0, :, 3:] = np.nan  # what is padded may be anything
+    x[1, :, 3:] = np.nan
+    query = np.nan_to_num(x)
+    seen = qkv.observe(query, x, x, mask=masks.Pairs(keep), readouts=[readouts.Dense()], kernel=kernel)
+    assert not seen.readouts[0][0, ..., 3:].any()
+    assert seen.readouts[0][0].sum(-1) == pytest.approx(np.ones((3, 5)))
+    assert not seen.readouts[0][1].any()
+    assert not seen.output[1].any()
+    assert np.isfinite(seen.output).all()
+
+
+def test_c4_mask_of_pairs_is_one_for_all_batch_elements() -> None:
+    x = np.random.default_rng(5).normal(size=(2, 3, 4))
+    pairs = np.array([[1, 0, 0], [1, 1, 0], [0, 0, 0]], dtype=bool)
+    weights = qkv.observe(x, x, x, mask=masks.Pairs(pairs), readouts=[readouts.Dense()]).readouts[0]
+    assert ((weights > 0) == pairs).all()
+
+
+# -- gradients that would be missing ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel", [*LEARNING, None], ids=str)
+def test_custom_score_that_closes_over_a_parameter_is_an_error(kernel: Any) -> None:
+    scale, x = normal(1), normal(4, 3)
+    hidden = scores.Custom(lambda query, key: query @ key.mT * scale)
+    with pytest.raises(GradientError, match=r"closes over something that requires a gradient.*parameters="):
+        qkv.attend(x, x, x, score=hidden, kernel=kernel)
+    with pytest.raises(GradientError, match="parameters="):
+        qkv.attend(x.detach(), x.detach(), x.detach(), score=hidden, kernel=kernel)
+
+
+@pytest.mark.parametrize("kernel", [*LEARNING, None], ids=str)
+def test_custom_score_that_hands_its_parameter_over_gets_its_gradient(kernel: Any) -> None:
+    scale, x = normal(1), normal(4, 3)
+    handed = scores.Custom(lambda query, key, scale: query @ key.mT * scale, (scale,))
+    output = qkv.attend(x, x, x, score=handed, kernel=kernel)
+    wanted = torch.softmax(x @ x.mT * scale, -1) @ x
+    for got, right in zip(
+        torch.autograd.grad(output.sum(), (scale, x)),
+        torch.autograd.grad(wanted.sum(), (scale, x)),
+        strict=True,
+    ):
+        assert (got - right).abs().max() < 1e-12
+
+
+def test_what_closes_over_a_parameter_runs_where_no_gradient_is_wanted() -> None:
+    scale, x = normal(1), normal(4, 3)
+    hidden = scores.Custom(lambda query, key: query @ key.mT * scale)
+    with torch.no_grad():
+        for kernel in LEARNING:
+            assert qkv.attend(x, x, x, score=hidden, kernel=kernel).shape == (4, 3)
+
+
+def test_autocast_changes_nothing() -> None:
+    x = normal(6, 3).float()
+    plain = [qkv.attend(x, x, x, kernel=kernel) for kernel in TORCH]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = [qkv.attend(x, x, x, kernel=kernel) for kernel in TORCH]
+    for one, other in zip(plain, inside, strict=True):
+        assert one.dtype == other.dtype
+        assert (one - other).abs().max() < 1e-6
+
+
+def test_named_kernel_of_another_library_is_refused() -> None:
+    x = np.ones((2, 2))
+    with pytest.raises(
+        RefusedError, match="kernel tiled cannot run this: it runs on torch arrays, these are numpy"
+    ):
+        qkv.attend(x, x, x, kernel="tiled")
