@@ -73,7 +73,7 @@ def test_cutting_reaches_the_parts_within():
         (
             np.ones((2, 3, 4)),
             (2, 5),
-            r"Example.*\(2, 3, 4\).*\(\*batch, q, k\).*1 batch axes.*has 2.*x\[:, None\]",
+            r"Example.*\(2, 3, 4\).*\(\*batch, q, k\).*batch axes \(2,\).*has \(2, 5\).*x\[:, None\]",
         ),
         (np.ones((5, 3, 4)), (2, 5), r"x\[None\]"),
         (np.ones((2, 2, 3, 4)), (2,), r"x\[0\]"),

@@ -220,7 +220,7 @@ def _check_batch(owner: str, array: Array, names: tuple[str, ...], batch: tuple[
             hint = "x[:, None]"
         raise ShapeError(
             f"{owner} was given an array of shape {tuple(array.shape)}, read as ({axes_said}) with "
-            f"{len(own)} batch axes; the call has {len(batch)}: {batch}. Give it none or all of them, for "
+            f"the batch axes {own}; the call has {batch}. Give it none or all of them, for "
             f"example {hint}."
         )
     if any(mine not in (1, theirs) for mine, theirs in zip(own, batch, strict=True)):

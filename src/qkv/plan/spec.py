@@ -45,12 +45,9 @@ class Spec(Part):
         if self.score is None:
             object.__setattr__(self, "score", ScaledDot())
         if not isinstance(self.score, Score):
-            advice = (
-                "Wrap a function in scores.Custom(function)."
-                if callable(self.score)
-                else "Give one of qkv.scores."
-            )
-            raise KindError(f"score is a {_kind(self.score)}. {advice}")
+            if callable(self.score) and not isinstance(self.score, type):
+                raise KindError(f"score is a {_kind(self.score)}. Wrap it: scores.Custom(function).")
+            raise KindError(f"score is a {_kind(self.score)}. Give one of qkv.scores, such as ScaledDot().")
         if self.normalizer is None:
             object.__setattr__(self, "normalizer", NORMALIZERS[self.score.default_normalizer]())
         if not isinstance(self.normalizer, Normalizer):

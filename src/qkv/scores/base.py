@@ -114,7 +114,7 @@ class Score(Part, ABC):
             raise KindError(f"the query is {kinds[0]}, the key is {kinds[1]}. Give both as the same kind.")
         if self.takes not in ("any", kinds[0]):
             advice = (
-                "Choose a text score: Exact, JaroWinkler, Levenshtein, TokenSetRatio."
+                "Choose a text score: Exact, Spelling, JaroWinkler, Levenshtein, TokenSetRatio."
                 if kinds[0] == "text"
                 else "Give arrays of text, or choose a score for numbers."
             )

@@ -84,12 +84,13 @@ def run(
 
 def oracle_of(call: Call, setting: Setting, gradient_of: Any = None) -> Outcome:
     """The call by the dense equation in float64 PyTorch, on numbers rounded to the setting's dtype."""
-    call = rounded(call, setting)
+    rounding = replace(ORACLE, dtype=setting.dtype)  # the same numbers in every library
+    call = rounded(call, rounding)
 
     def attend(leaves: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
         return attend_dense(*leaves[:3], **_parts(call, ORACLE, leaves[3:])).output, ()
 
-    return _differentiated(attend, call, ORACLE, gradient_of, setting)
+    return _differentiated(attend, call, ORACLE, gradient_of, rounding)
 
 
 @lru_cache(maxsize=4096)

@@ -81,9 +81,9 @@ class KernelContract(RulesOfData, RulesOfCalls, RulesOfDraws, Claims):
     @pytest.mark.long
     def test_agrees_with_the_oracle_for_all_combinations(self, setting: Setting, score: str) -> None:
         names = [name for name in NORMALIZERS if name != "sum" or score in NONNEGATIVE]
-        if setting.library == "jax":
-            names = ["softmax", "top-k", "sparsemax"]
         masks = self.some(setting, MASKS)
+        if setting.library == "jax":  # which compiles each for half a second
+            names, masks = ["softmax", "top-k"], masks[::4]
         self.agrees(setting, (Case(score, name, mask) for name in names for mask in masks))
 
     @pytest.mark.long
