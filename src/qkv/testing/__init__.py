@@ -12,19 +12,23 @@ except ImportError as error:
     ) from None
 
 from qkv.testing.examples import At, Draw, RowAt
+from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import LIBRARIES, Setting, assert_close
 from qkv.testing.masks import MaskContract
 from qkv.testing.normalizers import NormalizerContract
 from qkv.testing.parts import PartContract
+from qkv.testing.readouts import ReadoutContract
 from qkv.testing.scores import ScoreContract
 
 __all__ = [
     "At",
     "Draw",
+    "KernelContract",
     "LIBRARIES",
     "MaskContract",
     "NormalizerContract",
     "PartContract",
+    "ReadoutContract",
     "RowAt",
     "ScoreContract",
     "Setting",
