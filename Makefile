@@ -1,11 +1,14 @@
 # make ask    set up everything in .venv and run the main job: soft queries to three tables
 # make test   set up everything and run the tests
+# make bench  measure every claim of speed (an hour or two), or one: make bench CLAIM=additive
 # make check  lint, types, layers, docs
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 LONG ?=
+CLAIM ?=
+QUICK ?=
 
 .PHONY: ask test test-long check bench docs clean
 
@@ -36,8 +39,14 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest tests/test_layers.py tests/test_public_names.py tests/test_docs.py
 
-bench: $(VENV)/.dev
-	for file in benchmarks/*.py; do $(BIN)/python $$file || exit 1; done
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) -e ".[dev,bench]"
+	touch $@
+
+# make bench, or make bench CLAIM=additive; QUICK=1 for small shapes that only show that it runs.
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks $(CLAIM) $(if $(QUICK),--quick)
+	$(BIN)/python -m benchmarks.page
 
 docs: $(VENV)/.dev
 	$(BIN)/python docs/build.py site

@@ -8,26 +8,27 @@ prepare   give a function with the plan fixed
 
 from __future__ import annotations
 
-import dataclasses
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from qkv.core.arrays import Array, as_array, dtype_name, is_text, library, requires_gradient, result_dtype
+from qkv.core.arrays import Array, as_array, library
 from qkv.core.axes import Axes
-from qkv.core.equation import make_ready
-from qkv.core.parts import Part
+from qkv.core.equation import Ready, make_ready
 from qkv.core.positions import Positions
-from qkv.errors import KindError, OptionError, RefusedError, ShapeError
+from qkv.core.tracing import hidden
+from qkv.errors import KindError, OptionError, ShapeError
 from qkv.kernels import KERNELS
+from qkv.kernels.compiled.operator import compiled, refuse
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
-from qkv.plan import Kernel, Plan, Problem, Spec, make_plan
+from qkv.plan import Kernel, Plan, Problem, Spec
 from qkv.plan.cost import memory_bytes
-from qkv.plan.planner import rewrite
+from qkv.plan.kept import CALLS, call_facts, keep_call, kept_plan
+from qkv.plan.kernel import Result
+from qkv.plan.reading import check_problem, read_problem
 from qkv.readouts import Readout
 from qkv.scores import Score
 
@@ -99,8 +100,13 @@ def attend(
         >>> qkv.attend(np.array([[3.5]]), gpa, salary, score=qkv.scores.Gaussian(0.1))
         array([[40.0066...]])
     """
-    spec = Spec(score, normalizer, mask, positions, dropout)
-    return _run(query, key, value, spec, (), seed, kernel, memory).output
+    asked = score, normalizer, mask, positions, dropout
+    return _run(query, key, value, asked, (), seed, kernel, memory)[0].output
+
+
+def _attend(query: Any, key: Any, value: Any, asked: Any, seed: Any, kernel: Any, memory: Any) -> Array:
+    """What a call is run by that `torch.compile` does not look into."""
+    return _run(query, key, value, asked, (), seed, kernel, memory)[0].output
 
 
 def observe(
@@ -134,8 +140,17 @@ def observe(
         >>> seen.readouts[0].keys
         array([[1]])
     """
-    spec = Spec(score, normalizer, mask, positions, dropout)
-    return _run(query, key, value, spec, tuple(readouts), seed, kernel, memory)
+    asked = score, normalizer, mask, positions, dropout
+    result, plan = _run(query, key, value, asked, tuple(readouts), seed, kernel, memory)
+    if plan is None:
+        refuse(_UNREAD)
+    return Observation(result.output, result.readouts, plan.with_taken(result.guards))
+
+
+_UNREAD = (
+    "torch.compile cannot look into calls that give more than their output. Call qkv.attend there; keep "
+    "qkv.observe and prepared plans in a function marked with torch.compiler.disable."
+)
 
 
 def explain(
@@ -177,9 +192,9 @@ def explain(
         problem = Problem(spec, axes, library, dtype, gradient, tuple(readouts), memory_bytes(memory))
     else:
         query, key, value = (as_array(x) for x in (query, key, value))
-        problem = _problem(query, key, value, spec, tuple(readouts), memory)
-    _check(problem)
-    return _plan(problem, kernel)
+        problem = read_problem(query, key, value, spec, tuple(readouts), memory)
+    check_problem(problem)
+    return kept_plan(problem, KERNELS, kernel)
 
 
 def prepare(
@@ -240,6 +255,8 @@ class Prepared:
             KindError: they are of another library.
         """
         query, key, value = (as_array(x) for x in (query, key, value))
+        if hidden(query, key, value) == "compile":
+            refuse(_UNREAD)
         axes = self.plan.asked.axes
         got = tuple(tuple(x.shape) for x in (query, key, value))
         if got != (axes.query, axes.key, axes.value):
@@ -252,89 +269,54 @@ class Prepared:
                 f"the plan was prepared for {self.plan.asked.library}, the arrays are of "
                 f"{library(query, key, value)}."
             )
-        return _execute(query, key, value, self.plan, seed)
+        plan = self.plan
+        result = plan.kernel.run(_ready(query, key, value, plan.problem, seed, plan.kernel), plan.problem)
+        return Observation(result.output, result.readouts, plan.with_taken(result.guards))
 
 
 def _run(
     query: Any,
     key: Any,
     value: Any,
-    spec: Spec,
+    asked: tuple[Any, ...],
     readouts: tuple[Readout, ...],
     seed: int | None,
     kernel: str | Kernel | None,
     memory: int | str,
-) -> Observation:
-    query, key, value = (as_array(x) for x in (query, key, value))
-    problem = _problem(query, key, value, spec, readouts, memory)
-    _check(problem)
-    return _execute(query, key, value, _plan(problem, kernel), seed)
+) -> tuple[Result, Plan | None]:
+    """Run what is `asked`: the fields of a spec. No plan yet where `torch.compile` traces the call."""
+    query, key, value = as_array(query), as_array(key), as_array(value)
+    traced = hidden(query, key, value)
+    if traced == "compile":
+        return Result(compiled(query, key, value, asked, seed, _attend, kernel, memory)), None
+    facts = None if readouts or seed is not None else call_facts(query, key, value, asked)
+    if facts is not None:
+        facts = (facts, traced, kernel, type(memory), memory)
+        known = CALLS.get(facts)
+        if known is not None:
+            plan, place, short = known
+            if short is not None and (result := short(query, key, value)) is not None:
+                return result, plan
+            problem = plan.problem
+            if place is None:
+                ready = _ready(query, key, value, problem, seed, plan.kernel)
+            else:
+                score, normalizer, mask = problem.score, problem.normalizer, problem.spec.mask
+                ready = Ready(query, key, value, score, normalizer, mask, place, 0.0, value.dtype)
+            return plan.kernel.run(ready, problem), plan
+    problem = read_problem(query, key, value, Spec(*asked), readouts, memory, traced)
+    check_problem(problem)
+    plan = kept_plan(problem, KERNELS, kernel)
+    if facts is not None:
+        keep_call(facts, plan, query, key, value)
+    return plan.kernel.run(_ready(query, key, value, plan.problem, seed, plan.kernel), plan.problem), plan
 
 
-def _problem(
-    query: Array, key: Array, value: Array, spec: Spec, readouts: tuple[Readout, ...], memory: int | str
-) -> Problem:
-    kind = library(query, key, value)
-    texts = (is_text(query), is_text(key))
-    assert spec.score is not None
-    spec.score.check_kind(*texts)
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        if (is_text(x) and name == "value") or "complex" in dtype_name(x):
-            raise KindError(f"{name} has {dtype_name(x)} elements. It must be real numbers.")
-    axes = Axes.of(query.shape, key.shape, value.shape, texts[0])
-    numbers = (value,) if texts[0] else (query, key, value)
-    dtype = str(result_dtype(*numbers)).removeprefix("torch.")
-    parts: list[Part] = [part for part in (spec.score, spec.normalizer) if part is not None]
-    held = [array for part in parts for array in part.arrays()]
-    gradient = any(requires_gradient(x) for x in (*numbers, *held))
-    return Problem(spec, axes, kind, dtype, gradient, readouts, memory_bytes(memory))
-
-
-def _check(problem: Problem) -> None:
-    axes, spec = problem.axes, problem.spec
-    if not axes.text:
-        problem.score.check(axes.query_width, axes.key_width)
-    problem.score.check_lengths(axes.q, axes.k)
-    if spec.mask is not None:
-        spec.mask.check(axes.q, axes.k)
-    if spec.positional:
-        problem.place.offset()
-    for readout in problem.readouts:
-        if not isinstance(readout, Readout):
-            raise KindError(
-                f"{readout!r} is no readout. Give instances from qkv.readouts, such as TopWeights(5)."
-            )
-        if sentence := readout.refuse(problem.normalizer):
-            raise RefusedError(sentence)
-        readout.check(axes.q, axes.k)
-
-
-_PLANS: OrderedDict[Hashable, Plan] = OrderedDict()
-_PLANS_KEPT = 256
-
-
-def _plan(problem: Problem, pinned: str | Kernel | None) -> Plan:
-    """The plan, kept by facts and shapes. A kept plan holds no arrays: those of the call are put in again."""
-    signature = (problem.signature(), pinned)
-    kept = _PLANS.get(signature)
-    if kept is None:
-        if isinstance(pinned, Kernel):
-            plan = make_plan(problem, (pinned,), pinned.name)
-        else:
-            plan = make_plan(problem, KERNELS, pinned)
-        _PLANS[signature] = dataclasses.replace(plan, asked=_EMPTY, problem=_EMPTY)
-        if len(_PLANS) > _PLANS_KEPT:
-            _PLANS.popitem(last=False)
-        return plan
-    return dataclasses.replace(kept, asked=problem, problem=rewrite(problem)[0])
-
-
-_EMPTY = Problem(Spec(), Axes.of((0, 1), (0, 1), (0, 1)))
-
-
-def _execute(query: Array, key: Array, value: Array, plan: Plan, seed: int | None) -> Observation:
-    problem, spec = plan.problem, plan.problem.spec
-    ready = make_ready(
+def _ready(
+    query: Array, key: Array, value: Array, problem: Problem, seed: int | None, kernel: Kernel
+) -> Ready:
+    spec = problem.spec
+    return make_ready(
         query,
         key,
         value,
@@ -344,9 +326,9 @@ def _execute(query: Array, key: Array, value: Array, plan: Plan, seed: int | Non
         positions=spec.positions,
         dropout=spec.dropout,
         seed=_seed(problem, seed),
+        cast_tiles=kernel.casts_tiles,
+        axes=problem.axes,
     )
-    result = plan.kernel.run(ready, problem)
-    return Observation(result.output, result.readouts, plan.with_taken(result.guards))
 
 
 def _seed(problem: Problem, seed: int | None) -> int | None:

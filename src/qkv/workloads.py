@@ -25,6 +25,11 @@ class Workload:
     source: str
 
 
+def _square(length: int, batch: int, heads: int, source: str) -> Workload:
+    shape = (batch, heads, length, 64)
+    return Workload(shape, shape, shape, source)
+
+
 WORKLOADS: dict[str, Workload] = {
     "lookup": Workload((1, 1), (7, 1), (7, 1), "one query to a table of seven rows"),
     "table": Workload(
@@ -53,4 +58,15 @@ WORKLOADS: dict[str, Workload] = {
     ),
     "long": Workload((8192, 64), (8192, 64), (8192, 64), "one head over 8,192 tokens"),
     "search": Workload((64, 128), (1_000_000, 128), (1_000_000, 128), "64 queries to a million vectors"),
+    "one search": Workload((1, 128), (1_000_000, 128), (1_000_000, 1), "one query to a million numbers"),
+    "regression": Workload(
+        (2000, 8), (100_000, 8), (100_000, 1), "kernel regression: 2,000 queries to 100,000 rows of 8 columns"
+    ),
+    "alignment": Workload((1, 2048, 64), (1, 2048, 64), (1, 2048, 64), "one head over 2,048 tokens"),
+    "book": Workload((1, 65_536, 64), (1, 65_536, 64), (1, 65_536, 64), "one head over a whole book"),
+    **{f"crowd {n}": _square(n, 8, 8, f"64 heads over {n} tokens") for n in (64, 128, 256, 512)},
+    **{
+        f"{n}k": _square(n * 1024, 1, heads, f"{heads} head{'s' * (heads > 1)} over {n * 1024:,} tokens")
+        for n, heads in ((1, 8), (2, 8), (4, 4), (8, 1), (16, 1), (64, 1))
+    },
 }

@@ -1,11 +1,13 @@
 """The largest of each row, with and without sorting all of it."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.core.ordering import top_mask, top_order
+from qkv.core.ordering import finite_order, top_mask, top_order
 
 ENTRIES = st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, np.inf, np.nan])
 
@@ -33,3 +35,17 @@ def test_other_libraries_take_the_same_keys_as_numpy(library):
 def test_a_row_shorter_than_asked_gives_all_of_it():
     assert top_order(np.array([[1.0, 2.0]]), 5).tolist() == [[1, 0]]
     assert top_mask(np.array([[1.0, 2.0]]), 5).tolist() == [[True, True]]
+
+
+@pytest.mark.parametrize("levels", [2, 5, 1000])
+def test_order_without_sorting_is_that_of_sorting_where_entries_are_finite(levels):
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator().manual_seed(levels)
+    x = torch.randint(levels, (2, 20, 64), generator=generator).double()
+    x[0, 3, 5:], x[1, 2, 7] = -math.inf, math.nan
+    x[x == 0] = -math.inf
+    for count in (1, 3, 12):
+        found, wanted = finite_order(x, count), top_order(x, count)
+        there = torch.take_along_dim(x, wanted, -1) != -math.inf
+        assert torch.equal(torch.take_along_dim(x, found, -1) != -math.inf, there)
+        assert torch.equal(found[there], wanted[there])

@@ -1,9 +1,235 @@
-"""The fused kernel."""
+"""The fused kernel: PyTorch's fused attention, with batch axes mapped, masks split and data looked at."""
 
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv import masks, normalizers, scores
+from qkv.errors import RefusedError
 from qkv.kernels import FusedKernel
+from qkv.testing.cases import Case
 from qkv.testing.kernels import KernelContract
+from qkv.testing.libraries import Setting
+
+torch = pytest.importorskip("torch")
+
+# Of PyTorch itself: no batching rule for its fused attention, and a deprecated function it calls.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+
+TWICE = [
+    Case("scaled dot", "softmax", "none"),
+    Case("gaussian", "softmax with temperature", "causal at the end"),
+    Case("biased per key", "softmax", "keys"),
+    Case("cosine", "softmax", "causal at the end", "more queries than keys"),
+    Case("dot", "softmax", "none", "heads that share keys"),
+]
 
 
 class TestFused(KernelContract):
     kernel = FusedKernel()
-    twice = False
+
+    @pytest.mark.parametrize("case", TWICE, ids=str)
+    def test_second_derivatives_of_what_it_takes_are_right(self, case: Case) -> None:
+        assert self.takes(case.call(), FLOAT64)
+        self.test_second_derivatives_are_right(case)
+
+
+FLOAT64 = Setting("torch", "float64")
+
+BATCHES: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [
+    ((), (), ()),
+    ((3,), (), ()),
+    ((3,), (1,), (3,)),
+    ((2, 3), (2, 1), (2, 1)),
+    ((2, 3), (1, 3), (1, 3)),
+    ((1, 3), (2, 3), (2, 1)),
+    ((2, 2, 3), (2, 2, 1), (2, 2, 1)),
+    ((2, 2, 3), (1, 2, 1), (2, 2, 1)),
+    ((2, 1, 2, 3), (2, 1, 2, 3), (2, 1, 2, 3)),
+    ((2, 2, 2, 3), (2, 2, 2, 1), (2, 2, 2, 1)),
+]
+"""Batch axes of query, key and value."""
+
+
+def made(*shape: int) -> Any:
+    """Normal numbers that want a gradient."""
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+def both(query: Any, key: Any, value: Any, **options: Any) -> list[list[Any]]:
+    """Output and gradients, of the fused kernel and of the dense."""
+    out = []
+    for kernel in ("fused", "dense"):
+        output = qkv.attend(query, key, value, kernel=kernel, **options)
+        weight = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
+        total, sides = (output * weight).sum(), (query, key, value)
+        out.append([output, *torch.autograd.grad(total, sides, allow_unused=True, materialize_grads=True)])
+    return out
+
+
+def assert_same(pair: list[list[Any]]) -> None:
+    for mine, theirs in zip(*pair, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("query", "key", "value"), BATCHES, ids=str)
+def test_batch_axes_that_broadcast_give_what_the_oracle_gives(query: Any, key: Any, value: Any) -> None:
+    assert_same(both(made(*query, 5, 4), made(*key, 7, 4), made(*value, 7, 3)))
+    assert_same(both(made(*query, 5, 4), made(*key, 7, 4), made(*value, 7, 4), mask=masks.Causal("end")))
+
+
+def test_batch_axes_that_would_have_to_be_copied_are_refused() -> None:
+    with pytest.raises(RefusedError, match="some of them shared, would have to be copied"):
+        qkv.attend(made(2, 3, 4, 5, 2), made(2, 1, 4, 6, 2), made(1, 3, 1, 6, 2), kernel="fused")
+
+
+@pytest.mark.parametrize(("q", "k", "start"), [(5, 9, 4), (9, 5, -4), (5, 9, 2), (4, 4, -9), (3, 8, 7)])
+def test_causal_from_any_position_is_right(q: int, k: int, start: int) -> None:
+    positions = qkv.Positions(query_start=start)
+    query, key, value = made(2, 2, q, 4), made(2, 1, k, 4), made(2, 1, k, 4)
+    assert_same(both(query, key, value, mask=masks.Causal(), positions=positions))
+
+
+@pytest.mark.parametrize("batch", [(), (2, 3), (2, 1), (1, 3)])
+def test_causal_and_a_mask_of_keys_together_are_right(batch: tuple[int, ...]) -> None:
+    keep = torch.rand(*batch, 7) > 0.4
+    query, key, value = made(2, 3, 7, 4), made(2, 3, 7, 4), made(2, 3, 7, 4)
+    assert_same(both(query, key, value, mask=masks.Causal() & masks.Keys(keep)))
+    assert_same(both(query, key, value, mask=masks.Lengths(5) & (masks.Causal() & masks.Keys(keep))))
+
+
+@pytest.mark.parametrize("side", ["query", "key", "value"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gradient", [True, False])
+def test_what_is_not_finite_is_read_as_the_oracle_reads_it(
+    side: str, bad: float, dtype: Any, gradient: bool
+) -> None:
+    # Few keys, so that no vector of the operator is full, and many; one element, and a whole row.
+    for k, width, mask in itertools.product((5, 33), (slice(1, 2), slice(None)), (None, masks.Causal())):
+        arrays = {name: torch.randn(1, 2, k, 8).to(dtype) for name in ("query", "key", "value")}
+        arrays[side][0, 0, k - 2, width] = bad
+        leaves = [x.requires_grad_(gradient) for x in arrays.values()]
+        seen = [qkv.attend(*leaves, mask=mask, kernel=kernel) for kernel in ("fused", "dense")]
+        torch.testing.assert_close(*seen, equal_nan=True, rtol=2e-2, atol=2e-2)
+
+
+def test_padding_that_is_not_finite_runs_fused_and_leaks_nothing() -> None:
+    query, key, value = (torch.randn(2, 3, 6, 4, dtype=torch.float64) for _ in range(3))
+    mask = masks.Lengths(torch.tensor([[4], [6]]))
+    wanted = qkv.attend(query, key, value, mask=mask, kernel="dense")
+    for side in (key, value):
+        side[0, :, 4:] = torch.nan
+    key.requires_grad_()
+    seen = qkv.observe(query, key, value, mask=mask, kernel="fused")
+    assert seen.plan.taken == ("finite but for masked keys: fused",)
+    torch.testing.assert_close(seen.output, wanted)
+    (gradient,) = torch.autograd.grad(seen.output.sum(), key)
+    assert (gradient[0, :, 4:] == 0).all()
+    assert gradient.isfinite().all()
+
+
+def test_shared_keys_get_gradients_of_their_own_size_inside_the_operator() -> None:
+    plan = qkv.explain((2, 8, 5, 4), (2, 1, 5, 4), (2, 1, 5, 4), library="torch", kernel="fused")
+    assert "8 queries share a key (enable_gqa)" in str(plan)
+    plan = qkv.explain((2, 4, 3, 5, 4), (2, 4, 1, 5, 4), (2, 4, 1, 5, 4), library="torch", kernel="fused")
+    assert "3 queries share a key (enable_gqa)" in str(plan)
+
+
+def test_learned_bias_with_one_row_for_all_queries_runs_fused_and_trains() -> None:
+    query, key, value = (torch.randn(2, 5, 4, dtype=torch.float64) for _ in range(3))
+    bias = made(2, 1, 5)
+    found = []
+    for kernel in ("fused", "dense"):
+        seen = qkv.observe(query, key, value, score=scores.Biased(scores.Dot(), bias), kernel=kernel)
+        assert seen.plan.kernel.name == kernel
+        found.append(torch.autograd.grad(seen.output.square().sum(), bias)[0])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (40, 2)])
+def test_class_table_with_few_classes_on_one_side_is_an_inner_product(shape: tuple[int, int]) -> None:
+    query, key, value = made(6, 4), made(7, 4), made(7, 4)
+    table = made(*shape)
+    classes = torch.arange(6) % shape[0], torch.arange(7) % shape[1]
+    score = scores.ClassTable(scores.ScaledDot(), table, *classes)
+    assert_same(both(query, key, value, score=score))
+    found = [
+        torch.autograd.grad(qkv.attend(query, key, value, score=score, kernel=kernel).square().sum(), table)[
+            0
+        ]
+        for kernel in ("fused", "dense")
+    ]
+    torch.testing.assert_close(*found)
+
+
+def test_class_table_with_many_classes_is_looked_up() -> None:
+    score = scores.ClassTable(scores.Dot(), np.zeros((70, 80)), np.zeros(4, int), np.zeros(6, int))
+    assert score.lift_fact is None
+
+
+# -- what hides the data ---------------------------------------------------------------------------------
+
+HIDDEN: list[dict[str, Any]] = [
+    {},
+    {"mask": masks.Causal()},
+    {"mask": masks.Lengths(9)},
+    {"score": scores.Gaussian(1.3)},
+    {"score": scores.Softcap(scores.Dot(), 2.0)},
+    {"normalizer": normalizers.Sparsemax()},
+]
+
+
+@pytest.mark.parametrize("options", HIDDEN, ids=str)
+def test_transforms_of_torch_func_give_what_the_oracle_gives(options: dict[str, Any]) -> None:
+    query, key, value = (torch.randn(2, 3, 16, 8, dtype=torch.float64) for _ in range(3))
+    wanted = qkv.attend(query, key, value, kernel="dense", **options)
+
+    def attend(*sides: Any, kernel: str | None = None) -> Any:
+        return qkv.attend(*sides, kernel=kernel, **options)
+
+    torch.testing.assert_close(torch.func.vmap(attend)(query, key, value), wanted)
+    leaf = query.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(attend(leaf, key, value, kernel="dense").square().sum(), leaf)
+    total = torch.func.grad(lambda x: attend(x, key, value).square().sum())
+    torch.testing.assert_close(total(query), slope)
+    direction = torch.randn_like(query)
+    _, along = torch.func.jvp(lambda x: attend(x, key, value).square().sum(), (query,), (direction,))
+    torch.testing.assert_close(along, (slope * direction).sum())
+    assert torch.func.grad(lambda x: total(x).square().sum())(query).isfinite().all()
+
+
+@pytest.mark.parametrize("mask", [masks.Causal(), masks.Lengths(4)], ids=str)
+def test_what_is_masked_does_not_leak_where_the_data_cannot_be_looked_at(mask: masks.Mask) -> None:
+    query, key, value = (torch.randn(2, 6, 4, dtype=torch.float64) for _ in range(3))
+    wanted = qkv.attend(query, key, value, mask=mask, kernel="dense")
+    key[:, 5], value[:, 5, 0] = torch.nan, torch.inf
+    seen = torch.func.vmap(lambda *sides: qkv.attend(*sides, mask=mask, kernel="fused"))(query, key, value)
+    torch.testing.assert_close(seen[:, :5], wanted[:, :5])
+    if isinstance(mask, masks.Causal):
+        assert seen[:, 5].isnan().all()
+
+
+def test_a_kernel_that_looks_at_data_is_refused_where_there_is_none_to_see() -> None:
+    x = torch.randn(2, 4, 3)
+    with pytest.raises(RefusedError, match=r"transforms of torch\.func cannot look into it"):
+        torch.func.vmap(lambda x: qkv.attend(x, x, x, kernel="tiled"))(x)
+    with pytest.raises(RefusedError, match=r"no forward or second derivative of it in torch\.func"):
+        torch.func.jvp(lambda x: qkv.attend(x, x, x, kernel="fused"), (x,), (x,))
+
+
+@pytest.mark.parametrize("options", HIDDEN[:3], ids=str)
+def test_exported_program_holds_the_public_attention_and_gives_the_same(options: dict[str, Any]) -> None:
+    class Attend(torch.nn.Module):
+        def forward(self, query: Any, key: Any, value: Any) -> Any:
+            return qkv.attend(query, key, value, kernel="fused", **options)
+
+    arrays = tuple(torch.randn(2, 3, 16, 8) for _ in range(3))
+    program = torch.export.export(Attend(), arrays)
+    assert any("scaled_dot_product_attention" in str(node.target) for node in program.graph.nodes)
+    torch.testing.assert_close(program.module()(*arrays), qkv.attend(*arrays, kernel="dense", **options))

@@ -10,7 +10,7 @@ import pytest
 from qkv.core.arrays import cast
 from qkv.core.equation import dense
 from qkv.kernels import TiledKernel
-from qkv.masks import Causal
+from qkv.masks import Causal, Pairs
 from qkv.plan import Kernel
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting
@@ -37,7 +37,14 @@ class NanLeaks(Fault):
     """Multiplies by a weight of 0 where it should not read."""
 
     def broken(self, ready: Any, problem: Any) -> Any:
-        return replace(ready, clean_pairs=True, clean_value=True)
+        mask = ready.mask
+        if isinstance(mask, Causal):
+            # Tiles out of the reach of a causal mask are not read at all.
+            allowed = mask.allowed(ready.place, ready.value)
+            mask = Pairs(allowed.expand((*ready.place.batch, *allowed.shape[-2:])))
+        broken = replace(ready, mask=mask)
+        broken.__dict__.update(clean_pairs=True, clean_value=True)
+        return broken
 
 
 class MeanOfValuesOnEmptyRow(Fault):

@@ -1,8 +1,173 @@
 """The tiled kernel."""
 
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import qkv
+from qkv import masks, normalizers, scores
+from qkv.core.equation import attend_dense
 from qkv.kernels import TiledKernel
+from qkv.kernels.tiles import tiling
+from qkv.testing.calls import oracle_of, run
+from qkv.testing.cases import MASKS, SCORES, SHAPES, Case, Shape
+from qkv.testing.claims import agree
 from qkv.testing.kernels import KernelContract
+from qkv.testing.libraries import Setting
+
+F64, F32 = Setting("torch", "float64"), Setting("torch", "float32")
 
 
 class TestTiled(KernelContract):
-    kernel = TiledKernel(budget=12, strip_budget=3000)
+    kernel = TiledKernel(budget=30, strip_budget=3000)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("budget", [200, 2000])
+def test_tiles_of_several_batch_elements_and_several_workers_agree_with_the_oracle(
+    monkeypatch: pytest.MonkeyPatch, budget: int, workers: int
+) -> None:
+    """77 pairs in a batch element: two, or all six, to a tile."""
+    monkeypatch.setattr(tiling, "threads", lambda reference: workers)
+    for score in sorted(SCORES):
+        for case in (Case(score, "softmax", "pairs", dropout=0.3), Case(score, "softmax with temperature")):
+            call = case.call()
+            agree(run(call, F64, TiledKernel(budget)), oracle_of(call, F64), F64, f"{case}, {budget}")
+
+
+@pytest.mark.parametrize("mask", ["none", "window", "pairs", "keys", "causal by positions"])
+@pytest.mark.parametrize("score", ["additive", "additive per head"])
+def test_additive_scores_by_units_agree_with_the_oracle(
+    monkeypatch: pytest.MonkeyPatch, score: str, mask: str
+) -> None:
+    """Enough pairs for `units.py`, in tiles of unequal sizes."""
+    monkeypatch.setitem(SHAPES, "long", Shape(70, 83, batch=(2, 2), key_batch=(2, 1)))
+    for normalizer in ("softmax", "softmax with sink", "softmax with temperature", "sigmoid"):
+        for setting in (F64, F32):
+            case = Case(score, normalizer, mask, "long", dropout=0.2 if normalizer == "softmax" else 0.0)
+            call = case.call()
+            # Softmax with an array for temperature, and sigmoid, are folded with the score's own function.
+            agree(run(call, setting, TiledKernel(900)), oracle_of(call, setting), setting, str(case))
+
+
+@pytest.mark.parametrize("size", [1.0, 30.0, 1000.0])
+def test_additive_scores_of_any_range_agree_with_the_oracle(size: float) -> None:
+    rng = np.random.default_rng(0)
+    query, key = rng.normal(size=(2, 80, 4)) * size
+    query[:, 0] += 200.0 * (size > 1)
+    score = scores.Additive(np.eye(4), np.eye(4), None, rng.normal(size=4))
+    wanted = attend_dense(query, key, key, score=score, normalizer=normalizers.Softmax()).output
+    tensors = [torch.tensor(x, dtype=torch.float32) for x in (query, key, key)]
+    score = score.map_arrays(lambda x: torch.tensor(x, dtype=torch.float32))
+    got = qkv.attend(*tensors, score=score, kernel="tiled")
+    assert np.abs(got.numpy() - wanted).max() < 3e-6 * np.abs(key).max()
+
+
+def test_logits_too_large_for_exponentials_without_a_maximum_are_measured_from_it() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(40, 8), torch.randn(50, 8) + 100.0
+    for scale, taken in ((0.01, "no maximum"), (10.0, "maximum of each row")):
+        seen = qkv.observe(query * scale, key, key, score=scores.Dot(), kernel="tiled")
+        assert any(taken in sentence for sentence in seen.plan.taken)
+        wanted = attend_dense(
+            (query * scale).double(),
+            key.double(),
+            key.double(),
+            score=scores.Dot(),
+            normalizer=normalizers.Softmax(),
+        ).output
+        assert (seen.output - wanted).abs().max() < 2e-3
+
+
+def test_keys_far_behind_the_best_one_do_not_spoil_the_result() -> None:
+    """Weights below 1e-38 count as 0, on this thread and while the kernel runs alone."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 600, 16) for _ in range(3))
+    score = scores.ALiBi(scores.ScaledDot(), 0.5)
+    got = qkv.attend(query, key, value, score=score, kernel="tiled")
+    wanted = attend_dense(query, key, value, score=score, normalizer=normalizers.Softmax()).output
+    assert (got - wanted).abs().max() < 1e-6
+    assert float(torch.tensor(1e-40) * 1.0) > 0.0
+
+
+@pytest.mark.parametrize("mask", sorted(MASKS))
+def test_no_tile_out_of_the_reach_of_a_mask_is_computed(mask: str) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def product(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        seen.append((query.shape[-2], key.shape[-2]))
+        return query @ key.mT
+
+    call = replace(Case("custom", "softmax", mask).call(), score=scores.Custom(product, elements=1))
+    run(call, F64, TiledKernel(1))
+    allowed = np.ones((2, 3, 7, 11), dtype=bool)
+    if call.mask is not None:
+        from qkv.core.positions import whole
+
+        place = whole(7, 11, (2, 3), call.positions)
+        allowed = np.broadcast_to(call.mask.allowed(place, np.zeros(())), allowed.shape)
+    # One pair to a tile: forward, backward, and once for a gradient that is not handed over. Batch elements
+    # whose mask differs share what can be skipped.
+    wanted = int(allowed.any(axis=(0, 1)).sum()) * 6
+    assert len(seen) - 1 <= 2 * wanted
+
+
+def test_windows_cost_what_their_tiles_cost() -> None:
+    count = 0
+
+    def product(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count += query.shape[-2] * key.shape[-2]
+        return query @ key.mT
+
+    x = torch.randn(2048, 4)
+    with torch.no_grad():
+        qkv.attend(
+            x,
+            x,
+            x,
+            score=scores.Custom(product, elements=1),
+            mask=masks.Window(32, 0),
+            kernel=TiledKernel(64 * 64),
+        )
+    assert count < 2048 * (64 + 33 + 64)
+
+
+def test_buffers_made_in_inference_mode_serve_later_calls_outside_it() -> None:
+    x = torch.randn(30, 4)
+    with torch.inference_mode():
+        first = qkv.attend(x, x, x, kernel=TiledKernel(100))
+    leaf = x.clone().requires_grad_()
+    again = qkv.attend(leaf, leaf, leaf, kernel=TiledKernel(100))
+    again.sum().backward()
+    assert torch.equal(first, again.detach())
+    assert leaf.grad is not None
+
+
+def test_errors_of_a_score_reach_the_caller_from_any_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiling, "threads", lambda reference: 3)
+
+    def broken(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        if query.shape[-2] > 1:
+            raise ZeroDivisionError("of the user's own")
+        return query @ key.mT
+
+    x = torch.randn(4, 30, 4)
+    with pytest.raises(ZeroDivisionError, match="own"):
+        qkv.attend(x, x, x, score=scores.Custom(broken), kernel=TiledKernel(400))
+    assert torch.get_num_threads() >= 1
+
+
+def test_batch_elements_that_start_at_different_positions_do_not_share_a_mask() -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, 40, 4), torch.randn(3, 90, 4), torch.randn(3, 90, 4)
+    options = {
+        "score": scores.ScaledDot(),
+        "mask": masks.Window(7, 2),
+        "positions": qkv.Positions(query_start=torch.tensor([0, 20, 45])),
+    }
+    got = qkv.attend(query, key, value, kernel=TiledKernel(400), **options)
+    wanted = attend_dense(query, key, value, normalizer=normalizers.Softmax(), **options).output
+    assert (got - wanted).abs().max() < 1e-6

@@ -63,8 +63,8 @@ REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
     ("fused", "with dropout PyTorch would run it in quadratic memory", {"dropout": 0.5, "library": "torch"}),
     (
         "fused",
-        r"the mask Causal\(\) would be held as an array of 4 × 6",
-        {"mask": masks.Causal(), "positions": END, "library": "torch"},
+        r"the mask Window\(1, after=1\) would be held as an array of 4 × 6",
+        {"mask": masks.Window(1, 1), "positions": END, "library": "torch"},
     ),
     (
         "tiled",

@@ -10,9 +10,9 @@ import pytest
 import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.core.arrays import is_array
-from qkv.engine import _PLANS
 from qkv.errors import KindError, OptionError, RefusedError, ShapeError
 from qkv.plan.cost import Cost, flop_text, memory_bytes, memory_text, tile_sides
+from qkv.plan.kept import PLANS
 
 TEN_MILLION_KEYS = """\
 asked       1 query × 10,000,000 keys, width 64, values 8 wide
@@ -22,8 +22,8 @@ normalizer  Softmax()   folds in one pass
 mask        none
 rewrites    none
 kernel      streamed   the lowest estimate of 2 that can
-            tiles of 1 query × 1,048,576 keys
-cost        1.54 Gflop, 2.68 GiB moved, peak 24 MiB; 512 MiB allowed
+            tiles of 1 query × 32,768 keys, one pass over the keys
+cost        1.54 Gflop, 2.68 GiB moved, peak 9.13 MiB; 512 MiB allowed
 slower      dense: 1.54 Gflop, 2.98 GiB moved, peak 153 MiB
 refused     fused: it runs on torch arrays, these are numpy
 refused     tiled: it runs on torch arrays, these are numpy
@@ -105,7 +105,7 @@ def test_explain_computes_nothing() -> None:
 def test_explain_shows_guards_before_and_the_way_taken_after() -> None:
     torch = pytest.importorskip("torch")
     x = torch.ones(3, 4)
-    guard = "guard       if query, key and value, and what they are lifted to, are finite: fused, else tiled"
+    guard = "guard       if query, key and value, and what they are lifted to, are finite: fused, else, with"
     before = str(qkv.explain(x, x, x, kernel="fused"))
     assert guard in before
     assert "taken" not in before
@@ -158,11 +158,11 @@ def test_rewritten_call_gives_the_same_answer() -> None:
 
 
 def test_plan_is_made_once_for_equal_shapes_and_facts() -> None:
-    _PLANS.clear()
+    PLANS.clear()
     for seed in range(3):
         x = np.random.default_rng(seed).normal(size=(4, 2))
         qkv.attend(x, x, x, score=scores.Biased(scores.Dot(), x[:, :1]), mask=masks.Keys(x[:, 0] > 0))
-    assert len(_PLANS) == 1
+    assert len(PLANS) == 1
 
 
 def test_cached_plan_is_not_used_for_other_facts() -> None:
@@ -174,8 +174,8 @@ def test_cached_plan_is_not_used_for_other_facts() -> None:
 def test_cache_holds_no_arrays_and_does_not_grow_without_end() -> None:
     for n in range(300):
         qkv.explain((1, 2), (n + 1, 2), (n + 1, 2), score=scores.Bilinear(np.ones((2, 2))))
-    assert len(_PLANS) == 256
-    for plan in _PLANS.values():
+    assert len(PLANS) == 256
+    for plan in PLANS.values():
         for problem in (plan.asked, plan.problem):
             assert not any(is_array(x) for x in (*problem.spec.arrays(), *problem.spec.parts()))
 
@@ -185,9 +185,9 @@ def test_prepared_plan_gives_what_attend_gives_without_planning_again() -> None:
     x = rng.normal(size=(5, 3))
     run = qkv.prepare(qkv.Spec(scores.Gaussian(), mask=masks.Causal()), (x.shape,) * 3, dtype="float64")
     wanted = qkv.attend(x, x, x, score=scores.Gaussian(), mask=masks.Causal())
-    _PLANS.clear()
+    PLANS.clear()
     assert (run(x, x, x).output == wanted).all()
-    assert not _PLANS
+    assert not PLANS
 
 
 def test_prepared_plan_refuses_arrays_of_other_shapes_or_libraries() -> None:

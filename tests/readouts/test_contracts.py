@@ -55,7 +55,44 @@ class TestLogProbability(ReadoutContract):
     suits = "sample"
 
 
-@pytest.mark.parametrize("name", [name for name in readouts.__all__ if name not in ("Readout", "Top")])
+class TestPooledMap(ReadoutContract):
+    readout = readouts.PooledMap(4)
+
+
+class TestMaximaOfPooledMap(ReadoutContract):
+    readout = readouts.PooledMap(3, "max")
+
+
+class TestPooledMapWithMoreCellsThanPairs(ReadoutContract):
+    readout = readouts.PooledMap(100)
+
+    def formula(self, weights: Any, logits: Any) -> Any:
+        return weights
+
+
+class TestColumnSum(ReadoutContract):
+    readout = readouts.ColumnSum()
+
+
+class TestMeanDistance(ReadoutContract):
+    readout = readouts.MeanDistance()
+
+
+class TestHeads(ReadoutContract):
+    readout = readouts.Heads(readouts.TopWeights(3), (1, 0, -1))
+
+
+class TestMapsOfHeads(ReadoutContract):
+    readout = readouts.Heads(readouts.PooledMap(4, "max"), (1,))
+
+
+class TestTotalsOfHeads(ReadoutContract):
+    readout = readouts.Heads(readouts.LogSumExp(), (1, 0))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in readouts.__all__ if name not in ("Readout", "Field", "Top")]
+)
 def test_readout_has_a_contract(name: str) -> None:
     kept = {type(contract.readout) for contract in ReadoutContract.__subclasses__()}
     assert getattr(readouts, name) in kept

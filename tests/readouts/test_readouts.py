@@ -10,7 +10,7 @@ import pytest
 
 import qkv
 from qkv import masks, normalizers, readouts
-from qkv.errors import KindError, OptionError, RefusedError, ShapeError
+from qkv.errors import KindError, OptionError, PositionError, RefusedError, ShapeError
 
 KEYS = np.log(np.array([[1.0], [6.0], [2.0], [1.0]]))
 VALUES = np.array([[1.0], [2.0], [3.0], [4.0]])
@@ -167,3 +167,168 @@ def test_dense_weights_that_do_not_fit_the_memory_are_refused() -> None:
     with pytest.raises(RefusedError, match="streamed: it would allocate"):
         qkv.explain(shape, shape, shape, readouts=[readouts.Dense()])
     assert qkv.explain(shape, shape, shape, readouts=[readouts.TopWeights(5)]).kernel.name == "streamed"
+
+
+# -- maps, received mass, distances, heads ---------------------------------------------------------------
+
+EVEN = np.zeros((6, 1))
+
+
+def test_cells_of_a_map_hold_means_and_masked_pairs_count_as_0() -> None:
+    mean, largest = qkv.observe(
+        EVEN[:4],
+        EVEN[:4],
+        EVEN[:4],
+        mask=masks.Causal("start"),
+        readouts=[readouts.PooledMap(2), readouts.PooledMap(2, "max")],
+    ).readouts
+    assert mean == pytest.approx(
+        np.array([[(1 + 1 / 2 + 1 / 2) / 4, 0], [(2 / 3 + 2 / 4) / 4, (1 / 3 + 2 / 4) / 4]])
+    )
+    assert largest == pytest.approx(np.array([[1, 0], [1 / 3, 1 / 3]]))
+
+
+def test_cell_of_an_entry_is_its_share_of_the_cells_rounded_down() -> None:
+    from qkv.readouts.cells import cell_count, cell_lengths, touched
+
+    for length in range(1, 30):
+        for size in range(1, 35):
+            cells = cell_count(size, length)
+            of = [i * cells // length for i in range(length)]
+            assert cell_lengths(cells, length) == [of.count(c) for c in range(cells)]
+            assert set(of) == set(range(cells))
+            assert touched((length // 3, length), cells, length) == (of[length // 3], cells)
+
+
+def test_map_of_few_queries_has_a_row_for_each() -> None:
+    (pooled,) = qkv.observe(EVEN[:2], EVEN, EVEN, readouts=[readouts.PooledMap(3)]).readouts
+    assert pooled == pytest.approx(np.full((2, 3), 1 / 6))
+
+
+def test_maximum_of_negative_weights_is_negative_unless_a_pair_is_masked() -> None:
+    ones = np.ones((4, 1))
+    for kernel in ("dense", "streamed"):
+        (all_pairs,) = qkv.observe(
+            -ones,
+            ones,
+            ones,
+            normalizer=normalizers.Identity(),
+            readouts=[readouts.PooledMap(2, "max")],
+            kernel=kernel,
+        ).readouts
+        assert all_pairs.tolist() == [[-1, -1], [-1, -1]]
+        (half,) = qkv.observe(
+            -ones,
+            ones,
+            ones,
+            normalizer=normalizers.Identity(),
+            mask=masks.Window(1, 0),
+            readouts=[readouts.PooledMap(2, "max")],
+            kernel=kernel,
+        ).readouts
+        assert half.tolist() == [[0, 0], [0, 0]]
+
+
+def test_received_mass_adds_up_to_the_number_of_queries_with_a_key() -> None:
+    allowed = np.ones((6, 6), dtype=bool)
+    allowed[2] = False
+    (received,) = qkv.observe(
+        EVEN, EVEN, EVEN, mask=masks.Pairs(allowed), readouts=[readouts.ColumnSum()]
+    ).readouts
+    assert received == pytest.approx(np.full(6, 5 / 6))
+
+
+def test_mean_distance_is_measured_from_where_queries_stand() -> None:
+    def distance(**options: Any) -> Any:
+        return qkv.observe(
+            EVEN[:1], EVEN[:3], EVEN[:3], readouts=[readouts.MeanDistance()], **options
+        ).readouts[0]
+
+    assert distance(positions=qkv.Positions(align="start")) == pytest.approx(1)
+    assert distance(positions=qkv.Positions(query_start=1)) == pytest.approx(2 / 3)
+    assert distance(positions=qkv.Positions(align="end"), mask=masks.Keys(np.zeros(3, dtype=bool))) == 0
+    with pytest.raises(PositionError, match="1 queries meet 3 keys"):
+        distance()
+
+
+def test_heads_come_in_the_order_named() -> None:
+    keys = np.log(np.arange(1.0, 9.0)).reshape(2, 4, 1)
+    some, everything = qkv.observe(
+        np.ones((2, 1, 1)),
+        keys,
+        keys,
+        readouts=[readouts.Heads(readouts.Dense(), (-1, 0, 1)), readouts.Dense()],
+    ).readouts
+    assert np.array_equal(some, everything[[1, 0, 1]])
+
+
+def test_heads_that_are_not_there_are_refused() -> None:
+    one = readouts.Heads(readouts.Entropy(), (3,))
+    with pytest.raises(ShapeError, match="head 3, there are 2"):
+        qkv.explain((2, 5, 1), (2, 5, 1), (2, 5, 1), readouts=[one])
+    with pytest.raises(ShapeError, match="the call has none"):
+        qkv.explain((5, 1), (5, 1), (5, 1), readouts=[one])
+    with pytest.raises(RefusedError, match="Entropy wants"):
+        qkv.explain((4, 5, 1), (4, 5, 1), (4, 5, 1), normalizer=normalizers.Identity(), readouts=[one])
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: readouts.PooledMap(0), "size=0.*at least 1"),
+        (lambda: readouts.PooledMap(True), "size=True.*whole number"),
+        (lambda: readouts.PooledMap(8, "sum"), 'how=\'sum\'.*"mean" or "max"'),  # type: ignore[arg-type]
+        (lambda: readouts.Heads(readouts.Dense(), ()), "one or more whole numbers"),
+    ],
+)
+def test_options_that_make_no_map_are_refused(make: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        make()
+
+
+def test_heads_of_what_is_no_readout_are_refused() -> None:
+    with pytest.raises(KindError, match=r"Heads\(Entropy\(\), \(0, 3\)\)"):
+        readouts.Heads((0, 3), readouts.Entropy())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kernel", ["dense", "strip", "tiled"])
+def test_gradient_of_equal_maxima_goes_to_the_first(kernel: str) -> None:
+    torch = pytest.importorskip("torch")
+    from qkv.kernels import DenseKernel, StripKernel, TiledKernel
+
+    chosen = {"dense": DenseKernel(), "strip": StripKernel(budget=1), "tiled": TiledKernel(strip_budget=1)}
+    logits = torch.zeros(4, 4, dtype=torch.float64, requires_grad=True)
+    (largest,) = qkv.observe(
+        torch.zeros(4, 1, dtype=torch.float64),
+        torch.zeros(4, 1, dtype=torch.float64),
+        torch.zeros(4, 1, dtype=torch.float64),
+        score=qkv.scores.Biased(qkv.scores.Dot(), logits),
+        normalizer=normalizers.Identity(),
+        readouts=[readouts.PooledMap(2, "max")],
+        kernel=chosen[kernel],
+    ).readouts
+    (gradient,) = torch.autograd.grad(largest.sum(), logits)
+    assert gradient.nonzero().tolist() == [[0, 0], [0, 2], [2, 0], [2, 2]]
+
+
+def test_plan_of_a_map_counts_the_map_and_not_the_pairs() -> None:
+    shape = (100_000, 8)
+    alone = qkv.explain(shape, shape, shape, kernel="streamed", normalizer=normalizers.Sparsemax())
+    mapped = qkv.explain(
+        shape,
+        shape,
+        shape,
+        kernel="streamed",
+        normalizer=normalizers.Sparsemax(),
+        readouts=[readouts.PooledMap(512), readouts.ColumnSum()],
+    )
+    assert mapped.cost.peak - alone.cost.peak == 4 * (2 * 512 * 512 + 2 * 100_000)
+
+
+def test_heads_keep_only_the_heads_named() -> None:
+    def peak(readout: Any) -> float:
+        shape = (12, 1000, 8)
+        return qkv.explain(shape, shape, shape, kernel="dense", readouts=[readout]).cost.peak
+
+    everything, one = peak(readouts.Dense()), peak(readouts.Heads(readouts.Dense(), (0,)))
+    assert everything - one == 4 * 11 * 1000 * 1000

@@ -23,6 +23,7 @@ __all__ = [
     "Array",
     "Namespace",
     "accumulation_dtype",
+    "along_diagonals",
     "arange",
     "as_array",
     "cast",
@@ -130,8 +131,10 @@ def is_text(x: Array) -> bool:
 
 
 def dtype_name(x: Array) -> str:
-    """`float32`, `bfloat16`, `int64`, `object`, whatever the library."""
-    return str(x.dtype).removeprefix("torch.")
+    """`float32`, `bfloat16`, `int64`, `object`, whatever the library and the order of bytes."""
+    name = str(x.dtype)
+    # NumPy calls numbers in another machine's order of bytes ">f4".
+    return str(x.dtype.newbyteorder("=")) if name[0] in "<>" else name.removeprefix("torch.")
 
 
 def itemsize(name: str) -> int:
@@ -156,7 +159,7 @@ def result_dtype(*arrays: Array) -> Any:
     out = floating[0]
     for d in floating[1:]:
         out = xp.result_type(out, d)
-    return out
+    return out.newbyteorder("=") if isinstance(out, np.dtype) else out
 
 
 def accumulation_dtype(*arrays: Array) -> Any:
@@ -257,6 +260,8 @@ def sigmoid(x: Array) -> Array:
         >>> sigmoid(np.array([0.0, 800.0, -800.0]))
         array([0.5, 1. , 0. ])
     """
+    if _library(x) == "torch":
+        return sys.modules["torch"].sigmoid(x)
     xp = namespace(x)
     negative = x < 0
     # Not through tanh: (1 + tanh)/2 cancels where x is far below 0, and sigmoid attention with a bias lives
@@ -275,15 +280,31 @@ def gather(table: Array, index: Array) -> Array:
     xp = namespace(table)
     pair = index.shape[-2:]
     flat = xp.reshape(index, (*index.shape[:-2], pair[0] * pair[1]))
-    if library(flat) == "torch":  # which takes no other integers as an index
+    torch = library(flat) == "torch"
+    if torch:  # which takes no other integers as an index
         flat = cast(flat, xp.int64)
     if index.ndim == 2:
-        taken = xp.take(table, flat, axis=-1)
+        # The standard's `take` makes sense of negative numbers first; here there are none.
+        taken = table.index_select(-1, flat) if torch else xp.take(table, flat, axis=-1)
         return xp.reshape(taken, (*table.shape[:-1], *pair))
     batch = np.broadcast_shapes(table.shape[:-1], index.shape[:-2])
     table = xp.broadcast_to(table, (*batch, table.shape[-1]))
     flat = xp.broadcast_to(flat, (*batch, flat.shape[-1]))
     return xp.reshape(xp.take_along_axis(table, flat, axis=-1), (*batch, *pair))
+
+
+def along_diagonals(vector: Array, rows: int, cols: int) -> Array:
+    """`(*batch, rows, cols)` with `vector[..., j − i + rows − 1]` at (i, j), for NumPy and PyTorch.
+
+    Example:
+        >>> along_diagonals(np.array([1.0, 2.0, 3.0]), 2, 2)
+        array([[2., 3.],
+               [1., 2.]])
+    """
+    if _library(vector) == "torch":
+        return vector.unfold(-1, cols, 1).flip(-2)
+    windows = np.lib.stride_tricks.sliding_window_view(np.asarray(vector), cols, axis=-1)
+    return windows[..., ::-1, :]
 
 
 @contextlib.contextmanager

@@ -6,7 +6,9 @@ weights = normalize(score(query, key), mask)          output = weights @ value
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from qkv.core import random
@@ -22,6 +24,7 @@ from qkv.core.arrays import (
     zeros,
 )
 from qkv.core.axes import Axes
+from qkv.core.batch import Index, take
 from qkv.core.guard import all_finite, guarded_logits, weigh
 from qkv.core.positions import Place, Positions, whole
 
@@ -48,9 +51,9 @@ class Ready:
         query, key, value: in the dtype of accumulation (text as it is).
         score, normalizer, mask: fitted to the call.
         place: of the whole call.
-        clean_pairs: query and key are known to be finite.
-        clean_value: the values are known to be finite.
+        sided: query and key are the `sides` of the score, and tiles are their `pair`.
         out_dtype: of the answer.
+        tile_dtype: query, key and value are as they came, and their tiles are cast to this; None: all are.
     """
 
     query: Array
@@ -61,14 +64,76 @@ class Ready:
     mask: Any
     place: Place
     dropout: float
-    clean_pairs: bool
-    clean_value: bool
     out_dtype: Any
+    sided: bool = False
+    tile_dtype: Any = None
+
+    @property
+    def dtype(self) -> Any:
+        """Of accumulation."""
+        return self.value.dtype if self.tile_dtype is None else self.tile_dtype
+
+    def queries(self, rows: tuple[int, int]) -> Array:
+        """Some of the queries, as the score takes them."""
+        return self._compared(side(self.query, rows))
+
+    def keys(self, cols: tuple[int, int]) -> Array:
+        """Some of the keys, as the score takes them."""
+        return self._compared(side(self.key, cols))
+
+    def values(self, cols: tuple[int, int]) -> Array:
+        """The values of some of the keys, in the dtype of accumulation."""
+        return cast(side(self.value, cols), self.dtype)
+
+    def with_all_cast(self) -> Ready:
+        """The same call with whole inputs in the dtype of accumulation."""
+        if self.tile_dtype is None:
+            return self
+        q, k = (0, self.place.q_total), (0, self.place.k_total)
+        return replace(self, query=self.queries(q), key=self.keys(k), value=self.values(k), tile_dtype=None)
+
+    def _compared(self, x: Array) -> Array:
+        return x if self.tile_dtype is None or self.score.as_given or is_text(x) else cast(x, self.dtype)
+
+    @cached_property
+    def clean_pairs(self) -> bool:
+        """Whether query and key are known to be finite; looked up when first asked."""
+        return all_finite(self.query) and all_finite(self.key)
+
+    @cached_property
+    def clean_value(self) -> bool:
+        """Whether the values are known to be finite; looked up when first asked."""
+        return all_finite(self.value)
 
     @property
     def batch(self) -> tuple[int, ...]:
         """Batch axes of the call."""
         return self.place.batch
+
+    def with_sides(self, query: Array, key: Array) -> Ready:
+        """The same call, of the score's sides: rows that no longer need their part of the work for each tile.
+
+        What is finite stays so for the call as a whole: ask before.
+        """
+        ready = replace(self, query=query, key=key, sided=True)
+        # A cached property is no field: hand on what is known, it belongs to the data that came.
+        ready.__dict__.update(clean_pairs=self.clean_pairs, clean_value=self.clean_value)
+        return ready
+
+    def at(self, index: Index) -> Ready:
+        """The call of some of its batch elements."""
+        ready = replace(
+            self,
+            query=take(self.query, index, 1 if is_text(self.query) else 2),
+            key=take(self.key, index, 1 if is_text(self.key) else 2),
+            value=take(self.value, index, 2),
+            score=self.score.at(index),
+            normalizer=self.normalizer.at(index),
+            mask=None if self.mask is None else self.mask.at(index),
+            place=self.place.at(index),
+        )
+        ready.__dict__.update(clean_pairs=self.clean_pairs, clean_value=self.clean_value)
+        return ready
 
     def tile(
         self,
@@ -92,10 +157,13 @@ class Ready:
             if cover == "none":
                 return None
             mask = mask.slice(*cut) if cover == "part" else None
-        query = side(self.query, rows) if query is None else query
-        key = side(self.key, cols) if key is None else key
+        query = self.queries(rows) if query is None else query
+        key = self.keys(cols) if key is None else key
         score = self.score.slice(*cut) if score is None else score
-        return masked_logits(score, mask, query, key, place, self.value, self.clean_pairs)
+        compare = score.pair if self.sided else score.tile
+        clean = mask is None or self.clean_pairs
+        reference = self.value if self.tile_dtype is None else zeros(self.value, (0,), self.dtype)
+        return masked_logits(compare, mask, query, key, place, reference, clean)
 
 
 def make_ready(
@@ -109,17 +177,23 @@ def make_ready(
     positions: Positions | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
+    cast_tiles: bool = False,
+    axes: Axes | None = None,
 ) -> Ready:
-    """Read the axes, choose the dtype of accumulation, fit the parts, look whether the data is finite."""
+    """Read the axes (where they are not known), choose the dtype of accumulation, fit the parts.
+
+    `cast_tiles`: whole inputs are not cast, which would copy them; their tiles will be.
+    """
     text = is_text(query)
-    shape = Axes.of(query.shape, key.shape, value.shape, text)
+    shape = axes or Axes.of(query.shape, key.shape, value.shape, text)
     numbers = (value,) if text else (query, key, value)
     dtype = accumulation_dtype(*numbers)
     out_dtype = result_dtype(*numbers)
     lengths = {"q": shape.q, "k": shape.k}
-    if not text and not score.as_given:
-        query, key = cast(query, dtype), cast(key, dtype)
-    value = cast(value, dtype)
+    if not cast_tiles:
+        if not text and not score.as_given:
+            query, key = cast(query, dtype), cast(key, dtype)
+        value = cast(value, dtype)
     return Ready(
         query,
         key,
@@ -135,9 +209,8 @@ def make_ready(
             seed=seed,
         ),
         dropout,
-        all_finite(query) and all_finite(key),
-        all_finite(value),
         out_dtype,
+        tile_dtype=dtype if cast_tiles else None,
     )
 
 
@@ -147,19 +220,25 @@ def side(x: Array, limits: tuple[int, int]) -> Array:
 
 
 def masked_logits(
-    score: Any, mask: Any, query: Array, key: Array, place: Place, reference: Array, clean: bool
+    function: Callable[[Array, Array, Place], Array],
+    mask: Any,
+    query: Array,
+    key: Array,
+    place: Place,
+    reference: Array,
+    clean: bool,
 ) -> Array:
     """Logits `(*batch, q, k)` of a tile, −inf where the mask does not allow; `clean`: query and key are
     finite.
 
-    `score` and `mask` are already cut to the tile.
+    `function` is a score's `tile` or `pair`; it and `mask` are already cut to the tile.
     """
     xp = namespace(reference)
 
     def compare(query: Array, key: Array) -> Array:
-        return score.tile(query, key, place)
+        return function(query, key, place)
 
-    logits = compare(query, key) if mask is None or clean else guarded_logits(compare, query, key)
+    logits = compare(query, key) if clean else guarded_logits(compare, query, key)
     logits = cast(logits, reference.dtype)
     shape = (*place.batch, place.rows[1] - place.rows[0], place.cols[1] - place.cols[0])
     if mask is not None:

@@ -70,7 +70,7 @@ def weigh(weights: Array, value: Array, takes_part: Array | None, clean: bool) -
     # sum.
     up = read(positive, plus) | read(negative, minus)
     down = read(positive, minus) | read(negative, plus)
-    nan = read(takes_part, xp.isnan(constant)) | (up & down)
+    nan = read(takes_part, xp.isnan(constant)) | (up & down) | xp.isnan(stop_gradient(clean_product))
     full = xp.zeros_like(stop_gradient(clean_product))
     out = xp.where(up, full + math.inf, xp.where(down, full - math.inf, clean_product))
     return xp.where(nan, full + math.nan, out)

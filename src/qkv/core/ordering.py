@@ -1,12 +1,17 @@
-"""The largest entries of each row, in order. Ties go to the lowest index; NaN counts as largest."""
+"""The largest entries of each row, in order. Ties go to the lowest index; NaN counts as largest.
+
+No library sorts whole rows for the few that are wanted, unless equal entries leave it open which those are.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from qkv.core.arrays import Array, library, namespace
+from qkv.core.arrays import Array, known_true, library, namespace, stop_gradient
 
-__all__ = ["top_mask", "top_order"]
+__all__ = ["finite_order", "kth_largest", "top_mask", "top_order"]
 
 
 def top_order(x: Array, count: int) -> Array:
@@ -17,10 +22,45 @@ def top_order(x: Array, count: int) -> Array:
         array([[4, 1, 2]])
     """
     xp = namespace(x)
+    x = stop_gradient(x)
     x = xp.where(xp.isnan(x), xp.zeros_like(x) + xp.inf, x)
-    if library(x) == "numpy" and 8 * count < x.shape[-1]:
+    name = library(x)
+    if name == "numpy" and 8 * count < x.shape[-1]:
         return _partitioned(np.asarray(x), count)
+    if name == "torch" and count < x.shape[-1]:
+        return _by_topk(x, count)
+    if name == "jax" and count < x.shape[-1]:
+        import jax
+
+        # Which takes the lower index of equal entries, but holds −0 for less than 0.
+        return jax.lax.top_k(xp.where(x == 0, xp.zeros_like(x), x), count)[1]
     return xp.argsort(x, axis=-1, descending=True, stable=True)[..., :count]
+
+
+def finite_order(x: Array, count: int) -> Array:
+    """As `top_order`, but of entries that are −inf any may come, in any order: long rows are not sorted.
+
+    Example:
+        >>> finite_order(np.array([[1.0, 3.0, 3.0, 2.0, np.nan]]), 3)
+        array([[4, 1, 2]])
+    """
+    xp = namespace(x)
+    if library(x) != "torch" or 4 * count >= x.shape[-1]:
+        return top_order(x, count)
+    x = xp.where(xp.isnan(x), xp.zeros_like(x) + xp.inf, x)
+    best, index = x.topk(count, dim=-1)
+    last = best[..., -1:]
+    # More entries equal the last one than were taken: perhaps not those of the lowest index.
+    unsure = ((x == last).sum(dim=-1) > (best == last).sum(dim=-1)) & (last[..., 0] != -xp.inf)
+    try:
+        some = bool(unsure.any())
+    except Exception:  # tracers do not know
+        return top_order(x, count)
+    if some:
+        index[unsure] = top_order(x[unsure], count)
+    index = index.sort(dim=-1).values
+    by_rank = xp.argsort(xp.take_along_axis(x, index, axis=-1), axis=-1, descending=True, stable=True)
+    return xp.take_along_axis(index, by_rank, axis=-1)
 
 
 def top_mask(x: Array, count: int) -> Array:
@@ -30,11 +70,64 @@ def top_mask(x: Array, count: int) -> Array:
         >>> top_mask(np.array([[1.0, 3.0, 3.0, 2.0]]), 1)
         array([[False,  True, False, False]])
     """
-    if library(x) == "numpy":
-        mask = np.zeros(x.shape, dtype=bool)
-        np.put_along_axis(mask, top_order(x, count), True, axis=-1)
-        return mask
-    return namespace(x).argsort(top_order(x, x.shape[-1]), axis=-1) < count
+    if count >= x.shape[-1]:
+        return namespace(x).ones_like(x, dtype=namespace(x).bool)
+    order, name = top_order(x, count), library(x)
+    if name == "torch":
+        import torch
+
+        return torch.zeros_like(x, dtype=torch.bool).scatter(-1, order, True)
+    if name == "jax":
+        import jax.numpy as jnp
+
+        return jnp.put_along_axis(jnp.zeros(x.shape, dtype=bool), order, True, axis=-1, inplace=False)
+    mask = np.zeros(x.shape, dtype=bool)
+    np.put_along_axis(mask, order, True, axis=-1)
+    return mask
+
+
+def kth_largest(x: Array, count: int) -> Array:
+    """The `count`-th largest entry of each row, which must have as many, `(..., 1)`; no NaN among them.
+
+    Example:
+        >>> kth_largest(np.array([[1.0, 3.0, 3.0, 2.0]]), 3)
+        array([[2.]])
+    """
+    name = library(x)
+    if name == "torch":
+        return x.topk(count, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+    if name == "jax":
+        import jax
+
+        return jax.lax.top_k(x, count)[0][..., -1:]
+    at = x.shape[-1] - count
+    return np.partition(x, at, axis=-1)[..., at : at + 1]
+
+
+def _by_topk(x: Any, count: int) -> Any:
+    """By `torch.topk`, which does not say which of equal entries it takes, nor in which order."""
+    import torch
+
+    # One more than wanted shows whether the last one was a choice among equals.
+    values, order = x.topk(count + 1, dim=-1)
+    tied = (values[..., 1:] == values[..., :-1]).any(dim=-1)
+    if known_true(~tied.any()):
+        return order[..., :count]
+    if not known_true(tied.any()):  # a tracer, whose ties cannot be seen
+        return torch.argsort(x, dim=-1, descending=True, stable=True)[..., :count]
+    order = order[..., :count]
+    order[tied] = _among_equals(x[tied], values[tied][:, count - 1 : count], count)
+    return order
+
+
+def _among_equals(x: Any, last: Any, count: int) -> Any:
+    """Of rows `(n, k)` whose `count`-th largest is `last`: all above it, and the first that are equal."""
+    above, equal = x > last, x == last
+    room = count - above.sum(dim=-1, keepdim=True)
+    chosen = above | (equal & (equal.cumsum(dim=-1) <= room))
+    index = chosen.nonzero()[:, 1].reshape(len(x), count)
+    by_rank = x.gather(-1, index).argsort(dim=-1, descending=True, stable=True)
+    return index.gather(-1, by_rank)
 
 
 def _partitioned(x: np.ndarray, count: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from qkv.core.arrays import Array, cast, is_array, is_floating, library, like
+from qkv.core.batch import Index, take
 from qkv.errors import KindError, OptionError, ShapeError
 
 __all__ = ["Part", "axes", "over_pairs", "require_number"]
@@ -33,7 +34,8 @@ class Part:
 
     def __post_init__(self) -> None:
         # A NumPy scalar is a number: it must not bring its library along.
-        for name in _fields(self):
+        # Not through `_fields`: torch.compile warns of what is cached.
+        for name in type(self).__dataclass_fields__:  # type: ignore[attr-defined]
             value = getattr(self, name)
             if isinstance(value, np.generic) and not isinstance(value, (np.str_, np.bytes_)):
                 object.__setattr__(self, name, value.item())
@@ -76,6 +78,10 @@ class Part:
             return array[tuple(index)]
 
         return self._map(cut)
+
+    def at(self, index: Index) -> Self:
+        """The part for these batch elements of its call."""
+        return self._map(lambda x, names: x if names is None else take(x, index, len(names)))
 
     def fit(
         self,
@@ -154,7 +160,8 @@ def _fields(part: Part) -> dict[str, tuple[str, ...] | None]:
 
 @cache
 def _fields_of(cls: Any) -> dict[str, tuple[str, ...] | None]:
-    return {field.name: field.metadata.get("axes") for field in dataclasses.fields(cls)}
+    # Not dataclasses.fields, into which torch.compile does not look.
+    return {name: field.metadata.get("axes") for name, field in cls.__dataclass_fields__.items()}
 
 
 def _flatten(value: Any) -> Iterator[Any]:

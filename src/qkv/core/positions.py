@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from qkv.core import random
-from qkv.core.arrays import Array, arange, as_array, dtype_name, is_array, like
+from qkv.core.arrays import Array, along_diagonals, arange, as_array, dtype_name, is_array, library, like
+from qkv.core.batch import Index, shape_at, take
 from qkv.core.parts import Part, axes
 from qkv.errors import KindError, OptionError, PositionError
 
@@ -52,7 +54,10 @@ class Positions(Part):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tile stands in its call: which queries and keys, at which positions, with which seed."""
+    """Where a tile stands in its call: which queries and keys, at which positions, with which seed.
+
+    `origin` is the batch of the whole call and the index of this place's elements in it; None: all.
+    """
 
     rows: tuple[int, int]
     cols: tuple[int, int]
@@ -62,10 +67,24 @@ class Place:
     positions: Positions | None = None
     seed: int | None = None
     centre: Array | None = None
+    origin: tuple[tuple[int, ...], Index] | None = None
 
     def cut(self, rows: tuple[int, int], cols: tuple[int, int]) -> Place:
         """The place of a tile, from absolute row and column limits."""
-        return dataclasses.replace(self, rows=rows, cols=cols)
+        # Not `dataclasses.replace`, which takes ten times as long; this is done for every tile.
+        tile = object.__new__(Place)
+        tile.__dict__.update(self.__dict__, rows=rows, cols=cols)
+        return tile
+
+    def at(self, index: Index) -> Place:
+        """The place of some batch elements of a whole call."""
+        return dataclasses.replace(
+            self,
+            batch=shape_at(self.batch, index),
+            positions=None if self.positions is None else self.positions.at(index),
+            centre=None if self.centre is None else take(self.centre, index, 2),
+            origin=(self.batch, index),
+        )
 
     def offset(self, align: Align | None = None) -> Any:
         """Position of query 0: an int, or an integer array of the batch's shape.
@@ -95,6 +114,22 @@ class Place:
         """Positions of the tile's keys, `(k,)`."""
         return arange(reference, *self.cols)
 
+    def by_distance(
+        self, reference: Array, function: Callable[[Array], Array], align: Align | None = None
+    ) -> Array:
+        """`function(key position − query position)` for each pair of the tile, `(*batch, q, k)`.
+
+        The function takes integers `(*batch, n, m)` element by element. A tile has q + k − 1 diagonals: where
+        the whole batch shares them, it is asked once for each.
+        """
+        span, cols = self.query_span(align), self.cols
+        if span is None or span[1] < span[0] or cols[1] <= cols[0] or library(reference) == "jax":
+            return function(self.key_positions(reference) - self.query_positions(reference, align))
+        diagonals = arange(reference, cols[0] - span[1], cols[1] - span[0])
+        return along_diagonals(
+            function(diagonals[None, :])[..., 0, :], self.rows[1] - self.rows[0], cols[1] - cols[0]
+        )
+
     def query_span(self, align: Align | None = None) -> tuple[int, int] | None:
         """First and last query position of the tile, or None where they differ over the batch."""
         offset = self.offset(align)
@@ -118,7 +153,10 @@ class Place:
     def _draw(self, function: Any, reference: Array, stream: int, keys: Array | None) -> Array:
         rows = arange(reference, *self.rows)[:, None]
         cols = arange(reference, *self.cols) if keys is None else keys
-        return function(reference, self.need_seed("This"), stream, self.batch, rows, cols, reference.dtype)
+        batch, index = self.origin or (self.batch, ())
+        return function(
+            reference, self.need_seed("This"), stream, batch, rows, cols, reference.dtype, index=index
+        )
 
 
 def whole(

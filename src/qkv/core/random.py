@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.arrays import Array, arange, library, like, namespace
+from qkv.core.batch import Index, take
 
 __all__ = ["DROPOUT", "SAMPLE", "gumbel", "threefry", "uniform"]
 
@@ -65,25 +66,35 @@ def threefry(key: tuple[Array, Array], counter: tuple[Array, Array]) -> tuple[Ar
     return x, y
 
 
-def _bits(reference: Array, seed: int, stream: int, batch: tuple[int, ...], q: Array, k: Array) -> Array:
+def _bits(
+    reference: Array, seed: int, stream: int, batch: tuple[int, ...], q: Array, k: Array, index: Index
+) -> Array:
     size = int(np.prod(batch, dtype=np.int64))
-    index = namespace(reference).reshape(arange(reference, 0, size), (*batch, 1, 1))
+    number = namespace(reference).reshape(arange(reference, 0, size), (*batch, 1, 1))
+    number = take(number, index, 2)
     key = (_word(reference, seed), _word(reference, seed >> 32))
     # Two levels, so that neighbouring batch elements get unrelated keys.
-    inner = threefry(key, (_word(reference, index), _word(reference, stream)))
+    inner = threefry(key, (_word(reference, number), _word(reference, stream)))
     return threefry(inner, (_word(reference, q), _word(reference, k)))[0]
 
 
 def uniform(
-    reference: Array, seed: int, stream: int, batch: tuple[int, ...], q: Array, k: Array, dtype: Any = None
+    reference: Array,
+    seed: int,
+    stream: int,
+    batch: tuple[int, ...],
+    q: Array,
+    k: Array,
+    dtype: Any = None,
+    index: Index = (),
 ) -> Array:
     """Uniform numbers in (0, 1) for absolute positions `q` and `k`, integers that broadcast to
-    `(*batch, q, k)`.
+    `(*batch, q, k)`; of some batch elements where `index` names them.
 
     Equal in every array library up to rounding to `dtype` (default float32).
     """
     xp = namespace(reference)
-    bits = _bits(reference, seed, stream, batch, q, k)
+    bits = _bits(reference, seed, stream, batch, q, k, index)
     dtype = xp.float32 if dtype is None else dtype
     if library(reference) == "torch":
         bits = bits.to(xp.int64) & _MASK
@@ -94,10 +105,17 @@ def uniform(
 
 
 def gumbel(
-    reference: Array, seed: int, stream: int, batch: tuple[int, ...], q: Array, k: Array, dtype: Any = None
+    reference: Array,
+    seed: int,
+    stream: int,
+    batch: tuple[int, ...],
+    q: Array,
+    k: Array,
+    dtype: Any = None,
+    index: Index = (),
 ) -> Array:
     """Standard Gumbel numbers: the key with the largest logit plus Gumbel is a draw from the softmax."""
     xp = namespace(reference)
-    u = uniform(reference, seed, stream, batch, q, k, dtype)
+    u = uniform(reference, seed, stream, batch, q, k, dtype, index)
     # −log(1 − u) is a standard exponential; its small values, which win, are drawn finely because u is.
     return -xp.log(-xp.log1p(-u))

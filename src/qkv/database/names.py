@@ -114,6 +114,7 @@ def _kinds(module: Any, base: type) -> dict[str, type]:
         for name, kind in exported.items()
         if inspect.isclass(kind)
         and issubclass(kind, base)
+        and dataclasses.is_dataclass(kind)
         and not inspect.isabstract(kind)
         and _needs_numbers_only(kind)
     }

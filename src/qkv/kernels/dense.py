@@ -16,6 +16,10 @@ from qkv.plan.problem import Problem
 
 __all__ = ["DenseKernel"]
 
+_CACHE = 4 * 2**20
+_SORT = 2000
+"""What it takes to sort a row, for each of its numbers."""
+
 
 @dataclass(frozen=True)
 class DenseKernel(Kernel):
@@ -23,6 +27,7 @@ class DenseKernel(Kernel):
 
     name: ClassVar[str] = "dense"
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch", "jax")
+    traceable: ClassVar[bool] = True
 
     def refuse(self, problem: Problem) -> str | None:
         """Nothing but foreign arrays."""
@@ -38,8 +43,13 @@ class DenseKernel(Kernel):
         pairs = problem.axes.pairs * problem.itemsize * alive
         peak = pairs + problem.kept_bytes
         times = 3 if problem.gradient else 1
-        traffic = problem.input_bytes + 2 * pairs * times
-        return Cost(problem.axes.pairs * problem.flop_per_pair * times, traffic, peak, 2e-4)
+        # What fits the cache stays there.
+        cached = pairs <= _CACHE and problem.library != "numpy"
+        traffic = problem.input_bytes + 2 * pairs * times / (4 if cached else 1)
+        flop = problem.axes.pairs * problem.flop_per_pair * times
+        if problem.normalizer.passes != "one":
+            flop += problem.axes.pairs * _SORT
+        return Cost(flop, traffic, peak, 2e-4)
 
     def run(self, ready: Ready, problem: Problem) -> Result:
         """The oracle, and readouts of its weights."""

@@ -8,27 +8,35 @@ from typing import Any, ClassVar
 from qkv.core.arrays import cast, namespace, quiet
 from qkv.core.equation import Ready
 from qkv.kernels.fold import fold_rows, row_logits, spans, weigh_rows
-from qkv.kernels.sizes import STRIP_BUDGET, TILE_BUDGET, partial_alive, said, strip_rows_of, tile_of
+from qkv.kernels.sizes import STRIP_BUDGET, partial_alive, said, strip_rows_of, tile_of
+from qkv.kernels.stream.sizes import Sizes, softmax_sizes
+from qkv.kernels.stream.softmax import attend_softmax
+from qkv.kernels.tiles.reading import Reading
 from qkv.plan.cost import Cost
 from qkv.plan.kernel import Kernel, Result
 from qkv.plan.problem import Problem
-from qkv.readouts.base import join
 
 __all__ = ["StreamedKernel"]
+
+_FOLD = 4
+"""How much larger a tile is that is folded or joined to rows: merging partials costs more than the cache."""
 
 
 @dataclass(frozen=True)
 class StreamedKernel(Kernel):
-    """Folds tiles; takes strips of whole rows where the normalizer has no fold or readouts are wanted.
+    """Sums exponentials where they are all that is wanted; folds tiles where the normalizer has another fold;
+    takes strips of whole rows where it has none, or readouts are wanted.
 
     Args:
-        budget: numbers in the widest array of a tile.
+        budget: numbers in the widest array of a tile; 1 MB in float32, which stays in a cache of 2 MB. Tiles
+            that are not summed as exponentials are four times as large.
         strip_budget: numbers in all arrays of a strip together.
     """
 
     name: ClassVar[str] = "streamed"
     libraries: ClassVar[tuple[str, ...]] = ("numpy",)
-    budget: int = TILE_BUDGET
+    casts_tiles: ClassVar[bool] = True
+    budget: int = 2**18
     strip_budget: int = STRIP_BUDGET
 
     def refuse(self, problem: Problem) -> str | None:
@@ -37,6 +45,9 @@ class StreamedKernel(Kernel):
 
     def describe(self, problem: Problem) -> str:
         """Tile or strip sizes."""
+        if self._softmax(problem):
+            sizes = self._sizes(problem)
+            return f"tiles of {said(sizes.rows, sizes.cols)}, one pass over the keys"
         rows, cols = self._sides(problem)
         if self._strips(problem):
             return f"strips of whole rows, {said(rows, problem.axes.k)} at a time"
@@ -45,6 +56,8 @@ class StreamedKernel(Kernel):
     def cost(self, problem: Problem) -> Cost:
         """One tile or strip at a time, and what the readouts keep."""
         axes = problem.axes
+        if self._softmax(problem):
+            return self._sizes(problem).cost(problem)
         rows, cols = self._sides(problem)
         tile = axes.batch_size * rows * cols * problem.itemsize * (5 + problem.elements_per_logit)
         tile += axes.batch_size * rows * problem.itemsize * partial_alive(problem)
@@ -55,36 +68,44 @@ class StreamedKernel(Kernel):
         if self._strips(problem):
             traffic += axes.pairs * problem.itemsize * 6
         tile += problem.kept_bytes
-        return Cost(axes.pairs * problem.flop_per_pair, traffic, tile, 2e-4 + tiles * 1e-4)
+        return Cost(axes.pairs * problem.flop_per_pair, traffic, tile, 2.5e-4 + tiles * 1e-4)
 
     def run(self, ready: Ready, problem: Problem) -> Result:
         """Some queries at a time."""
+        if self._softmax(problem):
+            with quiet():
+                return Result(attend_softmax(ready, self._sizes(problem)))
+        ready = ready.with_all_cast()
         rows, cols = self._sides(problem)
-        outputs, seen = [], []
+        outputs, reading = [], Reading(problem.readouts, ready.place)
         with quiet():
             for limits in spans(ready.place.q_total, rows):
                 output: Any
                 if self._strips(problem):
                     logits = row_logits(ready, limits, cols)
-                    output, readouts = weigh_rows(ready, limits, logits, problem.readouts)
-                    seen.append(readouts)
+                    output, found = weigh_rows(ready, limits, logits, problem.readouts)
+                    reading.add(found, ready.place.cut(limits, (0, ready.place.k_total)))
                 else:
                     output, _ = fold_rows(ready, limits, cols)
                 outputs.append(cast(output, ready.out_dtype))
             joined = outputs[0] if len(outputs) == 1 else namespace(ready.value).concat(outputs, axis=-2)
-            readouts = tuple(
-                readout.finish(join(readout, [pieces[n] for pieces in seen]), ready.place)
-                for n, readout in enumerate(problem.readouts)
-            )
-        return Result(joined, readouts)
+            return Result(joined, reading.results())
+
+    def _softmax(self, problem: Problem) -> bool:
+        """Whether sums of exponentials are all that is wanted."""
+        normalizer = problem.normalizer
+        return normalizer.log_sum_exp and not (self._strips(problem) or problem.spec.dropout)
 
     def _strips(self, problem: Problem) -> bool:
         return bool(problem.readouts) or problem.normalizer.passes != "one"
 
+    def _sizes(self, problem: Problem) -> Sizes:
+        return softmax_sizes(problem, self.budget)
+
     def _sides(self, problem: Problem) -> tuple[int, int]:
         alive = 5 + problem.elements_per_logit
         if not self._strips(problem):
-            return tile_of(problem, self.budget, alive)
+            return tile_of(problem, _FOLD * self.budget, alive)
         rows = strip_rows_of(problem, self.strip_budget, 5)
-        pairs = self.budget // max(1, problem.axes.batch_size * rows * problem.elements_per_logit)
+        pairs = _FOLD * self.budget // max(1, problem.axes.batch_size * rows * problem.elements_per_logit)
         return rows, max(1, min(problem.axes.k, pairs))

@@ -4,9 +4,12 @@ Forward keeps the output and a few numbers per query (for softmax, maximum and t
 logits of a tile again, and from them its weights:
 
     dL/dw_ij = do_i · v_j        dL/dl = normalizer's gradient, with Σ_j w_ij dL/dw_ij = do_i · o_i
-    dL/dv_j += Σ_i w_ij do_i     dL/dq, dL/dk, the score's parameters: the tile's score, by autograd
+    dL/dv_j += Σ_i w_ij do_i     dL/dq, dL/dk, the score's parameters: the tile's score
 
-Where the gradient itself is to be differentiated, the call is run again in strips (`strips.py`).
+What each query and key contributes by itself (`Score.sides`) is computed once, before the tiles, and
+differentiated by autograd. Softmax goes through `exponentials.py`, other normalizers through `folded.py`;
+`tiling.py` spreads batch elements and rows of tiles over workers. Where the gradient itself is to be
+differentiated, the call is run again in strips (`strips.py`).
 
 Source: Rabe, Staats (2021), Self-attention does not need O(n²) memory, https://arxiv.org/abs/2112.05682;
 Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
@@ -14,29 +17,28 @@ Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from qkv.core.arrays import Array, cast, requires_gradient
-from qkv.core.equation import Ready, drop, side
-from qkv.core.guard import finite
-from qkv.kernels.fold import fold_rows, spans
+from qkv.core.equation import Ready
+from qkv.kernels.compiled.kept import kept_now
 from qkv.kernels.hidden import refuse_hidden_gradients
-from qkv.kernels.sizes import (
-    STRIP_BUDGET,
-    TILE_BUDGET,
-    partial_alive,
-    said,
-    strip_alive,
-    strip_rows_of,
-    tile_of,
-)
-from qkv.kernels.strips import Strips, twice_differentiable
+from qkv.kernels.sizes import STRIP_BUDGET, said, strip_alive, strip_rows_of
+from qkv.kernels.strips.strips import Strips, twice_differentiable
+from qkv.kernels.tiles.block_sums import cells_aligned
+from qkv.kernels.tiles.exponentials import is_exponential
+from qkv.kernels.tiles.seen import Seen, sees
+from qkv.kernels.tiles.tiling import Tiling, backward, forward, tile_alive, tiling_of
+from qkv.kernels.work import reached_pairs, tile_seconds
 from qkv.plan.cost import Cost
 from qkv.plan.kernel import Kernel, Result
 from qkv.plan.problem import Problem
 
 __all__ = ["TiledKernel"]
+
+BUDGET = 2**18
+"""Numbers in the widest array of a tile: 1 MB in float32, so that a tile stays in the cache."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,12 @@ class TiledKernel(Kernel):
 
     name: ClassVar[str] = "tiled"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
-    budget: int = TILE_BUDGET
+    guards: ClassVar[tuple[str, ...]] = (
+        "if no logit can exceed ±30: no maximum of rows, else a running one",
+        "of an additive score, hidden units of moderate range: exponentials, several to a division, else one "
+        "tanh for each pair",
+    )
+    budget: int = BUDGET
     strip_budget: int = STRIP_BUDGET
 
     def refuse(self, problem: Problem) -> str | None:
@@ -63,53 +70,80 @@ class TiledKernel(Kernel):
 
     def describe(self, problem: Problem) -> str:
         """Tile size."""
-        rows, cols = self._sides(problem)
-        return f"tiles of {said(rows, cols)}; logits are computed again in backward"
+        tiling = self._tiling(problem)
+        return f"tiles of {said(tiling.rows, tiling.cols)}; logits are computed again in backward"
 
     def cost(self, problem: Problem) -> Cost:
         """Tiles stay in cache; with a gradient everything is computed once more, and then differentiated."""
-        axes = problem.axes
-        rows, cols = self._sides(problem)
-        times = 4 if problem.gradient else 1
-        peak = axes.batch_size * rows * cols * problem.itemsize * _alive(problem)
-        peak += axes.batch_size * rows * problem.itemsize * partial_alive(problem)
-        kept = axes.batch_size * axes.q * (axes.value_width + 4) * problem.itemsize
-        flop = axes.pairs * problem.flop_per_pair * times
-        tiles = -(-axes.q // rows) * -(-axes.k // cols)
+        axes, normalizer = problem.axes, problem.normalizer
+        tiling = self._tiling(problem)
+        exponential = normalizer.log_sum_exp and normalizer.scale is not None
+        peak = min(axes.batch_size, tiling.most) * tiling.rows * tiling.cols * problem.itemsize
+        peak *= tile_alive(problem)
+        numbers = axes.batch_size * axes.q * (axes.value_width + 4)
+        if problem.gradient:
+            numbers += 2 * axes.batch_size * (axes.q + axes.k) * (axes.query_width + axes.value_width)
+        pairs = reached_pairs(problem, tiling.rows)
+        blocks = -(-axes.batch_size // max(1, tiling.most))
+        tiles = blocks * -(-axes.q // tiling.rows) * -(-axes.k // tiling.cols) * pairs / max(1, axes.pairs)
+        flop = pairs * problem.flop_per_pair * (3.5 if problem.gradient else 1)
+        seconds = pairs * tile_seconds(problem, exponential)
         if problem.readouts:
-            flop += axes.pairs * problem.flop_per_pair * times
-            strip = axes.batch_size * self._strip(problem) * axes.k * problem.itemsize * strip_alive(problem)
-            peak = max(peak, strip)
+            flop, seconds = 2 * flop, 2 * seconds
+            if problem.gradient or not sees(problem.readouts, normalizer):
+                strip = axes.batch_size * self._strip(problem) * axes.k * problem.itemsize
+                peak = max(peak, strip * strip_alive(problem))
+        overhead = (1.5e-3 if problem.gradient else 6e-4) + tiles * (1.5e-4 if problem.gradient else 5e-5)
         return Cost(
             flop,
-            problem.input_bytes * (1 + axes.q // max(1, rows)),
-            peak + kept + problem.kept_bytes,
-            5e-4 + tiles * 7e-4 * (2 if problem.gradient else 1),
+            (problem.input_bytes + numbers * problem.itemsize) * (2 if problem.gradient else 1),
+            peak + numbers * problem.itemsize + problem.kept_bytes,
+            overhead + blocks * 1e-4,
+            arithmetic=seconds,
         )
 
     def run(self, ready: Ready, problem: Problem) -> Result:
         """Fold, then read strips where something is to be read."""
         import torch
 
+        with torch.autocast(ready.value.device.type, enabled=False):
+            return self._run(ready, problem)
+
+    def _run(self, ready: Ready, problem: Problem) -> Result:
+        import torch
+
         tensors = (ready.query, ready.key, ready.value, *ready.score.arrays(), *ready.normalizer.arrays())
         if any(requires_gradient(x) for x in tensors) or torch.is_grad_enabled():
             refuse_hidden_gradients(ready)
-        output = _attend()(ready, self._sides(problem), self._strip(problem), *tensors)
+        # What is not finite must not meet other rows, as it would in a mean or under a mask.
+        if ready.clean_pairs:
+            ready = ready.with_sides(*ready.score.sides(ready.query, ready.key, ready.place))
+        tensors = (ready.query, ready.key, ready.value, *ready.score.arrays(), *ready.normalizer.arrays())
+        careful = not (ready.sided and is_exponential(ready))
+        tiling = tiling_of(problem, self.budget, careful)
+        notes: list[str] = []
+        if (
+            problem.readouts
+            and not (careful or problem.gradient)
+            and sees(problem.readouts, ready.normalizer)
+        ):
+            seen = Seen(problem.readouts, ready)
+            maps = [readout for readout in problem.readouts if readout.blocks]
+            cols = cells_aligned(tiling.cols, ready.place.k_total, maps)
+            tiling = replace(tiling, cols=cols, most=1)
+            output = forward(ready, tiling, notes, seen)[0]
+            return Result(cast(output, ready.out_dtype), seen.results(), tuple(notes))
+        output = _attend()(ready, tiling, self._strip(problem), notes, *tensors)
         readouts: tuple[Any, ...] = ()
         if problem.readouts:
             _, readouts = Strips(ready, problem.readouts, self._strip(problem), with_output=False).attend()
-        return Result(cast(output, ready.out_dtype), readouts)
+        return Result(cast(output, ready.out_dtype), readouts, tuple(notes))
 
-    def _sides(self, problem: Problem) -> tuple[int, int]:
-        return tile_of(problem, self.budget, _alive(problem))
+    def _tiling(self, problem: Problem) -> Tiling:
+        return tiling_of(problem, self.budget)
 
     def _strip(self, problem: Problem) -> int:
         return strip_rows_of(problem, self.strip_budget, strip_alive(problem))
-
-
-def _alive(problem: Problem) -> int:
-    elements = problem.elements_per_logit
-    return (10 + 4 * elements) if problem.gradient else (5 + 2 * elements)
 
 
 def _attend() -> Any:
@@ -120,29 +154,39 @@ def _attend() -> Any:
 
         class Attend(torch.autograd.Function):
             @staticmethod
-            def forward(ctx: Any, ready: Ready, sides: tuple[int, int], strip: int, *tensors: Any) -> Any:
-                rows, cols = sides
-                with torch.autocast(ready.value.device.type, enabled=False):
-                    output, *summary = _forward(ready, rows, cols)
+            def forward(
+                ctx: Any, ready: Ready, tiling: Tiling, strip: int, notes: list[str], *tensors: Any
+            ) -> Any:
+                kept = kept_now()
+                known = kept.take() if kept is not None else None
+                output, *summary = forward(ready, tiling, notes) if known is None else (known[0], *known[1])
+                if kept is not None:
+                    kept.note(summary)
                 ctx.save_for_backward(output, *summary, *tensors)
-                ctx.ready, ctx.sides, ctx.strip, ctx.count = ready, sides, strip, len(summary)
+                ctx.ready, ctx.tiling, ctx.strip, ctx.count = ready, tiling, strip, len(summary)
                 return output
 
             @staticmethod
             def backward(ctx: Any, gradient: Any) -> Any:
                 output, *rest = ctx.saved_tensors
                 summary, tensors = rest[: ctx.count], rest[ctx.count :]
+                wanted = ctx.needs_input_grad[4:]
                 grads: Any
-                if torch.is_grad_enabled():  # the gradient itself will be differentiated
-                    strips = Strips(ctx.ready, (), ctx.strip, with_output=True)
-                    grads = twice_differentiable(strips, tensors, [gradient])
-                else:
-                    with torch.autocast(output.device.type, enabled=False):
-                        grads = _backward(
-                            ctx.ready, ctx.sides[0], ctx.sides[1], tensors, output, summary, gradient
-                        )
-                wanted = ctx.needs_input_grad[3:]
-                return (None, None, None, *(g if w else None for g, w in zip(grads, wanted, strict=True)))
+                with torch.autocast(output.device.type, enabled=False):
+                    if torch.is_grad_enabled():  # the gradient itself will be differentiated
+                        strips = Strips(ctx.ready, (), ctx.strip, with_output=True)
+                        grads = twice_differentiable(strips, tensors, [gradient])
+                    else:
+                        ready = _holding(ctx.ready, tensors)
+                        logits_wanted = any(wanted[:2]) or any(wanted[3:])
+                        grads = backward(ready, ctx.tiling, output, summary, gradient, logits_wanted)
+                return (
+                    None,
+                    None,
+                    None,
+                    None,
+                    *(g if w else None for g, w in zip(grads, wanted, strict=True)),
+                )
 
         _APPLY = Attend.apply
     return _APPLY
@@ -151,79 +195,17 @@ def _attend() -> Any:
 _APPLY: Any = None
 
 
-def _forward(ready: Ready, rows: int, cols: int) -> list[Any]:
-    """Output, and what the normalizer keeps of each row."""
-    whole: list[Any] = []
-    for limits in spans(ready.place.q_total, rows):
-        output, summary = fold_rows(ready, limits, cols)
-        pieces = (output, *summary)
-        whole = whole or [x.new_empty((*x.shape[:-2], ready.place.q_total, x.shape[-1])) for x in pieces]
-        # Written in place: small results left between large temporaries would keep the heap from shrinking.
-        for room, x in zip(whole, pieces, strict=True):
-            side(room, limits).copy_(x)
-    return whole
-
-
-def _backward(
-    ready: Ready, rows: int, cols: int, tensors: list[Any], output: Any, summary: list[Any], gradient: Any
-) -> list[Any]:
-    """Gradients of query, key, value, the score's arrays and the normalizer's arrays."""
-    import torch
-
+def _holding(ready: Ready, tensors: list[Array]) -> Ready:
+    """The call with these tensors, which are its own, without their graph."""
     held = len(ready.score.arrays())
-    query, key, value, *arrays = tensors
-    grads = [torch.zeros_like(x) for x in tensors]
-    # Parts that hold the gradients: cut to a tile, their arrays are views into the whole.
-    score = ready.score.replace_arrays(arrays[:held])
-    score_grads = ready.score.replace_arrays(grads[3 : 3 + held])
-    normalizer = ready.normalizer.replace_arrays(arrays[held:])
-    clean = value if ready.clean_value else finite(value)
-    row_dot = (gradient * output).sum(dim=-1, keepdim=True)
-    for r in spans(ready.place.q_total, rows):
-        cut_gradient, cut_dot = side(gradient, r), side(row_dot, r)
-        cut_summary = tuple(side(x, r) for x in summary)
-        for c in spans(ready.place.k_total, cols):
-            place = ready.place.cut(r, c)
-            limits = (slice(*r), slice(*c))
-            cut_score = score.slice(*limits)
-            originals = [side(query, r), side(key, c), *cut_score.arrays(), *normalizer.arrays()]
-            leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in originals]
-            with torch.enable_grad():
-                logits = ready.tile(
-                    r, c, leaves[0], leaves[1], cut_score.replace_arrays(leaves[2 : 2 + held])
-                )
-                if logits is None:
-                    continue
-                prepared = normalizer.replace_arrays(leaves[2 + held :]).prepare(logits)
-            constant = prepared.detach()
-            weights = normalizer.tile_weights(constant, cut_summary, place)
-            _add(side(grads[2], c), drop(weights, place, ready.dropout).mT @ cut_gradient)
-            if not normalizer.trains_logits or not prepared.requires_grad:
-                continue
-            weight_gradient = drop(cut_gradient @ side(clean, c).mT, place, ready.dropout)
-            logit_gradient = normalizer.logit_gradient(
-                constant, weights, weight_gradient, cut_dot, cut_summary, place
-            )
-            wanted = [x for x in leaves if x.requires_grad]
-            found = iter(torch.autograd.grad(prepared, wanted, logit_gradient, allow_unused=True))
-            new = [next(found) if x.requires_grad else None for x in leaves]
-            targets = [
-                side(grads[0], r),
-                side(grads[1], c),
-                *score_grads.slice(*limits).arrays(),
-                *grads[3 + held :],
-            ]
-            for target, more in zip(targets, new, strict=True):
-                if more is not None:
-                    target += more
-    for target, per_row in zip(
-        grads[3 + held :], normalizer.array_gradients(tuple(summary), row_dot), strict=True
-    ):
-        if per_row is not None:
-            _add(target[..., None, None] if target.ndim else target, per_row)
-    return grads
-
-
-def _add(target: Any, new: Array) -> None:
-    """Add to a view what is summed over the axes along which the target was broadcast."""
-    target += new.sum_to_size(target.shape)
+    query, key, value, *arrays = (x.detach() for x in tensors)
+    holding = replace(
+        ready,
+        query=query,
+        key=key,
+        value=value,
+        score=ready.score.replace_arrays(arrays[:held]),
+        normalizer=ready.normalizer.replace_arrays(arrays[held:]),
+    )
+    holding.__dict__.update(clean_pairs=ready.clean_pairs, clean_value=ready.clean_value)
+    return holding

@@ -26,10 +26,12 @@ class Mask(Part, ABC):
     Facts, read by the planner:
         positional: it looks at positions.
         key_only: it looks at the key alone, so that keys can be left out once for all queries.
+        relative: it looks at nothing but key position − query position, the same for the whole batch.
     """
 
     positional: bool = False
     key_only: bool = False
+    relative: bool = False
     # NumPy leaves `array & mask` to the mask, which says what to do; otherwise it would try element by
     # element.
     __array_ufunc__ = None
@@ -41,6 +43,10 @@ class Mask(Part, ABC):
     def cover(self, place: Place) -> Cover:
         """Whether all, none or part of the tile is allowed; "part" is always a correct answer."""
         return "part"
+
+    def reach(self, place: Place) -> tuple[int, int]:
+        """First key, and one past the last, that these queries may attend to; never less than that."""
+        return 0, place.k_total
 
     def causal_offset(self, place: Place) -> int | None:
         """Fact: position of query 0, where this is the causal mask and nothing else; None where it is not."""
@@ -77,6 +83,11 @@ class _Pair(Mask):
         """Fact: both are."""
         return self.left.key_only and self.right.key_only
 
+    @property
+    def relative(self) -> bool:  # type: ignore[override]
+        """Fact: both are."""
+        return self.left.relative and self.right.relative
+
     def check(self, q: int, k: int) -> None:
         """Both fit."""
         self.left.check(q, k)
@@ -96,6 +107,11 @@ class And(_Pair):
         covers = (self.left.cover(place), self.right.cover(place))
         return "none" if "none" in covers else "all" if covers == ("all", "all") else "part"
 
+    def reach(self, place: Place) -> tuple[int, int]:
+        """What both reach."""
+        left, right = self.left.reach(place), self.right.reach(place)
+        return max(left[0], right[0]), min(left[1], right[1])
+
     def __str__(self) -> str:
         return f"{self.left} & {self.right}"
 
@@ -112,6 +128,11 @@ class Or(_Pair):
         """All if either is all; none if both are none."""
         covers = (self.left.cover(place), self.right.cover(place))
         return "all" if "all" in covers else "none" if covers == ("none", "none") else "part"
+
+    def reach(self, place: Place) -> tuple[int, int]:
+        """From the first of either to the last of either."""
+        left, right = self.left.reach(place), self.right.reach(place)
+        return min(left[0], right[0]), max(left[1], right[1])
 
     def __str__(self) -> str:
         return f"({self.left} | {self.right})"
@@ -132,6 +153,11 @@ class Not(Mask):
     def key_only(self) -> bool:  # type: ignore[override]
         """Fact: as the mask."""
         return self.mask.key_only
+
+    @property
+    def relative(self) -> bool:  # type: ignore[override]
+        """Fact: as the mask."""
+        return self.mask.relative
 
     def check(self, q: int, k: int) -> None:
         """It fits."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from qkv.core.arrays import Array, arange, as_array, namespace, to_numpy
 from qkv.core.parts import axes
 from qkv.core.positions import Place
@@ -67,6 +69,17 @@ class Blocks(Mask):
         rows = arange(self.layout, *place.rows) // self.sizes[0]
         cols = arange(self.layout, *place.cols) // self.sizes[1]
         return xp.take(xp.take(self.layout, rows, axis=-2), cols, axis=-1)
+
+    def reach(self, place: Place) -> tuple[int, int]:
+        """From the first block that any of these queries may attend to, to the last."""
+        layout, (size_q, size_k) = to_numpy(self.layout), self.sizes
+        if layout is None:
+            return 0, place.k_total
+        rows = layout[..., place.rows[0] // size_q : -(-place.rows[1] // size_q), :]
+        found = np.flatnonzero(rows.reshape(-1, rows.shape[-1]).any(axis=0))
+        if not found.size:
+            return 0, 0
+        return int(found[0]) * size_k, min(place.k_total, (int(found[-1]) + 1) * size_k)
 
     def cover(self, place: Place) -> Cover:
         """By the blocks that the tile touches."""

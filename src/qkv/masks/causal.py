@@ -31,6 +31,7 @@ class Causal(Mask):
     """
 
     align: Align | None = None
+    relative = True
 
     def validate(self) -> None:
         """A known alignment."""
@@ -49,7 +50,12 @@ class Causal(Mask):
 
     def allowed(self, place: Place, reference: Array) -> Array:
         """j ≤ i"""
-        return place.key_positions(reference) <= place.query_positions(reference, self.align)
+        return place.by_distance(reference, lambda distance: distance <= 0, self.align)
+
+    def reach(self, place: Place) -> tuple[int, int]:
+        """Up to the last query's position."""
+        span = place.query_span(self.align)
+        return 0, place.k_total if span is None else min(place.k_total, span[1] + 1)
 
     def cover(self, place: Place) -> Cover:
         """All up to the first query, none after the last."""

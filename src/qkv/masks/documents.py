@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from qkv.core.arrays import Array, as_array, to_numpy
 from qkv.core.parts import axes
 from qkv.core.positions import Place
@@ -57,6 +59,16 @@ class Documents(Mask):
         """Equal ids."""
         assert self.key_ids is not None
         return self.query_ids[..., :, None] == self.key_ids[..., None, :]
+
+    def reach(self, place: Place) -> tuple[int, int]:
+        """Keys whose document lies between the first and the last of the queries'."""
+        rows = to_numpy(self.slice(slice(*place.rows), slice(0, 0)).query_ids)
+        keys = to_numpy(self.key_ids)
+        if rows is None or keys is None or rows.size == 0:
+            return 0, place.k_total
+        near = (keys >= rows.min()) & (keys <= rows.max())
+        found = np.flatnonzero(near.reshape(-1, keys.shape[-1]).any(axis=0))
+        return (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
 
     def cover(self, place: Place) -> Cover:
         """None where the ranges of ids do not meet; all where both sides are one document."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from qkv.core.arrays import Array, as_array, is_array, to_numpy
+from qkv.core.arrays import Array, as_array, dtype_name, is_array, to_numpy
 from qkv.core.parts import axes
 from qkv.core.positions import Place
 from qkv.errors import KindError
@@ -39,7 +39,7 @@ class Lengths(Mask):
         """Integers."""
         if not is_array(self.lengths) and not isinstance(self.lengths, int):
             object.__setattr__(self, "lengths", as_array(self.lengths))
-        if is_array(self.lengths) and "int" not in str(self.lengths.dtype):
+        if is_array(self.lengths) and "int" not in dtype_name(self.lengths):
             raise KindError(
                 f"Lengths was given {self.lengths.dtype} elements. Give integers, one per batch element."
             )

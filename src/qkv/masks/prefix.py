@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from qkv.core.arrays import Array, as_array, is_array, to_numpy
+from qkv.core.arrays import Array, as_array, dtype_name, is_array, to_numpy
 from qkv.core.parts import axes
 from qkv.core.positions import Place
 from qkv.errors import KindError
@@ -45,13 +45,20 @@ class Prefix(Mask):
         """Integers."""
         if not is_array(self.length) and not isinstance(self.length, int):
             object.__setattr__(self, "length", as_array(self.length))
-        if is_array(self.length) and "int" not in str(self.length.dtype):
+        if is_array(self.length) and "int" not in dtype_name(self.length):
             raise KindError(f"Prefix was given a length of {self.length.dtype}. Give an integer.")
 
     def allowed(self, place: Place, reference: Array) -> Array:
         """j < length or j ≤ i"""
         length = self.length[..., None, None] if is_array(self.length) else self.length
         return (place.key_positions(reference)[None, :] < length) | Causal().allowed(place, reference)
+
+    def reach(self, place: Place) -> tuple[int, int]:
+        """Up to the last query's position, or to the end of the longest prefix."""
+        known = to_numpy(self.length) if is_array(self.length) else as_array(self.length)
+        if known is None or known.size == 0:
+            return 0, place.k_total
+        return 0, min(place.k_total, max(Causal().reach(place)[1], int(known.max())))
 
     def cover(self, place: Place) -> Cover:
         """By the causal part, and the shortest and longest prefix."""

@@ -36,6 +36,7 @@ class Window(Mask):
     before: int | None
     after: int | None
     positional = True
+    relative = True
 
     def validate(self) -> None:
         """Whole numbers from 0."""
@@ -48,13 +49,23 @@ class Window(Mask):
 
     def allowed(self, place: Place, reference: Array) -> Array:
         """i − before ≤ j ≤ i + after"""
-        i, j = place.query_positions(reference), place.key_positions(reference)
-        out = j == j
-        if self.before is not None:
-            out = out & (j >= i - self.before)
-        if self.after is not None:
-            out = out & (j <= i + self.after)
-        return out
+
+        def near(distance: Array) -> Array:
+            out = distance == distance
+            if self.before is not None:
+                out = out & (distance >= -self.before)
+            return out if self.after is None else out & (distance <= self.after)
+
+        return place.by_distance(reference, near)
+
+    def reach(self, place: Place) -> tuple[int, int]:
+        """From `before` the first query to `after` the last."""
+        span = place.query_span()
+        if span is None:
+            return 0, place.k_total
+        start = 0 if self.before is None else max(0, span[0] - self.before)
+        stop = place.k_total if self.after is None else min(place.k_total, span[1] + self.after + 1)
+        return start, stop
 
     def cover(self, place: Place) -> Cover:
         """By the corners of the tile."""

@@ -41,6 +41,7 @@ class Normalizer(Part, ABC):
         chooses: it picks keys by their rank and index, so its fold cannot run over keys that were reordered.
         stochastic: the weights are drawn and need a seed.
         trains_logits: a gradient reaches the logits.
+        scale: `prepare` multiplies by this number and does nothing else; None where it does more.
     """
 
     passes: Passes = "one"
@@ -51,6 +52,7 @@ class Normalizer(Part, ABC):
     chooses: ClassVar[bool] = False
     stochastic: ClassVar[bool] = False
     trains_logits: ClassVar[bool] = True
+    scale: float | None = None
 
     def for_keys(self, k: int) -> Normalizer:
         """A simpler normalizer that does the same where there are only `k` keys; else itself."""
@@ -67,6 +69,29 @@ class Normalizer(Part, ABC):
     def takes_part(self, logits: Array, weights: Array) -> Array:
         """Which values are read, as booleans: by default all keys that are not excluded."""
         return ~excluded(logits)
+
+    # Where few keys of a row get weight: how a kernel finds them, and that it need not look at the others.
+
+    def ranks(self, logits: Array, place: Place) -> Array:
+        """What decides which keys get weight: the logits, unless something is added to them."""
+        return logits
+
+    def floor(self, largest: Array) -> Array | None:
+        """A rank, `(*batch, q, 1)`, below which no key gets weight, nor changes that of another.
+
+        Args:
+            largest: the largest rank of each of some groups of keys that share no key, `(*batch, q, groups)`;
+                the row's largest is among them, and none is NaN or +inf.
+
+        Returns:
+            A number for each row, as near to the smallest rank with a weight as that can be said cheaply, and
+            NaN where the row has no key; None where every key may get weight.
+        """
+        return None
+
+    def kept_weights(self, logits: Array, ranks: Array, place: Place) -> Array:
+        """Weights of the keys that reach the floor, in the order of their keys; −inf fills up a row."""
+        return self.weights(logits, place)
 
     def prepare(self, logits: Array) -> Array:
         """What is done to each logit by itself, before the fold; differentiable. −inf stays −inf."""

@@ -47,10 +47,12 @@ def best_of_tile(rank: Array, logits: Array, value: Array, place: Place, count: 
     return Best(rank, index, logits, values, count)
 
 
-def weighted_best(weights: Array, best: Best, place: Place, dropout: float) -> Array:
-    """Σ w v over the chosen keys; the value of a key with weight 0 is not read."""
+def weighted_best(
+    weights: Array, best: Best, place: Place, dropout: float, read: Array | None = None
+) -> Array:
+    """Σ w v over the chosen keys; `read`: whose values are, None: those whose weight is not 0."""
     xp = namespace(weights)
-    read = (weights != 0)[..., None]
+    read = (weights != 0 if read is None else read)[..., None]
     dropped = drop(weights, place, dropout, keys=best.index)[..., None]
     return xp.sum(
         xp.where(read, dropped * xp.where(read, best.value, xp.zeros_like(best.value)), 0 * dropped), axis=-2

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import Array, cast, namespace
+from qkv.core.arrays import Array, cast, namespace, row_max
 from qkv.core.partial import Best
 from qkv.core.positions import Place
 from qkv.normalizers.base import Normalizer, Summary
@@ -36,6 +36,18 @@ class OneKey(Normalizer):
     def takes_part(self, logits: Array, weights: Array) -> Array:
         """The chosen key."""
         return weights != 0
+
+    def ranks(self, logits: Array, place: Place) -> Array:
+        """`rank` of the prepared logits."""
+        return self.rank(self.prepare(logits), place)
+
+    def floor(self, largest: Array) -> Array:
+        """The largest of all."""
+        return row_max(largest)
+
+    def kept_weights(self, logits: Array, ranks: Array, place: Place) -> Array:
+        """1 for the first of those that rank highest."""
+        return self._one(self.prepare(logits), largest(ranks, 1))
 
     def fold(self, logits: Array, value: Array, place: Place, dropout: float, clean: bool) -> Best:
         """The best of the tile."""

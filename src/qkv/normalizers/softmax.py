@@ -50,6 +50,11 @@ class Softmax(Normalizer):
         require_number("Softmax", "temperature", self.temperature, lambda t: t > 0, "a positive number")
 
     @property
+    def scale(self) -> float | None:  # type: ignore[override]
+        """Fact: 1/T, where T is a plain number."""
+        return None if is_array(self.temperature) else 1.0 / self.temperature
+
+    @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
         """Fact: unless there is a sink."""
         return self.sink is None

@@ -9,11 +9,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-from qkv.core.arrays import Array, namespace, row_max, stop_gradient
+from qkv.core.arrays import Array, cast, namespace, row_max, stop_gradient
 from qkv.core.positions import Place
 from qkv.normalizers.base import Normalizer, Passes, excluded
 
 __all__ = ["SparseNormalizer"]
+
+
+FLOOR_GROUPS = 128
+"""So many groups, at least, are looked at for a bound of the threshold."""
+FLOOR_STEPS = 3
+"""Newton steps for a first bound of the threshold; fewer give a lower one."""
 
 
 class SparseNormalizer(Normalizer):
@@ -62,6 +68,29 @@ class SparseNormalizer(Normalizer):
             xp.any(xp.isnan(z), axis=-1, keepdims=True), xp.zeros_like(weights) + xp.nan, weights
         )
         return xp.where(out, xp.zeros_like(weights), weights)
+
+    def floor(self, largest: Array) -> Array:
+        """From τ of the largest keys of the groups: τ of all keys is not below it."""
+        xp = namespace(largest)
+        while (half := largest.shape[-1] // 2) >= FLOOR_GROUPS:
+            # Groups of two groups: the floor falls a little, and is found in half the time.
+            largest = xp.maximum(largest[..., :half], largest[..., half : 2 * half])
+        maximum = row_max(largest)
+        z = (largest - maximum) * self.scale
+        tau = xp.zeros_like(maximum) - 1
+        for _ in range(FLOOR_STEPS):
+            # Newton's steps on ‖max(0, z − τ)‖_p, which is convex: none passes the root.
+            above = z - tau
+            above = xp.where(above > 0, above, 0.0)
+            total = xp.sum(above, axis=-1, keepdims=True)
+            if self.power == 1:
+                tau = tau + (total - 1) / xp.sum(cast(above > 0, z.dtype), axis=-1, keepdims=True)
+            else:
+                norm = xp.sum(above**self.power, axis=-1, keepdims=True) ** (1 / self.power)
+                tau = tau + (norm - 1) * norm / total
+        # τ was rounded, and so will be the logits minus the largest of them. A row without keys has NaN.
+        slack = 16 * xp.finfo(largest.dtype).eps * (1 + xp.abs(maximum))
+        return tau / self.scale + maximum - slack
 
     def takes_part(self, logits: Array, weights: Array) -> Array:
         """The support."""

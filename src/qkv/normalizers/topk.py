@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import Array, like, namespace
+from qkv.core.ordering import kth_largest
 from qkv.core.partial import Best
 from qkv.core.positions import Place
 from qkv.errors import OptionError
@@ -91,6 +92,18 @@ class TopK(Normalizer):
         kept = _only(logits, largest(logits, self.k))
         return self.of.takes_part(kept, weights)
 
+    def floor(self, largest: Array) -> Array | None:
+        """The k-th largest of the groups: so many keys at least reach it."""
+        if self.of.stochastic or self.of.chooses:
+            return None  # it looks at the index of a key
+        xp = namespace(largest)
+        if largest.shape[-1] < self.k:
+            return xp.zeros_like(largest[..., :1]) - xp.inf
+        while (half := largest.shape[-1] // 2) >= 2 * self.k:
+            # Groups of two groups: the floor falls a little, and is found in half the time.
+            largest = xp.maximum(largest[..., :half], largest[..., half : 2 * half])
+        return kth_largest(largest, self.k)
+
     def prepare(self, logits: Array) -> Array:
         """As the inner normalizer."""
         return self.of.prepare(logits)
@@ -107,8 +120,10 @@ class TopK(Normalizer):
         row = partial.logit[..., None, :]
         nothing = xp.matrix_transpose(xp.zeros_like(row))
         _, summary = inner.finish(inner.fold(row, nothing, place, 0.0, True), place, 0.0)
-        weights = inner.tile_weights(row, summary, place)[..., 0, :]
-        output = weighted_best(weights, partial, place, dropout)
+        weights = inner.tile_weights(row, summary, place)
+        read = inner.takes_part(row, weights)[..., 0, :]  # a weight may have underflowed to 0
+        weights = weights[..., 0, :]
+        output = weighted_best(weights, partial, place, dropout, read)
         return output, (*last_chosen(partial), *(x[..., 0, :] for x in summary))
 
     def tile_weights(self, logits: Array, summary: Summary, place: Place) -> Array:

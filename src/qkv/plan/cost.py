@@ -22,19 +22,23 @@ class Cost:
     Attributes:
         flop: floating-point operations.
         traffic: bytes read and written in main memory.
-        peak: bytes allocated at once beyond inputs and output.
+        peak: bytes allocated at once beyond inputs: output and gradients are counted.
         overhead: seconds of Python between array operations.
+        arithmetic: seconds of operations in the cache, where a kernel knows more than their number; None: by
+            that.
     """
 
     flop: float
     traffic: float
     peak: float
     overhead: float = 0.0
+    arithmetic: float | None = None
 
     @property
     def seconds(self) -> float:
         """The estimate by which kernels are compared."""
-        return self.flop / FLOP_RATE + self.traffic / BYTE_RATE + self.overhead
+        arithmetic = self.flop / FLOP_RATE if self.arithmetic is None else self.arithmetic
+        return arithmetic + self.traffic / BYTE_RATE + self.overhead
 
 
 _UNITS = {"": 1, "b": 1} | {

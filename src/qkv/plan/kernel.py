@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -36,11 +37,15 @@ class Kernel(ABC):
         name: by which a call can ask for it.
         libraries: whose arrays it takes.
         guards: what it looks for in the data, as sentences "if … else …".
+        casts_tiles: it takes inputs in the dtype they came in, and casts them tile by tile.
+        traceable: it runs on arrays that show no data, as in `torch.func.vmap` and `torch.export`.
     """
 
     name: ClassVar[str]
     libraries: ClassVar[tuple[str, ...]]
     guards: ClassVar[tuple[str, ...]] = ()
+    casts_tiles: ClassVar[bool] = False
+    traceable: ClassVar[bool] = False
 
     @abstractmethod
     def refuse(self, problem: Problem) -> str | None:
@@ -53,6 +58,13 @@ class Kernel(ABC):
     @abstractmethod
     def run(self, ready: Ready, problem: Problem) -> Result:
         """Run. The problem is one that was not refused."""
+
+    def shortcut(self, problem: Problem) -> Callable[[Array, Array, Array], Result | None] | None:
+        """A shorter way to run a problem whose parts hold no arrays, from query, key and value to the result.
+
+        It is kept with the plan, so what facts decide is decided here. It gives None where `run` must do it.
+        """
+        return None
 
     def describe(self, problem: Problem) -> str:
         """How it would run, in a few words, for EXPLAIN."""

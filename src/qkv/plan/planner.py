@@ -49,6 +49,8 @@ def make_plan(asked: Problem, kernels: Sequence[Kernel], pinned: str | None = No
     able: list[tuple[Kernel, Cost]] = []
     for kernel in kernels:
         sentence = kernel.refuse(problem)
+        if sentence is None and problem.traced and problem.library == "torch" and not kernel.traceable:
+            sentence = _TRACED[problem.traced]
         if sentence is None:
             cost = kernel.cost(problem)
             if cost.peak <= asked.memory:
@@ -73,3 +75,11 @@ def make_plan(asked: Problem, kernels: Sequence[Kernel], pinned: str | None = No
     reason = "the only one that can" if len(able) == 1 else f"the lowest estimate of {len(able)} that can"
     slower = tuple((other.name, price) for other, price in order[1:])
     return Plan(asked, problem, kernel, reason, cost, rewrites, tuple(refused), slower)
+
+
+_TRACED = {
+    "export": "torch.export and ONNX cannot look into it",
+    "vmap": "transforms of torch.func cannot look into it",
+    "jvp": "it has no forward derivative",
+    "twice": "transforms of torch.func cannot look into it",
+}

@@ -29,6 +29,8 @@ class Problem:
         gradient: a gradient will be wanted.
         readouts: what is to be read from the weights.
         memory: bytes that may be allocated beyond inputs and output.
+        traced: "" where the arrays hold data to look at; otherwise what hides it: "export", "vmap" (or
+            `torch.func.grad`), "jvp" (forward derivatives) or "twice" (derivatives of derivatives).
     """
 
     spec: Spec
@@ -38,6 +40,7 @@ class Problem:
     gradient: bool = False
     readouts: tuple[Readout, ...] = ()
     memory: int = 512 * 2**20
+    traced: str = ""
 
     @property
     def score(self) -> Score:
@@ -83,7 +86,7 @@ class Problem:
     def kept_bytes(self) -> int:
         """Bytes beside tiles: what readouts keep; in half precision, inputs and output in float32."""
         axes = self.axes
-        numbers = 2 * axes.batch_size * sum(readout.numbers(axes.q, axes.k) for readout in self.readouts)
+        numbers = sum(readout.kept(self.place) for readout in self.readouts)
         # The output is joined from pieces.
         numbers += math.prod(axes.output)
         if itemsize(self.dtype) < self.itemsize:
@@ -106,4 +109,5 @@ class Problem:
             self.gradient,
             readouts,
             self.memory,
+            self.traced,
         )

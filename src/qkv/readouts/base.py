@@ -1,66 +1,138 @@
 """What a readout is: something computed from the weights, without keeping them.
 
-A readout sees whole rows: some queries, all keys. It never changes the output, and sees no dropout.
+`read` shows some queries with all their keys; of a readout whose `tiles` is true, any tile of them. `fields`
+says where what it shows belongs in the whole and how it meets what is there: so strips, tiles and batch
+elements are put together by one rule. A readout never changes the output, and sees no dropout.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import Array, namespace, zeros
 from qkv.core.parts import Part
 from qkv.core.positions import Place
 
-__all__ = ["Readout", "join"]
+__all__ = ["Field", "How", "Readout", "flat", "named", "over_keys", "rows_of"]
+
+How = Literal["put", "add", "max", "log-add", "best"]
+
+
+@dataclass(frozen=True)
+class Field:
+    """Where one array of what a tile shows goes in the array of the whole, and how.
+
+    Attributes:
+        shape: the last axes of the whole; the first of them runs along the queries.
+        at: the part of these axes that the tile shows.
+        how: "put" it there; or "add" it to what is there, take the larger ("max"; of equals what came first),
+            add their exponentials ("log-add"). "best" is for `Readout.merge` alone.
+        start: what is there at first.
+        nothing: what a tile shows that holds no pair, where it must be told; None: what is there stays.
+    """
+
+    shape: tuple[int, ...]
+    at: tuple[slice, ...]
+    how: How = "put"
+    start: float = 0
+    nothing: float | None = None
+
+    def room(self, piece: Array, batch: tuple[int, ...] | None = None) -> Array:
+        """The whole, with nothing in it yet; its batch axes are those of the piece unless given."""
+        batch = tuple(piece.shape[: piece.ndim - len(self.shape)]) if batch is None else batch
+        empty = zeros(piece, (*batch, *self.shape))
+        return empty + self.start if self.start else empty
+
+    def cut(self, whole: Array) -> Array:
+        """The part of the whole that the tile shows."""
+        return whole[(..., *self.at)]
+
+    def met(self, old: Array, new: Array) -> Array:
+        """What is there afterwards; differentiable."""
+        xp = namespace(old)
+        if self.how == "add":
+            return old + new
+        if self.how == "max":
+            return xp.where(self.larger(old, new), new, old)
+        return xp.logaddexp(old, new) if self.how == "log-add" else new
+
+    def larger(self, old: Array, new: Array) -> Array:
+        """Where the new one is larger; NaN is, once."""
+        xp = namespace(old)
+        return (new > old) | (xp.isnan(new) & ~xp.isnan(old))
 
 
 class Readout(Part, ABC):
-    """Reads rows of weights.
+    """Reads tiles of weights.
 
-    `q_axis` says which axis of the result runs over the queries, counted from the end: rows read apart are
-    joined there. `every_query`: it has an entry for each.
+    Facts, read by kernels:
+        tiles: `read` may be given part of the keys.
+        blocks: "mean" or "max" where it is that of cells, `size` along each side, which kernels know how to
+            take in the pass that makes the output; "" where it is not.
     """
 
-    q_axis: ClassVar[int] = -1
-    every_query: ClassVar[bool] = True
+    tiles: bool = True
+    blocks: str = ""
 
     def refuse(self, normalizer: Any) -> str | None:
         """Why this readout makes no sense for the normalizer, as a sentence; None where it does."""
         return None
 
-    def check(self, q: int, k: int) -> None:
-        """Raise an error where the readout asks for what is not there."""
+    def check(self, place: Place) -> None:
+        """Raise an error where the readout asks for what the call does not have."""
 
     def numbers(self, q: int, k: int) -> int:
         """How many numbers it keeps for each batch element."""
         return q
 
+    def kept(self, place: Place) -> int:
+        """How many numbers it keeps in all."""
+        return math.prod(place.batch) * self.numbers(place.q_total, place.k_total)
+
     @abstractmethod
     def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Any:
-        """What these rows show: an array, or named fields.
+        """What this tile shows: an array, or named fields.
 
         Args:
             logits: `(*batch, q, k)`, −inf where a key is excluded.
             weights: `(*batch, q, k)`, before dropout.
             normalizer: made the weights of the logits.
-            place: of these rows; all keys.
+            place: of the tile.
         """
 
-    def finish(self, joined: Any, place: Place) -> Any:
-        """The result, from the rows joined in order."""
-        return joined
+    def fields(self, place: Place) -> tuple[Field, ...]:
+        """Where each array that `read` gives of this tile goes; by default a number for each query."""
+        return (Field((place.q_total,), rows_of(place)),)
+
+    def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], place: Place) -> tuple[Array, ...]:
+        """What was there and what a tile shows of the same, together."""
+        fields = self.fields(place)
+        return tuple(field.met(a, b) for field, a, b in zip(fields, old, new, strict=True))
+
+    def finish(self, whole: Any, place: Place) -> Any:
+        """The result, from the whole that was put together."""
+        return whole
 
 
-def join(readout: Readout, pieces: list[Any]) -> Any:
-    """What rows read apart show together."""
-    if len(pieces) == 1:
-        return pieces[0]
-    if isinstance(pieces[0], tuple):
-        fields = (_concat(list(of), readout.q_axis) for of in zip(*pieces, strict=True))
-        return type(pieces[0])(*fields)
-    return _concat(pieces, readout.q_axis)
+def rows_of(place: Place) -> tuple[slice]:
+    """Where numbers go of which each query has one."""
+    return (slice(*place.rows),)
 
 
-def _concat(pieces: list[Array], axis: int) -> Array:
-    return namespace(*pieces).concat(pieces, axis=axis)
+def over_keys(place: Place, how: How) -> How:
+    """How numbers of queries meet those of the same queries and other keys; there are none beside all."""
+    return "put" if place.cols == (0, place.k_total) else how
+
+
+def flat(result: Any) -> tuple[Array, ...]:
+    """The arrays of a result."""
+    return tuple(result) if isinstance(result, tuple) else (result,)
+
+
+def named(arrays: tuple[Array, ...], like: Any) -> Any:
+    """The arrays, named as those of another result; `like` is a result or its class."""
+    kind = like if isinstance(like, type) else type(like)
+    return kind(*arrays) if issubclass(kind, tuple) else arrays[0]

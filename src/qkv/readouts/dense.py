@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from qkv.core.arrays import Array
 from qkv.core.positions import Place
-from qkv.readouts.base import Readout
+from qkv.readouts.base import Field, Readout, rows_of
 
 __all__ = ["Dense"]
 
@@ -24,8 +24,6 @@ class Dense(Readout):
                [0.5, 0.5]])
     """
 
-    q_axis: ClassVar[int] = -2
-
     def numbers(self, q: int, k: int) -> int:
         """All of them."""
         return q * k
@@ -33,3 +31,7 @@ class Dense(Readout):
     def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
         """The weights."""
         return weights
+
+    def fields(self, place: Place) -> tuple[Field, ...]:
+        """Where they stand."""
+        return (Field((place.q_total, place.k_total), (*rows_of(place), slice(*place.cols))),)

@@ -10,7 +10,7 @@ from typing import Any
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.positions import Place
-from qkv.readouts.base import Readout
+from qkv.readouts.base import Field, Readout, over_keys, rows_of
 
 __all__ = ["Entropy"]
 
@@ -40,3 +40,7 @@ class Entropy(Readout):
         xp = namespace(weights)
         zero = weights == 0
         return -xp.sum(weights * xp.log(xp.where(zero, xp.ones_like(weights), weights)), axis=-1)
+
+    def fields(self, place: Place) -> tuple[Field, ...]:
+        """A number for each query, summed over keys."""
+        return (Field((place.q_total,), rows_of(place), over_keys(place, "add")),)

@@ -7,15 +7,21 @@ Source: Williams (1992), Simple statistical gradient-following algorithms, https
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.positions import Place
-from qkv.readouts.base import Readout
+from qkv.readouts.base import Field, Readout, over_keys, rows_of
 from qkv.readouts.sampled_key import refuse_without_draw
 
 __all__ = ["LogProbability"]
+
+
+class _Drawn(NamedTuple):
+    logit: Array
+    total: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,12 +43,28 @@ class LogProbability(Readout):
         """Only a draw has one."""
         return refuse_without_draw("LogProbability", normalizer)
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
-        """The drawn logit minus the total."""
+    def numbers(self, q: int, k: int) -> int:
+        """The drawn logit, the total, and what comes of them."""
+        return 3 * q
+
+    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> _Drawn:
+        """The drawn logit, 0 where it is not here, and the logarithm of the total."""
         xp = namespace(logits)
-        softmax = normalizer.softmax
-        chosen = weights != 0
-        drawn = xp.sum(xp.where(chosen, softmax.prepare(logits), xp.zeros_like(logits)), axis=-1)
-        total = softmax.log_total(logits)[..., 0]
-        empty = ~xp.any(chosen, axis=-1)
-        return xp.where(empty, xp.zeros_like(drawn), drawn - xp.where(empty, xp.zeros_like(total), total))
+        prepared = normalizer.softmax.prepare(logits)
+        drawn = xp.sum(xp.where(weights != 0, prepared, xp.zeros_like(logits)), axis=-1)
+        return _Drawn(drawn, normalizer.softmax.log_total(logits)[..., 0])
+
+    def fields(self, place: Place) -> tuple[Field, ...]:
+        """Two numbers for each query."""
+        shape, at = (place.q_total,), rows_of(place)
+        return (
+            Field(shape, at, over_keys(place, "add")),
+            Field(shape, at, over_keys(place, "log-add"), -math.inf),
+        )
+
+    def finish(self, whole: _Drawn, place: Place) -> Array:
+        """The drawn logit minus the total."""
+        xp = namespace(whole.total)
+        empty = whole.total == -math.inf
+        zero = xp.zeros_like(whole.total)
+        return xp.where(empty, zero, whole.logit - xp.where(empty, zero, whole.total))

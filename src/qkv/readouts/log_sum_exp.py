@@ -5,12 +5,13 @@ log Σ_j e^(l_j / T)          with the sink, where there is one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 from qkv.core.arrays import Array
 from qkv.core.positions import Place
-from qkv.readouts.base import Readout
+from qkv.readouts.base import Field, Readout, over_keys, rows_of
 
 __all__ = ["LogSumExp"]
 
@@ -36,5 +37,11 @@ class LogSumExp(Readout):
         )
 
     def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
-        """log Σ e^l"""
+        """log Σ e^l; the sink is counted with key 0."""
+        if place.cols[0] > 0 and getattr(normalizer, "sink", None) is not None:
+            normalizer = replace(normalizer, sink=None)
         return normalizer.log_total(logits)[..., 0]
+
+    def fields(self, place: Place) -> tuple[Field, ...]:
+        """A number for each query."""
+        return (Field((place.q_total,), rows_of(place), over_keys(place, "log-add"), -math.inf),)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from qkv.core.arrays import Array, like, namespace
 from qkv.core.positions import Place
 from qkv.errors import OptionError, ShapeError
-from qkv.readouts.base import Readout
+from qkv.readouts.base import Field, Readout
 
 __all__ = ["Rows"]
 
@@ -34,8 +34,6 @@ class Rows(Readout):
     """
 
     rows: tuple[int, ...]
-    q_axis: ClassVar[int] = -2
-    every_query: ClassVar[bool] = False
 
     def validate(self) -> None:
         """Whole numbers."""
@@ -43,25 +41,35 @@ class Rows(Readout):
         if not self.rows or not all(isinstance(row, int) for row in self.rows):
             raise OptionError(f"Rows was given {self.rows!r}. Give one or more whole numbers.")
 
-    def check(self, q: int, k: int) -> None:
+    def check(self, place: Place) -> None:
         """There are that many queries."""
+        q = place.q_total
         for row in self.rows:
             if not -q <= row < q:
                 raise ShapeError(f"Rows asks for query {row}, there are {q}.")
 
     def numbers(self, q: int, k: int) -> int:
-        """Some rows."""
-        return len(self.rows) * k
+        """Some rows, put in order at the end."""
+        return 2 * len(self.rows) * k
 
     def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
         """Those of the named queries that are here, in ascending order."""
         first, last = place.rows
-        here = [row - first for row in sorted(r % place.q_total for r in self.rows) if first <= row < last]
+        here = [row - first for row in self._ascending(place) if first <= row < last]
         index = like(weights, np.asarray(here)) if here else None
         return weights[..., :0, :] if index is None else namespace(weights).take(weights, index, axis=-2)
 
-    def finish(self, joined: Array, place: Place) -> Array:
+    def fields(self, place: Place) -> tuple[Field, ...]:
+        """Ascending rows: those named before this tile, then those in it."""
+        before, upto = (sum(row < limit for row in self._ascending(place)) for limit in place.rows)
+        at = (slice(before, upto), slice(*place.cols))
+        return (Field((len(self.rows), place.k_total), at),)
+
+    def finish(self, whole: Array, place: Place) -> Array:
         """In the order named."""
         ascending = sorted(range(len(self.rows)), key=lambda n: self.rows[n] % place.q_total)
         back = [ascending.index(n) for n in range(len(self.rows))]
-        return namespace(joined).take(joined, like(joined, np.asarray(back)), axis=-2)
+        return namespace(whole).take(whole, like(whole, np.asarray(back)), axis=-2)
+
+    def _ascending(self, place: Place) -> list[int]:
+        return sorted(row % place.q_total for row in self.rows)

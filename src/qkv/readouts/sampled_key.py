@@ -7,7 +7,7 @@ from typing import Any
 
 from qkv.core.arrays import Array, namespace, zeros
 from qkv.core.positions import Place
-from qkv.readouts.base import Readout
+from qkv.readouts.base import Field, Readout, over_keys, rows_of
 
 __all__ = ["SampledKey"]
 
@@ -37,8 +37,12 @@ class SampledKey(Readout):
         chosen = weights != 0
         if chosen.shape[-1] == 0:
             return zeros(weights, tuple(weights.shape[:-1]), xp.int32) - 1
-        index = xp.argmax(xp.astype(chosen, xp.int32), axis=-1)
+        index = xp.argmax(xp.astype(chosen, xp.int32), axis=-1) + place.cols[0]
         return xp.where(xp.any(chosen, axis=-1), index, xp.zeros_like(index) - 1)
+
+    def fields(self, place: Place) -> tuple[Field, ...]:
+        """A number for each query; tiles without the key show −1."""
+        return (Field((place.q_total,), rows_of(place), over_keys(place, "max"), -1),)
 
 
 def refuse_without_draw(name: str, normalizer: Any) -> str | None:

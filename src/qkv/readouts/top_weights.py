@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from qkv.core.arrays import Array, namespace, zeros
-from qkv.core.ordering import top_order
+from qkv.core.ordering import finite_order
 from qkv.core.positions import Place
 from qkv.errors import OptionError
-from qkv.readouts.base import Readout
+from qkv.readouts.base import Field, Readout, over_keys, rows_of
 
 __all__ = ["Top", "TopWeights"]
 
@@ -43,7 +43,6 @@ class TopWeights(Readout):
     """
 
     k: int
-    q_axis: ClassVar[int] = -2
 
     def validate(self) -> None:
         """A whole number of at least 1."""
@@ -57,11 +56,9 @@ class TopWeights(Readout):
     def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Top:
         """The largest, in order."""
         xp = namespace(weights)
-        # What has no weight goes last, behind negative weights.
-        rank = xp.where(weights == 0, xp.zeros_like(weights) - xp.inf, weights)
-        order = top_order(rank, self.k)
+        order = finite_order(_rank(weights), self.k)
         top = xp.take_along_axis(weights, order, axis=-1)
-        keys = xp.where(top == 0, xp.zeros_like(order) - 1, order)
+        keys = xp.where(top == 0, xp.zeros_like(order) - 1, order + place.cols[0])
         missing = self.k - order.shape[-1]
         if missing > 0:
             shape = (*order.shape[:-1], missing)
@@ -70,3 +67,22 @@ class TopWeights(Readout):
                 xp.concat([keys, zeros(keys, shape) - 1], axis=-1),
             )
         return Top(top, keys)
+
+    def fields(self, place: Place) -> tuple[Field, ...]:
+        """As many as are kept, for each query."""
+        shape, at = (place.q_total, self.k), (*rows_of(place), slice(None))
+        how = over_keys(place, "best")
+        return Field(shape, at, how), Field(shape, at, how, -1)
+
+    def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], place: Place) -> tuple[Array, ...]:
+        """The largest of both; of equals those that came first, whose keys are lower."""
+        xp = namespace(*old)
+        weights, keys = (xp.concat(list(both), axis=-1) for both in zip(old, new, strict=True))
+        order = finite_order(_rank(weights), self.k)
+        return tuple(xp.take_along_axis(x, order, axis=-1) for x in (weights, keys))
+
+
+def _rank(weights: Array) -> Array:
+    xp = namespace(weights)
+    # What has no weight goes last, behind negative weights.
+    return xp.where(weights == 0, xp.zeros_like(weights) - xp.inf, weights)

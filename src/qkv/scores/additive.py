@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.parts import axes
+from qkv.core.positions import Place
 from qkv.errors import ShapeError
 from qkv.scores.base import GeneralScore
 
@@ -43,6 +44,12 @@ class Additive(GeneralScore):
     key_weight: Array = axes("hidden", "key_width")
     bias: Array | None = axes("hidden", default=None)
     vector: Array = axes("hidden", default=None)
+    unit = "tanh"
+
+    @property
+    def unit_vector(self) -> Array:
+        """Fact: v."""
+        return self.vector
 
     def check(self, query_width: int, key_width: int) -> None:
         """The weights fit query and key, and have one number of hidden units."""
@@ -80,10 +87,28 @@ class Additive(GeneralScore):
 
     def compare(self, query: Array, key: Array) -> Array:
         """vᵀ tanh(W₁ q + W₂ k + b)"""
+        return self._meet(*self._maps(query, key))
+
+    def sides(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+        """W₁ q + b and W₂ k"""
+        return self._maps(query, key)
+
+    def pair(self, left: Array, right: Array, place: Place) -> Array:
+        """vᵀ tanh(left + right)"""
+        return self._meet(left, right)
+
+    def bound(self, left: Array, right: Array) -> Array:
+        """max Σ_h |v_h|"""
+        xp = namespace(left)
+        return xp.max(xp.sum(xp.abs(self.vector), axis=-1))
+
+    def _maps(self, query: Array, key: Array) -> tuple[Array, Array]:
         xp = namespace(query)
         left = xp.matmul(query, xp.matrix_transpose(self.query_weight))
         right = xp.matmul(key, xp.matrix_transpose(self.key_weight))
-        if self.bias is not None:
-            left = left + self.bias[..., None, :]
+        return (left if self.bias is None else left + self.bias[..., None, :]), right
+
+    def _meet(self, left: Array, right: Array) -> Array:
+        xp = namespace(left)
         hidden = xp.tanh(left[..., :, None, :] + right[..., None, :, :])
         return xp.matmul(hidden, self.vector[..., None, :, None])[..., 0]

@@ -40,8 +40,8 @@ class ALiBi(PointwiseScore):
     slope: Array | float = axes(default=1.0)
     moves: ClassVar[bool] = True
 
-    def point(self, logits: Array, place: Place) -> Array:
-        """logit − slope · |i − j|"""
-        # The difference is taken in integers: slope · i and slope · j apart lose digits at long range.
-        distance = namespace(logits).abs(place.query_positions(logits) - place.key_positions(logits))
-        return logits - over_pairs(self.slope) * cast(distance, logits.dtype)
+    def offset(self, place: Place, reference: Array) -> Array:
+        """−slope · |i − j|"""
+        slope, xp = over_pairs(self.slope), namespace(reference)
+        # The distance is taken in integers: slope · i and slope · j apart would lose digits at long range.
+        return place.by_distance(reference, lambda d: -slope * cast(xp.abs(d), reference.dtype))

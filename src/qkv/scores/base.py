@@ -29,6 +29,8 @@ __all__ = [
     "PointwiseScore",
     "Score",
     "WrapperScore",
+    "joined",
+    "product_bound",
     "same_width",
 ]
 
@@ -46,6 +48,11 @@ class Score(Part, ABC):
         constant: every pair has the same logit.
         as_given: query and key are compared in the dtype they come in, not in that of the answer.
         default_normalizer: name of the normalizer used where none is given.
+        is_product: `pair` is the plain matrix product of the sides, without a loss of digits.
+        unit: "tanh" where the logit is Σ_h unit_vector_h tanh(left_h + right_h) of the `sides`, which kernels
+            know to compute without a tanh for every pair; "gate" where it is σ(last columns, added) times the
+            product of the others; "" where it is neither.
+        lifts_itself: `factors` gives query and key as they came, so nothing is copied.
     """
 
     default_normalizer: str = "softmax"
@@ -53,6 +60,14 @@ class Score(Part, ABC):
     takes: str = "numbers"
     constant: bool = False
     as_given: bool = False
+    unit: str = ""
+    unit_vector: Any = None
+    lifts_itself: bool = False
+
+    @property
+    def is_product(self) -> bool:
+        """Fact: `pair` is the plain matrix product of the sides."""
+        return self.lift_fact is not None
 
     @property
     def lift_fact(self) -> Lift | None:
@@ -79,9 +94,69 @@ class Score(Part, ABC):
         """Vectors whose inner product is the logit, as far as `lift_fact` says."""
         raise KindError(f"{type(self).__name__} is no inner product.")
 
+    def factors(self, query: Array, key: Array, place: Place) -> tuple[Array, Array, float]:
+        """`lift`, and a number by which the product is still to be multiplied, where that saves a pass."""
+        return *self.lift(query, key, place), 1.0
+
+    def lifted_width(self, query_width: int, key_width: int) -> int:
+        """Fact: how wide the lifted vectors are."""
+        return max(query_width, key_width)
+
+    def lift_said(self) -> str:
+        """Fact: what `lift` does, in a few words for EXPLAIN; "" where there is nothing to say."""
+        return ""
+
+    def query_term(self, query: Array, place: Place) -> Array | None:
+        """What `lift` leaves out: `(*batch, q)`, or None where it is exact."""
+        return None
+
     def centre(self, key: Array) -> Any:
         """A point `(*batch, 1, width)` to measure from, which saves digits. Lifts that meet must share it."""
         return None
+
+    # The same score, said more simply: what the planner's rewrites ask for.
+
+    def for_keys(self, q: int, k: int) -> Score:
+        """The same logits for these lengths, from a score with less to do; itself where there is none."""
+        return self
+
+    def flat(self) -> Score:
+        """The same score without nesting that means nothing; itself where there is none."""
+        return self
+
+    # What kernels call that go tile by tile: the work of each side once, the work of a pair on tiles.
+
+    def sides(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+        """What each query and each key contributes by itself: rows stay rows, in O(q + k) for the whole call.
+
+        `pair` of them is `tile` of query and key. By default the vectors of `lift`, with what it leaves out;
+        query and key as they are where there is none.
+        """
+        if self.lift_fact is None:
+            return query, key
+        if place.centre is None:
+            place = replace(place, centre=self.centre(key))
+        left, right = self.lift(query, key, place)
+        term = self.query_term(query, place)
+        if term is None:
+            return left, right
+        one = namespace(right).ones_like(right[..., :1])
+        return joined([left, term[..., None]]), joined([right, one])
+
+    def pair(self, left: Array, right: Array, place: Place) -> Array:
+        """Logits `(*batch, q, k)` of a tile, from its sides. The part is already cut to the tile."""
+        if not self.is_product:
+            return self.tile(left, right, place)
+        return namespace(left).matmul(left, namespace(left).matrix_transpose(right))
+
+    def bound(self, left: Array, right: Array) -> Array | None:
+        """A number that no |logit| of these sides exceeds, in O(q + k); None where that is not known.
+
+        A positive bound below 60 lets a kernel take exponentials without the maximum of each row.
+        """
+        if not self.is_product:
+            return None
+        return product_bound(left, right)
 
     @final
     def __call__(self, query: Array, key: Array, positions: Positions | None = None) -> Array:
@@ -147,10 +222,6 @@ class InnerProductScore(Score):
     def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
         """Lifted query `(*batch, q, w)` and key `(*batch, k, w)`."""
 
-    def query_term(self, query: Array, place: Place) -> Array | None:
-        """What the inner product leaves out: `(*batch, q)`, or None where it is exact."""
-        return None
-
     def tile(self, query: Array, key: Array, place: Place) -> Array:
         """The inner product of the lifted vectors, plus the term of the query."""
         xp = namespace(query)
@@ -192,6 +263,14 @@ class WrapperScore(Score):
         """Fact: as the score within, and a little."""
         return self.score.flop_per_logit(query_width, key_width) + 4
 
+    def lifted_width(self, query_width: int, key_width: int) -> int:
+        """Fact: as the score within."""
+        return self.score.lifted_width(query_width, key_width)
+
+    def lift_said(self) -> str:
+        """Fact: as the score within."""
+        return self.score.lift_said()
+
     def check(self, query_width: int, key_width: int) -> None:
         """As the score within."""
         self.score.check(query_width, key_width)
@@ -202,15 +281,57 @@ class WrapperScore(Score):
 
 
 class PointwiseScore(WrapperScore):
-    """Another score, changed logit by logit, with positions if it wants them."""
+    """Another score, changed logit by logit, with positions if it wants them. Define `offset` or `point`.
 
-    @abstractmethod
+    Facts, read by kernels:
+        adds: `point` adds `offset`, whatever the logits are.
+        bend: "tanh" where `point` is cap · tanh(logit / cap); "" where it is not.
+    """
+
+    bend: ClassVar[str] = ""
+    cap: Any
+
+    @property
+    def adds(self) -> bool:
+        """Fact: `point` is the one of this class."""
+        return type(self).point is PointwiseScore.point
+
+    def offset(self, place: Place, reference: Array) -> Array:
+        """What is added to the logits of a tile: broadcasts to `(*batch, q, k)`, like `reference`."""
+        raise KindError(f"{type(self).__name__} is a pointwise score and defines neither offset nor point.")
+
     def point(self, logits: Array, place: Place) -> Array:
-        """The changed logits."""
+        """The changed logits: by default, with `offset` added."""
+        return logits + self.offset(place, logits)
 
     def tile(self, query: Array, key: Array, place: Place) -> Array:
         """The inner logits, changed."""
         return self.point(self.score.tile(query, key, place), place)
+
+    @property
+    def is_product(self) -> bool:
+        """Fact: where this is an inner product to the last digit."""
+        return self.lift_fact == "exact"
+
+    def sides(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+        """As the score within, unless this one is an inner product itself, to the last digit."""
+        if self.is_product:
+            return super().sides(query, key, place)
+        return self.score.sides(query, key, place)
+
+    def pair(self, left: Array, right: Array, place: Place) -> Array:
+        """The inner logits, changed, unless this is an inner product itself."""
+        if self.is_product:
+            return super().pair(left, right, place)
+        return self.point(self.score.pair(left, right, place), place)
+
+    def bound(self, left: Array, right: Array) -> Array | None:
+        """Unknown, unless this is an inner product itself."""
+        return super().bound(left, right) if self.is_product else None
+
+    def query_term(self, query: Array, place: Place) -> Array | None:
+        """That of the score within."""
+        return self.score.query_term(query, place)
 
 
 class GeneralScore(Score):
@@ -228,3 +349,19 @@ class GeneralScore(Score):
     def tile(self, query: Array, key: Array, place: Place) -> Array:
         """The comparison; it does not see the place."""
         return self.compare(query, key)
+
+
+def joined(sides: list[Array]) -> Array:
+    """Vectors put side by side, after their batch axes are made equal."""
+    xp = namespace(*sides)
+    widths = [side.shape[-1] for side in sides]
+    lead = xp.broadcast_arrays(*(side[..., :1] for side in sides))[0].shape[:-1]
+    return xp.concat(
+        [xp.broadcast_to(side, (*lead, width)) for side, width in zip(sides, widths, strict=True)], axis=-1
+    )
+
+
+def product_bound(left: Array, right: Array) -> Array:
+    """The longest row of one side times the longest of the other: no inner product is larger."""
+    xp = namespace(left)
+    return (xp.max(xp.sum(left * left, axis=-1)) * xp.max(xp.sum(right * right, axis=-1))) ** 0.5

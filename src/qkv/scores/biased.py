@@ -3,14 +3,13 @@
 logit = score(q_i, k_j) + B_ij          or          + b_j
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.parts import axes
 from qkv.core.positions import Place
 from qkv.errors import OptionError
-from qkv.scores.base import Lift, PointwiseScore, Score
-from qkv.scores.sum_of import joined
+from qkv.scores.base import Lift, PointwiseScore, Score, joined
 
 __all__ = ["Biased"]
 
@@ -55,6 +54,25 @@ class Biased(PointwiseScore):
         assert self.per_key is not None
         return joined([left, one]), joined([right, self.per_key[..., None]])
 
-    def point(self, logits: Array, place: Place) -> Array:
-        """logit + bias"""
-        return logits + (self.bias if self.per_key is None else self.per_key[..., None, :])
+    def lifted_width(self, query_width: int, key_width: int) -> int:
+        """Fact: one more axis, of the bias."""
+        return self.score.lifted_width(query_width, key_width) + 1
+
+    def lift_said(self) -> str:
+        """Fact: and one axis."""
+        return ", ".join(
+            said for said in (self.score.lift_said(), "one more axis for the bias of the key") if said
+        )
+
+    def for_keys(self, q: int, k: int) -> Score:
+        """A bias with one row for all queries is one per key."""
+        if self.bias is None or self.bias.shape[-2] != 1 or self.bias.shape[-1] != k or q == 1:
+            return self
+        return replace(self, bias=None, per_key=self.bias[..., 0, :])
+
+    def offset(self, place: Place, reference: Array) -> Array:
+        """The bias."""
+        if self.per_key is not None:
+            return self.per_key[..., None, :]
+        assert self.bias is not None
+        return self.bias

@@ -56,6 +56,14 @@ class Bilinear(InnerProductScore):
                 f"widths {wanted[0]} and {wanted[1]}. Give a weight of shape ({query_width}, {key_width})."
             )
 
+    def lifted_width(self, query_width: int, key_width: int) -> int:
+        """Fact: that of the key, or the rank."""
+        return key_width if self.key_factor is None else int(self.key_factor.shape[-1])
+
+    def lift_said(self) -> str:
+        """Fact: in words."""
+        return "query · W" if self.key_factor is None else "query · U, key · V"
+
     def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
         """Fact: exact. The map goes to the query, the smaller side in most databases."""
         xp = namespace(query)

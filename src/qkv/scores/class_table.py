@@ -1,17 +1,23 @@
 """Class table: queries and keys belong to classes, and a table says what each pair of classes adds.
 
-logit = score(q_i, k_j) + T[a_i, b_j]
+logit = score(q_i, k_j) + T[a_i, b_j]          T[a_i, b_j] = <one_hot(a_i), T[:, b_j]>
+
+The second form is an inner product as wide as the smaller side of the table: with few classes a fused kernel
+runs it, and the table's gradient is that of a product, not of an array of pairs.
 """
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, gather, known_true, namespace
+from qkv.core.arrays import Array, arange, cast, gather, known_true, namespace
 from qkv.core.parts import axes
 from qkv.core.positions import Place
 from qkv.errors import OptionError
-from qkv.scores.base import PointwiseScore, Score
+from qkv.scores.base import Lift, PointwiseScore, Score, joined
 
 __all__ = ["ClassTable"]
+
+FEW = 64
+"""Classes up to which one more axis each costs less than looking up every pair: see decision 0006."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,15 +47,47 @@ class ClassTable(PointwiseScore):
     query_classes: Array = axes("q", default=None)
     key_classes: Array = axes("k", default=None)
 
-    def point(self, logits: Array, place: Place) -> Array:
-        """logit + T[a, b]"""
+    @property
+    def lift_fact(self) -> Lift | None:
+        """Fact: an inner product where the score within is one and a side of the table has few classes."""
+        return self.score.lift_fact if min(self.table.shape[-2:]) <= FEW else None
+
+    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+        """One more axis for each class of the smaller side: one-hot there, rows of the table on the other."""
+        left, right = self.score.lift(query, key, place)
+        rows, columns = self.table.shape[-2:]
+        xp = namespace(self.table)
+        _check_classes("query", self.query_classes, rows)
+        _check_classes("key", self.key_classes, columns)
+        queries = _one_hot(self.query_classes, rows, self.table)
+        keys = _one_hot(self.key_classes, columns, self.table)
+        if rows <= columns:
+            keys = xp.matmul(keys, xp.matrix_transpose(self.table))
+        else:
+            queries = xp.matmul(queries, self.table)
+        return joined([left, queries]), joined([right, keys])
+
+    def lifted_width(self, query_width: int, key_width: int) -> int:
+        """Fact: one more axis for each class of the smaller side."""
+        return self.score.lifted_width(query_width, key_width) + int(min(self.table.shape[-2:]))
+
+    def lift_said(self) -> str:
+        """Fact: the classes are one-hot."""
+        own = "one-hot classes times rows of the table"
+        return ", ".join(said for said in (self.score.lift_said(), own) if said)
+
+    def offset(self, place: Place, reference: Array) -> Array:
+        """T[a, b]"""
         rows, columns = self.table.shape[-2:]
         _check_classes("query", self.query_classes, rows)
         _check_classes("key", self.key_classes, columns)
         flat = namespace(self.table).reshape(self.table, (*self.table.shape[:-2], rows * columns))
-        return logits + gather(
-            flat, self.query_classes[..., :, None] * columns + self.key_classes[..., None, :]
-        )
+        return gather(flat, self.query_classes[..., :, None] * columns + self.key_classes[..., None, :])
+
+
+def _one_hot(classes: Array, count: int, table: Array) -> Array:
+    """1 at the class, 0 elsewhere, `(*batch, n, count)`."""
+    return cast(classes[..., None] == arange(table, 0, count), table.dtype)
 
 
 def _check_classes(side: str, classes: Array, count: int) -> None:

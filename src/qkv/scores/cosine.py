@@ -41,6 +41,10 @@ class Cosine(InnerProductScore):
         """T is positive."""
         require_number("Cosine", "temperature", self.temperature, lambda t: t > 0, "a positive number")
 
+    def lift_said(self) -> str:
+        """Fact: in words."""
+        return "both sides brought to length 1"
+
     def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
         """Fact: exact. Both sides are brought to length 1."""
         return unit(query) / over_pairs(self.temperature), unit(key)

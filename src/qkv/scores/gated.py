@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from qkv.core.arrays import Array, namespace, sigmoid
 from qkv.core.parts import axes, over_pairs
+from qkv.core.positions import Place
 from qkv.errors import ShapeError
-from qkv.scores.base import GeneralScore, Score, same_width
+from qkv.scores.base import GeneralScore, Score, joined, product_bound, same_width
 
 __all__ = ["Gated"]
 
@@ -40,6 +41,7 @@ class Gated(GeneralScore):
     query_weight: Array = axes("width")
     key_weight: Array = axes("width")
     bias: Array | float = axes(default=0.0)
+    unit = "gate"
 
     def check(self, query_width: int, key_width: int) -> None:
         """Equal widths, and the gate fits them."""
@@ -52,9 +54,28 @@ class Gated(GeneralScore):
 
     def compare(self, query: Array, key: Array) -> Array:
         """σ(<w_q, q> + <w_k, k> + b) <q, k>"""
-        xp = namespace(query)
-        gate = project(query, self.query_weight)[..., :, None] + project(key, self.key_weight)[..., None, :]
-        return sigmoid(gate + over_pairs(self.bias)) * xp.matmul(query, xp.matrix_transpose(key))
+        return self._meet(*self._gates(query, key))
+
+    def sides(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+        """Query and key, each with its part of the gate as one more column."""
+        return self._gates(query, key)
+
+    def pair(self, left: Array, right: Array, place: Place) -> Array:
+        """σ(last columns, added) <the others>"""
+        return self._meet(left, right)
+
+    def bound(self, left: Array, right: Array) -> Array:
+        """The longest query times the longest key: the gate is at most 1."""
+        return product_bound(left[..., :-1], right[..., :-1])
+
+    def _gates(self, query: Array, key: Array) -> tuple[Array, Array]:
+        gate = project(query, self.query_weight)[..., None] + over_pairs(self.bias)
+        return joined([query, gate]), joined([key, project(key, self.key_weight)[..., None]])
+
+    def _meet(self, left: Array, right: Array) -> Array:
+        xp = namespace(left)
+        gate = left[..., :, -1:] + xp.matrix_transpose(right[..., :, -1:])
+        return sigmoid(gate) * xp.matmul(left[..., :-1], xp.matrix_transpose(right[..., :-1]))
 
 
 def project(x: Array, weight: Array) -> Array:

@@ -13,8 +13,7 @@ from typing import ClassVar
 from qkv.core.arrays import Array, namespace, stop_gradient
 from qkv.core.parts import axes, over_pairs, require_number
 from qkv.core.positions import Place
-from qkv.scores.base import InnerProductScore, Lift
-from qkv.scores.sum_of import joined
+from qkv.scores.base import InnerProductScore, Lift, joined
 
 __all__ = ["Gaussian"]
 
@@ -59,6 +58,14 @@ class Gaussian(InnerProductScore):
         query, key = self._measured(query, place), self._measured(key, place)
         length = -0.5 * xp.sum(key * key, axis=-1, keepdims=True)
         return joined([query, xp.ones_like(query[..., :1])]), joined([key, length])
+
+    def lifted_width(self, query_width: int, key_width: int) -> int:
+        """Fact: one more axis, of the squared length."""
+        return max(query_width, key_width) + 1
+
+    def lift_said(self) -> str:
+        """Fact: in words."""
+        return "mean key subtracted, one more axis for −‖k‖²/2h²"
 
     def query_term(self, query: Array, place: Place) -> Array:
         """−‖q‖² / 2h²"""

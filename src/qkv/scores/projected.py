@@ -45,6 +45,21 @@ class Projected(WrapperScore):
     key_weight: Array | None = axes("hidden", "key_width", default=None)
 
     @property
+    def is_product(self) -> bool:
+        """Fact: as the score within."""
+        return self.score.is_product
+
+    @property
+    def unit(self) -> str:  # type: ignore[override]
+        """Fact: as the score within."""
+        return self.score.unit
+
+    @property
+    def unit_vector(self) -> Any:
+        """Fact: as the score within."""
+        return self.score.unit_vector
+
+    @property
     def lift_fact(self) -> Lift | None:
         """Fact: as the score within."""
         return self.score.lift_fact
@@ -75,6 +90,30 @@ class Projected(WrapperScore):
     def tile(self, query: Array, key: Array, place: Place) -> Array:
         """The inner score of the mapped tile."""
         return self.score.tile(*self._maps(query, key), place)
+
+    def lifted_width(self, query_width: int, key_width: int) -> int:
+        """Fact: as the score within, at the mapped widths."""
+        return self.score.lifted_width(*self._widths(query_width, key_width))
+
+    def lift_said(self) -> str:
+        """Fact: both sides mapped."""
+        return ", ".join(said for said in (self.score.lift_said(), "both sides mapped") if said)
+
+    def query_term(self, query: Array, place: Place) -> Array | None:
+        """That of the score within, of the mapped query."""
+        return self.score.query_term(self._through(query, self.query_weight), place)
+
+    def sides(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+        """Those of the score within, of the mapped sides."""
+        return self.score.sides(*self._maps(query, key), place)
+
+    def pair(self, left: Array, right: Array, place: Place) -> Array:
+        """As the score within."""
+        return self.score.pair(left, right, place)
+
+    def bound(self, left: Array, right: Array) -> Array | None:
+        """As the score within."""
+        return self.score.bound(left, right)
 
     def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
         """The inner lift of the mapped sides."""

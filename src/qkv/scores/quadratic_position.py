@@ -11,8 +11,7 @@ from typing import ClassVar
 from qkv.core.arrays import Array, cast, namespace
 from qkv.core.parts import axes, over_pairs
 from qkv.core.positions import Place
-from qkv.scores.base import Lift, PointwiseScore, Score
-from qkv.scores.sum_of import joined
+from qkv.scores.base import Lift, PointwiseScore, Score, joined
 
 __all__ = ["QuadraticPosition"]
 
@@ -48,15 +47,39 @@ class QuadraticPosition(PointwiseScore):
     def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
         """Two more axes: −c(i − j)² = −c·i² + 2c·i·j − c·j²."""
         left, right = self.score.lift(query, key, place)
-        # From the middle of the keys: squares of large positions lose digits.
-        middle = place.k_total // 2
-        i = cast(place.query_positions(left) - middle, left.dtype)
-        j = cast(place.key_positions(right) - middle, right.dtype)[:, None]
+        i = self._measured(place.query_positions(left), place, left)
+        j = self._measured(place.key_positions(right), place, right)[:, None]
         c = over_pairs(self.coefficient)
         one = namespace(left).ones_like(i)
         return joined([left, 2 * c * i, one]), joined([right, j, -c * j * j])
 
-    def point(self, logits: Array, place: Place) -> Array:
-        """logit − c · (i − j)²"""
-        distance = cast(place.query_positions(logits) - place.key_positions(logits), logits.dtype)
-        return logits - over_pairs(self.coefficient) * distance * distance
+    def lifted_width(self, query_width: int, key_width: int) -> int:
+        """Fact: two more axes, of the position."""
+        return self.score.lifted_width(query_width, key_width) + 2
+
+    def lift_said(self) -> str:
+        """Fact: and two axes."""
+        return ", ".join(
+            said for said in (self.score.lift_said(), "two more axes for 2c·i·j and −c·j²") if said
+        )
+
+    def query_term(self, query: Array, place: Place) -> Array | None:
+        """−c·i², and that of the score within."""
+        i = self._measured(place.query_positions(query), place, query)
+        own = (-over_pairs(self.coefficient) * i * i)[..., 0]
+        inner = self.score.query_term(query, place)
+        return own if inner is None else own + inner
+
+    def _measured(self, positions: Array, place: Place, reference: Array) -> Array:
+        # From the middle of the keys: squares of large positions lose digits.
+        return cast(positions - place.k_total // 2, reference.dtype)
+
+    def offset(self, place: Place, reference: Array) -> Array:
+        """−c · (i − j)²"""
+        coefficient = over_pairs(self.coefficient)
+
+        def penalty(distance: Array) -> Array:
+            distance = cast(distance, reference.dtype)
+            return -coefficient * distance * distance
+
+        return place.by_distance(reference, penalty)

@@ -53,11 +53,10 @@ class RelativePosition(PointwiseScore):
             "RelativePosition", "max_distance", self.max_distance, lambda d: d > 1, "larger than 1"
         )
 
-    def point(self, logits: Array, place: Place) -> Array:
-        """logit + table[bucket(j − i)]"""
-        relative = place.key_positions(logits) - place.query_positions(logits)
-        number = bucket(relative, self.table.shape[-1], self.bidirectional, self.max_distance)
-        return logits + gather(self.table, number)
+    def offset(self, place: Place, reference: Array) -> Array:
+        """table[bucket(j − i)]"""
+        buckets = (self.table.shape[-1], self.bidirectional, self.max_distance)
+        return place.by_distance(reference, lambda d: gather(self.table, bucket(d, *buckets)))
 
 
 def bucket(relative: Array, buckets: int, bidirectional: bool, max_distance: int) -> Array:

@@ -35,7 +35,13 @@ class ScaledDot(InnerProductScore):
         array([[1., 0., 0., 0.]])
     """
 
+    lifts_itself = True
+
     def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
         """Fact: exact. The scale goes to the query, the smaller side in most databases."""
         # Divide before the product: in float16 the raw inner product can overflow.
         return query / math.sqrt(max(1, query.shape[-1])), key
+
+    def factors(self, query: Array, key: Array, place: Place) -> tuple[Array, Array, float]:
+        """Fact: the scale is one number, for the kernel to multiply by; nothing is copied."""
+        return query, key, 1 / math.sqrt(max(1, query.shape[-1]))

@@ -49,6 +49,10 @@ class SeparableGate(InnerProductScore):
         same_width(self, query_width, key_width)
         check_gate(self, (self.query_weight, self.key_weight), query_width)
 
+    def lift_said(self) -> str:
+        """Fact: in words."""
+        return "each side scaled by its own gate"
+
     def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
         """Fact: exact. Each side is scaled by its own gate."""
         return _gated(query, self.query_weight, self.query_bias), _gated(key, self.key_weight, self.key_bias)

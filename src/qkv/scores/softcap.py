@@ -6,8 +6,9 @@ Source: Gemma Team (2024), Gemma 2, section 2, https://arxiv.org/abs/2408.00118.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import Array, like, namespace
 from qkv.core.parts import axes, over_pairs, require_number
 from qkv.core.positions import Place
 from qkv.scores.base import PointwiseScore, Score
@@ -39,6 +40,12 @@ class Softcap(PointwiseScore):
     def validate(self) -> None:
         """The cap is positive."""
         require_number("Softcap", "cap", self.cap, lambda c: c > 0, "a positive number")
+
+    bend: ClassVar[str] = "tanh"
+
+    def bound(self, left: Array, right: Array) -> Array | None:
+        """The cap."""
+        return namespace(left).max(like(left, self.cap, left.dtype))
 
     def point(self, logits: Array, place: Place) -> Array:
         """cap · tanh(logit / cap)"""

@@ -8,10 +8,10 @@ Under softmax the weights are the normalised product of what each score alone wo
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import Array
 from qkv.core.positions import Place
 from qkv.errors import OptionError
-from qkv.scores.base import Lift, Score
+from qkv.scores.base import Lift, Score, joined
 
 __all__ = ["SumOf"]
 
@@ -101,12 +101,31 @@ class SumOf(Score):
         ]
         return joined([left for left, _ in lifted]), joined([right for _, right in lifted])
 
+    def lifted_width(self, query_width: int, key_width: int) -> int:
+        """Fact: all of them, side by side."""
+        return sum(score.lifted_width(query_width, key_width) for score in self.scores)
 
-def joined(sides: list[Array]) -> Array:
-    """Vectors put side by side, after their batch axes are made equal."""
-    xp = namespace(*sides)
-    widths = [side.shape[-1] for side in sides]
-    lead = xp.broadcast_arrays(*(side[..., :1] for side in sides))[0].shape[:-1]
-    return xp.concat(
-        [xp.broadcast_to(side, (*lead, width)) for side, width in zip(sides, widths, strict=True)], axis=-1
-    )
+    def lift_said(self) -> str:
+        """Fact: those of the scores."""
+        return "; ".join(["side by side", *(said for score in self.scores if (said := score.lift_said()))])
+
+    def flat(self) -> Score:
+        """Sums within are opened; one score alone is itself."""
+        parts = [score.flat() for score in self.scores]
+        opened = tuple(one for part in parts for one in (part.scores if isinstance(part, SumOf) else (part,)))
+        if len(opened) == 1:
+            return opened[0]
+        unchanged = len(opened) == len(self.scores) and all(
+            mine is theirs for mine, theirs in zip(opened, self.scores, strict=True)
+        )
+        return self if unchanged else SumOf(opened)
+
+    def query_term(self, query: Array, place: Place) -> Array | None:
+        """The sum of what their lifts leave out."""
+        centres = place.centre if place.centre is not None else (None,) * len(self.scores)
+        terms = [
+            score.query_term(query, replace(place, centre=centre))
+            for score, centre in zip(self.scores, centres, strict=True)
+        ]
+        known = [term for term in terms if term is not None]
+        return sum(known[1:], known[0]) if known else None

@@ -100,6 +100,11 @@ class MaskContract(PartContract):
             cover = shown.cover(tile)
             assert cover != "all" or of_all.all()
             assert cover != "none" or not of_all.any()
+            start, stop = shown.reach(place.cut(rows, (0, 7)))
+            out_of_reach = np.ones(7, dtype=bool)
+            out_of_reach[max(0, start) : max(0, stop)] = False
+            of_rows = np.broadcast_to(shown.allowed(place, np.zeros(())), (2, 5, 7))[:, slice(*rows)]
+            assert not of_rows[..., out_of_reach].any()
 
     def test_cover_is_part_where_the_elements_cannot_be_known(self) -> None:
         """Under `jax.jit` the arrays of a mask are tracers: a tile must not be skipped on a guess."""

@@ -3,8 +3,9 @@
     class TestEntropy(ReadoutContract):
         readout = Entropy()
 
-Inherited: on every kernel that keeps weights the readout says what it says on the dense one, with gradients;
-it sees the weights before dropout, without those of excluded keys; where it refuses a normalizer it says why.
+Inherited: on every kernel that keeps weights, and tile by tile, the readout says what it says on the dense
+one, for every score and normalizer, with gradients; it sees the weights before dropout, without those of
+excluded keys; asking for it leaves the output as it is; where it refuses a normalizer it says why.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from qkv.kernels import DenseKernel, StreamedKernel, StripKernel, TiledKernel
 from qkv.plan import Kernel
 from qkv.readouts import Readout
 from qkv.testing.calls import run_plain
-from qkv.testing.cases import NORMALIZERS, Call, Case
+from qkv.testing.cases import NORMALIZERS, SCORES, Call, Case
 from qkv.testing.examples import with_floats
+from qkv.testing.gradients import assert_numerical
 from qkv.testing.libraries import LIBRARIES, Setting, assert_close, to_float64
+from qkv.testing.reading import TileReader
 
 __all__ = ["ReadoutContract", "read"]
 
@@ -33,6 +36,7 @@ READERS: dict[str, Kernel] = {
     "tiled": TiledKernel(budget=12, strip_budget=3000),
     "strip": StripKernel(budget=3000),
     "streamed": StreamedKernel(budget=12, strip_budget=3000),
+    "tiles": TileReader(rows=4, cols=6, most=4),
 }
 """Kernels that run readouts, in pieces so small that several are joined."""
 
@@ -94,6 +98,39 @@ class ReadoutContract:
     def test_some_normalizer_suits_it(self) -> None:
         assert self.calls()
 
+    def test_scores_of_every_kind_can_be_read(self, reader: str, setting: Setting) -> None:
+        for score in ("additive", "gaussian", "alibi", "class table", "biased"):
+            call = Case(score, self.suits, mask="window").call()
+            try:
+                got = read(call, setting, READERS[reader], self.readout)[0]
+            except RefusedError:
+                continue
+            _same(got, read(call, setting, READERS["dense"], self.readout)[0], score)
+
+    @pytest.mark.long
+    def test_every_score_can_be_read_under_every_normalizer(self, reader: str, setting: Setting) -> None:
+        for score in SCORES:
+            for name in NORMALIZERS:
+                case = Case(score, name, mask="pairs")
+                call = case.call()
+                if not case.sensible or self.readout.refuse(call.normalizer) is not None:
+                    continue
+                try:
+                    got = read(call, setting, READERS[reader], self.readout)[0]
+                except RefusedError:
+                    continue
+                _same(got, read(call, setting, READERS["dense"], self.readout)[0], str(case))
+
+    def test_asking_leaves_the_output_as_it_is(self, reader: str, setting: Setting) -> None:
+        for name, call in self.calls():
+            try:
+                seen = run_plain(call, setting, READERS[reader], readouts=[self.readout])
+            except RefusedError:
+                continue
+            alone = run_plain(call, setting, READERS[reader]).output
+            assert_close(seen.output, to_float64(alone), 1e-13, said=name, least=1.0)
+            assert np.array_equal(to_float64(seen.output) == 0, to_float64(alone) == 0), name
+
     def test_every_kernel_reads_what_the_dense_one_reads(self, reader: str, setting: Setting) -> None:
         for name, call in self.calls():
             for variant in (call, replace(call, dropout=0.4), replace(call, mask=None)):
@@ -105,8 +142,9 @@ class ReadoutContract:
                 _same(got, wanted, name)
 
     def test_says_what_its_formula_says(self, setting: Setting) -> None:
+        written = type(self).formula is not ReadoutContract.formula
         for name, call in self.calls():
-            if name != "softmax":
+            if name != "softmax" or not written:
                 continue
             got = read(call, setting, "dense", self.readout)[0]
             with setting.active():
@@ -141,6 +179,7 @@ class ReadoutContract:
                         score=call.score,
                         normalizer=with_floats(normalizer, held),
                         mask=setting.part(call.mask),  # type: ignore[type-var]
+                        positions=call.positions,
                         seed=call.seed,
                         readouts=[self.readout],
                         kernel=kernel,
@@ -162,13 +201,35 @@ class ReadoutContract:
                 for n, (mine, theirs) in enumerate(zip(other, found[0], strict=True)):
                     assert_close(mine, to_float64(theirs), 1e-9, said=f"{name}, gradient {n}:", least=0.1)
 
+    def test_gradient_is_that_of_small_differences_and_so_is_its_own(self) -> None:
+        pytest.importorskip("torch")
+        if not self.differentiable:
+            return
+        call = Case("scaled dot", self.suits).call()
+        part = Setting("torch", "float64").part(call.normalizer)
+
+        def result(query: Any, key: Any) -> Any:
+            seen = qkv.observe(
+                query,
+                key,
+                key,
+                normalizer=part,
+                positions=call.positions,
+                seed=call.seed,
+                readouts=[self.readout],
+                kernel=READERS["tiled"],
+            ).readouts[0]
+            return seen[0] if isinstance(seen, tuple) else seen
+
+        assert_numerical(result, [call.query, call.key], second=True)
+
     def test_refuses_in_a_sentence_what_it_makes_no_sense_of(self) -> None:
         for name in NORMALIZERS:
             call = Case("similarity", name).call()
             sentence = self.readout.refuse(call.normalizer)
             if sentence is None:
                 continue
-            assert type(self.readout).__name__ in sentence
+            assert any(type(part).__name__ in sentence for part in self.readout.parts())
             assert str(call.normalizer) in sentence
             assert sentence.endswith(".")
             with pytest.raises(RefusedError) as refusal:

@@ -168,6 +168,29 @@ class ScoreContract(PartContract):
                 rest = rest - rest[..., :1]
             assert np.abs(rest).max() <= 1e-12 * np.abs(score(query, key, END)).max()
 
+    def test_pair_of_the_sides_is_the_tile_for_each_batch_element_and_no_logit_exceeds_the_bound(
+        self,
+    ) -> None:
+        for batch in ((), (2,)):
+            score = self.make(Draw(1, 4, 6, batch))
+            query, key = (
+                self.rows(Draw(2, batch=batch), 4, self.widths[0]),
+                self.rows(Draw(3, batch=batch), 6, self.widths[1]),
+            )
+            place = whole(4, 6, batch, END)
+            logits = score.tile(query, key, place)
+            left, right = score.sides(query, key, place)
+            where = (slice(1, 3), slice(2, 6))
+            largest = np.abs(np.where(np.isfinite(logits), logits, 0.0)).max(initial=1.0)
+            for index in np.ndindex(*batch):
+                one = score.at(index)
+                cut = one.slice(*where).pair(
+                    left[index][where[0]], right[index][where[1]], place.at(index).cut((1, 3), (2, 6))
+                )
+                assert_close(cut, logits[(*index, *where)], 1e-12 * largest)
+            bound = score.bound(left, right)
+            assert bound is None or (bound >= 0 and np.abs(logits).max() <= bound * (1 + 1e-12))
+
     def test_positional_is_true_exactly_where_positions_are_wanted(self) -> None:
         score = self.make(Draw(1))
         query, key = self._sides()

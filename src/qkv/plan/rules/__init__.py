@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from qkv.plan.problem import Problem
+from qkv.plan.rules.bias_per_key import bias_per_key
 from qkv.plan.rules.constant_score import constant_score
 from qkv.plan.rules.double_negation import double_negation
+from qkv.plan.rules.flat_sum import flat_sum
 from qkv.plan.rules.mask_allows_all import mask_allows_all
 from qkv.plan.rules.top_of_few import top_of_few
 from qkv.plan.spec import Spec
@@ -15,4 +17,11 @@ __all__ = ["RULES"]
 
 Rule = Callable[[Problem], tuple[Spec, str] | None]
 
-RULES: tuple[Rule, ...] = (double_negation, mask_allows_all, top_of_few, constant_score)
+RULES: tuple[Rule, ...] = (
+    double_negation,
+    mask_allows_all,
+    top_of_few,
+    flat_sum,
+    bias_per_key,
+    constant_score,
+)

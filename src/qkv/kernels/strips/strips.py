@@ -15,7 +15,8 @@ from typing import Any
 from qkv.core.arrays import Array, requires_gradient
 from qkv.core.equation import Ready, side
 from qkv.kernels.fold import nothing, spans, weigh_rows
-from qkv.readouts import Readout
+from qkv.readouts import Field, Readout
+from qkv.readouts.base import flat, named
 
 __all__ = ["Strips", "twice_differentiable"]
 
@@ -43,8 +44,8 @@ class Strips:
         return (ready.query, ready.key, ready.value, *ready.score.arrays(), *ready.normalizer.arrays())
 
     @cached_property
-    def shapes(self) -> list[Any]:
-        """Of each readout's result: None for an array, or the class of its named fields. Filled by `run`."""
+    def kinds(self) -> list[Any]:
+        """The class of each readout's result: of an array, or of named fields. Filled by `run`."""
         return [None] * len(self.readouts)
 
     def attend(self) -> tuple[Array | None, tuple[Any, ...]]:
@@ -78,47 +79,40 @@ class Strips:
             if logits is None:
                 logits = nothing(ready, limits, columns[1])
             output, read = weigh_rows(ready, limits, logits, self.readouts, self.with_output)
-        flat = [output] if self.with_output else []
+        found = [output] if self.with_output else []
         for n, result in enumerate(read):
-            self.shapes[n] = type(result) if isinstance(result, tuple) else None
-            flat += list(result) if isinstance(result, tuple) else [result]
-        return flat
+            self.kinds[n] = type(result)
+            found += flat(result)
+        return found
 
-    def collect(self) -> tuple[list[Array], list[list[int]]]:
-        """The results of all strips, field by field, without a graph; and how long each strip's part is."""
+    def collect(self) -> tuple[list[Array], list[Array | None]]:
+        """The results of all strips, field by field, without a graph; of maxima, which strip they are of."""
         import torch
 
-        whole: list[Any] = []
-        lengths: list[list[int]] = []
+        whole: list[Array] = []
+        strips: list[Array | None] = []
         for n, limits in enumerate(self.limits):
-            flat = self.run(limits)
+            found, fields = self.run(limits), self.fields(limits)
             if n == 0:
-                whole = [self._room(x, *field) for x, field in zip(flat, self.fields(), strict=True)]
-                lengths = [[] for _ in flat]
-            for room, x, (axis, _), of in zip(whole, flat, self.fields(), lengths, strict=True):
-                of.append(x.shape[axis])
+                whole = [field.room(x) for field, x in zip(fields, found, strict=True)]
+                strips = [
+                    torch.zeros_like(room, dtype=torch.int32) if field.how == "max" else None
+                    for field, room in zip(fields, whole, strict=True)
+                ]
+            for room, strip, x, field in zip(whole, strips, found, fields, strict=True):
+                there = field.cut(room)
+                if strip is not None:
+                    field.cut(strip)[field.larger(there, x)] = n
                 # In place: small results left between large temporaries would keep the heap from shrinking.
-                room.append(x) if isinstance(room, list) else room.narrow(axis, limits[0], of[-1]).copy_(x)
-        joined = [
-            torch.cat(room, dim=axis) if isinstance(room, list) else room
-            for room, (axis, _) in zip(whole, self.fields(), strict=True)
-        ]
-        return joined, lengths
+                there.copy_(field.met(there, x))
+        return whole, strips
 
-    def fields(self) -> list[tuple[int, bool]]:
-        """Of each field, along which axis it is joined, and whether it has an entry for every query."""
-        out = [(-2, True)] if self.with_output else []
-        for readout, kind in zip(self.readouts, self.shapes, strict=True):
-            out += [(readout.q_axis, readout.every_query)] * (1 if kind is None else len(kind._fields))
-        return out
-
-    def _room(self, piece: Array, axis: int, every_query: bool) -> Any:
-        """Room for all strips of a field."""
-        if not every_query:
-            return []
-        shape = list(piece.shape)
-        shape[axis] = self.ready.place.q_total
-        return piece.new_empty(shape)
+    def fields(self, limits: Limits) -> list[Field]:
+        """Where each result of a strip goes."""
+        place = self.ready.place.cut(limits, (0, self.ready.place.k_total))
+        shape = (place.q_total, self.ready.value.shape[-1])
+        output = [Field(shape, (slice(*limits), slice(None)))] if self.with_output else []
+        return [*output, *(field for readout in self.readouts for field in readout.fields(place))]
 
     def checkpointed(self) -> list[Array]:
         """All results, differentiable to any order."""
@@ -132,18 +126,39 @@ class Strips:
 
         # Split once: the gradient of a slice is as long as the whole; one for each strip would be quadratic.
         pieces = zip(self.limits, torch.split(query, self.rows, dim=-2), strict=True)
-        strips = [checkpoint(strip, limits, piece, *tensors, use_reentrant=False) for limits, piece in pieces]
-        columns = zip(self.fields(), zip(*strips, strict=True), strict=True)
-        return [torch.cat(of, dim=axis) for (axis, _), of in columns]
+        whole: list[Any] = []
+        for limits, piece in pieces:
+            found = checkpoint(strip, limits, piece, *tensors, use_reentrant=False)
+            whole = whole or [[] for _ in found]
+            for n, (x, field) in enumerate(zip(found, self.fields(limits), strict=True)):
+                if field.how == "put":
+                    whole[n].append(x)
+                else:
+                    whole[n] = _met(field.room(x) if limits[0] == 0 else whole[n], field, x)
+        axes = [-len(field.shape) for field in self.fields(self.limits[0])]
+        return [
+            torch.cat(x, dim=axis) if isinstance(x, list) else x for x, axis in zip(whole, axes, strict=True)
+        ]
 
-    def _nested(self, flat: list[Array]) -> tuple[Array | None, tuple[Any, ...]]:
-        queue = list(flat)
+    def _nested(self, found: list[Array]) -> tuple[Array | None, tuple[Any, ...]]:
+        queue = list(found)
         output = queue.pop(0) if self.with_output else None
         results = []
-        for readout, kind in zip(self.readouts, self.shapes, strict=True):
-            result = queue.pop(0) if kind is None else kind(*(queue.pop(0) for _ in kind._fields))
-            results.append(readout.finish(result, self.ready.place))
+        for readout, kind in zip(self.readouts, self.kinds, strict=True):
+            arrays = [queue.pop(0) for _ in readout.fields(self.ready.place)]
+            results.append(readout.finish(named(tuple(arrays), kind), self.ready.place))
         return output, tuple(results)
+
+
+def _met(whole: Array, field: Field, piece: Array) -> Array:
+    """The whole after a piece was added, or was the larger one; not in place, for a graph."""
+    import torch
+
+    axis, at = -len(field.shape), field.at[0]
+    before, there, after = torch.split(
+        whole, [at.start, at.stop - at.start, field.shape[0] - at.stop], dim=axis
+    )
+    return torch.cat([before, field.met(there, piece), after], dim=axis)
 
 
 _FUNCTION: Any = None
@@ -158,7 +173,7 @@ def _function() -> Any:
         class Attend(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, strips: Strips, *tensors: Any) -> Any:
-                joined, ctx.lengths = strips.collect()
+                joined, ctx.of = strips.collect()
                 ctx.strips = strips
                 ctx.save_for_backward(*tensors)
                 ctx.mark_non_differentiable(*(x for x in joined if not x.is_floating_point()))
@@ -170,7 +185,7 @@ def _function() -> Any:
                 if torch.is_grad_enabled():
                     found = twice_differentiable(strips, ctx.saved_tensors, gradients)
                 else:
-                    found = _backward(strips, ctx.saved_tensors, gradients, ctx.lengths)
+                    found = _backward(strips, ctx.saved_tensors, gradients, ctx.of)
                 wanted = ctx.needs_input_grad[1:]
                 return (None, *(g if w else None for g, w in zip(found, wanted, strict=True)))
 
@@ -210,7 +225,7 @@ def twice_differentiable(
 
 
 def _backward(
-    strips: Strips, tensors: Sequence[Array], gradients: Sequence[Array], lengths: list[list[int]]
+    strips: Strips, tensors: Sequence[Array], gradients: Sequence[Array], maxima: list[Array | None]
 ) -> list[Array | None]:
     import torch
 
@@ -218,7 +233,6 @@ def _backward(
     grads = [torch.zeros_like(x) for x in tensors]
     score = strips.ready.score.replace_arrays(list(tensors[3 : 3 + held]))
     score_grads = strips.ready.score.replace_arrays(grads[3 : 3 + held])
-    starts = [0] * len(gradients)
     for n, limits in enumerate(strips.limits):
         cut = (slice(*limits), slice(0, strips.ready.place.k_total))
         originals = [
@@ -232,12 +246,13 @@ def _backward(
         with torch.enable_grad():
             results = strips.run(limits, leaves[0], leaves[1:], cut=True)
         outputs, weights = [], []
-        for field, ((axis, _), result) in enumerate(zip(strips.fields(), results, strict=True)):
-            length = lengths[field][n]
+        for result, field, gradient, of in zip(
+            results, strips.fields(limits), gradients, maxima, strict=True
+        ):
             if result.requires_grad:
                 outputs.append(result)
-                weights.append(gradients[field].narrow(axis, starts[field], length))
-            starts[field] += length
+                share = field.cut(gradient)
+                weights.append(share if of is None else share.where(field.cut(of) == n, 0.0))
         wanted = [x for x in leaves if x.requires_grad]
         found = torch.autograd.grad(outputs, wanted, weights, allow_unused=True)
         new = iter(found)

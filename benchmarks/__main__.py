@@ -1,0 +1,108 @@
+"""`python -m benchmarks [CLAIM …] [--quick]`: measure claims, print their tables, keep the results."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks._claim import CLAIMS, Claim, MissingError, Row, Setting, load
+
+READY = "QKV_BENCHMARK_READY"
+"""Set in a process that was started with one thread and folders of its own for what peers compile."""
+CONSOLE = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+
+
+def main() -> int:
+    """One claim runs here; several each in a process of their own, so that none warms the other's caches."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"of {', '.join(CLAIMS)}; default all")
+    parser.add_argument("--quick", action="store_true", help="small shapes: it runs, nothing is kept")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds of each race, at least 5")
+    parser.add_argument("--results", type=Path, help="folder for results; default benchmarks/results")
+    asked = parser.parse_args()
+    for name in asked.claims:
+        if name not in CLAIMS:
+            parser.error(f"there is no claim {name!r}. The claims are {', '.join(CLAIMS)}.")
+    names = asked.claims or list(CLAIMS)
+    if len(names) == 1 and os.environ.get(READY):
+        return _one(names[0], asked)
+    # Thread counts are read when a library is loaded: they are set before it starts.
+    with tempfile.TemporaryDirectory(prefix="qkv-bench") as caches:
+        settings = {
+            READY: "1",
+            "OMP_NUM_THREADS": "1",
+            "KERAS_BACKEND": "torch",
+            "KEOPS_CACHE_FOLDER": f"{caches}/keops",
+            "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor",
+        }
+        options = [word for word in sys.argv[1:] if word not in asked.claims]
+        done = [
+            subprocess.run([sys.executable, "-m", "benchmarks", name, *options], env=os.environ | settings)
+            for name in names
+        ]
+    return max(run.returncode for run in done)
+
+
+def _one(name: str, asked: argparse.Namespace) -> int:
+    from benchmarks import _record
+
+    claim = load(name)
+    CONSOLE.rule(f"[bold]{name}", align="left")
+    CONSOLE.print(claim.says)
+    CONSOLE.print(f"goal: {claim.goal}\npeers: {', '.join(claim.peers)}")
+    began, rows = time.monotonic(), []
+
+    def say(text: str) -> None:
+        CONSOLE.print(f"  … {text}", style="dim")
+
+    try:
+        for row in claim.rows(Setting(asked.quick, asked.repeats, say)):
+            rows.append(row)
+            say(f"{row.case}: {row.measure} {_number(row)}")
+    except MissingError as missing:
+        CONSOLE.print(f"[yellow]not measured: {missing}")
+    if not rows:
+        return 0
+    CONSOLE.print(_table(claim, rows))
+    for note in dict.fromkeys(row.note for row in rows if row.note):
+        CONSOLE.print(f"  {note}", style="dim")
+    if asked.quick and asked.results is None:
+        CONSOLE.print("a quick run measures nothing: no result is kept")
+        return 0
+    words = ["python -m benchmarks", name, *(["--quick"] if asked.quick else [])]
+    folder = asked.results or _record.RESULTS
+    seconds = time.monotonic() - began
+    path = _record.save(name, claim, rows, " ".join(words), seconds, folder, _record.onednn_gain())
+    CONSOLE.print(f"kept in {path}")
+    return 0
+
+
+def _number(row: Row) -> str:
+    text = f"{row.number:.3g} {row.unit}".strip()
+    return text if row.spread is None else f"{text} ({row.spread[0]:.3g}–{row.spread[1]:.3g})"
+
+
+def _table(claim: Claim, rows: list[Row]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("case", "measured", "", "goal", "", "seconds", "MB", "error", "kernel"):
+        table.add_column(title, justify="left", overflow="fold")
+    for row in rows:
+        mark = {True: "[green]kept", False: "[red]not kept", None: ""}[row.met]
+        seconds = "  ".join(f"{name} {value:.3g}" for name, value in row.seconds.items())
+        megabytes = "  ".join(f"{name} {value:.0f}" for name, value in row.megabytes.items())
+        error = f"{max(row.errors.values()):.1g}" if row.errors else ""
+        goal = "" if row.goal is None else str(row.goal)
+        table.add_row(row.case, _number(row), row.measure, goal, mark, seconds, megabytes, error, row.kernel)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

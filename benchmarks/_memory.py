@@ -1,0 +1,135 @@
+"""Peak memory of one call in a fresh process: VmHWM above what was there before it, after a small warm-up."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Peak", "peak"]
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Peak:
+    """What the process saw, in bytes.
+
+    Attributes:
+        growth: peak above the start; inputs are before it, output and gradients within it.
+        gradients: bytes of all gradients.
+        output: bytes of the output.
+        planned: what the plan says beyond inputs and output; 0 for peers.
+        kernel: chosen by qkv.
+        plan: its text.
+        seconds: CPU time of the call.
+        errors: distance to the oracle, where it was asked for.
+    """
+
+    growth: int
+    gradients: int
+    output: int
+    planned: float
+    kernel: str
+    plan: str
+    seconds: float
+    errors: dict[str, float]
+
+
+def peak(
+    call: str,
+    shape: Any,
+    *,
+    gradient: bool = False,
+    library: str = "torch",
+    who: str = "qkv",
+    kernel: str | None = None,
+    memory: str = "512 MiB",
+    check: bool = False,
+) -> Peak:
+    """Run it once, alone.
+
+    Args:
+        call: a name of `_calls.CALLS`.
+        shape: of query, key and value.
+        gradient: forward and backward.
+        library: "torch" or "numpy".
+        who: "qkv", or a function of `_peers`.
+        kernel: pinned, or None.
+        memory: allowed by the call.
+        check: compare some queries with the float64 oracle after the peak was read.
+    """
+    asked = dict(locals())  # the arguments
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks._memory", json.dumps(asked)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    if done.returncode:
+        raise RuntimeError(f"{asked}\n{done.stderr}")
+    return Peak(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
+
+
+def _measure(asked: dict[str, Any]) -> dict[str, Any]:
+    import torch
+
+    from benchmarks import _calls, _peers
+    from benchmarks._race import cpu_seconds
+
+    torch.set_num_threads(1)
+    who, kernel, check = asked["who"], asked["kernel"], asked["check"]
+    options = {name: asked[name] for name in ("gradient", "library", "memory")}
+
+    def step(shape: Any) -> tuple[Any, Any]:
+        call = _calls.make(asked["call"], tuple(tuple(x) for x in shape), **options)
+        return call, (lambda: call.run(kernel)) if who == "qkv" else getattr(_peers, who)(call)
+
+    # Lazy imports, the thread pool and one-off timings belong to the start.
+    # It is small, so that the heap it leaves behind hides nothing.
+    for _ in range(2):
+        step([(*x[:-2], min(x[-2], 16), x[-1]) for x in asked["shape"]])[1]()
+    call, run = step(asked["shape"])
+    rows = slice(0, 4)
+    if check and call.towards is not None:
+        call.towards[..., rows.stop :, :] = 0
+    plan = None
+    if who == "qkv":
+        import qkv
+
+        plan = qkv.explain(call.query, call.key, call.value, **call.options, kernel=kernel)
+    gc.collect()
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins here, not with the inputs
+        before = _status("VmRSS")
+    except OSError:
+        before = _status("VmHWM")
+    began = cpu_seconds()
+    result = run()
+    seconds = cpu_seconds() - began
+    return {
+        "growth": _status("VmHWM") - before,
+        "gradients": call.gradient_bytes,
+        "output": result[0].nbytes,
+        "planned": plan.cost.peak if plan else 0,
+        "kernel": plan.kernel.name if plan else "",
+        "plan": str(plan) if plan else "",
+        "seconds": seconds,
+        "errors": call.compare(result, rows) if check else {},
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(json.loads(sys.argv[1]))))

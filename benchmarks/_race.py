@@ -1,0 +1,107 @@
+"""Interleaved timing: every round runs each contestant, in turning order, so that all meet one machine."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks._claim import Goal, Row
+
+__all__ = ["Race", "cpu_seconds", "race"]
+
+LEAST = 0.05
+"""Seconds of one sample: short calls are repeated until it is filled."""
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of its finished children: unlike wall time, steady on a shared machine."""
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
+
+
+@dataclass(frozen=True)
+class Race:
+    """CPU and wall seconds of one call, for each contestant and round."""
+
+    cpu: dict[str, list[float]]
+    wall: dict[str, list[float]]
+
+    def row(
+        self,
+        case: str,
+        peer: str,
+        goal: Goal | None = None,
+        *,
+        ours: str = "qkv",
+        clock: str = "CPU time",
+        faster: bool = False,
+        scale: float = 1.0,
+        **more: Any,
+    ) -> Row:
+        """The ratio of the medians.
+
+        Args:
+            case: shape and direction.
+            peer: with whom `ours` is compared.
+            goal: limit of the ratio.
+            ours: name of our contestant.
+            clock: "CPU time", or "wall time".
+            faster: how many times faster than the peer, in place of what part of its time.
+            scale: the peer did this part of the work: its times are divided by it.
+            **more: further fields of the row.
+        """
+        times = dict(self.cpu if clock == "CPU time" else self.wall)
+        times[peer] = [t / scale for t in times[peer]]
+        above, below = (peer, ours) if faster else (ours, peer)
+        number = statistics.median(times[above]) / statistics.median(times[below])
+        paired = [a / b for a, b in zip(times[above], times[below], strict=True)]
+        shown = (ours, peer)
+        cpu = {name: statistics.median(self.cpu[name]) for name in shown}
+        wall = {name: statistics.median(self.wall[name]) for name in shown}
+        cpu[peer] /= scale
+        wall[peer] /= scale
+        return Row(
+            case,
+            f"{above} / {below}, {clock}",
+            number,
+            "×",
+            goal,
+            (min(paired), max(paired)),
+            seconds=cpu,
+            wall=wall,
+            **more,
+        )
+
+
+def race(contestants: dict[str, Callable[[], object]], rounds: int, least: float = LEAST) -> Race:
+    """Run each contestant untimed, then `rounds` rounds of all; a sample is one call, or `least` seconds."""
+    loops = {}
+    for name, run in contestants.items():
+        run()
+        start = time.perf_counter()
+        run()
+        loops[name] = max(1, round(least / max(time.perf_counter() - start, 1e-6)))
+    names = list(contestants)
+    cpu: dict[str, list[float]] = {name: [] for name in names}
+    wall: dict[str, list[float]] = {name: [] for name in names}
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(rounds):
+            for step in range(len(names)):
+                name = names[(turn + step) % len(names)]
+                run = contestants[name]
+                began, start = cpu_seconds(), time.perf_counter()
+                for _ in range(loops[name]):
+                    run()
+                wall[name].append((time.perf_counter() - start) / loops[name])
+                cpu[name].append((cpu_seconds() - began) / loops[name])
+            gc.collect()
+    finally:
+        gc.enable()
+    return Race(cpu, wall)

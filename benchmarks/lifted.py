@@ -1,0 +1,38 @@
+"""Claim: scores that are no plain dot product train for about the price of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks import _calls, _peers
+from benchmarks._claim import AtMost, Claim, Row, Setting
+from benchmarks._race import race
+from benchmarks._record import onednn_gain
+from benchmarks.scaled_dot import WINS
+
+
+def rows(setting: Setting) -> Iterator[Row]:
+    """Forward and backward, parameters too, beside SDPA's plain dot product of the same shape."""
+    gain = onednn_gain()
+    limit = AtMost(1.0 if gain >= WINS else 1.3)
+    for name in setting.some(("2k", "4k", "16k"), 3):
+        for score in ("bilinear", "gaussian", "cosine", "gated", "softcap"):
+            call = _calls.make(score, _calls.shapes(name, setting.quick), gradient=True)
+            errors = call.check()
+            yield race({"qkv": call.run, "SDPA dot": _peers.sdpa(call)}, setting.rounds).row(
+                f"{score}, {name}, forward + backward",
+                "SDPA dot",
+                limit,
+                errors=errors,
+                kernel=call.plan.kernel.name,
+                plan=str(call.plan),
+                note=f"a tile's product through oneDNN is {gain:.2f} × as fast as torch.mm here",
+            )
+
+
+CLAIM = Claim(
+    "Bilinear, Gaussian, cosine, gated and softcap scores train in about the time of SDPA's dot product.",
+    "at most 1.0 of its time where oneDNN's product wins, 1.3 elsewhere; forward + backward",
+    ("torch SDPA, with the plain dot product",),
+    rows,
+)

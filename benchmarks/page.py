@@ -1,0 +1,135 @@
+"""`python -m benchmarks.page`: write docs/benchmarks.md from the last results of every claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from benchmarks._claim import CLAIMS, Claim, load
+from benchmarks._record import RESULTS, latest
+
+__all__ = ["text"]
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "benchmarks.md"
+LIMITS = ROOT / "benchmarks" / "limits"
+"""One file for each claim with a goal that is not kept: lines "words of the case | what binds"."""
+
+HEAD = """# Benchmarks
+
+Every claim of speed and memory, with its goal and the last measurement. This page is written by
+`python -m benchmarks.page` from `benchmarks/results/`; `make bench` measures every claim and
+`make bench CLAIM=additive` one.
+
+- A result is compared with the peer's, and on some queries with the equation in float64, before it is timed.
+- Contestants take turns in one process; medians of at least five rounds; the spread is the lowest and highest
+  ratio within a round. Time is CPU time of the process on one thread unless a row says otherwise.
+- The error is the largest of those distances, each over the largest entry of the right result.
+- Peak memory is that of a fresh process above its inputs, after a small warm-up.
+- GPU: unmeasured.
+"""
+
+
+def text(folder: Path = RESULTS) -> str:
+    """The page."""
+    results = latest(folder)
+    parts = [HEAD, _overview(results)]
+    parts += [_section(name, load(name), results.get(name, [])) for name in CLAIMS]
+    return "\n".join(parts)
+
+
+def _overview(results: dict[str, list[dict[str, Any]]]) -> str:
+    lines = ["## All claims", "", "| claim | goal | peers | goals kept | measured |", "|---|---|---|---|---|"]
+    for name in CLAIMS:
+        claim = load(name)
+        kept, when = "", "not yet"
+        if results.get(name):
+            entry = results[name][0]
+            marks = [row["met"] for row in entry["rows"] if row["met"] is not None]
+            kept, when = f"{sum(marks)} of {len(marks)}", entry["date"]
+        lines.append(f"| [{name}](#{name}) | {claim.goal} | {', '.join(claim.peers)} | {kept} | {when} |")
+    return "\n".join([*lines, ""])
+
+
+def _section(name: str, claim: Claim, entries: list[dict[str, Any]]) -> str:
+    parts = [f"## {name}", "", claim.says, "", f"Goal: {claim.goal}. Peers: {', '.join(claim.peers)}.", ""]
+    for entry in entries:
+        parts += [_source(entry), "", *_rows(entry["rows"], _limits(name)), ""]
+        parts += [
+            f"- {note.rstrip('.')}."
+            for note in dict.fromkeys(row["note"] for row in entry["rows"] if row["note"])
+        ]
+        parts += [""] if parts[-1] else []
+    if not entries:
+        parts += ["Not measured yet.", ""]
+    return "\n".join(parts)
+
+
+def _source(entry: dict[str, Any]) -> str:
+    machine, versions = entry["machine"], entry["versions"]
+    gain = f", oneDNN's product {machine['onednn_gain']:g} × torch.mm" if "onednn_gain" in machine else ""
+    return (
+        f"{entry['date']}, {machine['cpu']}, {machine['cores']} cores, "
+        f"{', '.join(machine['instructions'])}{gain}; "
+        f"`{entry['command']}` at {entry['commit'] or 'an unknown commit'}; "
+        + ", ".join(f"{package} {number}" for package, number in versions.items())
+        + "."
+    )
+
+
+def _rows(rows: list[dict[str, Any]], limits: list[tuple[str, str]]) -> list[str]:
+    unmet = any(row["met"] is False for row in rows)
+    last = [" limit that binds, what was tried |", "---|"] if unmet else ["", ""]
+    lines = [
+        f"| case | measured | spread | goal | kept | seconds | MB | error | kernel |{last[0]}",
+        f"|---|---|---|---|---|---|---|---|---|{last[1]}",
+    ]
+    for row in rows:
+        spread = "" if row["spread"] is None else f"{row['spread'][0]:.3g} – {row['spread'][1]:.3g}"
+        goal = "" if row["goal"] is None else f"{row['goal']['sense']} {row['goal']['limit']:g}"
+        kept = {True: "yes", False: "**no**", None: ""}[row["met"]]
+        cells = [
+            row["case"],
+            f"{row['number']:.3g} {row['unit']} {row['measure']}",
+            spread,
+            goal,
+            kept,
+            _named(row["seconds"], ".3g"),
+            _named(row["megabytes"], ".0f"),
+            f"{max(row['errors'].values()):.1g}" if row["errors"] else "",
+            row["kernel"],
+        ]
+        if unmet:
+            cells.append(_limit(row["case"], limits) if row["met"] is False else "")
+        lines.append("| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |")
+    return lines
+
+
+def _named(numbers: dict[str, float], form: str) -> str:
+    return ", ".join(f"{name} {value:{form}}" for name, value in numbers.items())
+
+
+def _limits(name: str) -> list[tuple[str, str]]:
+    path = LIMITS / f"{name}.txt"
+    if not path.exists():
+        return []
+    lines = [line.partition("|") for line in path.read_text().splitlines() if "|" in line]
+    return [(words.strip(), said.strip()) for words, _, said in lines]
+
+
+def _limit(case: str, limits: list[tuple[str, str]]) -> str:
+    """The first line whose words all stand in the case; a line without words is for every case."""
+    for words, said in limits:
+        if all(word in case for word in words.split()):
+            return said
+    return "not written yet"
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.write_text(text())
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

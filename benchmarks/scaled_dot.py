@@ -1,0 +1,53 @@
+"""Claim: scaled dot-product attention of long sequences is never slower than PyTorch's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks import _calls, _peers
+from benchmarks._claim import AtMost, Claim, Row, Setting
+from benchmarks._race import race
+from benchmarks._record import onednn_gain
+
+WINS = 1.2
+"""From this gain on the product through oneDNN is said to win."""
+
+
+def rows(setting: Setting) -> Iterator[Row]:
+    """Forward, then forward and backward, on one thread by CPU time and on two by wall time."""
+    gain = onednn_gain()
+    wins = gain >= WINS
+    note = f"a tile's product through oneDNN is {gain:.2f} × as fast as torch.mm here: it {_verb(wins)}"
+    for threads in (1, 2):
+        for name in setting.some(("1k", "2k", "4k", "8k", "16k"), 4):
+            for gradient in (False, True):
+                torch.set_num_threads(threads)
+                call = _calls.make("scaled_dot", _calls.shapes(name, setting.quick), gradient=gradient)
+                peer = _peers.sdpa(call)
+                errors = call.check() | call.check_against("SDPA", peer())
+                yield race({"qkv": call.run, "SDPA": peer}, setting.rounds).row(
+                    f"{name}, {'forward + backward' if gradient else 'forward'}, {threads} "
+                    f"thread{'s' * (threads > 1)}",
+                    "SDPA",
+                    AtMost(1.05 if not wins else 0.75 if threads == 1 else 0.9),
+                    clock="CPU time" if threads == 1 else "wall time",
+                    errors=errors,
+                    kernel=call.plan.kernel.name,
+                    plan=str(call.plan),
+                    note=note,
+                )
+    torch.set_num_threads(1)
+
+
+def _verb(wins: bool) -> str:
+    return f"wins ({WINS} × or more)" if wins else f"does not win (less than {WINS} ×)"
+
+
+CLAIM = Claim(
+    "Scaled dot product, q = k from 1k to 16k, width 64, is not slower than scaled_dot_product_attention.",
+    "at most 1.05 of its time; where oneDNN's product wins, at most 0.75 on one thread and 0.90 on two",
+    ("torch SDPA",),
+    rows,
+)

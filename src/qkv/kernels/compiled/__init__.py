@@ -1,0 +1,1 @@
+"""A whole call as one operator that torch.compile does not look into."""

@@ -1,0 +1,1 @@
+"""Softmax in NumPy, in one pass over the keys."""

@@ -1,0 +1,176 @@
+"""Logits of tiles in NumPy, in one buffer, minus a number for each query: what the streamed kernel sums.
+
+Each side's own work is done once: a query's for the whole call, a key's once for each tile of keys, which
+all queries then meet. Keys are never copied as a whole, so a memory-mapped table stays on disk.
+
+    ProductLogits   an inner product of lifted sides: a matrix product, with log2 e and the shift folded in
+    PairLogits      any other score: its `pair` of two sides
+
+Buffers lie keys first, `(*batch, cols, rows)`, and are seen as `(*batch, rows, cols)`: BLAS multiplies a few
+queries with many keys 15 % faster that way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qkv.core.arrays import Array, cast, is_text
+from qkv.core.equation import Ready
+from qkv.core.guard import finite
+from qkv.core.positions import Place
+from qkv.kernels.fold import Limits
+from qkv.kernels.stream.exp import NATURAL, Exponential, exponential
+
+__all__ = ["Logits", "PairLogits", "ProductLogits", "logits_of"]
+
+_SAMPLE = 256
+"""Keys from which a centre is taken, at most."""
+
+
+@dataclass
+class Side:
+    """The lifted queries of a block, or the keys of a tile; `term` is a column `(*batch, rows, 1)` to add."""
+
+    vectors: Array
+    term: Array | None = None
+
+
+class Logits:
+    """Tiles of logits of one call, perhaps of some of its batch elements.
+
+    Attributes:
+        exp: of these logits, which are multiplied by its unit.
+    """
+
+    exp: Exponential = NATURAL
+
+    def __init__(self, ready: Ready) -> None:
+        self.ready = ready
+        self.dtype = np.dtype(ready.dtype)
+        self.place: Place = ready.place
+
+    def left(self, rows: Limits) -> Side:
+        """What some queries contribute by themselves."""
+        raise NotImplementedError
+
+    def right(self, cols: Limits, rows: int) -> Array:
+        """What some keys contribute by themselves, to meet blocks of `rows` queries."""
+        raise NotImplementedError
+
+    def meet(
+        self, left: Side, right: Array, rows: Limits, cols: Limits, shift: Array | None, e: Array
+    ) -> None:
+        """Write the logits of a tile, times the unit, minus `shift`, into `e`."""
+        raise NotImplementedError
+
+    def _parts(self, rows: Limits, cols: Limits) -> tuple[Any, Array, Array, Place]:
+        """The score, queries, keys and place of a tile."""
+        ready = self.ready
+        score = ready.score.slice(slice(*rows), slice(*cols))
+        return score, ready.queries(rows), ready.keys(cols), self.place.cut(rows, cols)
+
+
+class ProductLogits(Logits):
+    """Of a score that is an inner product of its lifted sides, plus a term of the query."""
+
+    def __init__(self, ready: Ready) -> None:
+        super().__init__(ready)
+        self.exp = exponential(str(self.dtype))
+        self.place = dataclasses.replace(ready.place, centre=_centre(ready))
+        self.room = np.empty(0, dtype=self.dtype)
+        self.has_term = False
+
+    def left(self, rows: Limits) -> Side:
+        """Lifted, times the unit, with one more column that can hold the term and the shift."""
+        score, query, key, place = self._parts(rows, (0, 1))
+        vectors = cast(score.lift(query, key, place)[0], self.dtype)
+        term = score.query_term(query, place)
+        unit = self.exp.unit
+        self.has_term = term is not None
+        wide = np.empty((*vectors.shape[:-1], vectors.shape[-1] + 1), dtype=self.dtype)
+        np.multiply(vectors, unit, out=wide[..., :-1])
+        wide[..., -1] = 0
+        return Side(wide, None if term is None else cast(term, self.dtype)[..., None] * unit)
+
+    def right(self, cols: Limits, rows: int) -> Array:
+        """Lifted; with one more column of ones where that is little work beside that of the pairs."""
+        score, query, key, place = self._parts((0, 1), cols)
+        vectors = cast(score.lift(query, key, place)[1], self.dtype)
+        if not self.has_term and 4 * vectors.shape[-1] > rows:
+            return vectors
+        shape = (*vectors.shape[:-1], vectors.shape[-1] + 1)
+        size = int(np.prod(shape))
+        if self.room.size < size:
+            self.room = np.empty(size, dtype=self.dtype)
+        wide = self.room[:size].reshape(shape)
+        wide[..., :-1] = vectors
+        wide[..., -1] = 1
+        return wide
+
+    def meet(
+        self, left: Side, right: Array, rows: Limits, cols: Limits, shift: Array | None, e: Array
+    ) -> None:
+        """One matrix product, and one subtraction where the keys have no column of ones."""
+        vectors, term = left.vectors, left.term
+        if right.shape[-1] == vectors.shape[-1]:
+            _last(vectors, term, shift)
+            np.matmul(right, vectors.swapaxes(-1, -2), out=e.swapaxes(-1, -2))
+            return
+        np.matmul(right, vectors[..., :-1].swapaxes(-1, -2), out=e.swapaxes(-1, -2))
+        if shift is not None:
+            np.subtract(e, shift, out=e)
+
+
+class PairLogits(Logits):
+    """Of any score, and under any normalizer that prepares its logits."""
+
+    def __init__(self, ready: Ready) -> None:
+        super().__init__(ready)
+        self.place = dataclasses.replace(ready.place, centre=_centre(ready))
+
+    def left(self, rows: Limits) -> Side:
+        """The query's side."""
+        score, query, key, place = self._parts(rows, (0, 1))
+        return Side(score.sides(query, key, place)[0])
+
+    def right(self, cols: Limits, rows: int) -> Array:
+        """The key's side."""
+        score, query, key, place = self._parts((0, 1), cols)
+        return score.sides(query, key, place)[1]
+
+    def meet(
+        self, left: Side, right: Array, rows: Limits, cols: Limits, shift: Array | None, e: Array
+    ) -> None:
+        """The score's pair, prepared."""
+        score = self.ready.score.slice(slice(*rows), slice(*cols))
+        logits = cast(score.pair(left.vectors, right, self.place.cut(rows, cols)), self.dtype)
+        logits = self.ready.normalizer.prepare(logits)
+        np.subtract(logits, 0 if shift is None else shift, out=e)
+
+
+def logits_of(ready: Ready) -> Logits:
+    """The kind of logits that the score's facts allow."""
+    one = np.ones((*(1 for _ in ready.batch), 1, 1), dtype=ready.dtype)
+    prepares = ready.normalizer.prepare(one) is not one
+    return PairLogits(ready) if prepares or not ready.score.is_product else ProductLogits(ready)
+
+
+def _centre(ready: Ready) -> Any:
+    """One point that all tiles share: of some keys, since no pass over all of them is worth its digits."""
+    if is_text(ready.key) or ready.score.centre(ready.key[..., :1, :]) is None:
+        return None
+    key = ready.key[..., :: max(1, -(-ready.key.shape[-2] // _SAMPLE)), :]
+    return ready.score.centre(finite(key if ready.score.as_given else cast(key, ready.dtype)))
+
+
+def _last(vectors: Array, term: Array | None, shift: Array | None) -> None:
+    """The last column becomes term − shift."""
+    if term is None and shift is None:
+        return
+    vectors[..., -1:] = 0.0 if term is None else term
+    if shift is not None:
+        vectors[..., -1:] -= shift

@@ -1,0 +1,167 @@
+"""The fast way of the strip kernel: one batch element and some queries at a time, forward and backward.
+
+Of each strip of whole rows, only the keys that reach the normalizer's floor are kept (`candidates.py`); the
+output is a sum of their values, and the gradient touches only their keys and values. Between forward and
+backward a few keys per query are remembered. Where many keys reach the floor, the strip is weighed whole, and
+its logits are computed again in backward:
+
+    dL/dw_ij = do_i · v_j        dL/dv_j += Σ_i w_ij do_i        dL/dl: by the normalizer, on what was kept
+    dL/dl = dL/dleft · right ... for a product of sides; else the strip's score, by autograd
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from qkv.core.arrays import Array, requires_gradient
+from qkv.core.batch import Index, indices, take
+from qkv.core.equation import Ready, drop, side
+from qkv.kernels.fold import spans, weights_of
+from qkv.kernels.strips.candidates import Kept, columns_allowed, find_kept, strip_logits, strip_width
+from qkv.kernels.strips.rows_backward import Backward, joined, kept_weights, sum_of_rows
+from qkv.kernels.strips.strips import Strips, twice_differentiable
+
+__all__ = ["Rows", "attend_kept", "attend_strip"]
+
+Limits = tuple[int, int]
+
+FINISHED = 512
+"""Queries whose kept keys are weighed at once."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A call whose rows are taken whole; query and key may be the sides of its score.
+
+    Attributes:
+        ready: the call; its values are known to be finite.
+        rows: queries in a strip.
+        tile: keys compared at once, where the score is no product.
+        most: kept keys per query, above which a strip is weighed whole.
+        again: queries in a strip where the gradient itself is to be differentiated.
+    """
+
+    ready: Ready
+    rows: int
+    tile: int
+    most: int
+    again: int
+
+    @property
+    def tensors(self) -> tuple[Array, ...]:
+        """All that a gradient may be wanted of."""
+        ready = self.ready
+        return (ready.query, ready.key, ready.value, *ready.score.arrays(), *ready.normalizer.arrays())
+
+    def attend(self) -> Array:
+        """The output."""
+        if any(requires_gradient(x) for x in self.tensors):
+            return _function().apply(self, *self.tensors)
+        return self.forward([])
+
+    def places(self) -> Iterator[tuple[Index, Limits]]:
+        """Batch element and queries of each strip."""
+        for index in indices(self.ready.batch, 1):
+            for limits in spans(self.ready.place.q_total, self.rows):
+                yield index, limits
+
+    def room(self) -> Any:
+        """For the logits of a strip."""
+        place = self.ready.place
+        rows = min(self.rows, place.q_total)
+        return self.ready.value.new_empty(rows * strip_width(place.k_total))
+
+    def forward(self, kept: list[Kept | None]) -> Array:
+        """The output; of each strip, what it kept is put into the list."""
+        ready, room = self.ready, self.room()
+        out = ready.value.new_zeros((*ready.batch, ready.place.q_total, ready.value.shape[-1]))
+        for index in indices(ready.batch, 1):
+            one, of_one = ready.at(index), take(out, index, 2)
+            waiting: list[Kept] = []
+            first = 0
+            for rows in spans(ready.place.q_total, self.rows):
+                found = attend_strip(one, rows, side(of_one, rows), room, self.tile, self.most)
+                if found is not None:
+                    first = first if waiting else rows[0]
+                    waiting.append(found)
+                # What is done for few keys costs less for many queries at once.
+                if waiting and (
+                    found is None or rows[1] - first >= FINISHED or rows[1] == ready.place.q_total
+                ):
+                    done = (first, rows[0] if found is None else rows[1])
+                    kept += attend_kept(one, done, waiting, side(of_one, done))
+                    waiting = []
+                if found is None:
+                    kept.append(None)
+        return out
+
+
+def attend_strip(ready: Ready, rows: Limits, out: Any, room: Any, tile: int, most: int) -> Kept | None:
+    """The keys that some queries keep; or None, and their output in `out`, where they were weighed whole.
+
+    It writes nothing but `out` and `room`: strips may run at the same time.
+    """
+    cols = columns_allowed(ready, rows)
+    if cols[0] == cols[1]:
+        return None
+    strip = strip_logits(ready, rows, cols, room, tile, ranked=most > 0)
+    kept = find_kept(strip, ready.normalizer, most)
+    if kept is None:
+        place = ready.place.cut(rows, cols)
+        weights = drop(weights_of(ready.normalizer, strip.keys, place), place, ready.dropout)
+        out.copy_(weights @ side(ready.value, cols))
+    return kept
+
+
+def attend_kept(ready: Ready, rows: Limits, strips: list[Kept], out: Any) -> list[Kept | None]:
+    """Output of consecutive strips from the keys they keep; and what backward needs of each."""
+    kept = joined(strips)
+    weights = kept_weights(ready, kept, kept.logits, rows)
+    place = ready.place.cut(rows, (0, ready.place.k_total))
+    out.copy_(sum_of_rows(kept.index, ready.value, drop(weights, place, ready.dropout, keys=kept.index)))
+    if ready.normalizer.trains_logits:
+        return list(strips)
+    # One key has the weight, and no gradient asks how it came to it.
+    best = weights.argmax(dim=-1, keepdim=True)
+    weight, index = weights.gather(-1, best), kept.index.gather(-1, best)
+    lengths = [len(strip.index) for strip in strips]
+    pairs = zip(index.split(lengths), weight.split(lengths), strict=True)
+    return [Kept(of_index, of_weight, of_weight) for of_index, of_weight in pairs]
+
+
+_FUNCTION: Any = None
+
+
+def _function() -> Any:
+    """The autograd function, made when torch is there."""
+    global _FUNCTION
+    if _FUNCTION is None:
+        import torch
+
+        class Attend(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, rows: Rows, *tensors: Any) -> Any:
+                ctx.rows, ctx.kept = rows, []
+                ctx.save_for_backward(*tensors)
+                with torch.autocast(rows.ready.value.device.type, enabled=False):
+                    return rows.forward(ctx.kept)
+
+            @staticmethod
+            def backward(ctx: Any, gradient: Any) -> Any:
+                rows: Rows = ctx.rows
+                found: Any
+                if torch.is_grad_enabled():  # the gradient itself will be differentiated
+                    strips = Strips(rows.ready, (), rows.again, with_output=True)
+                    found = twice_differentiable(strips, ctx.saved_tensors, [gradient])
+                else:
+                    with torch.autocast(gradient.device.type, enabled=False):
+                        found = Backward(rows, ctx.saved_tensors, gradient, ctx.needs_input_grad[1:]).run(
+                            ctx.kept
+                        )
+                wanted = ctx.needs_input_grad[1:]
+                return (None, *(g if w else None for g, w in zip(found, wanted, strict=True)))
+
+        _FUNCTION = Attend
+    return _FUNCTION

@@ -1,0 +1,273 @@
+"""Logits of a tile in PyTorch, and their way back: several ways to compute one thing, chosen by facts.
+
+    Product        the score is a product of its sides: one matrix product forward, two back
+    Shifted        something is added to the logits of another score (`PointwiseScore.adds`)
+    Bent           logits of a product are capped by a tanh (`PointwiseScore.bend`)
+    GatedProduct   a product times a sigmoid of both sides, in `gates.py`
+    Traced         any other score: its `pair` runs, and is differentiated by autograd on the tile
+
+`choice.py` chooses. Each gives logits in an array that may be written to, multiplied by a factor (a
+temperature, log₂ e).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from qkv.core.arrays import Array
+from qkv.core.batch import Index, take
+from qkv.core.equation import Ready, side
+from qkv.kernels.tiles.routes import Routes, add_product
+from qkv.kernels.tiles.workers import Room
+
+__all__ = ["Back", "Bent", "Gradients", "Pairs", "Product", "Shifted", "Slices", "Traced"]
+
+Limits = tuple[int, int]
+
+
+class Slices:
+    """Rows of an array by their limits; each cut is made once, because tiles ask for it again and again."""
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        self._cut: dict[Limits, Array] = {}
+
+    def __call__(self, limits: Limits) -> Array:
+        """Those rows."""
+        found = self._cut.get(limits)
+        if found is None:
+            found = self._cut[limits] = self.array[..., slice(*limits), :]
+        return found
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Where gradients are added: arrays like the call's own; parts hold them in place of their arrays."""
+
+    query: Array
+    key: Array
+    value: Array
+    score: Any
+    normalizer: Any
+
+    @cached_property
+    def queries(self) -> Slices:
+        """Where gradients of some queries are added."""
+        return Slices(self.query)
+
+    @cached_property
+    def keys(self) -> Slices:
+        """The same of keys."""
+        return Slices(self.key)
+
+    @cached_property
+    def values(self) -> Slices:
+        """The same of values."""
+        return Slices(self.value)
+
+    @classmethod
+    def zeros(cls, ready: Ready) -> Gradients:
+        """Nothing yet."""
+        import torch
+
+        zeros = torch.zeros_like
+
+        def turned(x: Array) -> Array:
+            # The products that add to keys and values are a seventh faster where columns lie together.
+            return x.new_zeros((*x.shape[:-2], x.shape[-1], x.shape[-2])).mT
+
+        return cls(
+            zeros(ready.query),
+            turned(ready.key),
+            turned(ready.value),
+            ready.score.map_arrays(zeros),
+            ready.normalizer.map_arrays(zeros),
+        )
+
+    def at(self, index: Index) -> Gradients:
+        """Those of some batch elements: views."""
+        query, key, value = (take(x, index, 2) for x in (self.query, self.key, self.value))
+        return Gradients(query, key, value, self.score.at(index), self.normalizer.at(index))
+
+    def tensors(self) -> list[Array]:
+        """All, in the order of the call's own."""
+        return [self.query, self.key, self.value, *self.score.arrays(), *self.normalizer.arrays()]
+
+
+Back = Callable[[Array, Gradients], None]
+
+
+class Pairs(ABC):
+    """Logits of the tiles of a call.
+
+    Args:
+        ready: the call, or some of its batch elements.
+        factor: by which logits are multiplied.
+        routes: of the machine.
+    """
+
+    def __init__(self, ready: Ready, factor: float, routes: Routes) -> None:
+        self.ready, self.factor, self.routes = ready, factor, routes
+
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on how guards on the data went."""
+        return ()
+
+    @abstractmethod
+    def logits(self, rows: Limits, cols: Limits, room: Room) -> Array:
+        """factor · logits `(*batch, rows, cols)`, without mask, in an array that may be written to."""
+
+    @abstractmethod
+    def trace(self, rows: Limits, cols: Limits, room: Room) -> tuple[Array, Back]:
+        """As `logits`; and a function that adds what a gradient of the logits (of the plain ones, not
+        multiplied by the factor) gives to query, key and the score's arrays.
+        """
+
+
+class Product(Pairs):
+    """left @ rightᵀ"""
+
+    def __init__(self, ready: Ready, factor: float, routes: Routes) -> None:
+        super().__init__(ready, factor, routes)
+        self._queries, self._keys = Slices(ready.query), Slices(ready.key)
+        self._left = self._queries if factor == 1 else Slices(ready.query * factor)
+
+    def logits(self, rows: Limits, cols: Limits, room: Room) -> Array:
+        """One matrix product."""
+        return self.routes.product(self._left(rows), self._keys(cols), room, "logits")
+
+    def trace(self, rows: Limits, cols: Limits, room: Room) -> tuple[Array, Back]:
+        """dL += dS R, dR += dSᵀ L"""
+
+        def back(gradient: Array, gradients: Gradients) -> None:
+            add_product(gradients.queries(rows), gradient, self._keys(cols))
+            add_product(gradients.keys(cols), gradient.mT, self._queries(rows))
+
+        return self.logits(rows, cols, room), back
+
+
+class Shifted(Pairs):
+    """Logits of the score within, plus an offset that does not depend on them; `inner` makes the former."""
+
+    def __init__(
+        self, ready: Ready, factor: float, routes: Routes, inner: Callable[[Ready, float, Routes], Pairs]
+    ) -> None:
+        super().__init__(ready, factor, routes)
+        self._inner = inner(replace(ready, score=ready.score.score), factor, routes)
+
+    def logits(self, rows: Limits, cols: Limits, room: Room) -> Array:
+        """The inner ones, with the offset added in place."""
+        place, score = self.ready.place.cut(rows, cols), self.ready.score.slice(slice(*rows), slice(*cols))
+        offset = score.offset(place, self.ready.value)
+        return self._inner.logits(rows, cols, room).add_(offset, alpha=self.factor)
+
+    def trace(self, rows: Limits, cols: Limits, room: Room) -> tuple[Array, Back]:
+        """The gradient passes on to the score within; the arrays of the offset get theirs by autograd."""
+        import torch
+
+        place, cut = self.ready.place.cut(rows, cols), (slice(*rows), slice(*cols))
+        score = self.ready.score.slice(*cut)
+        leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in score.arrays()]
+        with torch.enable_grad():
+            offset = score.replace_arrays(leaves).offset(place, self.ready.value)
+        logits, inner_back = self._inner.trace(rows, cols, room)
+
+        def back(gradient: Array, gradients: Gradients) -> None:
+            if offset.requires_grad:
+                targets = gradients.score.slice(*cut).arrays()
+                add_traced(offset, gradient, leaves, targets)
+            inner_back(gradient, replace(gradients, score=gradients.score.score))
+
+        return logits.add_(offset.detach(), alpha=self.factor), back
+
+
+class Bent(Pairs):
+    """cap · tanh(logit / cap) of a product, with a cap that is a plain number."""
+
+    def __init__(self, ready: Ready, factor: float, routes: Routes) -> None:
+        super().__init__(ready, factor, routes)
+        self._inner = Product(replace(ready, score=ready.score.score), 1.0 / ready.score.cap, routes)
+
+    def logits(self, rows: Limits, cols: Limits, room: Room) -> Array:
+        """In place on the inner logits."""
+        bent = self.routes.tanh_(self._inner.logits(rows, cols, room))
+        return bent.mul_(self.ready.score.cap * self.factor)
+
+    def trace(self, rows: Limits, cols: Limits, room: Room) -> tuple[Array, Back]:
+        """d(inner logit) = (1 − tanh²) dS"""
+        import torch
+
+        inner, inner_back = self._inner.trace(rows, cols, room)
+        bent = self.routes.tanh_(inner)
+        slope = torch.mul(bent, bent, out=room.take("slope", bent.shape, bent))
+
+        def back(gradient: Array, gradients: Gradients) -> None:
+            gradient.addcmul_(gradient, slope, value=-1)
+            inner_back(gradient, replace(gradients, score=gradients.score.score))
+
+        return bent.mul_(self.ready.score.cap * self.factor), back
+
+
+class Traced(Pairs):
+    """The score's own function, differentiated by autograd."""
+
+    def logits(self, rows: Limits, cols: Limits, room: Room) -> Array:
+        """The score's tile, copied: what it gives may be a view of something."""
+        place, cut = self.ready.place.cut(rows, cols), (slice(*rows), slice(*cols))
+        score = self.ready.score.slice(*cut)
+        return self._own(
+            self._function(score)(side(self.ready.query, rows), side(self.ready.key, cols), place),
+            rows,
+            cols,
+            room,
+        )
+
+    def trace(self, rows: Limits, cols: Limits, room: Room) -> tuple[Array, Back]:
+        """The tile's graph is kept until the way back is taken."""
+        import torch
+
+        place, cut = self.ready.place.cut(rows, cols), (slice(*rows), slice(*cols))
+        score = self.ready.score.slice(*cut)
+        originals = [side(self.ready.query, rows), side(self.ready.key, cols), *score.arrays()]
+        leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in originals]
+        with torch.enable_grad():
+            function = self._function(score.replace_arrays(leaves[2:]))
+            traced = function(leaves[0], leaves[1], place)
+
+        def back(gradient: Array, gradients: Gradients) -> None:
+            if traced.requires_grad:
+                arrays = gradients.score.slice(*cut).arrays()
+                targets = [gradients.queries(rows), gradients.keys(cols), *arrays]
+                add_traced(traced, gradient, leaves, targets)
+
+        return self._own(traced.detach(), rows, cols, room), back
+
+    def _function(self, score: Any) -> Callable[..., Array]:
+        function: Callable[..., Array] = score.pair if self.ready.sided else score.tile
+        return function
+
+    def _own(self, logits: Array, rows: Limits, cols: Limits, room: Room) -> Array:
+        import torch
+
+        shape = (*self.ready.place.batch, rows[1] - rows[0], cols[1] - cols[0])
+        own = room.take("logits", shape, self.ready.value)
+        if logits.dtype == own.dtype and logits.shape == own.shape:
+            return torch.mul(logits, self.factor, out=own)
+        return own.copy_(logits).mul_(self.factor)
+
+
+def add_traced(traced: Array, gradient: Array, leaves: Sequence[Array], targets: Sequence[Array]) -> None:
+    """Add to each target the gradient of its leaf, from the gradient of what was traced."""
+    import torch
+
+    wanted = [x for x in leaves if x.requires_grad]
+    gradient = gradient.sum_to_size(traced.shape).to(traced.dtype)
+    found = iter(torch.autograd.grad(traced, wanted, gradient, allow_unused=True))
+    for leaf, target in zip(leaves, targets, strict=True):
+        more = next(found) if leaf.requires_grad else None
+        if more is not None:
+            target += more

@@ -1,0 +1,52 @@
+"""An additive score on a tile in PyTorch: Σ_h v_h tanh(left_ih + right_jh), by `units.py`."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from qkv.core.arrays import Array
+from qkv.kernels.tiles import units
+from qkv.kernels.tiles.pairs import Back, Gradients, Pairs
+from qkv.kernels.tiles.units import Units
+from qkv.kernels.tiles.workers import Room
+
+__all__ = ["UnitSum"]
+
+Limits = tuple[int, int]
+
+
+class UnitSum(Pairs):
+    """A score whose `unit` is "tanh", of one batch element."""
+
+    def logits(self, rows: Limits, cols: Limits, room: Room) -> Array:
+        """By exponentials or tanh, as the range of each hidden unit allows."""
+        return self._logits(self._forward, rows, cols, room)
+
+    def trace(self, rows: Limits, cols: Limits, room: Room) -> tuple[Array, Back]:
+        """The tile again, from what both directions were prepared for."""
+
+        def back(gradient: Array, gradients: Gradients) -> None:
+            to = (gradients.query, gradients.key, gradients.score.unit_vector)
+            units.gradient(self._backward, rows, cols, gradient, to, room)
+
+        return self._logits(self._backward, rows, cols, room), back
+
+    def notes(self) -> tuple[str, ...]:
+        """How the guard on the range went."""
+        return (self._forward.says,)
+
+    def _logits(self, prepared: Units, rows: Limits, cols: Limits, room: Room) -> Array:
+        shape = (rows[1] - rows[0], cols[1] - cols[0])
+        out = units.logits(prepared, rows, cols, room.take("logits", shape, self.ready.value), room)
+        return out if self.factor == 1 else out.mul_(self.factor)
+
+    @cached_property
+    def _forward(self) -> Units:
+        return self._prepared(train=False)
+
+    @cached_property
+    def _backward(self) -> Units:
+        return self._prepared(train=True)
+
+    def _prepared(self, train: bool) -> Units:
+        return units.prepare(self.ready.query, self.ready.key, self.ready.score.unit_vector, train)

@@ -1,0 +1,27 @@
+"""A bias that is the same for every query is a bias of the key: the score stays an inner product."""
+
+from __future__ import annotations
+
+from qkv.plan.problem import Problem
+from qkv.plan.spec import Spec
+
+__all__ = ["bias_per_key"]
+
+
+def bias_per_key(problem: Problem) -> tuple[Spec, str] | None:
+    """Biased(score, bias of shape (…, 1, k)) -> Biased(score, per_key of shape (…, k)).
+
+    For a learned bias PyTorch keeps an array of all pairs; as one more axis of the key it is a column.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv.core.axes import Axes
+        >>> from qkv.scores import Biased, Dot
+        >>> before = Problem(Spec(Biased(Dot(), np.zeros((1, 3)))), Axes.of((2, 1), (3, 1), (3, 1)))
+        >>> print(before.score, "->", bias_per_key(before)[0].score)
+        Biased(Dot(), bias=float64[1, 3]) -> Biased(Dot(), per_key=float64[3])
+    """
+    simpler = problem.score.for_keys(problem.axes.q, problem.axes.k)
+    if simpler is problem.score:
+        return None
+    return problem.spec.with_(score=simpler), f"{problem.score} is the same for every query: {simpler}"

@@ -1,0 +1,25 @@
+"""A sum of sums is one sum, and a sum of one score is that score."""
+
+from __future__ import annotations
+
+from qkv.plan.problem import Problem
+from qkv.plan.spec import Spec
+
+__all__ = ["flat_sum"]
+
+
+def flat_sum(problem: Problem) -> tuple[Spec, str] | None:
+    """SumOf((a, SumOf((b, c)))) -> SumOf((a, b, c)); SumOf((a,)) -> a.
+
+    Example:
+        >>> from qkv.core.axes import Axes
+        >>> from qkv.scores import Dot, Gaussian, SumOf
+        >>> score = SumOf((Dot(), SumOf((Dot(), Gaussian(2.0)))))
+        >>> before = Problem(Spec(score), Axes.of((2, 1), (3, 1), (3, 1)))
+        >>> print(flat_sum(before)[0].score)
+        SumOf((Dot(), Dot(), Gaussian(2.0)))
+    """
+    simpler = problem.score.flat()
+    if simpler is problem.score:
+        return None
+    return problem.spec.with_(score=simpler), f"{problem.score} is {simpler}"

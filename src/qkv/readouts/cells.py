@@ -1,0 +1,104 @@
+"""Cells: an axis of `length` entries in `cells` runs that follow one another, as equal as can be.
+
+    cell of entry i = ⌊i · cells / length⌋          cells = min(size, length)
+
+Cell c starts at ⌈c · length / cells⌉. Pooling reduces what of each cell stands within some limits.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from qkv.core.arrays import Array, library, like, namespace, requires_gradient
+
+__all__ = ["cell_count", "cell_lengths", "cell_start", "pool", "touched"]
+
+
+def cell_count(size: int, length: int) -> int:
+    """How many cells there are: never more than entries."""
+    return min(size, length)
+
+
+def cell_start(cell: int, cells: int, length: int) -> int:
+    """The first entry of a cell, and with `cell = cells` the end of the last.
+
+    Example:
+        >>> [cell_start(c, 3, 10) for c in range(4)]
+        [0, 4, 7, 10]
+    """
+    return -(-cell * length // cells) if cells else 0
+
+
+def cell_lengths(cells: int, length: int) -> list[int]:
+    """How many entries each cell has.
+
+    Example:
+        >>> cell_lengths(3, 10)
+        [4, 3, 3]
+    """
+    starts = [cell_start(c, cells, length) for c in range(cells + 1)]
+    return [stop - start for start, stop in itertools.pairwise(starts)]
+
+
+def touched(limits: tuple[int, int], cells: int, length: int) -> tuple[int, int]:
+    """First cell with an entry within the limits, and the one after the last.
+
+    Example:
+        >>> touched((3, 5), 3, 10)
+        (0, 2)
+    """
+    start, stop = limits
+    if start >= stop:
+        return 0, 0
+    return start * cells // length, (stop - 1) * cells // length + 1
+
+
+def pool(x: Array, axis: int, limits: tuple[int, int], cells: int, length: int, how: str) -> Array:
+    """Sum or largest of each cell of the entries within the limits, which are along the axis of x.
+
+    The gradient of the largest goes to the first of equals.
+
+    Args:
+        x: any array.
+        axis: −1 or −2.
+        limits: of the entries that are there.
+        cells: of the whole axis.
+        length: of the whole axis.
+        how: "sum" or "max".
+
+    Example:
+        >>> pool(np.arange(10.0), -1, (0, 10), 3, 10, "sum")
+        array([ 6., 15., 24.])
+    """
+    first, last = touched(limits, cells, length)
+    shape = list(x.shape)
+    place = x.ndim + axis
+    edges = [min(max(cell_start(c, cells, length), limits[0]), limits[1]) for c in range(first, last + 1)]
+    lengths = np.diff(np.asarray(edges, dtype=np.int64)) if edges else np.zeros(0, dtype=np.int64)
+    if not len(lengths):
+        return x[..., :0] if axis == -1 else x[..., :0, :]
+    xp, widest = namespace(x), int(lengths.max())
+    even = bool((lengths == widest).all())
+    if not even:
+        # The last entry of a short cell fills it up: it changes no largest one, and is counted once.
+        step = np.minimum(np.arange(widest), lengths[:, None] - 1)
+        index = (np.asarray(edges[:-1])[:, None] - limits[0] + step).ravel()
+        x = xp.take(x, like(x, index), axis=axis)
+    apart = xp.reshape(x, (*shape[:place], len(lengths), widest, *shape[place + 1 :]))
+    if how == "max":
+        return _first_largest(apart, axis)
+    if not even:
+        counted = np.arange(widest) < lengths[:, None]
+        counted = counted if axis == -1 else counted[..., None]
+        apart = xp.where(like(x, counted), apart, xp.zeros_like(apart))
+    return xp.sum(apart, axis=axis)
+
+
+def _first_largest(x: Array, axis: int) -> Array:
+    xp = namespace(x)
+    if not requires_gradient(x) and library(x) != "jax":
+        return xp.max(x, axis=axis)
+    index = xp.argmax(x, axis=axis, keepdims=True)
+    return xp.squeeze(xp.take_along_axis(x, index, axis=axis), axis=axis)

@@ -1,0 +1,99 @@
+"""Pooled map: the whole picture of the weights, in as many cells as one can look at.
+
+mean: Σ of the weights of a cell / (its rows · its columns)          max: the largest of them
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from qkv.core.arrays import Array, like
+from qkv.core.positions import Place
+from qkv.errors import OptionError
+from qkv.readouts.base import Field, Readout
+from qkv.readouts.cells import cell_count, cell_lengths, pool, touched
+
+__all__ = ["PooledMap"]
+
+
+@dataclass(frozen=True, eq=False)
+class PooledMap(Readout):
+    """The map of all weights pooled to at most `size` × `size` cells, `(*batch, rows, cols)`.
+
+    Query i is in row ⌊i · rows / q⌋ with rows = min(size, q), key j in column ⌊j · cols / k⌋ with cols =
+    min(size, k): so where there are no more queries than `size`, each has a row. A pair that is masked counts
+    with weight 0. Means show where the mass is, maxima show lone keys, which means hide: ask for both where a
+    picture is wanted. The gradient of a maximum goes to the lowest query, then the lowest key, of equals.
+
+    Args:
+        size: cells along each side, at least 1.
+        how: "mean" or "max".
+
+    Raises:
+        OptionError: size is no whole number of at least 1, or `how` is something else.
+
+    Example:
+        >>> import numpy as np, qkv
+        >>> keys = np.log(np.array([[4.0], [4.0], [1.0], [1.0]]))
+        >>> maps = [PooledMap(2), PooledMap(2, "max")]
+        >>> mean, largest = qkv.observe(np.ones((4, 1)), keys, keys, readouts=maps).readouts
+        >>> mean.round(12)
+        array([[0.4, 0.1],
+               [0.4, 0.1]])
+    """
+
+    size: int
+    how: Literal["mean", "max"] = "mean"
+
+    def validate(self) -> None:
+        """A whole number of at least 1, and one of two words."""
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
+            raise OptionError(
+                f"PooledMap was given size={self.size!r}. It must be a whole number of at least 1."
+            )
+        if self.how not in ("mean", "max"):
+            raise OptionError(f'PooledMap was given how={self.how!r}. It must be "mean" or "max".')
+
+    @property
+    def blocks(self) -> str:  # type: ignore[override]
+        """Fact: it is that of cells."""
+        return self.how
+
+    def numbers(self, q: int, k: int) -> int:
+        """The map; of means, their sums before."""
+        return (2 if self.how == "mean" else 1) * math.prod(self.sides(q, k))
+
+    def sides(self, q: int, k: int) -> tuple[int, int]:
+        """Rows and columns of the map."""
+        return cell_count(self.size, q), cell_count(self.size, k)
+
+    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
+        """Sum or largest of each cell that the tile touches."""
+        rows, cols = self.sides(place.q_total, place.k_total)
+        how = "sum" if self.how == "mean" else "max"
+        lanes = pool(weights, -1, place.cols, cols, place.k_total, how)
+        return pool(lanes, -2, place.rows, rows, place.q_total, how)
+
+    def fields(self, place: Place) -> tuple[Field, ...]:
+        """The cells that the tile touches."""
+        sides = self.sides(place.q_total, place.k_total)
+        at = (
+            slice(*touched(place.rows, sides[0], place.q_total)),
+            slice(*touched(place.cols, sides[1], place.k_total)),
+        )
+        if self.how == "max":
+            return (Field(sides, at, "max", -math.inf, 0.0),)
+        return (Field(sides, at, "add"),)
+
+    def finish(self, whole: Array, place: Place) -> Array:
+        """Sums divided by the pairs of a cell."""
+        if self.how == "max":
+            return whole
+        rows, cols = self.sides(place.q_total, place.k_total)
+        of_rows, of_cols = cell_lengths(rows, place.q_total), cell_lengths(cols, place.k_total)
+        pairs = np.outer(np.asarray(of_rows, dtype=np.float64), np.asarray(of_cols, dtype=np.float64))
+        return whole / like(whole, pairs, whole.dtype)

@@ -1,0 +1,60 @@
+"""Kernels that only the suites run: readouts of tiles, as tiled kernels may have them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from qkv.core.arrays import cast, quiet, zeros
+from qkv.core.batch import indices
+from qkv.core.equation import Ready
+from qkv.kernels.fold import fold_rows, spans
+from qkv.kernels.tiles.reading import Reading, read_rows, reads_tiles
+from qkv.plan.cost import Cost
+from qkv.plan.kernel import Kernel, Result
+from qkv.plan.problem import Problem
+
+__all__ = ["TileReader"]
+
+
+@dataclass(frozen=True)
+class TileReader(Kernel):
+    """Folds some queries, and reads by a second pass over tiles of some batch elements; no gradient.
+
+    Args:
+        rows, cols: of a tile.
+        most: batch elements of a tile.
+    """
+
+    name: ClassVar[str] = "tile reader"
+    libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch")
+    rows: int = 3
+    cols: int = 4
+    most: int = 2
+
+    def refuse(self, problem: Problem) -> str | None:
+        """What is not read by tiles."""
+        if sentence := self.refuse_library(problem):
+            return sentence
+        if problem.gradient:
+            return "it has no gradient"
+        if not reads_tiles(problem.readouts, problem.normalizer):
+            return "this cannot be read by tiles"
+        return None
+
+    def cost(self, problem: Problem) -> Cost:
+        """Nothing: it is only run where it is asked for."""
+        return Cost(0, 0, 0)
+
+    def run(self, ready: Ready, problem: Problem) -> Result:
+        """Fold some queries, then read them."""
+        place, reading = ready.place, Reading(problem.readouts, ready.place)
+        output = zeros(ready.value, (*place.batch, place.q_total, ready.value.shape[-1]))
+        with quiet():
+            for index in indices(place.batch, self.most):
+                one = ready.at(index) if index else ready
+                for rows in spans(place.q_total, self.rows):
+                    folded, summary = fold_rows(one, rows, self.cols)
+                    output[(*index, slice(*rows)) if index else (..., slice(*rows), slice(None))] = folded
+                    read_rows(reading, one, summary, rows, self.cols, index)
+        return Result(cast(output, ready.out_dtype), reading.results())

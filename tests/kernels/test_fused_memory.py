@@ -1,0 +1,134 @@
+"""Nothing quadratic: what makes PyTorch hold all pairs is made linear, proven by peak memory, or refused.
+
+The list is of what `scaled_dot_product_attention` silently takes to its array of all pairs on a CPU. Each
+call runs forward and backward in a process of its own, forked after the imports; its peak is read as VmHWM.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qkv
+from qkv import masks
+from qkv.errors import RefusedError
+
+pytestmark = [
+    pytest.mark.skipif(
+        not Path("/proc/self/status").exists(), reason="there is no /proc to read the peak from"
+    ),
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+]
+
+N = 6144
+"""All pairs of one head in float32 are 151 MB; what is kept of them for a gradient is more."""
+
+CASES = {
+    "plain": "attend(made(n, 16), made(n, 16), made(n, 16))",
+    "values of another width": "attend(made(n, 16), made(n, 16), made(n, 24))",
+    "three axes": "attend(made(1, n, 16), made(1, n, 16), made(1, n, 16))",
+    "five axes": "attend(made(1, 1, 1, n, 16), made(1, 1, 1, n, 16), made(1, 1, 1, n, 16))",
+    "heads that share keys": "attend(made(1, 2, n, 16), made(1, 1, n, 16), made(1, 1, n, 16))",
+    "a batch that shares keys": "attend(made(2, 1, n, 16), made(1, 1, n, 16), made(1, 1, n, 16))",
+    "groups that share keys": "attend(made(1, 1, 2, n, 16), made(1, 1, 1, n, 16), made(1, 1, 1, n, 16))",
+    "strided": "attend(made(16, n).mT, made(16, n).mT, made(16, n).mT)",
+    "a learned bias of the key": "attend(made(n, 16), made(n, 16), made(n, 16), score=biased(made(1, n)))",
+    "a mask of keys": "attend(made(n, 16), made(n, 16), made(n, 16), mask=keys)",
+    "causal and a mask of keys": "attend(made(n, 16), made(n, 16), made(n, 16), mask=masks.Causal() & keys)",
+    "causal from the end": "attend(made(n // 2, 16), made(n, 16), made(n, 16), mask=masks.Causal('end'))",
+    "a lift": "attend(made(n, 16), made(n, 16), made(n, 16), score=scores.Gaussian(2.0))",
+}
+
+SCRIPT = """
+import json, os, sys
+import torch, qkv
+import qkv.kernels
+from qkv import masks, scores
+
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
+
+def made(*shape):
+    return torch.randn(shape, requires_grad=True)
+
+def biased(bias):
+    return scores.Biased(scores.ScaledDot(), bias)
+
+def attend(*sides, **options):
+    return qkv.attend(*sides, kernel="fused", **options)
+
+def run(code, n):
+    keys = masks.Keys(torch.arange(n) % 3 > 0)
+    eval(code, globals() | {"n": n, "keys": keys}).sum().backward()
+
+n, cases = json.loads(sys.argv[1])
+for code in cases.values():
+    run(code, 8)  # lazy imports belong to the start
+found = {}
+for name, code in cases.items():
+    read, write = os.pipe()
+    if os.fork() == 0:
+        before = peak()
+        run(code, n)
+        os.write(write, str(peak() - before).encode())
+        os._exit(0)
+    os.close(write)
+    found[name] = int(os.read(read, 100))
+    os.wait()
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def peaks() -> dict[str, int]:
+    """Bytes above the start, of each case."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps([N, CASES])],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},  # a forked process has no threads to wait for
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_peak_is_far_below_an_array_of_all_pairs(case: str, peaks: dict[str, int]) -> None:
+    assert peaks[case] < N * N * 4 / 4
+
+
+def test_plain_call_that_is_forced_to_the_quadratic_backend_is_seen_by_this_measure() -> None:
+    code = (
+        "(torch.nn.functional.scaled_dot_product_attention(made(1, 1, n, 16), made(1, 1, n, 16), "
+        "made(1, 1, n, 24)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps([N, {"quadratic": code}])],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert json.loads(done.stdout)["quadratic"] > N * N * 4
+
+
+@pytest.mark.parametrize(
+    ("sentence", "options"),
+    [
+        ("with dropout PyTorch would run it in quadratic memory", {"dropout": 0.1}),
+        ("would be held as an array of 64 × 64", {"mask": masks.Window(3, 3)}),
+        ("would be held as an array of 64 × 64", {"mask": ~masks.Causal()}),
+    ],
+)
+def test_what_cannot_be_made_linear_is_refused_in_a_sentence(sentence: str, options: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError, match=sentence):
+        qkv.explain((64, 4), (64, 4), (64, 4), library="torch", kernel="fused", **options)

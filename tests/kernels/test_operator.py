@@ -1,0 +1,306 @@
+"""Calls under torch.compile: one operator in the graph, and the answers of a call without the compiler."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import qkv
+from qkv import masks, normalizers, readouts, scores
+from qkv.engine import _attend
+from qkv.errors import GradientError, RefusedError, ShapeError
+from qkv.kernels import tiled
+from qkv.kernels.compiled.operator import operands
+from qkv.kernels.flash.flash import Flash
+
+Tensor = torch.Tensor
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    torch.manual_seed(5)
+    yield
+    torch._dynamo.reset()
+
+
+def sides(n: int = 20) -> list[Tensor]:
+    return [torch.randn(2, n, 4, requires_grad=True) for _ in range(3)]
+
+
+def parameters() -> list[Tensor]:
+    return [torch.randn(shape, requires_grad=True) for shape in ((4, 4), (4, 4), (4,), ())]
+
+
+def squared(query: Tensor, key: Tensor, scale: Tensor) -> Tensor:
+    return -scale.exp() * (query[..., :, None, :] - key[..., None, :, :]).square().sum(-1)
+
+
+Call = Callable[..., Tensor]
+
+# Every part is made within the function, as in the forward of a module.
+CALLS: dict[str, Call] = {
+    "fused": lambda q, k, v, a, b, c, d: qkv.attend(q, k, v),
+    "additive": lambda q, k, v, a, b, c, d: qkv.attend(
+        q, k, v, score=scores.Additive(a, b, vector=c), kernel="tiled"
+    ),
+    "alibi, causal": lambda q, k, v, a, b, c, d: qkv.attend(
+        q, k, v, score=scores.ALiBi(scores.ScaledDot(), d), mask=masks.Causal(), kernel="tiled"
+    ),
+    "custom": lambda q, k, v, a, b, c, d: qkv.attend(
+        q, k, v, score=scores.Custom(squared, (d,)), kernel="tiled"
+    ),
+    "softcap, sigmoid": lambda q, k, v, a, b, c, d: qkv.attend(
+        q, k, v, score=scores.Softcap(scores.Dot(), 3.0), normalizer=normalizers.Sigmoid(), kernel="tiled"
+    ),
+    "strip": lambda q, k, v, a, b, c, d: qkv.attend(
+        q, k, v, normalizer=normalizers.TopK(3, normalizers.Softmax()), kernel="strip"
+    ),
+}
+
+
+def run(call: Call, inputs: list[Tensor], factor: Tensor) -> list[Any]:
+    output = call(*inputs)
+    return [output, *torch.autograd.grad((output * factor).sum(), inputs, allow_unused=True)]
+
+
+def compiled(call: Call, **options: Any) -> Call:
+    return torch.compile(call, fullgraph=True, backend="aot_eager", **options)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_output_and_gradients_are_those_of_the_call_without_the_compiler(name: str) -> None:
+    inputs, factor = sides() + parameters(), torch.randn(2, 20, 4)
+    for got, wanted in zip(
+        run(compiled(CALLS[name]), inputs, factor), run(CALLS[name], inputs, factor), strict=True
+    ):
+        assert (got is None) == (wanted is None)
+        if wanted is not None:
+            torch.testing.assert_close(got, wanted)
+
+
+def test_parts_made_outside_are_taken_apart_too() -> None:
+    a, b, c, _ = inputs = parameters()
+    query, key, value = sides()
+    part = scores.Additive(a, b, vector=c)
+    mask = masks.Causal() & masks.Keys(torch.arange(20) < 15)
+
+    def call(*tensors: Tensor) -> Tensor:
+        return qkv.attend(query, key, value, score=part, mask=mask)
+
+    factor = torch.randn(2, 20, 4)
+    for got, wanted in zip(
+        run(compiled(call), inputs[:3], factor), run(call, inputs[:3], factor), strict=True
+    ):
+        torch.testing.assert_close(got, wanted)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, home: Any, name: str) -> list[str]:
+    """Note each call of a function."""
+    calls, function = [], getattr(home, name)
+
+    def noted(*args: Any, **options: Any) -> Any:
+        calls.append(name)
+        return function(*args, **options)
+
+    monkeypatch.setattr(home, name, noted)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("name", "home", "function"), [("additive", tiled, "forward"), ("fused", Flash, "forward")]
+)
+def test_backward_does_not_compute_forward_again(
+    monkeypatch: pytest.MonkeyPatch, name: str, home: Any, function: str
+) -> None:
+    calls = counted(monkeypatch, home, function)
+    run(compiled(CALLS[name]), sides() + parameters(), torch.randn(2, 20, 4))
+    assert calls == ["forward"]
+
+
+@pytest.mark.parametrize(
+    "mask", [None, masks.Causal(), masks.Keys(torch.arange(9) < 7)], ids=["all", "causal", "keys"]
+)
+@pytest.mark.parametrize("value_width", [3, 4, 6])
+def test_fused_goes_on_where_forward_ended(mask: masks.Mask | None, value_width: int) -> None:
+    inputs = [
+        torch.randn(shape, requires_grad=True)
+        for shape in ((2, 4, 9, 4), (2, 1, 9, 4), (2, 1, 9, value_width))
+    ]
+
+    def call(*tensors: Tensor) -> Tensor:
+        return qkv.attend(*tensors, mask=mask, kernel="fused")
+
+    factor = torch.randn(2, 4, 9, value_width)
+    pairs = zip(run(compiled(call), inputs, factor), run(call, inputs, factor), strict=True)
+    for got, wanted in pairs:
+        torch.testing.assert_close(got, wanted)
+
+
+def test_half_precision_and_what_is_not_finite_come_out_as_without_the_compiler() -> None:
+    query, key, value = sides()
+    key.data[:, 3] = torch.nan
+    mask = masks.Keys(torch.arange(20) != 3) & masks.Causal()
+    low = [x.detach().to(torch.bfloat16).requires_grad_() for x in (query, key, value)]
+
+    def call(*tensors: Tensor) -> Tensor:
+        return qkv.attend(*tensors, mask=mask)
+
+    for inputs in ([query, key, value], low):
+        factor = torch.randn(2, 20, 4).to(inputs[0].dtype)
+        pairs = zip(run(compiled(call), inputs, factor), run(call, inputs, factor), strict=True)
+        for got, wanted in pairs:
+            assert got.isfinite().all()
+            torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("name", ["additive", "alibi, causal"])
+def test_the_operator_passes_what_pytorch_checks_of_operators(name: str) -> None:
+    query, key, value = sides(6)
+    a, b, c, d = parameters()
+    score = {
+        "additive": scores.Additive(a, b, vector=c),
+        "alibi, causal": scores.ALiBi(scores.ScaledDot(), d),
+    }[name]
+    mask = masks.Causal() if name == "alibi, causal" else None
+    asked = score, None, mask, None, 0.0
+    given = operands(query, key, value, asked, None, _attend, "tiled", "512 MiB")
+    torch.library.opcheck(torch.ops.qkv.attend.default, given)
+    wanted = [True] * len(given[0])
+    gradient = torch.randn(2, 6, 4)
+    plain = [x.detach() for x in given[0]]
+    output, numbers = torch.ops.qkv.attend(plain, *given[1:])
+    assert numbers[..., 0].min() > 0
+    torch.library.opcheck(
+        torch.ops.qkv.attend_backward.default, (gradient, output, numbers, plain, wanted, *given[1:])
+    )
+
+
+def test_the_graph_does_not_break() -> None:
+    import torch._dynamo
+
+    found = torch._dynamo.explain(CALLS["additive"])(*sides(), *parameters())
+    assert (found.graph_break_count, found.graph_count) == (0, 1)
+
+
+def test_a_second_call_and_other_lengths_are_not_compiled_again() -> None:
+    import torch._dynamo
+
+    call = compiled(CALLS["alibi, causal"], dynamic=True)
+    inputs = parameters()
+    call(*sides(), *inputs)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for n in (20, 23):
+            more = sides(n)
+            torch.testing.assert_close(call(*more, *inputs), CALLS["alibi, causal"](*more, *inputs))
+
+
+def test_a_number_of_a_part_that_changes_is_seen() -> None:
+    query, key, value = sides()
+
+    def call(cap: float) -> Tensor:
+        return qkv.attend(query, key, value, score=scores.Softcap(scores.Dot(), cap))
+
+    fast = compiled(call)
+    for cap in (1.0, 2.0, 3.0, 1):
+        torch.testing.assert_close(fast(cap), call(cap))
+
+
+def test_dropout_draws_anew_in_each_call_and_backward_sees_the_same_draw() -> None:
+    query, key, value = sides()
+
+    def call(value: Tensor) -> Tensor:
+        return qkv.attend(query, key, value, dropout=0.5)
+
+    fast = compiled(call)
+    first, second = fast(value), fast(value)
+    assert not torch.equal(first, second)
+    # The output is linear in the value: gradient · value is the output again, if nothing else was dropped.
+    (gradient,) = torch.autograd.grad(first.sum(), value)
+    torch.testing.assert_close((gradient * value).sum(), first.sum())
+
+
+def test_a_given_seed_draws_the_same_as_without_the_compiler() -> None:
+    inputs = sides()
+
+    def call(query: Tensor, key: Tensor, value: Tensor, seed: int) -> Tensor:
+        return qkv.attend(query, key, value, normalizer=normalizers.Sample(), seed=seed)
+
+    fast = compiled(call)
+    for seed in (1, 2**40):
+        torch.testing.assert_close(fast(*inputs, seed), call(*inputs, seed))
+
+
+def test_nothing_is_drawn_where_no_draw_is_wanted() -> None:
+    state = torch.get_rng_state()
+    compiled(CALLS["fused"])(*[x.detach() for x in (torch.ones(1, 3, 4),) * 7])
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_errors_are_the_same_sentences() -> None:
+    query, key, value = sides()
+    hidden = torch.full((), 0.5, requires_grad=True)  # what a scaled dot multiplies by
+    score = scores.Custom(lambda q, k: q @ k.mT * hidden)
+
+    def closing() -> Tensor:
+        return qkv.attend(query, key, value, score=score)
+
+    with pytest.raises(ShapeError, match="width 3"):
+        compiled(lambda: qkv.attend(query, key[..., :3], value))()
+    with pytest.raises(GradientError, match="closes over"):
+        compiled(closing)()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(closing)(), qkv.attend(query, key, value))
+
+
+def test_what_gives_more_than_an_output_is_refused_in_a_sentence() -> None:
+    query, key, value = sides()
+    ready = qkv.prepare(qkv.Spec(), ((2, 20, 4),) * 3, library="torch")
+
+    def observed() -> Any:
+        return qkv.observe(query, key, value, readouts=[readouts.Entropy()]).readouts[0]
+
+    for call in (observed, lambda: ready(query, key, value).output):
+        with pytest.raises(Exception, match=r"Call qkv\.attend there") as caught:
+            compiled(call)()
+        assert isinstance(caught.value, RefusedError) or "RefusedError" in str(caught.value)
+
+
+def test_transforms_of_torch_func_are_refused_in_a_sentence() -> None:
+    query, key, value = sides()
+    call = compiled(lambda: torch.func.vmap(qkv.attend)(query, key, value))
+    with pytest.raises(Exception, match=r"Transform outside of torch\.compile"):
+        call()
+
+
+@pytest.mark.long
+def test_memory_of_forward_and_backward_is_linear() -> None:
+    # A score of all pairs of one batch element would be 64 MB; a tile is 1 MB.
+    code = (
+        "import resource, torch, qkv; torch.set_num_threads(1)\n"
+        "f = torch.compile(lambda q, s: qkv.attend(q, q, q, score=qkv.scores.ALiBi(qkv.scores.Dot(), s)),\n"
+        "                  fullgraph=True, backend='aot_eager')\n"
+        "def both(n):\n"
+        "    q = torch.randn(n, 8, requires_grad=True); s = torch.ones((), requires_grad=True)\n"
+        "    f(q, s).sum().backward()\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "both(1024); both(1030); before = both(1040); print(both(4096) - before)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(told.stdout) < 32 * 1024
+
+
+def test_importing_and_calling_qkv_does_not_import_the_compiler() -> None:
+    code = (
+        "import sys, torch, qkv; x = torch.ones(2, 3); qkv.attend(x, x, x); "
+        "print('torch._dynamo' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == "False"

@@ -1,0 +1,61 @@
+"""Maps and received mass are put together strip by strip: neither weights nor a list of maps are kept."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = """
+import gc, json, sys
+import torch, qkv
+from qkv import readouts
+
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
+
+n, gradient = json.loads(sys.argv[1])
+query, key, value = (torch.randn(n, 8, requires_grad=gradient) for _ in range(3))
+
+def step(query, key, value):
+    maps = [readouts.PooledMap(512), readouts.PooledMap(512, "max")]
+    wanted = [*maps, readouts.ColumnSum(), readouts.MeanDistance()]
+    seen = qkv.observe(query, key, value, readouts=wanted, kernel="tiled")
+    if gradient:
+        sum(x.square().sum() for x in seen.readouts).backward()
+    return seen.plan
+
+step(*(x[:600].detach().requires_grad_(gradient) for x in (query, key, value)))
+gc.collect()
+before = peak()
+plan = step(query, key, value)
+print(json.dumps({"planned": plan.cost.peak, "peak": peak() - before}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc to read the peak from")
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize(
+    ("length", "gradient", "megabytes"),
+    [
+        # All weights: 67 MB, several times over.
+        (4096, False, 60),
+        pytest.param(16_384, True, 200, marks=pytest.mark.long),  # 1.1 GB
+    ],
+)
+def test_maps_and_received_mass_take_memory_linear_in_the_keys(
+    length: int, gradient: bool, megabytes: int
+) -> None:
+    arguments: list[Any] = [sys.executable, "-c", SCRIPT, json.dumps([length, gradient])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["peak"] < megabytes * 10**6, found
+    assert found["peak"] < 1.25 * found["planned"], found

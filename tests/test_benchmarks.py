@@ -1,0 +1,145 @@
+"""The benchmarks have a shape: every claim has a file, a goal and peers; the page shows the results."""
+
+import ast
+import importlib.util
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+from benchmarks import page
+from benchmarks._calls import CALLS, WrongError, make
+from benchmarks._claim import CLAIMS, AtLeast, AtMost, Claim, MissingError, Row, Setting, load
+from benchmarks._memory import peak
+from benchmarks._race import race
+from benchmarks._record import latest, save
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "benchmarks"
+
+
+def test_every_file_of_a_claim_is_listed_and_every_listed_claim_has_a_file() -> None:
+    files = {path.stem for path in FOLDER.glob("*.py") if not path.name.startswith("_")} - {"page"}
+    assert files == set(CLAIMS)
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_a_claim_says_what_it_claims_its_goal_and_its_peers(name: str) -> None:
+    claim = load(name)
+    assert claim.says.endswith(".")
+    assert any(letter.isdigit() for letter in claim.goal)
+    assert claim.peers
+    assert all(claim.peers)
+    goals = {
+        node.id
+        for node in ast.walk(ast.parse((FOLDER / f"{name}.py").read_text()))
+        if isinstance(node, ast.Name)
+    }
+    assert goals & {"AtMost", "AtLeast"}, f"no row of {name} carries a goal"
+
+
+def test_no_claim_imports_its_peers_before_it_is_measured() -> None:
+    peers = {"keras", "pykeops", "entmax", "statsmodels", "sklearn", "faiss"}
+    for path in FOLDER.glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            assert not peers & {name.split(".")[0] for name in names}, path.name
+
+
+def test_the_extra_bench_holds_every_peer_and_the_constraints_pin_it() -> None:
+    wanted = {"keras", "pykeops", "entmax", "statsmodels", "scikit-learn", "faiss-cpu"}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert wanted <= {line.split(">")[0] for line in extras["bench"]}
+    assert wanted <= {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+
+
+def test_the_page_is_what_the_last_results_say() -> None:
+    assert page.PAGE.read_text() == page.text(), "run python -m benchmarks.page"
+
+
+def test_the_page_has_a_section_for_every_claim() -> None:
+    lines = page.PAGE.read_text().splitlines()
+    assert [line[3:] for line in lines if line.startswith("## ")][1:] == list(CLAIMS)
+
+
+def test_a_goal_that_is_not_kept_is_shown_with_the_limit_that_binds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = Claim("It is fast.", "at most 1.0", ("a peer",), lambda setting: iter(()))
+    rows = [
+        Row(case, "qkv / peer", n, goal=AtMost(1)) for case, n in (("4k, forward", 0.5), ("4k, both", 2.0))
+    ]
+    save("additive", claim, rows, "python -m benchmarks additive", 1.0, tmp_path)
+    (tmp_path / "additive.txt").write_text("forward | not this one\nboth | the exponential binds\n")
+    monkeypatch.setattr(page, "LIMITS", tmp_path)
+    written = page.text(tmp_path)
+    assert "the exponential binds" in written
+    assert "not this one" not in written
+    assert "| 1 of 2 |" in written
+
+
+def test_a_later_run_of_a_claim_replaces_the_earlier_and_leaves_the_others(tmp_path: Path) -> None:
+    claim = Claim("It is fast.", "at most 1.0", ("a peer",), lambda setting: iter(()))
+    for name, number in (("flex", 1.0), ("additive", 2.0), ("additive", 3.0)):
+        path = save(name, claim, [Row("x", "y", number)], "make bench", 1.0, tmp_path)
+    found = latest(tmp_path)
+    assert {name: [entry["rows"][0]["number"] for entry in entries] for name, entries in found.items()} == {
+        "flex": [1.0],
+        "additive": [3.0],
+    }
+    assert len(json.loads(path.read_text())["claims"]) == 2
+
+
+def test_a_ratio_is_of_medians_and_says_who_is_above() -> None:
+    found = race({"qkv": lambda: sum(range(100)), "slow": lambda: sum(range(10_000))}, 3, least=0.002)
+    assert found.row("x", "slow").number < 1 < found.row("x", "slow", faster=True).number
+    assert found.row("x", "slow", faster=True, scale=1e9).met is None
+    assert found.row("x", "slow", AtLeast(1), faster=True, scale=1e9).met is False
+
+
+SMALL = ((1, 2, 40, 8), (1, 2, 40, 8), (1, 2, 40, 8))
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_measured_is_what_the_oracle_gives(name: str, gradient: bool) -> None:
+    try:
+        call = make(name, SMALL, gradient=gradient)
+    except MissingError as missing:
+        pytest.skip(str(missing))
+    found = call.check()
+    assert len(found) == 1 + gradient * len(call.leaves)
+
+
+@pytest.mark.parametrize("place", [0, 1, 4])
+def test_a_wrong_output_or_gradient_is_not_timed(place: int) -> None:
+    call = make("bilinear", SMALL, gradient=True)
+    call.towards[..., 4:, :] = 0
+    got = list(call.run())
+    call.compare(tuple(got), slice(0, 4))
+    got[place] = got[place] + 0.1 * got[place].abs().max()
+    with pytest.raises(WrongError, match="oracle"):
+        call.compare(tuple(got), slice(0, 4))
+
+
+def test_a_quick_run_of_a_claim_whose_readout_is_missing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from qkv import readouts
+
+    monkeypatch.delattr(readouts, "PooledMap", raising=False)
+    with pytest.raises(MissingError, match="PooledMap"):
+        next(load("pooled_map").rows(Setting(quick=True, say=lambda text: None)))
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc to read the peak from")
+def test_the_peak_of_a_call_holds_all_pairs_where_all_pairs_are_made() -> None:
+    pairs = 1500 * 1500 * 4
+    found = peak("scaled_dot", ((1500, 8),) * 3, kernel="dense")
+    assert pairs < found.growth < 12 * pairs
+    assert found.kernel == "dense"
