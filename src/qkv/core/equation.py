@@ -6,7 +6,7 @@ weights = normalize(score(query, key), mask)          output = weights @ value
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -117,6 +117,23 @@ class Ready:
         """
         ready = replace(self, query=query, key=key, sided=True)
         # A cached property is no field: hand on what is known, it belongs to the data that came.
+        ready.__dict__.update(clean_pairs=self.clean_pairs, clean_value=self.clean_value)
+        return ready
+
+    def holding(self, tensors: Sequence[Array]) -> Ready:
+        """The same call with other arrays that hold the same data: query, key, value, those of score and
+        normalizer, in this order.
+        """
+        query, key, value, *arrays = tensors
+        held = len(self.score.arrays())
+        ready = replace(
+            self,
+            query=query,
+            key=key,
+            value=value,
+            score=self.score.replace_arrays(arrays[:held]),
+            normalizer=self.normalizer.replace_arrays(arrays[held:]),
+        )
         ready.__dict__.update(clean_pairs=self.clean_pairs, clean_value=self.clean_value)
         return ready
 

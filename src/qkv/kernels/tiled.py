@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from qkv.core.arrays import Array, cast, requires_gradient
+from qkv.core.arrays import cast, requires_gradient
 from qkv.core.equation import Ready
 from qkv.kernels.compiled.kept import kept_now
 from qkv.kernels.hidden import refuse_hidden_gradients
@@ -177,7 +177,7 @@ def _attend() -> Any:
                         strips = Strips(ctx.ready, (), ctx.strip, with_output=True)
                         grads = twice_differentiable(strips, tensors, [gradient])
                     else:
-                        ready = _holding(ctx.ready, tensors)
+                        ready = ctx.ready.holding([x.detach() for x in tensors])
                         logits_wanted = any(wanted[:2]) or any(wanted[3:])
                         grads = backward(ready, ctx.tiling, output, summary, gradient, logits_wanted)
                 return (
@@ -193,19 +193,3 @@ def _attend() -> Any:
 
 
 _APPLY: Any = None
-
-
-def _holding(ready: Ready, tensors: list[Array]) -> Ready:
-    """The call with these tensors, which are its own, without their graph."""
-    held = len(ready.score.arrays())
-    query, key, value, *arrays = (x.detach() for x in tensors)
-    holding = replace(
-        ready,
-        query=query,
-        key=key,
-        value=value,
-        score=ready.score.replace_arrays(arrays[:held]),
-        normalizer=ready.normalizer.replace_arrays(arrays[held:]),
-    )
-    holding.__dict__.update(clean_pairs=ready.clean_pairs, clean_value=ready.clean_value)
-    return holding

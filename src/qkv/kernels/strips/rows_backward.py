@@ -68,21 +68,8 @@ class Backward:
     @cached_property
     def ready(self) -> Ready:
         """The call, of the tensors."""
-        query, key, value, *arrays = (x.detach() for x in self.tensors)
-        score, normalizer = self.call.ready.score, self.call.ready.normalizer
         asked: Ready = self.call.ready
-        ready = replace(
-            asked,
-            query=query,
-            key=key,
-            value=value,
-            score=score.replace_arrays(arrays[: self.held]),
-            normalizer=normalizer.replace_arrays(arrays[self.held :]),
-        )
-        ready.__dict__.update(
-            clean_pairs=self.call.ready.clean_pairs, clean_value=self.call.ready.clean_value
-        )
-        return ready
+        return asked.holding([x.detach() for x in self.tensors])
 
     @cached_property
     def parts(self) -> tuple[Any, Any]:

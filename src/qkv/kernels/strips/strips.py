@@ -193,27 +193,13 @@ def _function() -> Any:
     return _FUNCTION
 
 
-def _with(strips: Strips, tensors: Sequence[Array]) -> Strips:
-    query, key, value, *arrays = tensors
-    held = len(strips.ready.score.arrays())
-    ready = replace(
-        strips.ready,
-        query=query,
-        key=key,
-        value=value,
-        score=strips.ready.score.replace_arrays(arrays[:held]),
-        normalizer=strips.ready.normalizer.replace_arrays(arrays[held:]),
-    )
-    return replace(strips, ready=ready)
-
-
 def twice_differentiable(
     strips: Strips, tensors: Sequence[Array], gradients: Sequence[Array]
 ) -> list[Array | None]:
     """Gradients of the tensors, which can be differentiated again."""
     import torch
 
-    results = _with(strips, tensors).checkpointed()
+    results = replace(strips, ready=strips.ready.holding(tensors)).checkpointed()
     pairs = [(x, g) for x, g in zip(results, gradients, strict=True) if x.requires_grad]
     wanted = [x for x in tensors if x.requires_grad]
     found = iter(

@@ -216,8 +216,7 @@ class Exponentials:
                 logits.mul_(1 / self._pairs.factor)
             if cover != "all":
                 # The first tile is always read: results are made of it, and the sink is counted there.
-                cut = ready.mask.slice(slice(*rows), slice(*cols))
-                out = ~cut.allowed(tile, ready.value)
+                out = self._out(ready.mask, tile, room)
                 logits.masked_fill_(out, -math.inf)
                 weights.masked_fill_(out, 0.0)
             reading.absorb(logits, weights, ready.normalizer, tile, self.index)
