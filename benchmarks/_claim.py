@@ -27,6 +27,8 @@ CLAIMS = (
     "explain",
     "planner",
     "start_up",
+    "model",
+    "decode",
 )
 """All claims, in the order of the page. Each is a file of this name."""
 

@@ -38,8 +38,10 @@ def rows(setting: Setting) -> Iterator[Row]:
             plan=str(call.plan),
             note=NOTE,
         )
+        # Pinned, so that the small call before it loads and times what this kernel needs.
+        kernel = call.plan.kernel.name
         del call, plain
-        one = peak("pooled_map", shape)
+        one = peak("pooled_map", shape, kernel=kernel)
         yield Row(
             f"PooledMap(512), {name}, memory",
             "peak memory of the forward with the map, above inputs",

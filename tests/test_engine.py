@@ -13,6 +13,7 @@ from qkv import masks, normalizers, readouts, scores
 from qkv.errors import GradientError, KindError, OptionError, RefusedError, ShapeError
 from qkv.kernels import KERNELS, DenseKernel, StreamedKernel, StripKernel, TiledKernel
 from qkv.plan import Kernel
+from qkv.testing.libraries import LIBRARIES, Setting
 
 torch = pytest.importorskip("torch")
 
@@ -48,10 +49,13 @@ def test_attend_observe_and_prepare_give_one_answer() -> None:
     assert str(seen.plan) == str(qkv.explain(query, key, value))
 
 
-@pytest.mark.parametrize("kernel", [kernel.name for kernel in KERNELS])
-def test_plan_names_the_kernel_that_ran(kernel: str) -> None:
-    x = torch.ones(4, 3) if kernel in ("fused", "tiled", "strip") else np.ones((4, 3))
-    assert qkv.observe(x, x, x, kernel=kernel).plan.kernel.name == kernel
+INSTALLED = [kernel for kernel in KERNELS if kernel.libraries[0] in LIBRARIES]
+
+
+@pytest.mark.parametrize("kernel", INSTALLED, ids=lambda kernel: kernel.name)
+def test_plan_names_the_kernel_that_ran(kernel: Kernel) -> None:
+    x = Setting(kernel.libraries[0], "float32").array(np.ones((4, 3)))
+    assert qkv.observe(x, x, x, kernel=kernel.name).plan.kernel.name == kernel.name
 
 
 def test_lists_and_integers_are_taken_as_arrays() -> None:

@@ -24,17 +24,18 @@ __all__ = [
     "normalizers",
     "masks",
     "readouts",
+    "nn",
     "errors",
 ]
 
 if TYPE_CHECKING:
-    from qkv import errors, masks, normalizers, readouts, scores
+    from qkv import errors, masks, nn, normalizers, readouts, scores
     from qkv.core.positions import Positions
     from qkv.database import Database
     from qkv.engine import attend, explain, observe, prepare
     from qkv.plan import Spec
 
-_MODULES = ("scores", "normalizers", "masks", "readouts", "errors")
+_MODULES = ("scores", "normalizers", "masks", "readouts", "nn", "errors")
 _HOMES = {
     "attend": "qkv.engine",
     "observe": "qkv.engine",

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.core.arrays import Array, as_array, library
+from qkv.core.arrays import Array, as_array, dtype_name, is_array, library
 from qkv.core.axes import Axes
 from qkv.core.equation import Ready, make_ready
 from qkv.core.positions import Positions
@@ -22,6 +22,7 @@ from qkv.core.tracing import hidden
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.kernels import KERNELS
 from qkv.kernels.compiled.operator import compiled, refuse
+from qkv.kernels.exported import export_plan
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan import Kernel, Plan, Problem, Spec
@@ -80,7 +81,8 @@ def attend(
         positions: how query positions relate to key positions; wanted where q ≠ k and something looks at
             them.
         dropout: probability of dropping a weight. More than 0 means training.
-        seed: of all draws. None: from torch's generator; NumPy and JAX must be given one.
+        seed: of all draws. None: from torch's generator; NumPy, JAX and TensorFlow must be given one, the
+            last two perhaps as an integer array, so that each step of a compiled loop draws anew.
         kernel: name of the kernel that must run it, or a kernel of your own; None: the planner chooses.
         memory: what may be allocated beyond inputs and output, in bytes or as "512 MiB".
 
@@ -289,7 +291,8 @@ def _run(
     traced = hidden(query, key, value)
     if traced == "compile":
         return Result(compiled(query, key, value, asked, seed, _attend, kernel, memory)), None
-    facts = None if readouts or seed is not None else call_facts(query, key, value, asked)
+    planned = readouts or seed is not None or traced == "export"
+    facts = None if planned else call_facts(query, key, value, asked)
     if facts is not None:
         facts = (facts, traced, kernel, type(memory), memory)
         known = CALLS.get(facts)
@@ -306,7 +309,7 @@ def _run(
             return plan.kernel.run(ready, problem), plan
     problem = read_problem(query, key, value, Spec(*asked), readouts, memory, traced)
     check_problem(problem)
-    plan = kept_plan(problem, KERNELS, kernel)
+    plan = (export_plan if traced == "export" else kept_plan)(problem, KERNELS, kernel)
     if facts is not None:
         keep_call(facts, plan, query, key, value)
     return plan.kernel.run(_ready(query, key, value, plan.problem, seed, plan.kernel), plan.problem), plan
@@ -331,8 +334,15 @@ def _ready(
     )
 
 
-def _seed(problem: Problem, seed: int | None) -> int | None:
+def _seed(problem: Problem, seed: Any) -> Any:
     if seed is not None:
+        if is_array(seed) and "int" in dtype_name(seed) and tuple(seed.shape) in ((), (2,)):
+            # Under `jax.jit` and `tf.function` a step's own seed is an array whose number is not known. Two
+            # numbers are its words, the lower first.
+            if library(seed) in ("jax", "tensorflow"):
+                return (seed[0], seed[1]) if seed.ndim else seed
+            low, high = (int(n) for n in seed) if seed.ndim else (int(seed), 0)
+            return low + (high << 32)
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
             raise OptionError(f"seed is {seed!r}. It must be a whole number.")
         return int(seed)
@@ -346,3 +356,9 @@ def _seed(problem: Problem, seed: int | None) -> int | None:
     import torch
 
     return int(torch.randint(2**62, ()).item())
+
+
+for _verb in (attend, observe, explain, prepare, Prepared.__call__):
+    # How `tf.function` is told to leave a function as it is: AutoGraph would rewrite the whole engine, and
+    # warns where it cannot.
+    setattr(_verb, "autograph_info__", {})  # noqa: B010

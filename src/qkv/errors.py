@@ -10,7 +10,10 @@
     ├── GradientError (RuntimeError)  a gradient would silently be missing
     ├── MissingPackageError (ImportError)   an extra is not installed; says which
     └── DataError (ValueError)        a table, file, column or query that cannot be used
-        └── QueryError                bad SQL, or a query that does not fit the key
+        ├── QueryError                bad SQL, or a query that does not fit the key
+        ├── DamagedStoreError         files of a store that are missing, cut off or changed
+        ├── StoreBusyError            another process is writing to the store
+        └── StoreFullError            the disk is full; nothing was lost
 
 Each is also of the built-in kind that a Python user expects, so `except ValueError` works.
 """
@@ -27,6 +30,9 @@ __all__ = [
     "MissingPackageError",
     "DataError",
     "QueryError",
+    "DamagedStoreError",
+    "StoreBusyError",
+    "StoreFullError",
 ]
 
 
@@ -72,3 +78,15 @@ class DataError(QkvError, ValueError):
 
 class QueryError(DataError):
     """SQL that does not parse, or a query that does not fit the key."""
+
+
+class DamagedStoreError(DataError):
+    """Files of a store are missing, cut off or changed; the message names them."""
+
+
+class StoreBusyError(DataError):
+    """Another process is writing to the store."""
+
+
+class StoreFullError(DataError):
+    """The disk is full. The store is as it was before the call."""

@@ -6,17 +6,26 @@ from scipy import stats
 
 from qkv.core import random
 from qkv.core.positions import whole
+from qkv.core.words import pair_words
 from qkv.errors import OptionError
 from qkv.testing import Setting
-from qkv.testing.draws import plain_gumbel, plain_threefry, plain_uniform
+from qkv.testing.draws import plain_gumbel, plain_kept, plain_threefry, plain_uniform
 from qkv.testing.libraries import LIBRARIES, to_float64
 
-# Random123, tests/kat_vectors: threefry2x32 with 20 rounds.
-VECTORS = [
-    ((0x00000000, 0x00000000), (0x00000000, 0x00000000), (0x6B200159, 0x99BA4EFE)),
-    ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
-    ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
-]
+# Random123, tests/kat_vectors: threefry2x32 by rounds; key, counter, words.
+VECTORS = {
+    13: [
+        ((0x00000000, 0x00000000), (0x00000000, 0x00000000), (0x9D1C5EC6, 0x8BD50731)),
+        ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0xFD36D048, 0x2D17272C)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xBA3E4725, 0xF27D669E)),
+    ],
+    20: [
+        ((0x00000000, 0x00000000), (0x00000000, 0x00000000), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+    ],
+}
+ROUNDS = pytest.mark.parametrize("rounds", list(VECTORS))
 
 
 def words(library, values):
@@ -31,16 +40,30 @@ def words(library, values):
     return np.array(values, dtype=np.uint32)
 
 
+@ROUNDS
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_the_generator_gives_the_published_vectors(library):
-    key = tuple(words(library, [vector[0][n] for vector in VECTORS]) for n in (0, 1))
-    counter = tuple(words(library, [vector[1][n] for vector in VECTORS]) for n in (0, 1))
-    got = [np.asarray(word).astype(np.int64) & 0xFFFFFFFF for word in random.threefry(key, counter)]
-    assert [tuple(pair) for pair in np.stack(got, -1).tolist()] == [vector[2] for vector in VECTORS]
+def test_the_generator_gives_the_published_vectors(library, rounds):
+    vectors = VECTORS[rounds]
+    key = tuple(words(library, [vector[0][n] for vector in vectors]) for n in (0, 1))
+    counter = tuple(words(library, [vector[1][n] for vector in vectors]) for n in (0, 1))
+    got = [np.asarray(word).astype(np.int64) & 0xFFFFFFFF for word in random.threefry(key, counter, rounds)]
+    assert [tuple(pair) for pair in np.stack(got, -1).tolist()] == [vector[2] for vector in vectors]
 
 
-def test_the_plain_generator_of_the_suites_gives_the_published_vectors():
-    assert [plain_threefry(key, counter) for key, counter, _ in VECTORS] == [vector[2] for vector in VECTORS]
+@ROUNDS
+def test_the_words_made_in_place_are_the_published_vectors(rounds):
+    for key, (above, across), wanted in VECTORS[rounds]:
+        keys = tuple(np.array([[word]], dtype=np.uint32) for word in key)
+        if above >= 2**31:
+            continue  # no query has that number
+        made = pair_words(keys, (2 * above, 2 * above + 2), (across, across + 1), rounds)
+        assert tuple(made[:, 0].tolist()) == wanted
+
+
+@ROUNDS
+def test_the_plain_generator_of_the_suites_gives_the_published_vectors(rounds):
+    vectors = VECTORS[rounds]
+    assert [plain_threefry(key, counter, rounds) for key, counter, _ in vectors] == [v[2] for v in vectors]
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -51,7 +74,9 @@ def test_every_library_draws_what_plain_integers_draw(library, seed):
         place = whole(3, 4, (2,), seed=seed)
         uniform = place.uniform(setting.array(0.0), random.DROPOUT)
         gumbel = place.gumbel(setting.array(0.0), random.SAMPLE)
+        kept = to_float64(place.kept(setting.array(0.0), 0.4))
     for b, i, j in np.ndindex(2, 3, 4):
+        assert kept[b, i, j] == plain_kept(seed, random.DROPOUT, b, i, j, 0.4)
         assert to_float64(uniform)[b, i, j] == plain_uniform(seed, random.DROPOUT, b, i, j)
         assert to_float64(gumbel)[b, i, j] == pytest.approx(
             plain_gumbel(seed, random.SAMPLE, b, i, j), rel=1e-14
@@ -76,11 +101,12 @@ def test_numbers_are_uniform():
 
 def test_neither_zero_nor_one_is_ever_drawn(monkeypatch):
     """The words that come nearest to them, in the precision that rounds most."""
-    monkeypatch.setattr(random, "_bits", lambda *_: np.array([0, 2**32 - 1], dtype=np.uint32))
-    u = random.uniform(np.zeros(()), 0, 0, (), np.zeros(1), np.zeros(2), np.float32)
+    monkeypatch.setattr(random, "pair_words", lambda *_: np.array([0, 2**32 - 1], dtype=np.uint32))
+    single = np.zeros((), np.float32)
+    u = random.uniform(single, 0, 0, (), (0, 1), (0, 2))
     assert u[0] > 0
     assert u[1] < 1
-    assert np.isfinite(random.gumbel(np.zeros(()), 0, 0, (), np.zeros(1), np.zeros(2), np.float32)).all()
+    assert np.isfinite(random.gumbel(single, 0, 0, (), (0, 1), (0, 2))).all()
 
 
 def test_gumbel_numbers_follow_their_distribution():
@@ -111,13 +137,53 @@ def test_a_tile_draws_what_the_whole_draws_there(rows):
     assert (tile == of_all[:, slice(*rows), 4:9]).all()
 
 
-def test_keys_named_by_index_draw_what_they_draw_in_place():
-    place = whole(3, 6, seed=8)
-    index = np.array([[5, 0], [1, 1], [2, 4]])
-    named = place.uniform(np.zeros(()), random.DROPOUT, keys=index)
-    assert (named == np.take_along_axis(place.uniform(np.zeros(()), random.DROPOUT), index, axis=-1)).all()
+@pytest.mark.parametrize("cols", [(4, 9), (3, 8), (0, 1)])
+@pytest.mark.parametrize("rows", [(0, 2), (3, 7), (5, 6)])
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_tile_keeps_what_the_whole_keeps_there(library, rows, cols):
+    setting = Setting(library, "float32")
+    with setting.active():
+        tile = to_float64(whole(7, 9, (2,), seed=8).cut(rows, cols).kept(setting.array(0.0), 0.5))
+    assert (tile == whole(7, 9, (2,), seed=8).kept(np.zeros(()), 0.5)[:, slice(*rows), slice(*cols)]).all()
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_keys_named_by_index_keep_what_they_keep_in_place(library):
+    place, index = whole(3, 6, seed=8), np.array([[5, 0], [1, 1], [2, 4]])
+    setting = Setting(library, "float32")
+    with setting.active():
+        named = to_float64(place.kept(setting.array(0.0), 0.5, keys=setting.array(index)))
+    assert (named == np.take_along_axis(place.kept(np.zeros(()), 0.5), index, axis=-1)).all()
+
+
+def test_long_rows_are_drawn_in_pieces_that_fit_together(monkeypatch):
+    wanted = whole(33, 50, (2,), seed=8).kept(np.zeros(()), 0.5)
+    monkeypatch.setattr("qkv.core.words.CHUNK", 70)
+    assert (whole(33, 50, (2,), seed=8).kept(np.zeros(()), 0.5) == wanted).all()
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
+def test_as_many_are_kept_as_the_rate_says_in_every_row_column_and_half(dropout):
+    kept = whole(400, 600, (2,), seed=9).kept(np.zeros(()), dropout)
+    chance = 1 - random.rate(dropout)
+    for axes in [(0, 1, 2), (1,), (2,), (0, 1)]:
+        found = kept.mean(axis=axes)
+        deviation = np.sqrt(chance * (1 - chance) / (kept.size / found.size))
+        assert np.abs(found - chance).max() <= 5.5 * deviation
+    for one, other in ((kept[..., ::2], kept[..., 1::2]), (kept[:, ::2], kept[:, 1::2]), kept):
+        assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.015
 
 
 def test_drawing_without_a_seed_is_refused_with_what_to_give():
     with pytest.raises(OptionError, match=r"draws at random. Give seed="):
         whole(1, 1).uniform(np.zeros(()), random.DROPOUT)
+
+
+@pytest.mark.parametrize("seed", [0, 5, -3, 2**31 - 1, 2**40 + 7, -(2**40) - 1])
+def test_seed_in_an_array_is_the_same_seed(seed):
+    mask = 2**32 - 1
+    wanted = random.seed_words(seed)
+    for dtype in (np.int64, np.int32):
+        if np.iinfo(dtype).min <= seed <= np.iinfo(dtype).max:
+            words = random.seed_words(np.asarray(seed, dtype=dtype))
+            assert tuple(int(word) & mask for word in words) == wanted

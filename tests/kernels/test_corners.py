@@ -75,3 +75,69 @@ def test_bytes_in_another_order_are_the_same_numbers(kernel: str | StreamedKerne
     assert wide.dtype == np.dtype("float64")
     lengths = masks.Lengths(np.asarray(6, dtype=">i8"))
     assert np.allclose(qkv.attend(query, key, value, mask=lengths, kernel=kernel), wanted, atol=1e-6)
+
+
+NORMALIZERS_OF_TILES = [normalizers.Mean(), normalizers.Hard(), normalizers.TopK(3), normalizers.Sigmoid()]
+
+
+@pytest.mark.parametrize("kernel", ["tiled", "strip"])
+@pytest.mark.parametrize("far", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("mask", [None, masks.Causal()], ids=str)
+@pytest.mark.parametrize("normalizer", [*NORMALIZERS_OF_TILES, normalizers.Softmax()], ids=str)
+def test_gradients_beside_a_value_that_is_not_finite_are_those_of_the_equation(
+    normalizer: normalizers.Normalizer, mask: masks.Mask | None, far: float, kernel: str
+) -> None:
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(size=(9, 4)) for _ in range(3)]
+    arrays[2][4, 1] = far
+    towards = torch.tensor(rng.normal(size=(9, 4)))
+
+    def gradients(attend: object) -> list[torch.Tensor | None]:
+        sides = [torch.tensor(x, requires_grad=True) for x in arrays]
+        score = scores.Softcap(scores.ScaledDot(), 5.0)
+        output = attend(*sides, score=score, normalizer=normalizer, mask=mask)  # type: ignore[operator]
+        return list(torch.autograd.grad(output, sides, towards, allow_unused=True))
+
+    got = gradients(lambda *x, **parts: qkv.attend(*x, **parts, kernel=kernel))
+    wanted = gradients(lambda *x, **parts: attend_dense(*x, **parts).output)
+    for mine, theirs in zip(got, wanted, strict=True):
+        mine, theirs = (torch.zeros(9, 4).double() if x is None else x for x in (mine, theirs))
+        assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-11)
+
+
+def _of(score: str, weight: torch.Tensor, vector: torch.Tensor) -> scores.Score:
+    return {
+        "bilinear": lambda: scores.Bilinear(weight),
+        "gated": lambda: scores.Gated(vector, vector),
+        "additive": lambda: scores.Additive(weight, weight, None, vector),
+        "softcap": lambda: scores.Softcap(scores.ScaledDot(), 5.0),
+    }[score]()
+
+
+RUN = [("strip", normalizers.Entmax15())]
+RUN += [(kernel, n) for kernel in ("tiled", "strip") for n in (normalizers.Softmax(), normalizers.Sigmoid())]
+
+
+@pytest.mark.parametrize(("kernel", "normalizer"), RUN, ids=str)
+@pytest.mark.parametrize("score", ["bilinear", "gated", "additive", "softcap"])
+def test_a_backward_pass_does_not_follow_autocast(
+    score: str, normalizer: normalizers.Normalizer, kernel: str
+) -> None:
+    torch.manual_seed(0)
+    sides = [torch.randn(2, 40, 8, requires_grad=True) for _ in range(3)]
+    parameters = [torch.randn(8, 8, requires_grad=True), torch.randn(8, requires_grad=True)]
+    output = qkv.attend(*sides, score=_of(score, *parameters), normalizer=normalizer, kernel=kernel)
+    towards = torch.randn_like(output)
+
+    def gradients() -> list[torch.Tensor | None]:
+        asked = [*sides, *parameters]
+        return list(torch.autograd.grad(output, asked, towards, retain_graph=True, allow_unused=True))
+
+    wanted = gradients()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = gradients()
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert (mine is None) == (theirs is None)
+        if theirs is None:
+            continue
+        assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-4 * float(theirs.abs().max()))

@@ -14,9 +14,9 @@ import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.engine import _attend
 from qkv.errors import GradientError, RefusedError, ShapeError
-from qkv.kernels import tiled
 from qkv.kernels.compiled.operator import operands
 from qkv.kernels.flash.flash import Flash
+from qkv.kernels.tiles import attend as tiles
 
 Tensor = torch.Tensor
 
@@ -115,7 +115,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, home: Any, name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "home", "function"), [("additive", tiled, "forward"), ("fused", Flash, "forward")]
+    ("name", "home", "function"), [("additive", tiles, "forward"), ("fused", Flash, "forward")]
 )
 def test_backward_does_not_compute_forward_again(
     monkeypatch: pytest.MonkeyPatch, name: str, home: Any, function: str

@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from qkv.kernels.tiles import signs, units  # noqa: E402
+from qkv.kernels.tiles.routes import Routes  # noqa: E402
 from qkv.kernels.tiles.signs import limit  # noqa: E402
 from qkv.kernels.tiles.workers import Room  # noqa: E402
 
@@ -104,7 +105,7 @@ def test_double_precision_keeps_its_digits_at_every_range(name):
 @pytest.mark.parametrize("name", ["plain", "15", "thousand", "one unit wide"])
 def test_units_beyond_exponentials_are_exact_by_tanh_and_by_sigmoid(name, sigmoid, monkeypatch):
     monkeypatch.setattr(units, "limit", lambda itemsize: 1.0)
-    monkeypatch.setattr(units, "sigmoid_is_faster", lambda like: sigmoid)
+    monkeypatch.setattr(units, "routes", lambda like: Routes(base2=False, logistic=sigmoid, onednn=False))
     prepared = agree(*sides(name), eps=1.0)
     assert ("sigmoid of every pair" if sigmoid else "tanh of every pair") in prepared.says
 
@@ -120,7 +121,7 @@ def test_every_size_of_group_gives_the_same(size, h, monkeypatch):
 def test_patterns_made_tile_by_tile_give_the_same_as_those_kept(monkeypatch):
     left, right, vector = sides("plain")
     kept = by_tiles(left, right, vector, torch.ones(53, 71))
-    monkeypatch.setattr(signs, "WHOLE", 0)
+    monkeypatch.setattr(signs, "PATTERNS", 0)
     made = by_tiles(left, right, vector, torch.ones(53, 71))
     assert kept[2].routes[0].forward.keys is not None
     assert made[2].routes[0].forward.keys is None
@@ -130,8 +131,8 @@ def test_patterns_made_tile_by_tile_give_the_same_as_those_kept(monkeypatch):
 
 def test_a_tile_cut_into_blocks_for_the_cache_gives_the_same(monkeypatch):
     whole = by_tiles(*sides("plain"), torch.ones(53, 71), rows=53, cols=71)
-    monkeypatch.setattr(signs, "TILE", 0)  # sixteen rows to a block
-    monkeypatch.setattr(units, "TILE", 0)  # one row to a block
+    monkeypatch.setattr(signs, "TILE", {1: 0, 2: 0})  # sixteen rows to a block
+    monkeypatch.setattr(units, "PLAIN", 0)  # one row to a block
     cut = by_tiles(*sides("plain"), torch.ones(53, 71), rows=53, cols=71)
     for one, other in zip((whole[0], *whole[1]), (cut[0], *cut[1]), strict=True):
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-4)

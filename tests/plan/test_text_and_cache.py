@@ -27,7 +27,8 @@ cost        1.54 Gflop, 2.68 GiB moved, peak 9.13 MiB; 512 MiB allowed
 slower      dense: 1.54 Gflop, 2.98 GiB moved, peak 153 MiB
 refused     fused: it runs on torch arrays, these are numpy
 refused     tiled: it runs on torch arrays, these are numpy
-refused     strip: it runs on torch arrays, these are numpy"""
+refused     strip: it runs on torch arrays, these are numpy
+refused     scan: it runs on jax arrays, these are numpy"""
 
 EVERY_LINE = """\
 asked       8×12 × 4,096 queries × 4,096 keys, width 64, values 64 wide
@@ -50,7 +51,7 @@ mask        ~~Causal('end')
 rewrites    ~~Causal('end') is Causal('end')
             TopK(20) of 9 keys leaves none out: Softmax()
             Constant() under Softmax() is a mean: Mean()
-kernel      dense   the only one that can
+kernel      dense   the lowest estimate of 2 that can
             """
 
 

@@ -15,7 +15,9 @@ import typer
 
 from qkv.cli.ask import ask
 from qkv.cli.explain import explain
+from qkv.cli.look import look
 from qkv.cli.quick import convert_quickly
+from qkv.cli.roles import roles
 from qkv.errors import QkvError
 
 __all__ = ["app", "main"]
@@ -35,6 +37,8 @@ app.command(
     "ask", short_help="Ask a table soft questions.", context_settings={"ignore_unknown_options": True}
 )(ask)
 app.command("explain", short_help="See how a call would run, from its shapes.")(explain)
+app.command("look", short_help="See where the heads of a model look.")(look)
+app.command("roles", short_help="Measure what heads do, over many sentences.")(roles)
 
 
 def _version(wanted: bool) -> None:
@@ -55,7 +59,7 @@ def _qkv(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """Attention as a query engine: ask a table soft questions, or see how a call would run."""
+    """Attention as a query engine: ask a table, see how a call would run, or where a model looks."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 

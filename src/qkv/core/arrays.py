@@ -1,10 +1,10 @@
-"""One set of array functions over NumPy, PyTorch and JAX.
+"""One set of array functions over NumPy, PyTorch, JAX and, through Keras, TensorFlow.
 
 Parts are written with the functions of the Python array API standard
 (https://data-apis.org/array-api), taken from `namespace(array)`. What the standard leaves out and parts need
 (a stopped gradient, a row maximum that allows zero keys, a batched gather) stands here, once.
 
-Neither torch nor jax is imported unless an array of theirs comes in.
+No library but NumPy is imported unless an array of its comes in.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.numpy_functions import NumPyFunctions
 from qkv.errors import KindError
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "sigmoid",
     "stop_gradient",
     "to_numpy",
+    "variable_value",
     "zeros",
 ]
 
@@ -67,6 +69,10 @@ def _library(x: object) -> str | None:
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(x, jax.Array):
         return "jax"
+    tensorflow = sys.modules.get("tensorflow")
+    # While it is being imported its module is there and empty.
+    if tensorflow is not None and isinstance(x, getattr(tensorflow, "Tensor", ())):
+        return "tensorflow"
     return None
 
 
@@ -84,7 +90,9 @@ def library(*arrays: Array) -> str:
     for x in arrays:
         name = _library(x)
         if name is None:
-            raise KindError(f"{type(x).__name__} is no array. Give a NumPy, PyTorch or JAX array.")
+            raise KindError(
+                f"{type(x).__name__} is no array. Give a NumPy, PyTorch or JAX array, or a TensorFlow tensor."
+            )
         names.setdefault(name, x)
     if len(names) > 1:
         raise KindError(f"arrays of {' and '.join(sorted(names))} in one call. Convert all to one library.")
@@ -97,9 +105,7 @@ def namespace(*arrays: Array) -> Namespace:
 
 
 def _numpy() -> Namespace:
-    import array_api_compat.numpy as xp
-
-    return xp
+    return _NUMPY
 
 
 def _torch() -> Namespace:
@@ -114,15 +120,46 @@ def _jax() -> Namespace:
     return xp
 
 
-_NAMESPACES: dict[str, Callable[[], Namespace]] = {"numpy": _numpy, "torch": _torch, "jax": _jax}
+_NUMPY = NumPyFunctions()
+
+
+def _tensorflow() -> Namespace:
+    from qkv.core.keras_arrays import tensorflow_namespace
+
+    return tensorflow_namespace()
+
+
+_NAMESPACES: dict[str, Callable[[], Namespace]] = {
+    "numpy": _numpy,
+    "torch": _torch,
+    "jax": _jax,
+    "tensorflow": _tensorflow,
+}
 
 
 def as_array(x: Any) -> Array:
     """`x` itself if it is an array, otherwise what NumPy makes of it (lists of text become object arrays)."""
     if is_array(x):
         return x
+    held = variable_value(x)
+    if held is not None:
+        return held
     array = np.asarray(x)
     return array.astype(object) if array.dtype.kind == "U" else array
+
+
+def variable_value(x: Any) -> Array | None:
+    """The array that a variable of Keras or TensorFlow holds, read where a tape sees it; None of all else."""
+    keras: Any = sys.modules.get("keras")
+    tensorflow: Any = sys.modules.get("tensorflow")
+    kind: Any = getattr(keras, "Variable", ())
+    if isinstance(x, kind):
+        held = x.value  # an array of the backend, or in its turn a variable of TensorFlow
+        return held if is_array(held) else variable_value(held)
+    kind = getattr(tensorflow, "Variable", ())
+    if isinstance(x, kind):
+        return tensorflow.convert_to_tensor(x)
+    return None
 
 
 def is_text(x: Array) -> bool:
@@ -132,6 +169,8 @@ def is_text(x: Array) -> bool:
 
 def dtype_name(x: Array) -> str:
     """`float32`, `bfloat16`, `int64`, `object`, whatever the library and the order of bytes."""
+    if _library(x) == "tensorflow":
+        return str(x.dtype.name)
     name = str(x.dtype)
     # NumPy calls numbers in another machine's order of bytes ">f4".
     return str(x.dtype.newbyteorder("=")) if name[0] in "<>" else name.removeprefix("torch.")
@@ -165,7 +204,8 @@ def result_dtype(*arrays: Array) -> Any:
 def accumulation_dtype(*arrays: Array) -> Any:
     """`result_dtype`, widened to float32 for half precision."""
     dtype = result_dtype(*arrays)
-    return namespace(*arrays).float32 if str(dtype).removeprefix("torch.") in _HALF else dtype
+    name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
+    return namespace(*arrays).float32 if name in _HALF else dtype
 
 
 def cast(x: Array, dtype: Any) -> Array:
@@ -180,7 +220,7 @@ def like(reference: Array, value: Any, dtype: Any = None) -> Array:
         return value if dtype is None else cast(value, dtype)
     if _library(value) == "torch":
         value = value.detach().cpu().numpy()
-    elif _library(value) == "jax":
+    elif _library(value) in ("jax", "tensorflow"):
         value = np.asarray(value)
     if _library(reference) == "torch":
         if isinstance(value, np.ndarray) and not value.flags.writeable:
@@ -217,13 +257,16 @@ def stop_gradient(x: Array) -> Array:
         import jax
 
         return jax.lax.stop_gradient(x)
-    return x
+    return sys.modules["tensorflow"].stop_gradient(x) if name == "tensorflow" else x
 
 
 def requires_gradient(x: Array) -> bool:
-    """Whether torch would record what is done with `x`."""
-    if _library(x) != "torch" or not x.requires_grad:
-        return False
+    """Whether a gradient of `x` may be wanted: what torch records, JAX traces, any TensorFlow tensor."""
+    name = _library(x)
+    if name == "jax":
+        return isinstance(x, sys.modules["jax"].core.Tracer)
+    if name != "torch" or not x.requires_grad:
+        return name == "tensorflow"  # whose tapes do not say what they watch
     return bool(sys.modules["torch"].is_grad_enabled())
 
 

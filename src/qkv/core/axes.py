@@ -81,7 +81,8 @@ class Axes:
             )
         parts = (query[:-core], key[:-core], value[:-2])
         try:
-            batch = tuple(np.broadcast_shapes(*parts))
+            # NumPy would make a number of a length that is a symbol, as in torch.export.
+            batch = parts[0] if parts[0] == parts[1] == parts[2] else _broadcast(*parts)
         except ValueError:
             raise ShapeError(
                 f"the batch axes of query {parts[0]}, key {parts[1]} and value {parts[2]} do not broadcast. "
@@ -90,3 +91,20 @@ class Axes:
         q = query[-1] if text else query[-2]
         widths = (1, 1) if text else (query[-1], key[-1])
         return cls(query, key, value, batch, q, k, *widths, value[-1], text)
+
+
+def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that these broadcast to.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if all(type(n) is int for shape in shapes for n in shape):
+        return tuple(np.broadcast_shapes(*shapes))
+    out: list[int] = []
+    for at in range(1, 1 + max(map(len, shapes))):
+        lengths = [shape[-at] for shape in shapes if len(shape) >= at and shape[-at] != 1]
+        if any(n != lengths[0] for n in lengths):
+            raise ValueError
+        out.append(lengths[0] if lengths else 1)
+    return tuple(reversed(out))

@@ -261,19 +261,21 @@ def masked_logits(
     if mask is not None:
         allowed = mask.allowed(place, logits)
         logits = xp.where(allowed, logits, like(logits, -math.inf, logits.dtype))
-    return logits if tuple(logits.shape) == shape else xp.broadcast_to(logits, shape)
+    known = all(isinstance(n, int) for n in shape)
+    return logits if known and tuple(logits.shape) == shape else xp.broadcast_to(logits, shape)
 
 
 def drop(weights: Array, place: Place, dropout: float, keys: Array | None = None) -> Array:
-    """Weights after dropout: each is kept with probability 1 − dropout and then divided by it.
+    """Weights after dropout: each is kept with probability 1 − p and then divided by it; p is the dropout, as
+    near as 16 bits come to it.
 
     `keys` names the absolute key of each weight where they are not those of the tile.
     """
     if not dropout:
         return weights
     xp = namespace(weights)
-    kept = place.uniform(weights, random.DROPOUT, keys) >= dropout
-    return xp.where(kept, weights / (1.0 - dropout), xp.zeros_like(weights))
+    kept = place.kept(weights, dropout, keys)
+    return xp.where(kept, weights / (1.0 - random.rate(dropout)), xp.zeros_like(weights))
 
 
 def attend_dense(

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.arrays import Array, known_true, library, namespace, stop_gradient
+from qkv.core.keras_arrays import top_indices, top_values
 
 __all__ = ["finite_order", "kth_largest", "top_mask", "top_order"]
 
@@ -23,7 +24,7 @@ def top_order(x: Array, count: int) -> Array:
     """
     xp = namespace(x)
     x = stop_gradient(x)
-    x = xp.where(xp.isnan(x), xp.zeros_like(x) + xp.inf, x)
+    x = _not_nan(x)
     name = library(x)
     if name == "numpy" and 8 * count < x.shape[-1]:
         return _partitioned(np.asarray(x), count)
@@ -34,7 +35,14 @@ def top_order(x: Array, count: int) -> Array:
 
         # Which takes the lower index of equal entries, but holds −0 for less than 0.
         return jax.lax.top_k(xp.where(x == 0, xp.zeros_like(x), x), count)[1]
+    if name == "tensorflow" and count < x.shape[-1]:
+        return top_indices(x, count)
     return xp.argsort(x, axis=-1, descending=True, stable=True)[..., :count]
+
+
+def _not_nan(x: Array) -> Array:
+    xp = namespace(x)
+    return xp.where(xp.isnan(x), xp.zeros_like(x) + xp.inf, x)
 
 
 def finite_order(x: Array, count: int) -> Array:
@@ -77,6 +85,10 @@ def top_mask(x: Array, count: int) -> Array:
         import torch
 
         return torch.zeros_like(x, dtype=torch.bool).scatter(-1, order, True)
+    if name == "tensorflow":
+        # Where each entry comes in the order, which is the inverse of the order.
+        place = namespace(x).argsort(namespace(x).argsort(_not_nan(x), descending=True))
+        return place < count
     if name == "jax":
         import jax.numpy as jnp
 
@@ -94,13 +106,18 @@ def kth_largest(x: Array, count: int) -> Array:
         array([[2.]])
     """
     name = library(x)
+    at = x.shape[-1] - count
     if name == "torch":
-        return x.topk(count, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+        if x.device.type != "cpu" or x.requires_grad or x.itemsize < 4:
+            return x.topk(count, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+        # NumPy's partition runs on vectors: a tenth of the time.
+        return x.new_tensor(np.partition(x.numpy(), at, axis=-1)[..., at : at + 1])
+    if name == "tensorflow":
+        return top_values(x, count)[..., -1:]
     if name == "jax":
         import jax
 
         return jax.lax.top_k(x, count)[0][..., -1:]
-    at = x.shape[-1] - count
     return np.partition(x, at, axis=-1)[..., at : at + 1]
 
 

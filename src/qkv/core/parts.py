@@ -8,13 +8,24 @@ slicing of a tile, the check of batch axes and the accumulation of gradients, fo
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Hashable, Iterator
 from functools import cache
 from typing import Any, Self
 
 import numpy as np
 
-from qkv.core.arrays import Array, cast, is_array, is_floating, library, like
+from qkv.core.arrays import (
+    Array,
+    cast,
+    dtype_name,
+    is_array,
+    is_floating,
+    library,
+    like,
+    namespace,
+    variable_value,
+)
 from qkv.core.batch import Index, take
 from qkv.errors import KindError, OptionError, ShapeError
 
@@ -39,7 +50,11 @@ class Part:
             value = getattr(self, name)
             if isinstance(value, np.generic) and not isinstance(value, (np.str_, np.bytes_)):
                 object.__setattr__(self, name, value.item())
+            elif "keras" in sys.modules and (held := variable_value(value)) is not None:
+                object.__setattr__(self, name, held)
         self.validate()
+        if "jax" in sys.modules:
+            _known_to_jax(type(self))
 
     def validate(self) -> None:
         """Check the Python numbers, at construction. Arrays are not looked at: they may be tracers."""
@@ -109,6 +124,8 @@ class Part:
                         f"{library(reference)}. Convert the part's array."
                     )
                 array = like(reference, array)
+            if library(array) == "tensorflow" and dtype_name(array) == "int32":
+                array = cast(array, namespace(array).int64)  # it compares with no other integers than its own
             return cast(array, dtype) if dtype is not None and is_floating(array) else array
 
         return self._map(check)
@@ -151,6 +168,12 @@ class Part:
                 continue
             shown.append(f"{field.name}={_shown(value)}" if n else _shown(value))
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def _known_to_jax(kind: type[Part]) -> None:
+    from qkv.core.jax_parts import register
+
+    register(kind)
 
 
 def _fields(part: Part) -> dict[str, tuple[str, ...] | None]:

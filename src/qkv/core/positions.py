@@ -17,6 +17,9 @@ __all__ = ["Place", "Positions", "whole"]
 
 Align = Literal["start", "end"]
 
+_DIRECT = ("jax", "tensorflow")
+"""Libraries whose compilers do without the whole what others are spared by looking up diagonals."""
+
 
 @dataclass(frozen=True, eq=False)
 class Positions(Part):
@@ -57,6 +60,8 @@ class Place:
     """Where a tile stands in its call: which queries and keys, at which positions, with which seed.
 
     `origin` is the batch of the whole call and the index of this place's elements in it; None: all.
+    `moved` is for loops that are compiled, which know how long a tile is but not where it stands: its first
+    query and key, not known in Python, from which `rows` and `cols` then count; None: they count from 0.
     """
 
     rows: tuple[int, int]
@@ -65,9 +70,10 @@ class Place:
     k_total: int
     batch: tuple[int, ...] = ()
     positions: Positions | None = None
-    seed: int | None = None
+    seed: Any = None
     centre: Array | None = None
     origin: tuple[tuple[int, ...], Index] | None = None
+    moved: tuple[Any, Any] | None = None
 
     def cut(self, rows: tuple[int, int], cols: tuple[int, int]) -> Place:
         """The place of a tile, from absolute row and column limits."""
@@ -107,12 +113,23 @@ class Place:
     def query_positions(self, reference: Array, align: Align | None = None) -> Array:
         """Positions of the tile's queries, `(q, 1)` or `(*batch, q, 1)`."""
         offset = self.offset(align)
-        rows = arange(reference, *self.rows)[:, None]
+        rows = self.query_indices(reference)[:, None]
         return rows + (like(rows, offset)[..., None, None] if is_array(offset) else offset)
 
+    def query_indices(self, reference: Array) -> Array:
+        """Which queries of the call are in the tile, `(q,)`."""
+        rows = arange(reference, *self.rows)
+        return rows if self.moved is None else rows + self.moved[0]
+
     def key_positions(self, reference: Array) -> Array:
-        """Positions of the tile's keys, `(k,)`."""
-        return arange(reference, *self.cols)
+        """Positions of the tile's keys, which are their indices too, `(k,)`."""
+        cols = arange(reference, *self.cols)
+        return cols if self.moved is None else cols + self.moved[1]
+
+    @property
+    def first_key(self) -> Any:
+        """Index of the tile's first key."""
+        return self.cols[0] if self.moved is None else self.cols[0] + self.moved[1]
 
     def by_distance(
         self, reference: Array, function: Callable[[Array], Array], align: Align | None = None
@@ -123,7 +140,7 @@ class Place:
         the whole batch shares them, it is asked once for each.
         """
         span, cols = self.query_span(align), self.cols
-        if span is None or span[1] < span[0] or cols[1] <= cols[0] or library(reference) == "jax":
+        if span is None or span[1] < span[0] or cols[1] <= cols[0] or library(reference) in _DIRECT:
             return function(self.key_positions(reference) - self.query_positions(reference, align))
         diagonals = arange(reference, cols[0] - span[1], cols[1] - span[0])
         return along_diagonals(
@@ -131,32 +148,45 @@ class Place:
         )
 
     def query_span(self, align: Align | None = None) -> tuple[int, int] | None:
-        """First and last query position of the tile, or None where they differ over the batch."""
+        """First and last query position of the tile; None where they are unknown or differ over the batch."""
         offset = self.offset(align)
-        if is_array(offset):
+        # While a graph is traced, lengths may be symbols (PyTorch) or tensors (TensorFlow).
+        if self.moved is not None or not (isinstance(offset, int) and isinstance(self.rows[1], int)):
             return None
         return self.rows[0] + offset, self.rows[1] - 1 + offset
 
-    def need_seed(self, what: str) -> int:
+    def need_seed(self, what: str) -> Any:
         if self.seed is None:
             raise OptionError(f"{what} draws at random. Give seed=….")
         return self.seed
 
-    def uniform(self, reference: Array, stream: int, keys: Array | None = None) -> Array:
-        """The draw of this tile, `(*batch, q, k)`; `keys` names other absolute keys `(*batch, q, n)`."""
-        return self._draw(random.uniform, reference, stream, keys)
+    def uniform(self, reference: Array, stream: int) -> Array:
+        """The draw of this tile, `(*batch, q, k)`."""
+        return self._draw(random.uniform, reference, stream)
 
     def gumbel(self, reference: Array, stream: int) -> Array:
         """The Gumbel draw of this tile, `(*batch, q, k)`."""
-        return self._draw(random.gumbel, reference, stream, None)
+        return self._draw(random.gumbel, reference, stream)
 
-    def _draw(self, function: Any, reference: Array, stream: int, keys: Array | None) -> Array:
-        rows = arange(reference, *self.rows)[:, None]
-        cols = arange(reference, *self.cols) if keys is None else keys
+    def kept(self, reference: Array, dropout: float, keys: Array | None = None) -> Array:
+        """Which weights of this tile dropout keeps, booleans `(*batch, q, k)`; `keys` names other absolute
+        keys `(*batch, q, n)`.
+        """
         batch, index = self.origin or (self.batch, ())
-        return function(
-            reference, self.need_seed("This"), stream, batch, rows, cols, reference.dtype, index=index
-        )
+        rows, cols = self._indices(reference)
+        if keys is not None:
+            cols = keys
+        return random.kept(reference, self.need_seed("This"), batch, rows, cols, dropout, index)
+
+    def _draw(self, function: Any, reference: Array, stream: int) -> Array:
+        batch, index = self.origin or (self.batch, ())
+        return function(reference, self.need_seed("This"), stream, batch, *self._indices(reference), index)
+
+    def _indices(self, reference: Array) -> tuple[random.Indices, random.Indices]:
+        """Limits of the tile's queries and keys; the indices themselves where Python does not know them."""
+        if self.moved is None and library(reference) != "tensorflow":
+            return self.rows, self.cols
+        return self.query_indices(reference)[:, None], self.key_positions(reference)
 
 
 def whole(

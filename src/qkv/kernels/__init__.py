@@ -2,11 +2,27 @@
 
 from qkv.kernels.dense import DenseKernel
 from qkv.kernels.fused import FusedKernel
+from qkv.kernels.scan import ScanKernel
 from qkv.kernels.streamed import StreamedKernel
 from qkv.kernels.strip import StripKernel
 from qkv.kernels.tiled import TiledKernel
 from qkv.plan import Kernel
 
-__all__ = ["DenseKernel", "FusedKernel", "KERNELS", "StreamedKernel", "StripKernel", "TiledKernel"]
+__all__ = [
+    "DenseKernel",
+    "FusedKernel",
+    "KERNELS",
+    "ScanKernel",
+    "StreamedKernel",
+    "StripKernel",
+    "TiledKernel",
+]
 
-KERNELS: tuple[Kernel, ...] = (FusedKernel(), DenseKernel(), TiledKernel(), StripKernel(), StreamedKernel())
+KERNELS: tuple[Kernel, ...] = (
+    FusedKernel(),
+    DenseKernel(),
+    TiledKernel(),
+    StripKernel(),
+    StreamedKernel(),
+    ScanKernel(),
+)

@@ -10,7 +10,6 @@ from qkv.core.equation import Ready, drop
 from qkv.core.guard import weigh
 from qkv.core.partial import Partial
 from qkv.core.positions import Place
-from qkv.kernels.strips.thresholds import sparse_weights
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.sparse import SparseNormalizer
 from qkv.readouts import Readout
@@ -105,5 +104,7 @@ def weigh_rows(
 def weights_of(normalizer: Normalizer, logits: Array, place: Place) -> Array:
     """The normalizer's weights of whole rows; sparse projections of long rows without sorting, in PyTorch."""
     if isinstance(normalizer, SparseNormalizer) and library(logits) == "torch":
+        from qkv.kernels.strips.thresholds import sparse_weights
+
         return sparse_weights(logits, normalizer.power, normalizer.scale)
     return normalizer.weights(logits, place)

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 from qkv.core.arrays import cast, namespace, quiet
 from qkv.core.equation import Ready
 from qkv.kernels.fold import fold_rows, row_logits, spans, weigh_rows
+from qkv.kernels.reading import Reading
 from qkv.kernels.sizes import STRIP_BUDGET, partial_alive, said, strip_rows_of, tile_of
 from qkv.kernels.stream.sizes import Sizes, softmax_sizes
 from qkv.kernels.stream.softmax import attend_softmax
-from qkv.kernels.tiles.reading import Reading
 from qkv.plan.cost import Cost
 from qkv.plan.kernel import Kernel, Result
 from qkv.plan.problem import Problem

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from qkv.core.arrays import cast
 from qkv.core.equation import Ready
 from qkv.kernels.hidden import refuse_hidden_gradients
 from qkv.kernels.sizes import STRIP_BUDGET, said, strip_alive, strip_rows_of
-from qkv.kernels.strips.candidates import is_product
-from qkv.kernels.strips.rows import Rows
-from qkv.kernels.strips.strips import Strips
 from qkv.normalizers import Normalizer
 from qkv.plan.cost import Cost
 from qkv.plan.kernel import Kernel, Result
 from qkv.plan.problem import Problem
+
+if TYPE_CHECKING:
+    from qkv.kernels.strips.rows import Rows
 
 __all__ = ["StripKernel"]
 
@@ -77,7 +77,7 @@ class StripKernel(Kernel):
         ranks = 2 if problem.normalizer.stochastic else 1
         numbers = rows * axes.k * (2 * ranks + 1) // 2 + 3 * tile * problem.elements_per_logit
         if problem.gradient:
-            product = is_product(problem.score)
+            product = problem.score.is_product
             flop += axes.pairs * score * 3 // (10 if product else 1)
             sides = math.prod(axes.query) + math.prod(axes.key) + math.prod(axes.value)
             numbers += 3 * sides + axes.batch_size * axes.q * KEPT * 2
@@ -96,6 +96,8 @@ class StripKernel(Kernel):
             return self._run(ready, problem)
 
     def _run(self, ready: Ready, problem: Problem) -> Result:
+        from qkv.kernels.strips.strips import Strips
+
         refuse_hidden_gradients(ready)
         if self._fast(ready, problem):
             return Result(cast(self._rows_of(ready, problem).attend(), ready.out_dtype))
@@ -109,8 +111,11 @@ class StripKernel(Kernel):
 
     def _rows_of(self, ready: Ready, problem: Problem) -> Rows:
         """The call for `rows.py`, of the score's sides where nothing masked could be read through them."""
+        from qkv.kernels.apart import sided
+        from qkv.kernels.strips.rows import Rows
+
         if ready.mask is None or ready.clean_pairs:
-            ready = ready.with_sides(*ready.score.sides(ready.query, ready.key, ready.place))
+            ready = sided(ready)
         rows = self._whole_rows(problem)
         tile = max(1, self.budget // 8 // (rows * problem.elements_per_logit))
         return Rows(ready, rows, min(tile, problem.axes.k), self.most, self._rows(problem))

@@ -22,14 +22,18 @@ from typing import Any, ClassVar
 
 from qkv.core.arrays import cast, requires_gradient
 from qkv.core.equation import Ready
-from qkv.kernels.compiled.kept import kept_now
 from qkv.kernels.hidden import refuse_hidden_gradients
-from qkv.kernels.sizes import STRIP_BUDGET, said, strip_alive, strip_rows_of
-from qkv.kernels.strips.strips import Strips, twice_differentiable
-from qkv.kernels.tiles.block_sums import cells_aligned
-from qkv.kernels.tiles.exponentials import is_exponential
-from qkv.kernels.tiles.seen import Seen, sees
-from qkv.kernels.tiles.tiling import Tiling, backward, forward, tile_alive, tiling_of
+from qkv.kernels.reading import sees
+from qkv.kernels.sizes import (
+    STRIP_BUDGET,
+    Tiling,
+    beside_tiles,
+    said,
+    strip_alive,
+    strip_rows_of,
+    tile_alive,
+    tiling_of,
+)
 from qkv.kernels.work import reached_pairs, tile_seconds
 from qkv.plan.cost import Cost
 from qkv.plan.kernel import Kernel, Result
@@ -82,7 +86,9 @@ class TiledKernel(Kernel):
         peak *= tile_alive(problem)
         numbers = axes.batch_size * axes.q * (axes.value_width + 4)
         if problem.gradient:
-            numbers += 2 * axes.batch_size * (axes.q + axes.k) * (axes.query_width + axes.value_width)
+            # All gradients, and one of them twice while it changes its layout; one product with the output.
+            numbers += 3 * axes.batch_size * (axes.q + axes.k) * (axes.query_width + axes.value_width) // 2
+        peak += beside_tiles(problem)
         pairs = reached_pairs(problem, tiling.rows)
         blocks = -(-axes.batch_size // max(1, tiling.most))
         tiles = blocks * -(-axes.q // tiling.rows) * -(-axes.k // tiling.cols) * pairs / max(1, axes.pairs)
@@ -112,28 +118,43 @@ class TiledKernel(Kernel):
     def _run(self, ready: Ready, problem: Problem) -> Result:
         import torch
 
+        from qkv.kernels.apart import sided
+        from qkv.kernels.compiled.kept import kept_now
+        from qkv.kernels.strips.strips import Strips
+        from qkv.kernels.tiles.attend import attend
+        from qkv.kernels.tiles.believed import believed, may_be_believed
+        from qkv.kernels.tiles.exponentials import is_exponential
+
         tensors = (ready.query, ready.key, ready.value, *ready.score.arrays(), *ready.normalizer.arrays())
         if any(requires_gradient(x) for x in tensors) or torch.is_grad_enabled():
             refuse_hidden_gradients(ready)
+        notes: list[str] = []
+        if kept_now() is None and may_be_believed(ready, problem):
+            output = believed(ready, self._tiling(problem), notes)
+            if output is not None:
+                return Result(cast(output, ready.out_dtype), (), tuple(notes))
         # What is not finite must not meet other rows, as it would in a mean or under a mask.
         if ready.clean_pairs:
-            ready = ready.with_sides(*ready.score.sides(ready.query, ready.key, ready.place))
+            ready = sided(ready)
         tensors = (ready.query, ready.key, ready.value, *ready.score.arrays(), *ready.normalizer.arrays())
         careful = not (ready.sided and is_exponential(ready))
         tiling = tiling_of(problem, self.budget, careful)
-        notes: list[str] = []
         if (
             problem.readouts
             and not (careful or problem.gradient)
             and sees(problem.readouts, ready.normalizer)
         ):
+            from qkv.kernels.tiles.block_sums import cells_aligned
+            from qkv.kernels.tiles.seen import Seen
+            from qkv.kernels.tiles.tiling import forward
+
             seen = Seen(problem.readouts, ready)
             maps = [readout for readout in problem.readouts if readout.blocks]
             cols = cells_aligned(tiling.cols, ready.place.k_total, maps)
             tiling = replace(tiling, cols=cols, most=1)
             output = forward(ready, tiling, notes, seen)[0]
             return Result(cast(output, ready.out_dtype), seen.results(), tuple(notes))
-        output = _attend()(ready, tiling, self._strip(problem), notes, *tensors)
+        output = attend(ready, tiling, self._strip(problem), notes, *tensors)
         readouts: tuple[Any, ...] = ()
         if problem.readouts:
             _, readouts = Strips(ready, problem.readouts, self._strip(problem), with_output=False).attend()
@@ -144,52 +165,3 @@ class TiledKernel(Kernel):
 
     def _strip(self, problem: Problem) -> int:
         return strip_rows_of(problem, self.strip_budget, strip_alive(problem))
-
-
-def _attend() -> Any:
-    """The autograd function, made when torch is there."""
-    global _APPLY
-    if _APPLY is None:
-        import torch
-
-        class Attend(torch.autograd.Function):
-            @staticmethod
-            def forward(
-                ctx: Any, ready: Ready, tiling: Tiling, strip: int, notes: list[str], *tensors: Any
-            ) -> Any:
-                kept = kept_now()
-                known = kept.take() if kept is not None else None
-                output, *summary = forward(ready, tiling, notes) if known is None else (known[0], *known[1])
-                if kept is not None:
-                    kept.note(summary)
-                ctx.save_for_backward(output, *summary, *tensors)
-                ctx.ready, ctx.tiling, ctx.strip, ctx.count = ready, tiling, strip, len(summary)
-                return output
-
-            @staticmethod
-            def backward(ctx: Any, gradient: Any) -> Any:
-                output, *rest = ctx.saved_tensors
-                summary, tensors = rest[: ctx.count], rest[ctx.count :]
-                wanted = ctx.needs_input_grad[4:]
-                grads: Any
-                with torch.autocast(output.device.type, enabled=False):
-                    if torch.is_grad_enabled():  # the gradient itself will be differentiated
-                        strips = Strips(ctx.ready, (), ctx.strip, with_output=True)
-                        grads = twice_differentiable(strips, tensors, [gradient])
-                    else:
-                        ready = ctx.ready.holding([x.detach() for x in tensors])
-                        logits_wanted = any(wanted[:2]) or any(wanted[3:])
-                        grads = backward(ready, ctx.tiling, output, summary, gradient, logits_wanted)
-                return (
-                    None,
-                    None,
-                    None,
-                    None,
-                    *(g if w else None for g, w in zip(grads, wanted, strict=True)),
-                )
-
-        _APPLY = Attend.apply
-    return _APPLY
-
-
-_APPLY: Any = None

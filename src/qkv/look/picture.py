@@ -6,9 +6,6 @@ any other key                  a bar for each row that the answer rests on
 """
 
 import os
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,18 +14,18 @@ from qkv.database.answer import Answer
 from qkv.database.columns import Column
 from qkv.database.database import Database
 from qkv.database.show import shown, spread_shown
-from qkv.errors import DataError, MissingPackageError
+from qkv.errors import DataError
+from qkv.look.figure import INK as _INK
+from qkv.look.figure import new_figure, save_figure, target_of
 
 __all__ = ["draw", "save"]
 
 _DATA = "#b8bec6"
-_INK = "#2b303a"
 _CURVE = "#3b6ea8"
 _ANSWER = "#c8321e"
 _RING = (0.78, 0.20, 0.12)
 _MOST_ROWS = 1000
 _MOST_BARS = 12
-_FORMATS = (".png", ".svg", ".pdf")
 
 
 def draw(database: Database, answer: Answer, **options: Any) -> Any:
@@ -49,7 +46,7 @@ def draw(database: Database, answer: Answer, **options: Any) -> Any:
         raise DataError(
             f"a picture shows the answer to one query, and there are {count}. Index one: answer[0]."
         )
-    figure = _figure()
+    figure = new_figure((7.2, 4.4))
     columns = [database.column(name) for name in database.key]
     points = all(column.kind in ("number", "moment") for column in columns)
     averaged = database.column(database.value).kind in ("number", "moment")
@@ -77,24 +74,8 @@ def save(database: Database, answer: Answer, path: str | os.PathLike[str], **opt
     Raises:
         DataError: the name ends otherwise, or the file cannot be written.
     """
-    target = Path(path)
-    if target.suffix.lower() not in _FORMATS:
-        raise DataError(f"the picture {target.name!r} ends in none of {', '.join(_FORMATS)}. Rename it.")
-    if not target.parent.is_dir():
-        raise DataError(f"there is no folder {str(target.parent)!r} for the picture. Make it first.")
-    figure = draw(database, answer, **options)
-    _atomically(target, lambda partial: figure.savefig(partial, format=target.suffix[1:].lower()))
-
-
-def _figure() -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingPackageError(
-            'a picture needs matplotlib, which is not installed. Run: pip install "qkv[look]"'
-        ) from None
-    # Not pyplot: no window system is looked for, and no figure is kept alive.
-    return Figure(figsize=(7.2, 4.4), dpi=150, layout="constrained", facecolor="white")
+    target = target_of(path)
+    save_figure(draw(database, answer, **options), target)
 
 
 def _line(figure: Any, database: Database, answer: Answer, options: dict[str, Any]) -> list[Any]:
@@ -244,28 +225,3 @@ def _wrapped(text: str) -> str:
     import textwrap
 
     return "\n".join(textwrap.wrap(text, 60))
-
-
-def _atomically(target: Path, write: Callable[[Any], None]) -> None:
-    """Write beside the target, then rename: a reader never sees half a picture, and a failure leaves none."""
-    try:
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    except OSError as error:
-        raise DataError(
-            f"the picture {str(target)!r} cannot be written: {error.strerror}. Choose another folder."
-        ) from None
-    partial = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            write(stream)
-        # mkstemp makes private files; a picture is as readable as any other new file.
-        mask = os.umask(0)
-        os.umask(mask)
-        partial.chmod(0o666 & ~mask)
-        partial.replace(target)
-    except OSError as error:
-        raise DataError(
-            f"the picture {str(target)!r} cannot be written: {error.strerror}. Choose another folder."
-        ) from None
-    finally:
-        partial.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkv.core.arrays import Array, arange, as_array, namespace, to_numpy
+from qkv.core.arrays import Array, as_array, namespace, to_numpy
 from qkv.core.parts import axes
 from qkv.core.positions import Place
 from qkv.errors import OptionError, ShapeError
@@ -66,8 +66,8 @@ class Blocks(Mask):
     def allowed(self, place: Place, reference: Array) -> Array:
         """layout[i // size, j // size]"""
         xp = namespace(self.layout)
-        rows = arange(self.layout, *place.rows) // self.sizes[0]
-        cols = arange(self.layout, *place.cols) // self.sizes[1]
+        rows = place.query_indices(self.layout) // self.sizes[0]
+        cols = place.key_positions(self.layout) // self.sizes[1]
         return xp.take(xp.take(self.layout, rows, axis=-2), cols, axis=-1)
 
     def reach(self, place: Place) -> tuple[int, int]:

@@ -39,6 +39,7 @@ class Normalizer(Part, ABC):
         sums_to_one: weights of a row that has a key add up to 1.
         log_sum_exp: the logarithm of the row's total is defined.
         chooses: it picks keys by their rank and index, so its fold cannot run over keys that were reordered.
+        keeps: so many keys of the highest rank, the first of equal ones, get weight; None where more decides.
         stochastic: the weights are drawn and need a seed.
         trains_logits: a gradient reaches the logits.
         scale: `prepare` multiplies by this number and does nothing else; None where it does more.
@@ -50,6 +51,7 @@ class Normalizer(Part, ABC):
     sums_to_one: bool = True
     log_sum_exp: bool = False
     chooses: ClassVar[bool] = False
+    keeps: int | None = None
     stochastic: ClassVar[bool] = False
     trains_logits: ClassVar[bool] = True
     scale: float | None = None

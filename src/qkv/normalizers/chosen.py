@@ -5,7 +5,7 @@ Ties go to the lowest key index, and exactly as many keys are chosen as asked fo
 
 from __future__ import annotations
 
-from qkv.core.arrays import Array, arange, namespace, zeros
+from qkv.core.arrays import Array, namespace, zeros
 from qkv.core.equation import drop
 from qkv.core.ordering import top_mask, top_order
 from qkv.core.partial import Best
@@ -33,7 +33,7 @@ def best_of_tile(rank: Array, logits: Array, value: Array, place: Place, count: 
     order = top_order(rank, count)
     n, width = order.shape[-1], value.shape[-1]
     rank = xp.take_along_axis(rank, order, axis=-1)
-    index = xp.where(rank == -xp.inf, xp.zeros_like(order) - 1, order + place.cols[0])
+    index = xp.where(rank == -xp.inf, xp.zeros_like(order) - 1, order + place.first_key)
     logits = xp.take_along_axis(logits, order, axis=-1)
     rows = xp.broadcast_to(xp.reshape(order, (*batch, q * n, 1)), (*batch, q * n, width))
     of_all = xp.broadcast_to(value, (*batch, *value.shape[-2:]))
@@ -67,6 +67,6 @@ def last_chosen(best: Best) -> tuple[Array, Array]:
 def is_chosen(rank: Array, last: tuple[Array, Array], place: Place) -> Array:
     """Which keys of a tile were chosen, given the worst one that was."""
     xp = namespace(rank)
-    index = arange(rank, *place.cols)
+    index = place.key_positions(rank)
     better = (rank > last[0]) | ((rank == last[0]) & (index <= last[1])) | xp.isnan(rank)
     return better & (rank != -xp.inf)

@@ -23,6 +23,7 @@ class OneKey(Normalizer):
     """One key per query takes the whole weight: the one that ranks highest."""
 
     chooses: ClassVar[bool] = True
+    keeps = 1
     trains_logits: ClassVar[bool] = False
 
     def rank(self, logits: Array, place: Place | None) -> Array:

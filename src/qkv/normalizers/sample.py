@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core import random
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import Array
 from qkv.core.parts import axes
 from qkv.core.positions import Place
 from qkv.errors import OptionError
-from qkv.normalizers.base import excluded
 from qkv.normalizers.hard import OneKey
 from qkv.normalizers.softmax import Softmax
 
@@ -62,5 +61,5 @@ class Sample(OneKey):
         """l + Gumbel"""
         if place is None:
             raise OptionError("Sample draws at random. Give seed=….")
-        xp = namespace(logits)
-        return xp.where(excluded(logits), logits, logits + place.gumbel(logits, random.SAMPLE))
+        # Gumbel numbers are finite: what is excluded stays at −inf.
+        return logits + place.gumbel(logits, random.SAMPLE)

@@ -56,6 +56,11 @@ class TopK(Normalizer):
         return "strip" if self.of.stochastic or self.of.chooses else self.of.passes
 
     @property
+    def keeps(self) -> int | None:  # type: ignore[override]
+        """Fact: k, where the inner normalizer neither draws nor chooses."""
+        return None if self.of.stochastic or self.of.chooses else self.k
+
+    @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
         """Fact: as the inner normalizer."""
         return self.of.shift_invariant

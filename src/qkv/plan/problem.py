@@ -24,7 +24,7 @@ class Problem:
     Attributes:
         spec: what is asked.
         axes: shapes.
-        library: "numpy", "torch" or "jax".
+        library: "numpy", "torch", "jax" or "tensorflow".
         dtype: name of the floating dtype of the answer.
         gradient: a gradient will be wanted.
         readouts: what is to be read from the weights.

@@ -37,7 +37,8 @@ def read_problem(
             raise KindError(f"{name} has {dtype_name(x)} elements. It must be real numbers.")
     axes = Axes.of(query.shape, key.shape, value.shape, texts[0])
     numbers = (value,) if texts[0] else (query, key, value)
-    dtype = str(result_dtype(*numbers)).removeprefix("torch.")
+    out = result_dtype(*numbers)
+    dtype = str(getattr(out, "name", out)).removeprefix("torch.")
     gradient = _gradient(query, key, value, spec)
     return Problem(spec, axes, kind, dtype, gradient, readouts, memory_bytes(memory), traced)
 

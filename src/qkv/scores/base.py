@@ -364,4 +364,5 @@ def joined(sides: list[Array]) -> Array:
 def product_bound(left: Array, right: Array) -> Array:
     """The longest row of one side times the longest of the other: no inner product is larger."""
     xp = namespace(left)
-    return (xp.max(xp.sum(left * left, axis=-1)) * xp.max(xp.sum(right * right, axis=-1))) ** 0.5
+    # Norms, not sums of squares, which would be an array as large as the side.
+    return xp.max(xp.linalg.vector_norm(left, axis=-1)) * xp.max(xp.linalg.vector_norm(right, axis=-1))

@@ -59,5 +59,6 @@ def unit(x: Array) -> Array:
     # Divide by the largest entry first: squares of 1e30 or 1e-30 leave float32.
     x = x / xp.where(largest > 0, largest, xp.ones_like(largest))
     square = xp.sum(x * x, axis=-1, keepdims=True)
-    zero = square == 0
-    return xp.where(zero, xp.zeros_like(x), x / xp.sqrt(xp.where(zero, xp.ones_like(square), square)))
+    # A row of zeros is divided by infinity: its gradient is too.
+    none, one = square == 0, xp.ones_like(square)
+    return x / xp.where(none, xp.inf * one, xp.sqrt(xp.where(none, one, square)))

@@ -142,6 +142,8 @@ def _differentiated(
         return Outcome(to_float64(output), (), readouts)
     if setting.library == "jax":
         return _in_jax(attend, leaves, setting, gradient_of)
+    if setting.library == "tensorflow":
+        return _in_tensorflow(attend, leaves, setting, gradient_of)
     import torch
 
     leaves = [leaf.requires_grad_() for leaf in leaves]
@@ -171,6 +173,18 @@ def _in_jax(attend: Any, leaves: list[Any], setting: Setting, gradient_of: Any) 
 
     output, gradients = setting.call(both, leaves, weight)
     return Outcome(to_float64(output), tuple(to_float64(gradient) for gradient in gradients))
+
+
+def _in_tensorflow(attend: Any, leaves: list[Any], setting: Setting, gradient_of: Any) -> Outcome:
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        tape.watch(leaves)
+        output, readouts = attend(leaves)
+    weight = setting.array(_weight(tuple(output.shape), gradient_of))
+    zero = tf.UnconnectedGradients.ZERO
+    found = tape.gradient(output, leaves, output_gradients=weight, unconnected_gradients=zero)
+    return Outcome(to_float64(output), tuple(to_float64(gradient) for gradient in found), readouts)
 
 
 def _weight(shape: tuple[int, ...], given: Any) -> Any:

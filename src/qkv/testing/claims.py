@@ -16,7 +16,7 @@ from qkv.plan import Kernel
 from qkv.readouts import Readout
 from qkv.testing.calls import Outcome, run, run_plain
 from qkv.testing.cases import NORMALIZERS, Call, Case
-from qkv.testing.libraries import LIBRARIES, Setting, assert_close
+from qkv.testing.libraries import Setting, assert_close, installed
 
 __all__ = ["Claims", "agree", "settings_of_kernel"]
 
@@ -31,11 +31,13 @@ def settings_of_kernel(kernel: Kernel, drawn: bool = False) -> list[Any]:
     out: list[Any] = []
     for library in kernel.libraries:
         for dtype in DTYPES:
-            if library not in LIBRARIES or (library, dtype) == ("numpy", "bfloat16"):
+            if not installed(library) or (library, dtype) == ("numpy", "bfloat16"):
                 continue
             long = library == "jax" and dtype != "float32"
+            # TensorFlow takes seconds to load: a kernel for it alone says that this is what is to be run.
+            long |= library == "tensorflow" and len(kernel.libraries) > 1
             if drawn:
-                if dtype == "float64" and library != "jax":
+                if dtype == "float64" and library not in ("jax", "tensorflow"):
                     out.append(Setting(library, dtype))
                 continue
             out.append(pytest.param(Setting(library, dtype), marks=[pytest.mark.long] if long else []))

@@ -1,18 +1,18 @@
 """The random draws again, in plain Python integers: what every array library must reproduce.
 
-Threefry-2x32 with 20 rounds, from Salmon, Moraes, Dror, Shaw (2011), https://doi.org/10.1145/2063384.2063405.
+Threefry-2x32, from Salmon, Moraes, Dror, Shaw (2011), https://doi.org/10.1145/2063384.2063405.
 """
 
 from __future__ import annotations
 
 import math
 
-__all__ = ["plain_gumbel", "plain_threefry", "plain_uniform"]
+__all__ = ["plain_gumbel", "plain_kept", "plain_threefry", "plain_uniform"]
 
 _WORD = 0xFFFFFFFF
 
 
-def plain_threefry(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int, int]:
+def plain_threefry(key: tuple[int, int], counter: tuple[int, int], rounds: int = 20) -> tuple[int, int]:
     """Two random words.
 
     Example:
@@ -21,7 +21,7 @@ def plain_threefry(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int,
     """
     keys = [key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDA]
     x, y = (counter[0] + keys[0]) & _WORD, (counter[1] + keys[1]) & _WORD
-    for rnd in range(20):
+    for rnd in range(rounds):
         by = (13, 15, 26, 6, 17, 29, 16, 24)[rnd % 8]
         x = (x + y) & _WORD
         y = ((y << by | y >> (32 - by)) & _WORD) ^ x
@@ -32,10 +32,21 @@ def plain_threefry(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int,
     return x, y
 
 
+def _word_of_query(seed: int, stream: int, batch: int, q: int, k: int) -> int:
+    """One of the two words that queries 2i and 2i + 1 share."""
+    inner = plain_threefry((seed & _WORD, seed >> 32 & _WORD), (batch, stream))
+    return plain_threefry(inner, (q // 2, k), rounds=13)[q % 2]
+
+
 def plain_uniform(seed: int, stream: int, batch: int, q: int, k: int) -> float:
     """The uniform draw of one pair, in float64; `batch` is the flat index of the batch element."""
-    inner = plain_threefry((seed & _WORD, seed >> 32 & _WORD), (batch, stream))
-    return (plain_threefry(inner, (q, k))[0] + 0.5) / 2**32
+    return (_word_of_query(seed, stream, batch, q, k) + 0.5) / 2**32
+
+
+def plain_kept(seed: int, stream: int, batch: int, q: int, k: int, dropout: float) -> bool:
+    """Whether dropout keeps one weight: two keys share a word, the low half is the first one's."""
+    half = _word_of_query(seed, stream, batch, q, k // 2) >> 16 * (k % 2) & 0xFFFF
+    return half ^ 0x8000 >= round(dropout * 2**16)
 
 
 def plain_gumbel(seed: int, stream: int, batch: int, q: int, k: int) -> float:

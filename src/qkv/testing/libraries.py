@@ -14,12 +14,12 @@ import numpy as np
 from qkv.core.arrays import Array, is_floating
 from qkv.core.parts import Part
 
-__all__ = ["LIBRARIES", "Setting", "assert_close", "settings_of", "to_float64"]
+__all__ = ["LIBRARIES", "Setting", "assert_close", "installed", "settings_of", "to_float64"]
 
 P = TypeVar("P", bound=Part)
 
 LIBRARIES = tuple(name for name in ("numpy", "torch", "jax") if importlib.util.find_spec(name))
-"""Those that are installed."""
+"""Those that are installed and that every suite runs over; TensorFlow, slow to load, is asked for by name."""
 
 _TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2}
 
@@ -56,6 +56,10 @@ class Setting:
             import jax.numpy as jnp
 
             return jnp.asarray(x, dtype=self.dtype if floating else None)
+        if self.library == "tensorflow":
+            import tensorflow as tf
+
+            return tf.convert_to_tensor(x, dtype=self.dtype if floating else None)
         return x.astype(self.dtype) if floating else x
 
     def part(self, part: P) -> P:
@@ -91,6 +95,13 @@ class Setting:
         return jax.jit(function)(*arrays)
 
 
+def installed(library: str) -> bool:
+    """Whether there is such a library here, TensorFlow included, which comes through Keras."""
+    if library == "tensorflow":
+        return all(importlib.util.find_spec(name) for name in ("tensorflow", "keras"))
+    return library in LIBRARIES
+
+
 def settings_of(libraries: tuple[str, ...], dtypes: tuple[str, ...]) -> list[Setting]:
     """All pairs of the installed libraries among these and these dtypes."""
     return [Setting(library, dtype) for library in libraries if library in LIBRARIES for dtype in dtypes]
@@ -100,7 +111,9 @@ def to_float64(x: Array) -> Any:
     """`x` as float64 NumPy, whatever its library."""
     if hasattr(x, "detach"):
         x = x.detach().cpu().double()
-    return np.asarray(x, dtype=np.float64)
+    if hasattr(x, "numpy"):  # of TensorFlow, where a single bfloat16 is no array
+        x = x.numpy()
+    return np.asarray(x).astype(np.float64)
 
 
 def assert_close(

@@ -9,7 +9,7 @@ from qkv.core.arrays import cast, quiet, zeros
 from qkv.core.batch import indices
 from qkv.core.equation import Ready
 from qkv.kernels.fold import fold_rows, spans
-from qkv.kernels.tiles.reading import Reading, read_rows, reads_tiles
+from qkv.kernels.reading import Reading, read_rows, reads_tiles
 from qkv.plan.cost import Cost
 from qkv.plan.kernel import Kernel, Result
 from qkv.plan.problem import Problem

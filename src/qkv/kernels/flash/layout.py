@@ -1,4 +1,5 @@
-"""How any batch axes become the two that PyTorch's fused attention takes, without copying a shared axis.
+"""How any batch axes become the two that PyTorch's fused attention takes, without copying a shared axis; and
+which masks it takes.
 
     (*batch, q, width)   ->   (b, heads, q, width)
     (*batch, k, width)   ->   (b, key_heads, k, width)          heads = key_heads · group
@@ -16,8 +17,10 @@ from functools import lru_cache
 from typing import Any
 
 from qkv.core.arrays import Array
+from qkv.core.positions import Place
+from qkv.masks.base import And, Mask
 
-__all__ = ["Layout", "layout_of"]
+__all__ = ["Layout", "layout_of", "split"]
 
 Batch = tuple[int, ...]
 
@@ -125,3 +128,21 @@ def _merged(axes: list[tuple[int, tuple[bool, ...]]]) -> list[tuple[int, tuple[b
         else:
             at += 1
     return axes
+
+
+def split(mask: Mask | None, place: Place) -> tuple[Mask | None, int | None, bool]:
+    """The mask as one of keys and a causal one of this offset; False where it is not that."""
+    if mask is None:
+        return None, None, True
+    if mask.key_only:
+        return mask, None, True
+    offset = mask.causal_offset(place)
+    if offset is not None:
+        return None, offset, True
+    if isinstance(mask, And):
+        sides = [split(side, place) for side in (mask.left, mask.right)]
+        keys = [found[0] for found in sides if found[0] is not None]
+        causal = {found[1] for found in sides if found[1] is not None}
+        if all(found[2] for found in sides) and len(causal) == 1:
+            return keys[0] if len(keys) == 1 else And(*keys) if keys else None, causal.pop(), True
+    return None, None, False

@@ -13,10 +13,10 @@ from typing import Any
 
 from qkv.core.arrays import Array
 from qkv.core.equation import Ready, side
+from qkv.kernels.strips.best import best_keys, packs
 from qkv.normalizers import Normalizer
-from qkv.scores import Score
 
-__all__ = ["Kept", "Strip", "columns_allowed", "find_kept", "is_product", "strip_logits", "strip_width"]
+__all__ = ["Kept", "Strip", "columns_allowed", "find_kept", "strip_logits", "strip_width"]
 
 Limits = tuple[int, int]
 
@@ -30,7 +30,7 @@ PIECES = 16
 
 @dataclass(frozen=True)
 class Kept:
-    """The keys of some queries that can get weight, in the order of the keys.
+    """The keys of some queries that can get weight, in the order of the keys where that decides anything.
 
     Attributes:
         index: absolute keys, int32 `(rows, most)`; 0 where a row has fewer.
@@ -63,11 +63,6 @@ class Strip:
     def keys(self) -> Array:
         """The logits of the keys alone."""
         return self.logits[:, : self.cols[1] - self.cols[0]]
-
-
-def is_product(score: Score) -> bool:
-    """Whether the logits are the matrix product of the score's sides, and nothing else."""
-    return type(score).pair is Score.pair and score.lift_fact is not None
 
 
 def strip_width(keys: int) -> int:
@@ -114,7 +109,7 @@ def strip_logits(
     width = strip_width(keys)
     logits = room[: count * width].view(count, width)
     logits[:, keys:] = -math.inf
-    if ready.sided and is_product(ready.score):
+    if ready.sided and ready.score.is_product:
         torch.mm(side(ready.query, rows), side(ready.key, cols).T, out=logits[:, :keys])
         _mask(ready, logits, rows, cols)
     else:
@@ -176,9 +171,14 @@ def find_kept(strip: Strip, normalizer: Normalizer, most: int) -> Kept | None:
         return None
     # Below every number, so that −inf does not reach it.
     floor = floor.clamp(min=torch.finfo(floor.dtype).min)
-    row, group = (largest >= floor).nonzero(as_tuple=True)
-    if len(row) > count * most:
+    if normalizer.keeps is not None and packs(ranks):
+        best = best_keys(ranks, largest, floor, normalizer.keeps, most)
+        return None if best is None else _of_best(strip, *best)
+    reached = largest >= floor
+    # Each group that reaches it has a key that does.
+    if int(reached.sum(dim=-1, dtype=torch.int32).amax()) > most:
         return None
+    row, group = reached.nonzero(as_tuple=True)
     step = torch.arange(0, width, width // GROUP, dtype=torch.int32, device=row.device)
     at = (row * width + group).to(torch.int32)[:, None] + step
     found = ranks.view(-1).index_select(0, at.view(-1)).view(at.shape)
@@ -205,3 +205,10 @@ def find_kept(strip: Strip, normalizer: Normalizer, most: int) -> Kept | None:
 
     logits = table(strip.logits)
     return Kept(index.view(count, longest), logits, logits if ranks is strip.logits else table(ranks))
+
+
+def _of_best(strip: Strip, keys: Any, ranks: Any) -> Kept:
+    if strip.ranks is strip.logits:
+        return Kept(keys + strip.cols[0], ranks, ranks)
+    logits = strip.logits.gather(1, keys.long()).where(ranks > -math.inf, -math.inf)
+    return Kept(keys + strip.cols[0], logits, ranks)

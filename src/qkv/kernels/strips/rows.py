@@ -18,10 +18,12 @@ from typing import Any
 from qkv.core.arrays import Array, requires_gradient
 from qkv.core.batch import Index, indices, take
 from qkv.core.equation import Ready, drop, side
-from qkv.kernels.fold import spans, weights_of
+from qkv.kernels.fold import spans
 from qkv.kernels.strips.candidates import Kept, columns_allowed, find_kept, strip_logits, strip_width
 from qkv.kernels.strips.rows_backward import Backward, joined, kept_weights, sum_of_rows
 from qkv.kernels.strips.strips import Strips, twice_differentiable
+from qkv.kernels.strips.thresholds import put_sparse_weights
+from qkv.normalizers.sparse import SparseNormalizer
 
 __all__ = ["Rows", "attend_kept", "attend_strip"]
 
@@ -110,8 +112,12 @@ def attend_strip(ready: Ready, rows: Limits, out: Any, room: Any, tile: int, mos
     kept = find_kept(strip, ready.normalizer, most)
     if kept is None:
         place = ready.place.cut(rows, cols)
-        weights = drop(weights_of(ready.normalizer, strip.keys, place), place, ready.dropout)
-        out.copy_(weights @ side(ready.value, cols))
+        normalizer = ready.normalizer
+        if isinstance(normalizer, SparseNormalizer):
+            weights = put_sparse_weights(strip.keys, normalizer.power, normalizer.scale, strip.largest)
+        else:
+            weights = normalizer.weights(strip.keys, place)
+        out.copy_(drop(weights, place, ready.dropout) @ side(ready.value, cols))
     return kept
 
 

@@ -11,7 +11,7 @@ from qkv.core.arrays import Array
 from qkv.core.batch import Index, take
 from qkv.core.equation import Ready, drop, side
 from qkv.kernels.fold import weights_of
-from qkv.kernels.strips.candidates import Kept, columns_allowed, is_product, strip_logits
+from qkv.kernels.strips.candidates import Kept, columns_allowed, strip_logits
 from qkv.normalizers.sparse import SparseNormalizer
 
 __all__ = ["Backward", "joined", "kept_weights", "sum_of_rows"]
@@ -27,6 +27,8 @@ def kept_weights(ready: Ready, kept: Kept, logits: Any, rows: Limits) -> Any:
     normalizer, place = ready.normalizer, ready.place.cut(rows, (0, ready.place.k_total))
     if isinstance(normalizer, SparseNormalizer):
         return weights_of(normalizer, logits, place)
+    # Where just the best were kept, nothing is left to choose.
+    normalizer = normalizer.for_keys(logits.shape[-1])
     return normalizer.kept_weights(logits, logits if kept.ranks is kept.logits else kept.ranks, place)
 
 
@@ -107,7 +109,7 @@ class Element:
         self.score, self.normalizer = (part.at(index) for part in backward.parts)
         self.gradient = take(backward.gradient, index, 2)
         self.wanted, self.tile, self.held = backward.wanted, backward.call.tile, backward.held
-        self.product = self.ready.sided and is_product(self.ready.score)
+        self.product = self.ready.sided and self.ready.score.is_product
 
     def kept(self, strips: list[tuple[Limits, Kept]], room: Any) -> None:
         """Of consecutive strips whose kept keys are known."""

@@ -182,10 +182,11 @@ def _function() -> Any:
             @staticmethod
             def backward(ctx: Any, *gradients: Any) -> Any:
                 strips = ctx.strips
-                if torch.is_grad_enabled():
-                    found = twice_differentiable(strips, ctx.saved_tensors, gradients)
-                else:
-                    found = _backward(strips, ctx.saved_tensors, gradients, ctx.of)
+                with torch.autocast(strips.ready.value.device.type, enabled=False):
+                    if torch.is_grad_enabled():
+                        found = twice_differentiable(strips, ctx.saved_tensors, gradients)
+                    else:
+                        found = _backward(strips, ctx.saved_tensors, gradients, ctx.of)
                 wanted = ctx.needs_input_grad[1:]
                 return (None, *(g if w else None for g, w in zip(found, wanted, strict=True)))
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from qkv.core.arrays import Array
 
-__all__ = ["sparse_weights", "threshold"]
+__all__ = ["put_sparse_weights", "sparse_weights", "threshold"]
 
 CHUNK = 2**17
 """Numbers of the rows that are worked on at once: they and their differences stay in the cache."""
@@ -36,21 +36,38 @@ def sparse_weights(logits: Array, power: int, scale: float) -> Array:
     return _function().apply(logits, power, scale)
 
 
-def _weights(logits: Any, power: int, scale: float) -> Any:
-    """Newton's method, first on the largest of groups of keys, then on all, some rows at a time."""
+def put_sparse_weights(logits: Array, power: int, scale: float, largest: Array | None = None) -> Array:
+    """Replace logits `(q, k)` by their weights, without gradient.
+
+    `largest`: of groups that together are each row, `(q, groups)`, where they are known.
+    """
+    return _weights(logits, power, scale, logits, largest)
+
+
+def _weights(logits: Any, power: int, scale: float, weights: Any = None, largest: Any = None) -> Any:
+    """Newton's method, first on the largest of groups of keys, then on all, some rows at a time.
+
+    The weights may be written over the logits.
+    """
     import torch
 
     k = logits.shape[-1]
-    weights = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    if weights is None:
+        weights = torch.empty_like(logits, memory_format=torch.contiguous_format)
     if weights.numel() == 0:
         return weights
     rows, out = logits.reshape(-1, k), weights.view(-1, k)
-    groups = k // GROUP if k >= 16 * GROUP else 0
-    largest = rows if not groups else rows[:, : groups * GROUP].unflatten(1, (GROUP, groups)).amax(dim=1)
-    maximum = largest.amax(dim=-1, keepdim=True)
-    if groups * GROUP < k and groups:
-        maximum = torch.maximum(maximum, rows[:, groups * GROUP :].amax(dim=-1, keepdim=True))
+    if largest is None:
+        groups = k // GROUP if k >= 16 * GROUP else 0
+        largest = rows if not groups else rows[:, : groups * GROUP].unflatten(1, (GROUP, groups)).amax(dim=1)
+        maximum = largest.amax(dim=-1, keepdim=True)
+        if groups * GROUP < k and groups:
+            maximum = torch.maximum(maximum, rows[:, groups * GROUP :].amax(dim=-1, keepdim=True))
+    else:
+        groups = largest.shape[-1]
+        maximum = largest.amax(dim=-1, keepdim=True)
     bad = ~(maximum < math.inf)
+    gone = rows[bad[:, 0]] == -math.inf if bool(bad.any()) else None
     shift = torch.where(maximum.isfinite(), maximum, torch.zeros_like(maximum))
     tau = torch.full_like(maximum, -1.0)
     if groups:
@@ -58,21 +75,19 @@ def _weights(logits: Any, power: int, scale: float) -> Any:
         largest = (largest - shift) * scale
         tau = threshold(largest, tau, torch.empty_like(largest), power)
     step = max(1, CHUNK // k)
-    room = torch.empty_like(out[:step])
+    room = torch.empty_like(out[:step], memory_format=torch.contiguous_format)
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        z = torch.sub(rows[part], shift[part], out=out[part])
-        above = room[: len(z)]
+        above = out[part]
+        z = torch.sub(rows[part], shift[part], out=room[: len(above)])
         if scale != 1:
             z *= scale
         threshold(z, tau[part], above, power)
-        if power == 1:
-            z.copy_(above)
-        else:
-            torch.mul(above, above, out=z)
-    if bad.any():
-        zero = torch.zeros_like(out)
-        out.copy_(torch.where(bad, torch.where(rows == -math.inf, zero, zero + math.nan), out))
+        if power == 2:
+            above.mul_(above)
+    if gone is not None:
+        zero = out.new_zeros(())
+        out[bad[:, 0]] = torch.where(gone, zero, zero + math.nan)
     return weights
 
 
@@ -84,6 +99,7 @@ def threshold(z: Any, tau: Any, above: Any, power: int) -> Any:
     import torch
 
     eps = torch.finfo(z.dtype).eps
+    signs = torch.empty_like(z) if power == 1 else None
     for _ in range(STEPS):
         torch.sub(z, tau, out=above)
         above.clamp_(min=0)
@@ -93,7 +109,7 @@ def threshold(z: Any, tau: Any, above: Any, power: int) -> Any:
         excess = torch.where(norm > 0, norm - 1, torch.zeros_like(norm))
         if float(excess.abs().amax()) <= 8 * eps:
             return tau
-        slope = torch.sign(above).sum(dim=-1, keepdim=True) if power == 1 else total / norm
+        slope = total / norm if signs is None else torch.sign(above, out=signs).sum(dim=-1, keepdim=True)
         new = tau + torch.where(norm > 0, excess / slope, excess)
         if bool((new == tau).all()):  # no number is nearer
             return tau

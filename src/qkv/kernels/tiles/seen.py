@@ -1,7 +1,7 @@
 """What is read of the weights while a call is folded tile by tile, without gradients.
 
 Maps come out of the pass that makes the output (`block_sums.py`), where softmax allows it; everything else
-out of a second pass over the tiles of some queries, right after they were folded (`reading.py`).
+out of a second pass over the tiles of some queries, right after they were folded (`kernels/reading.py`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,11 @@ from typing import Any
 
 from qkv.core.batch import Index
 from qkv.core.equation import Ready
+from qkv.kernels.reading import Reading
 from qkv.kernels.tiles.block_sums import Blocks, OnePass, one_pass
-from qkv.kernels.tiles.reading import Reading, reads_tiles
 from qkv.readouts import Readout
 
-__all__ = ["Seen", "sees"]
-
-
-def sees(readouts: Sequence[Readout], normalizer: Any) -> bool:
-    """Whether these can be read so."""
-    return normalizer.log_sum_exp and reads_tiles(readouts, normalizer)
+__all__ = ["Seen"]
 
 
 class Seen:

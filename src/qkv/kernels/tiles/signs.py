@@ -32,6 +32,7 @@ from itertools import product
 from typing import Any
 
 from qkv.core.arrays import Array
+from qkv.kernels.sizes import PATTERNS
 from qkv.kernels.tiles.workers import Room
 
 __all__ = ["TILE", "Signs", "limit", "make_signs"]
@@ -39,11 +40,8 @@ __all__ = ["TILE", "Signs", "limit", "make_signs"]
 SIZES = {1: (4, 3, 2), 2: (2, 1)}
 """Units to a group, the fastest first, where signs are drawn once (the logits) and twice (their gradient)."""
 
-TILE = 1 << 20
-"""Bytes of the two products of a group: with what is added to, they stay in the second-level cache."""
-
-WHOLE = 32 << 20
-"""Bytes up to which the patterns of all keys are kept; beyond, those of a tile are made for each tile."""
+TILE = {1: 1 << 19, 2: 1 << 20}
+"""Bytes of the two products of a group, for each number of draws; what they are added to is half as large."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +75,9 @@ class Block:
 
     Args:
         limits: first row within the tile, and the one after the last.
-        patterns: `(groups, patterns, rows)`.
-        meeting: what meets the keys, a matrix with as many columns as there are patterns for each group.
-        sloped: the patterns with a 0 in them, of which the gradient of a key is made.
+        patterns: `(groups, patterns, rows)`; with two draws each times the orders in which it comes.
+        meeting: what meets the keys, for each group a matrix with as many columns as there are patterns.
+        sloped: for each group the patterns with a 0 in them, of which the gradient of a key is made.
     """
 
     limits: tuple[int, int]
@@ -90,25 +88,32 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Signs:
-    """Both sides in groups of hidden units: read-only, for any number of threads.
+    """Both sides and how their hidden units are grouped: read-only, for any number of threads.
+
+    Nothing of the length of a side is copied but the patterns of the keys, where they are few: what is made
+    of queries and keys is made for the tiles that want it.
 
     Args:
-        left: `(groups, g, q)`, centred.
-        right: `(groups, g, k)`, centred.
+        left: `(q, units)`, the call's own.
+        right: `(k, units)`, likewise.
+        order: which unit stands at each place of the groups, group after group; places beyond their number
+            hold zeros.
+        filled: the places that hold a unit; the others are `empty`.
+        move: what is added to the left and taken from the right, at each place, `(places, 1)`.
         vector: v, `(groups, g, 1)`.
         draws: of every sign: 1 gives the logits, 2 their gradient.
         sign: the patterns, `(g, patterns)`.
-        places: where in the groups each hidden unit stands, `(units,)`.
-        keys: the patterns of all keys, `(groups, patterns, k)`, or None where they are made tile by tile.
     """
 
     left: Array
     right: Array
+    order: Array
+    filled: Array
+    empty: list[int]
+    move: Array
     vector: Array
     draws: int
     sign: Array
-    places: Array
-    keys: Array | None
 
     @cached_property
     def unit(self) -> float:
@@ -117,19 +122,33 @@ class Signs:
         return 2.0 ** round(math.log2(most)) if most > 0 else 1.0
 
     @cached_property
+    def above(self) -> Array:
+        """What each pattern counts above the bar, `(groups, patterns, 1)`."""
+        return self.sign.T @ (self.vector / self.unit)
+
+    @cached_property
     def sloped(self) -> list[int]:
         """The patterns with a 0 in them."""
         return [at for at, zeros in enumerate((self.sign == 0).sum(dim=0).tolist()) if zeros]
+
+    @cached_property
+    def keys(self) -> Array | None:
+        """The patterns of all keys, `(groups, patterns, k)`; None where they are many: then tile by tile."""
+        numbers = len(self.vector) * self.sign.shape[1] * len(self.right)
+        if numbers * self.right.element_size() > PATTERNS:
+            return None
+        return self._patterns(self.right, -1)
 
     def add_logits(self, rows: tuple[int, int], cols: tuple[int, int], out: Array, room: Room) -> None:
         """Add the logits of a tile to `out` `(rows, cols)`. One draw."""
         import torch
 
-        keys = self._keys(cols)
-        for block in self._blocks(rows, keys.shape[-1], room):
+        keys, wide = self._keys(cols, room), cols[1] - cols[0]
+        for block in self._blocks(rows, wide, room):
             to = out[slice(*block.limits)]
-            fraction = room.take("fraction", (2 * len(to), keys.shape[-1]), out)
-            below, above = fraction[: len(to)], fraction[len(to) :]
+            many = len(to)
+            fraction = room.take("fraction", (2 * many, wide), out)
+            below, above = fraction[:many], fraction[many:]
             for both, key in zip(block.meeting, keys, strict=True):
                 torch.mm(both, key, out=fraction)
                 to.addcdiv_(above, below, value=self.unit)
@@ -147,9 +166,9 @@ class Signs:
         bits = RANGES[gradient.element_size()]
         # Makes of 1/(Σp)², between 2^−2·scale and 2^(spread − 2·scale), a number around 1.
         lift = 2.0 ** (2 * bits.scale - bits.spread // 2)
-        keys = self._keys(cols)
-        groups, patterns, wide = keys.shape
-        slope = (self.sign == 0).to(keys.dtype) * (2 / lift)
+        keys, wide = self._keys(cols, room), cols[1] - cols[0]
+        groups, patterns = len(self.vector), self.sign.shape[1]
+        slope = (self.sign == 0).to(gradient.dtype) * (2 / lift)
         to_keys = room.take("to_keys", (groups, len(self.sloped), wide), gradient).zero_()
         for block in self._blocks(rows, wide, room):
             start, stop = block.limits
@@ -166,96 +185,148 @@ class Signs:
                 torch.mm(key, turned, out=at_rows)
                 at_keys.addmm_(row, share)
             to_rows.mul_(block.patterns)
-            d_vector += self._ordered(self.sign / lift @ to_rows.sum(dim=-1, keepdim=True))[0]
-            d_left[rows[0] + start : rows[0] + stop] += self._ordered(slope @ to_rows * self.vector)
-        to_keys.mul_(keys[:, self.sloped])
-        d_right[slice(*cols)] += self._ordered(slope[:, self.sloped] @ to_keys * self.vector)
+            of_vector = self.sign / lift @ to_rows.sum(dim=-1, keepdim=True)
+            self._add(of_vector, d_vector[None])
+            self._add(slope @ to_rows * self.vector, d_left[rows[0] + start : rows[0] + stop])
+        for at, key in zip(to_keys, keys, strict=True):
+            at.mul_(key[self.sloped])
+        self._add(slope[:, self.sloped] @ to_keys * self.vector, d_right[slice(*cols)])
 
-    def _ordered(self, grouped: Array) -> Array:
-        """From group after group `(groups, g, n)` to the order of the call, `(n, units)`."""
-        return grouped.flatten(0, 1)[self.places].T
+    def _add(self, grouped: Array, target: Array) -> None:
+        """Add what stands group after group, `(groups, g, n)`, to the units of `target` `(n, h)`."""
+        target.index_add_(1, self.order[self.filled], grouped.flatten(0, 1)[self.filled].T)
 
-    def _keys(self, cols: tuple[int, int]) -> Array:
+    def _keys(self, cols: tuple[int, int], room: Room) -> list[Array]:
+        """The patterns of the keys of a tile, for each group."""
         if self.keys is None:
-            return _patterns(self.right[..., slice(*cols)], self.draws)
-        return self.keys[..., slice(*cols)]
+            return list(self._patterns(self.right[slice(*cols)], -1, room))
+        name = ("keys", self.draws, *cols)
+        seen: Any
+        found: list[Array]
+        seen, found = room.held.get(name, (None, []))
+        if seen is not self:
+            found = list(self.keys[..., slice(*cols)])
+            room.held[name] = (self, found)
+        return found
 
     def _blocks(self, rows: tuple[int, int], wide: int, room: Room) -> list[Block]:
         """The rows of a tile with their patterns; they serve all tiles beside it."""
-        import torch
-
-        step = max(16, TILE // (2 * max(1, wide) * self.left.element_size()))
+        step = max(16, TILE[self.draws] // (2 * max(1, wide) * self.left.element_size()))
         seen: Any
         blocks: list[Block]
         seen, blocks = room.held.get(("blocks", self.draws), ((), []))
         if seen != (self, rows, step):
-            blocks = []
-            for start in range(0, rows[1] - rows[0], step):
-                stop = min(start + step, rows[1] - rows[0])
-                found = _patterns(self.left[..., rows[0] + start : rows[0] + stop], self.draws)
-                if self.draws == 1:
-                    meeting = torch.cat([found, found * (self.sign.T @ (self.vector / self.unit))], dim=-1)
-                else:
-                    # 0 comes in two orders, +− and −+.
-                    meeting = found = found * 2.0 ** (self.sign == 0).sum(dim=0)[:, None]
-                blocks.append(
-                    Block((start, stop), found, list(meeting.mT.contiguous()), list(found[:, self.sloped]))
-                )
+            blocks = [
+                self._block(rows[0], (start, min(start + step, rows[1] - rows[0])), room)
+                for start in range(0, rows[1] - rows[0], step)
+            ]
             room.held["blocks", self.draws] = ((self, rows, step), blocks)
         return blocks
 
+    def _block(self, first: int, limits: tuple[int, int], room: Room) -> Block:
+        import torch
 
-def _patterns(side: Array, draws: int) -> Array:
-    """e^{ε·a − Σ|a|} for all sums of draws: `(groups, g, n)` -> `(groups, patterns, n)`, the far ones 0."""
+        start, stop = limits
+        side = self.left[first + start : first + stop]
+        if self.draws == 2:
+            found = self._patterns(side, 1)
+            return Block(limits, found, list(found.mT), list(found[:, self.sloped]))
+        many = len(side)
+        shape = (len(self.vector), self.sign.shape[1], 2 * many)
+        both = room.take(f"rows from {start}", shape, side)
+        found = both[..., :many]
+        self._patterns(side, 1, out=found)
+        torch.mul(found, self.above, out=both[..., many:])
+        return Block(limits, found, list(both.mT), [])
+
+    def _patterns(self, side: Array, turn: int, room: Room | None = None, out: Array = None) -> Array:
+        """e^{ε·a − Σ|a|} for all sums of draws: `(n, units)` -> `(groups, patterns, n)`, the far ones 0.
+
+        Args:
+            side: some queries or keys.
+            turn: 1 for queries, −1 for keys, which are moved the other way. Of two draws queries count those
+                that come in two orders, +− and −+, twice.
+            room: where buffers are kept.
+            out: where to write.
+        """
+        import torch
+
+        room = Room() if room is None else room
+        groups, size = self.vector.shape[:2]
+        many = len(side)
+        bits = RANGES[side.element_size()]
+        twice = room.take("twice", (groups * size, many), side)
+        torch.add(side.index_select(1, self.order).T, self.move, alpha=turn, out=twice)
+        if self.empty:
+            twice[self.empty] = 0
+        twice = twice.mul_(2).view(groups, size, many)
+        # What +1 costs where a < 0, what −1 costs where a > 0. A NaN costs NaN.
+        cost = room.take("cost", (groups, size, self.draws + 1, many), side)
+        torch.clamp(twice, max=0, out=cost[:, :, 0])
+        torch.clamp(twice, min=0, out=cost[:, :, -1]).neg_()
+        if self.draws == 2:
+            cost[:, :, ::2] *= 2
+            torch.abs(twice, out=cost[:, :, 1]).neg_()
+        cost.exp_()
+        cost[:, 0] *= 2.0**bits.scale
+        if self.draws == 2 and turn == 1:
+            cost[:, :, 1] *= 2
+        name = f"patterns {self.draws}"
+        shape = (groups, self.sign.shape[1], many)
+        found = room.take(name, shape, side) if out is None else out
+        _products(list(cost.unbind(1)), found)
+        return torch.threshold_(found, 2.0 ** (bits.scale - bits.drop), 0.0)
+
+
+def _products(parts: list[Array], out: Array) -> None:
+    """All products of one number of each part, `(groups, n₁, rows)` …, the first part slowest, into `out`."""
     import torch
 
-    bits = RANGES[side.element_size()]
-    twice = side * 2
-    # What +1 costs where a < 0, what −1 costs where a > 0. A NaN costs NaN.
-    plus, minus = twice.clamp(max=0), (-twice).clamp(max=0)
-    steps = [plus, minus] if draws == 1 else [plus * 2, -twice.abs(), minus * 2]
-    cost = torch.stack(steps, dim=2).exp_()
-    found = cost[:, 0] * 2.0**bits.scale
-    for unit in range(1, side.shape[1]):
-        found = (found[:, :, None] * cost[:, unit, None]).flatten(1, 2)
-    return found.masked_fill_(found < 2.0 ** (bits.scale - bits.drop), 0)
+    if len(parts) == 1:
+        out.copy_(parts[0])
+        return
+    # In halves: most of the work is the last product.
+    halves = []
+    for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]):
+        joined = half[0]
+        for part in half[1:]:
+            joined = (joined[:, :, None] * part[:, None]).flatten(1, 2)
+        halves.append(joined)
+    one, other = halves
+    shape = (one.shape[0], one.shape[1], other.shape[1], one.shape[2])
+    torch.mul(one[:, :, None], other[:, None], out=out.unflatten(1, shape[1:3]))
 
 
-def make_signs(left: Array, right: Array, vector: Array, reach: list[float], draws: int) -> Signs:
+def make_signs(
+    left: Array, right: Array, move: Array, vector: Array, units: list[int], reach: list[float], draws: int
+) -> Signs:
     """Groups of the largest size that the range allows.
 
     Args:
-        left: `(h, q)`, centred.
-        right: `(h, k)`, centred.
-        vector: `(h,)`, finite.
-        reach: min(max|a_h|, max|b_h|) of each hidden unit, each within `limit`.
+        left: `(q, h)`.
+        right: `(k, h)`.
+        move: what centres them, added to the left and taken from the right, `(h,)`.
+        vector: `(h,)`.
+        units: the hidden units to take; the vector is finite there.
+        reach: min(max|a_h|, max|b_h|) of each of them, centred, within `limit`.
         draws: 1 for the logits, 2 for their gradient.
     """
     import torch
 
-    size, order = _groups(reach, _most(left.element_size(), draws), SIZES[draws])
-    at = torch.tensor(order, device=left.device)
-    more = len(order) - len(reach)
-    grouped = [
-        torch.nn.functional.pad(x, (0, 0, 0, more))[at].reshape(len(order) // size, size, x.shape[1])
-        for x in (left, right, vector[:, None])
-    ]
+    size, placed = _groups(reach, _most(left.element_size(), draws), SIZES[draws])
+    empty = [n for n, at in enumerate(placed) if at >= len(units)]
+    filled = torch.tensor([n for n, at in enumerate(placed) if at < len(units)], device=left.device)
+    order = torch.tensor([units[at] if at < len(units) else units[0] for at in placed], device=left.device)
+    counts = vector[order]
+    counts[empty] = 0
     values = [1.0, -1.0] if draws == 1 else [1.0, 0.0, -1.0]
     sign = torch.tensor(list(product(values, repeat=size)), dtype=left.dtype, device=left.device).T
-    whole = len(order) // size * sign.shape[1] * right.shape[1] * right.element_size()
-    return Signs(
-        left=grouped[0],
-        right=grouped[1],
-        vector=grouped[2],
-        draws=draws,
-        sign=sign,
-        places=torch.argsort(at)[: len(reach)],
-        keys=_patterns(grouped[1], draws) if whole <= WHOLE else None,
-    )
+    grouped = counts.reshape(len(placed) // size, size, 1)
+    return Signs(left, right, order, filled, empty, move[order][:, None], grouped, draws, sign)
 
 
 def _groups(reach: list[float], most: float, sizes: tuple[int, ...]) -> tuple[int, list[int]]:
-    """Units to a group, and the units, group after group, wide among narrow; past the last is padding."""
+    """Units to a group, and the unit at each place, wide among narrow; a number past the last: none."""
     for size in sizes:
         count = -(-len(reach) // size)
         extended = reach + [0.0] * (count * size - len(reach))

@@ -1,9 +1,8 @@
-"""How a call is cut into tiles, and who works on which: batch elements first, then rows of tiles."""
+"""Who works on which tile: batch elements first, then rows of tiles. Their sizes: `kernels/sizes.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -11,90 +10,17 @@ from qkv.core.arrays import Array
 from qkv.core.batch import Index, indices, take
 from qkv.core.equation import Ready, side
 from qkv.kernels.fold import spans
+from qkv.kernels.sizes import Tiling
 from qkv.kernels.tiles.exponentials import Exponentials, bound_of, is_exponential
 from qkv.kernels.tiles.folded import Folded
 from qkv.kernels.tiles.pairs import Gradients
 from qkv.kernels.tiles.seen import Seen
 from qkv.kernels.tiles.workers import Room, chunks, run, threads
-from qkv.plan.cost import tile_sides
-from qkv.plan.problem import Problem
 
-__all__ = ["Tiling", "backward", "forward", "tile_alive", "tiling_of"]
+__all__ = ["backward", "forward"]
 
 Limits = tuple[int, int]
 Task = tuple[Index, Limits]
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """Sizes of a tile.
-
-    Attributes:
-        rows, cols: queries and keys of a tile.
-        most: batch elements in a tile.
-    """
-
-    rows: int
-    cols: int
-    most: int
-
-
-def tiling_of(problem: Problem, budget: int, careful: bool = False) -> Tiling:
-    """Tiles of at most `budget` numbers in their widest array.
-
-    One batch element after the other, so that a tile is a plain matrix; small ones together. `careful`: for
-    data that is not finite, whose tiles take the way of every score.
-    """
-    axes = problem.axes
-    # Half of the memory allowed is for tiles.
-    allowed = problem.memory // 2 // (problem.itemsize * tile_alive(problem, careful))
-    elements = _elements_of(problem, careful)
-    by_units = problem.score.unit == "tanh" and elements == 1
-    pairs = max(1, min(budget // elements, allowed))
-    if axes.q * axes.k <= pairs:
-        most = 1 if by_units else pairs // max(1, axes.q * axes.k)
-        return Tiling(max(1, axes.q), max(1, axes.k), max(1, most))
-    rows = _narrowed(problem, tile_sides(axes.q, axes.k, pairs)[0])
-    if rows >= 128:
-        rows = 2 ** (rows.bit_length() - 1)
-    cols = max(1, pairs // rows)
-    # Whole vectors of the processor: odd lengths cost matrix products a tenth.
-    return Tiling(rows, min(axes.k, cols - cols % 64 if cols > 64 else cols), 1)
-
-
-_TILE_OVERHEAD = 25_000
-"""What starting a tile costs, in pairs computed."""
-
-
-def _narrowed(problem: Problem, rows: int) -> int:
-    """Fewer rows to a tile where a mask reaches few keys: what a tile holds too much is computed too."""
-    mask, q = problem.spec.mask, problem.axes.q
-    if mask is None or rows < 128:
-        return rows
-
-    def cost(rows: int) -> float:
-        middle = (q - rows) // 2
-        start, stop = mask.reach(problem.place.cut((middle, middle + rows), (0, problem.axes.k)))
-        return max(1, stop - start) + _TILE_OVERHEAD / rows
-
-    return min((rows, rows // 2, rows // 4, rows // 8), key=cost)
-
-
-def tile_alive(problem: Problem, careful: bool = False) -> int:
-    """Numbers in memory at once for each pair of a tile."""
-    elements = _elements_of(problem, careful)
-    return (8 + 4 * elements) if problem.gradient else (4 + 2 * elements)
-
-
-def _elements_of(problem: Problem, careful: bool) -> int:
-    """Numbers in memory at once for each logit."""
-    axes, normalizer = problem.axes, problem.normalizer
-    # `units.py` never holds the hidden units of a tile, but takes one batch element after the other.
-    tiles = normalizer.log_sum_exp and normalizer.scale is not None and not careful
-    if problem.score.unit == "gate" and tiles:
-        return 1
-    by_units = problem.score.unit == "tanh" and tiles and axes.q * axes.k >= 64 * 64
-    return 1 if by_units else problem.elements_per_logit
 
 
 def forward(ready: Ready, tiling: Tiling, notes: list[str], seen: Seen | None = None) -> list[Array]:
@@ -136,7 +62,13 @@ def backward(
     gradient: Array,
     logits_wanted: bool,
 ) -> list[Array]:
-    """Gradients of query, key, value, the score's arrays and the normalizer's arrays."""
+    """Gradients of query, key, value, the score's arrays and the normalizer's arrays.
+
+    As in `core.guard.weigh`, an output that read an infinite value or NaN is a constant.
+    """
+    if not ready.clean_value:
+        known = output.isfinite()
+        output, gradient = output.where(known, 0.0), gradient.where(known, 0.0)
     row_dot = (gradient * output).sum(dim=-1, keepdim=True)
     elements = _elements(ready, tiling)
     shares = chunks(_tasks(ready, tiling), threads(ready.value))
@@ -175,6 +107,8 @@ def backward(
         if x is not None:
             target = target[..., None, None] if target.ndim else target
             target += x.sum_to_size(target.shape)
+    if not ready.clean_value:
+        total.value.masked_fill_(~ready.value.isfinite(), 0.0)
     found = total.tensors()
     del total, sums
     for n, x in enumerate(found):  # one after the other, so that only one is there twice
@@ -205,17 +139,21 @@ def _elements(ready: Ready, tiling: Tiling, seen: Seen | None = None) -> Callabl
             return Folded(ready.at(index), tiling.cols)
 
     held: dict[Any, Any] = {}
-    lock = Lock()
+    lock, workers = Lock(), threads(ready.value)
+    most = workers + (workers > 1)
 
     def get(index: Index) -> Any:
         key = repr(index)
         with lock:
-            if key not in held:
-                # Rows of one batch element follow each other: the last few are enough.
-                while len(held) > 8:
+            # Rows of one batch element follow each other: one for each worker, and the one it comes from. The
+            # first is the one that was not asked for longest.
+            found = held.pop(key, None)
+            if found is None:
+                while len(held) >= most:
                     held.pop(next(iter(held)))
-                held[key] = made(index)
-            return held[key]
+                found = made(index)
+            held[key] = found
+            return found
 
     return get
 

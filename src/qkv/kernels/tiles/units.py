@@ -10,15 +10,18 @@ appendix A.1.2, https://arxiv.org/abs/1409.0473, for the score.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
 from qkv.core.arrays import Array
-from qkv.kernels.tiles.signs import TILE, Signs, limit, make_signs
+from qkv.kernels.tiles.routes import routes
+from qkv.kernels.tiles.signs import Signs, limit, make_signs
 from qkv.kernels.tiles.workers import Room
 
-__all__ = ["Units", "gradient", "logits", "prepare", "sigmoid_is_faster"]
+__all__ = ["Units", "gradient", "logits", "prepare"]
+
+PLAIN = 1 << 20
+"""Bytes of the hidden units of some rows of a tile, where they are taken one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,17 +33,19 @@ class Plain:
         right: `(h, k)`, likewise.
         vector: `(h,)`.
         sigmoid: tanh s as 2 σ(2s) − 1, where that is faster.
+        units: which hidden units of the call these are, `(h,)`, or None for all.
     """
 
     left: Array
     right: Array
     vector: Array
     sigmoid: bool
+    units: Array | None
 
     def add_logits(self, rows: tuple[int, int], cols: tuple[int, int], out: Array, room: Room) -> None:
         """Add the logits of a tile to `out` `(rows, cols)`."""
         vector = self.vector * 2 if self.sigmoid else self.vector
-        for start, stop, bent in self._bent(rows, cols, TILE, room):
+        for start, stop, bent in self._bent(rows, cols, PLAIN, room):
             to = out[start:stop]
             to += (vector @ bent.flatten(1)).view(to.shape)
         if self.sigmoid:
@@ -61,10 +66,10 @@ class Plain:
         ones = gradient.new_ones(max(gradient.shape))
         weight = self.vector * 4 if self.sigmoid else self.vector
         to_keys = self.right.new_zeros(len(self.right), cols[1] - cols[0])
-        for start, stop, bent in self._bent(rows, cols, TILE // 2, room):
+        for start, stop, bent in self._bent(rows, cols, PLAIN // 2, room):
             part = gradient[start:stop]
             summed = bent.flatten(1) @ part.flatten()
-            d_vector += summed * 2 - part.sum() if self.sigmoid else summed
+            self._add(summed * 2 - part.sum() if self.sigmoid else summed, d_vector)
             # tanh' is 1 − t², and 4 (σ − σ²).
             square = room.take("square", bent.shape, bent)
             torch.mul(bent, bent, out=square)
@@ -72,9 +77,16 @@ class Plain:
                 torch.sub(bent, square, out=bent).mul_(part)
             else:
                 torch.addcmul(part, square, part, value=-1, out=bent)
-            d_left[rows[0] + start : rows[0] + stop] += ((bent @ ones[: bent.shape[2]]) * weight[:, None]).T
+            of_rows = (bent @ ones[: bent.shape[2]]) * weight[:, None]
+            self._add(of_rows.T, d_left[rows[0] + start : rows[0] + stop])
             to_keys += ones[: bent.shape[1]] @ bent
-        d_right[slice(*cols)] += (to_keys * weight[:, None]).T
+        self._add((to_keys * weight[:, None]).T, d_right[slice(*cols)])
+
+    def _add(self, found: Array, target: Array) -> None:
+        if self.units is None:
+            target += found
+        else:
+            target.index_add_(-1, self.units, found)
 
     def _bent(self, rows: tuple[int, int], cols: tuple[int, int], size: int, room: Room) -> Any:
         """Some rows at a time, within `size` bytes: their limits, and tanh or sigmoid `(h, rows, cols)`."""
@@ -97,12 +109,10 @@ class Route:
     Args:
         forward: gives the logits.
         backward: gives their gradient; None where none was asked for.
-        units: which hidden units of the call these are, `(units,)`, or None for all.
     """
 
     forward: Signs | Plain
     backward: Signs | Plain | None
-    units: Array | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,28 +156,26 @@ def prepare(left: Array, right: Array, vector: Array, train: bool = False) -> Un
     sound = bool((vector.abs() < 2.0**30).all())
     near = [h for h, far in enumerate(reach) if sound and far <= most]
     far = [h for h, far in enumerate(reach) if not (sound and far <= most)]
-    routes, said = [], []
+    found, said = [], []
     if near:
-        at = torch.tensor(near, device=left.device) if far else None
-        ranges = [reach[h] for h in near]
-        some = (_pick((left + move).T, at), _pick((right - move).T, at), _pick(vector, at), ranges)
+        some = (left, right, move, vector, near, [reach[h] for h in near])
         first = make_signs(*some, draws=1)
-        routes.append(Route(first, make_signs(*some, draws=2) if train else None, at))
+        found.append(Route(first, make_signs(*some, draws=2) if train else None))
         said.append(f"within exponentials: {first.sign.shape[0]} at a time")
     if far or not near:
         at = torch.tensor(far, device=left.device) if near else None
         # The sigmoid leaves Σ v to be taken off.
-        sigmoid = sound and sigmoid_is_faster(left)
+        sigmoid = sound and routes(left).logistic
         sides = [_pick(x.T, at).contiguous() * (2 if sigmoid else 1) for x in (left, right)]
-        plain = Plain(sides[0], sides[1], _pick(vector, at), sigmoid)
-        routes.append(Route(plain, plain, at))
+        plain = Plain(sides[0], sides[1], _pick(vector, at), sigmoid, at)
+        found.append(Route(plain, plain))
         said.append(f"beyond: {'sigmoid' if sigmoid else 'tanh'} of every pair")
     counts = [str(len(x)) for x in (near, far) if x] or ["0"]
     says = ", ".join(
         f"{count} of {len(reach)} hidden units {sentence}"
         for count, sentence in zip(counts, said, strict=True)
     )
-    return Units(tuple(routes), f"range of {says}")
+    return Units(tuple(found), f"range of {says}")
 
 
 def logits(units: Units, rows: tuple[int, int], cols: tuple[int, int], out: Array, room: Room) -> Array:
@@ -203,13 +211,7 @@ def gradient(
     """
     for route in units.routes:
         assert route.backward is not None, "prepare(…, train=True) first"
-        if route.units is None:
-            route.backward.add_gradient(rows, cols, d_logits, to, room)
-            continue
-        some = [x[..., route.units] for x in to]
-        route.backward.add_gradient(rows, cols, d_logits, (some[0], some[1], some[2]), room)
-        for whole, part in zip(to, some, strict=True):
-            whole[..., route.units] = part
+        route.backward.add_gradient(rows, cols, d_logits, to, room)
 
 
 def _pick(array: Array, units: Array | None) -> Array:
@@ -237,31 +239,3 @@ def _centres(left: Array, right: Array) -> tuple[Array, list[float]]:
     narrow = halves[1] <= halves[0]
     move = torch.where(narrow, middles[1], -middles[0])
     return move, torch.where(narrow, halves[1], halves[0]).tolist()
-
-
-def sigmoid_is_faster(like: Array) -> bool:
-    """Whether tanh s is had sooner as 2 σ(2s) − 1: a timing, once per process, device and dtype.
-
-    The libraries that PyTorch calls differ in this by a factor of ten, from one processor to another.
-    """
-    import torch
-
-    key = (like.device, like.dtype)
-    if key not in _FASTER:
-        # Few enough for one thread: several that wait for each other are no measure on a busy machine.
-        tile = torch.linspace(-3, 3, 1 << 11, dtype=like.dtype, device=like.device)
-        out = torch.empty_like(tile)
-        best = []
-        for function in (torch.tanh, torch.sigmoid):
-            seconds = []
-            for _ in range(15):
-                start = time.perf_counter()
-                function(tile, out=out)
-                seconds.append(time.perf_counter() - start)
-            best.append(min(seconds))
-        # tanh has the smaller error, so it must lose clearly.
-        _FASTER[key] = best[1] < 0.8 * best[0]
-    return _FASTER[key]
-
-
-_FASTER: dict[Any, bool] = {}

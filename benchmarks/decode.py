@@ -1,0 +1,154 @@
+"""Claim: a step of decoding costs time linear in the length, and the cache little more than its numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks._calls import WrongError, apart
+from benchmarks._claim import AtMost, Claim, Row, Setting
+from benchmarks._race import race
+
+ROOT = Path(__file__).parent.parent
+WIDTH, HEADS = 512, 8
+
+
+def _filled(n: int, **options: Any) -> tuple[Any, Any]:
+    """Attention, and a cache that so many tokens came to one by one."""
+    from qkv import masks, nn
+
+    torch.manual_seed(0)
+    attention = nn.MultiHeadAttention(WIDTH, HEADS, mask=masks.Causal())
+    cache = nn.KeyValueCache(**options)
+    row = torch.randn(n, 1, HEADS, 1, WIDTH // HEADS)
+    for t in range(n):
+        cache.append(row[t], -row[t])
+    return attention, cache
+
+
+def _steps(n: int, **options: Any) -> Any:
+    """A call that attends to n tokens: the cache's last row is taken back after each."""
+    attention, cache = _filled(n - 1, **options)
+    x = torch.randn(1, 1, WIDTH)
+    state = cache.copy()
+
+    def step() -> Any:
+        cache.__dict__.update(state.__dict__)
+        cache.chunks = list(state.chunks)
+        filled = cache.chunks[-1].filled
+        with torch.no_grad():
+            output = attention(x, cache=cache)
+        state.chunks[-1].filled = filled
+        return output
+
+    return step
+
+
+def rows(setting: Setting) -> Iterator[Row]:
+    """Time of steps at several lengths, and against attention that maps and reads everything anew; memory."""
+    torch.set_num_threads(1)
+    longest = 256 if setting.quick else 2048
+    _check()
+    lengths = [longest // 4, longest // 2, longest]
+    times = race({str(n): _steps(n) for n in lengths}, setting.rounds)
+    for n in lengths[1:]:
+        yield times.row(
+            f"a step at {n:,} tokens",
+            str(n // 2),
+            AtMost(2.2),
+            ours=str(n),
+            note="twice the length may take twice the time, and a tenth for the noise of a shared machine",
+        )
+    from qkv import masks, nn
+
+    whole, x = nn.MultiHeadAttention(WIDTH, HEADS, mask=masks.Causal()), torch.randn(1, longest, WIDTH)
+
+    def anew() -> Any:
+        with torch.no_grad():
+            return whole(x)
+
+    yield race({"cache": _steps(longest), "anew": anew}, setting.rounds).row(
+        f"a step at {longest:,} tokens", "anew", AtMost(0.1), ours="cache"
+    )
+    for int8 in (False, True):
+        found = _memory(longest, int8)
+        ideal = 2 * longest * WIDTH * 4
+        # One scale for each row of a head.
+        kept = ideal if not int8 else ideal // 4 + ideal // (WIDTH // HEADS)
+        for what, number in (("allocated", found["nbytes"]), ("peak of the process", found["growth"])):
+            yield Row(
+                f"{longest:,} tokens one by one{', int8' if int8 else ''}, {what}",
+                "memory / keys and values themselves",
+                number / kept,
+                "×",
+                # A chunk in int8 is read as numbers of four times its size, one chunk at a time.
+                AtMost(1.1) if what == "allocated" or not (int8 or setting.quick) else None,
+                megabytes={"qkv": number / 1e6, "keys and values": kept / 1e6},
+            )
+
+
+def _check() -> None:
+    attention, cache = _filled(0)
+    x = torch.randn(1, 200, WIDTH)
+    with torch.no_grad():
+        steps = [attention(x[:, t : t + 1], cache=cache) for t in range(200)]
+        if not (distance := apart(torch.cat(steps, dim=1), attention(x))) <= 1e-4:
+            raise WrongError(f"decoding with the cache is {distance:.2g} from decoding without.")
+
+
+def _memory(n: int, int8: bool) -> dict[str, int]:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.decode", json.dumps([n, int8])],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _measure(n: int, int8: bool) -> dict[str, int]:
+    """Peak of a process that decodes so many tokens in each of four sequences, after some were decoded."""
+    from benchmarks._memory import _status
+    from qkv import masks, nn
+
+    torch.set_num_threads(1)
+    attention = nn.MultiHeadAttention(WIDTH, HEADS, mask=masks.Causal())
+    batch = 4
+
+    def decode(steps: int) -> Any:
+        cache = nn.KeyValueCache(int8=int8)
+        with torch.no_grad():
+            for _ in range(steps):
+                attention(torch.randn(batch, 1, WIDTH), cache=cache)
+        return cache
+
+    decode(16)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    before = _status("VmRSS")
+    cache = decode(n)
+    return {"nbytes": cache.nbytes // batch, "growth": (_status("VmHWM") - before) // batch}
+
+
+CLAIM = Claim(
+    "Decoding 2,048 tokens with the cache costs per step time linear in the length, and memory within a "
+    "tenth of the keys and values themselves.",
+    "at most 2.2 times the time for 2 times the length; at most 1.1 of the memory of keys and values",
+    ("the same attention without a cache",),
+    rows,
+)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(*json.loads(sys.argv[1]))))

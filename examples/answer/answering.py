@@ -1,0 +1,183 @@
+"""The question put to the sentences: what resembles it, how much weight each gets, and on what evidence."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import qkv
+from examples.answer.meaning import Meaning
+from examples.answer.sentences import Sentence
+from examples.answer.words import Words, words_of
+from qkv.errors import OptionError
+from qkv.masks import Keys
+from qkv.readouts import TopWeights
+from qkv.scores import ByColumn, Cosine, Dot
+
+__all__ = ["Answer", "Asked", "Text"]
+
+_CLOSELY = 100
+"""Sentences that are compared by meaning: those most alike by words. All, where there are no more."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A sentence and its evidence.
+
+    Attributes:
+        sentence: that answers.
+        weight: its share of the attention.
+        before, after: sentences around it.
+        words: the words it shares with the question, as it writes them, and what each adds to `by_words`.
+        by_words, by_meaning: how alike they are; None where meaning was not compared.
+    """
+
+    sentence: Sentence
+    weight: float
+    before: list[Sentence]
+    after: list[Sentence]
+    words: dict[str, float]
+    by_words: float
+    by_meaning: float | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a question was answered.
+
+    Attributes:
+        question: as it was asked.
+        answers: heaviest first; those heavier than nothing, so none where there is no answer.
+        nothing: the weight on "nothing here answers".
+    """
+
+    question: str
+    answers: list[Answer]
+    nothing: float
+
+
+class Text:
+    """Sentences, ready to be asked.
+
+    Args:
+        sentences: of the text, in order.
+        meaning: the sentence model; None: words alone are compared.
+
+    Raises:
+        As `Words`.
+
+    Example:
+        >>> from examples.answer.sentences import sentences_of
+        >>> text = Text(sentences_of("The den is dark. A shepherd found a ring. All is well."))
+        >>> [answer.sentence.text for answer in text.ask("Who found the ring?").answers]
+        ['A shepherd found a ring.']
+    """
+
+    def __init__(self, sentences: Sequence[Sentence], meaning: Meaning | None = None) -> None:
+        self._sentences = list(sentences)
+        self._words = Words([sentence.text for sentence in sentences])
+        self._meaning = meaning
+
+    def ask(
+        self,
+        question: str,
+        *,
+        top: int = 1,
+        around: int = 1,
+        temperature: float = 0.05,
+        wanted: float = 0.5,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Asked:
+        """Attend to the sentences.
+
+        Args:
+            question: in words.
+            top: answers at most.
+            around: sentences of evidence on each side.
+            temperature: T, how far resemblances must differ for the weights to differ.
+            wanted: how much a sentence must resemble the question to be an answer, from 0 to 1.
+            progress: called with sentences read for their meaning, and their number.
+
+        Raises:
+            OptionError: a question without a word that counts, or a number out of range.
+        """
+        if not words_of(question) and self._meaning is None:
+            raise OptionError(f"the question {question!r} has no word to look for. Ask about something.")
+        if not question.strip():
+            raise OptionError("the question is empty. Ask about something.")
+        for name, number, right in (
+            ("top", top, top >= 1),
+            ("around", around, around >= 0),
+            ("temperature", temperature, temperature > 0),
+            ("wanted", wanted, 0 <= wanted <= 1),
+        ):
+            if not right:
+                raise OptionError(f"{name} is {number}, which is out of its range.")
+        asked, sentences, shared = self._words.compared(question)
+        by_words = sentences @ asked
+        columns: list[tuple[str, Any, float]] = [("words", Dot(), 1.0), ("wanted", Dot(), 1.0)]
+        query, key = {"words": asked}, {"words": sentences}
+        closely = np.arange(len(self._sentences))
+        by_meaning = None
+        if self._meaning is not None:
+            closely = np.sort(np.argsort(-by_words, kind="stable")[:_CLOSELY])
+            texts = [question, *(self._sentences[at].text for at in closely)]
+            vectors = self._meaning.vectors(texts, progress)
+            query["meaning"] = vectors[0]
+            key["meaning"] = np.zeros((len(self._sentences), vectors.shape[-1]))
+            key["meaning"][closely] = vectors[1:]
+            by_meaning = Cosine()(vectors[:1], key["meaning"])[0]
+            columns = [("words", Dot(), 0.5), ("meaning", Cosine(), 0.5), ("wanted", Dot(), 1.0)]
+        # One key more than there are sentences: it resembles every question as much as is wanted.
+        query["wanted"], key["wanted"] = np.ones(1), np.zeros((len(self._sentences), 1))
+        keys = _rows({name: np.concatenate([rows, np.zeros_like(rows[:1])]) for name, rows in key.items()})
+        keys["wanted"][-1] = wanted
+        allowed = np.zeros(len(keys), dtype=bool)
+        allowed[closely] = allowed[-1] = True
+        score = ByColumn(tuple((name, each, share / temperature) for name, each, share in columns))
+        seen = qkv.observe(
+            _rows({name: row[None] for name, row in query.items()}),
+            keys,
+            np.eye(1, len(keys), len(keys) - 1).T,  # 1 for nothing, so that its weight is the output
+            score=score,
+            normalizer=qkv.normalizers.Softmax(),
+            mask=Keys(allowed),
+            readouts=[TopWeights(min(top, len(keys)))],
+        )
+        best, nothing = seen.readouts[0], float(seen.output[0, 0])
+        found = []
+        for at, weight in zip(best.keys[0].tolist(), best.weights[0].tolist(), strict=True):
+            if weight <= nothing:  # also where it is nothing itself
+                break
+            part = dict(zip(shared, asked * sentences[at], strict=False))
+            meant = None if by_meaning is None else float(by_meaning[at])
+            found.append(self._answer(at, weight, around, part, float(by_words[at]), meant))
+        return Asked(question, found, nothing)
+
+    def _answer(
+        self,
+        at: int,
+        weight: float,
+        around: int,
+        part: dict[str, float],
+        by_words: float,
+        meant: float | None,
+    ) -> Answer:
+        sentence = self._sentences[at]
+        words: dict[str, float] = {}
+        for word, stemmed in words_of(sentence.text):
+            if stemmed in part:
+                words.setdefault(word, float(part.pop(stemmed)))
+        before = self._sentences[max(0, at - around) : at]
+        after = self._sentences[at + 1 : at + 1 + around]
+        return Answer(sentence, weight, before, after, words, by_words, meant)
+
+
+def _rows(columns: dict[str, np.ndarray]) -> np.ndarray:
+    """A structured array of vectors of several kinds side by side."""
+    kind = [(name, float, (rows.shape[-1],)) for name, rows in columns.items()]
+    rows = np.zeros(len(next(iter(columns.values()))), dtype=kind)
+    for name, column in columns.items():
+        rows[name] = column
+    return rows

@@ -1,0 +1,108 @@
+"""`python -m examples.pictures`: learn, measure, and show what some wordings look at.
+
+0 done · 1 found less than it promises · 2 an option that cannot be used: one sentence on stderr
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from qkv.errors import MissingPackageError, OptionError, QkvError
+
+_EXAMPLES = """examples:
+  python -m examples.pictures
+  python -m examples.pictures "a seven" "the digit sept" huit
+  python -m examples.pictures "a seven" three --picture seven.png"""
+
+PROMISED = 0.95
+"""Mean average precision with the steps and the seed that are the default."""
+_STEPS = 250
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, and give the exit code; nothing is raised for what a user can repair."""
+    asked = _parser().parse_args(arguments)
+    try:
+        return _run(asked)
+    except QkvError as error:
+        print("pictures: " + " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.pictures",
+        description="Ask for pictures of digits by words: queries and keys are text, values are pictures.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("wordings", nargs="*", default=["a seven"], metavar="WORDING", help="(a seven)")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw what the wordings look at")
+    parser.add_argument("--steps", type=int, default=_STEPS, metavar="N", help=f"to train ({_STEPS})")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of captions and parameters (0)")
+    return parser
+
+
+def _run(asked: argparse.Namespace) -> int:
+    for flag, number, least in (("--steps", asked.steps, 2), ("--seed", asked.seed, 0)):
+        if number < least:
+            raise OptionError(f"{flag} is {number}. It must be {least} or more.")
+    try:
+        import torch
+    except ImportError:
+        raise MissingPackageError(
+            'this example needs torch, which is not installed. Run: pip install "qkv[torch]"'
+        ) from None
+
+    from examples.pictures.drawing import check, save
+    from examples.pictures.learning import Album, ask, by_pixels, learn, measure
+    from qkv.cli.progress import ProgressBar
+
+    if asked.picture is not None:
+        check(asked.picture)
+    album = Album.digits_of(asked.seed)
+    wordings = album.wordings
+    wordings.numbered(asked.wordings)  # a word that is not known is said before the training
+    with ProgressBar() as bar:
+        model = learn(album, asked.steps, asked.seed, lambda done, total: bar("learning", done, total))
+
+    means = wordings.digits[wordings.asked]
+    found = ask(album, model, [wordings.texts[at] for at in wordings.asked])
+    reached = measure(album, found, means)
+    swapped = torch.roll(album.pictures, 1, 0)
+    others = measure(album, ask(album, model, found.texts, swapped), means)
+    plain = measure(album, type(found)(found.texts, found.weights, by_pixels(album, means)), means)
+    print(
+        f"{len(means)} wordings that no caption had, asked for {len(album.others)} pictures without caption; "
+        f"{len(album.pictures)} captioned pictures answer"
+    )
+    print(f"precision@1              {reached['first']:.3f}")
+    print(f"mean average precision   {reached['precision']:.3f}")
+    print(f"weight on the right digit {reached['mass']:.2f} (0.10 by chance)")
+    print("for comparison, mean average precision:")
+    print(f"  mean picture of the right digit, by pixels   {plain['precision']:.3f}")
+    print(f"  every caption under another picture          {others['precision']:.3f}")
+    looked = ask(album, model, asked.wordings)
+    for text, weights in zip(looked.texts, looked.weights, strict=True):
+        best = np.argsort(-weights)[:5]
+        said = ", ".join(f"“{wordings.texts[int(album.captions[at])]}” {weights[at]:.3f}" for at in best)
+        print(f"{text!r} looks at {said}, …")
+    if asked.picture is not None:
+        save(asked.picture, album, looked)
+        print(f"drawn: {asked.picture}")
+    if (asked.steps, asked.seed) == (_STEPS, 0) and reached["precision"] < PROMISED:
+        print(f"pictures: it promises a mean average precision of {PROMISED}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that cannot show an accent shows a question mark, not a traceback.
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Drawn: what each wording looks at and how much, the weighted mean of it, and what it finds."""
+
+import os
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from examples.pictures.learning import Album, Found
+from qkv.errors import DataError, MissingPackageError
+
+__all__ = ["check", "save"]
+
+_INK = "#2b303a"
+_FORMATS = (".png", ".svg", ".pdf")
+_LOOKED, _FOUND = 7, 6
+
+
+def check(path: Path) -> None:
+    """Refuse, before any work, a name that cannot become a picture.
+
+    Raises:
+        DataError: the name ends otherwise than in .png, .svg or .pdf, or the folder is not there.
+        MissingPackageError: matplotlib is not installed.
+    """
+    if path.suffix.lower() not in _FORMATS:
+        raise DataError(f"the picture {path.name!r} ends in none of {', '.join(_FORMATS)}. Rename it.")
+    if not path.parent.is_dir():
+        raise DataError(f"there is no folder {str(path.parent)!r} for the picture. Make it first.")
+    _figure(1)
+
+
+def save(path: Path, album: Album, found: Found) -> None:
+    """One row for each wording. The file is there whole or not at all.
+
+    Raises:
+        As `check`, and DataError where the file cannot be written.
+    """
+    check(path)
+    figure = _figure(len(found.texts))
+    cells = figure.subplots(len(found.texts), 1 + _LOOKED + _FOUND, squeeze=False)
+    for row, text, weights, alike in zip(cells, found.texts, found.weights, found.alike, strict=True):
+        mean = weights @ album.pictures.numpy()
+        _image(row[0], mean, "weighted mean", frame="#3b6ea8")
+        row[0].set_ylabel(
+            text, rotation=0, ha="right", va="center", color=_INK, fontsize=11, fontweight="bold"
+        )
+        for axes, at in zip(row[1:], np.argsort(-weights)[:_LOOKED], strict=False):
+            caption = album.wordings.texts[int(album.captions[at])]
+            _image(axes, album.pictures[at].numpy(), f"{weights[at]:.3f}\n“{caption}”")
+        for axes, at in zip(row[1 + _LOOKED :], np.argsort(-alike)[:_FOUND], strict=True):
+            _image(axes, album.others[at].numpy(), f"cosine {alike[at]:.2f}", frame="#c8321e")
+    for at, title in (
+        (0, "answer"),
+        (1, "looked at: weight and caption"),
+        (1 + _LOOKED, "found, no caption"),
+    ):
+        cells[0, at].set_title(title, loc="left", fontsize=10, color=_INK, fontweight="bold")
+    _write(path, figure)
+
+
+def _image(axes: Any, picture: np.ndarray, said: str, frame: str = "#b8bec6") -> None:
+    axes.imshow(picture.reshape(8, 8), cmap="Greys", vmin=0, vmax=1)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    lines = [part for line in said.split("\n") for part in textwrap.wrap(line, 18)]
+    axes.set_xlabel("\n".join(lines), fontsize=6, color=_INK)
+    for side in axes.spines.values():
+        side.set_color(frame)
+
+
+def _figure(rows: int) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingPackageError(
+            'a picture needs matplotlib, which is not installed. Run: pip install "qkv[look]"'
+        ) from None
+    # Not pyplot: no window system is looked for, and no figure is kept alive.
+    size = (2.2 + 1.15 * (1 + _LOOKED + _FOUND), 0.5 + 1.5 * rows)
+    return Figure(figsize=size, dpi=110, layout="constrained", facecolor="white")
+
+
+def _write(target: Path, figure: Any) -> None:
+    partial = None
+    try:
+        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+        partial = Path(name)
+        with os.fdopen(descriptor, "wb") as stream:
+            figure.savefig(stream, format=target.suffix[1:].lower())
+        # mkstemp makes private files; a picture is as readable as any other new file.
+        mask = os.umask(0)
+        os.umask(mask)
+        partial.chmod(0o666 & ~mask)
+        partial.replace(target)
+    except OSError as error:
+        raise DataError(
+            f"the picture {str(target)!r} cannot be written: {error.strerror}. Choose another place."
+        ) from None
+    finally:
+        if partial is not None:
+            partial.unlink(missing_ok=True)

@@ -1,0 +1,52 @@
+"""The model: a reader of words, attention from words over captions to pictures, an eye to compare with."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv import nn
+from qkv.masks import Lengths
+from qkv.readouts import Readout
+
+__all__ = ["WordsToPictures"]
+
+
+class WordsToPictures(torch.nn.Module):
+    """Wordings ask, captions are keys, pictures are values.
+
+    Args:
+        words: how many there are, with padding.
+        pixels: of a picture.
+        width: of everything between.
+
+    Shapes:
+        wordings `(n, longest)` -> vectors `(n, width)`; pictures `(k, pixels)` -> `(k, width)`
+    """
+
+    def __init__(self, words: int, pixels: int = 64, width: int = 32) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(words, width)
+        self.reader = nn.LatentAttention(1, width, hidden=width)
+        self.looking = nn.CrossAttention(width, value_width=pixels, maps="shared", query_key_norm="rms")
+        self.eye = torch.nn.Sequential(
+            torch.nn.Linear(pixels, 64), torch.nn.GELU(), torch.nn.Linear(64, width)
+        )
+        self.sharpness = torch.nn.Parameter(torch.tensor(2.0))
+
+    def read(self, words: Tensor, lengths: Tensor) -> Tensor:
+        """One vector for each wording."""
+        read: Tensor = self.reader(self.words(words), mask=Lengths(lengths[:, None]))
+        return read[:, 0]
+
+    def look(
+        self, asked: Tensor, captions: Tensor, pictures: Tensor, readouts: Sequence[Readout] = ()
+    ) -> Any:
+        """What the pictures answer to wordings, by their captions: `(asked, width)`."""
+        return self.looking(asked[None], captions[None], pictures[None], readouts=readouts)
+
+    def compare(self, answers: Tensor, pictures: Tensor) -> Tensor:
+        """Cosine of each answer with each picture as the eye sees it: `(answers, pictures)`."""
+        seen = torch.nn.functional.normalize(self.eye(pictures), dim=-1)
+        return torch.nn.functional.normalize(answers, dim=-1) @ seen.T

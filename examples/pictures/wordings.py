@@ -1,0 +1,79 @@
+"""What a digit is called: four names in seven wordings, some of which no caption has."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from qkv.errors import OptionError
+
+__all__ = ["NAMES", "Wordings"]
+
+NAMES = (
+    ("0", "zero", "nul", "null"),
+    ("1", "one", "un", "eins"),
+    ("2", "two", "deux", "zwei"),
+    ("3", "three", "trois", "drei"),
+    ("4", "four", "quatre", "vier"),
+    ("5", "five", "cinq", "fünf"),
+    ("6", "six", "sechs", "half-dozen"),
+    ("7", "seven", "sept", "sieben"),
+    ("8", "eight", "huit", "acht"),
+    ("9", "nine", "neuf", "neun"),
+)
+_FRAMES = (
+    "{}", "a {}", "the digit {}", "number {}", "a picture of {}", "somebody wrote {} here", "it looks like {}"
+)  # fmt: skip
+_KEPT_OUT = 7
+"""Wordings of each digit, of 28, that are only asked with."""
+
+
+@dataclass(frozen=True)
+class Wordings:
+    """All wordings, and which of them may be captions.
+
+    Attributes:
+        texts: every wording.
+        digits: what each means. The model never sees it.
+        captions, asked: indices of the wordings that are captions, and of those that are only asked with.
+        vocabulary: all words; the index of a word is what the model sees.
+    """
+
+    texts: list[str]
+    digits: np.ndarray
+    captions: np.ndarray
+    asked: np.ndarray
+    vocabulary: dict[str, int]
+
+    @classmethod
+    def drawn(cls, seed: int) -> "Wordings":
+        """Those of `NAMES`; which are kept out is drawn. Every name stands in captions too."""
+        rng = np.random.default_rng(seed)
+        texts = [frame.format(name) for names in NAMES for name in names for frame in _FRAMES]
+        digits = np.repeat(np.arange(len(NAMES)), len(texts) // len(NAMES))
+        out = np.concatenate(
+            [rng.choice(np.flatnonzero(digits == digit), _KEPT_OUT, replace=False) for digit in range(10)]
+        )
+        kept = np.setdiff1d(np.arange(len(texts)), out)
+        words = sorted({word for text in texts for word in text.split()})
+        vocabulary = {word: index + 1 for index, word in enumerate(words)}  # 0 is padding
+        return cls(texts, digits, kept, np.sort(out), vocabulary)
+
+    def numbered(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Words as indices `(texts, longest)`, and how many words each text has.
+
+        Raises:
+            OptionError: no word, or one that no caption has.
+        """
+        split = [text.lower().split() for text in texts]
+        for text, words in zip(texts, split, strict=True):
+            unknown = [word for word in words if word not in self.vocabulary]
+            if unknown or not words:
+                what = f"does not know {', '.join(map(repr, unknown))}" if unknown else "needs a word"
+                raise OptionError(
+                    f"the wording {text!r} {what}. The words it has seen: {', '.join(self.vocabulary)}."
+                )
+        lengths = np.array([len(words) for words in split])
+        numbers = np.zeros((len(texts), lengths.max()), dtype=np.int64)
+        for row, words in zip(numbers, split, strict=True):
+            row[: len(words)] = [self.vocabulary[word] for word in words]
+        return numbers, lengths

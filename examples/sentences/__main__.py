@@ -1,0 +1,22 @@
+"""Print what "apple" looks at in one sentence, and which heads let "love" look at "I" and "you"."""
+
+from examples.sentences import heads_where, load, weights
+
+
+def main() -> None:
+    """Two sentences, one model."""
+    model, tokenizer = load()
+    apple = weights(model, tokenizer, "i like to eat apple")
+    print('"i like to eat apple": what "apple" gives to the other words, mean of 72 heads')
+    for word, weight in sorted(apple.mean("apple").items(), key=lambda item: -item[1]):
+        print(f"    {word:6} {weight:.3f}")
+    love = weights(model, tokenizer, "Hello I love you")
+    found = heads_where(love, "love", ("i", "you"), "hello")
+    print('"Hello I love you": heads in which "love" gives both "I" and "you" more than "Hello"')
+    print(f"    {len(found)} of {love.weights.shape[0] * love.weights.shape[1]}, layer.head from 0:")
+    print("    " + " ".join(f"{layer}.{head}" for layer, head in found))
+    print("    One sentence is an illustration: it says nothing of what these heads do in others.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,66 @@
+"""Does attention align? Where a word is copied into the translation, as names are, the right place is known.
+
+A subword of three letters or more that stands once in the source and once in the translation is a copy. It is
+aligned if the step that said it gave its largest weight to it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from examples.translate.batches import padded
+from examples.translate.vocabulary import BEGIN, Vocabulary
+
+__all__ = ["copies", "copies_aligned"]
+
+
+def copies(read: Sequence[str], said: Sequence[str]) -> list[tuple[int, int]]:
+    """Places in the translation and in the source of what stands once in both.
+
+    Example:
+        >>> copies(["·Tom", "·met", "·Mary", ".", "END"], ["·Tom", "·a", "·vu", "·Mary", ".", "END"])
+        [(0, 0), (3, 2)]
+    """
+    return [
+        (place, read.index(piece))
+        for place, piece in enumerate(said)
+        if len(piece.strip("·")) >= 3
+        and piece.strip("·").isalpha()
+        and piece != "END"
+        and list(read).count(piece) == list(said).count(piece) == 1
+    ]
+
+
+@torch.inference_mode()
+def copies_aligned(
+    model: Any,
+    source: Vocabulary,
+    target: Vocabulary,
+    read: Sequence[Sequence[int]],
+    said: Sequence[Sequence[int]],
+    at_once: int = 64,
+) -> dict[str, float] | None:
+    """How many copies there are, how many are aligned, how many would be by chance; None without attention.
+
+    Args:
+        model: in evaluation mode.
+        source, target: its vocabularies.
+        read, said: sentences and their translations, as numbers.
+        at_once: sentences in a batch.
+    """
+    count = hits = 0
+    chance = 0.0
+    order = sorted(range(len(read)), key=lambda place: len(read[place]))
+    for start in range(0, len(order), at_once):
+        places = order[start : start + at_once]
+        given, _ = padded([[BEGIN, *said[place][:-1]] for place in places])
+        weights = model.align(*padded([read[place] for place in places]), given)
+        if weights is None:
+            return None
+        strongest = weights.argmax(-1)
+        for row, place in zip(strongest, places, strict=True):
+            for step, there in copies(source.pieces(read[place]), target.pieces(said[place])):
+                count, hits = count + 1, hits + int(row[step] == there)
+                chance += 1 / len(read[place])
+    return {"copies": count, "aligned": hits, "by_chance": round(chance, 1)}

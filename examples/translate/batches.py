@@ -1,0 +1,105 @@
+"""Batches: sentences of like length together, in an order that a seed and an epoch number fix.
+
+An interrupted training goes on with the batch that came next, and nothing but two numbers need be kept.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from examples.translate.vocabulary import BEGIN, PAD
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Batch", "Examples", "padded"]
+
+_POOL = 64
+"""So many batches are sorted by length together: enough to pad little, few enough to mix."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sentences as numbers, padded.
+
+    Attributes:
+        source: `(batch, source length)`, each ending in END.
+        lengths: of the sources, `(batch,)`.
+        given: what the decoder has read at each step, `(batch, length)`: BEGIN and the translation.
+        wanted: what it is to say there: the translation and END.
+    """
+
+    source: "torch.Tensor"
+    lengths: "torch.Tensor"
+    given: "torch.Tensor"
+    wanted: "torch.Tensor"
+
+    @property
+    def tokens(self) -> int:
+        """What is to be said, without padding."""
+        return int((self.wanted != PAD).sum())
+
+
+def padded(rows: Sequence[Sequence[int]]) -> "tuple[torch.Tensor, torch.Tensor]":
+    """Rows of numbers as one array, and their lengths."""
+    import torch
+
+    lengths = torch.tensor([len(row) for row in rows])
+    array = torch.full((len(rows), int(lengths.max())), PAD)
+    for place, row in zip(array, rows, strict=True):
+        place[: len(row)] = torch.tensor(row)
+    return array, lengths
+
+
+class Examples:
+    """Pairs of sentences as numbers.
+
+    Args:
+        sources, targets: each ending in END.
+        tokens: numbers in a batch at most, padding among them, on the longer side.
+    """
+
+    def __init__(self, sources: Sequence[list[int]], targets: Sequence[list[int]], tokens: int) -> None:
+        self._sources, self._targets, self._tokens = sources, targets, tokens
+        self._lengths = np.array([(len(b), len(a)) for a, b in zip(sources, targets, strict=True)])
+
+    def __len__(self) -> int:
+        """How many pairs."""
+        return len(self._sources)
+
+    def epoch(self, seed: int, number: int) -> list[np.ndarray]:
+        """The rows of each batch of one pass over all pairs. The same seed and number give the same."""
+        draw = np.random.default_rng([seed, number])
+        order = draw.permutation(len(self))
+        # About as many rows as the batches of a pool will hold.
+        typical = max(1, self._tokens // max(1, int(self._lengths.max(1).mean())))
+        pools = [order[start : start + _POOL * typical] for start in range(0, len(order), _POOL * typical)]
+        batches = [batch for pool in pools for batch in self._by_length(pool)]
+        return [batches[place] for place in draw.permutation(len(batches))]
+
+    def in_order(self) -> list[np.ndarray]:
+        """The rows of each batch, shortest first."""
+        return list(self._by_length(np.arange(len(self))))
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        """The pairs of these rows."""
+        source, lengths = padded([self._sources[row] for row in rows])
+        wanted, _ = padded([self._targets[row] for row in rows])
+        given = wanted.roll(1, 1)
+        given[:, 0] = BEGIN
+        # What is rolled in at the front is gone; what END pushed right is only read where nothing is wanted.
+        return Batch(source, lengths, given, wanted)
+
+    def _by_length(self, rows: np.ndarray) -> Iterator[np.ndarray]:
+        sizes = self._lengths[rows]
+        rows = rows[np.lexsort((sizes[:, 1], sizes[:, 0]))]
+        begin, longest = 0, 0
+        for end, size in enumerate(self._lengths[rows].max(1)):
+            longest = max(longest, size)
+            if longest * (end + 1 - begin) > self._tokens and end > begin:
+                yield rows[begin:end]
+                begin, longest = end, size
+        if begin < len(rows):
+            yield rows[begin:]

@@ -1,0 +1,139 @@
+"""Sentence pairs from a file with two columns, and their split by English sentence.
+
+A sentence is asked about once, however many translations the file has of it: all of its rows go to the same
+side of the split, and on the held-out side the translations are references together. Sentences that differ
+in case and punctuation only go to the same side too.
+"""
+
+import gzip
+import hashlib
+import unicodedata
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from qkv.errors import DataError, OptionError
+
+__all__ = ["Asked", "Split", "clean", "read", "read_asked", "split", "words"]
+
+_SPACES = dict.fromkeys(map(ord, "\u00a0\u2009\u202f"), " ")
+_MARKS = {ord("\u200b"): None, ord("\u2018"): "'", ord("\u2019"): "'"}
+
+
+def clean(sentence: str) -> str:
+    """One way to write what looks the same: composed letters, plain spaces, one kind of apostrophe.
+
+    Example:
+        >>> clean("Qu’est-ce que c’est\u202f?")
+        "Qu'est-ce que c'est ?"
+    """
+    return " ".join(unicodedata.normalize("NFC", sentence).translate(_SPACES | _MARKS).split())
+
+
+def words(sentence: str) -> int:
+    """How many words a sentence has, by its spaces.
+
+    Example:
+        >>> words("I'm not sure.")
+        3
+    """
+    return len(sentence.split())
+
+
+def read(path: Path) -> list[tuple[str, str]]:
+    """The pairs of a text file, also gzipped: sentence, tab, sentence. Further columns are not read.
+
+    Raises:
+        DataError: the file cannot be read, is no UTF-8, or a line is no pair; the message says which line.
+    """
+    try:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as stream:
+            found = list(_pairs(stream, path.name))
+    except (OSError, EOFError, zlib.error) as error:
+        said = getattr(error, "strerror", None) or str(error) or "it cannot be read"
+        raise DataError(f"the pairs {str(path)!r}: {said}. Give a text file, or one made by gzip.") from None
+    if not found:
+        raise DataError(f"{path.name!r} holds no pair. Wanted are lines of sentence, tab, sentence.")
+    return found
+
+
+def _pairs(stream: Iterable[bytes], name: str) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(stream, 1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise DataError(f"line {number} of {name!r} is no UTF-8. Save the file as UTF-8.") from None
+        if not text.strip():
+            continue
+        cells = [clean(cell) for cell in text.rstrip("\r\n").split("\t")[:2]]
+        if len(cells) < 2 or not all(cells):
+            shown = text.strip()[:60]
+            raise DataError(
+                f"line {number} of {name!r} is {shown!r}. Wanted is a sentence, a tab and its translation."
+            )
+        yield cells[0], cells[1]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A sentence to translate, and every translation of it that is known."""
+
+    sentence: str
+    references: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Pairs to train on; sentences watched during training; sentences held out for the end."""
+
+    train: tuple[tuple[str, str], ...]
+    watched: tuple[Asked, ...]
+    held_out: tuple[Asked, ...]
+
+
+def split(pairs: Iterable[tuple[str, str]], held_out: int, watched: int, most: int | None = None) -> Split:
+    """Split by English sentence, in an order that depends on the sentences only: never on seeds or rows.
+
+    Args:
+        pairs: English first.
+        held_out, watched: numbers of distinct English sentences.
+        most: pairs to train on, the first in that order; None: all.
+
+    Raises:
+        OptionError: there are not more sentences than are held out and watched.
+    """
+    together: dict[str, dict[str, list[str]]] = {}
+    for english, french in pairs:
+        together.setdefault(_folded(english), {}).setdefault(english, []).append(french)
+    groups = [together[key] for key in sorted(together, key=_place)]
+    count = sum(map(len, groups))
+    if held_out + watched >= count:
+        raise OptionError(
+            f"there are {count:,} English sentences, and {held_out:,} are to be held out and {watched:,} "
+            "watched. Hold out and watch fewer, or give more pairs."
+        )
+    sides: list[list[Asked]] = [[], []]
+    rest = iter(groups)
+    for side, wanted in zip(sides, (held_out, watched), strict=True):
+        while len(side) < wanted:
+            side += [Asked(one, tuple(dict.fromkeys(each))) for one, each in next(rest).items()]
+    train = [(english, french) for group in rest for english, each in group.items() for french in each]
+    return Split(tuple(train[:most]), tuple(sides[1]), tuple(sides[0]))
+
+
+def read_asked(path: Path) -> tuple[Asked, ...]:
+    """The sentences of a file of pairs, each with all of its translations, in the order of the file."""
+    found: dict[str, list[str]] = {}
+    for english, french in read(path):
+        found.setdefault(english, []).append(french)
+    return tuple(Asked(english, tuple(dict.fromkeys(each))) for english, each in found.items())
+
+
+def _folded(sentence: str) -> str:
+    letters = "".join(letter if letter.isalnum() else " " for letter in sentence.casefold())
+    return " ".join(letters.split())
+
+
+def _place(folded: str) -> bytes:
+    return hashlib.sha256(folded.encode()).digest()

@@ -1,0 +1,108 @@
+"""Subwords: byte-pair encoding, learned from the training side only.
+
+Source: Sennrich, Haddow, Birch (2016), Neural machine translation of rare words with subword units,
+https://arxiv.org/abs/1508.07909. It starts from bytes, so that no sentence has an unknown part.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from examples.translate.files import write
+from qkv.errors import DataError, MissingPackageError, OptionError
+
+__all__ = ["BEGIN", "END", "PAD", "Vocabulary"]
+
+PAD, BEGIN, END = 0, 1, 2
+_SMALLEST = 3 + 256
+
+
+class Vocabulary:
+    """Sentences to numbers and back.
+
+    Args:
+        tokenizer: of the package `tokenizers`, as `learn` and `load` make it.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # "<end>" in a sentence is text, not the sign of the end.
+        self._tokenizer.encode_special_tokens = True
+
+    @classmethod
+    def learn(cls, sentences: Iterable[str], size: int) -> "Vocabulary":
+        """At most `size` subwords, the three signs of padding, begin and end among them.
+
+        Raises:
+            OptionError: there is no room for every byte.
+            MissingPackageError: tokenizers is not installed.
+        """
+        if size < _SMALLEST:
+            raise OptionError(f"a vocabulary of {size} has no room for every byte. Give {_SMALLEST} or more.")
+        tokenizers = _package()
+        models, trainers = tokenizers.models, tokenizers.trainers
+        bytewise = tokenizers.pre_tokenizers.ByteLevel
+        made = tokenizers.Tokenizer(models.BPE())
+        made.pre_tokenizer = bytewise(add_prefix_space=True)
+        made.decoder = tokenizers.decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=size,
+            special_tokens=["<pad>", "<begin>", "<end>"],
+            initial_alphabet=sorted(bytewise.alphabet()),
+            show_progress=False,
+        )
+        made.train_from_iterator(sentences, trainer)
+        return cls(made)
+
+    @classmethod
+    def load(cls, path: Path) -> "Vocabulary":
+        """As `save` wrote it.
+
+        Raises:
+            DataError: the file is not there, or damaged.
+        """
+        tokenizers = _package()
+        try:
+            return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise DataError(f"the vocabulary {str(path)!r} cannot be read: {error}.") from None
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON."""
+        text = self._tokenizer.to_str(pretty=True)
+        write(path, lambda stream: stream.write(text.encode()) and None)
+
+    def __len__(self) -> int:
+        """How many subwords."""
+        return int(self._tokenizer.get_vocab_size())
+
+    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
+        """The numbers of each sentence, and END."""
+        return [[*one.ids, END] for one in self._tokenizer.encode_batch(list(sentences))]
+
+    def decode(self, numbers: Sequence[Sequence[int]]) -> list[str]:
+        """The sentences again; the signs of padding, begin and end are left out."""
+        return [text.strip() for text in self._tokenizer.decode_batch([list(one) for one in numbers])]
+
+    def pieces(self, numbers: Sequence[int]) -> list[str]:
+        """What each number stands for, readable: "·" where a word begins, "END" for the sign of the end."""
+        named = {PAD: "PAD", BEGIN: "BEGIN", END: "END"}
+        texts = [self._tokenizer.decode([number]) for number in numbers]
+        return [
+            named.get(number) or (f"·{text[1:]}" if text.startswith(" ") else text)
+            for number, text in zip(numbers, texts, strict=True)
+        ]
+
+
+def _package() -> Any:
+    try:
+        import tokenizers
+        import tokenizers.decoders
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers
+    except ImportError:
+        raise MissingPackageError(
+            'subwords need tokenizers, which is not installed. Run: pip install "qkv[translate]"'
+        ) from None
+    return tokenizers

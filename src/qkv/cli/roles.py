@@ -1,0 +1,94 @@
+"""`qkv roles`: what the heads of a model do, measured over many sentences."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkv.errors import DataError, OptionError
+
+__all__ = ["roles"]
+
+_HELP = """Measure what every head of a model does, over the sentences of one file or several.
+
+Roles of position (previous, next, self, first, separator, duplicate, induction, broad) are measured on any
+text. Annotated files ask more: --kind gap (pronouns with two names), winobias (pronouns with two
+occupations), conllu (syntax: a role for each relation). Each score has a 95 % interval and stands beside a
+rule that needs no model: uniform weights, the nearest candidate, the best fixed distance.
+
+\b
+Examples:
+  qkv roles sentences.txt
+  qkv roles sentences.txt --model models/bert-base --groups --best 5
+  qkv roles gap-development.tsv.gz --kind gap --json roles.json --plot roles.png
+  qkv roles en-dev.conllu --kind conllu
+  qkv roles anti.dev pro.dev --kind winobias --occupations occupations.txt
+
+A head is said to have a role only where the interval is clear of the rule and there were 30 sentences.
+"""
+
+_KINDS = ("text", "gap", "winobias", "conllu")
+
+
+def roles(
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE", help="Sentences.", show_default=False)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="The model, as save_pretrained writes it.")
+    ] = None,
+    kind: Annotated[
+        str, typer.Option(metavar="|".join(_KINDS), help="What the files are; text: a sentence on each line.")
+    ] = "text",
+    occupations: Annotated[
+        str | None, typer.Option(metavar="FILE", help="With winobias: the occupations, one on each line.")
+    ] = None,
+    most: Annotated[int, typer.Option(metavar="N", help="Read this many sentences of each file.")] = 0,
+    best: Annotated[int, typer.Option(metavar="N", min=1, help="Heads shown for each role.")] = 3,
+    groups: Annotated[bool, typer.Option("--groups", help="Also by length and by condition.")] = False,
+    json: Annotated[str | None, typer.Option(metavar="FILE.json", help="Write every row.")] = None,
+    plot: Annotated[str | None, typer.Option(metavar="FILE.png", help="Draw a map for each role.")] = None,
+) -> None:
+    if not files:
+        raise OptionError("there is no FILE. Name a text file with a sentence on each line.")
+    if kind not in _KINDS:
+        raise OptionError(f"--kind is {kind!r}, and it is one of {', '.join(_KINDS)}.")
+    if kind == "winobias" and occupations is None:
+        raise OptionError("winobias wants --occupations: a file with an occupation on each line.")
+
+    from qkv.cli.progress import ProgressBar
+    from qkv.look.figure import save_figure, target_of
+    from qkv.look.models import load
+    from qkv.look.roles import Sentence, conllu, gap, measure, plain, winobias
+
+    target = None if plot is None else target_of(plot)
+
+    def read(path: str) -> list[Sentence]:
+        if kind == "gap":
+            return gap(path)
+        if kind == "conllu":
+            return conllu(path)
+        if kind == "winobias":
+            return winobias(path, _lines(str(occupations)), Path(path).name.split("_")[0])
+        return plain(_lines(path))
+
+    sentences = [sentence for path in files for sentence in (read(path)[:most] if most else read(path))]
+    with ProgressBar() as progress:
+        table = measure(load(model), sentences, progress=progress)
+    print(table.text(best, groups))
+    if json is not None:
+        table.save(json)
+    if target is not None:
+        save_figure(table.draw(), target)
+
+
+roles.__doc__ = _HELP
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DataError(f"{path!r} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path!r} is no text in UTF-8. Convert it, or say what it is with --kind.") from None

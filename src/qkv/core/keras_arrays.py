@@ -1,0 +1,175 @@
+"""The TensorFlow border: the functions of the array API that parts are written with, over `keras.ops`.
+
+Keras has most of them under the same name. What it calls otherwise, and what the standard says more exactly
+(order of equal elements, dtype of an index), stands here. Indices are 64-bit integers, as in NumPy.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from qkv.errors import KindError, MissingPackageError
+
+__all__ = ["tensorflow_namespace", "top_indices", "top_values"]
+
+Array = Any
+
+
+@cache
+def tensorflow_namespace() -> Any:
+    """The namespace, made when the first tensor comes in.
+
+    Raises:
+        MissingPackageError: Keras is not installed.
+        KindError: Keras runs on something else than TensorFlow.
+    """
+    try:
+        import keras
+    except ImportError:
+        raise MissingPackageError(
+            'TensorFlow tensors are computed with through keras.ops. Run: pip install "qkv[keras]"'
+        ) from None
+    if keras.backend.backend() != "tensorflow":
+        raise KindError(
+            f"a TensorFlow tensor came, and Keras runs on {keras.backend.backend()}. Set "
+            "KERAS_BACKEND=tensorflow before Keras is imported, or convert to arrays of "
+            f"{keras.backend.backend()}."
+        )
+    return _TensorFlow()
+
+
+class _TensorFlow:
+    """Looked up as a module is: `xp.where`, `xp.float32`."""
+
+    inf, nan = float("inf"), float("nan")
+
+    def __init__(self) -> None:
+        import keras
+        import tensorflow as tf
+
+        self._ops, self._tf = keras.ops, tf
+        for name in ("bool", "int32", "int64", "uint32", "float32", "float64"):
+            setattr(self, name, getattr(tf, name))
+        self._result_type = keras.backend.result_type
+
+    def __getattr__(self, name: str) -> Any:
+        # Kept as an attribute: this is asked once for each name.
+        function = getattr(self._ops, name)
+        setattr(self, name, function)
+        return function
+
+    # -- what Keras calls otherwise ----------------------------------------------------------------------
+
+    def asarray(self, x: Any, dtype: Any = None) -> Array:
+        return self._tf.convert_to_tensor(x, dtype=dtype)
+
+    def astype(self, x: Array, dtype: Any) -> Array:
+        return self._tf.cast(x, dtype)
+
+    def concat(self, arrays: Any, axis: int = 0) -> Array:
+        return self._tf.concat(list(arrays), axis)
+
+    def cumulative_sum(self, x: Array, axis: int) -> Array:
+        return self._tf.cumsum(x, axis)
+
+    def matrix_transpose(self, x: Array) -> Array:
+        return self._tf.linalg.matrix_transpose(x)
+
+    def broadcast_arrays(self, *arrays: Array) -> list[Array]:
+        shape = np.broadcast_shapes(*(tuple(x.shape) for x in arrays))
+        return [self._tf.broadcast_to(x, shape) for x in arrays]
+
+    def finfo(self, dtype: Any) -> Any:
+        return np.finfo(dtype.as_numpy_dtype)
+
+    def result_type(self, *dtypes: Any) -> Any:
+        return self._tf.as_dtype(self._result_type(*(dtype.name for dtype in dtypes)))
+
+    # -- what the standard says more exactly -------------------------------------------------------------
+
+    def arange(self, start: int, stop: int) -> Array:
+        return self._tf.range(start, stop, dtype=self._tf.int64)
+
+    def argmax(self, x: Array, axis: int, keepdims: bool = False) -> Array:
+        index = self._tf.argmax(x, axis, output_type=self._tf.int64)
+        return self._tf.expand_dims(index, axis) if keepdims else index
+
+    def argsort(self, x: Array, axis: int = -1, descending: bool = False, stable: bool = True) -> Array:
+        direction = "DESCENDING" if descending else "ASCENDING"
+        return self._tf.cast(self._tf.argsort(x, axis, direction, stable=True), self._tf.int64)
+
+    def sort(self, x: Array, axis: int = -1, descending: bool = False) -> Array:
+        return self._tf.sort(x, axis, "DESCENDING" if descending else "ASCENDING")
+
+    def matmul(self, x: Array, y: Array) -> Array:
+        # Batch axes are made equal first: where one is 1 on one side alone, TensorFlow 2.21 with oneDNN may
+        # abort the process, forward or in the gradient.
+        tf = self._tf
+        ones = [all(n == 1 for n in side.shape[:-2]) for side in (x, y)]
+        if ones[1] and not ones[0]:
+            rows = tf.matmul(self._flat(x, x.shape[-1]), self._flat(y, y.shape[-1]))
+            shape = [tf.shape(x)[n] if m is None else m for n, m in enumerate(x.shape[:-1])]
+            lead = [1] * (len(y.shape) - len(x.shape))
+            return tf.reshape(rows, (*lead, *shape, y.shape[-1]))
+        if tuple(x.shape[:-2]) != tuple(y.shape[:-2]):
+            batch = tf.broadcast_dynamic_shape(tf.shape(x)[:-2], tf.shape(y)[:-2])
+            x, y = (
+                self._like_static(tf.broadcast_to(z, tf.concat([batch, tf.shape(z)[-2:]], 0)), x, y, z)
+                for z in (x, y)
+            )
+        return tf.matmul(x, y)
+
+    def _flat(self, x: Array, width: int) -> Array:
+        return self._tf.reshape(x, (-1, width))
+
+    def _like_static(self, out: Array, x: Array, y: Array, own: Array) -> Array:
+        """The shape that is known without running, said again where a graph forgot it."""
+        batch = self._tf.broadcast_static_shape(x.shape[:-2], y.shape[:-2])
+        out.set_shape(batch.concatenate(own.shape[-2:]))
+        return out
+
+    def take_along_axis(self, x: Array, index: Array, axis: int) -> Array:
+        # Keras broadcasts by hand what here has equal batch axes, and looks for negative indices.
+        tf, axis = self._tf, axis % len(x.shape)
+        if axis != len(x.shape) - 1:
+            return self._ops.take_along_axis(x, index, axis)
+        return tf.gather(x, index, batch_dims=len(index.shape) - 1)
+
+    def take(self, x: Array, index: Array, axis: int) -> Array:
+        return self._tf.gather(x, index, axis=axis)
+
+    def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
+        # Which Keras refuses where nothing is there, and so nothing is asked.
+        return self._tf.reduce_max(x, axis, keepdims)
+
+    def where(self, condition: Array, x: Any, y: Any) -> Array:
+        return self._tf.where(condition, x, y)
+
+    def ones_like(self, x: Array, dtype: Any = None) -> Array:
+        return self._tf.ones_like(x, dtype=dtype)
+
+    def shift(self, x: Array, by: int) -> Array:
+        return self._tf.bitwise.right_shift(x, self._tf.constant(by, self._tf.uint32))
+
+    def rotate(self, x: Array, by: int) -> Array:
+        """The bits of unsigned words, turned to the left."""
+        bits, word = self._tf.bitwise, self._tf.uint32
+        high = bits.left_shift(x, self._tf.constant(by, word))
+        return bits.bitwise_or(high, bits.right_shift(x, self._tf.constant(32 - by, word)))
+
+
+def top_indices(x: Array, count: int) -> Array:
+    """Of the largest entries along the last axis; of equals the lower comes first."""
+    import tensorflow as tf
+
+    return tf.cast(tf.math.top_k(x, count).indices, tf.int64)
+
+
+def top_values(x: Array, count: int) -> Array:
+    """The largest entries along the last axis, largest first."""
+    import tensorflow as tf
+
+    return tf.math.top_k(x, count).values

@@ -1,0 +1,49 @@
+"""Listed keys: each query names the keys, or blocks of keys, that it may attend to.
+
+What models with an indexer say: DeepSeek V3.2 chooses keys, MiniMax M3 blocks of keys.
+Source: DeepSeek-AI (2025), DeepSeek-V3.2, section 2, https://arxiv.org/abs/2512.02556.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from qkv.core.arrays import Array
+from qkv.core.parts import axes
+from qkv.core.positions import Place
+from qkv.masks.base import Mask
+
+__all__ = ["Listed"]
+
+
+@dataclass(frozen=True, eq=False)
+class Listed(Mask):
+    """Key j may be attended to by query i where ⌊j / size⌋ is in `indices[i]`.
+
+    Args:
+        indices: integers `(*batch, q, n)`; negative ones name nothing.
+        size: keys in a block.
+
+    Example:
+        >>> from qkv.core.positions import whole
+        >>> Listed(torch.tensor([[0, -1], [1, 0]]), size=2).allowed(whole(2, 4), torch.zeros(()))
+        tensor([[ True,  True, False, False],
+                [ True,  True,  True,  True]])
+    """
+
+    indices: Array = axes("q", "n")
+    size: int = 1
+
+    def allowed(self, place: Place, reference: Array) -> Array:
+        """A table of the tile's blocks, with those that are named marked."""
+        first, last = place.cols[0] // self.size, (place.cols[1] - 1) // self.size
+        count = last - first + 1
+        at = self.indices.to(torch.int64) - first
+        # What is named outside the tile goes to one more column, which is cut off.
+        at = torch.where((at < 0) | (at >= count) | (self.indices < 0), count, at)
+        marked = torch.zeros((*at.shape[:-1], count + 1), dtype=torch.bool, device=at.device)
+        marked = marked.scatter(-1, at, True)
+        cols = torch.arange(*place.cols, device=at.device) // self.size - first
+        return marked[..., cols]

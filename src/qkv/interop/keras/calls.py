@@ -1,0 +1,113 @@
+"""From what Keras hands a layer to one call of the engine, on any backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+import qkv
+from qkv.core.equation import Ready, dense
+from qkv.core.positions import Positions, whole
+from qkv.errors import OptionError
+from qkv.masks import Mask
+from qkv.normalizers import NORMALIZERS, Normalizer
+from qkv.readouts import Dense
+from qkv.scores import Score
+
+__all__ = ["Options", "attend", "both", "step_seed"]
+
+_START = Positions(align="start")
+
+
+class Options:
+    """What the layers take beside Keras' arguments, and keep in their files.
+
+    Args:
+        normalizer: how scores become weights: a name in `qkv.normalizers`, such as "sparsemax".
+        kernel: name of the kernel that must run it; None: the planner chooses.
+        memory: what may be allocated beyond inputs and output.
+
+    Raises:
+        OptionError: there is no such normalizer.
+    """
+
+    def __init__(self, normalizer: str, kernel: str | None, memory: int | str) -> None:
+        if normalizer not in NORMALIZERS:
+            raise OptionError(
+                f"there is no normalizer {normalizer!r}. Choose one of {', '.join(NORMALIZERS)}."
+            )
+        self.normalizer, self.kernel, self.memory = normalizer, kernel, memory
+
+    def made(self) -> Normalizer:
+        """The normalizer."""
+        return NORMALIZERS[self.normalizer]()
+
+    def config(self) -> dict[str, Any]:
+        """For `get_config`."""
+        return {"normalizer": self.normalizer, "kernel": self.kernel, "memory": self.memory}
+
+
+def attend(
+    query: Any,
+    key: Any,
+    value: Any,
+    score: Score,
+    mask: Mask | None,
+    options: Options,
+    dropout: float,
+    seed: Any,
+    with_scores: bool,
+) -> tuple[Any, Any]:
+    """Output and, where they are wanted, weights before dropout. Query 0 stands at key 0."""
+    normalizer = options.made()
+    if not all(isinstance(n, int) for x in (query, key, value) for n in ops.shape(x)):
+        return _unknown(query, key, value, score, normalizer, mask, dropout, seed, with_scores)
+    seen = qkv.observe(
+        query,
+        key,
+        value,
+        readouts=[Dense()] if with_scores else [],
+        score=score,
+        normalizer=normalizer,
+        mask=mask,
+        positions=_START,
+        dropout=dropout,
+        seed=seed,
+        kernel=options.kernel,
+        memory=options.memory,
+    )
+    return seen.output, seen.readouts[0] if with_scores else None
+
+
+def _unknown(
+    query: Any,
+    key: Any,
+    value: Any,
+    score: Score,
+    normalizer: Normalizer,
+    mask: Mask | None,
+    dropout: float,
+    seed: Any,
+    with_scores: bool,
+) -> tuple[Any, Any]:
+    """The dense equation, where TensorFlow's graph does not know how long its tensors will be."""
+    (*batch, q, _), k = ops.shape(query), ops.shape(key)[-2]
+    seed = None if seed is None else (seed[0], seed[1])
+    half = keras.backend.standardize_dtype(value.dtype) in ("float16", "bfloat16")
+    dtype = value.dtype
+    query, key, value = (ops.cast(x, "float32") if half else x for x in (query, key, value))
+    place = whole(q, k, tuple(batch), _START, seed=seed)
+    seen = dense(Ready(query, key, value, score, normalizer, mask, place, dropout, dtype))
+    return seen.output, ops.cast(seen.weights, dtype) if with_scores else None
+
+
+def both(left: Mask | None, right: Mask | None) -> Mask | None:
+    """What both masks allow; None allows all."""
+    return right if left is None else left if right is None else left & right
+
+
+def step_seed(generator: Any) -> Any:
+    """A seed of the engine from the next state of a Keras generator: another one for each call."""
+    return generator.next()  # two words, which the engine takes as they are

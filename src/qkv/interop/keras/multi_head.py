@@ -1,0 +1,146 @@
+"""Keras' `MultiHeadAttention`: its projections, weights and conventions, with attention on the engine."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+from keras import ops
+
+from qkv.interop.keras.calls import Options, attend, both, step_seed
+from qkv.masks import Causal, Mask, Pairs, Window
+from qkv.scores import ScaledDot
+
+__all__ = ["MultiHeadAttention"]
+
+
+@keras.saving.register_keras_serializable(package="qkv")
+class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc, name-defined, unused-ignore]
+    """Multi-head attention, as `keras.layers.MultiHeadAttention`.
+
+    Causal masks and windows are never made as arrays. A query that is masked, or left without keys, gets the
+    output of a weighted sum of nothing: the bias of the output projection.
+
+    Args:
+        num_heads, key_dim, value_dim, dropout, use_bias, output_shape, attention_axes, …: as in Keras.
+        normalizer, kernel, memory: of the engine; see `calls.Options`.
+    """
+
+    _sliding_window: int | None
+
+    def __init__(
+        self,
+        *args: Any,
+        normalizer: str = "softmax",
+        kernel: str | None = None,
+        memory: int | str = "4 GiB",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.engine = Options(normalizer, kernel, memory)
+
+    def get_config(self) -> dict[str, Any]:
+        """Keras' configuration, and the engine's options."""
+        return {**super().get_config(), **self.engine.config()}
+
+    def _compute_attention_mask(
+        self,
+        query: Any,
+        value: Any,
+        query_mask: Any = None,
+        value_mask: Any = None,
+        key_mask: Any = None,
+        attention_mask: Any = None,
+        use_causal_mask: bool = False,
+    ) -> Mask | None:
+        """What all masks allow, as one mask of the engine; `query` and `value` before their projections."""
+        found: Mask | None = None
+        window = self._sliding_window
+        # Keras means the first axis after the batch; along others it has arrays of pairs.
+        plain = self._attention_axes == (1,)
+        if plain and use_causal_mask:
+            found, use_causal_mask = Causal("start"), False
+        if plain and window is not None:
+            found, self._sliding_window = both(found, Window(window - 1, window - 1)), None
+        try:
+            array = super()._compute_attention_mask(
+                query, value, query_mask, value_mask, key_mask, attention_mask, use_causal_mask
+            )
+        finally:
+            self._sliding_window = window
+        return both(self._pairs(array, len(query.shape) + 1), found)
+
+    def _pairs(self, mask: Any, rank: int) -> Mask | None:
+        """Keras' array of pairs, before projected queries of this rank: heads and axes in between are 1."""
+        if mask is None:
+            return None
+        mask, count = ops.cast(mask, "bool"), len(self._attention_axes)
+        while len(mask.shape) < rank - 1 + count:
+            # Where Keras puts them: before the axes of attention.
+            mask = ops.expand_dims(mask, -2 * count - 1) if len(mask.shape) >= 2 * count else mask[None]
+        if count > 1:
+            lengths = ops.shape(mask)
+            sides = (math.prod(lengths[-2 * count : -count]), math.prod(lengths[-count:]))
+            mask = ops.reshape(mask, (*lengths[: -2 * count], *sides))
+        return Pairs(mask)
+
+    def _compute_attention(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any = None,
+        training: bool | None = None,
+        return_attention_scores: bool = False,
+        use_causal_mask: bool = False,
+    ) -> tuple[Any, Any]:
+        """Attention of projected heads `(batch, *axes, heads, width)`; weights `(batch, …, heads, q, k)`."""
+        if self._flash_attention and return_attention_scores:
+            raise ValueError(
+                "Returning attention scores is not supported when flash attention is enabled. Please disable "
+                "flash attention to access attention scores."
+            )
+        query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
+        if attention_mask is not None and not isinstance(attention_mask, Mask):
+            attention_mask = self._pairs(attention_mask, len(query.shape))
+        if use_causal_mask:
+            attention_mask = both(attention_mask, Causal("start"))
+        drops = bool(training) and self._dropout > 0
+        output, weights = attend(
+            self._to_heads(query),
+            self._to_heads(key),
+            self._to_heads(value),
+            ScaledDot(),
+            attention_mask,
+            self.engine,
+            self._dropout if drops else 0.0,
+            step_seed(self._dropout_layer.seed_generator) if drops else None,
+            return_attention_scores,
+        )
+        if weights is not None and len(self._attention_axes) > 1:
+            sides = [ops.shape(x)[n] for x in (query, key) for n in self._attention_axes]
+            weights = ops.reshape(weights, (*ops.shape(weights)[:-2], *sides))
+        return self._from_heads(output, query), weights
+
+    def _to_heads(self, x: Any) -> Any:
+        """`(batch, *axes, heads, width)` as `(batch, *other axes, heads, length, width)`."""
+        x = ops.transpose(x, self._order(len(x.shape)))
+        lengths = ops.shape(x)
+        count = len(self._attention_axes)
+        if count == 1:
+            return x
+        return ops.reshape(x, (*lengths[: -count - 1], math.prod(lengths[-count - 1 : -1]), lengths[-1]))
+
+    def _from_heads(self, output: Any, query: Any) -> Any:
+        """Back to where the queries stood."""
+        rank, lengths = len(query.shape), ops.shape(query)
+        order = self._order(rank)
+        if len(self._attention_axes) > 1:
+            sides = [lengths[n] for n in self._attention_axes]
+            output = ops.reshape(output, (*ops.shape(output)[:-2], *sides, ops.shape(output)[-1]))
+        return ops.transpose(output, [order.index(n) for n in range(rank)])
+
+    def _order(self, rank: int) -> list[int]:
+        inner = list(self._attention_axes)
+        return [n for n in range(rank - 1) if n not in inner] + [*inner, rank - 1]

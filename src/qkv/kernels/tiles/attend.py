@@ -1,0 +1,80 @@
+"""A call tile by tile as one autograd function: forward keeps a few numbers of each query, backward computes
+the tiles again.
+
+Where the gradient itself is to be differentiated, the call is run again in strips (`strips/strips.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from qkv.core.arrays import Array
+from qkv.core.equation import Ready
+from qkv.kernels.compiled.kept import kept_now
+from qkv.kernels.sizes import Tiling
+from qkv.kernels.strips.strips import Strips, twice_differentiable
+from qkv.kernels.tiles.tiling import backward, forward
+
+__all__ = ["attend"]
+
+
+def attend(ready: Ready, tiling: Tiling, strip: int, notes: list[str], *tensors: Array) -> Array:
+    """The output.
+
+    Args:
+        ready: the call.
+        tiling: sizes of its tiles.
+        strip: queries in a strip, for derivatives of the gradient.
+        notes: gets how guards on the data went.
+        *tensors: query, key, value and the arrays of score and normalizer, as `ready` holds them.
+    """
+    return _function()(ready, tiling, strip, notes, *tensors)
+
+
+def _function() -> Any:
+    """Made when torch is there."""
+    global _APPLY
+    if _APPLY is None:
+        import torch
+
+        class Attend(torch.autograd.Function):
+            @staticmethod
+            def forward(
+                ctx: Any, ready: Ready, tiling: Tiling, strip: int, notes: list[str], *tensors: Any
+            ) -> Any:
+                kept = kept_now()
+                known = kept.take() if kept is not None else None
+                output, *summary = forward(ready, tiling, notes) if known is None else (known[0], *known[1])
+                if kept is not None:
+                    kept.note(summary)
+                ctx.save_for_backward(output, *summary, *tensors)
+                ctx.ready, ctx.tiling, ctx.strip, ctx.count = ready, tiling, strip, len(summary)
+                return output
+
+            @staticmethod
+            def backward(ctx: Any, gradient: Any) -> Any:
+                output, *rest = ctx.saved_tensors
+                summary, tensors = rest[: ctx.count], rest[ctx.count :]
+                wanted = ctx.needs_input_grad[4:]
+                grads: Any
+                with torch.autocast(output.device.type, enabled=False):
+                    if torch.is_grad_enabled():  # the gradient itself will be differentiated
+                        strips = Strips(ctx.ready, (), ctx.strip, with_output=True)
+                        grads = twice_differentiable(strips, tensors, [gradient])
+                    else:
+                        ready = ctx.ready.holding([x.detach() for x in tensors])
+                        logits_wanted = any(wanted[:2]) or any(wanted[3:])
+                        grads = backward(ready, ctx.tiling, output, summary, gradient, logits_wanted)
+                return (
+                    None,
+                    None,
+                    None,
+                    None,
+                    *(g if w else None for g, w in zip(grads, wanted, strict=True)),
+                )
+
+        _APPLY = Attend.apply
+    return _APPLY
+
+
+_APPLY: Any = None

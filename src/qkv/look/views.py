@@ -1,0 +1,154 @@
+"""What is shown of one text in one model: its words, and the maps of every layer and head as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from qkv.errors import ShapeError
+from qkv.look.codes import codes_of, thumbs_of, weights_of
+
+__all__ = ["Layer", "Role", "Side", "View"]
+
+
+@dataclass(frozen=True)
+class Side:
+    """The words on one side of a map.
+
+    Fields:
+        tokens: as they are shown.
+        pieces: what each adds to its word.
+        words: the number of the word that each belongs to; −1: none.
+        special: which are the model's own, such as [CLS].
+    """
+
+    tokens: tuple[str, ...]
+    pieces: tuple[str, ...]
+    words: tuple[int, ...]
+    special: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, tokens: Sequence[str]) -> Side:
+        """Words that stand each for itself."""
+        names = tuple(str(token) for token in tokens)
+        return cls(names, names, tuple(range(len(names))), (False,) * len(names))
+
+    def meta(self) -> dict[str, Any]:
+        """As the page reads it."""
+        return {name: list(getattr(self, name)) for name in ("tokens", "pieces", "words", "special")}
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """The heads of a layer: names, codes `(heads, queries, keys)`, and the largest weight of each."""
+
+    name: str
+    heads: tuple[str, ...]
+    codes: np.ndarray = field(repr=False)
+    scales: np.ndarray = field(repr=False)
+
+    @classmethod
+    def of(cls, name: str, weights: Any, heads: Sequence[str] | None = None) -> Layer:
+        """From weights `(heads, queries, keys)` of any array library."""
+        codes, scales = codes_of(weights)
+        return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, scales)
+
+
+@dataclass(frozen=True)
+class Role:
+    """What a head was found to do, over many sentences: a score, and what a rule without a model reaches."""
+
+    role: str
+    score: float
+    baseline: float
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """One text in one model.
+
+    Fields:
+        name: what it is called, most often the text.
+        model: the model's name.
+        kind: `"self"` or `"cross"`.
+        queries: the words down.
+        keys: the words across; None: the same.
+        layers: maps, layer by layer.
+        roles: of heads, by (layer, head).
+    """
+
+    name: str
+    model: str
+    kind: str
+    queries: Side
+    keys: Side | None
+    layers: tuple[Layer, ...]
+    roles: dict[tuple[int, int], tuple[Role, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        weights: Any,
+        queries: Sequence[str] | Side,
+        keys: Sequence[str] | Side | None = None,
+        *,
+        name: str = "attention",
+        model: str = "",
+        layers: Sequence[str] | None = None,
+    ) -> View:
+        """From weights `(layers, heads, queries, keys)` of any array library.
+
+        Raises:
+            ShapeError: the weights do not fit the words.
+
+        Example:
+            >>> view = View.of(np.eye(3)[None, None], ["a", "b", "c"])
+            >>> view.layers[0].name, view.weights(0, 0).tolist()[0]
+            ('layer 0', [1.0, 0.0, 0.0])
+        """
+        down = queries if isinstance(queries, Side) else Side.of(queries)
+        across = keys if isinstance(keys, Side) or keys is None else Side.of(keys)
+        shape = tuple(np.shape(weights))
+        wanted = (len(down.tokens), len((across or down).tokens))
+        if len(shape) != 4 or shape[-2:] != wanted or 0 in shape:
+            raise ShapeError(
+                f"weights have the shape {shape}, and (layers, heads, {wanted[0]}, {wanted[1]}) is wanted: "
+                f"there are {wanted[0]} queries and {wanted[1]} keys."
+            )
+        names = layers or [f"layer {i}" for i in range(shape[0])]
+        made = tuple(Layer.of(named, one) for named, one in zip(names, weights, strict=True))
+        return cls(name, model, "self" if across is None else "cross", down, across, made)
+
+    def weights(self, layer: int, head: int) -> np.ndarray:
+        """The weights of a head as they are shown, `(queries, keys)`."""
+        one = self.layers[layer]
+        return weights_of(one.codes[head], one.scales[head])
+
+    def map(self, layer: int, head: int) -> bytes:
+        """The codes of a head, row by row."""
+        return bytes(self.layers[layer].codes[head].tobytes())
+
+    def thumbs(self, side: int) -> bytes:
+        """Small maps of all heads, one after the other."""
+        return b"".join(thumbs_of(layer.codes, side).tobytes() for layer in self.layers)
+
+    def meta(self) -> dict[str, Any]:
+        """What the page needs before it asks for maps."""
+        return {
+            "name": self.name,
+            "model": self.model,
+            "kind": self.kind,
+            "queries": self.queries.meta(),
+            "keys": None if self.keys is None else self.keys.meta(),
+            "layers": [{"name": layer.name, "heads": list(layer.heads)} for layer in self.layers],
+            "scales": [[float(f"{scale:.6g}") for scale in layer.scales] for layer in self.layers],
+            "roles": {
+                f"{layer},{head}": [
+                    {"role": role.role, "score": role.score, "baseline": role.baseline} for role in roles
+                ]
+                for (layer, head), roles in self.roles.items()
+            },
+        }

@@ -1,0 +1,290 @@
+// One map on a canvas: queries down, keys across; hover, a cursor for the keyboard, zoom and pan.
+
+import { make } from "./dom.js";
+import { shade } from "./colour.js";
+
+/** What a map is drawn from; a matrix in memory, or tiles that come when they are wanted.
+ *  @typedef {Object} Sheet
+ *  @property {(row: number) => string} query the name of a query
+ *  @property {(column: number) => string} key
+ *  @property {number} rows @property {number} columns
+ *  @property {number} most the largest weight
+ *  @property {(part: [number, number, number, number], high: number, wide: number, how: "max" | "mean")
+ *    => Float32Array} spots
+ *  @property {(row: number, column: number) => number | null} weight null: not known yet */
+
+const MARGIN = { left: 92, top: 8, right: 10, bottom: 76 };
+const LABEL = 13;
+
+export class MapView {
+  /** @param {{hover: (row: number, column: number) => void, pick: (row: number, column: number) => void,
+   *    label: string}} heard */
+  constructor(heard) {
+    this.heard = heard;
+    this.canvas = /** @type {HTMLCanvasElement} */ (
+      make("canvas", {
+        class: "map",
+        tabindex: 0,
+        role: "img",
+        "aria-label": heard.label,
+        "aria-roledescription": "heatmap: arrow keys move, plus and minus zoom, 0 shows all",
+      })
+    );
+    /** @type {Sheet | null} */
+    this.sheet = null;
+    /** first row, first column, rows, columns
+     *  @type {[number, number, number, number]} */
+    this.part = [0, 0, 1, 1];
+    this.cursor = [0, 0];
+    this.how = /** @type {"max" | "mean"} */ ("max");
+    this.scale = /** @type {import("./colour.js").Scale} */ ("sqrt");
+    this.table = new Uint8ClampedArray(1024);
+    this.drawn = 0;
+    /** @type {number[] | null} */
+    this.dragged = null;
+    this.canvas.addEventListener("pointermove", (event) => this.#moved(event));
+    this.canvas.addEventListener("pointerdown", (event) => this.#pressed(event));
+    this.canvas.addEventListener("pointerup", () => (this.dragged = null));
+    this.canvas.addEventListener("wheel", (event) => this.#rolled(event), { passive: false });
+    this.canvas.addEventListener("keydown", (event) => this.#typed(event));
+    new ResizeObserver(() => this.draw()).observe(this.canvas);
+  }
+
+  /** Show another map; the part that is seen stays where the size did.
+   *  @param {Sheet} sheet */
+  show(sheet) {
+    const same = this.sheet && this.sheet.rows === sheet.rows && this.sheet.columns === sheet.columns;
+    this.sheet = sheet;
+    if (!same) this.whole();
+    this.draw();
+  }
+
+  /** See all of it. */
+  whole() {
+    if (this.sheet) this.part = [0, 0, this.sheet.rows, this.sheet.columns];
+  }
+
+  /** Put the cursor on a pair.
+   *  @param {number} row @param {number} column */
+  point(row, column) {
+    this.cursor = [row, column];
+    this.draw();
+  }
+
+  /** The rectangle of the map on the canvas, in CSS pixels. */
+  get box() {
+    const { clientWidth, clientHeight } = this.canvas;
+    return {
+      x: MARGIN.left,
+      y: MARGIN.top,
+      width: Math.max(10, clientWidth - MARGIN.left - MARGIN.right),
+      height: Math.max(10, clientHeight - MARGIN.top - MARGIN.bottom),
+    };
+  }
+
+  /** Draw at the next frame. */
+  draw() {
+    if (this.drawn) return;
+    this.drawn = requestAnimationFrame(() => {
+      this.drawn = 0;
+      if (this.sheet && this.canvas.clientWidth) this.#draw(this.sheet);
+    });
+  }
+
+  /** @param {Sheet} sheet */
+  #draw(sheet) {
+    const ratio = window.devicePixelRatio || 1;
+    const { canvas, box, part } = this;
+    canvas.width = Math.round(canvas.clientWidth * ratio);
+    canvas.height = Math.round(canvas.clientHeight * ratio);
+    const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    pen.scale(ratio, ratio);
+    const high = Math.max(1, Math.min(part[2], Math.floor(box.height * ratio)));
+    const wide = Math.max(1, Math.min(part[3], Math.floor(box.width * ratio)));
+    const spots = sheet.spots(part, high, wide, this.how);
+    const image = new ImageData(wide, high);
+    for (let i = 0; i < spots.length; i++) {
+      const colour = 4 * Math.round(255 * shade(spots[i], sheet.most, this.scale));
+      image.data.set(this.table.subarray(colour, colour + 4), 4 * i);
+    }
+    const sheetCanvas = new OffscreenCanvas(wide, high);
+    /** @type {OffscreenCanvasRenderingContext2D} */ (sheetCanvas.getContext("2d")).putImageData(image, 0, 0);
+    pen.imageSmoothingEnabled = false;
+    pen.drawImage(sheetCanvas, box.x, box.y, box.width, box.height);
+    this.#axes(pen, sheet);
+    this.#cursor(pen);
+    canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
+  }
+
+  /** @param {CanvasRenderingContext2D} pen @param {Sheet} sheet */
+  #axes(pen, sheet) {
+    const { box, part } = this;
+    const style = getComputedStyle(this.canvas);
+    pen.fillStyle = pen.strokeStyle = style.color;
+    pen.font = `11px ${style.fontFamily}`;
+    pen.lineWidth = 0.5;
+    pen.strokeRect(box.x, box.y, box.width, box.height);
+    pen.textBaseline = "middle";
+    pen.textAlign = "right";
+    for (const row of ticks(part[0], part[2], box.height)) {
+      const y = box.y + ((row + 0.5 - part[0]) / part[2]) * box.height;
+      pen.fillText(short(sheet.query(row)), box.x - 5, y);
+    }
+    for (const column of ticks(part[1], part[3], box.width)) {
+      const x = box.x + ((column + 0.5 - part[1]) / part[3]) * box.width;
+      pen.save();
+      pen.translate(x, box.y + box.height + 5);
+      pen.rotate(-Math.PI / 2);
+      pen.fillText(short(sheet.key(column), 9), 0, 0);
+      pen.restore();
+    }
+    pen.font = `600 12px ${style.fontFamily}`;
+    pen.textAlign = "center";
+    pen.fillText("key (attended) →", box.x + box.width / 2, box.y + box.height + 66);
+    pen.save();
+    pen.translate(9, box.y + box.height / 2);
+    pen.rotate(-Math.PI / 2);
+    pen.fillText("← query (attends)", 0, 0);
+    pen.restore();
+  }
+
+  /** @param {CanvasRenderingContext2D} pen */
+  #cursor(pen) {
+    const { box, part } = this;
+    const [row, column] = this.cursor;
+    const y = box.y + ((row - part[0]) / part[2]) * box.height;
+    const x = box.x + ((column - part[1]) / part[3]) * box.width;
+    const high = Math.max(2, box.height / part[2]);
+    const wide = Math.max(2, box.width / part[3]);
+    pen.save();
+    pen.beginPath();
+    pen.rect(box.x, box.y, box.width, box.height);
+    pen.clip();
+    pen.strokeStyle = getComputedStyle(this.canvas).getPropertyValue("--mark");
+    pen.lineWidth = 1;
+    pen.strokeRect(box.x, y, box.width, high);
+    pen.lineWidth = 2;
+    pen.strokeRect(x, y, wide, high);
+    pen.restore();
+  }
+
+  /** The pair under a point of the screen, or null.
+   *  @param {MouseEvent} event @returns {[number, number] | null} */
+  at(event) {
+    const edge = this.canvas.getBoundingClientRect();
+    const { box, part, sheet } = this;
+    const row = Math.floor(part[0] + ((event.clientY - edge.top - box.y) / box.height) * part[2]);
+    const column = Math.floor(part[1] + ((event.clientX - edge.left - box.x) / box.width) * part[3]);
+    const inside = sheet && row >= 0 && column >= 0 && row < sheet.rows && column < sheet.columns;
+    return inside && event.clientX - edge.left >= box.x && event.clientY - edge.top <= box.y + box.height
+      ? [row, column]
+      : null;
+  }
+
+  /** Show `factor` times as much, with a pair staying where it is.
+   *  @param {number} factor @param {[number, number]} fixed */
+  zoom(factor, fixed) {
+    const { sheet, part } = this;
+    if (!sheet) return;
+    const sizes = [sheet.rows, sheet.columns];
+    for (const axis of [0, 1]) {
+      const length = Math.min(sizes[axis], Math.max(Math.min(4, sizes[axis]), part[axis + 2] * factor));
+      const share = (fixed[axis] + 0.5 - part[axis]) / part[axis + 2];
+      part[axis + 2] = Math.round(length);
+      part[axis] = Math.round(fixed[axis] + 0.5 - share * length);
+    }
+    this.#keepInside();
+  }
+
+  #keepInside() {
+    const { sheet, part } = this;
+    if (!sheet) return;
+    part[0] = Math.max(0, Math.min(sheet.rows - part[2], part[0]));
+    part[1] = Math.max(0, Math.min(sheet.columns - part[3], part[1]));
+    this.draw();
+  }
+
+  /** @param {PointerEvent} event */
+  #moved(event) {
+    if (this.dragged && this.sheet) {
+      const [x, y, top, left] = this.dragged;
+      this.part[0] = Math.round(top - ((event.clientY - y) / this.box.height) * this.part[2]);
+      this.part[1] = Math.round(left - ((event.clientX - x) / this.box.width) * this.part[3]);
+      this.#keepInside();
+      return;
+    }
+    const pair = this.at(event);
+    if (pair && (pair[0] !== this.cursor[0] || pair[1] !== this.cursor[1])) {
+      this.cursor = pair;
+      this.heard.hover(...pair);
+      this.draw();
+    }
+  }
+
+  /** @param {PointerEvent} event */
+  #pressed(event) {
+    const pair = this.at(event);
+    if (!pair || !this.sheet) return;
+    this.heard.pick(...pair);
+    if (this.part[2] < this.sheet.rows || this.part[3] < this.sheet.columns) {
+      this.dragged = [event.clientX, event.clientY, this.part[0], this.part[1]];
+      this.canvas.setPointerCapture(event.pointerId);
+    }
+  }
+
+  /** @param {WheelEvent} event */
+  #rolled(event) {
+    const pair = this.at(event);
+    if (!pair) return;
+    event.preventDefault();
+    this.zoom(event.deltaY > 0 ? 1.25 : 0.8, pair);
+  }
+
+  /** @param {KeyboardEvent} event */
+  #typed(event) {
+    if (!this.sheet) return;
+    const [row, column] = this.cursor;
+    const step = event.shiftKey ? 10 : 1;
+    /** @type {Record<string, [number, number]>} */
+    const moves = {
+      ArrowUp: [-step, 0], ArrowDown: [step, 0], ArrowLeft: [0, -step], ArrowRight: [0, step],
+    };
+    if (moves[event.key]) {
+      const next = /** @type {[number, number]} */ ([
+        Math.max(0, Math.min(this.sheet.rows - 1, row + moves[event.key][0])),
+        Math.max(0, Math.min(this.sheet.columns - 1, column + moves[event.key][1])),
+      ]);
+      this.cursor = next;
+      this.#follow();
+      this.heard.pick(...next);
+    } else if (event.key === "+" || event.key === "=") this.zoom(0.5, [row, column]);
+    else if (event.key === "-") this.zoom(2, [row, column]);
+    else if (event.key === "0") this.whole();
+    else return;
+    event.preventDefault();
+    this.draw();
+  }
+
+  /** Keep the cursor in sight. */
+  #follow() {
+    for (const axis of [0, 1]) {
+      const at = this.cursor[axis];
+      if (at < this.part[axis]) this.part[axis] = at;
+      if (at >= this.part[axis] + this.part[axis + 2]) this.part[axis] = at - this.part[axis + 2] + 1;
+    }
+    this.draw();
+  }
+}
+
+/** Which places get a name: every n-th, so that names do not touch.
+ *  @param {number} first @param {number} count @param {number} pixels */
+export function ticks(first, count, pixels) {
+  const each = Math.max(1, Math.ceil((count * LABEL) / pixels));
+  const start = Math.ceil(first / each) * each;
+  return Array.from({ length: Math.max(0, Math.ceil((first + count - start) / each)) }, (_, i) => start + i * each);
+}
+
+/** @param {string} text @param {number} [most] */
+function short(text, most = 12) {
+  return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
+}

@@ -1,0 +1,76 @@
+// What can be taken away: a picture of the map as PNG or SVG, the weights as JSON.
+
+import { download } from "./dom.js";
+import { shade } from "./colour.js";
+
+/** @param {import("./detail.js").Detail} detail @param {string} name of the file, without its ending
+ *  @param {"png" | "svg" | "json"} kind */
+export async function save(detail, name, kind) {
+  if (kind === "png") {
+    const blob = await new Promise((resolve) => detail.map.canvas.toBlob(resolve));
+    download(`${name}.png`, blob, "image/png");
+  } else if (kind === "svg") download(`${name}.svg`, svg(detail), "image/svg+xml");
+  else download(`${name}.json`, json(detail), "application/json");
+}
+
+/** @param {string} text */
+function escaped(text) {
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+}
+
+/** The map as a picture of lines and words, its spots as one embedded image.
+ *  @param {import("./detail.js").Detail} detail */
+export function svg(detail) {
+  const { map } = detail;
+  const sheet = /** @type {import("./map.js").Sheet} */ (map.sheet);
+  const [top, left, rows, columns] = map.part;
+  const high = Math.min(rows, 1024);
+  const wide = Math.min(columns, 1024);
+  const spots = sheet.spots(map.part, high, wide, map.how);
+  const canvas = document.createElement("canvas");
+  canvas.width = wide;
+  canvas.height = high;
+  const image = new ImageData(wide, high);
+  spots.forEach((spot, i) => {
+    const colour = 4 * Math.round(255 * shade(spot, sheet.most, map.scale));
+    image.data.set(map.table.subarray(colour, colour + 4), 4 * i);
+  });
+  /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
+  const size = 14;
+  const scale = Math.min(1, 1000 / (Math.max(rows, columns) * size));
+  const step = size * scale;
+  const each = Math.ceil(11 / step);
+  const width = columns * step;
+  const height = rows * step;
+  const words = [];
+  for (let i = 0; i < rows; i += each) {
+    words.push(`<text x="-6" y="${(i + 0.5) * step}" text-anchor="end" dominant-baseline="middle">${escaped(sheet.query(top + i))}</text>`);
+  }
+  for (let i = 0; i < columns; i += each) {
+    words.push(`<text transform="translate(${(i + 0.5) * step} ${height + 6}) rotate(-90)" text-anchor="end" dominant-baseline="middle">${escaped(sheet.key(left + i))}</text>`);
+  }
+  return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="-130 -24 ${width + 150} ${height + 160}" font-family="sans-serif" font-size="11">
+<title>${escaped(detail.title.textContent || "")}</title>
+<text x="0" y="-10" font-weight="600">${escaped(detail.title.textContent || "")}</text>
+<image width="${width}" height="${height}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${canvas.toDataURL()}"/>
+<rect width="${width}" height="${height}" fill="none" stroke="#888" stroke-width=".5"/>
+${words.join("\n")}
+<text x="${width / 2}" y="${height + 125}" text-anchor="middle" font-weight="600">key (attended)</text>
+<text transform="translate(-112 ${height / 2}) rotate(-90)" text-anchor="middle" font-weight="600">query (attends)</text>
+</svg>
+`;
+}
+
+/** @param {import("./detail.js").Detail} detail */
+export function json(detail) {
+  const sheet = /** @type {import("./map.js").Sheet} */ (detail.map.sheet);
+  const [top, left, rows, columns] = detail.matrix ? [0, 0, sheet.rows, sheet.columns] : detail.map.part;
+  const range = (/** @type {number} */ first, /** @type {number} */ count) => Array.from({ length: count }, (_, i) => first + i);
+  return JSON.stringify({
+    title: detail.title.textContent,
+    queries: range(top, rows).map((row) => sheet.query(row)),
+    keys: range(left, columns).map((column) => sheet.key(column)),
+    weights: range(top, rows).map((row) =>
+      range(left, columns).map((column) => Number((sheet.weight(row, column) ?? NaN).toPrecision(4)))),
+  });
+}

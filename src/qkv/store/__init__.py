@@ -1,0 +1,17 @@
+"""Tables that live on disk: appended to, deleted from, and read in blocks, in versions that never change.
+
+    create(path, schema)        a new store            open(path)        one that is there
+    store.append(table)         rows are on disk, synced, when it returns
+    store.delete(matching)      rows that a function picks
+    store.blocks()              the rows, block by block, memory-mapped
+    store.at(version)           as it was              store.compact()   fewer, fuller blocks
+    store.verify()              every byte compared with its checksum
+
+A store knows nothing of queries and kernels: it gives blocks, and the engine attends to them.
+"""
+
+from qkv.store.arrow import ArrowStore
+from qkv.store.base import Block, Damage, Store, Version
+from qkv.store.opening import create, is_store, open
+
+__all__ = ["ArrowStore", "Block", "Damage", "Store", "Version", "create", "is_store", "open"]

@@ -1,0 +1,76 @@
+"""Files that are written whole or not at all, and are on the disk when the call returns."""
+
+import errno
+import os
+import uuid
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from qkv.errors import StoreFullError
+
+__all__ = ["TEMPORARY", "checksum", "full_disk_in_words", "sync_folder", "write_whole"]
+
+TEMPORARY = ".writing-"
+"""How the name of a file begins that is not finished."""
+
+_PIECE = 2**24
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def checksum(data: Any) -> int:
+    """The CRC-32 of bytes, piece by piece, so that a mapped file passes through memory once.
+
+    Example:
+        >>> checksum(b"123456789") == 0xCBF43926
+        True
+    """
+    view = memoryview(data).cast("B")
+    value = 0
+    for start in range(0, len(view), _PIECE):
+        value = zlib.crc32(view[start : start + _PIECE], value)
+    return value
+
+
+@contextmanager
+def full_disk_in_words(name: str) -> Iterator[None]:
+    """Turn a full disk, a spent quota and a file that would be too large into a `StoreFullError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise StoreFullError(
+            f"{name!r} cannot be written: {os.strerror(error.errno)}. "
+            "The store is as it was; free some space and repeat."
+        ) from None
+
+
+def write_whole(path: Path, data: Any) -> None:
+    """Write a file: a new name, synced, then renamed into place. The folder is not synced: see `sync_folder`.
+
+    Raises:
+        StoreFullError: the disk is full, or the file would be larger than is allowed. Nothing is left behind.
+    """
+    unfinished = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
+    try:
+        with full_disk_in_words(path.name), unfinished.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def sync_folder(path: Path) -> None:
+    """Sync the names in a folder, so that a rename survives a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with full_disk_in_words(path.name):
+            os.fsync(handle)
+    finally:
+        os.close(handle)

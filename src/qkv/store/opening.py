@@ -1,0 +1,75 @@
+"""Which kind of store a path holds, and how one is made."""
+
+import shutil
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from qkv.errors import DataError, OptionError
+from qkv.store.arrow import ArrowStore
+from qkv.store.base import Store
+
+__all__ = ["create", "is_store", "open"]
+
+
+def is_store(path: str | PathLike[str]) -> bool:
+    """Whether a path is the folder of a store."""
+    folder = Path(path)
+    return (folder / "versions").is_dir() and (folder / "rows").is_dir()
+
+
+def create(
+    path: str | PathLike[str], schema: Any, *, metadata: dict[str, Any] | None = None, backend: str = "arrow"
+) -> Store:
+    """Make a new store, without rows.
+
+    Args:
+        path: a folder that is not there yet, or is empty.
+        schema: a pyarrow schema.
+        metadata: what else is kept with it, of JSON's kinds.
+        backend: `"arrow"`, a folder of Arrow IPC files.
+
+    Raises:
+        DataError: something is there already.
+
+    Example:
+        >>> import pyarrow as pa, tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     people = create(folder, pa.schema({"name": pa.string(), "income": pa.float64()}))
+        ...     _ = people.append(pa.table({"name": ["Li"], "income": [2000.0]}))
+        ...     open(folder).to_table().to_pylist()
+        [{'name': 'Li', 'income': 2000.0}]
+    """
+    folder = Path(path)
+    if backend != "arrow":
+        raise OptionError(f"the backend is {backend!r}, and 'arrow' is the one there is.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise DataError(
+            f"{str(path)!r} is there already. Open it, remove it, or give the store another place."
+        )
+    there = folder.exists()
+    try:
+        return ArrowStore.create(folder, schema, dict(metadata or {}))
+    except BaseException:
+        for part in ("versions", "rows"):
+            shutil.rmtree(folder / part, ignore_errors=True)
+        if not there and folder.exists():
+            folder.rmdir()
+        raise
+
+
+def open(path: str | PathLike[str], *, version: int | None = None, damaged: str = "refuse") -> Store:
+    """Open a store.
+
+    Args:
+        path: its folder.
+        version: as it was then; None: the newest.
+        damaged: `"refuse"` raises where a file is not what was written; `"skip"` goes on without its rows.
+
+    Raises:
+        DataError: it is no store, or has no such version.
+        DamagedStoreError: files are missing, cut off or changed.
+    """
+    if not is_store(path):
+        raise DataError(f"{str(path)!r} is no store. Make one with Database.create.")
+    return ArrowStore(Path(path), version, damaged)

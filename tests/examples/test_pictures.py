@@ -1,0 +1,141 @@
+"""Pictures are found by words (mission C10): how well, and that the answer comes from the values."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+
+if any(importlib.util.find_spec(name) is None for name in ("torch", "sklearn")):
+    pytest.skip("torch or scikit-learn is not installed", allow_module_level=True)
+
+import torch
+from examples.pictures import __main__ as command
+from examples.pictures import drawing
+from examples.pictures.learning import Album, ask, by_pixels, learn, measure
+from examples.pictures.wordings import Wordings
+
+from qkv.errors import OptionError
+
+
+@pytest.fixture(scope="module")
+def album():
+    return Album.digits_of(0)
+
+
+@pytest.fixture(scope="module")
+def trained(album):
+    return learn(album, command._STEPS, 0)
+
+
+@pytest.fixture(scope="module")
+def asked(album):
+    """The wordings that no caption had, and what they mean."""
+    wordings = album.wordings
+    return [wordings.texts[at] for at in wordings.asked], wordings.digits[wordings.asked]
+
+
+def test_wordings_that_no_caption_had_find_pictures_without_caption(album, trained, asked):
+    texts, means = asked
+    assert not set(texts) & {album.wordings.texts[at] for at in album.captions}
+    found = ask(album, trained, texts)
+    reached = measure(album, found, means)
+    print(reached)
+    assert reached["precision"] >= command.PROMISED
+    assert reached["first"] >= 0.97
+    assert reached["mass"] >= 0.7
+    plain = type(found)(texts, found.weights, by_pixels(album, means))
+    assert reached["precision"] > measure(album, plain, means)["precision"] + 0.05
+    np.testing.assert_allclose(found.weights.sum(-1), 1, atol=1e-5)
+
+
+def test_captions_under_other_pictures_find_nothing_though_the_weights_are_the_same(album, trained, asked):
+    texts, means = asked
+    swapped = torch.roll(album.pictures, 1, 0)
+    found = ask(album, trained, texts, swapped)
+    np.testing.assert_allclose(found.weights, ask(album, trained, texts).weights, atol=1e-6)
+    assert measure(album, found, means)["precision"] < 0.3
+
+
+def test_a_name_is_known_to_mean_what_another_name_means_though_no_caption_says_so(album, trained):
+    found = ask(album, trained, ["seven"])
+    captions = np.array([album.wordings.texts[at] for at in album.captions])
+    other = np.array([{"7", "sept", "sieben"} & set(text.split()) != set() for text in captions])
+    wrong = album.digits != 7
+    assert found.weights[0, other].mean() > 3 * found.weights[0, wrong].mean()
+
+
+def test_both_halves_of_the_pictures_are_disjoint_and_all_of_them(album):
+    assert len(album.pictures) + len(album.others) == 1797
+    both = torch.cat([album.pictures, album.others])
+    assert len(torch.unique(both, dim=0)) == len(both)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_name_stands_in_a_caption_and_no_word_means_two_digits(seed):
+    wordings = Wordings.drawn(seed)
+    assert not set(wordings.captions) & set(wordings.asked)
+    assert len(set(wordings.texts)) == len(wordings.texts)
+    seen = {word for at in wordings.captions for word in wordings.texts[at].split()}
+    assert seen == set(wordings.vocabulary)
+
+
+def test_a_wording_has_as_many_words_as_it_has_however_long_the_others_are(album, trained):
+    with torch.no_grad():
+        alone = album.read(trained, ["seven"])
+        beside = album.read(trained, ["a picture of 7", "Seven"])[1:]
+    torch.testing.assert_close(alone, beside)
+
+
+def test_an_unknown_word_is_named_with_those_that_are_known(album):
+    with pytest.raises(OptionError, match=r"'a umpteen' does not know 'umpteen'.*seven"):
+        album.wordings.numbered(["a umpteen"])
+    with pytest.raises(OptionError, match="'' needs a word"):
+        album.wordings.numbered([""])
+
+
+def test_the_command_prints_its_number_and_draws_what_was_asked(capsys, tmp_path):
+    target = tmp_path / "seven.png"
+    code = command.main(["a seven", "huit", "--steps", "2", "--picture", str(target)])
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "precision@1" in out
+    assert "mean average precision" in out
+    assert "'huit' looks at “" in out
+    assert target.read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in tmp_path.iterdir()] == ["seven.png"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["umpteen"], "the wording 'umpteen' does not know 'umpteen'"),
+        (["--steps", "0"], "--steps is 0. It must be 2 or more."),
+        (["--seed", "-1"], "--seed is -1. It must be 0 or more."),
+        (["--picture", "seven.doc"], "ends in none of .png, .svg, .pdf"),
+        (["--picture", "nowhere/seven.png"], "there is no folder 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence_on_stderr(capsys, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    assert command.main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("pictures: ")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_less_than_was_promised_is_an_exit_code(capsys, monkeypatch):
+    monkeypatch.setattr(command, "_STEPS", 2)
+    assert command.main(["--steps", "2"]) == 1
+    assert "promises" in capsys.readouterr().err
+
+
+def test_a_picture_that_cannot_be_written_is_said_and_leaves_nothing(album, trained, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+    with pytest.raises(drawing.DataError, match="No space left on device"):
+        drawing.save(tmp_path / "a.png", album, ask(album, trained, ["a seven"]))
+    assert list(tmp_path.iterdir()) == []

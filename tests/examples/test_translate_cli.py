@@ -1,0 +1,296 @@
+"""The command of the translator: what it prints, what it draws, and how it refuses."""
+
+import importlib.util
+import io
+import json
+import shlex
+import sys
+
+import pytest
+
+if any(importlib.util.find_spec(name) is None for name in ("torch", "tokenizers", "sacrebleu")):
+    pytest.skip("the extra qkv[translate] is not installed", allow_module_level=True)
+
+import torch
+from examples.translate import __main__ as command
+from examples.translate import pairs, pictures
+from examples.translate.checkpoints import State
+from examples.translate.measuring import bleu
+from examples.translate.options import SCORE_NAMES
+from examples.translate.page import filled, tables
+from examples.translate.pairs import Asked
+from examples.translate.racing import race
+from examples.translate.reading import Reader
+from examples.translate.recorded import RUNS
+from examples.translate.showing import Shown
+from examples.translate.training import train
+
+from qkv.errors import DataError
+
+from .conftest import small
+
+
+@pytest.fixture(autouse=True)
+def _threads_stay():
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def run(capsys, *arguments):
+    code = command.main(list(map(str, arguments)))
+    return code, *capsys.readouterr()
+
+
+def refused(capsys, *arguments):
+    """The sentence on stderr of a command that must refuse."""
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("translate: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_every_example_in_the_help_is_a_command_that_parses():
+    lines = [line.split("|")[-1].strip() for line in command._EXAMPLES.splitlines() if "python -m" in line]
+    assert {shlex.split(line)[3] for line in lines} == {"train", "evaluate", "translate"}
+    for line in lines:
+        command._parser().parse_args(shlex.split(line)[3:])
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["evaluate", "-h"], ["translate", "-h"]])
+def test_help_shows_examples(capsys, words):
+    with pytest.raises(SystemExit) as leave:
+        command.main(words)
+    assert leave.value.code == 0
+    assert "python -m examples.translate translate runs/additive" in capsys.readouterr().out
+
+
+def test_train_says_what_it_did_and_every_option_reaches_it(capsys, pairs_file, tmp_path):
+    folder, options = tmp_path / "model", small(steps=4, seed=5, smoothing=0.2)
+    words = [word for name, _, there in type(options)().differences(options) for word in (name, there)]
+    code, out, err = run(capsys, "train", pairs_file, "--out", folder, *words)
+    assert code == 0
+    assert out.startswith("4 steps, ")
+    assert "step 4 of 4: loss" in err
+    assert json.loads((folder / "options.json").read_text())["options"] == vars(options)
+
+
+def test_translate_gives_a_line_for_each_sentence_from_words_and_from_stdin(capsys, trained, monkeypatch):
+    sentences = ["Tom see the cat.", "he want a red house."]
+    code, out, _ = run(capsys, "translate", trained, *sentences)
+    assert code == 0
+    assert out.splitlines() == Reader(trained).translate(sentences)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{sentences[0]}\n\n{sentences[1]}\n"))
+    code, again, _ = run(capsys, "translate", trained)
+    assert code == 0
+    assert again.splitlines() == [out.splitlines()[0], "", out.splitlines()[1]]
+
+
+def test_a_trained_model_translates_a_sentence_that_it_was_not_trained_on(trained):
+    reader, held = Reader(trained), pairs.read_asked(trained / "held_out.tsv")
+    said = reader.translate([one.sentence for one in held])
+    hits = sum(one in asked.references for one, asked in zip(said, held, strict=True))
+    assert hits >= 4, list(zip(said, held, strict=True))
+
+
+def test_evaluate_prints_bleu_and_its_signature_and_keeps_them(capsys, trained, tmp_path):
+    kept, said = tmp_path / "r.json", tmp_path / "said.tsv"
+    code, out, _ = run(capsys, "evaluate", trained, "--long", 5, "--json", kept, "--said", said)
+    result = json.loads(kept.read_text())
+    assert code == 0
+    assert f"BLEU {result['all']['bleu']:.1f}" in out
+    assert result["all"]["signature"] in out
+    assert "|tok:13a|" in result["all"]["signature"]
+    held = pairs.read_asked(trained / "held_out.tsv")
+    assert result["all"]["sentences"] == len(held) == len(said.read_text().splitlines())
+    longer = [one for one in held if pairs.words(one.sentence) >= 5]
+    assert 0 < result["long"]["sentences"] == len(longer) < len(held)
+
+
+def test_evaluate_measures_other_pairs_and_the_first_of_them_alone(capsys, trained, pairs_file, tmp_path):
+    kept = tmp_path / "r.json"
+    code, _, _ = run(capsys, "evaluate", trained, "--pairs", pairs_file, "--most", 3, "--json", kept)
+    assert code == 0
+    assert json.loads(kept.read_text())["all"]["sentences"] == 3
+
+
+def test_bleu_is_100_for_any_of_the_references_and_less_for_a_wrong_word():
+    asked = [
+        Asked("a", ("un deux trois quatre cinq", "six sept huit neuf dix")),
+        Asked("b", ("a b c d e f",)),
+    ]
+    assert bleu(["six sept huit neuf dix", "a b c d e f"], asked)["bleu"] == 100
+    worse = bleu(["six sept huit neuf dix", "a b c d e x"], asked)
+    assert 50 < worse["bleu"] < 100
+    assert (worse["sentences"], worse["references"]) == (2, 3)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_the_alignment_of_a_sentence_is_drawn(capsys, trained, tmp_path, suffix):
+    path = tmp_path / f"out{suffix}"
+    code, out, _ = run(capsys, "translate", trained, "Tom see the cat.", "--picture", path)
+    assert code == 0
+    assert out.strip() == Reader(trained).translate(["Tom see the cat."])[0]
+    start = {".png": b"\x89PNG", ".svg": b"<?xml", ".pdf": b"%PDF"}[suffix]
+    assert path.read_bytes().startswith(start)
+
+
+def test_an_alignment_has_a_row_for_each_subword_said_and_a_column_for_each_read(trained):
+    seen = Reader(trained).aligned("Tom see the cat.")
+    assert seen.weights.shape == (len(seen.said), len(seen.read))
+    assert seen.weights.sum(1) == pytest.approx([1] * len(seen.said), abs=1e-5)
+    assert "".join(seen.read).replace("·", " ").strip() == "Tom see the cat.END"
+    assert seen.said[-1] == "END"
+
+
+def test_the_darkest_cell_of_a_picture_is_the_heaviest_weight(tmp_path):
+    from matplotlib.image import imread
+
+    weights = [[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
+    pictures.save(tmp_path / "a.png", ["·a", "·b", "·c"], ["·x", "·y"], weights)
+    grey = imread(tmp_path / "a.png")[..., :3].mean(-1)
+    rows, columns = (grey < 0.02).nonzero()
+    assert len(rows) > 1000, "a black cell"
+    assert columns.min() > 0.6 * grey.shape[1] * 0.9
+    assert rows.max() < 0.75 * grey.shape[0]
+
+
+def test_what_cannot_be_drawn_is_refused_before_the_work(capsys, trained, pairs_file, tmp_path):
+    line = ["translate", trained, "Tom see the cat.", "--picture"]
+    two = ["translate", trained, "Tom see the cat.", "he see the cat.", "--picture", tmp_path / "out.png"]
+    assert "none of .png" in refused(capsys, *line, tmp_path / "out.gif")
+    assert "no folder" in refused(capsys, *line, tmp_path / "no" / "out.png")
+    assert "one sentence, and 2" in refused(capsys, *two)
+    train(pairs_file, tmp_path / "none", small(score="none", steps=3))
+    line[1] = tmp_path / "none"
+    assert "--score none" in refused(capsys, *line, tmp_path / "out.png")
+    assert not (tmp_path / "out.png").exists()
+
+
+def test_files_and_folders_that_cannot_be_used_are_refused_in_a_sentence(capsys, tmp_path):
+    bad = tmp_path / "bad.tsv"
+    bad.write_text("no tab\n")
+    assert "line 1 of 'bad.tsv'" in refused(capsys, "train", bad, "--out", tmp_path / "m")
+    assert "No such file" in refused(capsys, "train", tmp_path / "no.tsv", "--out", tmp_path / "m")
+    assert "options" in refused(capsys, "evaluate", tmp_path)
+    (tmp_path / "options.json").write_text("{")
+    assert "damaged" in refused(capsys, "translate", tmp_path, "Hello.")
+    (tmp_path / "options.json").write_text('{"options": {"colour": 1}, "pairs_sha256": ""}')
+    assert "another version" in refused(capsys, "translate", tmp_path, "Hello.")
+
+
+def test_standard_input_that_is_no_text_is_refused_in_a_sentence(capsys, trained, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))
+    assert "no UTF-8" in refused(capsys, "translate", trained)
+
+
+@pytest.mark.parametrize("package", ["torch", "tokenizers", "sacrebleu", "matplotlib"])
+def test_a_package_that_is_missing_is_named_with_what_to_run(capsys, monkeypatch, trained, tmp_path, package):
+    # What is imported already does not count: its next import fails.
+    for name in list(sys.modules):
+        if package != "torch" and name.split(".")[0] == package:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(sys.modules, f"{package}.metrics", None)
+    words = ["evaluate", trained]
+    if package == "matplotlib":
+        words = ["translate", trained, "Tom see the cat.", "--picture", tmp_path / "out.png"]
+    said = refused(capsys, *words)
+    assert package in said
+    assert f'pip install "qkv[{"look" if package == "matplotlib" else "translate"}]"' in said
+
+
+def test_on_a_terminal_a_bar_shows_steps_loss_and_speed(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setattr("sys.stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    with Shown(7) as shown:
+        shown(State(step=7, said=1000, cpu_seconds=2.0), {"loss": 1.5, "watched_loss": 2.25})
+        written = sys.stderr
+    for part in ("training", "7/7", "loss 1.500", "500 subwords/s", "watched 2.250"):
+        assert part in written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "x", "--out", "y", "--score", "cosine"], "score is 'cosine'"),
+        (["train", "x", "--out", "y", "--threads", "0"], "--threads is 0"),
+        (["train", "x", "--out", "y", "--save-every", "0"], "--save-every is 0"),
+        (["evaluate", "x", "--beam", "0"], "--beam is 0"),
+        (["translate", "x", "--beam", "-1"], "--beam is -1"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_in_a_sentence(capsys, words, said):
+    assert said in refused(capsys, *words)
+
+
+def test_the_page_is_filled_between_its_marks_and_nowhere_else():
+    text = "a\n<!-- runs: one -->\nold\n<!-- end -->\nb\n<!-- runs: two -->\n<!-- end -->\nc\n"
+    new = filled(text, {"one": "| 1 |", "two": "2"})
+    assert new == (
+        "a\n<!-- runs: one -->\n\n| 1 |\n\n<!-- end -->\nb\n<!-- runs: two -->\n\n2\n\n<!-- end -->\nc\n"
+    )
+    assert filled(new, {"one": "| 1 |", "two": "2"}) == new
+    with pytest.raises(DataError, match="places"):
+        filled(text, {"one": ""})
+
+
+def test_the_page_shows_what_the_results_hold():
+    from examples.translate.page import PAGE
+
+    assert filled(PAGE.read_text(), tables()) == PAGE.read_text()
+
+
+def test_every_score_takes_its_turn_in_the_race(pairs_file, tmp_path):
+    found = race(pairs_file, tmp_path / "race", small(), rounds=1, batches=1)
+    assert list(found) == list(SCORE_NAMES)
+    assert found["scaled-dot"]["times_scaled_dot"] == 1
+    assert all(each["subwords_per_second"] > 0 for each in found.values())
+
+
+def test_the_recorded_runs_are_commands_that_parse_and_differ_in_the_score_alone():
+    found = {name: command.options_of(words.split()) for name, words in RUNS.items()}
+    for group in (["gru-additive", "gru-none"], [name for name in found if name.startswith("short-")]):
+        for name in group:
+            differences = found[group[0]].differences(found[name])
+            assert {flag for flag, *_ in differences} <= {"--score"}
+    assert {found[name].score for name in found if name.startswith("short-")} == set(SCORE_NAMES) - {"none"}
+
+
+def test_a_table_has_a_row_for_each_result_and_names_the_runs_that_are_missing(tmp_path):
+    good = {"bleu": 31.26, "plus_minus": 1.04, "sentences": 10, "references": 12, "signature": "sig"}
+    measured = {
+        "parameters": 3_000_000,
+        "all": good,
+        "long": good | {"bleu": 7.0},
+        "long_words": 8,
+        "beam": 4,
+    }
+    facts = {
+        "date": "2026-01-02",
+        "machine": {"cpu": "Some", "cores": 2, "instructions": ["avx2"], "threads": 1},
+        "versions": {"torch": "2.6"},
+        "training": {"step": 4000, "cpu_seconds": 990, "tokens": 5_000_000, "peak_mib": 900},
+        "watched": [[500, 3.0], [1000, 2.0]],
+    }
+    for name, score, copied in (
+        ("gru-additive", "additive", {"copies": 10, "aligned": 9, "by_chance": 1.2}),
+        ("short-gated", "gated", None),
+    ):
+        result = facts | {"run": name, "options": {"score": score}, "measured": measured | {"copies": copied}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(result))
+    found = tables(tmp_path)
+    assert "| gru-additive | 3.0 M | 4,000 | 16 | 2.000 | 31.3 ± 1.0 | 7.0 ± 1.0 | 90% (chance 12%) |" in (
+        found["models"].splitlines()
+    )
+    assert "Not run yet: gru-none, transformer." in found["models"]
+    assert "| gated | 31.3 ± 1.0 | 7.0 ± 1.0 | 2.000 | none | 16.5 | 900 MiB |" in found["scores"]
+    assert found["speed"] == "Not run yet."
+    assert "2026-01-02; Some with 2 cores, avx2" in found["facts"]
+    assert "10 English sentences with 12 French references" in found["facts"]

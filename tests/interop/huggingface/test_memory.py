@@ -1,0 +1,86 @@
+"""Recording takes little more memory than running, in fresh processes: no array of all pairs is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+SCRIPT = """
+import contextlib, gc, json, sys
+from pathlib import Path
+import torch, transformers
+from qkv.interop import record
+from qkv.readouts import PooledMap, TopWeights
+
+def status(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
+
+length, layers, heads, recorded = json.loads(sys.argv[1])
+torch.manual_seed(0)
+config = transformers.BertConfig(
+    vocab_size=1000, hidden_size=64 * heads, intermediate_size=256 * heads, num_hidden_layers=layers,
+    num_attention_heads=heads, max_position_embeddings=length,
+)
+model = transformers.BertModel(config, add_pooling_layer=False).eval()
+
+def run(length):
+    tokens = torch.randint(0, 1000, (1, length))
+    seen = record(model, [TopWeights(8), PooledMap(256)]) if recorded else contextlib.nullcontext()
+    with torch.no_grad(), seen:
+        return model(tokens).last_hidden_state, seen
+
+run(64)
+gc.collect()
+Path("/proc/self/clear_refs").write_text("5")
+before = status("VmRSS")
+output, seen = run(length)
+peak = status("VmHWM")
+shapes = [
+    [list(one.readouts[0].weights.shape), list(one.readouts[1].shape)]
+    for calls in (seen.layers.values() if recorded else ()) for one in calls
+]
+print(json.dumps({"peak": peak, "growth": peak - before, "shapes": shapes}))
+"""
+
+
+def run(*asked: int | bool) -> dict[str, int]:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(asked)],
+        capture_output=True, text=True, check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="there is no /proc to read the peak from"
+)
+@pytest.mark.parametrize(
+    ("length", "layers", "heads"),
+    [
+        # All weights: 17 MB a head and layer.
+        (2048, 2, 2),
+        pytest.param(8192, 2, 4, marks=pytest.mark.long),  # 268 MB a head and layer
+    ],
+)
+def test_recording_stays_under_one_and_a_half_times_the_memory_of_running(
+    length: int, layers: int, heads: int
+) -> None:
+    plain, recorded = run(length, layers, heads, False), run(length, layers, heads, True)
+    assert recorded["shapes"] == [[[1, heads, length, 8], [1, heads, 256, 256]]] * layers
+    assert recorded["peak"] < 1.5 * plain["peak"], (plain, recorded)
+    # What is kept, 12 bytes for each of 8 weights a row and a map a head, and one head's tiles at work.
+    kept = layers * heads * (length * 8 * 12 + 256 * 256 * 4)
+    assert recorded["growth"] < plain["growth"] + kept + 24 * 2**20, (plain, recorded)
+    assert recorded["growth"] < plain["growth"] + layers * heads * length * length * 4 or length < 4096

@@ -1,0 +1,72 @@
+"""Which layers are reached is counted, and told."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from qkv.errors import OptionError  # noqa: E402
+from qkv.interop import huggingface  # noqa: E402
+from tests.interop.huggingface.test_record import TOKENS, bart, hooks_of, model_of  # noqa: E402
+
+
+def test_all_layers_of_an_encoder_and_decoder_are_counted() -> None:
+    found = huggingface.reach(bart(), input_ids=TOKENS)
+    assert sorted(found.reached.values()) == [1] * 5
+    assert found.missed == ()
+    assert str(found) == "all 5 attention layers that ran are reached"
+
+
+def test_layers_that_compute_attention_themselves_are_named() -> None:
+    model = model_of("MPNetModel")
+    hooks, before = hooks_of(model), model.config._attn_implementation
+    found = huggingface.reach(model, input_ids=TOKENS)
+    assert found.reached == {}
+    assert found.missed == ("encoder.layer.0.attention.attn", "encoder.layer.1.attention.attn")
+    assert (hooks_of(model), model.config._attn_implementation) == (hooks, before)
+
+
+def test_a_model_that_is_reached_in_part_says_which_layers_are_not() -> None:
+    config = transformers.LongT5Config(
+        vocab_size=50, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4, local_radius=3,
+    )  # fmt: skip
+    model = transformers.LongT5Model(config).eval()
+    found = huggingface.reach(model, input_ids=TOKENS, decoder_input_ids=TOKENS)
+    assert found.missed == ("encoder.block.0.layer.0.LocalSelfAttention",)
+    assert len(found.reached) == 2
+
+
+def test_attaching_warns_after_the_first_run_and_only_then() -> None:
+    model = huggingface.attach(model_of("MPNetModel"))
+    with pytest.warns(huggingface.UnreachedWarning, match="2 are not"):
+        model(TOKENS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(TOKENS)
+
+
+def test_attaching_a_model_that_is_reached_warns_of_nothing_and_leaves_no_hook() -> None:
+    model = model_of("BertModel")
+    hooks = hooks_of(model)
+    huggingface.attach(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(TOKENS)
+    assert hooks_of(model) == hooks
+    assert model.config._attn_implementation == "qkv"
+
+
+def test_a_name_that_nobody_registered_is_refused() -> None:
+    with pytest.raises(OptionError, match="nothing is registered"):
+        huggingface.attach(model_of("BertModel"), "never")
+
+
+def test_from_pretrained_takes_the_name(tmp_path: object) -> None:
+    huggingface.register()
+    model_of("BertModel").save_pretrained(tmp_path)
+    model = transformers.BertModel.from_pretrained(tmp_path, attn_implementation="qkv", local_files_only=True)
+    assert len(huggingface.reach(model, input_ids=TOKENS).reached) == 2

@@ -1,0 +1,60 @@
+"""Where our layers mean something else than Keras' own; printed as a line of JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+
+
+def main() -> None:
+    """Run both."""
+    import keras
+    from keras import layers, ops
+
+    from qkv.errors import OptionError
+    from qkv.interop.keras import Attention, MultiHeadAttention
+
+    def numbers(x: Any) -> Any:
+        return ops.convert_to_numpy(x).astype(float).tolist()
+
+    keras.utils.set_random_seed(0)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(1, 6, 2)).astype("float32")
+    none = np.zeros((1, 6), dtype=bool)
+    some = np.arange(6)[None] < 4
+    hurt = np.where(some[..., None], x, np.nan)
+    ours, theirs = Attention(), layers.Attention()
+    drops = Attention(dropout=0.5)
+    try:
+        Attention(normalizer="softmin")
+        unknown = ""
+    except OptionError as error:
+        unknown = str(error)
+    with_scores = drops([x, x], return_attention_scores=True, training=True)
+    plain = ours([x, x], return_attention_scores=True)
+    many = rng.normal(size=(1, 3000, 2)).astype("float32")
+    layer = MultiHeadAttention(2, 4, memory="16 MiB")  # 72 MB as an array of pairs
+    shape = layer(many, many, use_causal_mask=True).shape
+    options = Attention(normalizer="sparsemax", kernel="dense", memory="1 GiB").get_config()
+    print(
+        json.dumps(
+            {
+                "row without keys": numbers(ours([x, x], mask=[None, none]))[0][0],
+                "keras, row without keys": numbers(theirs([x, x], mask=[None, none]))[0][0],
+                "scores with dropout": np.round(numbers(with_scores[1]), 5).tolist(),
+                "scores without dropout": np.round(numbers(plain[1]), 5).tolist(),
+                "outputs with dropout": numbers(with_scores[0]),
+                "outputs without dropout": numbers(plain[0]),
+                "nan in a masked value": bool(np.isnan(numbers(ours([x, hurt], mask=[None, some]))).any()),
+                "longer than its pairs fit": list(shape),
+                "config": {name: options[name] for name in ("normalizer", "kernel", "memory")},
+                "unknown normalizer": unknown,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

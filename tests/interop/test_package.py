@@ -1,0 +1,34 @@
+"""The border is light until it is crossed."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from qkv.errors import MissingPackageError
+from qkv.interop import huggingface
+
+
+def test_importing_the_border_loads_neither_torch_nor_transformers() -> None:
+    code = (
+        "import sys, qkv.interop, qkv.interop.huggingface;"
+        "print([name for name in ('torch', 'transformers', 'jax', 'keras') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_without_its_packages_it_says_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+
+    def found(name: str, *more: Any) -> Any:
+        return None if name == missing else find(name, *more)
+
+    monkeypatch.setattr(importlib.util, "find_spec", found)
+    with pytest.raises(MissingPackageError, match=rf'{missing}, which is not installed.*"qkv\[hf\]"'):
+        huggingface.__getattr__("register")

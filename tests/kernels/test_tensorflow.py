@@ -1,0 +1,103 @@
+"""TensorFlow, through the dense kernel: eager and in `tf.function`. The contract is in the long run."""
+
+import importlib.util
+import os
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv import masks, scores
+from qkv.errors import RefusedError
+from qkv.kernels import DenseKernel
+from qkv.testing.calls import oracle, oracle_of, run
+from qkv.testing.cases import NORMALIZERS, Case
+from qkv.testing.claims import agree
+from qkv.testing.kernels import KernelContract
+from qkv.testing.libraries import Setting, assert_close, to_float64
+
+if not all(importlib.util.find_spec(name) for name in ("tensorflow", "keras", "torch")):
+    pytest.skip("TensorFlow, Keras or the oracle's PyTorch is not installed", allow_module_level=True)
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
+
+DOUBLE = Setting("tensorflow", "float64")
+
+
+@dataclass(frozen=True)
+class OnTensorFlow(DenseKernel):
+    """The dense kernel, for the tensors of one library."""
+
+    libraries: ClassVar[tuple[str, ...]] = ("tensorflow",)
+
+
+@pytest.mark.long
+class TestDenseOnTensorFlow(KernelContract):
+    kernel = OnTensorFlow()
+    quadratic = True
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_output_and_gradients_are_those_of_the_equation(normalizer: str) -> None:
+    case = Case("similarity", normalizer, "causal at the end", dropout=0.4)
+    agree(run(case.call(), DOUBLE, "dense"), oracle(case, "float64"), DOUBLE, normalizer)
+
+
+@pytest.mark.parametrize(
+    "score", ["additive per head", "gaussian", "relative position", "class table", "cosine"]
+)
+def test_scores_and_what_they_learned_have_gradients(score: str) -> None:
+    case = Case(score, mask="pairs")
+    agree(run(case.call(), DOUBLE, "dense"), oracle(case, "float64"), DOUBLE, score)
+
+
+def test_masked_nan_and_infinity_leak_neither_into_output_nor_into_gradients() -> None:
+    hidden = np.isin(np.arange(11), [1, 4, 10])
+    call = replace(Case("additive").call(), mask=masks.Keys(~hidden))
+    hurt = replace(call, key=call.key.copy(), value=call.value.copy())
+    hurt.key[..., hidden, :], hurt.value[..., hidden, :] = np.nan, np.inf
+    agree(run(hurt, DOUBLE, "dense"), oracle_of(call, DOUBLE), DOUBLE)
+
+
+def test_function_that_tensorflow_compiles_gives_the_same_output_and_gradients() -> None:
+    import tensorflow as tf
+
+    rng = np.random.default_rng(0)
+    x, weight = (tf.Variable(rng.normal(size=shape)) for shape in ((2, 5, 4), (4, 4)))
+
+    def step(seed: Any) -> Any:
+        with tf.GradientTape() as tape:
+            score = scores.Bilinear(weight)
+            out = qkv.attend(x, x, x, score=score, mask=masks.Causal(), dropout=0.3, seed=seed)
+            loss = tf.reduce_sum(out**2)
+        return loss, *tape.gradient(loss, [x, weight])
+
+    eager, compiled = step(7), tf.function(step)(tf.constant(7))
+    for got, wanted in zip(compiled, eager, strict=True):
+        assert_close(got, to_float64(wanted), 1e-12)
+    assert to_float64(tf.function(step)(tf.constant(8))[0]) != to_float64(eager[0])
+
+
+def test_lengths_that_fit_no_memory_are_refused() -> None:
+    with pytest.raises(RefusedError, match=r"dense: it would allocate .* more than the 512 MiB allowed"):
+        qkv.explain((40_000, 8), (40_000, 8), (40_000, 8), library="tensorflow")
+
+
+def test_matrix_product_broadcasts_whichever_side_has_batch_axes_of_1() -> None:
+    from qkv.core.keras_arrays import tensorflow_namespace
+
+    rng, xp = np.random.default_rng(0), tensorflow_namespace()
+    for left, right in (
+        ((2, 1, 3, 4), (4, 5)),
+        ((2, 1, 3, 4), (1, 1, 4, 5)),
+        ((3, 4), (2, 3, 4, 5)),
+        ((2, 1, 3, 4), (1, 3, 4, 5)),
+        ((2, 3, 4), (2, 4, 5)),
+        ((0, 4), (4, 0)),
+    ):
+        x, y = rng.normal(size=left), rng.normal(size=right)
+        got = xp.matmul(xp.asarray(x), xp.asarray(y))
+        assert tuple(got.shape) == (x @ y).shape
+        assert_close(got, x @ y, 1e-14)

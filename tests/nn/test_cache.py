@@ -1,0 +1,513 @@
+"""The cache: decoding with it is decoding without it, in little more memory than keys and values."""
+
+import importlib.util
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed", allow_module_level=True)
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import qkv
+from qkv import masks, nn, normalizers, readouts, scores
+from qkv.errors import (
+    DataError,
+    GradientError,
+    KindError,
+    MissingPackageError,
+    OptionError,
+    QkvError,
+    RefusedError,
+    ShapeError,
+)
+from qkv.kernels.pieces import Pieces
+from qkv.nn.cache import KeyValueCache
+from qkv.nn.positions import Rotary
+
+STEPS = (20, 1, 1, 9, 40, 1, 30)
+
+
+def sides(*batch: int, n: int = sum(STEPS), width: int = 8, dtype: Any = torch.float64) -> list[Any]:
+    generator = torch.Generator().manual_seed(n + sum(batch))
+    return [torch.randn(*batch, n, width, generator=generator, dtype=dtype) for _ in range(3)]
+
+
+def decoded(attention: Any, query: Any, key: Any, value: Any, cache: Any, steps: Any = STEPS) -> Any:
+    done, found = 0, []
+    with torch.no_grad():
+        for n in steps:
+            rows = slice(done, done + n)
+            found.append(attention(query[..., rows, :], key[..., rows, :], value[..., rows, :], cache=cache))
+            done += n
+    return torch.cat(found, dim=-2)
+
+
+def apart(one: Any, other: Any) -> float:
+    return float((one - other).detach().abs().max())
+
+
+def additive() -> Any:
+    one, two, v = (torch.linspace(-1, 1, n, dtype=torch.float64) for n in (24, 24, 3))
+    return scores.Additive(one.reshape(3, 8), two.reshape(3, 8).flip(0), None, v)
+
+
+SCORES = {
+    "scaled dot": lambda: scores.ScaledDot(),
+    "gaussian": lambda: scores.Gaussian(1.5),
+    "cosine": lambda: scores.Cosine(0.5),
+    "additive": additive,
+    "softcap": lambda: scores.Softcap(scores.ScaledDot(), 2.0),
+    "alibi": lambda: scores.ALiBi(scores.ScaledDot(), torch.tensor([[0.5, 0.1]], dtype=torch.float64)),
+    "bilinear": lambda: scores.Bilinear(torch.linspace(-1, 1, 64, dtype=torch.float64).reshape(8, 8)),
+}
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_decoding_with_a_cache_equals_decoding_without_one_for_every_kind_of_score(name: str) -> None:
+    attention = nn.Attention(score=SCORES[name](), mask=masks.Causal())
+    x = sides(2, 2)
+    got = decoded(attention, *x, KeyValueCache(chunk=16))
+    assert apart(got, qkv.attend(*x, score=SCORES[name](), mask=masks.Causal(), kernel="dense")) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        normalizers.Softmax(0.5, sink=0.3),
+        normalizers.TopK(5),
+        normalizers.Sparsemax(),
+        normalizers.Entmax15(),
+        normalizers.Sigmoid(),
+        normalizers.Hard(),
+        normalizers.Mean(),
+    ],
+    ids=str,
+)
+def test_a_normalizer_sees_the_whole_row_although_keys_lie_in_chunks(normalizer: Any) -> None:
+    x = sides(3)
+    got = decoded(nn.Attention(normalizer=normalizer, mask=masks.Causal()), *x, KeyValueCache(chunk=16))
+    whole = qkv.attend(*x, normalizer=normalizer, mask=masks.Causal(), kernel="dense")
+    assert apart(got, whole) < 1e-12
+
+
+@pytest.mark.parametrize("kernel", ["dense", "fused", "tiled", "strip"])
+def test_every_kernel_that_serves_decode_shapes_gives_what_the_cache_gives(kernel: str) -> None:
+    x = sides(2, 2)
+    chosen = decoded(nn.Attention(mask=masks.Causal()), *x, KeyValueCache(chunk=16))
+    pinned = decoded(nn.Attention(mask=masks.Causal(), kernel=kernel), *x, KeyValueCache(chunk=16))
+    whole = qkv.attend(*x, mask=masks.Causal(), kernel="dense")
+    assert apart(chosen, whole) < 1e-12
+    assert apart(pinned, whole) < 1e-12
+
+
+def test_where_rows_do_not_fit_a_strip_the_pieces_are_put_together() -> None:
+    x = sides(2, n=2600)
+    attention = nn.Attention(mask=masks.Causal())
+    got = decoded(attention, *x, KeyValueCache(), (1000, 1600))
+    assert apart(got, qkv.attend(*x, mask=masks.Causal())) < 1e-12
+
+
+@pytest.mark.parametrize("options", [{}, {"key_heads": 2}, {"key_heads": 1}, {"score": nn.Additive}], ids=str)
+@pytest.mark.parametrize("turned", [False, True])
+def test_multi_head_attention_decodes_step_by_step_what_it_gives_at_once(options: Any, turned: bool) -> None:
+    torch.manual_seed(0)
+    attention = nn.MultiHeadAttention(
+        16, 4, mask=masks.Causal(), positions=Rotary(4) if turned else None, dtype=torch.float64, **options
+    )
+    x, cache = torch.randn(2, 30, 16, dtype=torch.float64), KeyValueCache(chunk=4)
+    with torch.no_grad():
+        whole = attention(x)
+        steps = [attention(x[:, t : t + n], cache=cache) for t, n in ((0, 9), (9, 1), (10, 1), (11, 19))]
+    assert apart(torch.cat(steps, dim=1), whole) < 1e-12
+    kept = cache.key_value()[0]
+    assert kept.shape == (2, options.get("key_heads", 4), 30, 4)
+
+
+def test_learned_extra_keys_are_added_to_what_the_cache_holds() -> None:
+    torch.manual_seed(0)
+    attention = nn.MultiHeadAttention(8, 2, learned_key=True, zero_key=True, mask=masks.Causal())
+    x, cache = torch.randn(1, 12, 8), KeyValueCache(chunk=4)
+    with torch.no_grad():
+        steps = [attention(x[:, t : t + 4], cache=cache) for t in (0, 4, 8)]
+        assert apart(torch.cat(steps, dim=1), attention(x)) < 1e-6
+
+
+def test_readouts_of_a_step_are_those_of_the_whole_and_the_plan_says_pieces() -> None:
+    x = sides(2)
+    cache, seen = KeyValueCache(chunk=16), [readouts.Dense(), readouts.TopWeights(3), readouts.Entropy()]
+    attention = nn.Attention()
+    decoded(attention, *(y[:, :60] for y in x), cache, (60,))
+    with torch.no_grad():
+        got = attention(*(y[:, 60:61] for y in x), cache=cache, readouts=seen)
+    want = qkv.observe(x[0][:, 60:61], x[1][:, :61], x[2][:, :61], readouts=seen)
+    assert apart(got.readouts[0], want.readouts[0]) < 1e-12
+    assert torch.equal(got.readouts[1].keys, want.readouts[1].keys)
+    assert apart(got.readouts[2], want.readouts[2]) < 1e-12
+    assert got.plan.kernel.name == "pieces"
+
+
+def test_what_is_kept_is_never_copied_again() -> None:
+    cache, key = KeyValueCache(chunk=16), sides(2)[0]
+    cache.append(key[:, :20], key[:, :20])
+    held = cache.chunks[0].key.data_ptr()
+    for t in range(20, 60):
+        keys, _ = cache.append(key[:, t : t + 1], key[:, t : t + 1])
+    assert isinstance(keys, Pieces)
+    assert keys.arrays[0].data_ptr() == held
+    assert torch.equal(keys.whole(), key[:, :60])
+    assert keys.arrays[1].data_ptr() == cache.chunks[1].key.data_ptr()
+
+
+@pytest.mark.parametrize("step", [5, 64])
+def test_memory_is_within_a_tenth_of_keys_and_values_from_2048_tokens_on(step: int) -> None:
+    cache, row = KeyValueCache(), torch.ones(1, 2, step, 4)
+    counts = []
+    for n in range(step, 12_000, step):
+        cache.append(row, row)
+        assert cache.nbytes <= 2 * 2 * 4 * 4 * (n + max(128, n // 16))
+        if n >= 2048:
+            assert cache.nbytes <= 1.1 * 2 * 2 * 4 * 4 * n
+        counts.append((n, len(cache.chunks)))
+    # Few chunks: 16 up to 2,048 tokens, then 16 for each factor of e.
+    assert all(chunks <= 18 + max(0, 20 * math.log(n / 2048)) for n, chunks in counts)
+
+
+def test_a_chunk_is_added_only_when_there_is_no_room() -> None:
+    cache, row = KeyValueCache(chunk=128), torch.ones(1, 1, 4)
+    sizes = []
+    for _ in range(2048):
+        cache.append(row, row)
+        sizes.append(cache.nbytes)
+    assert len(set(sizes)) == 16
+    assert cache.nbytes == 2 * 2048 * 4 * 4
+
+
+class Made(TorchDispatchMode):
+    """Bytes of all arrays that operators make anew, and how often they multiply matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes, self.products = 0, 0
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {x.untyped_storage().data_ptr() for x in args if isinstance(x, torch.Tensor)}
+        result = operator(*args, **(kwargs or {}))
+        for x in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in given:
+                self.bytes += x.untyped_storage().nbytes()
+        self.products += operator.overloadpacket in (torch.ops.aten.bmm, torch.ops.aten.mm)
+        return result
+
+
+@pytest.mark.parametrize("heads", [4, 1])
+def test_a_step_copies_no_keys_and_its_work_is_linear_in_the_length(heads: int) -> None:
+    torch.manual_seed(0)
+    attention = nn.MultiHeadAttention(64, 4, key_heads=heads, mask=masks.Causal())
+    made = {}
+    for n in (512, 1024, 2048):
+        cache, x = KeyValueCache(), torch.randn(1, n - 1, heads, 16).transpose(1, 2)
+        for t in range(0, n - 1, 128):
+            cache.append(x[:, :, t : t + 128], x[:, :, t : t + 128])
+        with torch.no_grad(), Made() as seen:
+            attention(torch.randn(1, 1, 64), cache=cache)
+        made[n] = seen
+        kept = cache.nbytes
+        # Rows of logits and weights, of 4 heads, a few times over; keys and values are 2 · 16 · heads wide.
+        assert seen.bytes < 20_000 + 6 * 4 * 4 * n
+    assert made[2048].bytes < kept
+    assert [made[n].products for n in made] == [2 * n // 128 + attention_products(made[512]) for n in made]
+    assert made[2048].bytes - made[1024].bytes == pytest.approx(
+        2 * (made[1024].bytes - made[512].bytes), rel=0.05
+    )
+
+
+def attention_products(smallest: Made) -> int:
+    """Those of the maps: what is left beside two for each chunk."""
+    return smallest.products - 2 * 512 // 128
+
+
+@pytest.mark.parametrize("first", [1, 5, 40])
+def test_a_window_gives_what_the_mask_gives_and_drops_whole_chunks(first: int) -> None:
+    n, window = 100, 12
+    x = sides(2, n=n)
+    cache = KeyValueCache(chunk=8, window=window)
+    steps = (first, *([1] * 30), 4, *([1] * (n - first - 34)))
+    got = decoded(nn.Attention(), *x, cache, steps)
+    assert apart(got, qkv.attend(*x, mask=masks.Window(window - 1, 0), kernel="dense")) < 1e-12
+    assert sum(chunk.size for chunk in cache.chunks) <= window + 2 * 8
+    assert cache.start == len(cache) == n
+
+
+def test_a_window_bounds_memory_however_long_the_sequence_is() -> None:
+    cache, row = KeyValueCache(chunk=16, window=64), torch.ones(1, 1, 4)
+    cache.append(row.expand(1, 1000, 4), row.expand(1, 1000, 4))
+    most = cache.nbytes
+    for _ in range(500):
+        cache.append(row, row)
+        most = max(most, cache.nbytes)
+    assert most <= 2 * (64 + 2 * 16) * 4 * 4
+
+
+LENGTHS = (5, 1, 9)
+
+
+@pytest.mark.parametrize("score", ["scaled dot", "gaussian", "additive"])
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_batch_of_uneven_lengths_goes_on_where_each_sentence_ends(score: str, window: int | None) -> None:
+    x, more = sides(3, n=9), sides(3, n=20)
+    mask = masks.Causal()
+    cache = KeyValueCache(chunk=4, window=window, lengths=torch.tensor(LENGTHS))
+    attention = nn.Attention(score=SCORES[score](), mask=mask)
+    with torch.no_grad():
+        first = attention(*x, cache=cache)
+        assert torch.equal(torch.as_tensor(cache.start), torch.tensor(LENGTHS))
+        steps = [
+            attention(*(y[:, t : t + n] for y in more), cache=cache) for t, n in ((0, 1), (1, 3), (4, 16))
+        ]
+    later = torch.cat(steps, dim=1)
+    for b, n in enumerate(LENGTHS):
+        alone = [torch.cat([y[b : b + 1, :n], z[b : b + 1]], dim=1) for y, z in zip(x, more, strict=True)]
+        both = mask if window is None else mask & masks.Window(window - 1, 0)
+        want = qkv.attend(*alone, score=SCORES[score](), mask=both, kernel="dense")[0]
+        assert apart(first[b, :n], want[:n]) < 1e-12
+        assert apart(later[b], want[n:]) < 1e-12
+
+
+def test_multi_head_attention_with_rotary_positions_takes_uneven_lengths() -> None:
+    torch.manual_seed(1)
+    attention = nn.MultiHeadAttention(
+        8, 2, mask=masks.Causal(), positions=Rotary(4), dtype=torch.float64, key_heads=1
+    )
+    x, more = (torch.randn(3, n, 8, dtype=torch.float64) for n in (9, 4))
+    cache = KeyValueCache(chunk=4, lengths=torch.tensor(LENGTHS))
+    with torch.no_grad():
+        attention(x, cache=cache)
+        got = torch.cat([attention(more[:, t : t + 1], cache=cache) for t in range(4)], dim=1)
+        for b, n in enumerate(LENGTHS):
+            want = attention(torch.cat([x[b : b + 1, :n], more[b : b + 1]], dim=1))
+            assert apart(got[b], want[0, n:]) < 1e-12
+
+
+def test_positions_stay_those_of_the_sequence_when_chunks_are_dropped() -> None:
+    torch.manual_seed(2)
+    options: Any = {"positions": Rotary(4), "dtype": torch.float64}
+    attention = nn.MultiHeadAttention(8, 2, score=nn.ALiBi, mask=masks.Causal(), **options)
+    x, cache = torch.randn(2, 40, 8, dtype=torch.float64), KeyValueCache(chunk=4, window=6)
+    with torch.no_grad():
+        steps = [
+            attention(x[:, t : t + n], cache=cache) for t, n in ((0, 15), *((t, 1) for t in range(15, 40)))
+        ]
+        whole = attention(x, mask=masks.Window(5, 0))
+    assert cache.chunks[0].start > 20
+    assert apart(torch.cat(steps, dim=1), whole) < 1e-12
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+def test_a_beam_goes_on_as_the_sentence_that_it_was_copied_from(uneven: bool) -> None:
+    x, more = sides(3, n=9), sides(4, n=6)
+    attention, index = nn.Attention(mask=masks.Causal()), torch.tensor([2, 2, 0, 1])
+    lengths = torch.tensor(LENGTHS)
+    cache = KeyValueCache(chunk=4, lengths=lengths if uneven else None)
+    with torch.no_grad():
+        attention(*x, cache=cache)
+        cache.reorder(index)
+        got = torch.cat([attention(*(y[:, t : t + 1] for y in more), cache=cache) for t in range(6)], dim=1)
+    for b, old in enumerate(index.tolist()):
+        n = LENGTHS[old] if uneven else 9
+        alone = [torch.cat([y[old : old + 1, :n], z[b : b + 1]], dim=1) for y, z in zip(x, more, strict=True)]
+        assert apart(got[b], qkv.attend(*alone, mask=masks.Causal(), kernel="dense")[0, n:]) < 1e-12
+
+
+def test_a_refused_append_leaves_the_cache_as_it_was() -> None:
+    x = sides(1, n=64)[0]
+    cache = KeyValueCache(chunk=8, memory=2 * 24 * 8 * 8)
+    cache.append(x[:, :6], x[:, :6])
+    kept = cache.key_value()[0].whole()
+    with pytest.raises(RefusedError, match="KiB are allowed"):
+        cache.append(x[:, 6:], x[:, 6:])
+    assert len(cache) == cache.start == 6
+    assert torch.equal(cache.key_value()[0].whole(), kept)
+    got, _ = cache.append(x[:, 6:20], x[:, 6:20])
+    assert torch.equal(got.whole(), x[:, :20])
+
+
+def test_an_empty_cache_can_be_saved_copied_and_reordered(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    cache, x = KeyValueCache(), sides(2)[0]
+    cache.copy().reorder(torch.tensor([1, 0])).save(tmp_path / "empty")
+    again = KeyValueCache.load(tmp_path / "empty")
+    keys, _ = again.append(x, x)
+    assert torch.equal(keys, x)
+    assert again.key_value()[0].shape == x.shape
+
+
+def test_a_copy_shares_nothing() -> None:
+    x = sides(2)
+    cache = KeyValueCache(chunk=4)
+    cache.append(x[1][:, :6], x[2][:, :6])
+    other = cache.copy()
+    cache.append(x[1][:, 6:9], x[2][:, 6:9])
+    other.append(x[1][:, 20:22], x[2][:, 20:22])
+    assert torch.equal(cache.key_value()[0].whole(), x[1][:, :9])
+    assert torch.equal(other.key_value()[0].whole()[:, 6:], x[1][:, 20:22])
+    assert (len(cache), len(other)) == (9, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_is_wrong_by_at_most_half_a_step_and_takes_little_more_than_a_quarter(dtype: Any) -> None:
+    x = [y.to(dtype) * scale for y, scale in zip(sides(2, n=256, width=64), (1, 3, 0.01), strict=True)]
+    cache, plain = KeyValueCache(int8=True), KeyValueCache()
+    for one in (cache, plain):
+        for t in range(0, 256, 64):
+            one.append(x[1][:, t : t + 64], x[2][:, t : t + 64])
+    for got, want in zip(cache.key_value(), x[1:], strict=True):
+        bound = want.float().abs().amax(-1, keepdim=True) / 254
+        slack = 1.001 if dtype == torch.float32 else 1.0 + 254 / 128  # bfloat16 rounds its scale and product
+        assert bool(((got.whole().float() - want.float()).abs() <= slack * bound).all())
+    assert cache.nbytes / plain.nbytes == pytest.approx((64 + x[0].itemsize) / (64 * x[0].itemsize))
+
+
+def test_the_error_of_an_int8_answer_follows_from_that_of_keys_and_values() -> None:
+    x = sides(2, n=100, width=16)
+    cache = KeyValueCache(chunk=16, int8=True)
+    got = decoded(nn.Attention(mask=masks.Causal()), *x, cache, (20, *([1] * 80)))
+    want = qkv.attend(*x, mask=masks.Causal())
+    # |Δlogit| ≤ Σ|q| · step/2 / √width; weights change by at most a factor of e^(2 |Δlogit|).
+    step = [y.abs().amax() / 254 for y in x[1:]]
+    logit = x[0].abs().sum(-1).amax() * step[0] / 4
+    bound = (math.exp(2 * logit) - 1) * x[2].abs().amax() + step[1]
+    error = apart(got, want)
+    assert 1e-5 < error < bound
+
+
+def test_a_row_that_is_not_finite_is_nan_in_int8_and_spoils_only_what_reads_it() -> None:
+    x = sides(1, n=12)
+    x[2][0, 3, 1] = math.inf
+    got = decoded(nn.Attention(mask=masks.Causal()), *x, KeyValueCache(chunk=4, int8=True), (2, *([1] * 10)))
+    assert bool(got[0, :3].isfinite().all())
+    assert bool(got[0, 3:, 1].isnan().all())
+
+
+@pytest.mark.parametrize("side", [1, 2])
+def test_what_is_masked_in_a_chunk_is_never_read(side: int) -> None:
+    x = sides(2, n=20)
+    bad = [y.clone() for y in x]
+    bad[side][0, 4] = math.nan
+    keys = torch.ones(2, 20, dtype=torch.bool)
+    keys[0, 4] = False
+    found = []
+    for y in (x, bad):
+        cache = KeyValueCache(chunk=8)
+        cache.append(y[1][:, :19], y[2][:, :19])
+        with torch.no_grad():
+            last = [z[:, 19:] for z in y]
+            found.append(nn.Attention()(*last, cache=cache, mask=masks.Keys(keys)))
+            unmasked = nn.Attention()(*last, cache=cache.copy())
+    assert torch.equal(found[0], found[1])
+    assert bool(unmasked[0].isnan().any())
+    assert bool(unmasked[1].isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"int8": True}, {"window": 10}, {"lengths": torch.tensor([3, 7])}],
+    ids=["plain", "int8", "window", "uneven"],
+)
+def test_a_cache_that_was_saved_goes_on_as_the_one_that_was_not(tmp_path: Path, options: Any) -> None:
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    x, attention = sides(2, 2, n=30, dtype=torch.float32), nn.MultiHeadAttention(4, 2, mask=masks.Causal())
+    cache, tokens = KeyValueCache(chunk=4, **options), x[0].flatten(1, 2)[..., :4]
+    with torch.no_grad():
+        attention(tokens[:, :7], cache=cache)
+        attention(tokens[:, 7:12], cache=cache)
+        cache.save(tmp_path / "cache.safetensors")
+        again = KeyValueCache.load(tmp_path / "cache.safetensors")
+        for t in range(12, 30):
+            one, other = (attention(tokens[:, t : t + 1], cache=c) for c in (cache, again))
+            assert apart(one, other) < 1e-6
+    assert (again.chunk, again.window, again.int8) == (4, options.get("window"), "int8" in options)
+    assert len(again) == len(cache)
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    x = sides(2)
+    cache, path = KeyValueCache(), tmp_path / "cache"
+    cache.append(x[1], x[2])
+    cache.save(path)
+    before = path.read_bytes()
+    cache.append(x[1], x[2])
+
+    def fail(*args: Any) -> None:
+        raise OSError("no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="no space"):
+            cache.save(path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["cache"]
+
+
+def test_without_safetensors_the_sentence_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    for call in (lambda: KeyValueCache().save(tmp_path / "x"), lambda: KeyValueCache.load(tmp_path / "x")):
+        with pytest.raises(MissingPackageError, match=r"pip install \"qkv\["):
+            call()
+
+
+def test_a_bad_file_is_said_to_be_one(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors", reason="safetensors is not installed")
+    from safetensors.torch import save_file
+
+    x, path = sides(2), tmp_path / "cache"
+    cache = KeyValueCache()
+    cache.append(x[1], x[2])
+    cache.save(path)
+    whole = path.read_bytes()
+    for broken in (b"", b"not a file of tensors", whole[: len(whole) // 2]):
+        path.write_bytes(broken)
+        with pytest.raises(DataError, match="cannot be read"):
+            KeyValueCache.load(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        KeyValueCache.load(tmp_path / "missing")
+    save_file({"x": torch.zeros(1)}, path)
+    with pytest.raises(DataError, match="no key-value cache"):
+        KeyValueCache.load(path)
+    save_file({"x": torch.zeros(1)}, path, {"kind": "qkv key-value cache 1", "facts": '{"chunk": 4}'})
+    with pytest.raises(DataError, match="not a whole cache"):
+        KeyValueCache.load(path)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda c, x: KeyValueCache(chunk=0), OptionError, "chunk=0"),
+        (lambda c, x: KeyValueCache(window=0), OptionError, "window=0"),
+        (lambda c, x: KeyValueCache(lengths=torch.ones(2)), KindError, "integers"),
+        (lambda c, x: KeyValueCache(lengths=torch.ones(2, 2, dtype=torch.int64)), ShapeError, "batch"),
+        (lambda c, x: c.append(x[:, :2], x[:, :3]), ShapeError, "keys have shape"),
+        (lambda c, x: c.append(x[:1], x[:1]), ShapeError, "reorder changes the batch"),
+        (lambda c, x: c.append(x.float(), x.float()), KindError, "Convert"),
+        (lambda c, x: c.append(x.clone().requires_grad_(), x), GradientError, "no_grad"),
+        (lambda c, x: c.reorder([0, 1]), KindError, "integers"),
+        (lambda c, x: KeyValueCache().key_value(), ShapeError, "empty"),
+        (lambda c, x: KeyValueCache(memory="4 KiB").append(x.repeat(1, 4, 1), x.repeat(1, 4, 1)),
+         RefusedError, "4 KiB are allowed"),
+        (lambda c, x: KeyValueCache(lengths=torch.tensor([1, 2, 3])).append(x, x), ShapeError, "3 batch"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_a_cache_is_said(call: Any, kind: type[QkvError], words: str) -> None:
+    x, cache = sides(2)[0], KeyValueCache()
+    cache.append(x, x)
+    with pytest.raises(kind, match=words):
+        call(cache, x)

@@ -1,0 +1,290 @@
+"""What a module of PyTorch is expected to go through: compilation, export, saving, autocast, copies, meta."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+
+import qkv
+from qkv import masks, nn, normalizers, scores
+from tests.nn.test_multihead import Listed, Turned
+
+Tensor = torch.Tensor
+WIDTH, HEADS, Q = 8, 2, 5
+
+MODULES: dict[str, Any] = {
+    "plain": functools.partial(nn.MultiHeadAttention, WIDTH, HEADS),
+    "self, causal": functools.partial(nn.SelfAttention, WIDTH, HEADS, mask=masks.Causal()),
+    "grouped, norms, gate": functools.partial(
+        nn.MultiHeadAttention, WIDTH, 4, key_heads=2, query_key_norm="rms", output_gate=True
+    ),
+    "rotary, temperature, sink": functools.partial(
+        nn.MultiHeadAttention, WIDTH, HEADS, positions=Turned(), temperature=True, sink=True
+    ),
+    "extra keys": functools.partial(
+        nn.MultiHeadAttention, WIDTH, HEADS, learned_key=True, zero_key=True, mask=masks.Causal()
+    ),
+    "talking heads": functools.partial(nn.MultiHeadAttention, WIDTH, HEADS, talking_heads=True),
+    "no maps": functools.partial(
+        nn.MultiHeadAttention, WIDTH, HEADS, maps="none", value_map=False, output_map=False
+    ),
+    "sparsemax": functools.partial(
+        nn.MultiHeadAttention, WIDTH, HEADS, normalizer=normalizers.Sparsemax(), maps="shared"
+    ),
+    "slopes given": functools.partial(
+        nn.MultiHeadAttention, WIDTH, HEADS, score=scores.ALiBi(scores.Dot(), torch.tensor([0.5, 0.1]))
+    ),
+    "bare": functools.partial(nn.Attention, score=nn.Additive(WIDTH), mask=masks.Window(2, 1)),
+    **{
+        f"nn.{name}": functools.partial(nn.MultiHeadAttention, WIDTH, HEADS, score=getattr(nn, name))
+        for name in (
+            "Additive", "Bilinear", "Gated", "SeparableGate", "Cosine", "Projected", "Gaussian", "Laplace",
+            "Epanechnikov", "Triangular", "Softcap", "ALiBi", "RelativePosition", "QuadraticPosition",
+        )
+    },
+}  # fmt: skip
+
+
+FEW = ("grouped, norms, gate", "extra keys")
+# The compiler takes a second of a processor for each of them.
+SWEEP = [pytest.param(name, marks=() if name in FEW else pytest.mark.long) for name in MODULES]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Any:
+    torch._dynamo.reset()
+    torch.manual_seed(3)
+    yield
+    torch._dynamo.reset()
+
+
+def results(module: Any, run: Any, x: Tensor) -> list[Any]:
+    module.zero_grad()
+    leaf = x.clone().requires_grad_()
+    output = run(leaf)
+    output.square().sum().backward()
+    return [output, leaf.grad, *(p.grad for p in module.parameters())]
+
+
+@pytest.mark.parametrize("name", SWEEP)
+def test_compiling_breaks_no_graph_and_changes_no_number(name: str) -> None:
+    module = MODULES[name]()
+    x = torch.randn(3, Q, WIDTH)
+    told = torch._dynamo.explain(module)(x)
+    assert (told.graph_count, told.graph_break_count) == (1, 0), told.break_reasons
+    torch._dynamo.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for got, wanted in zip(results(module, compiled, x), results(module, module, x), strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_masks_biases_caches_and_dropout_compile_without_a_break() -> None:
+    module = nn.MultiHeadAttention(WIDTH, HEADS, positions=Turned(), dropout=0.2)
+
+    def step(x: Tensor, lengths: Tensor, bias: Tensor) -> Tensor:
+        cache = Listed()
+        module(x, cache=cache)
+        return module(x, mask=masks.Lengths(lengths) & masks.Causal(), cache=cache, bias=bias)
+
+    x, lengths, bias = torch.randn(2, Q, WIDTH), torch.tensor([7, 9]), torch.randn(HEADS, Q, 2 * Q)
+    told = torch._dynamo.explain(step)(x, lengths, bias[None])
+    assert told.graph_break_count == 0, told.break_reasons
+    module.eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, lengths, bias[None]), step(x, lengths, bias[None]))
+
+
+def test_one_compiled_module_serves_every_length() -> None:
+    module = nn.MultiHeadAttention(WIDTH, HEADS, score=nn.Additive, mask=masks.Causal())
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
+    for length in (3, 17, 40):
+        x = torch.randn(2, length, WIDTH)
+        torch.testing.assert_close(compiled(x), module(x), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch, in its own compiler
+def test_the_default_backend_of_the_compiler_gives_the_same() -> None:
+    layers = torch.nn.Sequential(MODULES["self, causal"](), nn.SelfAttention(WIDTH, HEADS, score=nn.Additive))
+    compiled = torch.compile(layers, fullgraph=True)
+    x = torch.randn(2, 33, WIDTH)
+    for got, wanted in zip(results(layers, compiled, x), results(layers, layers, x), strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", SWEEP)
+def test_exported_programs_give_the_same_for_other_data(name: str) -> None:
+    module = MODULES[name]().eval()
+    program = torch.export.export(module, (torch.randn(3, Q, WIDTH),))
+    x = torch.randn(3, Q, WIDTH)
+    torch.testing.assert_close(program.module()(x), module(x), atol=1e-5, rtol=1e-4)
+
+
+KEYS = {
+    "plain": "key_map.bias key_map.weight output_map.bias output_map.weight query_map.bias query_map.weight "
+    "value_map.bias value_map.weight",
+    "grouped, norms, gate": "gate_map.bias gate_map.weight key_map.bias key_map.weight key_norm.weight "
+    "output_map.bias output_map.weight query_map.bias query_map.weight query_norm.weight value_map.bias "
+    "value_map.weight",
+    "rotary, temperature, sink": "key_map.bias key_map.weight log_temperature output_map.bias "
+    "output_map.weight query_map.bias query_map.weight sink value_map.bias value_map.weight",
+    "extra keys": "extra_key extra_value key_map.bias key_map.weight output_map.bias output_map.weight "
+    "query_map.bias query_map.weight value_map.bias value_map.weight",
+    "talking heads": "key_map.bias key_map.weight logit_mix output_map.bias output_map.weight query_map.bias "
+    "query_map.weight value_map.bias value_map.weight weight_mix",
+    "no maps": "",
+    "sparsemax": "output_map.bias output_map.weight query_map.bias query_map.weight value_map.bias "
+    "value_map.weight",
+    "bare": "score.bias score.key_weight score.query_weight score.vector",
+}
+SCORE_KEYS = {
+    "Additive": "bias key_weight query_weight vector",
+    "Bilinear": "weight",
+    "Gated": "bias key_weight query_weight",
+    "SeparableGate": "key_bias key_weight query_bias query_weight",
+    "Cosine": "log_temperature",
+    "Projected": "key_weight query_weight",
+    "Gaussian": "log_bandwidth",
+    "Laplace": "log_bandwidth",
+    "Epanechnikov": "log_bandwidth",
+    "Triangular": "log_bandwidth",
+    "Softcap": "log_cap",
+    "ALiBi": "log_slope",
+    "RelativePosition": "table",
+    "QuadraticPosition": "log_coefficient",
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_names_in_a_state_dict_stay_as_they_are(name: str) -> None:
+    """A change of this list breaks every checkpoint that was saved."""
+    assert sorted(MODULES[name]().state_dict()) == KEYS[name].split()
+
+
+@pytest.mark.parametrize("name", SCORE_KEYS)
+def test_names_of_a_score_in_a_state_dict_stay_as_they_are(name: str) -> None:
+    assert sorted(getattr(nn, name)(4).state_dict()) == SCORE_KEYS[name].split()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_saved_state_gives_the_same_module_again(name: str) -> None:
+    module, other = MODULES[name](), MODULES[name]()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    file = io.BytesIO()
+    torch.save(module.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    x = torch.randn(2, Q, WIDTH)
+    assert (other(x) == module(x)).all()
+
+
+@pytest.mark.parametrize(
+    "again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"]
+)
+@pytest.mark.parametrize("name", MODULES)
+def test_copies_and_pickles_give_the_same_and_share_nothing(name: str, again: Any) -> None:
+    module = MODULES[name]()
+    x = torch.randn(2, Q, WIDTH)
+    wanted = module(x)
+    other = again(module)
+    assert (other(x) == wanted).all()
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    assert (module(x) == wanted).all()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_autocast_gives_half_precision_and_keeps_gradients_in_full(name: str) -> None:
+    module = MODULES[name]()
+    x = torch.randn(2, Q, WIDTH)
+    wanted = module(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = module(x)
+    projected = any(isinstance(m, torch.nn.Linear) for m in module.modules())
+    assert got.dtype == (torch.bfloat16 if projected else torch.float32)
+    torch.testing.assert_close(got.float(), wanted, atol=0.08, rtol=0.08)
+    if any(p.requires_grad for p in module.parameters()):
+        got.float().square().sum().backward()
+        assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in module.parameters())
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name not in ("slopes given",)])
+def test_a_module_made_on_meta_is_filled_as_one_made_on_the_machine(name: str) -> None:
+    with torch.device("meta"):
+        module = MODULES[name]() if name != "bare" else nn.Attention(score=nn.Additive(WIDTH))
+    assert all(p.is_meta for p in module.parameters())
+    module.to_empty(device="cpu")
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(torch.nan)
+    for part in module.modules():
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    assert all(p.isfinite().all() for p in module.parameters())
+    assert module(torch.randn(2, Q, WIDTH)).isfinite().all()
+
+
+def test_reset_parameters_alone_fills_everything() -> None:
+    module = nn.MultiHeadAttention(
+        WIDTH, HEADS, score=functools.partial(nn.Softcap, score=nn.Additive), query_key_norm="layer",
+        output_gate=True, sink=True, temperature=True, learned_key=True,
+    )  # fmt: skip
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.fill_(torch.nan)
+    module.reset_parameters()
+    assert all(p.isfinite().all() for p in module.parameters())
+
+
+def test_maps_start_as_glorot_and_bengio_have_it() -> None:
+    module = nn.MultiHeadAttention(64, 4, key_width=32)
+    for linear in (module.query_map, module.key_map, module.value_map, module.output_map):
+        bound = (6 / sum(linear.weight.shape)) ** 0.5
+        assert 0.95 * bound < linear.weight.abs().max() <= bound
+        assert (linear.bias == 0).all()
+
+
+def test_modules_take_the_dtype_they_are_given() -> None:
+    module = nn.MultiHeadAttention(
+        WIDTH,
+        HEADS,
+        score=nn.Additive,
+        sink=True,
+        learned_key=True,
+        query_key_norm="rms",
+        dtype=torch.float64,
+    )
+    assert {p.dtype for p in module.parameters()} == {torch.float64}
+    half = nn.MultiHeadAttention(WIDTH, HEADS, score=nn.Additive).bfloat16()
+    assert half(torch.randn(2, Q, WIDTH, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_without_torch_the_sentence_names_the_extra_and_the_rest_works() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "import numpy as np, qkv\n"
+        "assert qkv.attend(np.eye(2), np.eye(2), np.eye(2)).shape == (2, 2)\n"
+        "try:\n    qkv.nn\n"
+        "except qkv.errors.QkvError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert 'pip install "qkv[torch]"' in done.stdout
+
+
+def test_nn_is_a_public_name() -> None:
+    """That it loads late is tested in `test_public_names.py`: `import qkv` loads no torch."""
+    assert "nn" in qkv.__all__
+    assert qkv.nn.MultiHeadAttention is nn.MultiHeadAttention

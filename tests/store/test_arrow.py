@@ -1,0 +1,365 @@
+"""The folder of Arrow files: the contract, and what is its own: damage, crashes, a full disk, two writers."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from qkv import store as stores
+from qkv.errors import DamagedStoreError, DataError, StoreBusyError, StoreFullError
+from qkv.store import arrow, disk, pieces
+from qkv.testing.stores import StoreContract, ids_of, numbered
+
+WRITER = Path(__file__).with_name("writer.py")
+
+
+class TestArrowStore(StoreContract):
+    backend = "arrow"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def made(path: Path, blocks: int = 3) -> stores.Store:
+    store = stores.create(path, numbered(0, 1).schema)
+    for i in range(blocks):
+        store.append(numbered(10 * i, 10 * i + 10))
+    return store
+
+
+def rows_files(path: Path) -> list[Path]:
+    manifest = arrow.ArrowStore(path)._manifest
+    return [path / "rows" / piece.name for piece in manifest.pieces]
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+# -- damage ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["begin", "middle", "end"])
+def test_one_changed_bit_is_found_at_opening_and_by_verify_and_the_file_is_named(
+    path: Path, place: str
+) -> None:
+    store = made(path)
+    victim = rows_files(path)[1]
+    size = victim.stat().st_size
+    flip(victim, {"begin": 0, "middle": size // 2, "end": size - 1}[place])
+    with pytest.raises(DamagedStoreError, match=f"{victim.name}: bytes changed \\(10 rows\\)"):
+        stores.open(path)
+    assert [(d.file, d.problem, d.rows) for d in store.verify()] == [(victim.name, "bytes changed", 10)]
+
+
+def test_the_rest_of_a_damaged_store_stays_readable(path: Path) -> None:
+    made(path)
+    flip(rows_files(path)[1], 500)
+    rest = stores.open(path, damaged="skip")
+    assert ids_of(rest) == [*range(10), *range(20, 30)]
+    assert len(rest) == 20
+    assert [d.rows for d in rest.damages] == [10]
+
+
+def test_a_file_that_was_cut_off_or_removed_is_named(path: Path) -> None:
+    made(path)
+    cut, gone, _ = rows_files(path)
+    size = cut.stat().st_size
+    os.truncate(cut, 100)
+    gone.unlink()
+    with pytest.raises(DamagedStoreError) as caught:
+        stores.open(path)
+    assert f"{cut.name}: cut off at 100 of {size:,} bytes" in str(caught.value)
+    assert f"{gone.name}: missing" in str(caught.value)
+
+
+def test_a_damaged_deletion_is_found_too(path: Path) -> None:
+    store = made(path, 1)
+    store.delete(lambda table: table.column("id").to_numpy() == 3)
+    deleted = store._manifest.pieces[0].deleted
+    flip(path / "rows" / deleted.name, 200)
+    with pytest.raises(DamagedStoreError, match=deleted.name):
+        stores.open(path)
+
+
+def test_bytes_that_change_without_a_trace_in_the_times_are_found_by_verify(path: Path) -> None:
+    store = made(path)
+    victim = rows_files(path)[1]
+    state = victim.stat()
+    flip(victim, 500)
+    os.utime(victim, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert [d.file for d in stores.open(path).verify()] == [victim.name]
+    assert len(store.verify()) == 1
+
+
+def test_appending_and_compacting_keep_the_rows_of_a_damaged_file_for_its_restoration(path: Path) -> None:
+    made(path)
+    victim = rows_files(path)[1]
+    whole = victim.read_bytes()
+    flip(victim, 500)
+    crippled = stores.open(path, damaged="skip")
+    crippled.append(numbered(30, 31))
+    crippled.compact(keep=1)
+    victim.write_bytes(whole)
+    assert ids_of(stores.open(path)) == list(range(31))
+
+
+def test_a_damaged_manifest_is_named_and_the_version_before_it_opens(path: Path) -> None:
+    made(path)
+    newest = sorted((path / "versions").iterdir())[-1]
+    flip(newest, newest.stat().st_size // 2)
+    with pytest.raises(DamagedStoreError, match=r"manifest of version 4 .* Open version 3"):
+        stores.open(path)
+    assert ids_of(stores.open(path, version=3)) == list(range(20))
+
+
+def test_a_store_of_a_newer_format_asks_for_an_update(path: Path) -> None:
+    made(path)
+    newest = sorted((path / "versions").iterdir())[-1]
+    text = json.loads(newest.read_text())["manifest"].replace('"format": 1', '"format": 2')
+    newest.write_text(json.dumps({"check": disk.checksum(text.encode()), "manifest": text}))
+    with pytest.raises(DataError, match="newer qkv"):
+        stores.open(path)
+
+
+def test_a_copied_store_is_read_through_until_it_was_verified(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made(path)
+    copied = tmp_path / "copy"
+    shutil.copytree(path, copied, copy_function=shutil.copyfile)
+    read: list[bool] = []
+    whole = pieces.problem_of
+
+    def watched(folder: Path, piece: pieces.Piece, reads: bool) -> str | None:
+        read.append(reads)
+        return whole(folder, piece, reads)
+
+    monkeypatch.setattr(pieces, "problem_of", watched)
+    store = stores.open(copied)
+    assert read == [True] * 3
+    assert store.verify() == []
+    read.clear()
+    stores.open(copied)
+    assert read == [False] * 3
+
+
+# -- a full disk ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "full_at", range(1, 5)
+)  # compacting syncs four times: rows, folder, manifest, folder
+def test_a_full_disk_is_said_so_and_loses_nothing(
+    path: Path, full_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = made(path)
+    store.delete(lambda table: table.column("id").to_numpy() == 12)
+    before = sorted(p.name for p in path.rglob("*"))
+    monkeypatch.setattr(pieces, "BYTES", 2000)
+    writes = 0
+    real = os.fsync
+
+    def full(handle: int) -> None:
+        nonlocal writes
+        writes += 1
+        if writes >= full_at:
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    for write in (
+        lambda: store.append(numbered(100, 400)),
+        lambda: store.delete(lambda table: table.column("id").to_numpy() % 2 == 0),
+        lambda: store.compact(),
+    ):
+        writes = 0
+        with pytest.raises(StoreFullError, match="free some space"):
+            write()
+        assert sorted(p.name for p in path.rglob("*")) == before
+    monkeypatch.undo()
+    assert ids_of(stores.open(path)) == [i for i in range(30) if i != 12]
+    store.append(numbered(100, 400))
+    assert len(stores.open(path)) == 329
+
+
+# -- two writers ----------------------------------------------------------------------------------------
+
+
+def test_writers_in_two_processes_lose_no_row(path: Path) -> None:
+    made(path, 0)
+    writers = [
+        subprocess.Popen([sys.executable, str(WRITER), "append", str(path), str(start), "8"])
+        for start in (0, 1_000_000)
+    ]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    found = ids_of(stores.open(path))
+    assert sorted(found) == sorted(start + i for start in (0, 1_000_000) for i in range(8 * 7))
+    assert stores.open(path).version == 17
+
+
+def test_a_writer_that_waits_too_long_says_that_another_is_writing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import filelock
+
+    store = made(path)
+    monkeypatch.setattr(arrow, "_WAIT_SECONDS", 0.05)
+    with filelock.FileLock(path / "writer.lock"), pytest.raises(StoreBusyError, match="another process"):
+        stores.open(path).append(numbered(0, 1))
+    store.append(numbered(30, 31))
+    assert len(stores.open(path)) == 31
+
+
+def test_reading_waits_for_no_writer(path: Path) -> None:
+    import filelock
+
+    made(path)
+    with filelock.FileLock(path / "writer.lock"):
+        assert len(ids_of(stores.open(path))) == 30
+
+
+# -- crashes --------------------------------------------------------------------------------------------
+
+
+def expected(steps: int) -> list[int]:
+    """The ids after this many steps of `writer.py crash`."""
+    ids: list[int] = []
+    for step in range(steps):
+        kind = step % 4
+        if kind in (0, 1):
+            ids += range(100 * step, 100 * step + 50)
+        elif kind == 2:
+            ids = [i for i in ids if i % 7 != step % 7]
+    return ids
+
+
+def crash(path: Path, seed: int) -> int:
+    """Kill a writer at a random moment of its work; returns how many steps it had acknowledged."""
+    shutil.rmtree(path, ignore_errors=True)
+    made(path, 0)
+    command = [sys.executable, str(WRITER), "crash", str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "ready\n"
+        time.sleep(random.Random(seed).uniform(0.0, 0.25))
+        writer.send_signal(signal.SIGKILL)
+        return len(writer.stdout.read().split())
+
+
+def check_crash(path: Path, seed: int) -> None:
+    done = crash(path, seed)
+    store = stores.open(path)
+    assert ids_of(store) in (expected(done), expected(done + 1)), f"after {done} steps"
+    assert store.verify() == []
+    # What the crash left behind is in nobody's way, and is swept up.
+    rows = len(store)
+    store.append(numbered(10**6, 10**6 + 3))
+    store.compact(keep=1)
+    assert len(stores.open(path)) == rows + 3
+    assert not [p for p in path.rglob("*") if p.name.startswith(disk.TEMPORARY)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_writer_killed_at_any_moment_loses_no_row_that_it_acknowledged(path: Path, seed: int) -> None:
+    check_crash(path, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20, 200))
+def test_a_writer_killed_at_many_moments_loses_no_row(path: Path, seed: int) -> None:
+    check_crash(path, seed)
+
+
+# Other tests of this process may have loaded JAX, which warns of any fork.
+@pytest.mark.filterwarnings("ignore:os.fork")
+@pytest.mark.parametrize("operation", ["append", "delete", "compact"])
+def test_a_writer_killed_at_each_of_its_calls_to_the_disk_loses_nothing(path: Path, operation: str) -> None:
+    for call in range(1, 100):
+        shutil.rmtree(path, ignore_errors=True)
+        store = made(path)
+        before = ids_of(store)
+        pid = os.fork()
+        if pid == 0:  # the writer: it dies at its n-th call
+            die_at(call)
+            try:
+                write(store, operation)
+            finally:
+                os._exit(0)
+        died = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+        found = ids_of(stores.open(path))
+        store = stores.open(path)
+        write(store, operation)
+        after = ids_of(store)
+        assert found in (before, after), f"at call {call}"
+        assert stores.open(path).verify() == []
+        if not died:
+            assert found == after
+            return
+    raise AssertionError("the writer makes a hundred calls")
+
+
+def write(store: stores.Store, operation: str) -> None:
+    if operation == "append":
+        if len(store) == 30:
+            store.append(numbered(30, 40))
+    elif operation == "delete":
+        store.delete(lambda table: table.column("id").to_numpy() % 3 == 0)
+    else:
+        store.compact(keep=1)
+
+
+def die_at(call: int) -> None:
+    """Kill this process at its n-th sync, renaming or removal."""
+    calls = 0
+
+    def deadly(real):  # type: ignore[no-untyped-def]
+        def counted(*args, **kwargs):  # type: ignore[no-untyped-def]
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return counted
+
+    os.fsync = deadly(os.fsync)
+    Path.replace = deadly(Path.replace)  # type: ignore[method-assign]
+    Path.unlink = deadly(Path.unlink)  # type: ignore[method-assign]
+
+
+# -- at size --------------------------------------------------------------------------------------------
+
+
+def test_blocks_are_memory_mapped_and_vectors_are_read_without_a_copy(path: Path) -> None:
+    store = stores.create(path, numbered(0, 1, width=64).schema)
+    store.append(numbered(0, 1000, width=64))
+    import pyarrow as pa
+
+    before = pa.total_allocated_bytes()
+    (block,) = stores.open(path).blocks()
+    vectors = block.table.column("vector").chunk(0).flatten().to_numpy(zero_copy_only=True)
+    assert vectors.reshape(1000, 64)[:, 0].tolist() == list(range(1000))
+    assert pa.total_allocated_bytes() == before
+
+
+def test_rows_are_cut_into_files_so_that_one_damage_costs_little(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "BYTES", 4096)
+    store = stores.create(path, numbered(0, 1).schema)
+    store.append(numbered(0, 1000))
+    assert len(rows_files(path)) > 4
+    assert max(p.stat().st_size for p in rows_files(path)) < 3 * 4096
+    assert ids_of(stores.open(path)) == list(range(1000))

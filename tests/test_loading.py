@@ -1,0 +1,92 @@
+"""What is loaded when: a process that asks a table loads nothing that only PyTorch's kernels need."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+PEOPLE = Path(__file__).parent.parent / "examples" / "people.csv"
+APART = ("qkv.kernels.tiles", "qkv.kernels.flash", "qkv.kernels.strips")
+HEAVY = ("torch", "jax", "matplotlib", "numpy.f2py", "array_api_compat")
+
+
+def loaded(code: str) -> set[str]:
+    """Names of the modules that a fresh process has after it ran this."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint('\\n', *sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_planning_and_running_a_call_of_numpy_loads_no_kernel_of_pytorch():
+    names = loaded(
+        "import numpy, qkv\n"
+        "x = numpy.ones((3, 2))\n"
+        "print(qkv.explain(x, x, x))\n"
+        "qkv.attend(x, x, x, kernel='streamed')\n"
+        "qkv.attend(x, x, x, kernel='dense')"
+    )
+    assert "qkv.kernels.streamed" in names
+    assert not names & {*APART, *HEAVY}
+
+
+def test_asking_a_table_loads_no_kernel_of_pytorch():
+    arguments = ["ask", str(PEOPLE), "--key", "name", "--value", "income", "Jon Smiht"]
+    names = loaded(f"from qkv.cli.main import run\nassert run({arguments!r}) == 0")
+    assert {"qkv.kernels.streamed", "qkv.database.answer"} <= names
+    assert not names & {*APART, *HEAVY}
+
+
+def test_importing_qkv_loads_neither_numpy_nor_a_part_of_its_own():
+    names = loaded("import qkv")
+    assert not {name for name in names if name.startswith(("numpy", "qkv."))}
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("stable", [False, True])
+def test_numpy_is_ordered_as_the_package_of_the_standard_orders_it(descending, stable):
+    package = pytest.importorskip("array_api_compat.numpy")
+    from qkv.core.numpy_functions import argsort
+
+    x = np.array([[2.0, np.nan, 1.0, 2.0, -np.inf], [0.0, 0.0, -0.0, 5.0, np.inf]])
+    for axis in (0, 1, -1):
+        ours = argsort(x, axis=axis, descending=descending, stable=stable)
+        assert np.array_equal(ours, package.argsort(x, axis=axis, descending=descending, stable=stable))
+
+
+def test_what_is_taken_from_numpy_itself_is_what_the_package_of_the_standard_gives():
+    package = pytest.importorskip("array_api_compat.numpy")
+    from qkv.core.numpy_functions import OWN, STANDARD, NumPyFunctions
+
+    if getattr(np, "__array_api_version__", "") < STANDARD:
+        pytest.skip("this NumPy states an earlier standard: everything is taken from the package")
+    x = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+    ask = {
+        "arange": lambda xp: xp.arange(1, 9, 2, dtype=xp.int32),
+        "asarray": lambda xp: xp.asarray([1.0, 2.0], dtype=xp.float32),
+        "astype": lambda xp: xp.astype(x, xp.int64),
+        "cumulative_sum": lambda xp: xp.cumulative_sum(x, axis=1, include_initial=True),
+        "full": lambda xp: xp.full((2, 2), 3.0, dtype=xp.float64),
+        "full_like": lambda xp: xp.full_like(x, 3.0),
+        "matmul": lambda xp: xp.matmul(x, x.T),
+        "matrix_transpose": lambda xp: xp.matrix_transpose(x[None]),
+        "ones": lambda xp: xp.ones((2, 2), dtype=xp.float32),
+        "ones_like": lambda xp: xp.ones_like(x),
+        "permute_dims": lambda xp: xp.permute_dims(x[None], (2, 0, 1)),
+        "take_along_axis": lambda xp: xp.take_along_axis(x, xp.argsort(-x, axis=-1)),
+        "zeros": lambda xp: xp.zeros((2, 2), dtype=xp.float32),
+        "zeros_like": lambda xp: xp.zeros_like(x, dtype=xp.int64),
+    }
+    own = NumPyFunctions()
+    for name in sorted(OWN):
+        if name not in ask:
+            assert getattr(package, name) is getattr(np, name), name
+            continue
+        one, other = ask[name](own), ask[name](package)
+        assert one.dtype == other.dtype, name
+        assert np.array_equal(one, other), name
