@@ -58,4 +58,5 @@ def test_maps_and_received_mass_take_memory_linear_in_the_keys(
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["peak"] < megabytes * 10**6, found
-    assert found["peak"] < 1.25 * found["planned"], found
+    # What the allocator keeps besides is no part of the plan: some MB, which small plans feel.
+    assert found["peak"] < 1.25 * found["planned"] + 8 * 10**6, found
