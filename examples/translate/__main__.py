@@ -179,7 +179,7 @@ def _evaluate(asked: argparse.Namespace) -> None:
         files.write_json(asked.json, result)
     if asked.said:
         text = "".join(f"{one.sentence}\t{other}\n" for one, other in said)
-        files.write(asked.said, lambda stream: stream.write(text.encode()) and None)
+        files.write(asked.said, text.encode())
 
 
 def _translate(asked: argparse.Namespace) -> None:

@@ -60,7 +60,7 @@ def _prepare(
     target.save(folder / "target.json")
     for name, side in (("held_out", parts.held_out), ("watched", parts.watched)):
         text = "".join(f"{one.sentence}\t{other}\n" for one in side for other in one.references)
-        files.write(folder / f"{name}.tsv", lambda stream, text=text: stream.write(text.encode()) and None)
+        files.write(folder / f"{name}.tsv", text.encode())
     # Last: a folder with options is a folder that is ready.
     files.write_json(folder / "options.json", {"options": asdict(options), "pairs_sha256": digest})
     return source, target

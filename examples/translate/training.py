@@ -210,4 +210,4 @@ def _peak_mib() -> int:
 
 def _write_log(folder: Path, state: State) -> None:
     text = "".join(json.dumps(report) + "\n" for report in state.history)
-    files.write(folder / "log.jsonl", lambda stream: stream.write(text.encode()) and None)
+    files.write(folder / "log.jsonl", text.encode())

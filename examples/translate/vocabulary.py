@@ -70,7 +70,7 @@ class Vocabulary:
     def save(self, path: Path) -> None:
         """Write it as JSON."""
         text = self._tokenizer.to_str(pretty=True)
-        write(path, lambda stream: stream.write(text.encode()) and None)
+        write(path, text.encode())
 
     def __len__(self) -> int:
         """How many subwords."""

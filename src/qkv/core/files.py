@@ -2,22 +2,61 @@
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from qkv.errors import DataError
 
-__all__ = ["write_whole"]
+__all__ = ["beside", "write_whole"]
 
 
-def write_whole(target: Path, content: bytes | Callable[[IO[bytes]], object], what: str = "the file") -> None:
-    """Write beside the target, then rename: a reader never sees half a file, and a failure leaves none.
+@contextmanager
+def beside(target: Path) -> Iterator[Path]:
+    """A file beside the target, to be filled in the `with` block; then it takes the target's name.
+
+    A reader sees the old file or the new one, never a part, and a block that fails leaves nothing.
+
+    Raises:
+        OSError: there is no room for it.
+
+    Example:
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with beside(Path(folder) / "a.txt") as partial:
+        ...         _ = partial.write_text("whole")
+        ...     [path.name for path in Path(folder).iterdir()]
+        ['a.txt']
+    """
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    os.close(descriptor)
+    partial = Path(name)
+    try:
+        yield partial
+        # mkstemp makes private files; this one is as readable as any other new file.
+        mask = os.umask(0)
+        os.umask(mask)
+        partial.chmod(0o666 & ~mask)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_whole(
+    target: Path,
+    content: bytes | Callable[[IO[bytes]], object],
+    what: str = "the file",
+    *,
+    sync: bool = False,
+) -> None:
+    """Write a file whole, and say in a sentence where it cannot be.
 
     Args:
         target: the file; one that is there is replaced.
         content: bytes, or what writes them into a stream.
         what: what the file is, for the message.
+        sync: wait until the bytes are on the disk before the file takes its name, so that it is whole after a
+            loss of power too.
 
     Raises:
         DataError: it cannot be written.
@@ -25,32 +64,21 @@ def write_whole(target: Path, content: bytes | Callable[[IO[bytes]], object], wh
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     write_whole(Path(folder) / "a.txt", b"whole")
-        ...     [path.name for path in Path(folder).iterdir()]
-        ['a.txt']
+        ...     (Path(folder) / "a.txt").read_text()
+        'whole'
     """
     if not target.parent.is_dir():
         raise DataError(f"there is no folder {str(target.parent)!r} for {what}. Make it first.")
     try:
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    except OSError as error:
-        raise _unwritable(what, target, error) from None
-    partial = Path(name)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
+        with beside(target) as partial, partial.open("wb") as stream:
             if isinstance(content, bytes):
                 stream.write(content)
             else:
                 content(stream)
-        # mkstemp makes private files; this one is as readable as any other new file.
-        mask = os.umask(0)
-        os.umask(mask)
-        partial.chmod(0o666 & ~mask)
-        partial.replace(target)
+            if sync:
+                stream.flush()
+                os.fsync(stream.fileno())
     except OSError as error:
-        raise _unwritable(what, target, error) from None
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _unwritable(what: str, target: Path, error: OSError) -> DataError:
-    return DataError(f"{what} {str(target)!r} cannot be written: {error.strerror}. Choose another folder.")
+        raise DataError(
+            f"{what} {str(target)!r} cannot be written: {error.strerror}. Choose another folder."
+        ) from None

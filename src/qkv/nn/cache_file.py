@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from qkv.core.files import beside
 from qkv.errors import DataError, MissingPackageError
 
 __all__ = ["read", "write"]
@@ -19,22 +17,15 @@ _KIND = "qkv key-value cache 1"
 
 
 def write(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Write to a file beside it, then rename: a reader sees the old one or the new one, never a part.
+    """Write the file, whole or not at all.
 
     Raises:
         MissingPackageError: safetensors is not installed.
     """
     package = _safetensors()
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    try:
-        about = {"kind": _KIND, "facts": json.dumps(facts)}
-        package.torch.save_file({k: x.contiguous() for k, x in tensors.items()}, name, metadata=about)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
+    about = {"kind": _KIND, "facts": json.dumps(facts)}
+    with beside(path) as partial:
+        package.torch.save_file({k: x.contiguous() for k, x in tensors.items()}, partial, metadata=about)
 
 
 def read(path: Path, device: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
