@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Peak", "peak"]
+__all__ = ["Peak", "in_fresh_process", "peak", "status"]
 
 ROOT = Path(__file__).parent.parent
 
@@ -65,8 +65,13 @@ def peak(
         check: compare some queries with the float64 oracle after the peak was read.
     """
     asked = dict(locals())  # the arguments
+    return Peak(**in_fresh_process("benchmarks._memory", asked))
+
+
+def in_fresh_process(module: str, asked: Any) -> Any:
+    """What a module prints last, as JSON, when it is run with one thread and these arguments, as JSON."""
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks._memory", json.dumps(asked)],
+        [sys.executable, "-m", module, json.dumps(asked)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -75,10 +80,11 @@ def peak(
     )
     if done.returncode:
         raise RuntimeError(f"{asked}\n{done.stderr}")
-    return Peak(**json.loads(done.stdout.splitlines()[-1]))
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def _status(field: str) -> int:
+def status(field: str) -> int:
+    """A figure of this process in bytes, such as VmHWM, from /proc."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
@@ -113,14 +119,14 @@ def _measure(asked: dict[str, Any]) -> dict[str, Any]:
     gc.collect()
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins here, not with the inputs
-        before = _status("VmRSS")
+        before = status("VmRSS")
     except OSError:
-        before = _status("VmHWM")
+        before = status("VmHWM")
     began = cpu_seconds()
     result = run()
     seconds = cpu_seconds() - began
     return {
-        "growth": _status("VmHWM") - before,
+        "growth": status("VmHWM") - before,
         "gradients": call.gradient_bytes,
         "output": result[0].nbytes,
         "planned": plan.cost.peak if plan else 0,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +12,9 @@ import torch
 
 from benchmarks._calls import WrongError, apart
 from benchmarks._claim import AtMost, Claim, Row, Setting
+from benchmarks._memory import in_fresh_process, status
 from benchmarks._race import race
 
-ROOT = Path(__file__).parent.parent
 WIDTH, HEADS = 512, 8
 
 
@@ -104,23 +102,12 @@ def _check() -> None:
 
 
 def _memory(n: int, int8: bool) -> dict[str, int]:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.decode", json.dumps([n, int8])],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr)
-    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, int] = in_fresh_process("benchmarks.decode", [n, int8])
     return found
 
 
 def _measure(n: int, int8: bool) -> dict[str, int]:
     """Peak of a process that decodes so many tokens in each of four sequences, after some were decoded."""
-    from benchmarks._memory import _status
     from qkv import masks, nn
 
     torch.set_num_threads(1)
@@ -136,9 +123,9 @@ def _measure(n: int, int8: bool) -> dict[str, int]:
 
     decode(16)
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
-    before = _status("VmRSS")
+    before = status("VmRSS")
     cache = decode(n)
-    return {"nbytes": cache.nbytes // batch, "growth": (_status("VmHWM") - before) // batch}
+    return {"nbytes": cache.nbytes // batch, "growth": (status("VmHWM") - before) // batch}
 
 
 CLAIM = Claim(

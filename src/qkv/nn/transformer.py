@@ -11,7 +11,7 @@ Source: Vaswani et al. (2017), Attention is all you need, https://arxiv.org/abs/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -24,7 +24,32 @@ from qkv.nn.protocols import Cache, KeyValue
 __all__ = ["Decoder", "Encoder", "Transformer"]
 
 
-class Encoder(nn.Module):
+class _Stack(nn.Module):
+    """Layers of one kind, one after another, and perhaps a norm."""
+
+    layer: ClassVar[type[EncoderLayer] | type[DecoderLayer]]
+
+    def __init__(
+        self,
+        layers: int,
+        width: int,
+        heads: int = 1,
+        hidden: int | None = None,
+        *,
+        final_norm: bool | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        made = (self.layer(width, heads, hidden, **options) for _ in range(_count(layers)))
+        self.layers = nn.ModuleList(made)
+        self.final_norm = _final(width, final_norm, options)
+
+    def caches(self, **options: Any) -> list[KeyValueCache]:
+        """An empty cache for each layer; options are those of `KeyValueCache`."""
+        return [KeyValueCache(**options) for _ in self.layers]
+
+
+class Encoder(_Stack):
     """Encoder layers, one after another. With a causal mask and caches it is a language model.
 
     Args:
@@ -46,31 +71,13 @@ class Encoder(nn.Module):
         True
     """
 
-    def __init__(
-        self,
-        layers: int,
-        width: int,
-        heads: int = 1,
-        hidden: int | None = None,
-        *,
-        final_norm: bool | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            EncoderLayer(width, heads, hidden, **options) for _ in range(_count(layers))
-        )
-        self.final_norm = _final(width, final_norm, options)
+    layer = EncoderLayer
 
     def forward(self, x: Tensor, *, mask: Mask | None = None, cache: Sequence[Cache] | None = None) -> Tensor:
         """The sequence after all layers; `mask` is that of every layer, `cache` has one for each."""
         for n, layer in enumerate(self.layers):
             x = layer(x, mask=mask, cache=_nth(cache, n, len(self.layers)))
         return x if self.final_norm is None else self.final_norm(x)
-
-    def caches(self, **options: Any) -> list[KeyValueCache]:
-        """An empty cache for each layer; options are those of `KeyValueCache`."""
-        return [KeyValueCache(**options) for _ in self.layers]
 
     @classmethod
     def from_torch(cls, encoder: nn.TransformerEncoder) -> Encoder:
@@ -80,7 +87,7 @@ class Encoder(nn.Module):
         return encoder_of(encoder)
 
 
-class Decoder(nn.Module):
+class Decoder(_Stack):
     """Decoder layers, one after another.
 
     Args:
@@ -101,21 +108,7 @@ class Decoder(nn.Module):
         True
     """
 
-    def __init__(
-        self,
-        layers: int,
-        width: int,
-        heads: int = 1,
-        hidden: int | None = None,
-        *,
-        final_norm: bool | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            DecoderLayer(width, heads, hidden, **options) for _ in range(_count(layers))
-        )
-        self.final_norm = _final(width, final_norm, options)
+    layer = DecoderLayer
 
     def forward(
         self,
@@ -139,10 +132,6 @@ class Decoder(nn.Module):
             seen = memory if mapped is None else _nth(mapped, n, len(self.layers))
             x = layer(x, seen, mask=mask, memory_mask=memory_mask, cache=_nth(cache, n, len(self.layers)))
         return x if self.final_norm is None else self.final_norm(x)
-
-    def caches(self, **options: Any) -> list[KeyValueCache]:
-        """An empty cache for each layer; options are those of `KeyValueCache`."""
-        return [KeyValueCache(**options) for _ in self.layers]
 
     def remember(self, memory: Tensor) -> list[KeyValue]:
         """Keys and values of the memory for each layer, mapped once for many steps of decoding."""

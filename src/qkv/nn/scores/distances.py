@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from qkv import scores
 from qkv.nn.scores.base import LearnedScore
@@ -18,6 +20,9 @@ __all__ = ["Epanechnikov", "Gaussian", "Laplace", "Triangular"]
 
 
 class _Kernel(LearnedScore):
+    portable: ClassVar[Callable[[Tensor], scores.Score]]
+    """The score of a bandwidth."""
+
     def __init__(
         self,
         query_width: int,
@@ -37,9 +42,21 @@ class _Kernel(LearnedScore):
     def usual(self) -> float:
         """The bandwidth to start from where none is given."""
 
+    def forward(self) -> scores.Score:
+        """The score."""
+        return type(self).portable(self.log_bandwidth.exp())
+
     def reset_parameters(self) -> None:
         """The logarithm of the bandwidth to start from."""
         torch.nn.init.constant_(self.log_bandwidth, math.log(self.start))
+
+
+class _Compact(_Kernel):
+    """A kernel that ends at h."""
+
+    def usual(self) -> float:
+        """2 √(2 width)"""
+        return 2 * math.sqrt(2 * self.query_width)
 
 
 class Gaussian(_Kernel):
@@ -57,13 +74,11 @@ class Gaussian(_Kernel):
         2.0
     """
 
+    portable = scores.Gaussian
+
     def usual(self) -> float:
         """width^(1/4)"""
         return float(self.query_width**0.25)
-
-    def forward(self) -> scores.Score:
-        """The score."""
-        return scores.Gaussian(self.log_bandwidth.exp())
 
 
 class Laplace(_Kernel):
@@ -80,16 +95,14 @@ class Laplace(_Kernel):
         1.0
     """
 
+    portable = scores.Laplace
+
     def usual(self) -> float:
         """1"""
         return 1.0
 
-    def forward(self) -> scores.Score:
-        """The score."""
-        return scores.Laplace(self.log_bandwidth.exp())
 
-
-class Epanechnikov(_Kernel):
+class Epanechnikov(_Compact):
     """`scores.Epanechnikov` with a learned bandwidth.
 
     Start: h = 2 √(2 width), twice the usual distance of unit-variance vectors: a kernel that ends at h needs
@@ -104,16 +117,10 @@ class Epanechnikov(_Kernel):
         4.0
     """
 
-    def usual(self) -> float:
-        """2 √(2 width)"""
-        return 2 * math.sqrt(2 * self.query_width)
-
-    def forward(self) -> scores.Score:
-        """The score."""
-        return scores.Epanechnikov(self.log_bandwidth.exp())
+    portable = scores.Epanechnikov
 
 
-class Triangular(_Kernel):
+class Triangular(_Compact):
     """`scores.Triangular` with a learned bandwidth.
 
     Start: as `Epanechnikov`.
@@ -127,10 +134,4 @@ class Triangular(_Kernel):
         4.0
     """
 
-    def usual(self) -> float:
-        """2 √(2 width)"""
-        return 2 * math.sqrt(2 * self.query_width)
-
-    def forward(self) -> scores.Score:
-        """The score."""
-        return scores.Triangular(self.log_bandwidth.exp())
+    portable = scores.Triangular
