@@ -27,13 +27,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 from typing import Any
 
 from qkv.core.arrays import Array
 from qkv.kernels.sizes import PATTERNS
-from qkv.kernels.tiles.workers import Room
+from qkv.kernels.tiles.workers import Room, lent_room
 
 __all__ = ["TILE", "Signs", "limit", "make_signs"]
 
@@ -137,7 +137,9 @@ class Signs:
         numbers = len(self.vector) * self.sign.shape[1] * len(self.right)
         if numbers * self.right.element_size() > PATTERNS:
             return None
-        return self._patterns(self.right, -1)
+        with lent_room() as room:
+            shape = (len(self.vector), self.sign.shape[1], len(self.right))
+            return self._patterns(self.right, -1, room, out=self.right.new_empty(shape))
 
     def add_logits(self, rows: tuple[int, int], cols: tuple[int, int], out: Array, room: Room) -> None:
         """Add the logits of a tile to `out` `(rows, cols)`. One draw."""
@@ -199,7 +201,9 @@ class Signs:
     def _keys(self, cols: tuple[int, int], room: Room) -> list[Array]:
         """The patterns of the keys of a tile, for each group."""
         if self.keys is None:
-            return list(self._patterns(self.right[slice(*cols)], -1, room))
+            side = self.right[slice(*cols)]
+            shape = (len(self.vector), self.sign.shape[1], len(side))
+            return list(self._patterns(side, -1, room, out=room.take(f"patterns {self.draws}", shape, side)))
         name = ("keys", self.draws, *cols)
         seen: Any
         found: list[Array]
@@ -216,30 +220,26 @@ class Signs:
         blocks: list[Block]
         seen, blocks = room.held.get(("blocks", self.draws), ((), []))
         if seen != (self, rows, step):
-            blocks = [
-                self._block(rows[0], (start, min(start + step, rows[1] - rows[0])), room)
-                for start in range(0, rows[1] - rows[0], step)
-            ]
+            side = self.left[slice(*rows)]
+            shape = (len(self.vector), self.sign.shape[1], len(side))
+            every = self._patterns(side, 1, room, out=room.take(f"rows {self.draws}", shape, side))
+            limits = [(at, min(at + step, len(side))) for at in range(0, len(side), step)]
+            blocks = [self._block(every[..., slice(*some)], some, room) for some in limits]
             room.held["blocks", self.draws] = ((self, rows, step), blocks)
         return blocks
 
-    def _block(self, first: int, limits: tuple[int, int], room: Room) -> Block:
+    def _block(self, patterns: Array, limits: tuple[int, int], room: Room) -> Block:
         import torch
 
-        start, stop = limits
-        side = self.left[first + start : first + stop]
         if self.draws == 2:
-            found = self._patterns(side, 1)
-            return Block(limits, found, list(found.mT), list(found[:, self.sloped]))
-        many = len(side)
-        shape = (len(self.vector), self.sign.shape[1], 2 * many)
-        both = room.take(f"rows from {start}", shape, side)
-        found = both[..., :many]
-        self._patterns(side, 1, out=found)
-        torch.mul(found, self.above, out=both[..., many:])
-        return Block(limits, found, list(both.mT), [])
+            return Block(limits, patterns, list(patterns.mT), list(patterns[:, self.sloped]))
+        groups, many, rows = patterns.shape
+        both = room.take(f"rows from {limits[0]}", (groups, many, 2 * rows), patterns)
+        both[..., :rows].copy_(patterns)
+        torch.mul(patterns, self.above, out=both[..., rows:])
+        return Block(limits, patterns, list(both.mT), [])
 
-    def _patterns(self, side: Array, turn: int, room: Room | None = None, out: Array = None) -> Array:
+    def _patterns(self, side: Array, turn: int, room: Room, out: Array) -> Array:
         """e^{ε·a − Σ|a|} for all sums of draws: `(n, units)` -> `(groups, patterns, n)`, the far ones 0.
 
         Args:
@@ -251,7 +251,6 @@ class Signs:
         """
         import torch
 
-        room = Room() if room is None else room
         groups, size = self.vector.shape[:2]
         many = len(side)
         bits = RANGES[side.element_size()]
@@ -271,11 +270,8 @@ class Signs:
         cost[:, 0] *= 2.0**bits.scale
         if self.draws == 2 and turn == 1:
             cost[:, :, 1] *= 2
-        name = f"patterns {self.draws}"
-        shape = (groups, self.sign.shape[1], many)
-        found = room.take(name, shape, side) if out is None else out
-        _products(list(cost.unbind(1)), found)
-        return torch.threshold_(found, 2.0 ** (bits.scale - bits.drop), 0.0)
+        _products(list(cost.unbind(1)), out)
+        return torch.threshold_(out, 2.0 ** (bits.scale - bits.drop), 0.0)
 
 
 def _products(parts: list[Array], out: Array) -> None:
@@ -319,10 +315,19 @@ def make_signs(
     order = torch.tensor([units[at] if at < len(units) else units[0] for at in placed], device=left.device)
     counts = vector[order]
     counts[empty] = 0
-    values = [1.0, -1.0] if draws == 1 else [1.0, 0.0, -1.0]
-    sign = torch.tensor(list(product(values, repeat=size)), dtype=left.dtype, device=left.device).T
+    sign = _sums_of_signs(size, draws, left.dtype, left.device)
     grouped = counts.reshape(len(placed) // size, size, 1)
     return Signs(left, right, order, filled, empty, move[order][:, None], grouped, draws, sign)
+
+
+@cache
+def _sums_of_signs(size: int, draws: int, dtype: Any, device: Any) -> Array:
+    """All that so many draws of each sign can add up to, `(size, patterns)`."""
+    import torch
+
+    values = [1.0, -1.0] if draws == 1 else [1.0, 0.0, -1.0]
+    with torch.inference_mode(False):
+        return torch.tensor(list(product(values, repeat=size)), dtype=dtype, device=device).T
 
 
 def _groups(reach: list[float], most: float, sizes: tuple[int, ...]) -> tuple[int, list[int]]:

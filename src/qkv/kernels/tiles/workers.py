@@ -18,7 +18,7 @@ import numpy as np
 
 from qkv.core.arrays import Array
 
-__all__ = ["Room", "chunks", "run", "threads"]
+__all__ = ["Room", "chunks", "lent_room", "run", "threads"]
 
 Item = TypeVar("Item")
 
