@@ -12,6 +12,7 @@ Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -138,7 +139,7 @@ class _Loop:
             new = self._where_allowed(tile, merged, lambda allowed: old)
             return [write_rows(x, y, tile.rows[0], axis) for x, y in zip(carried, new, strict=True)], None
 
-        carried, _ = jax.lax.scan(step, _arrays(first), self.numbers)
+        carried = _over(step, _arrays(first), self.numbers)
         output, summary = normalizer.finish(_with(first, carried), place, ready.dropout)
         return output, summary
 
@@ -171,8 +172,7 @@ class _Loop:
             ]
             return added, None
 
-        total, _ = jax.lax.scan(step, self._floats([jnp.zeros_like(x) for x in arrays]), self.numbers)
-        out = list(total)
+        out = list(_over(step, self._floats([jnp.zeros_like(x) for x in arrays]), self.numbers))
         floating = self._floats(range(len(names)))
         # What does not go through the normalizer's `prepare`; its arrays come last.
         rest = normalizer.array_gradients(summary, row_dot)
@@ -261,6 +261,17 @@ def tile_numbers(mask: Mask | None, place: Place, sides: tuple[int, int]) -> Any
             if mask is None or mask.cover(here) != "none":
                 found.append((i, j))
     return np.asarray(found, dtype=np.int32).reshape(-1, 2)
+
+
+def _over(step: Callable[[list[Array], Any], Any], first: list[Array], numbers: Any) -> list[Array]:
+    """What the step makes of the first arrays, tile after tile."""
+    import jax
+
+    if not len(numbers):
+        # A step is traced even where it is never taken, and its slices would not fit.
+        return first
+    last: list[Array] = jax.lax.scan(step, first, numbers)[0]
+    return last
 
 
 def _arrays(partial: Partial) -> list[Array]:
