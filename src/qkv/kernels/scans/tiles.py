@@ -145,7 +145,6 @@ class _Loop:
 
     def backward(self, output: Array, summary: Summary, gradient: Array) -> list[Array]:
         """Gradients of the floating arrays: query, key, value, those of the score and of the normalizer."""
-        import jax
         import jax.numpy as jnp
 
         ready, normalizer = self.ready, self.ready.normalizer
