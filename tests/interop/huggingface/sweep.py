@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 FOUND = Path(__file__).with_name("families.json")
-SECONDS = 90
+SECONDS = 300
 
 
 class TooLongError(BaseException):

@@ -29,6 +29,10 @@ TWELVE = [
 ]  # fmt: skip
 
 
+# Those that took longer than the sweep waits for a family say nothing.
+SAID = {kind for kind, found in FAMILIES.items() if not found["why"].startswith("not compared within")}
+
+
 def close(found: dict[str, Any]) -> bool:
     """Logits to 1e-5, weights to 1e-6, gradients to 1e-5 of the largest, the same tokens."""
     weights = 1e-5 if found["kind"] in ROUNDING else 1e-6
@@ -56,7 +60,7 @@ def test_logits_weights_gradients_and_tokens_are_those_of_eager_attention(kind: 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", sorted(set(FAMILIES) - set(TWELVE)))
+@pytest.mark.parametrize("kind", sorted(SAID - set(TWELVE)))
 def test_every_other_family_is_as_the_page_says(kind: str) -> None:
     agrees(kind)
 
@@ -69,9 +73,9 @@ def test_the_sweep_was_over_all_that_transformers_maps() -> None:
 def test_at_least_45_families_agree_in_every_way_and_their_number_is_the_recorded_one() -> None:
     count = {what: sum(found["what"] == what for found in FAMILIES.values()) for what in WHAT}
     assert count == {
-        "reached": 279, "partly": 7, "bypassed": 57, "refused": 2, "without attention": 12, "unbuilt": 248,
+        "reached": 280, "partly": 7, "bypassed": 58, "refused": 2, "without attention": 12, "unbuilt": 246,
     }  # fmt: skip
-    assert len(EXACT) == 272
+    assert len(EXACT) == 273
     assert all(close(FAMILIES[kind]) for kind in EXACT)
     weighed = [kind for kind in EXACT if FAMILIES[kind]["compared"]]
     assert len(weighed) >= 45

@@ -51,6 +51,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gptj": {"rotary_dim": 4},
     "mobilebert": {"intra_bottleneck_size": 32},
     "swin": {"image_size": 64, "window_size": 2, "initializer_range": 0.02},
+    "yolos": {"image_size": [32, 32]},
 }
 LEFT_OUT = ("architectures", "transformers_version", "model_type", "dtype")
 # What names layers that are no longer there.
