@@ -80,7 +80,8 @@ def test_recording_stays_under_one_and_a_half_times_the_memory_of_running(
     plain, recorded = run(length, layers, heads, False), run(length, layers, heads, True)
     assert recorded["shapes"] == [[[1, heads, length, 8], [1, heads, 256, 256]]] * layers
     assert recorded["peak"] < 1.5 * plain["peak"], (plain, recorded)
-    # What is kept, 12 bytes for each of 8 weights a row and a map a head, and one head's tiles at work.
+    # What is kept, 12 bytes for each of 8 weights a row and a map a head, and the tiles at work: some tens
+    # of MiB, where one matrix of all weights at 8,192 tokens would be 256 MiB.
     kept = layers * heads * (length * 8 * 12 + 256 * 256 * 4)
-    assert recorded["growth"] < plain["growth"] + kept + 24 * 2**20, (plain, recorded)
+    assert recorded["growth"] < plain["growth"] + kept + 64 * 2**20, (plain, recorded)
     assert recorded["growth"] < plain["growth"] + layers * heads * length * length * 4 or length < 4096
