@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import keras
@@ -64,21 +66,35 @@ def attend(
     normalizer = options.made()
     if not all(isinstance(n, int) for x in (query, key, value) for n in ops.shape(x)):
         return _unknown(query, key, value, score, normalizer, mask, dropout, seed, with_scores)
-    seen = qkv.observe(
-        query,
-        key,
-        value,
-        readouts=[Dense()] if with_scores else [],
-        score=score,
-        normalizer=normalizer,
-        mask=mask,
-        positions=_START,
-        dropout=dropout,
-        seed=seed,
-        kernel=options.kernel,
-        memory=options.memory,
-    )
-    return seen.output, seen.readouts[0] if with_scores else None
+    asked = {
+        "score": score,
+        "normalizer": normalizer,
+        "mask": mask,
+        "positions": _START,
+        "dropout": dropout,
+        "seed": seed,
+        "kernel": options.kernel,
+        "memory": options.memory,
+    }
+    if seed is None and not with_scores:
+        return qkv.attend(query, key, value, **asked), None
+    return _observer()(query, key, value, [Dense()] if with_scores else [], asked)
+
+
+def _observed(query: Any, key: Any, value: Any, readouts: list[Any], asked: Any) -> tuple[Any, Any]:
+    seen = qkv.observe(query, key, value, readouts=readouts, **asked)
+    return seen.output, seen.readouts[0] if readouts else None
+
+
+@cache
+def _observer() -> Callable[..., tuple[Any, Any]]:
+    """Weights, and draws from Keras' own seeds: torch.compile, which looks into neither, leaves them out."""
+    if keras.backend.backend() != "torch":
+        return _observed
+    import torch
+
+    found: Callable[..., tuple[Any, Any]] = torch.compiler.disable(_observed)
+    return found
 
 
 def _unknown(
