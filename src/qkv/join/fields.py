@@ -1,8 +1,8 @@
 """The columns of two tables side by side, as they are compared: cleaned texts, codes, numbers, moments.
 
-    text      words: case folded, entities decoded, without accents, apostrophes closed ("Richard 's" is "richards")
-    code      telephone and account numbers, postcodes: texts that are mostly digits, compared by their
-              digits, and whole numbers that have four or more digits and nearly all equally many
+    text      words: case folded, entities decoded, accents dropped, apostrophes closed ("Tom 's" is "toms")
+    code      telephone and account numbers, postcodes: texts that are mostly digits, compared by them; and
+              whole numbers that have four or more digits and nearly all equally many
     number    numbers, and texts such as "8.70 %" that are a number with a unit
     moment    dates and times, in days
 
@@ -61,9 +61,13 @@ def clean(text: str) -> str:
     plain = fold(html.unescape(text))
     if not plain.isascii():
         # Only the accents of European scripts: elsewhere marks are letters.
-        apart = unicodedata.normalize("NFD", plain)
-        plain = unicodedata.normalize("NFC", _ACCENT.sub("", apart))
-    return " ".join(_WORD.findall(_CLITIC.sub("", plain)))
+        plain = unicodedata.normalize("NFC", _ACCENT.sub("", unicodedata.normalize("NFD", plain)))
+    closed = _CLITIC.sub("", plain)
+    if closed.isascii():
+        return " ".join(_WORD.findall(closed))
+    # Vowel signs are no letters to a regular expression, so what is between words is told by its category.
+    apart = (" " if unicodedata.category(sign)[0] in "PSZC" else sign for sign in closed)
+    return " ".join("".join(apart).split())
 
 
 def read_fields(

@@ -107,8 +107,8 @@ def best_threshold(labels: np.ndarray, weights: np.ndarray) -> tuple[float, floa
     """The threshold of the largest F1, half-way between two weights and the nearest to a half, and its F1.
 
     Example:
-        >>> best_threshold(np.array([0, 1, 1]), np.array([0.1, 0.7, 0.9]))
-        (0.4, 1.0)
+        >>> best_threshold(np.array([0, 1, 1]), np.array([0.25, 0.75, 0.9]))
+        (0.5, 1.0)
     """
     order = np.argsort(-weights, kind="stable")
     ordered = weights[order]

@@ -24,7 +24,7 @@ __all__ = ["estimate"]
 
 _START = (0.03, 0.03, 0.04, 0.1, 0.8)
 _CLOSEST = 20
-_DRAWN = 2**17
+_DRAWN = 2**16
 _STEPS = 100
 
 
@@ -33,11 +33,11 @@ def estimate(candidates: Candidates, progress: Progress | None = None) -> tuple[
     measures = candidates.measures
     rows, keys, found = candidates.closest(_CLOSEST, progress=progress)
     level = levels(agreement(measures, found))
-    drawn = levels(agreement(measures, candidates.random(_DRAWN)))
+    drawn, often = np.unique(
+        levels(agreement(measures, candidates.random(_DRAWN))), axis=0, return_counts=True
+    )
     columns = level.shape[-1]
-    # Half a pair in each level, so that none is impossible.
-    chance = _shares(drawn, np.ones(len(drawn))) + 0.5
-    chance /= chance.sum(axis=1, keepdims=True)
+    chance = _chance(drawn, often)
     same = np.tile(np.array(_START), (columns, 1))
     pairs = max(candidates.rows * candidates.keys, 1)
     share = max(min(candidates.rows, candidates.keys) / 2, 0.5) / pairs
@@ -48,6 +48,8 @@ def estimate(candidates: Candidates, progress: Progress | None = None) -> tuple[
         before, old = same, prior
         same = _shares(level, counted) + chance
         same /= same.sum(axis=1, keepdims=True)
+        # Pairs drawn from small tables are matches too, now and then.
+        chance = _chance(drawn, often / (1.0 + np.exp((prior + _total(worth, drawn)).clip(-700, 700))))
         # At least half a pair: tables without any match keep a finite prior.
         share = min(max(float(counted.sum()), 0.5) / pairs, 0.5)
         worth, prior = _worth(same, chance), float(np.log(share / (1 - share)))
@@ -56,6 +58,12 @@ def estimate(candidates: Candidates, progress: Progress | None = None) -> tuple[
         if np.abs(same - before).max() < 1e-5 and abs(prior - old) < 1e-5:
             break
     return worth, prior
+
+
+def _chance(drawn: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """How often each level is met by chance; half a pair in each, so that none is impossible."""
+    shares = _shares(drawn, counted) + 0.5
+    return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
 
 def _shares(level: np.ndarray, counted: np.ndarray) -> np.ndarray:

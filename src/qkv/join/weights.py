@@ -17,7 +17,6 @@ from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
 from qkv.join.candidates import best_of_rows
-from qkv.normalizers import Softmax
 
 __all__ = ["Edges", "assign", "gather", "row_weights"]
 
@@ -67,6 +66,8 @@ def gather(strips: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: in
 def row_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The weight of each pair among those of its row and "no match", and the weight of "no match" beside it.
 
+    This is `normalizers.Softmax(sink=0.0)` over rows of unequal length.
+
     Example:
         >>> weights, nothing = row_weights(np.array([0, 0, 1]), np.log([2.0, 1.0, 3.0]))
         >>> weights.round(2).tolist(), nothing.round(2).tolist()
@@ -74,16 +75,14 @@ def row_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.nd
     """
     if not len(rows):
         return np.zeros(0), np.zeros(0)
+    # Rows are of any length, so they are no matrix: one key may be near to every row.
     found, place = np.unique(rows, return_inverse=True)
-    counts = np.bincount(place)
-    order = np.argsort(place, kind="stable")
-    slot = np.empty(len(rows), int)
-    slot[order] = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-    # Rows of unequal length side by side; −inf is a key that is not there.
-    table = np.full((len(found), counts.max()), -np.inf)
-    table[place, slot] = logits
-    weights = Softmax(sink=0.0).weights(table)
-    return weights[place, slot], (1.0 - weights.sum(axis=1)).clip(0.0)[place]
+    largest = np.zeros(len(found))  # the logit of "no match" takes part
+    np.maximum.at(largest, place, logits)
+    shares = np.exp(logits - largest[place])
+    nothing = np.exp(-largest)
+    total = np.bincount(place, shares, len(found)) + nothing
+    return shares / total[place], (nothing / total)[place]
 
 
 def assign(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray) -> np.ndarray:
