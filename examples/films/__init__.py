@@ -125,7 +125,7 @@ class Films:
 
 
 def measure(ratings: Ratings, seed: int) -> Measured:
-    """Hold out a tenth of the ratings and a tenth of the films, choose on a tenth of the rest, and measure."""
+    """Hold out a tenth of the ratings and a tenth of the films, choose on a tenth of the rest."""
     draw = np.random.default_rng(seed)
     test = draw.random(len(ratings)) < 0.1
     known = draw.random(len(ratings.titles)) >= 0.1
@@ -193,7 +193,7 @@ def _film_mean(ratings: Ratings, train: np.ndarray) -> np.ndarray:
 
 
 def _rmse(found: np.ndarray, wanted: np.ndarray) -> float:
-    return float(np.sqrt(np.square(found - wanted).mean()))
+    return float(np.sqrt(np.square(found - wanted).mean())) if len(wanted) else float("nan")
 
 
 def _lines(path: Path) -> list[str]:

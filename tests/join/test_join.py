@@ -1,7 +1,8 @@
-"""The soft join: weights are attention with a key for no match, labels and tables teach it, files carry it."""
+"""The soft join: weights with a key for no match, what labels and tables teach it, and its files."""
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from qkv.join import SoftJoin
 from qkv.join.candidates import Candidates
 from qkv.join.fields import clean, read_fields
 from qkv.join.labels import read_labels
-from qkv.join.learning import best_threshold, learn
+from qkv.join.learning import best_threshold
 from qkv.join.measures import Measures
 from qkv.join.pairs import Grid, Listed
 from qkv.join.weights import assign, gather, row_weights
@@ -275,7 +276,7 @@ def test_strips_cover_every_pair_once_and_keep_rows_together(monkeypatch):
     listed = list(Candidates(measures, count=5).strips())
     assert len(listed) > 1
     seen = [set(strip[0].tolist()) for strip in listed]
-    assert not any(a & b for a, b in zip(seen, seen[1:], strict=False))
+    assert not any(a & b for a, b in pairwise(seen))
     assert sum(len(strip[0]) for strip in listed) == sum(
         len(strip[0]) for strip in Candidates(measures, count=5).strips()
     )
