@@ -2,8 +2,6 @@
 
 import gzip
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +9,6 @@ import pytest
 from examples.films import Films, measure, read
 
 from qkv.errors import DataError
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module", name="folder")
@@ -59,18 +55,14 @@ def test_attention_over_known_ratings_is_nearer_than_the_mean_of_the_film(folder
     assert found.attention < found.no_space
 
 
-def test_a_folder_without_ratings_is_told(tmp_path):
+def test_a_folder_without_ratings_is_told(tmp_path, monkeypatch, capsys):
+    from examples.films.__main__ import main
+
     with pytest.raises(DataError, match=r"no ratings\.dat\.gz"):
         read(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-m", "examples.films", str(tmp_path)],
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("films: there is no ratings.dat.gz")
+    monkeypatch.setattr("sys.argv", ["films", str(tmp_path)])
+    assert main() == 2
+    assert capsys.readouterr().err.startswith("films: there is no ratings.dat.gz")
 
 
 @pytest.mark.long

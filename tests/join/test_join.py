@@ -282,6 +282,40 @@ def test_strips_cover_every_pair_once_and_keep_rows_together(monkeypatch):
     )
 
 
+@pytest.mark.parametrize("count", [None, 6])
+def test_the_closest_of_some_rows_are_those_of_all(count):
+    left, right, _ = crowd(15, 20)
+    candidates = Candidates(Measures(fields_of(left, right, ("name", "city"))), count=count)
+    rows, keys, found = candidates.closest(3)
+    some_rows, some_keys, some_found = candidates.closest(3, np.array([17, 4]))
+    own = np.isin(rows, [4, 17])
+    assert set(some_rows) == {4, 17}
+    np.testing.assert_array_equal(keys[own], some_keys)
+    np.testing.assert_array_equal(found[own], some_found)
+
+
+def test_a_draw_of_the_rows_of_a_large_table_tells_as_much(monkeypatch):
+    monkeypatch.setattr("qkv.join.unlabelled._MOST_ROWS", 25)
+    left, right, pairs = crowd(3)
+    found = found_pairs(SoftJoin().join(left, right))
+    assert len(found & set(pairs)) >= 0.95 * len(pairs)
+    assert len(found - set(pairs)) <= 1
+
+
+def test_progress_says_what_is_done_up_to_its_end():
+    left, right, pairs = crowd(16, 20)
+    seen = {}
+
+    def progress(what, done, total):
+        assert seen.get(what, 0) <= done <= total
+        seen[what] = done
+
+    labels = labelled(left, right, pairs, np.random.default_rng(0))
+    SoftJoin().fit(left, right, labels, progress=progress)
+    assert set(seen) == {"comparing", "estimating", "learning"}
+    assert seen["comparing"] == 20
+
+
 @pytest.mark.parametrize("frame", [pa.Table.from_pylist, pd.DataFrame, pl.DataFrame])
 def test_tables_and_frames_join_alike(frame):
     left, right, _ = crowd(12)

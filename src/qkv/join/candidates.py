@@ -54,25 +54,37 @@ class Candidates:
             f"(tf-idf of three letters in a row), of {self.keys:,}"
         )
 
-    def strips(self, progress: Progress | None = None) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """`(rows, keys, measures)` of some pairs after another; all pairs of a left row come together."""
+    def strips(
+        self, progress: Progress | None = None, of: np.ndarray | None = None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """`(rows, keys, measures)` of some pairs after another; all pairs of a left row come together.
+
+        Args:
+            progress: called with what is done, how much and of how much.
+            of: only these left rows; None for all.
+        """
+        wanted = np.ones(self.rows, bool) if of is None else np.isin(np.arange(self.rows), of)
         width = len(self.measures.names)
         if self.count is None:
             most = max(1, _BYTES // (4 * width * max(self.keys, 1)))
             for start in range(0, self.rows, most):
                 stop = min(start + most, self.rows)
+                if not wanted[start:stop].any():
+                    continue
                 found = self.measures.of(Grid(start, stop)).reshape(-1, width)
                 rows = np.repeat(np.arange(start, stop), self.keys)
                 keys = np.tile(np.arange(self.keys), stop - start)
-                if self.itself:
-                    apart = rows != keys
-                    rows, keys, found = rows[apart], keys[apart], found[apart]
+                kept = wanted[rows] & ((rows != keys) | (not self.itself))
+                if not kept.all():
+                    rows, keys, found = rows[kept], keys[kept], found[kept]
                 yield rows, keys, found
                 _say(progress, "comparing", stop, self.rows)
             return
         if self._listed is None:
             self._listed = self._near(self.count, progress)
         rows, keys = self._listed
+        if of is not None:
+            rows, keys = rows[wanted[rows]], keys[wanted[rows]]
         most = max(1, _BYTES // (8 * width * self.count)) * self.count
         # A strip ends where a left row ends.
         ends = np.searchsorted(rows, rows[most - 1 :: most], side="right") if len(rows) else np.zeros(0, int)
@@ -93,16 +105,12 @@ class Candidates:
             count: how many.
             of: only these left rows; None for all.
         """
-        wanted = np.ones(self.rows, bool) if of is None else np.isin(np.arange(self.rows), of)
         kept: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = [
             (np.zeros(0, int), np.zeros(0, int), np.zeros((0, len(self.measures.names)), np.float32))
         ]
-        for rows, keys, found in self.strips(progress):
-            own = wanted[rows]
-            if own.any():
-                rows, keys, found = rows[own], keys[own], found[own]
-                best = best_of_rows(rows, closeness(agreement(self.measures, found)), count)
-                kept.append((rows[best], keys[best], found[best]))
+        for rows, keys, found in self.strips(progress, of):
+            best = best_of_rows(rows, closeness(agreement(self.measures, found)), count)
+            kept.append((rows[best], keys[best], found[best]))
         rows, keys, found = (np.concatenate(parts) for parts in zip(*kept, strict=True))
         return rows, keys, found
 

@@ -29,12 +29,17 @@ _BELIEVED = 3.0
 _CLOSEST = 20
 _DRAWN = 2**16
 _STEPS = 100
+_MOST_ROWS = 20_000
+"""Of larger tables so many left rows, drawn at random, tell what agreement is worth."""
 
 
 def estimate(candidates: Candidates, progress: Progress | None = None) -> tuple[np.ndarray, float]:
     """The worth of each level, `(columns, levels)` with 0 for missing cells, and the log-odds of a match."""
     measures = candidates.measures
-    rows, keys, found = candidates.closest(_CLOSEST, progress=progress)
+    asked = None
+    if candidates.rows > _MOST_ROWS:
+        asked = np.random.default_rng(0).choice(candidates.rows, _MOST_ROWS, replace=False)
+    rows, keys, found = candidates.closest(_CLOSEST, asked, progress)
     level = levels(agreement(measures, found))
     drawn, often = np.unique(
         levels(agreement(measures, candidates.random(_DRAWN))), axis=0, return_counts=True
@@ -42,8 +47,9 @@ def estimate(candidates: Candidates, progress: Progress | None = None) -> tuple[
     columns = level.shape[-1]
     chance = _chance(drawn, often)
     same = np.tile(np.array(_START), (columns, 1))
-    pairs = max(candidates.rows * candidates.keys, 1)
-    share = max(min(candidates.rows, candidates.keys) / 2, 0.5) / pairs
+    asking = min(candidates.rows, _MOST_ROWS)
+    pairs = max(asking * candidates.keys, 1)
+    share = max(min(asking, candidates.keys) / 2, 0.5) / pairs
     worth, prior = _worth(same, chance), float(np.log(share / (1 - share)))
     for step in range(_STEPS):
         logits = prior + _total(worth, level)
