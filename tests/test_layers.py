@@ -19,6 +19,7 @@ LAYERS = [
     {"interop"},
     {"estimators"},
     {"database"},
+    {"join"},
     {"look"},
     {"cli", "testing"},
 ]

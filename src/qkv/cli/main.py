@@ -15,6 +15,8 @@ import typer
 
 from qkv.cli.ask import ask
 from qkv.cli.explain import explain
+from qkv.cli.fit import app as fit
+from qkv.cli.join import join
 from qkv.cli.look import look
 from qkv.cli.quick import convert_quickly
 from qkv.cli.roles import roles
@@ -37,6 +39,8 @@ app.command(
     "ask", short_help="Ask a table soft questions.", context_settings={"ignore_unknown_options": True}
 )(ask)
 app.command("explain", short_help="See how a call would run, from its shapes.")(explain)
+app.command("join", short_help="Find which rows of two tables are the same thing.")(join)
+app.add_typer(fit, name="fit", short_help="Learn from examples.")
 app.command("look", short_help="See where the heads of a model look.")(look)
 app.command("roles", short_help="Measure what heads do, over many sentences.")(roles)
 

@@ -3,9 +3,9 @@
 from importlib import import_module
 from typing import Any
 
-_HOMES = {"LatentSemantics": "latent"}
+_HOMES = {"LatentSemantics": "latent", "TableVectors": "tables", "WordVectors": "words"}
 
-__all__ = ["LatentSemantics"]
+__all__ = ["LatentSemantics", "TableVectors", "WordVectors"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,70 @@
+"""The public matching sets as tables: python -m examples.matching FOLDER OUT
+
+`FOLDER` holds the sets as the ER-Magellan benchmark writes them, one pair a line: `COL name VAL … TAB COL
+name VAL … TAB 0 or 1`, or Febrl's records. `OUT` gets `left.csv`, `right.csv` and the pairs `train.csv`,
+`valid.csv` and `test.csv` for each set; Febrl one table, and `same.csv`. The tables hold the records that
+stand in some pair.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+
+__all__ = ["prepare_duplicates", "prepare_pairs"]
+
+_CELL = re.compile(r"COL (\S+) VAL (.*?)(?=\s*COL \S+ VAL|\s*$)")
+_SPLITS = ("train", "valid", "test")
+
+
+def prepare_pairs(folder: Path, out: Path) -> None:
+    """Both tables and the labelled pairs of one set."""
+    tables: tuple[dict[str, int], dict[str, int]] = ({}, {})
+    out.mkdir(parents=True, exist_ok=True)
+    for split in _SPLITS:
+        pairs = []
+        for line in _lines(folder / f"{split}.txt.gz"):
+            left, right, match = line.rstrip("\n").split("\t")
+            numbers = [
+                table.setdefault(text, len(table)) for table, text in zip(tables, (left, right), strict=True)
+            ]
+            pairs.append([*numbers, match])
+        _write(out / f"{split}.csv", ["left", "right", "match"], pairs)
+    for name, table in zip(("left", "right"), tables, strict=True):
+        records = [dict(_CELL.findall(text)) for text in table]
+        columns = list(records[0])
+        _write(
+            out / f"{name}.csv",
+            columns,
+            [[record.get(column, "") for column in columns] for record in records],
+        )
+
+
+def prepare_duplicates(file: Path, out: Path) -> None:
+    """Febrl's records, and which of them are of the same person: their ids share a number."""
+    out.mkdir(parents=True, exist_ok=True)
+    header, *rows = csv.reader(_lines(file), skipinitialspace=True)
+    _write(out / "people.csv", header, rows)
+    people: dict[str, list[str]] = {}
+    for row in rows:
+        people.setdefault(row[0].split("-")[1], []).append(row[0])
+    same = [pair for ids in people.values() for pair in combinations(ids, 2)]
+    _write(out / "same.csv", ["left", "right"], same)
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with gzip.open(path, "rt", encoding="utf-8") as stream:
+        yield from stream
+
+
+def _write(path: Path, header: list[str], rows: list[list[object]] | list[tuple[str, ...]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    path.write_text(text.getvalue(), encoding="utf-8")

@@ -1,0 +1,66 @@
+"""`qkv fit join`: learn from labelled pairs what makes two rows the same thing."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qkv.errors import DataError
+
+__all__ = ["fit_join"]
+
+_HELP = """Learn a join of two tables from labelled pairs, and write it as a model for qkv join.
+
+The pairs are a table with the columns left, right and match: rows counted from 0, or the cells of the column
+that --id names, and 0 or 1. By --valid the strength of the prior and the threshold are chosen too; no pair of
+it is fitted. Without --pairs the worth of the columns is estimated from the tables, and written.
+
+\b
+Examples:
+  qkv fit join people.csv guests.csv --on name=guest,city=town --pairs same.csv --out same.json
+  qkv fit join people.csv guests.csv --on name=guest,city=town --out guessed.json
+"""
+
+
+def fit_join(
+    left: Annotated[str, typer.Argument(metavar="LEFT", help="The table that asks.", show_default=False)],
+    right: Annotated[
+        str | None, typer.Argument(metavar="RIGHT", help="The table that is asked.", show_default=False)
+    ] = None,
+    out: Annotated[str, typer.Option(metavar="FILE.json", help="The model.", show_default=False)] = "",
+    pairs: Annotated[str | None, typer.Option(metavar="FILE", help="Labelled pairs.")] = None,
+    valid: Annotated[
+        str | None, typer.Option(metavar="FILE", help="More labelled pairs, to choose by and not to fit.")
+    ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option(metavar="A[,B=C]", help="Columns to compare; all that both have, where left out."),
+    ] = None,
+    id_: Annotated[
+        str | None, typer.Option("--id", metavar="COLUMN", help="The column that tells rows in the pairs.")
+    ] = None,
+    candidates: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Right rows looked at for each left one; all, or 50 if large."),
+    ] = None,
+) -> None:
+    if not out:
+        raise DataError("there is no --out. Name a file for the model, as in --out model.json.")
+    if not Path(out).parent.is_dir():
+        raise DataError(f"there is no folder {str(Path(out).parent)!r} for the model. Make it first.")
+
+    from qkv.cli.progress import ProgressBar
+    from qkv.join import SoftJoin
+
+    with ProgressBar() as progress:
+        join = SoftJoin(on, id=id_).fit(
+            left, right, pairs, valid=valid, candidates=candidates, progress=progress
+        )
+    join.save(out)
+    assert join.model is not None
+    for note in join.model.notes:
+        print(f"· {note}")
+    print(f"· written to {out}")
+
+
+fit_join.__doc__ = _HELP

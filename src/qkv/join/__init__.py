@@ -1,0 +1,14 @@
+"""The soft join of two tables: each row attends to the rows of another, and "no match" is one key more."""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {"SoftJoin": "join", "Joined": "joined", "Match": "joined", "Evaluation": "joined"}
+
+__all__ = ["SoftJoin", "Joined", "Match", "Evaluation"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,179 @@
+"""The columns of two tables side by side, as they are compared: cleaned texts, codes, numbers, moments.
+
+    text      words: case folded, entities decoded, accents dropped, apostrophes closed ("Tom 's" is "toms")
+    code      telephone and account numbers, postcodes: texts that are mostly digits, compared by them; and
+              whole numbers that have four or more digits and nearly all equally many
+    number    numbers, and texts such as "8.70 %" that are a number with a unit
+    moment    dates and times, in days
+
+The kind is the wider of what both tables hold. A cell without a letter or a digit ("-", "") is missing.
+"""
+
+import html
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from qkv.database.columns import Column, fold
+from qkv.errors import DataError
+
+__all__ = ["Field", "Kind", "clean", "read_fields"]
+
+Kind = Literal["text", "code", "number", "moment"]
+KINDS: tuple[Kind, ...] = ("text", "code", "number", "moment")
+
+_CLITIC = re.compile(r"\s*['’`_]\s*(?=[^\W\d_]{1,2}\b)")
+_ACCENT = re.compile("[\u0300-\u036f]")
+_WORD = re.compile(r"[^\W_]+")
+_NUMBER = re.compile(r"^[^\w+-]*([+-]?\d[\d,]*(?:\.\d+)?)\s*[^\w]*$")
+_MOST = 0.9
+_LEAST_DIGITS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """One compared column of both tables.
+
+    Fields:
+        name, kind: of the column.
+        left, right: cells, `(rows,)`: strings (texts cleaned, codes their digits) or float64.
+        left_missing, right_missing: `(rows,)` booleans.
+    """
+
+    name: str
+    kind: Kind
+    left: np.ndarray
+    right: np.ndarray
+    left_missing: np.ndarray
+    right_missing: np.ndarray
+
+
+def clean(text: str) -> str:
+    """The words of a text, as they are compared.
+
+    Example:
+        >>> clean("` Poor Richard 's '  ALE &#40; IPA &#41;")
+        'poor richards ale ipa'
+    """
+    plain = fold(html.unescape(text))
+    if not plain.isascii():
+        # Only the accents of European scripts: elsewhere marks are letters.
+        plain = unicodedata.normalize("NFC", _ACCENT.sub("", unicodedata.normalize("NFD", plain)))
+    closed = _CLITIC.sub("", plain)
+    if closed.isascii():
+        return " ".join(_WORD.findall(closed))
+    # Vowel signs are no letters to a regular expression, so what is between words is told by its category.
+    apart = (" " if unicodedata.category(sign)[0] in "PSZC" else sign for sign in closed)
+    return " ".join("".join(apart).split())
+
+
+def read_fields(
+    left: Any, right: Any, names: tuple[str, ...], kinds: dict[str, Kind] | None = None
+) -> list[Field]:
+    """Read the named columns of two pyarrow tables.
+
+    Args:
+        left, right: pyarrow tables that both have these columns.
+        names: the columns.
+        kinds: what each is compared as, where that is known from a model; else it is found.
+
+    Raises:
+        DataError: a column holds vectors, or not what the model was fitted to.
+    """
+    return [_field(Column.of(left, name), Column.of(right, name), (kinds or {}).get(name)) for name in names]
+
+
+def _field(left: Column, right: Column, kind: Kind | None) -> Field:
+    for column in (left, right):
+        if column.kind == "vector":
+            raise DataError(
+                f"column {column.name!r} holds vectors, and a join compares texts, numbers and dates."
+            )
+    wanted = kind or _kind(left, right)
+    cells: list[np.ndarray] = []
+    missing: list[np.ndarray] = []
+    for column in (left, right):
+        own, absent = _as(column, wanted)
+        cells.append(own)
+        missing.append(absent)
+    return Field(left.name, wanted, cells[0], cells[1], missing[0], missing[1])
+
+
+def _kind(left: Column, right: Column) -> Kind:
+    if left.kind == right.kind == "moment":
+        return "moment"
+    if {left.kind, right.kind} <= {"number", "boolean"}:
+        return "code" if _long_whole(left) and _long_whole(right) else "number"
+    texts = [text for column in (left, right) for text in _raw(column)[~_absent(_raw(column))]]
+    if not texts:
+        return "text"
+    if np.mean([_number(text) is not None for text in texts]) >= _MOST and not _codes(texts):
+        return "number"
+    return "code" if _codes(texts) else "text"
+
+
+def _long_whole(column: Column) -> bool:
+    """Whether nearly all cells are whole numbers with equally many digits, four or more."""
+    cells = column.cells[~column.missing]
+    if not len(cells) or (cells != np.round(cells)).any() or (cells < 0).any():
+        return False
+    lengths, counts = np.unique([len(f"{cell:.0f}") for cell in cells], return_counts=True)
+    return bool(lengths[counts.argmax()] >= _LEAST_DIGITS and counts.max() >= _MOST * len(cells))
+
+
+def _codes(texts: list[str]) -> bool:
+    """Whether most are mostly digits, and long enough not to be an amount."""
+
+    def code(text: str) -> bool:
+        signs = [sign for sign in text if sign.isalnum()]
+        digits = sum(sign.isdigit() for sign in signs)
+        return digits >= _LEAST_DIGITS and 2 * digits > len(signs) and "." not in text
+
+    return bool(np.mean([code(text) for text in texts]) >= _MOST)
+
+
+def _number(text: str) -> float | None:
+    found = _NUMBER.match(text)
+    return float(found[1].replace(",", "")) if found else None
+
+
+def _raw(column: Column) -> np.ndarray:
+    """Cells as texts."""
+    if column.original is not None:
+        return np.array(["" if text is None else str(text) for text in column.original], dtype=object)
+    if column.kind == "moment":
+        moments = [column.moment(cell) for cell in column.cells]
+        return np.where(column.missing, "", np.array([str(moment) for moment in moments], dtype=object))
+    return np.where(column.missing, "", np.array([f"{cell:.15g}" for cell in column.cells], dtype=object))
+
+
+def _absent(texts: np.ndarray) -> np.ndarray:
+    return np.array([not _WORD.search(text) for text in texts], dtype=bool)
+
+
+def _as(column: Column, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
+    """The cells as this kind, and which are missing."""
+    if kind == "moment":
+        if column.kind != "moment":
+            raise DataError(
+                f"column {column.name!r} holds {column.kind}s, and the model compares dates there."
+            )
+        return (column.cells + column.origin) / column.units_per_day, column.missing
+    if kind == "number" and column.kind in ("number", "boolean"):
+        return column.cells, column.missing
+    raw = _raw(column)
+    if kind == "number":
+        read = [_number(text) for text in raw]
+        absent = np.array([number is None for number in read], dtype=bool)
+        return np.array([0.0 if number is None else number for number in read]), absent
+    keep = clean if kind == "text" else _digits
+    cells = np.array([keep(text) for text in raw], dtype=object)
+    return cells, cells == ""
+
+
+def _digits(text: str) -> str:
+    """The letters and digits of a code, without what stands between them."""
+    return "".join(_WORD.findall(fold(text)))

@@ -1,0 +1,197 @@
+"""The result of a join: pairs with weights, as a table, and how good they are against labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qkv.errors import OptionError
+from qkv.join.labels import Labels, read_labels
+from qkv.join.weights import Edges, assign
+
+__all__ = ["Evaluation", "Joined", "Match"]
+
+
+@dataclass(frozen=True)
+class Match:
+    """One pair of rows.
+
+    Attributes:
+        left, right: row numbers.
+        weight: the share of the left row's attention that this right row gets.
+        probability: of this pair alone.
+    """
+
+    left: int
+    right: int
+    weight: float
+    probability: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Found pairs against labelled ones.
+
+    Attributes:
+        precision, recall, f1: 0 where nothing was found or nothing was to be found.
+        pairs, matches: how many pairs are labelled, and how many of them are matches.
+        found, right: how many of the labelled pairs are in the join, and how many of these are matches.
+    """
+
+    precision: float
+    recall: float
+    f1: float
+    pairs: int
+    matches: int
+    found: int
+    right: int
+
+    def __str__(self) -> str:
+        return (
+            f"precision {self.precision:.3f}   recall {self.recall:.3f}   F1 {self.f1:.3f}   "
+            f"({self.right} right of {self.found} found; {self.matches} matches among {self.pairs:,} pairs)"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """Pairs of two tables, the strongest of each left row first.
+
+    Fields:
+        left, right: the pyarrow tables; the same one where a table was joined to itself.
+        rows, keys, weights, probabilities: of the pairs that are a match.
+        no_match: `(left rows,)`, the weight of "no match".
+        threshold: from which weight (or probability, see `SoftJoin.join`) a pair is a match.
+        notes: sentences about how it was done.
+        on: `(left name, right name)` of the columns that were compared.
+        ids: the row of each id, where labelled pairs tell rows so.
+    """
+
+    left: Any
+    right: Any
+    rows: np.ndarray
+    keys: np.ndarray
+    weights: np.ndarray
+    probabilities: np.ndarray
+    no_match: np.ndarray
+    threshold: float
+    notes: tuple[str, ...]
+    on: tuple[tuple[str, str], ...]
+    ids: tuple[dict[str, int] | None, dict[str, int] | None] = (None, None)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Match]:
+        for row, key, weight, probability in zip(
+            self.rows, self.keys, self.weights, self.probabilities, strict=True
+        ):
+            yield Match(int(row), int(key), float(weight), float(probability))
+
+    @property
+    def itself(self) -> bool:
+        """Whether one table was joined to itself."""
+        return self.left is self.right
+
+    @property
+    def table(self) -> Any:
+        """The pairs as a pyarrow table: row numbers, weight, probability, and the columns of both sides.
+
+        Columns are named `left_row`, `right_row`, `weight`, `probability`, then `left.name` and `right.name`.
+        """
+        import pyarrow as pa
+
+        columns: dict[str, Any] = {
+            "left_row": pa.array(self.rows.astype(np.int64)),
+            "right_row": pa.array(self.keys.astype(np.int64)),
+            "weight": pa.array(self.weights),
+            "probability": pa.array(self.probabilities),
+        }
+        for side, table, rows in (("left", self.left, self.rows), ("right", self.right, self.keys)):
+            taken = table.take(pa.array(rows.astype(np.int64)))
+            columns |= {f"{side}.{name}": taken.column(name) for name in table.column_names}
+        return pa.table(columns)
+
+    def evaluate(self, pairs: Any) -> Evaluation:
+        """Precision, recall and F1 against labelled pairs; see `qkv.join.labels` for their table.
+
+        Only labelled pairs count; where the labels list all matches there are, every pair of the join does.
+
+        Raises:
+            DataError: the labels do not fit the tables.
+        """
+        labels = read_labels(pairs, (self.left.num_rows, self.right.num_rows), self.ids)
+        found = set(zip(*self._sides(self.rows, self.keys), strict=True))
+        listed = list(zip(*self._sides(labels.rows, labels.keys), strict=True))
+        return _evaluated(found, listed, labels)
+
+    def _sides(self, rows: np.ndarray, keys: np.ndarray) -> tuple[list[int], list[int]]:
+        if self.itself:  # a pair of one table has no first and second
+            rows, keys = np.minimum(rows, keys), np.maximum(rows, keys)
+        return rows.tolist(), keys.tolist()
+
+
+def _evaluated(found: set[tuple[int, int]], listed: list[tuple[int, int]], labels: Labels) -> Evaluation:
+    matches = {pair for pair, label in zip(listed, labels.match.tolist(), strict=True) if label}
+    if not labels.complete:
+        found = found & set(listed)
+    right = len(found & matches)
+    precision = right / len(found) if found else 0.0
+    recall = right / len(matches) if matches else 0.0
+    f1 = 2 * right / (len(found) + len(matches)) if found or matches else 0.0
+    return Evaluation(precision, recall, f1, len(set(listed)), len(matches), len(found), right)
+
+
+def matched(
+    edges: Edges, threshold: float, one_to_one: bool, many: bool, itself: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """`(rows, keys, weights, probabilities)` of the pairs that are a match.
+
+    A pair of a table with itself is there once, and has the smaller of its weights in both directions.
+
+    Raises:
+        OptionError: the threshold is outside (0, 1], or both kinds of pairing are asked for.
+    """
+    if not 0.0 < threshold <= 1.0:
+        raise OptionError(f"the threshold is {threshold:g}, and a number above 0 and up to 1 is wanted.")
+    if one_to_one and many:
+        raise OptionError("one-to-one and many exclude each other. Choose one.")
+    rows, keys, logits, weights = edges.rows, edges.keys, edges.logits, edges.weights
+    if itself:
+        rows, keys, logits, weights = _once(rows, keys, logits, weights)
+    probability = 1.0 / (1.0 + np.exp(-logits))
+    if one_to_one:
+        needed = np.log(threshold / (1.0 - threshold)) if threshold < 1.0 else np.inf
+        kept = _paired(rows, keys, logits - needed, itself)
+    else:
+        kept = (probability if many else weights) >= threshold
+    order = np.lexsort((-weights[kept], rows[kept]))
+    return tuple(x[kept][order] for x in (rows, keys, weights, probability))
+
+
+def _once(
+    rows: np.ndarray, keys: np.ndarray, logits: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Each pair once, the smaller row first, with the smaller weight; the other direction may be cut off."""
+    first, second = np.minimum(rows, keys), np.maximum(rows, keys)
+    order = np.lexsort((weights, second, first))
+    first, second, logits, weights = first[order], second[order], logits[order], weights[order]
+    new = np.append(True, (np.diff(first) != 0) | (np.diff(second) != 0))[: len(first)]
+    return first[new], second[new], logits[new], weights[new]
+
+
+def _paired(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray, itself: bool) -> np.ndarray:
+    if not itself:
+        return assign(rows, keys, gain)
+    # Within one table a pairing is no assignment: the strongest pairs first, each row once.
+    taken = np.zeros(len(rows), bool)
+    used: set[int] = set()
+    for place in np.argsort(-gain, kind="stable"):
+        pair = {int(rows[place]), int(keys[place])}
+        if gain[place] > 0 and not pair & used:
+            taken[place] = True
+            used |= pair
+    return taken

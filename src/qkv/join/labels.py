@@ -1,0 +1,115 @@
+"""Labelled pairs: which left row and which right row, and whether they are the same thing.
+
+A table with the columns `left`, `right` and `match` (or `ltable_id`, `rtable_id`, `label`, as Magellan and
+DeepMatcher write them). Without the third column it lists all matches there are. A row is told by its number,
+from 0, or by its cell in the id column, where there is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from qkv.database.sources import describe, read
+from qkv.errors import DataError
+
+__all__ = ["Labels", "read_labels", "row_numbers"]
+
+_NAMES = (("left", "right", "match"), ("ltable_id", "rtable_id", "label"))
+_TRUE = {"1", "true", "yes", "match", "1.0"}
+_FALSE = {"0", "false", "no", "0.0"}
+
+
+@dataclass(frozen=True, eq=False)
+class Labels:
+    """Pairs by row number.
+
+    Fields:
+        rows, keys: `(pairs,)`.
+        match: `(pairs,)` of 0 and 1.
+        complete: whether every match is listed, and nothing else.
+    """
+
+    rows: np.ndarray
+    keys: np.ndarray
+    match: np.ndarray
+    complete: bool
+
+
+def row_numbers(table: Any, column: str | None, where: str) -> dict[str, int] | None:
+    """The row of each id; None where rows are told by their number.
+
+    Raises:
+        DataError: an id is missing or occurs twice.
+    """
+    if column is None:
+        return None
+    cells = table.column(column).to_pylist()
+    if None in cells:
+        raise DataError(f"the id column {column!r} of {where} has no cell in row {cells.index(None)}.")
+    found: dict[str, int] = {}
+    for row, cell in enumerate(cells):
+        if found.setdefault(str(cell).strip(), row) != row:
+            raise DataError(f"the id {cell!r} occurs more than once in {where}. An id tells one row.")
+    return found
+
+
+def read_labels(
+    source: Any,
+    sizes: tuple[int, int],
+    ids: tuple[dict[str, int] | None, dict[str, int] | None],
+) -> Labels:
+    """Read labelled pairs of two tables.
+
+    Args:
+        source: a path, a table or a list of records.
+        sizes: how many rows the tables have.
+        ids: of each table from `row_numbers`.
+
+    Raises:
+        DataError: columns are absent, a row is not in its table, or a label is neither 0 nor 1.
+    """
+    name = describe(source)
+    table = read(source)
+    lowered = {column.lower(): column for column in table.column_names}
+    names = next((names for names in _NAMES if set(names[:2]) <= set(lowered)), None)
+    if names is None:
+        raise DataError(
+            f"the pairs in {name} have the columns {', '.join(table.column_names)}. Name them left, right "
+            "and match (or ltable_id, rtable_id and label)."
+        )
+    rows, keys = (
+        _rows(table.column(lowered[column]).to_pylist(), own, size, f"{column} in {name}")
+        for column, own, size in zip(names[:2], ids, sizes, strict=True)
+    )
+    if names[2] not in lowered:
+        return Labels(rows, keys, np.ones(len(rows), int), True)
+    cells = table.column(lowered[names[2]]).to_pylist()
+    return Labels(rows, keys, np.array([_label(cell, i, name) for i, cell in enumerate(cells)], int), False)
+
+
+def _rows(cells: list[Any], ids: dict[str, int] | None, size: int, where: str) -> np.ndarray:
+    found = np.zeros(len(cells), int)
+    for place, cell in enumerate(cells):
+        text = str(cell).strip()
+        if ids is not None:
+            if text not in ids:
+                raise DataError(f"{where}, line {place + 1}: no row has the id {cell!r}.")
+            found[place] = ids[text]
+            continue
+        if not text.isdigit() or int(text) >= size:
+            raise DataError(
+                f"{where}, line {place + 1}: {cell!r} is no row from 0 to {size - 1}. "
+                "Name the column that tells rows as id (--id), or count from 0."
+            )
+        found[place] = int(text)
+    return found
+
+
+def _label(cell: Any, place: int, name: str) -> int:
+    text = str(cell).strip().lower()
+    if text not in _TRUE | _FALSE:
+        raise DataError(f"the label in {name}, line {place + 1}, is {cell!r}, and 0 or 1 is wanted.")
+    return int(text in _TRUE)

@@ -1,0 +1,120 @@
+"""From log-odds of pairs to attention over a table, with one key more: "no match".
+
+    weight(r, k) = e^(l_rk) / (1 + Σ_j e^(l_rj))        probability(r, k) = e^(l_rk) / (1 + e^(l_rk))
+
+The logit of "no match" is 0, for l already is the score less what a match needs. The weight lets the right
+rows compete for a left one; the probability looks at a pair alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from qkv.join.candidates import best_of_rows
+
+__all__ = ["Edges", "assign", "gather", "row_weights"]
+
+_MOST_PER_ROW = 100
+_LEAST = 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class Edges:
+    """Pairs worth keeping.
+
+    Fields:
+        rows, keys, logits: of each pair, by left row; probability at least 0.01, at most 100 of a row.
+        weights: of each pair, over all keys of its row.
+        no_match: `(left rows,)`, what is left to "no match".
+    """
+
+    rows: np.ndarray
+    keys: np.ndarray
+    logits: np.ndarray
+    weights: np.ndarray
+    no_match: np.ndarray
+
+    @property
+    def probabilities(self) -> np.ndarray:
+        """Of each pair by itself."""
+        return np.asarray(1.0 / (1.0 + np.exp(-self.logits)))
+
+
+def gather(strips: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: int) -> Edges:
+    """Edges from `(rows, keys, logits)` of some pairs after another, all of a row together."""
+    least = np.log(_LEAST / (1 - _LEAST))
+    no_match = np.ones(rows)
+    kept = [(np.zeros(0, int), np.zeros(0, int), np.zeros(0), np.zeros(0))]
+    for own, keys, logits in strips:
+        weights, nothing = row_weights(own, logits)
+        no_match[own] = nothing
+        near = np.flatnonzero(logits >= least)
+        near = near[best_of_rows(own[near], logits[near], _MOST_PER_ROW)]
+        kept.append((own[near], keys[near], logits[near], weights[near]))
+    near_rows, near_keys, near_logits, near_weights = (
+        np.concatenate(parts) for parts in zip(*kept, strict=True)
+    )
+    return Edges(near_rows, near_keys, near_logits, near_weights, no_match)
+
+
+def row_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The weight of each pair among those of its row and "no match", and the weight of "no match" beside it.
+
+    This is `normalizers.Softmax(sink=0.0)` over rows of unequal length.
+
+    Example:
+        >>> weights, nothing = row_weights(np.array([0, 0, 1]), np.log([2.0, 1.0, 3.0]))
+        >>> weights.round(2).tolist(), nothing.round(2).tolist()
+        ([0.5, 0.25, 0.75], [0.25, 0.25, 0.25])
+    """
+    if not len(rows):
+        return np.zeros(0), np.zeros(0)
+    # Rows are of any length, so they are no matrix: one key may be near to every row.
+    found, place = np.unique(rows, return_inverse=True)
+    largest = np.zeros(len(found))  # the logit of "no match" takes part
+    np.maximum.at(largest, place, logits)
+    shares = np.exp(logits - largest[place])
+    nothing = np.exp(-largest)
+    total = np.bincount(place, shares, len(found)) + nothing
+    return shares / total[place], (nothing / total)[place]
+
+
+def assign(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray) -> np.ndarray:
+    """Which pairs are in the one-to-one pairing of largest total gain; pairs without gain are in none.
+
+    Pairs that share no row with others are settled by themselves: each connected part is an assignment
+    problem of its own.
+
+    Example:
+        >>> assign(np.array([0, 0, 1]), np.array([0, 1, 0]), np.array([3.0, 2.0, 2.5])).tolist()
+        [False, True, True]
+    """
+    taken = np.zeros(len(rows), bool)
+    useful = np.flatnonzero(gain > 0)
+    if not len(useful):
+        return taken
+    own_rows, row = np.unique(rows[useful], return_inverse=True)
+    own_keys, key = np.unique(keys[useful], return_inverse=True)
+    size = len(own_rows) + len(own_keys)
+    graph = coo_matrix((np.ones(len(useful)), (row, key + len(own_rows))), shape=(size, size))
+    _, label = connected_components(graph, directed=False)
+    of_edge = label[row]
+    order = np.argsort(of_edge, kind="stable")
+    for part in np.split(order, np.flatnonzero(np.diff(of_edge[order])) + 1):
+        if len(part) == 1:
+            taken[useful[part]] = True
+            continue
+        r, i = np.unique(row[part], return_inverse=True)
+        k, j = np.unique(key[part], return_inverse=True)
+        table = np.zeros((len(r), len(k)))
+        table[i, j] = gain[useful[part]]
+        chosen = np.zeros(table.shape, bool)
+        chosen[linear_sum_assignment(table, maximize=True)] = True
+        taken[useful[part[chosen[i, j]]]] = True
+    return taken

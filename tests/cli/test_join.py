@@ -1,0 +1,126 @@
+"""`qkv join` and `qkv fit join` on the example tables."""
+
+import csv
+import json
+import re
+
+import pyarrow.parquet as parquet
+import pytest
+
+from qkv.cli.fit_join import fit_join
+from qkv.cli.join import join
+
+from .conftest import EXAMPLES
+
+TABLES = ("people.csv", "guests.csv")
+ON = ("--on", "name=guest,city=town")
+
+
+def test_the_pairs_are_shown_with_weights_the_strongest_first(qkv):
+    code, out, err = qkv("join", *TABLES, *ON, "--top", "3")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert re.match(r"\d+ pairs of 24 and 13 rows, the strongest 3:$", lines[0])
+    assert lines[1].split() == ["weight", "left", "row", "right", "row"]
+    weights = [float(line.split()[0]) for line in lines[2:5]]
+    assert weights == sorted(weights, reverse=True)
+    lines = qkv("join", *TABLES, *ON, "--top", "20")[1].splitlines()
+    assert any(
+        "Katarzyna Wiśniewska, Kraków" in line and "Katarzyna Wisniewska, Krakow" in line for line in lines
+    )
+    assert "· all 24 × 13 pairs compared" in lines
+
+
+def test_a_fitted_model_joins_and_is_evaluated(qkv, tmp_path):
+    model = str(tmp_path / "model.json")
+    code, out, err = qkv("fit", "join", *TABLES, *ON, "--pairs", "same.csv", "--out", model)
+    assert (code, err) == (0, "")
+    assert "learned from 16 labelled pairs, 11 of them matches" in out
+    code, out, _ = qkv("join", *TABLES, "--model", model, "--evaluate", "same.csv", "--one-to-one")
+    assert code == 0
+    precision, recall, f1 = map(
+        float, re.search(r"precision ([\d.]+)   recall ([\d.]+)   F1 ([\d.]+)", out).groups()
+    )
+    assert f1 == pytest.approx(2 * precision * recall / (precision + recall), abs=2e-3)
+    assert f1 > 0.9
+
+
+def test_a_model_can_be_estimated_without_pairs(qkv, tmp_path):
+    code, out, _ = qkv("fit", "join", *TABLES, *ON, "--out", str(tmp_path / "model.json"))
+    assert code == 0
+    assert "estimated from the tables alone" in out
+    assert json.loads((tmp_path / "model.json").read_text())["learned"] is None
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "arrow", "jsonl"])
+def test_every_format_of_out_holds_every_pair(qkv, tmp_path, suffix):
+    from qkv.database.sources import read
+
+    path = tmp_path / f"pairs.{suffix}"
+    code, out, _ = qkv("join", *TABLES, *ON, "--out", str(path), "--top", "0")
+    assert code == 0
+    count = int(re.match(r"(\d+) pairs", out)[1])
+    table = parquet.read_table(path) if suffix == "parquet" else read(str(path))
+    assert table.num_rows == count > 5
+    assert {"left_row", "right_row", "weight", "probability", "left.name", "right.guest"} <= set(
+        table.column_names
+    )
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_table_alone_is_searched_for_duplicates(qkv, tmp_path):
+    rows = [*csv.reader((EXAMPLES / "people.csv").read_text(encoding="utf-8").splitlines())]
+    again = [
+        *rows,
+        ["Jon Doe", "52000", "Oslo"],
+        ["Aisha Kahn", "66100", "London"],
+        ["Wei Zang", "71200", "Shanghai"],
+    ]
+    with (tmp_path / "people.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(again)
+    code, out, _ = qkv("join", str(tmp_path / "people.csv"), "--on", "name,income,city")
+    assert code == 0
+    found = {tuple(sorted(pair)) for pair in re.findall(r"^ *[\d.]+ +(\d+)  .*? +(\d+)  ", out, re.MULTILINE)}
+    assert {("0", "24"), ("25", "6"), ("26", "8")} <= found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("join",), "LEFT"),
+        (("join", "people.csv", "guests.csv"), "no column in common"),
+        (("join", *TABLES, "--on", "name"), "no column 'name' in guests.csv"),
+        (("join", *TABLES, *ON, "--out", "x.txt"), "ends in none of"),
+        (("join", *TABLES, *ON, "--out", "no-folder/x.csv"), "there is no folder"),
+        (("join", *TABLES, *ON, "--evaluate", "people.csv"), "Name them left, right and match"),
+        (("join", *TABLES, *ON, "--threshold", "2"), "the threshold is 2"),
+        (("join", *TABLES, *ON, "--one-to-one", "--many"), "exclude each other"),
+        (("join", *TABLES, "--model", "no.json"), "cannot be read"),
+        (("join", *TABLES, *ON, "--model", "no.json"), "Leave --on out"),
+        (("join", *TABLES, "--model", "people.csv"), "no JSON"),
+        (("fit", "join", *TABLES, *ON), "there is no --out"),
+        (("fit", "join", *TABLES, *ON, "--out", "no-folder/m.json"), "there is no folder"),
+        (
+            ("fit", "join", *TABLES, *ON, "--out", "m.json", "--pairs", "gpa.csv"),
+            "Name them left, right and match",
+        ),
+    ],
+)
+def test_what_cannot_be_used_is_one_sentence_on_stderr_and_nothing_is_written(qkv, arguments, said):
+    before = sorted(path.name for path in EXAMPLES.iterdir())
+    code, out, err = qkv(*arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert err.count("\n") == 1
+    assert sorted(path.name for path in EXAMPLES.iterdir()) == before
+
+
+@pytest.mark.parametrize("command", [join, fit_join])
+def test_the_examples_of_the_help_run(qkv, command, tmp_path, monkeypatch):
+    lines = [line.split() for line in command.__doc__.splitlines() if line.startswith("  qkv ")]
+    assert len(lines) >= 2
+    for line in lines:
+        arguments = [str(tmp_path / word) if line[n] == "--out" else word for n, word in enumerate(line[1:])]
+        code, out, err = qkv(*arguments)
+        assert (code, err) == (0, ""), line
+        assert out

@@ -1,0 +1,186 @@
+"""Word vectors: every format there and back, what is damaged named by its place, what people find similar."""
+
+import csv
+import gzip
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qkv.encoders import WordVectors
+from qkv.errors import DataError, KindError, OptionError
+
+WORDS = ("the", "King", "queen", "São Paulo", "naïve", "王")
+VECTORS = np.random.default_rng(0).normal(size=(len(WORDS), 5)).astype(np.float32)
+
+
+def some(words=WORDS):
+    return WordVectors(words, VECTORS[: len(words)])
+
+
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("a.txt", "word2vec"),
+        ("a.vec", "word2vec"),
+        ("a.txt", "glove"),
+        ("a.txt.gz", "word2vec"),
+        ("a.glove.gz", "glove"),
+    ],
+)
+def test_a_text_file_that_was_written_is_read_as_it_was(tmp_path, name, format):
+    some().save(tmp_path / name, format=format)
+    read = WordVectors.load(tmp_path / name)
+    assert read.words == WORDS
+    np.testing.assert_array_equal(read.vectors, VECTORS)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["a.bin", "a.bin.gz", "a.dat"])
+def test_a_binary_file_that_was_written_is_read_as_it_was(tmp_path, name):
+    words = tuple(word.replace(" ", "_") for word in WORDS)
+    some(words).save(tmp_path / name, format="binary")
+    read = WordVectors.load(tmp_path / name, format="binary")
+    assert read.words == words
+    np.testing.assert_array_equal(read.vectors, VECTORS)
+
+
+def test_a_binary_file_without_new_lines_after_its_vectors_is_read(tmp_path):
+    content = b"2 2\n" + b"a " + struct.pack("<2f", 1, 2) + b"b " + struct.pack("<2f", 3, 4)
+    (tmp_path / "a.bin").write_bytes(content)
+    read = WordVectors.load(tmp_path / "a.bin")
+    assert read.words == ("a", "b")
+    np.testing.assert_array_equal(read.vectors, [[1, 2], [3, 4]])
+
+
+def test_a_limit_reads_the_first_words_only(tmp_path):
+    for format, name in (("word2vec", "a.txt"), ("glove", "b.txt"), ("binary", "c.bin")):
+        some(WORDS[:3]).save(tmp_path / name, format=format)
+        assert WordVectors.load(tmp_path / name, limit=2).words == WORDS[:2]
+
+
+def test_of_a_word_that_stands_twice_in_a_file_the_first_counts(tmp_path):
+    (tmp_path / "a.txt").write_text("a 1 2\nb 3 4\na 5 6\n")
+    read = WordVectors.load(tmp_path / "a.txt")
+    assert read.words == ("a", "b")
+    np.testing.assert_array_equal(read.vectors, [[1, 2], [3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "said"),
+    [
+        (b"a 1 2\nb 3\n", "a.txt", "a.txt, line 2: 1 numbers, and 2 are wanted"),
+        (b"2 2\na 1 2\nb x 4\n", "a.txt", "a.txt, line 3: 'b x 4' is no word and 2 numbers"),
+        (b"3 2\na 1 2\n", "a.txt", "a.txt ends after 1 words, and its first line says 3"),
+        (b"a 1 nan\n", "a.txt", "line 1: a number of the word 'a' is not finite"),
+        (b"a 1\n\xff\xfe 1\n", "a.txt", "line 2: the word is not text in UTF-8"),
+        (b"", "a.txt", "is empty"),
+        (b"word\n", "a.txt", "line 1: 0 numbers"),
+        (b"a b\n", "a.bin", "a.bin, byte 0"),
+        (
+            b"2 2\na " + struct.pack("<2f", 1, 2),
+            "a.bin",
+            "byte 14: it ends after 1 words, and its first line says 2",
+        ),
+        (b"1 2\na " + struct.pack("<f", 1), "a.bin", "byte 10: it ends within the vector of word 1 of 1"),
+        (
+            b"1 1\na " + struct.pack("<f", float("inf")),
+            "a.bin",
+            "byte 6: a number of the word 'a' is not finite",
+        ),
+        (b"1 1\n" + b"x" * 20_000, "a.bin", "byte 4: no word ends within 10,000 bytes"),
+        (b"1 1\n\xff " + struct.pack("<f", 1), "a.bin", "byte 4: the word is not text"),
+        (gzip.compress(b"a 1 2\n" * 999)[:30], "a.txt.gz", "no whole gzip file"),
+        (b"a 1 2\n", "a.txt.gz", "no whole gzip file"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_named_by_its_line_or_byte(tmp_path, content, name, said):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as error:
+        WordVectors.load(tmp_path / name)
+    assert said in str(error.value)
+
+
+def test_a_first_line_that_lies_about_its_size_allocates_nothing(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"99999999999999 300\na " + struct.pack("<300f", *range(300)))
+    with pytest.raises(DataError, match="ends after 1 words"):
+        WordVectors.load(tmp_path / "a.bin")
+
+
+def test_a_file_that_is_absent_and_a_format_that_is_unknown_are_told(tmp_path):
+    with pytest.raises(DataError, match="there is no file"):
+        WordVectors.load(tmp_path / "none.txt")
+    with pytest.raises(OptionError, match="word2vec, glove, binary"):
+        some().save(tmp_path / "a.txt", format="fasttext")
+    with pytest.raises(DataError, match="cannot stand"):
+        some().save(tmp_path / "a.bin", format="binary")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_word_is_found_in_lower_case_and_with_a_capital_and_else_not():
+    vectors = some()
+    np.testing.assert_array_equal(vectors["THE"], vectors["the"])
+    np.testing.assert_array_equal(vectors["king"], vectors["King"])
+    assert "kings" not in vectors
+    with pytest.raises(KeyError):
+        vectors["kings"]
+
+
+def test_a_text_is_the_weighted_mean_of_the_words_that_are_found():
+    vectors = some()
+    the, king = VECTORS[0].astype(float), VECTORS[1].astype(float)
+    encoded = vectors.encode(["the king, unheard of", None, "unheard", "the"])
+    np.testing.assert_allclose(encoded, [(the + king) / 2, 0 * the, 0 * the, the], atol=1e-6)
+    weighted = vectors.weighted_by(["the king", "the queen", "the the"])
+    rare, common = np.log(4 / 2) + 1, np.log(4 / 4) + 1
+    wanted = (common * the + rare * king) / (common + rare)
+    np.testing.assert_allclose(weighted.encode(["the king"])[0], wanted, atol=1e-6)
+    assert vectors.coverage(["the king unheard of"]) == 0.5
+
+
+def test_a_bare_text_and_what_is_no_text_are_refused():
+    with pytest.raises(KindError, match="list of texts"):
+        some().encode("the king")
+    with pytest.raises(KindError, match="Give strings"):
+        some().encode([3])
+
+
+def test_progress_reaches_the_end():
+    seen = []
+    some().encode(["the"] * 10_500, progress=lambda *said: seen.append(said))
+    assert seen == [("encoding", 10_000, 10_500), ("encoding", 10_500, 10_500)]
+
+
+@pytest.fixture(scope="module", name="published")
+def _published():
+    if "QKV_DATA" not in os.environ:
+        pytest.skip("QKV_DATA does not name the folder of public data")
+    folder = Path(os.environ["QKV_DATA"]) / "vectors"
+    with gzip.open(folder / "googlenews8k_300d_f16.npy.gz") as stream:
+        vectors = np.load(stream)
+    words = (folder / "googlenews8k_words.txt").read_text(encoding="utf-8").split()
+    return WordVectors(tuple(words), vectors.astype(np.float32)), folder
+
+
+def test_what_people_find_similar_has_a_large_cosine(published):
+    from scipy.stats import spearmanr
+
+    vectors, folder = published
+    lines = (folder / "EN-WS-353-ALL.txt").read_text(encoding="utf-8").splitlines()
+    pairs = [row[:3] for row in csv.reader(lines, delimiter="\t") if not row[0].startswith("#")]
+    pairs = [(a, b, float(mean)) for a, b, mean in pairs if a in vectors and b in vectors]
+    assert len(pairs) > 250
+    found = spearmanr([mean for *_, mean in pairs], [vectors.similarity(a, b) for a, b, _ in pairs]).statistic
+    assert found > 0.65
+
+
+def test_published_vectors_survive_each_format(published, tmp_path):
+    vectors, _ = published
+    few = WordVectors(vectors.words[:500], vectors.vectors[:500])
+    for name, format in (("a.bin", "binary"), ("a.txt.gz", "glove")):
+        few.save(tmp_path / name, format=format)
+        read = WordVectors.load(tmp_path / name)
+        assert read.words == few.words
+        np.testing.assert_array_equal(read.vectors, few.vectors)

@@ -1,0 +1,499 @@
+"""The soft join: weights with a key for no match, what labels and tables teach it, and its files."""
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from qkv.errors import DataError, OptionError
+from qkv.join import SoftJoin
+from qkv.join.candidates import Candidates
+from qkv.join.fields import clean, read_fields
+from qkv.join.labels import read_labels
+from qkv.join.learning import best_threshold
+from qkv.join.measures import Measures
+from qkv.join.pairs import Grid, Listed
+from qkv.join.weights import assign, gather, row_weights
+from qkv.normalizers import Softmax
+
+ROOT = Path(__file__).parents[2]
+PEOPLE, GUESTS, SAME = (ROOT / "examples" / f"{name}.csv" for name in ("people", "guests", "same"))
+ON = "name=guest,city=town"
+
+FIRST = ("Anna", "Bo", "Carla", "Dmitri", "Eve", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Kaya", "Liv")
+LAST = (
+    "Berg",
+    "Costa",
+    "Dahl",
+    "Evans",
+    "Fontaine",
+    "Gruber",
+    "Hansen",
+    "Ito",
+    "Jensen",
+    "Kowalski",
+    "Lindt",
+)
+CITY = ("Oslo", "Rome", "Kyoto", "Lagos", "Sofia")
+
+
+def crowd(seed, count=60):
+    """People, and a table of half of them misspelt among others; the true pairs."""
+    draw = np.random.default_rng(seed)
+
+    def one():
+        return {
+            "name": f"{draw.choice(FIRST)} {draw.choice(LAST)}",
+            "city": str(draw.choice(CITY)),
+            "phone": "".join(str(digit) for digit in draw.integers(0, 10, 8)),
+            "born": int(draw.integers(1940, 2005)),
+        }
+
+    left = [one() for _ in range(count)]
+    right, pairs = [], []
+    for number, row in enumerate(left[: count // 2]):
+        name = row["name"]
+        place = int(draw.integers(1, len(name) - 1))
+        misspelt = {**row, "name": name[:place] + name[place + 1 :]}
+        if number % 3 == 0:
+            misspelt["phone"] = None
+        pairs.append((number, len(right)))
+        right.append(misspelt)
+    right += [one() for _ in range(count // 3)]
+    return left, right, pairs
+
+
+def labelled(left, right, pairs, draw):
+    """The true pairs and four times as many others."""
+    others = {(int(draw.integers(len(left))), int(draw.integers(len(right)))) for _ in range(4 * len(pairs))}
+    rows = [{"left": i, "right": j, "match": 1} for i, j in pairs]
+    return rows + [{"left": i, "right": j, "match": 0} for i, j in sorted(others - set(pairs))]
+
+
+# -- weights ------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_the_softmax_with_a_sink_over_rows_of_any_length():
+    draw = np.random.default_rng(0)
+    rows = np.repeat([3, 0, 7], [4, 1, 6])
+    logits = draw.normal(size=11) * 300  # far beyond what an exponential holds
+    weights, nothing = row_weights(rows, logits)
+    for row in (3, 0, 7):
+        own = rows == row
+        np.testing.assert_allclose(weights[own], Softmax(sink=0.0).weights(logits[own][None])[0], atol=1e-12)
+        np.testing.assert_allclose(weights[own].sum() + nothing[own], 1, atol=1e-12)
+
+
+def test_what_is_kept_has_the_weights_of_all_pairs_and_the_rest_is_no_match():
+    rows, keys = np.repeat([0, 1], 300), np.tile(np.arange(300), 2)
+    logits = np.full(600, -9.0)
+    logits[[5, 7, 301]] = [4.0, 3.0, 1.0]
+    edges = gather([(rows, keys, logits)], 3)
+    whole, _ = row_weights(rows, logits)
+    assert list(zip(edges.rows.tolist(), edges.keys.tolist(), strict=True)) == [(0, 5), (0, 7), (1, 1)]
+    np.testing.assert_allclose(edges.weights, whole[[5, 7, 301]])
+    # A row without any pair has no match for certain.
+    assert edges.no_match[2] == 1
+    np.testing.assert_allclose(edges.no_match[0], 1 - whole[:300].sum(), atol=1e-9)
+
+
+def test_a_one_to_one_pairing_has_the_largest_gain_of_all_pairings():
+    from itertools import permutations
+
+    draw = np.random.default_rng(1)
+    for _ in range(30):
+        gain = draw.normal(size=(4, 4))
+        rows, keys = np.repeat(np.arange(4), 4), np.tile(np.arange(4), 4)
+        kept = draw.random(16) < 0.6
+        taken = assign(rows[kept], keys[kept], gain.ravel()[kept])
+        table = np.where(kept.reshape(4, 4), gain.clip(0), 0)
+        best = max(sum(table[i, p[i]] for i in range(4)) for p in permutations(range(4)))
+        assert gain.ravel()[kept][taken].sum() == pytest.approx(best)
+        assert len(set(rows[kept][taken])) == taken.sum() == len(set(keys[kept][taken]))
+
+
+# -- measures -----------------------------------------------------------------------------------------------
+
+
+def fields_of(left, right, names):
+    return read_fields(pa.Table.from_pylist(left), pa.Table.from_pylist(right), names)
+
+
+def test_a_listed_pair_measures_as_it_does_in_the_grid():
+    left, right, _ = crowd(0, 12)
+    measures = Measures(fields_of(left, right, ("name", "city", "phone", "born")))
+    grid = measures.of(Grid(2, 9))
+    assert grid.shape == (7, len(right), len(measures.names))
+    rows, keys = np.repeat(np.arange(2, 9), len(right)), np.tile(np.arange(len(right)), 7)
+    np.testing.assert_allclose(measures.of(Listed(rows, keys)), grid.reshape(-1, grid.shape[-1]), atol=1e-6)
+    assert grid.min() >= 0
+    assert grid.max() <= 1 + 1e-6
+
+
+def test_equal_cells_measure_one_and_missing_cells_say_so():
+    row = {"name": "Anna Berg", "phone": "213/857-0034", "abv": "8.70 %", "note": "-"}
+    other = {"name": "` anna berg '", "phone": "213 857 0034", "abv": "8.7", "note": "word"}
+    fields = fields_of([row], [other], ("name", "phone", "abv", "note"))
+    assert [field.kind for field in fields] == ["text", "code", "number", "text"]
+    measures = Measures(fields)
+    found = dict(
+        zip(measures.names, measures.of(Listed(np.array([0]), np.array([0])))[0].tolist(), strict=True)
+    )
+    for column in ("name", "phone", "abv"):
+        # Digits are shared by nobody in a name that has none.
+        own = {name: value for (col, name), value in found.items() if col == column and name != "digits"}
+        assert own.pop("missing") == 0
+        assert list(own.values()) == pytest.approx([1] * len(own), abs=1e-6)
+    assert found["note", "missing"] == 1
+    assert sum(value for (column, _), value in found.items() if column == "note") == 1
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind"),
+    [
+        ([2011, 4001, 2776], "code"),
+        ([20190219, 19601210, None], "code"),
+        ([3, 14, 250], "number"),
+        ([1.5, 2.25, 3.0], "number"),
+        (["212/245-5336", "404 351 9533"], "code"),
+        (["5.60 %", "-", "12 %"], "number"),
+        (["12 Main Street", "3 Elm Road"], "text"),
+        ([None, None], "text"),
+    ],
+)
+def test_a_column_is_compared_as_what_it_holds(cells, kind):
+    table = pa.table({"a": cells})
+    assert read_fields(table, table, ("a",))[0].kind == kind
+
+
+def test_cleaning_keeps_words_of_every_script():
+    assert clean("Siobhán O'Connor") == "siobhan o connor"
+    assert clean("Fisherman 's Tea &amp; Bar_s") == "fishermans tea bars"
+    assert clean("हिन्दी, が!") == "हिन्दी が"
+    assert clean(" -- ") == ""
+
+
+# -- joining ------------------------------------------------------------------------------------------------
+
+
+def found_pairs(joined):
+    return {(pair.left, pair.right) for pair in joined}
+
+
+def test_without_labels_misspelt_people_are_found_and_strangers_are_not():
+    left, right, pairs = crowd(3)
+    found = found_pairs(SoftJoin().join(left, right))
+    assert len(found & set(pairs)) >= 0.95 * len(pairs)
+    assert len(found - set(pairs)) <= 1
+
+
+def test_tables_that_share_nobody_have_no_pair():
+    left, _, _ = crowd(4, 80)
+    assert len(SoftJoin().join(left[:40], left[40:])) == 0
+
+
+def test_labels_teach_which_column_counts():
+    # Names are drawn anew on the right: only the phone says who is who.
+    draw = np.random.default_rng(5)
+    left, right, pairs = crowd(5, 80)
+    right = [{**row, "name": f"{draw.choice(FIRST)} {draw.choice(LAST)}", "city": "Bern"} for row in right]
+    pairs = [(i, j) for i, j in pairs if right[j]["phone"]]
+    half = len(pairs) // 2
+    train, test = labelled(left, right, pairs[:half], draw), labelled(left, right, pairs[half:], draw)
+    join = SoftJoin().fit(left, right, train)
+    judged = join.join(left, right).evaluate(test)
+    assert judged.f1 > 0.9
+    assert judged.matches == len(pairs) - half
+
+
+def test_a_list_of_all_matches_teaches_too_and_every_other_pair_is_none():
+    left, right, pairs = crowd(6)
+    listed = [{"left": i, "right": j} for i, j in pairs]
+    joined = SoftJoin().fit(left, right, listed).join(left, right)
+    judged = joined.evaluate(listed)
+    assert judged.precision > 0.95
+    assert judged.recall > 0.95
+    assert judged.found == len(joined)
+
+
+def test_duplicates_of_one_table_are_found_once_each():
+    left, right, pairs = crowd(7)
+    people = left + right
+    joined = SoftJoin().join(people)
+    true = {(i, len(left) + j) for i, j in pairs}
+    found = found_pairs(joined)
+    assert all(i < j for i, j in found)
+    assert len(found & true) >= 0.9 * len(true)
+    assert joined.evaluate([{"left": j, "right": i} for i, j in true]).recall >= 0.9
+    assert len(found_pairs(SoftJoin().join(people, one_to_one=True)) & true) >= 0.9 * len(true)
+
+
+def test_one_to_one_has_no_row_twice_and_many_may():
+    left, right, _ = crowd(8)
+    twice = [*right, *right[:20]]
+    many = SoftJoin().join(left, twice, many=True)
+    single = SoftJoin().join(left, twice, one_to_one=True)
+    assert len(many) > len(single)
+    assert max(np.bincount(many.rows)) == 2
+    assert max(np.bincount(single.rows)) == max(np.bincount(single.keys)) == 1
+
+
+def test_weights_and_no_match_add_up_to_one():
+    left, right, _ = crowd(9)
+    joined = SoftJoin().join(left, right, threshold=0.01)
+    total = np.bincount(joined.rows, joined.weights, len(left)) + joined.no_match
+    # What is left are pairs under a hundredth.
+    assert (total <= 1 + 1e-9).all()
+    assert (total > 0.9).all()
+    assert (joined.weights <= joined.probabilities + 1e-12).all()
+
+
+def test_candidates_find_what_all_pairs_find():
+    left, right, _ = crowd(10)
+    whole, some = (SoftJoin().join(left, right, candidates=count) for count in (None, 10))
+    assert found_pairs(some) == found_pairs(whole)
+    assert "all 60 × 50 pairs compared" in whole.notes
+    assert "the 10 most similar right rows" in some.notes[-1]
+
+
+def test_strips_cover_every_pair_once_and_keep_rows_together(monkeypatch):
+    left, right, _ = crowd(11, 20)
+    measures = Measures(fields_of(left, right, ("name", "city")))
+    whole = measures.of(Grid(0, 20)).reshape(-1, len(measures.names))
+    monkeypatch.setattr("qkv.join.candidates._BYTES", 4 * len(measures.names) * len(right) * 3)
+    strips = list(Candidates(measures).strips())
+    assert len(strips) == 7
+    rows, keys, found = (np.concatenate(parts) for parts in zip(*strips, strict=True))
+    np.testing.assert_array_equal(rows * len(right) + keys, np.arange(20 * len(right)))
+    np.testing.assert_allclose(found, whole, atol=1e-6)
+    monkeypatch.setattr("qkv.join.candidates._BYTES", 8 * len(measures.names) * 5 * 3)
+    listed = list(Candidates(measures, count=5).strips())
+    assert len(listed) > 1
+    seen = [set(strip[0].tolist()) for strip in listed]
+    assert not any(a & b for a, b in pairwise(seen))
+    assert sum(len(strip[0]) for strip in listed) == sum(
+        len(strip[0]) for strip in Candidates(measures, count=5).strips()
+    )
+
+
+@pytest.mark.parametrize("count", [None, 6])
+def test_the_closest_of_some_rows_are_those_of_all(count):
+    left, right, _ = crowd(15, 20)
+    candidates = Candidates(Measures(fields_of(left, right, ("name", "city"))), count=count)
+    rows, keys, found = candidates.closest(3)
+    some_rows, some_keys, some_found = candidates.closest(3, np.array([17, 4]))
+    own = np.isin(rows, [4, 17])
+    assert set(some_rows) == {4, 17}
+    np.testing.assert_array_equal(keys[own], some_keys)
+    np.testing.assert_array_equal(found[own], some_found)
+
+
+def test_a_draw_of_the_rows_of_a_large_table_tells_as_much(monkeypatch):
+    monkeypatch.setattr("qkv.join.unlabelled._MOST_ROWS", 25)
+    left, right, pairs = crowd(3)
+    found = found_pairs(SoftJoin().join(left, right))
+    assert len(found & set(pairs)) >= 0.95 * len(pairs)
+    assert len(found - set(pairs)) <= 1
+
+
+def test_progress_says_what_is_done_up_to_its_end():
+    left, right, pairs = crowd(16, 20)
+    seen = {}
+
+    def progress(what, done, total):
+        assert seen.get(what, 0) <= done <= total
+        seen[what] = done
+
+    labels = labelled(left, right, pairs, np.random.default_rng(0))
+    SoftJoin().fit(left, right, labels, progress=progress)
+    assert set(seen) == {"comparing", "estimating", "learning"}
+    assert seen["comparing"] == 20
+
+
+@pytest.mark.parametrize("frame", [pa.Table.from_pylist, pd.DataFrame, pl.DataFrame])
+def test_tables_and_frames_join_alike(frame):
+    left, right, _ = crowd(12)
+    joined = SoftJoin(["name", "phone"]).join(frame(left), frame(right))
+    assert found_pairs(joined) == found_pairs(SoftJoin(["name", "phone"]).join(left, right))
+
+
+def test_the_table_holds_both_rows_of_each_pair():
+    joined = SoftJoin(ON).join(PEOPLE, GUESTS)
+    table = joined.table
+    assert table.column_names[:4] == ["left_row", "right_row", "weight", "probability"]
+    assert table.num_rows == len(joined)
+    for row in table.to_pylist():
+        assert row["left.name"] == joined.left.column("name")[row["left_row"]].as_py()
+        assert row["right.guest"] == joined.right.column("guest")[row["right_row"]].as_py()
+
+
+@pytest.mark.parametrize(
+    "tables", [([{"a": "x"}], None), ([{"a": "x"}], [{"a": "y"}]), ([{"a": None}] * 2, [{"a": "-"}])]
+)
+def test_the_smallest_tables_join(tables):
+    assert len(SoftJoin().join(*tables)) == 0
+
+
+# -- models -------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_was_saved_joins_alike(tmp_path):
+    left, right, pairs = crowd(13)
+    for labels in (None, labelled(left, right, pairs, np.random.default_rng(0))):
+        join = SoftJoin(["name", "city", "phone", "born"]).fit(left, right, labels)
+        join.save(tmp_path / "model.json")
+        read = SoftJoin.load(tmp_path / "model.json")
+        assert read.on == join.on
+        before, after = join.join(left, right), read.join(left, right)
+        np.testing.assert_array_equal(before.rows, after.rows)
+        np.testing.assert_allclose(before.weights, after.weights, rtol=1e-12)
+        assert after.threshold == before.threshold
+
+
+def test_a_damaged_model_is_told(tmp_path):
+    path = tmp_path / "model.json"
+    SoftJoin(ON).fit(PEOPLE, GUESTS, SAME).save(path)
+    good = json.loads(path.read_text())
+    for change, said in (
+        ({"format": "other"}, "no model of a join"),
+        ({"version": 99}, "version 99"),
+        ({"worth": [[1.0]]}, "damaged"),
+        ({"learned": [1.0, 2.0]}, "damaged"),
+        ({"kinds": {"name": "colour", "city": "text"}}, "damaged"),
+        ({"on": [["name"]]}, "damaged"),
+        ({"bias": "much"}, "damaged"),
+    ):
+        path.write_text(json.dumps(good | change))
+        with pytest.raises(DataError, match=said):
+            SoftJoin.load(path)
+    path.write_text("{")
+    with pytest.raises(DataError, match="no JSON"):
+        SoftJoin.load(path)
+    with pytest.raises(DataError, match="cannot be read"):
+        SoftJoin.load(tmp_path / "none.json")
+    with pytest.raises(OptionError, match="not fitted"):
+        SoftJoin().save(path)
+
+
+def test_the_threshold_is_that_of_the_largest_f1():
+    draw = np.random.default_rng(2)
+    labels = (draw.random(60) < 0.4).astype(int)
+    weights = np.where(labels == 1, draw.beta(4, 2, 60), draw.beta(2, 4, 60))
+    threshold, f1 = best_threshold(labels, weights)
+
+    def of(cut):
+        found = weights >= cut
+        return 2 * (found & (labels == 1)).sum() / (found.sum() + labels.sum())
+
+    assert of(threshold) == pytest.approx(f1)
+    assert f1 >= max(of(cut) for cut in np.linspace(0.001, 1, 500)) - 1e-12
+
+
+def test_no_measure_counts_against_a_match():
+    left, right, pairs = crowd(14)
+    join = SoftJoin().fit(left, right, labelled(left, right, pairs, np.random.default_rng(0)))
+    assert join.model is not None
+    assert join.model.learned is not None
+    assert (join.model.learned >= 0).all()
+    assert join.model.learned.any()
+
+
+def test_labels_are_read_by_number_and_by_id():
+    ids = {"x": 0, "y": 1}
+    labels = read_labels([{"ltable_id": "y", "rtable_id": 0, "label": "1"}], (2, 1), (ids, None))
+    assert (labels.rows.tolist(), labels.keys.tolist(), labels.match.tolist()) == ([1], [0], [1])
+    assert not labels.complete
+
+
+# -- what cannot be used ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: SoftJoin("name").join(PEOPLE, GUESTS), "no column 'name' in guests.csv"),
+        (lambda: SoftJoin("nmae=guest").join(PEOPLE, GUESTS), "Did you mean 'name'"),
+        (lambda: SoftJoin().join(PEOPLE, GUESTS), "no column in common"),
+        (lambda: SoftJoin(ON).join(PEOPLE, "nothing.csv"), "there is no file"),
+        (lambda: SoftJoin("a").join({"a": []}, {"a": ["x"]}), "has no rows"),
+        (lambda: SoftJoin("a").join({"a": [[1.0, 2.0]]}, {"a": [[1.0, 2.0]]}), "holds vectors"),
+        (lambda: SoftJoin(ON, id="name").join(PEOPLE, GUESTS), "no column 'name' in guests.csv"),
+        (lambda: SoftJoin("a", id="i").join({"a": ["x", "y"], "i": [1, 1]}), "more than once"),
+        (lambda: SoftJoin("a", id="i").join({"a": ["x", "y"], "i": [1, None]}), "no cell in row 1"),
+        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"a": 1}]), "Name them left, right and match"),
+        (
+            lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 99, "right": 0, "match": 1}]),
+            "no row from 0 to 23",
+        ),
+        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 0, "right": 0, "match": 7}]), "0 or 1 is wanted"),
+        (
+            lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 0, "right": 0, "match": 1}]),
+            "hold 1 matches among 1",
+        ),
+        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, valid=SAME), "no training pairs"),
+        (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, threshold=0.0), "the threshold is 0"),
+        (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, one_to_one=True, many=True), "exclude each other"),
+        (lambda: SoftJoin("name,name"), "each once"),
+        (lambda: SoftJoin(""), "names are wanted"),
+    ],
+)
+def test_what_cannot_be_used_is_told(call, said):
+    with pytest.raises((DataError, OptionError)) as error:
+        call()
+    assert said in str(error.value)
+
+
+# -- public sets --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", name="sets")
+def _sets(tmp_path_factory):
+    if "QKV_DATA" not in os.environ:
+        pytest.skip("QKV_DATA does not name the folder of public data")
+    from examples.matching import prepare_duplicates, prepare_pairs
+
+    source, out = Path(os.environ["QKV_DATA"]) / "matching", tmp_path_factory.mktemp("sets")
+    for name in ("Beer", "Fodors-Zagats"):
+        prepare_pairs(source / name, out / name)
+    prepare_duplicates(source / "febrl1.csv.gz", out / "febrl1")
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "least"),
+    [
+        # Without the column "class", which numbers the restaurants and so gives the answer away.
+        ("Fodors-Zagats", "name,addr,city,phone,type", 1.0),
+        ("Beer", "Beer_Name,Brew_Factory_Name,Style,ABV", 0.80),
+    ],
+)
+def test_a_join_that_was_fitted_to_training_pairs_finds_those_of_the_test(sets, name, on, least):
+    folder = sets / name
+    tables = folder / "left.csv", folder / "right.csv"
+    join = SoftJoin(on).fit(*tables, folder / "train.csv", valid=folder / "valid.csv")
+    assert join.join(*tables).evaluate(folder / "test.csv").f1 >= least
+
+
+@pytest.mark.long
+def test_the_duplicates_among_a_thousand_people_are_found_without_labels(sets):
+    joined = SoftJoin(id="rec_id").join(sets / "febrl1" / "people.csv")
+    judged = joined.evaluate(sets / "febrl1" / "same.csv")
+    assert judged.matches == 500
+    assert judged.precision >= 0.95
+    assert judged.recall >= 0.95
+
+
+@pytest.mark.long
+def test_people_without_duplicates_have_none(sets):
+    from qkv.database.sources import read
+
+    people = read(sets / "febrl1" / "people.csv")
+    kept = [row for row, id_ in enumerate(people.column("rec_id").to_pylist()) if id_.endswith("org")]
+    assert len(kept) == 500
+    assert len(SoftJoin(id="rec_id").join(people.take(kept))) <= 2
