@@ -19,6 +19,7 @@ LAYERS = [
     {"interop"},
     {"estimators"},
     {"database"},
+    {"search"},
     {"look"},
     {"cli", "testing"},
 ]

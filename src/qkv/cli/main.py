@@ -14,10 +14,13 @@ from typing import Annotated
 import typer
 
 from qkv.cli.ask import ask
+from qkv.cli.evaluate import evaluate
 from qkv.cli.explain import explain
+from qkv.cli.fit import fit
 from qkv.cli.look import look
 from qkv.cli.quick import convert_quickly
 from qkv.cli.roles import roles
+from qkv.cli.search import search
 from qkv.errors import QkvError
 
 __all__ = ["app", "main"]
@@ -38,6 +41,9 @@ app.command(
 )(ask)
 app.command("explain", short_help="See how a call would run, from its shapes.")(explain)
 app.command("look", short_help="See where the heads of a model look.")(look)
+app.command("search", short_help="Search texts, and see the words that were attended.")(search)
+app.command("evaluate", short_help="Measure rankings against judgements.")(evaluate)
+app.add_typer(fit, name="fit", short_help="Learn from examples what is alike.")
 app.command("roles", short_help="Measure what heads do, over many sentences.")(roles)
 
 

@@ -3,9 +3,9 @@
 from importlib import import_module
 from typing import Any
 
-_HOMES = {"LatentSemantics": "latent"}
+_HOMES = {"LatentSemantics": "latent", "SentenceModel": "sentences"}
 
-__all__ = ["LatentSemantics"]
+__all__ = ["LatentSemantics", "SentenceModel"]
 
 
 def __getattr__(name: str) -> Any:

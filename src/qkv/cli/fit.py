@@ -1,0 +1,108 @@
+"""`qkv fit`: learn from examples what is alike. One subcommand for each thing that learns."""
+
+from typing import Annotated, Any
+
+import typer
+
+from qkv.errors import DataError, OptionError
+
+__all__ = ["fit", "fit_search"]
+
+_HELP = """Learn W_Q and W_K from queries and their relevant documents, and keep them in an index.
+
+COLLECTION is what `qkv evaluate` takes: a BEIR folder, a folder of SMART files, or documents or an index
+with --queries and --relevant. Attention over the whole collection is made to fall on what is relevant; the
+start is latent semantics as it is. `qkv search` then searches the index with what was learned, and
+`qkv evaluate COLLECTION --learned` says what it is worth on queries that were not learned from.
+
+\b
+Examples:
+  qkv fit search cranfield --save cranfield.index
+  qkv fit search scifact --split train --save scifact.index
+  qkv fit search notes.index --queries queries.tsv --relevant judged.txt
+"""
+
+fit = typer.Typer(
+    help="Learn from examples what is alike.",
+    rich_markup_mode=None,
+    no_args_is_help=True,
+    add_completion=False,
+)
+
+
+def fit_search(
+    collection: Annotated[
+        str | None, typer.Argument(metavar="COLLECTION", help="What is searched.", show_default=False)
+    ] = None,
+    queries: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Queries: number, tab, text; .jsonl; or SMART.")
+    ] = None,
+    relevant: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Judgements: TREC, BEIR or SMART.")
+    ] = None,
+    split: Annotated[str, typer.Option(metavar="NAME", help="Of BEIR: the judgements in qrels/.")] = "train",
+    save: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where the index goes; an index stays where it is.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the texts.")] = None,
+    encoder: Annotated[str, typer.Option(metavar="NAME|FOLDER", help="As in qkv search.")] = "latent",
+    rank: Annotated[
+        int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; else min(300, half).")
+    ] = None,
+    passage: Annotated[
+        int, typer.Option(metavar="WORDS", help="At most, in a passage; 0: documents stay whole.")
+    ] = 200,
+    stem: Annotated[bool, typer.Option("--stem", help="Compare English words by their stems.")] = False,
+    penalty: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="What leaving the start costs; else 500.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="T", help="Of the softmax that learns; else 0.05.")
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(metavar="each|mass", help="On each relevant document, or on all together.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Of L-BFGS, at most; else 20.")] = None,
+) -> None:
+    if collection is None:
+        raise DataError("there is no COLLECTION. Name one.")
+
+    from qkv.cli.evaluate import _index_of, _judged_index
+    from qkv.cli.progress import ProgressBar
+    from qkv.search.collections import read_collection
+    from qkv.search.index import Index
+    from qkv.search.measuring import learn
+
+    index: Any = _index_of(collection)
+    target = collection if save is None else save
+    if index is None and save is None:
+        raise OptionError("there is no --save: name the folder where the index goes, with what was learned.")
+    given = {"penalty": penalty, "temperature": temperature, "loss": loss, "steps": steps}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    with ProgressBar() as progress:
+        if index is not None:
+            read = _judged_index(index, collection, queries, relevant)
+        else:
+            read = read_collection(collection, queries=queries, relevant=relevant, column=text, split=split)
+            index = Index.of(
+                read.documents,
+                encoder=encoder,
+                rank=rank,
+                stem="english" if stem else None,
+                words=passage,
+                overlap=passage // 5,
+                progress=progress,
+            )
+        learned, losses = learn(index, read.queries, read.relevant, progress=progress, **options)
+        learned.save(target)
+    for note in read.notes:
+        print(f"· {note}")
+    pairs = sum(grade > 0 for grades in read.relevant.values() for grade in grades.values())
+    went = f": the loss went from {losses[0]:.3f} to {min(losses):.3f}" if losses else ""
+    print(f"{target}: learned from {len(read.queries):,} queries and {pairs:,} relevant documents{went}")
+
+
+fit_search.__doc__ = _HELP
+
+# Unknown options are refused here, as everywhere; a query never stands on this command line.
+fit.command("search", short_help="Learn what is relevant, from judged queries.")(fit_search)
