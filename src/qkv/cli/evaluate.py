@@ -51,7 +51,7 @@ def evaluate(
     text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the texts.")] = None,
     encoder: Annotated[str, typer.Option(metavar="NAME|FOLDER", help="As in qkv search.")] = "latent",
     rank: Annotated[
-        int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; else min(300, half).")
+        int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; else half, 30 to 300.")
     ] = None,
     mix: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Of vectors in the mixture; else 0.5.")
@@ -160,8 +160,9 @@ def _judged_index(index: Any, name: str, queries: str | None, relevant: str | No
     from qkv.search.collections import judged_collection
     from qkv.search.texts import Document
 
+    # Its texts are not read for this: names are enough.
     names, titles = index.table.column("name").to_pylist(), index.table.column("title").to_pylist()
-    documents = {name: Document(name, " ", title) for name, title in zip(names, titles, strict=True)}
+    documents = {name: Document(name, name, title) for name, title in zip(names, titles, strict=True)}
     return judged_collection(name, list(documents.values()), queries, relevant)
 
 

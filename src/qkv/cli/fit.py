@@ -47,7 +47,7 @@ def fit_search(
     text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the texts.")] = None,
     encoder: Annotated[str, typer.Option(metavar="NAME|FOLDER", help="As in qkv search.")] = "latent",
     rank: Annotated[
-        int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; else min(300, half).")
+        int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; else half, 30 to 300.")
     ] = None,
     passage: Annotated[
         int, typer.Option(metavar="WORDS", help="At most, in a passage; 0: documents stay whole.")

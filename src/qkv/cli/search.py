@@ -56,7 +56,7 @@ def search(
         str, typer.Option(metavar="NAME|FOLDER", help="What makes vectors of texts.")
     ] = "latent",
     rank: Annotated[
-        int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; else min(300, half).")
+        int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; else half, 30 to 300.")
     ] = None,
     mix: Annotated[
         float | None, typer.Option(metavar="SHARE", help="0: words alone, 1: vectors alone; else 0.5.")

@@ -25,7 +25,7 @@ __all__ = ["ENCODERS", "Encoder", "Latent", "Sentences", "Terms", "encoder_of", 
 
 Parts = tuple[list[str], Any]
 
-MOST_DIMENSIONS = 300
+FEWEST_DIMENSIONS, MOST_DIMENSIONS = 30, 300
 """Of a latent space: about so many were best in the studies of Dumais (1991) and Bradford (2008)."""
 
 
@@ -146,7 +146,7 @@ class Latent(_Counted):
     """Latent semantics of weighted counts, at unit length.
 
     Args:
-        rank: dimensions; None: half as many as there are texts, but no more than 300.
+        rank: dimensions; None: half as many as there are texts, from 30 to 300.
         weighting: `"log-entropy"`, `"tfidf"` or None.
         stem: see `Words`.
     """
@@ -274,15 +274,15 @@ def encoder_of(name: str, *, rank: int | None = None, stem: str | None = None) -
 
 
 def usual_rank(texts: int) -> int:
-    """Dimensions of a latent space of so many texts: half as many, but no more than 300.
+    """Dimensions of a latent space of so many texts: half as many, from 30 to 300.
 
-    It looks at no query. Where texts are few, the space then still tells them apart.
+    It looks at no query. Fewer than 30 texts keep a dimension each, so that they are all told apart.
 
     Example:
-        >>> usual_rank(40), usual_rank(100_000)
-        (20, 300)
+        >>> usual_rank(12), usual_rank(100), usual_rank(100_000)
+        (12, 50, 300)
     """
-    return max(1, min(MOST_DIMENSIONS, -(-texts // 2)))
+    return min(texts, max(FEWEST_DIMENSIONS, min(MOST_DIMENSIONS, -(-texts // 2))))
 
 
 def _sparse_unit(rows: Any) -> Any:

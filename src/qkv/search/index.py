@@ -92,7 +92,7 @@ class Index:
         Args:
             source: documents, or where they are: see `read_texts`; also files of SMART and folders of BEIR.
             encoder: see `encoder_of`, or one of your own.
-            rank: of the latent space; None: half as many as passages, but no more than 300.
+            rank: of the latent space; None: half as many as passages, from 30 to 300.
             stem: `"english"`: words are compared by their stems.
             column: of a table, the column of texts.
             words: at most, in a passage; 0: documents stay whole.
@@ -227,7 +227,8 @@ class Index:
             mix: m; None: that of the index.
             progress: called with the queries that are done.
         """
-        names = self.table.column("name")
+        firsts = np.searchsorted(self.owners, np.arange(self.documents))
+        names = self.table.column("name").take(firsts).to_pylist()
         mix = self.mix if mix is None else _share(mix)
         for begin in range(0, len(queries), _TOGETHER):
             asked = _Asked(self, queries[begin : begin + _TOGETHER], mix)
@@ -236,8 +237,7 @@ class Index:
                 for row, weight in zip(rows.tolist(), weights.tolist(), strict=True):
                     if row >= 0 and asked.found[at]:
                         best.setdefault(int(self.owners[row]), weight)
-                first = {owner: int(np.searchsorted(self.owners, owner)) for owner in best}
-                yield {names[first[owner]].as_py(): weight for owner, weight in best.items()}
+                yield {names[owner]: weight for owner, weight in best.items()}
             if progress is not None:
                 progress("ranking", min(begin + _TOGETHER, len(queries)), len(queries))
 
@@ -339,7 +339,9 @@ def _share(mix: float) -> float:
 
 def _are_documents(source: Any) -> bool:
     return (
-        isinstance(source, Sequence) and bool(source) and all(isinstance(each, Document) for each in source)
+        isinstance(source, Sequence)
+        and not isinstance(source, str)
+        and all(isinstance(each, Document) for each in source)
     )
 
 

@@ -8,7 +8,7 @@ W_Q = W_K = 1, which leaves the order of inner products as it is. The loss is lo
 queries; the softmax over the collection is taken tile by tile, so that memory is linear in queries and
 documents.
 
-Source: Bai et al. (2009), Supervised semantic indexing, section 3: a linear map for queries, one for documents.
+Source: Bai et al. (2009), Supervised semantic indexing, section 3: a map for queries, one for documents.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
                 'learning needs PyTorch, which is not installed. Run: pip install "qkv[torch]"'
             ) from None
         losses: list[float] = []
-        query, key = torch.from_numpy(queries), torch.from_numpy(documents)
+        # Keys that are mapped from a file cannot be written to, which PyTorch warns of.
+        query, key = (torch.from_numpy(np.require(rows, requirements="W")) for rows in (queries, documents))
         at = _Pairs(*(torch.from_numpy(part) for part in pairs))
         one = torch.eye(query.shape[1], dtype=query.dtype)
         maps = [one.clone().requires_grad_(), one.clone().requires_grad_()]
