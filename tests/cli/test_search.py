@@ -12,7 +12,7 @@ from qkv.cli.search import search
 from .conftest import command
 
 NOTES = {
-    "cave.md": "# The cave\n\nPrisoners sit in a den and see shadows on the wall. They take them for the truth.",
+    "cave.md": "# The cave\n\nPrisoners sit in a den and see shadows on the wall. They take them for true.",
     "ring.txt": "A shepherd found a golden ring in a chasm. When he turned the ring he was invisible.",
     "ship.txt": "The sailors quarrel about the steering of the ship. The true pilot watches the stars.",
     "city.txt": "A city is founded on need: farmers, builders and weavers live together.",
@@ -163,10 +163,10 @@ def test_what_was_learned_is_kept_in_the_index(at, folder):
     assert code == 0
     before, after = map(float, re.search(r"from (\d+\.\d+) to (\d+\.\d+)$", out.strip()).groups())
     assert after < before
-    untrained = json.loads(at("search", "scifact", "golden ring", "--json")[1])["hits"][0]
-    learned = json.loads(at("search", "kept", "golden ring", "--json")[1])["hits"][0]
+    untrained = json.loads(at("search", "scifact", "shadows of a golden ring", "--json")[1])["hits"][0]
+    learned = json.loads(at("search", "kept", "shadows of a golden ring", "--json")[1])["hits"][0]
     assert learned["document"] == untrained["document"] == "ring.txt"
-    assert learned["score"] != pytest.approx(untrained["score"], abs=1e-3)
+    assert learned["score"] != pytest.approx(untrained["score"], abs=1e-4)
     code, out, _ = at("evaluate", "kept", "--queries", "queries.tsv", "--relevant", "judged.txt")
     assert code == 0
     assert "latent semantics, learned" in out
