@@ -161,8 +161,9 @@ def test_what_was_learned_is_kept_in_the_index(at, folder):
     pytest.importorskip("torch")
     code, out, _ = at("fit", "search", "scifact", "--save", "kept", "--temperature", "1", "--penalty", "1")
     assert code == 0
-    before, after = map(float, re.search(r"from (\d+\.\d+) to (\d+\.\d+)$", out.strip()).groups())
+    before, after = map(float, re.search(r"from (\d+\.\d+) to (\d+\.\d+)\n", out).groups())
     assert after < before
+    assert "fewer than 30 queries teach little" in out
     untrained = json.loads(at("search", "scifact", "shadows of a golden ring", "--json")[1])["hits"][0]
     learned = json.loads(at("search", "kept", "shadows of a golden ring", "--json")[1])["hits"][0]
     assert learned["document"] == untrained["document"] == "ring.txt"
@@ -184,6 +185,8 @@ def test_what_was_learned_is_kept_in_the_index(at, folder):
         (["search", "notes", "x", "--mix", "2"], "the mix is 2.0"),
         (["search", "notes", "--save", "papers"], "is no index"),
         (["search", "kept", "x", "--stem"], "is an index already, and --stem"),
+        (["evaluate", "kept", "--passage", "9"], "is an index already, and --passage"),
+        (["fit", "search", "kept", "--encoder", "latent"], "is an index already, and --encoder"),
         (["evaluate"], "there is no COLLECTION"),
         (["evaluate", "notes"], "comes without queries"),
         (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from qkv.core.equation import attend_dense
-from qkv.errors import DamagedStoreError, DataError, MissingPackageError, OptionError
+from qkv.errors import DamagedStoreError, DataError, MissingPackageError, OptionError, StoreBusyError
 from qkv.normalizers import Softmax
 from qkv.scores import Dot
 from qkv.search import Document, Index
@@ -113,7 +113,7 @@ def test_saving_again_replaces_the_index_and_leaves_nothing_behind(library, tmp_
     Index.of(library).save(tmp_path / "i")
     reader = Index.open(tmp_path / "i")
     Index.of(library[:3], encoder="tfidf").save(tmp_path / "i")
-    assert len(list((tmp_path / "i").iterdir())) == 2
+    assert len(list((tmp_path / "i").glob("*.json"))) == len(list((tmp_path / "i").glob("g-*"))) == 1
     assert Index.open(tmp_path / "i").documents == 3
     assert reader.search(QUERY)[0].text  # what was opened before stays as it was
 
@@ -126,6 +126,15 @@ def test_a_save_that_fails_leaves_the_index_that_was_there(library, tmp_path, mo
         Index.of(library[:3]).save(tmp_path / "i")
     assert sorted(path.name for path in (tmp_path / "i").rglob("*")) == before
     assert Index.open(tmp_path / "i").documents == len(library)
+
+
+def test_two_writers_do_not_meet(library, tmp_path):
+    from filelock import FileLock
+
+    index = Index.of(library)
+    index.save(tmp_path / "i")
+    with FileLock(tmp_path / "i" / "writer.lock"), pytest.raises(StoreBusyError, match="another process"):
+        index.save(tmp_path / "i")
 
 
 def _full(*arguments, **options):

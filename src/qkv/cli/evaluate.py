@@ -8,7 +8,7 @@ import typer
 
 from qkv.errors import DataError, OptionError
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "judged_index"]
 
 _HELP = """Measure rankings against judgements: nDCG@10, MAP and recall@100, by ir-measures.
 
@@ -49,14 +49,18 @@ def evaluate(
         str, typer.Option(metavar="NAMES", help="Measures of ir-measures, with spaces between.")
     ] = "nDCG@10 MAP R@100",
     text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the texts.")] = None,
-    encoder: Annotated[str, typer.Option(metavar="NAME|FOLDER", help="As in qkv search.")] = "latent",
+    encoder: Annotated[
+        str | None, typer.Option(metavar="NAME|FOLDER", help="As in qkv search; else latent.")
+    ] = None,
     rank: Annotated[
         int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; else half, 30 to 300.")
     ] = None,
     mix: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Of vectors in the mixture; else 0.5.")
     ] = None,
-    passage: Annotated[int, typer.Option(metavar="WORDS", help="Rank by the best passage of so many.")] = 0,
+    passage: Annotated[
+        int | None, typer.Option(metavar="WORDS", help="Rank by the best passage of so many.")
+    ] = None,
     stem: Annotated[bool, typer.Option("--stem", help="Compare English words by their stems.")] = False,
     learned: Annotated[
         bool, typer.Option("--learned", help="Learn W_Q and W_K on half of the queries, test on the rest.")
@@ -87,23 +91,22 @@ def evaluate(
                 raise DataError("--run needs judgements to compare with. Give --relevant FILE.")
             _runs(run, relevant, names, rows, notes)
         if collection is not None:
+            from qkv.cli.search import make_index, open_index
             from qkv.search.collections import read_collection
 
-            held = _index_of(collection)
-            if held is not None:
-                read = _judged_index(held, collection, queries, relevant)
+            index = open_index(collection, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage)
+            if index is not None:
+                read = judged_index(index, collection, queries, relevant)
             else:
                 read = read_collection(
                     collection, queries=queries, relevant=relevant, column=text, split=split
                 )
+                index = make_index(
+                    read.documents, progress, encoder=encoder, rank=rank, stem=stem, passage=passage or 0
+                )
             notes += [_counts(read), *read.notes]
-            options = {
-                "encoder": encoder,
-                "rank": rank,
-                "stem": "english" if stem else None,
-                "words": passage,
-            }
-            index = _systems(held, read, options, mix, names, rows, progress)
+            mix = index.mix if mix is None else mix
+            _systems(index, read, mix, names, rows, progress)
             if learned:
                 chosen = {"penalty": penalty, "loss": loss}
                 gained = _learned(
@@ -145,17 +148,7 @@ def _runs(paths: list[str], relevant: str, names: list[str], rows: dict[str, Any
         rows[path] = measure(ranked, judged, names)
 
 
-def _index_of(collection: str) -> Any:
-    from qkv.search.saving import is_index
-
-    if not is_index(Path(collection)):
-        return None
-    from qkv.search.index import Index
-
-    return Index.open(collection)
-
-
-def _judged_index(index: Any, name: str, queries: str | None, relevant: str | None) -> Any:
+def judged_index(index: Any, name: str, queries: str | None, relevant: str | None) -> Any:
     """The queries and judgements for what an index holds."""
     from qkv.search.collections import judged_collection
     from qkv.search.texts import Document
@@ -167,19 +160,12 @@ def _judged_index(index: Any, name: str, queries: str | None, relevant: str | No
 
 
 def _systems(
-    held: Any, read: Any, options: dict[str, Any], mix: float | None, names: list[str],
-    rows: dict[str, Any], progress: Any,
-) -> Any:  # fmt: skip
-    """Measure every way to rank; the index is given back."""
+    index: Any, read: Any, mix: float, names: list[str], rows: dict[str, Any], progress: Any
+) -> None:
+    """Measure every way to rank."""
     from qkv.search.encoders import Terms
-    from qkv.search.index import Index
     from qkv.search.measuring import measure, rankings
 
-    words = options.pop("words")
-    index = held
-    if index is None:
-        index = Index.of(read.documents, words=words, overlap=words // 5, progress=progress, **options)
-    mix = index.mix if mix is None else mix
     called = {"latent": "latent semantics", "terms": "weighted words", "sentences": "sentence model"}
     vectors = called.get(index.encoder.name, index.encoder.name)
     if index.metric is not None:
@@ -194,7 +180,6 @@ def _systems(
     for name, (which, share) in ways.items():
         ranked = rankings(which, read.queries, mix=share, top=_depth(which), progress=progress)
         rows[name] = measure(ranked, read.relevant, names)
-    return index
 
 
 def _depth(index: Any) -> int:
@@ -203,15 +188,14 @@ def _depth(index: Any) -> int:
 
 
 def _learned(
-    index: Any, read: Any, mix: float | None, repeats: int, names: list[str], progress: Any, options: Any
+    index: Any, read: Any, mix: float, repeats: int, names: list[str], progress: Any, options: Any
 ) -> dict[str, Any]:
     from qkv.search.measuring import gains
 
-    share = index.mix if mix is None else mix
     found = gains(
         index.with_metric(None),
         read,
-        mixes=list(dict.fromkeys((1.0, share))),
+        mixes=list(dict.fromkeys((1.0, mix))),
         repeats=repeats,
         measures=names,
         top=_depth(index),

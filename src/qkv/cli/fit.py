@@ -22,6 +22,8 @@ Examples:
   qkv fit search notes.index --queries queries.tsv --relevant judged.txt
 """
 
+_FEW = 30
+
 fit = typer.Typer(
     help="Learn from examples what is alike.",
     rich_markup_mode=None,
@@ -45,13 +47,16 @@ def fit_search(
         str | None, typer.Option(metavar="FOLDER", help="Where the index goes; an index stays where it is.")
     ] = None,
     text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the texts.")] = None,
-    encoder: Annotated[str, typer.Option(metavar="NAME|FOLDER", help="As in qkv search.")] = "latent",
+    encoder: Annotated[
+        str | None, typer.Option(metavar="NAME|FOLDER", help="As in qkv search; else latent.")
+    ] = None,
     rank: Annotated[
         int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; else half, 30 to 300.")
     ] = None,
     passage: Annotated[
-        int, typer.Option(metavar="WORDS", help="At most, in a passage; 0: documents stay whole.")
-    ] = 200,
+        int | None,
+        typer.Option(metavar="WORDS", help="At most, in a passage; else 200. 0: documents stay whole."),
+    ] = None,
     stem: Annotated[bool, typer.Option("--stem", help="Compare English words by their stems.")] = False,
     penalty: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="What leaving the start costs; else 500.")
@@ -67,13 +72,13 @@ def fit_search(
     if collection is None:
         raise DataError("there is no COLLECTION. Name one.")
 
-    from qkv.cli.evaluate import _index_of, _judged_index
+    from qkv.cli.evaluate import judged_index
     from qkv.cli.progress import ProgressBar
+    from qkv.cli.search import make_index, open_index
     from qkv.search.collections import read_collection
-    from qkv.search.index import Index
     from qkv.search.measuring import learn
 
-    index: Any = _index_of(collection)
+    index = open_index(collection, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage)
     target = collection if save is None else save
     if index is None and save is None:
         raise OptionError("there is no --save: name the folder where the index goes, with what was learned.")
@@ -81,17 +86,11 @@ def fit_search(
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with ProgressBar() as progress:
         if index is not None:
-            read = _judged_index(index, collection, queries, relevant)
+            read = judged_index(index, collection, queries, relevant)
         else:
             read = read_collection(collection, queries=queries, relevant=relevant, column=text, split=split)
-            index = Index.of(
-                read.documents,
-                encoder=encoder,
-                rank=rank,
-                stem="english" if stem else None,
-                words=passage,
-                overlap=passage // 5,
-                progress=progress,
+            index = make_index(
+                read.documents, progress, encoder=encoder, rank=rank, stem=stem, passage=passage
             )
         learned, losses = learn(index, read.queries, read.relevant, progress=progress, **options)
         learned.save(target)
@@ -100,6 +99,8 @@ def fit_search(
     pairs = sum(grade > 0 for grades in read.relevant.values() for grade in grades.values())
     went = f": the loss went from {losses[0]:.3f} to {min(losses):.3f}" if losses else ""
     print(f"{target}: learned from {len(read.queries):,} queries and {pairs:,} relevant documents{went}")
+    if len(read.queries) < _FEW:
+        print(f"· fewer than {_FEW} queries teach little: see what it is worth with qkv evaluate … --learned")
 
 
 fit_search.__doc__ = _HELP

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from qkv.search.hits import Hit
     from qkv.search.index import Index
 
-__all__ = ["open_or_make", "search"]
+__all__ = ["make_index", "open_index", "search"]
 
 _HELP = """Search texts: passages are ranked by the attention that the query pays to them.
 
@@ -53,8 +53,8 @@ def search(
     top: Annotated[int, typer.Option(metavar="N", min=1, help="Passages shown for each query.")] = 5,
     text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the texts.")] = None,
     encoder: Annotated[
-        str, typer.Option(metavar="NAME|FOLDER", help="What makes vectors of texts.")
-    ] = "latent",
+        str | None, typer.Option(metavar="NAME|FOLDER", help="What makes vectors of texts; else latent.")
+    ] = None,
     rank: Annotated[
         int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; else half, 30 to 300.")
     ] = None,
@@ -63,8 +63,9 @@ def search(
     ] = None,
     temperature: Annotated[float, typer.Option(metavar="T", help="Of the softmax; less is sharper.")] = 1.0,
     passage: Annotated[
-        int, typer.Option(metavar="WORDS", help="At most, in a passage; 0: documents stay whole.")
-    ] = 200,
+        int | None,
+        typer.Option(metavar="WORDS", help="At most, in a passage; else 200. 0: documents stay whole."),
+    ] = None,
     stem: Annotated[bool, typer.Option("--stem", help="Compare English words by their stems.")] = False,
     save: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Keep the index there, to be searched at once.")
@@ -78,16 +79,9 @@ def search(
     from qkv.cli.progress import ProgressBar
 
     with ProgressBar() as progress:
-        index = open_or_make(
-            source,
-            progress,
-            encoder=encoder,
-            rank=rank,
-            stem="english" if stem else None,
-            column=text,
-            words=passage,
-            overlap=passage // 5,
-            mix=mix,
+        held = open_index(source, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage)
+        index = held or make_index(
+            source, progress, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage, mix=mix
         )
         if save is not None:
             index.save(save)
@@ -110,30 +104,56 @@ def search(
 search.__doc__ = _HELP
 
 
-def open_or_make(source: str, progress: Any, **options: Any) -> "Index":
-    """The index in a folder, or one that is made of what is there.
+def open_index(source: str, **making: Any) -> "Index | None":
+    """The index in a folder; None where there is none.
+
+    Args:
+        source: a path.
+        making: options that say how an index is made, which must not be given for one that is.
 
     Raises:
-        OptionError: an option for making was given for an index that is made.
+        OptionError: one was given.
     """
-    from qkv.search.index import Index
     from qkv.search.saving import is_index
 
     if not is_index(Path(source)):
-        return Index.of(source, progress=progress, **{**options, "mix": _half(options.get("mix"))})
-    usual = {"encoder": "latent", "rank": None, "stem": None, "column": None}
-    for name, value in usual.items():
-        if options.get(name, value) != value:
-            option = {"column": "text"}.get(name, name)
+        return None
+    for name, value in making.items():
+        if value is not None and value is not False:
             raise OptionError(
-                f"{source!r} is an index already, and --{option} is for texts. "
-                "Give the texts, or leave it out."
+                f"{source!r} is an index already, and --{name} is for texts. Give the texts, or leave it out."
             )
+    from qkv.search.index import Index
+
     return Index.open(source)
 
 
-def _half(mix: float | None) -> float:
-    return 0.5 if mix is None else mix
+def make_index(
+    source: Any,
+    progress: Any,
+    *,
+    encoder: str | None,
+    rank: int | None,
+    stem: bool,
+    text: str | None = None,
+    passage: int | None = None,
+    mix: float | None = None,
+) -> "Index":
+    """Index texts, as the options of the command line say."""
+    from qkv.search.index import Index
+
+    words = 200 if passage is None else passage
+    return Index.of(
+        source,
+        encoder=encoder or "latent",
+        rank=rank,
+        stem="english" if stem else None,
+        column=text,
+        words=words,
+        overlap=words // 5,
+        mix=0.5 if mix is None else mix,
+        progress=progress,
+    )
 
 
 def _asked(given: list[str], queries: str | None) -> Any:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.core.files import write_whole
-from qkv.errors import DamagedStoreError, DataError
+from qkv.errors import DamagedStoreError, DataError, StoreBusyError
 
 if TYPE_CHECKING:
     from qkv.search.index import Index
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["is_index", "open_index", "save_index"]
 
 _FORMAT = 1
+_LOCK = "writer.lock"
 
 
 def is_index(path: Path) -> bool:
@@ -38,20 +39,32 @@ def is_index(path: Path) -> bool:
 def save_index(index: Index, path: Path) -> None:
     """See `Index.save`."""
     before = _described(path)
-    if path.exists() and before is None and (not path.is_dir() or any(path.iterdir())):
+    if before is None and path.exists() and (not path.is_dir() or any(map(_foreign, path.iterdir()))):
         raise DataError(f"{str(path)!r} is there already, and is no index. Choose another folder.")
+    from filelock import FileLock, Timeout
+
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with FileLock(path / _LOCK, timeout=0):
+            _replace(index, path)
+    except Timeout:
+        raise StoreBusyError(
+            f"another process writes the index {str(path)!r}. Wait until it is done."
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"the index {str(path)!r} cannot be written: {error.strerror}. Choose another folder."
+        ) from None
+
+
+def _replace(index: Index, path: Path) -> None:
     folder = path / f"g-{uuid.uuid4().hex[:12]}"
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir()
         _write_parts(index, folder)
         sizes = {part.name: part.stat().st_size for part in sorted(folder.iterdir())}
         for part in (*folder.iterdir(), folder):
             _sync(part)
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise DataError(
-            f"the index {str(path)!r} cannot be written: {error.strerror}. Choose another folder."
-        ) from None
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -142,6 +155,11 @@ def _write_parts(index: Index, folder: Path) -> None:
     np.savez(folder / "encoder.npz", **index.encoder.arrays())  # type: ignore[arg-type]
     if index.metric is not None:
         np.save(folder / "metric.npy", index.metric)
+
+
+def _foreign(path: Path) -> bool:
+    """Whether a save that was cut short would not have left this."""
+    return path.name != _LOCK and not path.name.startswith("g-")
 
 
 def _described(path: Path) -> dict[str, Any] | None:
