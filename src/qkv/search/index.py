@@ -20,7 +20,8 @@ from qkv.search.words import BM25, Words
 __all__ = ["Index"]
 
 _TOGETHER = 64
-"""Queries that are compared at once."""
+_CELLS = 2**24
+"""Queries that are compared at once, and pairs with passages that they may make."""
 _FLAT = 1e-6
 """A spread that is rounding: all passages are alike to the query."""
 
@@ -230,8 +231,9 @@ class Index:
         firsts = np.searchsorted(self.owners, np.arange(self.documents))
         names = self.table.column("name").take(firsts).to_pylist()
         mix = self.mix if mix is None else _share(mix)
-        for begin in range(0, len(queries), _TOGETHER):
-            asked = _Asked(self, queries[begin : begin + _TOGETHER], mix)
+        together = max(1, min(_TOGETHER, _CELLS // len(self)))
+        for begin in range(0, len(queries), together):
+            asked = _Asked(self, queries[begin : begin + together], mix)
             for at, (rows, weights) in enumerate(zip(*self._attended(asked, top, 1.0), strict=True)):
                 best: dict[int, float] = {}
                 for row, weight in zip(rows.tolist(), weights.tolist(), strict=True):
@@ -239,7 +241,7 @@ class Index:
                         best.setdefault(int(self.owners[row]), weight)
                 yield {names[owner]: weight for owner, weight in best.items()}
             if progress is not None:
-                progress("ranking", min(begin + _TOGETHER, len(queries)), len(queries))
+                progress("ranking", min(begin + together, len(queries)), len(queries))
 
     def with_metric(self, metric: np.ndarray | None) -> Index:
         """The same passages, compared through W `(width, width)`; None: as they are."""
