@@ -114,7 +114,7 @@ def test_a_column_of_a_table_is_searched(at):
 
 def test_a_query_that_no_passage_answers_is_said(at):
     code, out, _ = at("search", "notes", "zeppelin")
-    assert (code, out) == (0, "zeppelin → nothing: no word of the query tells the passages apart\n")
+    assert (code, out) == (0, "zeppelin → nothing: no word of the query is known\n")
 
 
 def test_queries_come_by_a_pipe(folder):
@@ -245,6 +245,12 @@ def test_an_example_of_the_help_runs(at, folder, line, monkeypatch):
     assert (code, err) == (0, "")
     assert out.strip()
     assert "→ nothing" not in out
+
+
+def test_fit_alone_lists_what_learns(at):
+    code, out, err = at("fit")
+    assert (code, err) == (0, "")
+    assert re.search(r"^ +search +Learn what is relevant", out, re.MULTILINE)
 
 
 def test_the_help_shows_every_example_in_one_line(at):

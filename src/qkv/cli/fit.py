@@ -24,12 +24,14 @@ Examples:
 
 _FEW = 30
 
-fit = typer.Typer(
-    help="Learn from examples what is alike.",
-    rich_markup_mode=None,
-    no_args_is_help=True,
-    add_completion=False,
-)
+fit = typer.Typer(invoke_without_command=True, rich_markup_mode=None, add_completion=False)
+
+
+@fit.callback()
+def _fit(context: typer.Context) -> None:
+    """Learn from examples what is alike; one subcommand for each thing that learns."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def fit_search(

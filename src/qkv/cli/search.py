@@ -203,7 +203,7 @@ class _Page:
         line = Text(query, style="bold")
         if not hits:
             line.append(" → ", style="dim").append("nothing", style="bold yellow")
-            line.append(": no word of the query tells the passages apart", style="yellow")
+            line.append(": no word of the query is known", style="yellow")
         self._console.print(line, soft_wrap=True)
         for number, hit in enumerate(hits, 1):
             assert hit.evidence is not None
@@ -214,10 +214,12 @@ class _Page:
                 head.append("  " + " ".join(hit.title.split()), style="cyan")
             head.append(f"   weight {hit.weight:.3f}, score {hit.score:.2f}", style="dim")
             self._console.print(head, soft_wrap=True)
-            self._console.print(Padding(self._marked(hit, shares), (0, 0, 0, 5)))
+            self._console.print(Padding(self._marked(hit, shares), (0, 0, 0, 5), expand=False))
             named = [f"{word} {share:+.2f}" for word, share in shares.items() if word and share >= 0.005][:8]
             if named:
-                self._console.print(Padding(Text("attended: " + ", ".join(named), style="dim"), (0, 0, 0, 5)))
+                self._console.print(
+                    Padding(Text("attended: " + ", ".join(named), style="dim"), (0, 0, 0, 5), expand=False)
+                )
 
     def _marked(self, hit: "Hit", shares: dict[str, float]) -> Any:
         """The part of a passage where most of what was attended stands, its white space made single."""

@@ -298,12 +298,13 @@ class _Asked:
     """Queries as the engine takes them: `score = query · key + bias − centre`.
 
     near, worded: what an inner product and a BM25 score are multiplied by, for each query; 0 where all
-    passages are alike. found: whether anything tells passages apart.
+    passages are alike. found: whether a word of the query is known.
     """
 
     def __init__(self, index: Index, queries: Sequence[str], mix: float) -> None:
         vectors = index.vectors(queries) if mix > 0 else None
         words = index.words.score([index.splitter(query) for query in queries])
+        known = words.any(axis=1)
         mean, spread = spread_of(words)
         self.worded = _over(1 - mix, spread)
         self.centre = self.worded * mean
@@ -322,7 +323,8 @@ class _Asked:
                 self.key = index.keys.rows
             else:
                 self.bias += (compared * self.near[:, None]).astype(np.float32)
-        self.found = (self.near > 0) | (self.worded > 0)
+            known |= (vectors if compared is None else compared).any(axis=1)
+        self.found: np.ndarray = np.asarray(known)
 
     def score(self, row: int) -> float:
         """Of the first query with a passage."""
