@@ -112,6 +112,10 @@ def test_rows_are_counted_where_the_ids_of_a_table_repeat():
     assert [each.name for each in read_texts({"id": [7, 7], "text": ["a", "b"]})] == ["1", "2"]
 
 
+def test_a_list_of_texts_is_numbered_from_one():
+    assert [(each.name, each.text) for each in read_texts(["One.", ""])] == [("1", "One."), ("2", "")]
+
+
 def wrong(path, content, read, says):
     path.write_bytes(content)
     with pytest.raises(DataError, match=says):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def read_texts(source: Any, column: str | None = None) -> list[Document]:
 
     Args:
         source: a folder (its .txt and .md files, also in folders within; hidden ones are left out), such a
-            file, or a table: a file or frame that `Database.open` reads, except .txt.
+            file, a list of texts, or a table: a file or frame that `Database.open` reads, except .txt.
         column: of a table, the column of texts; None: the one called text, body, content or the like, or the
             only column of text. Columns called id and title are used where they are there.
 
@@ -66,6 +66,8 @@ def read_texts(source: Any, column: str | None = None) -> list[Document]:
             raise DataError(f"there is no file or folder {str(source)!r}. Check the name.")
         if _is_text(path):
             return [Document(path.name, _filled(read_file(path), path))]
+    elif isinstance(source, Sequence) and source and all(isinstance(text, str) for text in source):
+        return [Document(str(number), text) for number, text in enumerate(source, 1)]
     return _table(source, column)
 
 
