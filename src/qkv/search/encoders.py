@@ -35,10 +35,12 @@ class Encoder(ABC):
     Fields:
         name: what it is called on the command line.
         dense: vectors are arrays `(texts, width)`; otherwise sparse ones.
+        words: how it splits texts into words, if it does; `fit` then takes texts that are split so, too.
     """
 
     name: str
     dense = True
+    words: Words | None = None
 
     @abstractmethod
     def fit(self, texts: Sequence[str], progress: Progress | None = None) -> Any:
@@ -67,6 +69,8 @@ class Encoder(ABC):
 
 class _Counted(Encoder):
     """Counts of words, weighted; a child says what becomes of them."""
+
+    words: Words
 
     def __init__(self, weighting: str | None, stem: str | None = None) -> None:
         from qkv.encoders.weighting import weighting_of
@@ -98,7 +102,7 @@ class _Counted(Encoder):
         if "weights" in arrays:
             self._weighting = replace(self._weighting, words=arrays["weights"])
 
-    def _learn(self, texts: Sequence[str]) -> Any:
+    def _learn(self, texts: Sequence[str | Sequence[str]]) -> Any:
         counts = self.words.fit(texts)
         self._known = self.words.known
         self._weighting = self._weighting.fit(counts)

@@ -118,9 +118,12 @@ class Index:
         splitter = Words(stem)
         passages = passages_of(documents, words, overlap)
         texts = [documents[part.document].whole[part.start : part.end] for part in passages]
-        if progress is not None:
-            progress("words", 0, 1)
-        bm25 = BM25.fit(_some_words([splitter(text) for text in texts]))
+        split = []
+        for at, text in enumerate(texts, 1):
+            split.append(splitter(text))
+            if progress is not None and (at % 1000 == 0 or at == len(texts)):
+                progress("words", at, len(texts))
+        bm25 = BM25.fit(_some_words(split))
         table = pa.table(
             {
                 "document": pa.array([part.document for part in passages], pa.int64()),
@@ -131,7 +134,8 @@ class Index:
                 "text": texts,
             }
         )
-        return cls(table, made, made.fit(texts, progress), bm25, splitter, mix=mix)
+        given: Any = split if made.words is not None and made.words.stem == stem else texts
+        return cls(table, made, made.fit(given, progress), bm25, splitter, mix=mix)
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Index:
@@ -349,7 +353,7 @@ def _are_documents(source: Any) -> bool:
     )
 
 
-def _some_words(texts: list[list[str]]) -> list[list[str]]:
+def _some_words(texts: list[Sequence[str]]) -> list[Sequence[str]]:
     if not any(texts):
         raise DataError("the texts have no words, or only such as “the” and “of”. Give other texts.")
     return texts

@@ -60,12 +60,14 @@ class Words:
             self._stem = Stemmer.Stemmer(stem)
         self._counter: Any = CountVectorizer(analyzer=self, vocabulary=None if known is None else list(known))
 
-    def __call__(self, text: str) -> list[str]:
-        """The words of a text that count, in order, as they are compared."""
+    def __call__(self, text: str | Sequence[str]) -> Sequence[str]:
+        """The words of a text that count, in order, as they are compared; what is split already stays so."""
+        if not isinstance(text, str):
+            return text
         words = self._split(text)
         return words if self._stem is None else list(self._stem.stemWords(words))
 
-    def fit(self, texts: Sequence[str]) -> Any:
+    def fit(self, texts: Sequence[str | Sequence[str]]) -> Any:
         """Learn the vocabulary; the counts `(texts, words)`, sparse.
 
         Raises:
