@@ -195,25 +195,16 @@ class Index:
             raise OptionError("the query is empty. Ask about something.")
         mix = self.mix if mix is None else _share(mix)
         asked = _Asked(self, [query], mix)
+        rows, weights = (part[0].tolist() for part in self._attended(asked, top, temperature))
+        parts = self.encoder.parts(query) if evidence and asked.near[0] else None
         found = []
-        for row, weight in zip(
-            *(part[0].tolist() for part in self._attended(asked, top, temperature)), strict=True
-        ):
+        for row, weight in zip(rows, weights, strict=True):
             if row >= 0 and asked.found[0]:
                 record = self.table.slice(row, 1).to_pylist()[0]
-                why = self._evidence(query, row, record["text"], asked) if evidence else None
-                found.append(
-                    Hit(
-                        record["name"],
-                        record["title"],
-                        record["text"],
-                        record["start"],
-                        record["end"],
-                        weight,
-                        asked.score(row),
-                        why,
-                    )
-                )
+                del record["document"]
+                why = self._evidence(query, parts, row, record["text"], asked) if evidence else None
+                name = record.pop("name")
+                found.append(Hit(name, **record, weight=weight, score=asked.score(row), evidence=why))
         return found
 
     def rank(
@@ -284,10 +275,11 @@ class Index:
         )
         return seen.readouts[0].keys, seen.readouts[0].weights
 
-    def _evidence(self, query: str, row: int, text: str, asked: _Asked) -> Evidence:
+    def _evidence(self, query: str, own: Any, row: int, text: str, asked: _Asked) -> Evidence:
+        """What the words of a query, whose parts are its `own`, share with those of a passage."""
         parts = []
-        if asked.near[0]:
-            (left, first), (right, second) = self.encoder.parts(query), self.encoder.parts(text)
+        if own is not None:
+            (left, first), (right, second) = own, self.encoder.parts(text)
             through = first if self.metric is None else first @ self.metric
             shares = through @ second.T
             parts.append((left, right, asked.near[0] * (shares if self.keys.dense else shares.toarray())))
