@@ -19,7 +19,7 @@ LAYERS = [
     {"interop"},
     {"estimators"},
     {"database"},
-    {"join"},
+    {"join", "search"},
     {"look"},
     {"cli", "testing"},
 ]

@@ -1,20 +1,113 @@
-"""`qkv fit`: what can be learned, one command for each."""
+"""`qkv fit`: learn from examples what is alike. One subcommand for each thing that learns."""
+
+from typing import Annotated, Any
 
 import typer
 
 from qkv.cli.fit_join import fit_join
+from qkv.errors import DataError, OptionError
 
-__all__ = ["app"]
+__all__ = ["fit", "fit_search"]
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode=None,
-    help="Learn from examples: a join from labelled pairs.",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-app.command("join", short_help="Learn a join of two tables from labelled pairs.")(fit_join)
+_HELP = """Learn W_Q and W_K from queries and their relevant documents, and keep them in an index.
+
+COLLECTION is what `qkv evaluate` takes: a BEIR folder, a folder of SMART files, or documents or an index
+with --queries and --relevant. Attention over the whole collection is made to fall on what is relevant; the
+start is latent semantics as it is. `qkv search` then searches the index with what was learned, and
+`qkv evaluate COLLECTION --learned` says what it is worth on queries that were not learned from.
+
+\b
+Examples:
+  qkv fit search cranfield --save cranfield.index
+  qkv fit search scifact --split train --save scifact.index
+  qkv fit search notes.index --queries queries.tsv --relevant judged.txt
+"""
+
+_FEW = 30
+
+fit = typer.Typer(invoke_without_command=True, rich_markup_mode=None, add_completion=False)
 
 
-@app.callback()
-def _fit() -> None:
-    """A group, even while it holds one command."""
+@fit.callback()
+def _fit(context: typer.Context) -> None:
+    """Learn from examples what is alike; one subcommand for each thing that learns."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def fit_search(
+    collection: Annotated[
+        str | None, typer.Argument(metavar="COLLECTION", help="What is searched.", show_default=False)
+    ] = None,
+    queries: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Queries: number, tab, text; .jsonl; or SMART.")
+    ] = None,
+    relevant: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Judgements: TREC, BEIR or SMART.")
+    ] = None,
+    split: Annotated[str, typer.Option(metavar="NAME", help="Of BEIR: the judgements in qrels/.")] = "train",
+    save: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Where the index goes; an index stays where it is.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the texts.")] = None,
+    encoder: Annotated[
+        str | None, typer.Option(metavar="NAME|FOLDER", help="As in qkv search; else latent.")
+    ] = None,
+    rank: Annotated[
+        int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; else half, 30 to 300.")
+    ] = None,
+    passage: Annotated[
+        int | None,
+        typer.Option(metavar="WORDS", help="At most, in a passage; else 200. 0: documents stay whole."),
+    ] = None,
+    stem: Annotated[bool, typer.Option("--stem", help="Compare English words by their stems.")] = False,
+    penalty: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="What leaving the start costs; else 500.")
+    ] = None,
+    temperature: Annotated[
+        float | None, typer.Option(metavar="T", help="Of the softmax that learns; else 0.05.")
+    ] = None,
+    loss: Annotated[
+        str | None, typer.Option(metavar="each|mass", help="On each relevant document, or on all together.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Of L-BFGS, at most; else 20.")] = None,
+) -> None:
+    if collection is None:
+        raise DataError("there is no COLLECTION. Name one.")
+
+    from qkv.cli.evaluate import judged_index
+    from qkv.cli.progress import ProgressBar
+    from qkv.cli.search import make_index, open_index
+    from qkv.search.collections import read_collection
+    from qkv.search.measuring import learn
+
+    index = open_index(collection, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage)
+    target = collection if save is None else save
+    if index is None and save is None:
+        raise OptionError("there is no --save: name the folder where the index goes, with what was learned.")
+    given = {"penalty": penalty, "temperature": temperature, "loss": loss, "steps": steps}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    with ProgressBar() as progress:
+        if index is not None:
+            read = judged_index(index, collection, queries, relevant)
+        else:
+            read = read_collection(collection, queries=queries, relevant=relevant, column=text, split=split)
+            index = make_index(
+                read.documents, progress, encoder=encoder, rank=rank, stem=stem, passage=passage
+            )
+        learned, losses = learn(index, read.queries, read.relevant, progress=progress, **options)
+        learned.save(target)
+    for note in read.notes:
+        print(f"· {note}")
+    pairs = sum(grade > 0 for grades in read.relevant.values() for grade in grades.values())
+    went = f": the loss went from {losses[0]:.3f} to {min(losses):.3f}" if losses else ""
+    print(f"{target}: learned from {len(read.queries):,} queries and {pairs:,} relevant documents{went}")
+    if len(read.queries) < _FEW:
+        print(f"· fewer than {_FEW} queries teach little: see what it is worth with qkv evaluate … --learned")
+
+
+fit_search.__doc__ = _HELP
+
+# Unknown options are refused here, as everywhere; a query never stands on this command line.
+fit.command("search", short_help="Learn what is relevant, from judged queries.")(fit_search)
+fit.command("join", short_help="Learn a join of two tables from labelled pairs.")(fit_join)

@@ -14,12 +14,14 @@ from typing import Annotated
 import typer
 
 from qkv.cli.ask import ask
+from qkv.cli.evaluate import evaluate
 from qkv.cli.explain import explain
-from qkv.cli.fit import app as fit
+from qkv.cli.fit import fit
 from qkv.cli.join import join
 from qkv.cli.look import look
 from qkv.cli.quick import convert_quickly
 from qkv.cli.roles import roles
+from qkv.cli.search import search
 from qkv.errors import QkvError
 
 __all__ = ["app", "main"]
@@ -39,9 +41,11 @@ app.command(
     "ask", short_help="Ask a table soft questions.", context_settings={"ignore_unknown_options": True}
 )(ask)
 app.command("explain", short_help="See how a call would run, from its shapes.")(explain)
-app.command("join", short_help="Find which rows of two tables are the same thing.")(join)
-app.add_typer(fit, name="fit", short_help="Learn from examples.")
 app.command("look", short_help="See where the heads of a model look.")(look)
+app.command("search", short_help="Search texts, and see the words that were attended.")(search)
+app.command("evaluate", short_help="Measure rankings against judgements.")(evaluate)
+app.command("join", short_help="Find which rows of two tables are the same thing.")(join)
+app.add_typer(fit, name="fit", short_help="Learn from examples what is alike.")
 app.command("roles", short_help="Measure what heads do, over many sentences.")(roles)
 
 

@@ -3,9 +3,14 @@
 from importlib import import_module
 from typing import Any
 
-_HOMES = {"LatentSemantics": "latent", "TableVectors": "tables", "WordVectors": "words"}
+_HOMES = {
+    "LatentSemantics": "latent",
+    "SentenceModel": "sentences",
+    "TableVectors": "tables",
+    "WordVectors": "words",
+}
 
-__all__ = ["LatentSemantics", "TableVectors", "WordVectors"]
+__all__ = ["LatentSemantics", "SentenceModel", "TableVectors", "WordVectors"]
 
 
 def __getattr__(name: str) -> Any:

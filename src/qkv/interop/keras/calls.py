@@ -76,8 +76,6 @@ def attend(
         "kernel": options.kernel,
         "memory": options.memory,
     }
-    if seed is None and not with_scores:
-        return qkv.attend(query, key, value, **asked), None
     return _observer()(query, key, value, [Dense()] if with_scores else [], asked)
 
 
@@ -88,12 +86,14 @@ def _observed(query: Any, key: Any, value: Any, readouts: list[Any], asked: Any)
 
 @cache
 def _observer() -> Callable[..., tuple[Any, Any]]:
-    """Weights, and draws from Keras' own seeds: torch.compile, which looks into neither, leaves them out."""
+    """What calls the engine. torch.compile leaves it out of its graph: Keras' own seeds and the weights that
+    a layer may be asked for are nothing it could look into.
+    """
     if keras.backend.backend() != "torch":
         return _observed
     import torch
 
-    found: Callable[..., tuple[Any, Any]] = torch.compiler.disable(_observed)
+    found: Callable[..., tuple[Any, Any]] = torch.compiler.disable(_observed)  # type: ignore[no-untyped-call]
     return found
 
 

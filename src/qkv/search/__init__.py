@@ -1,0 +1,42 @@
+"""Search: texts become passages, passages become keys, and a query attends to them.
+
+score(q, p) = m · z(latent(q) · latent(p)) + (1 − m) · z(BM25(q, p))        z: standardised over all passages
+weights = softmax(score / T)                                                over all passages
+
+read_texts(source)        a folder, a file or a table of texts
+read_collection(source)   texts with queries and judgements: SMART, BEIR, TREC
+Index.of(texts)           passages, keys and words, ready to be searched, saved and opened
+AttentionRanker           W_Q and W_K, learned from queries and what was relevant to them
+measure(…)                nDCG, average precision and recall of rankings
+"""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "AttentionRanker": "ranker",
+    "Collection": "collections",
+    "Document": "texts",
+    "Hit": "hits",
+    "Index": "index",
+    "measure": "measuring",
+    "read_collection": "collections",
+    "read_texts": "texts",
+}
+
+__all__ = [
+    "AttentionRanker",
+    "Collection",
+    "Document",
+    "Hit",
+    "Index",
+    "measure",
+    "read_collection",
+    "read_texts",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,208 @@
+"""Test collections: documents, queries, and which documents are relevant to which."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from qkv.errors import DataError
+from qkv.search.judgements import Judgements, read_judgements
+from qkv.search.smart import is_smart, read_smart
+from qkv.search.texts import Document, read_file, read_texts
+
+__all__ = ["Collection", "judged_collection", "read_collection", "read_documents"]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """Documents, and queries whose answers are known.
+
+    Fields:
+        name: what it is called.
+        documents: all that can be found.
+        queries: those that were judged, in the order of their file.
+        relevant: for each of these queries by name, the grades of judged documents.
+        notes: what was noticed while reading, in sentences.
+    """
+
+    name: str
+    documents: list[Document]
+    queries: list[Document]
+    relevant: Judgements = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+
+def read_documents(source: Any, column: str | None = None) -> list[Document]:
+    """As `read_texts`, and the documents of SMART files and BEIR folders.
+
+    Raises:
+        DataError: as `read_texts`.
+    """
+    path = Path(source) if isinstance(source, str | PathLike) else None
+    if path is not None and path.is_dir():
+        corpus = _named(path, ("corpus.jsonl", "corpus.jsonl.gz"))
+        if corpus is not None:
+            return _beir(corpus)
+        if (smart := _smart_files(path)) is not None:
+            return read_smart(smart[0])
+    elif path is not None and path.is_file() and is_smart(path):
+        return read_smart(path)
+    return read_texts(source, column)
+
+
+def read_collection(
+    source: str | PathLike[str],
+    *,
+    queries: str | PathLike[str] | None = None,
+    relevant: str | PathLike[str] | None = None,
+    column: str | None = None,
+    split: str = "test",
+) -> Collection:
+    """A collection from a BEIR folder, a folder of SMART files, or documents, queries and judgements by name.
+
+    Args:
+        source: a folder with corpus.jsonl, queries.jsonl and qrels/; or one with three files of SMART, whose
+            names hold `all`, end in `qry`, and hold `rel`; or documents alone, whatever `read_texts` reads.
+        queries: the file of queries: SMART, .jsonl, or lines of number, tab and text; None: as the source
+            says.
+        relevant: the file of judgements: TREC, BEIR or SMART; None: as the source says.
+        column: of a table, the column of texts.
+        split: of BEIR, the judgements that are read: qrels/test.tsv.
+
+    Raises:
+        DataError: a part is missing or cannot be read, or no query is judged.
+    """
+    folder = Path(source)
+    if not folder.exists():
+        raise DataError(f"there is no collection {str(source)!r}. Check the name.")
+    documents = read_documents(source, column)
+    if folder.is_dir():
+        smart = _smart_files(folder)
+        if smart is not None:
+            queries, relevant = queries or smart[1], relevant or smart[2]
+        else:
+            queries = queries or _named(folder, ("queries.jsonl", "queries.jsonl.gz"))
+            relevant = relevant or _named(folder, (f"qrels/{split}.tsv",))
+    name = folder.resolve().name if folder.is_dir() else folder.name.split(".")[0]
+    return judged_collection(name, documents, queries, relevant)
+
+
+def judged_collection(
+    name: str,
+    documents: list[Document],
+    queries: str | PathLike[str] | None,
+    relevant: str | PathLike[str] | None,
+) -> Collection:
+    """Documents that are read, with the files of queries and judgements.
+
+    Raises:
+        DataError: a file is not named or not there, or they do not belong together.
+    """
+    for what, option, path in (("queries", "--queries", queries), ("judgements", "--relevant", relevant)):
+        if path is None:
+            raise DataError(f"{name!r} comes without {what}. Name their file: {option} FILE.")
+        if not Path(path).is_file():
+            raise DataError(f"there is no file {str(path)!r} of {what}. Check the name.")
+    assert queries is not None
+    assert relevant is not None
+    return _joined(name, documents, _queries(Path(queries)), read_judgements(Path(relevant)))
+
+
+def _joined(name: str, documents: list[Document], asked: list[Document], judged: Judgements) -> Collection:
+    notes = []
+    if not set(judged) <= {query.name for query in asked}:
+        numbers = {str(at) for at in range(1, len(asked) + 1)}
+        if set(judged) <= numbers:
+            # Cranfield's judgements count its queries from 1, whatever their .I lines say.
+            asked = [Document(str(at), query.text, query.title) for at, query in enumerate(asked, 1)]
+            notes.append("queries are numbered by their order, as the judgements number them")
+    queries = [query for query in asked if any(grade > 0 for grade in judged.get(query.name, {}).values())]
+    if not queries:
+        raise DataError(
+            f"no query of {name} has a relevant document: judgements are for {_some(judged)}, queries are "
+            f"{_some([query.name for query in asked])}. Do both files belong together?"
+        )
+    if left := len(asked) - len(queries):
+        notes.append(f"{left:,} of {len(asked):,} queries are not judged, and are left out")
+    there = {document.name for document in documents}
+    relevant = {query.name: judged[query.name] for query in queries}
+    listed = {name for grades in relevant.values() for name, grade in grades.items() if grade > 0}
+    if not listed & there:
+        raise DataError(
+            f"no judged document of {name} is among its documents: judged is {_some(sorted(listed))}, "
+            f"there is {_some([document.name for document in documents])}. Do both files belong together?"
+        )
+    if lost := len(listed - there):
+        notes.append(f"{lost:,} judged documents are not in the collection, and count as not found")
+    if empty := sum(not document.whole.strip() for document in documents):
+        notes.append(f"{empty:,} documents have no text")
+    return Collection(name, documents, queries, relevant, tuple(notes))
+
+
+def _some(names: Any) -> str:
+    names = list(names)
+    return ", ".join(map(repr, names[:3])) + (", …" if len(names) > 3 else "")
+
+
+def _named(folder: Path, names: Sequence[str]) -> Path | None:
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def _smart_files(folder: Path) -> tuple[Path, Path, Path] | None:
+    """Documents, queries and judgements in a folder of SMART files; None where it is none."""
+    files = [
+        path for path in sorted(folder.iterdir()) if path.is_file() and "readme" not in path.name.lower()
+    ]
+    texts = [path for path in files if is_smart(path)]
+    queries = [path for path in texts if _ends(path, "qry")]
+    documents = [path for path in texts if path not in queries and "all" in path.name.lower()]
+    judged = [path for path in files if path not in texts and "rel" in path.name.lower()]
+    if len(queries) == len(documents) == len(judged) == 1:
+        return documents[0], queries[0], judged[0]
+    return None
+
+
+def _ends(path: Path, ending: str) -> bool:
+    """Whether a name ends so, with or without .gz."""
+    return path.name.lower().removesuffix(".gz").endswith(ending)
+
+
+def _queries(path: Path) -> list[Document]:
+    if is_smart(path):
+        return read_smart(path)
+    if _ends(path, ".jsonl"):
+        return _beir(path)
+    found = []
+    for number, line in enumerate(read_file(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        name, tab, text = line.partition("\t")
+        if not tab:
+            raise DataError(
+                f"line {number} of {str(path)!r} is no query: {line[:60]!r}. "
+                "Wanted is a number, a tab and the text."
+            )
+        found.append(Document(name.strip(), text.strip()))
+    return found
+
+
+def _beir(path: Path) -> list[Document]:
+    found = []
+    for number, line in enumerate(read_file(path).split("\n"), 1):
+        if line.strip():
+            try:
+                record = json.loads(line)
+                text, title = record.get("text") or "", record.get("title") or ""
+                found.append(Document(str(record["_id"]), str(text), str(title)))
+            except (ValueError, KeyError, AttributeError):
+                raise DataError(
+                    f"line {number} of {str(path)!r} is no record of BEIR: {line[:60]!r}. Wanted is "
+                    "an object with _id and text."
+                ) from None
+    if not found:
+        raise DataError(f"{str(path)!r} has no record. Name another file.")
+    return found

@@ -1,0 +1,183 @@
+"""An index on disk: a folder of arrays, and one small file that names those that count.
+
+    index.json                what it is, which folder holds it, how long each file must be
+    g-…/passages.arrow        texts          keys.npy, moments.npz | keys.npz   vectors
+    g-…/words.npz             BM25           encoder.npz             what the encoder learned     metric.npy
+
+Everything is written into a new folder and synced; then index.json takes its place in one step, and the
+folder it named before is removed. A crash at any point leaves the index that was there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from qkv.core.files import write_whole
+from qkv.errors import DamagedStoreError, DataError, StoreBusyError
+
+if TYPE_CHECKING:
+    from qkv.search.index import Index
+
+__all__ = ["is_index", "open_index", "save_index"]
+
+_FORMAT = 1
+_LOCK = "writer.lock"
+
+
+def is_index(path: Path) -> bool:
+    """Whether a folder holds an index."""
+    return _described(path) is not None
+
+
+def save_index(index: Index, path: Path) -> None:
+    """See `Index.save`."""
+    before = _described(path)
+    if before is None and path.exists() and (not path.is_dir() or any(map(_foreign, path.iterdir()))):
+        raise DataError(f"{str(path)!r} is there already, and is no index. Choose another folder.")
+    from filelock import FileLock, Timeout
+
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with FileLock(path / _LOCK, timeout=0):
+            _replace(index, path)
+    except Timeout:
+        raise StoreBusyError(
+            f"another process writes the index {str(path)!r}. Wait until it is done."
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"the index {str(path)!r} cannot be written: {error.strerror}. Choose another folder."
+        ) from None
+
+
+def _replace(index: Index, path: Path) -> None:
+    folder = path / f"g-{uuid.uuid4().hex[:12]}"
+    try:
+        folder.mkdir()
+        _write_parts(index, folder)
+        sizes = {part.name: part.stat().st_size for part in sorted(folder.iterdir())}
+        for part in (*folder.iterdir(), folder):
+            _sync(part)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    described = {
+        "qkv": "index",
+        "format": _FORMAT,
+        "folder": folder.name,
+        "encoder": index.encoder.name,
+        "settings": index.encoder.settings(),
+        "stem": index.splitter.stem,
+        "mix": index.mix,
+        "passages": len(index),
+        "files": sizes,
+    }
+    write_whole(path / "index.json", json.dumps(described, indent=1).encode(), "the index", sync=True)
+    _sync(path)
+    for other in path.glob("g-*"):
+        if other.name != folder.name:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def open_index(path: Path) -> Index:
+    """See `Index.open`."""
+    import pyarrow as pa
+    from scipy.sparse import csc_array, load_npz
+
+    from qkv.search.encoders import ENCODERS
+    from qkv.search.index import Index
+    from qkv.search.keys import Keys
+    from qkv.search.words import BM25, Words
+
+    held = _described(path)
+    if held is None:
+        raise DataError(f"{str(path)!r} is no index. Make one: qkv search TEXTS --save {path}.")
+    if held["format"] != _FORMAT or held["encoder"] not in ENCODERS:
+        raise DataError(f"the index {str(path)!r} is of another version of qkv. Make it anew.")
+    folder = path / held["folder"]
+    for name, size in held["files"].items():
+        there = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if there != size:
+            problem = "missing" if there is None else f"{there:,} bytes long, and {size:,} were written"
+            raise DamagedStoreError(
+                f"the index {str(path)!r} is damaged: {folder.name}/{name} is {problem}. Make it anew."
+            )
+    encoder: Any = ENCODERS[held["encoder"]](**held["settings"])
+    encoder.restore(_arrays(folder / "encoder.npz"))
+    with pa.memory_map(str(folder / "passages.arrow")) as mapped:
+        table = pa.ipc.open_file(mapped).read_all()
+    words = _arrays(folder / "words.npz")
+    scores = csc_array((words["data"], words["indices"], words["indptr"]), shape=tuple(words["shape"]))
+    dense = (folder / "keys.npy").is_file()
+    if dense:
+        held_moments = _arrays(folder / "moments.npz")
+        moments = held_moments["mean"], held_moments["covariance"]
+        keys = Keys(np.load(folder / "keys.npy", mmap_mode="r"), moments)
+    else:
+        keys = Keys(load_npz(folder / "keys.npz"))
+    metric = np.load(folder / "metric.npy") if (folder / "metric.npy").is_file() else None
+    bm25 = BM25(scores, words["known"].tolist())
+    return Index(table, encoder, keys, bm25, Words(held["stem"]), mix=held["mix"], metric=metric)
+
+
+def _write_parts(index: Index, folder: Path) -> None:
+    import pyarrow as pa
+    from scipy.sparse import save_npz
+
+    table = index.table.combine_chunks()
+    with (
+        pa.OSFile(str(folder / "passages.arrow"), "wb") as sink,
+        pa.ipc.new_file(sink, table.schema) as writer,
+    ):
+        writer.write_table(table)
+    if index.keys.dense:
+        np.save(folder / "keys.npy", np.ascontiguousarray(index.keys.rows))
+        mean, covariance = index.keys.moments()
+        np.savez(folder / "moments.npz", mean=mean, covariance=covariance)
+    else:
+        save_npz(folder / "keys.npz", index.keys.rows, compressed=False)
+    scores = index.words.scores
+    np.savez(
+        folder / "words.npz",
+        data=scores.data,
+        indices=scores.indices,
+        indptr=scores.indptr,
+        shape=np.array(scores.shape),
+        known=np.array(index.words.known, dtype=np.str_),
+    )
+    np.savez(folder / "encoder.npz", **index.encoder.arrays())  # type: ignore[arg-type]
+    if index.metric is not None:
+        np.save(folder / "metric.npy", index.metric)
+
+
+def _foreign(path: Path) -> bool:
+    """Whether a save that was cut short would not have left this."""
+    return path.name != _LOCK and not path.name.startswith("g-")
+
+
+def _described(path: Path) -> dict[str, Any] | None:
+    try:
+        held = json.loads((path / "index.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return held if isinstance(held, dict) and held.get("qkv") == "index" else None
+
+
+def _arrays(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path, allow_pickle=False) as held:
+        return {name: held[name] for name in held.files}
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

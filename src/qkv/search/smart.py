@@ -1,0 +1,60 @@
+"""The format of the SMART collections (Cranfield, CISI, ADI, MED): records that begin with .I, fields .T .W.
+
+.I 12                        the record's number
+.T                           its title, on the lines below
+.W                           its text
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from qkv.errors import DataError
+from qkv.search.texts import Document, read_file
+
+__all__ = ["is_smart", "read_smart"]
+
+_FIELD = re.compile(r"\.([A-Z])(?:\s+(.*))?$")
+
+
+def is_smart(path: Path) -> bool:
+    """Whether a file begins with a record of this format."""
+    import gzip
+
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as stream:
+            return bool(re.match(rb"(\xef\xbb\xbf)?\s*\.I\s+\S", stream.read(200)))
+    except (OSError, EOFError):
+        return False
+
+
+def read_smart(path: Path) -> list[Document]:
+    """The records of a file: their numbers without leading zeros, titles and texts.
+
+    Raises:
+        DataError: it cannot be read, or has no record.
+    """
+    records: list[dict[str, list[str]]] = []
+    field: list[str] | None = None
+    for line in read_file(path).split("\n"):
+        mark = _FIELD.match(line)
+        if mark and mark[1] == "I":
+            records.append({"I": [(mark[2] or "").strip()]})
+            field = None
+        elif mark and records:
+            field = records[-1].setdefault(mark[1], [])
+            if mark[2]:
+                field.append(mark[2])
+        elif field is not None:
+            field.append(line)
+    if not records:
+        raise DataError(f"{str(path)!r} has no record: no line in it begins with .I. Name another file.")
+
+    def held(record: dict[str, list[str]], name: str) -> str:
+        return "\n".join(record.get(name, [])).strip()
+
+    return [
+        Document(held(record, "I").lstrip("0") or str(at), held(record, "W"), held(record, "T"))
+        for at, record in enumerate(records, 1)
+    ]

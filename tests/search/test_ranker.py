@@ -1,0 +1,120 @@
+"""AttentionRanker: its loss is the formula, in linear memory, and learning lowers it."""
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+from qkv.errors import DataError, OptionError, ShapeError
+from qkv.search import AttentionRanker
+
+torch = pytest.importorskip("torch")
+
+
+def problem(seed=0, queries=7, documents=40, width=5):
+    rng = np.random.default_rng(seed)
+    relevant = [
+        rng.choice(documents, size=rng.integers(1, 4), replace=False).tolist() for _ in range(queries)
+    ]
+    return rng.normal(size=(queries, width)), rng.normal(size=(documents, width)), relevant
+
+
+def dense_loss(queries, documents, relevant, owners, temperature, loss, maps):
+    """The formula as it stands, over a matrix of all pairs, in float64."""
+    logits = (queries @ maps[0].T) @ (documents @ maps[1].T).T / temperature
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    costs = []
+    for row, wanted in zip(weights, relevant, strict=True):
+        each = [row[owners == owner].sum() for owner in wanted]
+        if each:
+            costs.append(-np.log(sum(each)) if loss == "mass" else -np.log(each).mean())
+    return np.mean(costs)
+
+
+@pytest.mark.parametrize("loss", ["each", "mass"])
+@pytest.mark.parametrize("passages", [False, True])
+def test_the_loss_is_that_of_the_formula(loss, passages):
+    queries, documents, relevant = problem()
+    relevant[2] = []  # teaches nothing
+    owners = np.arange(40) // 2 if passages else np.arange(40)
+    relevant = [[number // 2 for number in numbers] for numbers in relevant] if passages else relevant
+    relevant = [sorted(set(numbers)) for numbers in relevant]
+    options = {"temperature": 0.5, "penalty": 3.0, "loss": loss}
+    ranker = AttentionRanker(**options).fit(queries, documents, relevant, owners=owners)
+    one = np.eye(5)
+    start = dense_loss(queries, documents, relevant, owners, 0.5, loss, (one, one))
+    maps = ranker.query_weight_.astype(float), ranker.key_weight_.astype(float)
+    cost = 3.0 * sum(np.square(weight - one).sum() for weight in maps) / sum(map(len, relevant))
+    end = dense_loss(queries, documents, relevant, owners, 0.5, loss, maps) + cost
+    assert ranker.losses_[0] == pytest.approx(start, rel=1e-5)
+    assert min(ranker.losses_) == pytest.approx(end, rel=1e-4)
+    assert end < start
+
+
+def test_the_gradient_is_that_of_the_loss():
+    from qkv.search.ranker import _Pairs, _pairs
+
+    queries, documents, relevant = problem(1, 4, 12, 3)
+    pairs = _pairs(relevant, 4, np.arange(12), False)
+    at = _Pairs(*(torch.from_numpy(np.asarray(part)) for part in pairs))
+    at = at._replace(group_share=at.group_share.double())
+    query, key = torch.from_numpy(queries), torch.from_numpy(documents)
+    ranker = AttentionRanker(temperature=0.7)
+    maps = [torch.randn(3, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    assert torch.autograd.gradcheck(
+        lambda left, right: ranker._attention_loss(query, key, [left, right], at), maps
+    )
+
+
+def test_the_softmax_fits_a_memory_that_its_weights_would_not():
+    queries, documents, relevant = problem(2, 500, 4000, 8)
+    few = AttentionRanker(temperature=1.0, steps=3, memory="2 MiB").fit(queries, documents, relevant)
+    much = AttentionRanker(temperature=1.0, steps=3).fit(queries, documents, relevant)
+    assert 500 * 4000 * 4 > 2 * 2**20
+    np.testing.assert_allclose(few.losses_, much.losses_, rtol=1e-4)
+    np.testing.assert_allclose(few.metric_, much.metric_, atol=1e-3)
+
+
+def test_no_step_and_a_great_penalty_leave_the_start():
+    queries, documents, relevant = problem()
+    for options in ({"steps": 0}, {"penalty": 1e9}):
+        ranker = AttentionRanker(**options).fit(queries, documents, relevant)
+        np.testing.assert_allclose(ranker.metric_, np.eye(5), atol=1e-3)
+
+
+def test_ranks_are_those_of_the_weights():
+    queries, documents, relevant = problem()
+    ranker = AttentionRanker(temperature=0.9, penalty=1.0).fit(queries, documents, relevant)
+    logits = queries @ ranker.metric_ @ documents.T / 0.9
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    found = ranker.rank(queries, top=4)
+    np.testing.assert_array_equal(found.documents, np.argsort(-weights, axis=1)[:, :4])
+    np.testing.assert_allclose(found.weights, -np.sort(-weights, axis=1)[:, :4], rtol=1e-3)
+    assert ranker.rank(queries, top=99, documents=documents[:3]).documents.shape == (7, 3)
+
+
+def test_it_is_cloned_with_its_options():
+    assert clone(AttentionRanker(penalty=7.0)).get_params()["penalty"] == 7.0
+
+
+@pytest.mark.parametrize(
+    ("options", "change", "error", "says"),
+    [
+        ({"loss": "all"}, {}, OptionError, "one of each, mass"),
+        ({"temperature": 0}, {}, OptionError, "more than 0"),
+        ({"penalty": -1.0}, {}, OptionError, "0 or more"),
+        ({}, {"relevant": [[0]]}, ShapeError, "1 lists, and there are 7"),
+        ({}, {"relevant": [[40]] * 7}, DataError, "relevant document 40"),
+        ({}, {"relevant": [[]] * 7}, DataError, "nothing to learn"),
+        ({}, {"queries": np.zeros((7, 4))}, ShapeError, "width 4"),
+        ({}, {"queries": np.zeros(7)}, ShapeError, "1 axes"),
+        ({}, {"owners": [1]}, ShapeError, "owners"),
+        ({}, {"documents": np.full((40, 5), np.nan)}, DataError, "not finite"),
+    ],
+)
+def test_what_cannot_be_learned_is_said_in_a_sentence(options, change, error, says):
+    queries, documents, relevant = problem()
+    given = {"queries": queries, "documents": documents, "relevant": relevant} | change
+    with pytest.raises(error, match=says):
+        AttentionRanker(**options).fit(**given)
