@@ -9,7 +9,7 @@ from qkv.errors import DataError, OptionError
 from qkv.store.arrow import ArrowStore
 from qkv.store.base import Store
 
-__all__ = ["create", "is_store", "open"]
+__all__ = ["create", "is_store", "open", "remove"]
 
 
 def is_store(path: str | PathLike[str]) -> bool:
@@ -47,15 +47,21 @@ def create(
         raise DataError(
             f"{str(path)!r} is there already. Open it, remove it, or give the store another place."
         )
-    there = folder.exists()
     try:
         return ArrowStore.create(folder, schema, dict(metadata or {}))
     except BaseException:
-        for part in ("versions", "rows"):
-            shutil.rmtree(folder / part, ignore_errors=True)
-        if not there and folder.exists():
-            folder.rmdir()
+        remove(folder)
         raise
+
+
+def remove(path: str | PathLike[str]) -> None:
+    """Remove a store: every version of it, and its folder where nothing else is in it."""
+    folder = Path(path)
+    for part in ("versions", "rows", "notes"):
+        shutil.rmtree(folder / part, ignore_errors=True)
+    (folder / "writer.lock").unlink(missing_ok=True)
+    if folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def open(path: str | PathLike[str], *, version: int | None = None, damaged: str = "refuse") -> Store:

@@ -1,0 +1,165 @@
+"""Values that come tile by tile, weighed: averages and votes that are not finished."""
+
+from typing import Any
+
+import numpy as np
+
+from qkv.database import arrow
+from qkv.database.columns import Column
+from qkv.database.profile import ColumnFacts
+from qkv.database.values import Reading, Values, VoteValues, count_votes, values_of
+
+__all__ = ["Averages", "Tally", "Votes", "tally_of"]
+
+
+class Tally:
+    """Weighed sums of the values.
+
+    Fields:
+        sums: `(q, n)`, for masses that may still be rescaled.
+    """
+
+    sums: np.ndarray
+
+    def add(self, mass: np.ndarray, values: Any) -> None:
+        """Add `Σ mass · value` of some rows; `mass` is `(q, rows)`, and `values` what `read` gave of them."""
+        raise NotImplementedError
+
+    def read(self, table: Any, clean: bool) -> Any:
+        """The values of a tile; `clean`: none is missing."""
+        raise NotImplementedError
+
+    def missing(self, values: Any) -> np.ndarray | None:
+        """Which values of a tile are missing; None: none is."""
+        raise NotImplementedError
+
+    def part(self, values: Any, start: int, stop: int) -> Any:
+        """The values of some rows of the tile."""
+        raise NotImplementedError
+
+    def readings(self, scale: np.ndarray, total: np.ndarray) -> list[Reading]:
+        """The answers: the sums times `scale` `(q, 1)`; `total` is Σ mass times scale."""
+        raise NotImplementedError
+
+
+class Averages(Tally):
+    """Numbers, moments and vectors: Σ w v, Σ w (v − middle), Σ w (v − middle)²."""
+
+    def __init__(self, like: Column, folded: bool, facts: ColumnFacts, queries: int) -> None:
+        self.like, self.folded = like, folded
+        middle: Any = np.array(facts.mean or [0.0])
+        self.middle = middle if like.kind == "vector" else float(middle[0])
+        self.values: Values = values_of(like, self.middle)
+        self.sums = np.zeros((queries, self.values.matrix.shape[1]))
+
+    def read(self, table: Any, clean: bool) -> Any:
+        """The numbers as they lie in memory where that is all, else a column."""
+        column = table.column(self.like.name)
+        if clean and self.like.kind == "number" and column.num_chunks == 1:
+            (chunk,) = arrow.chunks_of(column)
+            cells = arrow.units(chunk)
+            if not chunk.null_count and cells.dtype.kind == "f":
+                return cells
+        return Column.of(table, self.like.name, self.folded, self.like)
+
+    def missing(self, values: Any) -> np.ndarray | None:
+        """Of a column."""
+        return values.missing if isinstance(values, Column) and values.missing.any() else None
+
+    def part(self, values: Any, start: int, stop: int) -> Any:
+        """Its cells, or its matrix."""
+        if isinstance(values, Column):
+            cut = Column(
+                values.name,
+                values.kind,
+                values.cells[start:stop],
+                values.missing[start:stop],
+                values.type,
+                values.origin,
+            )
+            return values_of(cut, self.middle).matrix
+        return values[start:stop]
+
+    def add(self, mass: np.ndarray, values: Any) -> None:
+        """Products in float64."""
+        mass = mass.astype(np.float64, copy=False)
+        if values.ndim == 2:
+            self.sums += mass @ values
+            return
+        cells = values.astype(np.float64)
+        self.sums[:, 0] += mass @ cells
+        np.subtract(cells, self.middle, out=cells)
+        self.sums[:, 1] += mass @ cells
+        np.multiply(cells, cells, out=cells)
+        self.sums[:, 2] += mass @ cells
+        self.sums[:, 3] += mass.sum(axis=1)
+
+    def readings(self, scale: np.ndarray, total: np.ndarray) -> list[Reading]:
+        """As the values of a table do."""
+        return self.values.read(self.sums * scale, None)
+
+
+class Votes(Tally):
+    """Texts, categories and booleans: the mass of each label, and which came first."""
+
+    def __init__(self, like: Column, folded: bool, queries: int) -> None:
+        self.like, self.folded = like, folded
+        self.labels: dict[Any, int] = {}
+        self.sums = np.zeros((queries, 0))
+        self.first = np.zeros((queries, 0), np.int64)
+        self.negative = np.zeros(queries, bool)
+        self.seen = 0
+
+    def read(self, table: Any, clean: bool) -> Any:
+        """The cells, and the numbers of their labels."""
+        column = Column.of(table, self.like.name, self.folded, self.like)
+        return VoteValues.coded(column, self.labels), column.missing
+
+    def missing(self, values: Any) -> np.ndarray | None:
+        """Of the column."""
+        absent: np.ndarray = values[1]
+        return absent if absent.any() else None
+
+    def part(self, values: Any, start: int, stop: int) -> Any:
+        """Their labels."""
+        return values[0][start:stop]
+
+    def add(self, mass: np.ndarray, values: Any) -> None:
+        """Count."""
+        queries, labels = len(mass), len(self.labels)
+        more = labels - self.sums.shape[1]
+        if more > 0:
+            # Twice as many as are there, so that labels which never end are not copied at every tile.
+            more = max(more, self.sums.shape[1])
+            self.sums = np.concatenate([self.sums, np.zeros((queries, more))], axis=1)
+            never = np.full((queries, more), np.iinfo(np.int64).max)
+            self.first = np.concatenate([self.first, never], axis=1)
+        for query in range(queries):
+            self.sums[query] += np.bincount(values, weights=mass[query], minlength=self.sums.shape[1])
+            voting = np.flatnonzero(mass[query])[::-1]
+            first = np.full(self.sums.shape[1], np.iinfo(np.int64).max)
+            first[values[voting]] = voting + self.seen
+            np.minimum(self.first[query], first, out=self.first[query])
+        self.negative |= (mass < 0).any(axis=1)
+        self.seen += len(values)
+
+    def readings(self, scale: np.ndarray, total: np.ndarray) -> list[Reading]:
+        """The label with most mass."""
+        labels = list(self.labels)
+        return [
+            count_votes(
+                labels,
+                self.sums[i, : len(labels)] * scale[i],
+                self.first[i, : len(labels)],
+                float(total[i, 0]),
+                bool(self.negative[i]),
+            )
+            for i in range(len(self.sums))
+        ]
+
+
+def tally_of(like: Column, folded: bool, facts: ColumnFacts, queries: int) -> Tally:
+    """The way in which this column's values are summed."""
+    if like.kind in ("number", "moment", "vector"):
+        return Averages(like, folded, facts, queries)
+    return Votes(like, folded, queries)
