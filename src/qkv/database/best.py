@@ -39,11 +39,13 @@ class BestRows:
         largest = rank.max(axis=1) if largest is None else largest
         # Later rows lose ties, so only what is larger comes in. Not (a <= b): true for NaN.
         for query in np.flatnonzero(~(largest <= self.rank[:, -1])):
-            self._one(int(query), rank[query], first)
+            self._one(int(query), rank[query], first, largest[query])
 
-    def _one(self, query: int, rank: np.ndarray, first: int) -> None:
+    def _one(self, query: int, rank: np.ndarray, first: int, largest: float) -> None:
         known = self.rank[query]
-        inside = np.flatnonzero(~(rank <= known[-1]))
+        # In the dtype of the ranks, which loses nothing: what is known came from such.
+        least = rank.dtype.type(known[-1])
+        inside = np.flatnonzero(rank > least if largest == largest else ~(rank <= least))
         new = rank[inside].astype(np.float64)
         if len(inside) > len(known):
             order = np.sort(top_order(new, len(known)))

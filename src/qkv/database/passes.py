@@ -123,7 +123,7 @@ class Call:
     def _ways(self, query: np.ndarray) -> tuple[CellLogits, Logits | None]:
         columns = self.of.few[:-1]
         slow = CellLogits(self.comparison, columns, query, self.of.fold)
-        return slow, fast_logits(self.comparison, columns, query)
+        return slow, fast_logits(self.comparison, columns, query, self.of.lengths)
 
     def _tally(self, queries: int) -> Tally:
         of = self.of

@@ -22,7 +22,7 @@ from qkv.store.disk import write_whole
 
 __all__ = ["TILE", "ColumnFacts", "Profile", "read_profile"]
 
-TILE = 2**17
+TILE = 2**18
 """Rows that are read at once."""
 
 _FORMAT = 1
@@ -84,7 +84,7 @@ class Profile:
         if self.home is None:
             return
         said = {
-            "format": _FORMAT,
+            "format": [_FORMAT, TILE],
             "rows": self.rows,
             "kept": self.kept,
             "columns": {name: asdict(facts) for name, facts in self.columns.items()},
@@ -118,7 +118,7 @@ def _remembered(home: Path) -> Profile | None:
     try:
         with np.load(home, allow_pickle=False) as file:
             said, sample, gaps = json.loads(str(file["said"])), file["sample"], file["gaps"]
-        if said.pop("format") != _FORMAT:
+        if said.pop("format") != [_FORMAT, TILE]:
             return None
         return Profile(
             said["rows"],

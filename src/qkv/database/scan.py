@@ -8,11 +8,13 @@
 The last two take tiles without a missing cell, and leave the others to the first.
 """
 
+import contextlib
 import hashlib
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,11 +33,12 @@ from qkv.scores.base import Score
 from qkv.store import Block
 from qkv.store.disk import write_whole
 
-__all__ = ["CellLogits", "Logits", "fast_logits"]
+__all__ = ["CellLogits", "Lengths", "Logits", "fast_logits"]
 
 # A logit may be wrong by so much where it is computed in float32.
 _TOLERANCE = 1e-4
 _EPSILON = 2.0**-23
+_CACHED = 2**18
 
 
 class Logits(ABC):
@@ -104,14 +107,16 @@ class CellLogits(Logits):
         return absent
 
 
-def fast_logits(comparison: Comparison, columns: Sequence[Column], query: np.ndarray) -> Logits | None:
+def fast_logits(
+    comparison: Comparison, columns: Sequence[Column], query: np.ndarray, lengths: "Lengths"
+) -> Logits | None:
     """A faster way for this comparison; None where there is none."""
     score = comparison.score
     own = [columns[index] for index in comparison.columns]
     if len(own) == 1 and own[0].kind == "vector" and _dtype(own[0].type) is not None:
         scalar = all(np.ndim(array) == 0 for array in score.arrays())
         if scalar and (isinstance(score, Cosine | Gaussian) or (score.lifts_itself and not score.positional)):
-            return VectorLogits(score, own[0], query)
+            return VectorLogits(score, own[0], query, lengths)
     numbers = isinstance(comparison, Distances) and all(column.kind == "number" for column in own)
     if numbers and isinstance(score, Gaussian) and np.ndim(score.bandwidth) == 0:
         assert isinstance(comparison, Distances)
@@ -135,15 +140,14 @@ class VectorLogits(Logits):
 
     spare: int = 4
 
-    def __init__(self, score: Score, column: Column, query: np.ndarray) -> None:
+    def __init__(self, score: Score, column: Column, query: np.ndarray, lengths: "Lengths") -> None:
         dtype = _dtype(column.type)
         assert dtype is not None
-        self.column, self.dtype = column.name, dtype
-        self.kind = "cosine" if isinstance(score, Cosine) else "gaussian"
+        self.column, self.dtype, self.lengths = column.name, dtype, lengths
+        self.kind = "squares" if isinstance(score, Gaussian) else "inverse"
         if not isinstance(score, Cosine | Gaussian):
-            self.kind = "product"
+            self.kind = ""
         self.said = f"one product of the mapped vectors with the queries, in {dtype}"
-        self._known: tuple[str, np.ndarray] | None = None
         query = np.asarray(query, np.float64)
         if isinstance(score, Cosine):
             place = whole(len(query), 1)
@@ -158,49 +162,36 @@ class VectorLogits(Logits):
         self.query = np.ascontiguousarray(query, dtype)
 
     def rows(self, tile: Tile) -> Any:
-        """The matrix as it lies in the file, and squared lengths where they are wanted."""
+        """The matrix as it lies in the file, what their lengths give, and the largest of that."""
         chunks = tile.table.column(self.column).chunks
         if len(chunks) != 1 or chunks[0].null_count:
             return None
-        (chunk,) = chunks
-        width = chunk.type.list_size
-        values = chunk.values.slice(chunk.offset * width, len(chunk) * width)
-        if values.null_count:
-            return None
-        matrix = arrow.units(values).reshape(len(chunk), width)
-        if self.kind == "product":
-            return matrix, None
-        squares = self._squares(tile)
-        if not squares.max(initial=0.0) < np.inf:
-            return None  # some are too large for the dtype, or too small
-        if self.kind == "cosine":
-            with np.errstate(divide="ignore"):
-                inverse = 1 / np.sqrt(squares)
-            if squares.min(initial=1.0) == 0:
-                inverse[squares == 0] = 0.0
-            return matrix, inverse
-        return matrix, squares
+        matrix = _matrix(chunks[0])
+        if matrix is None or not self.kind:
+            return None if matrix is None else (matrix, None, 0.0)
+        found, largest = self.lengths.of(tile, self.column, self.kind)
+        return (matrix, found, largest) if largest < np.inf else None  # else the dtype cannot hold them
 
     def of(self, rows: Any, start: int, stop: int) -> np.ndarray:
         """One product."""
-        matrix, factor = rows[0][start:stop], rows[1]
+        matrix, lengths, largest = rows[0][start:stop], rows[1], rows[2]
         if len(self.query) == 1:
-            logits = np.matmul(matrix, self.query[0])[None]
+            logits: np.ndarray = np.matmul(matrix, self.query[0])[None]
         else:
             logits = np.matmul(self.query, matrix.T)
-        if factor is None:
-            return np.asarray(logits)
-        factor = factor[start:stop]
-        if self.kind == "cosine":
-            logits *= factor
-            return np.asarray(logits)
+        if not self.kind:
+            return logits
+        lengths = lengths[start:stop]
+        if self.kind == "inverse":
+            logits *= lengths
+            return logits
         # ‖k − q‖² as a difference of large numbers: right only where they are not large beside the bandwidth.
-        largest = max(float(factor.max(initial=0)), float(self.square.max(initial=0)))
+        largest = max(largest, float(self.square.max(initial=0)))
         if self.dtype == np.float32 and _EPSILON * largest * self.half > _TOLERANCE:
             return self._differences(matrix)
-        logits -= (self.half * factor).astype(self.dtype, copy=False)
+        logits -= lengths * self.dtype.type(self.half)
         logits -= (self.half * self.square).astype(self.dtype)[:, None]
-        return np.asarray(np.minimum(logits, 0, out=logits))
+        return logits
 
     def _differences(self, matrix: np.ndarray) -> np.ndarray:
         logits = np.empty((len(self.query), len(matrix)))
@@ -210,45 +201,70 @@ class VectorLogits(Logits):
         logits *= -self.half
         return logits
 
-    def _squares(self, tile: Tile) -> np.ndarray:
-        """Squared lengths of the tile's vectors."""
-        of_block = self._of_block(tile.block, tile)
-        if tile.block.kept is not None:
-            of_block = of_block[tile.block.kept]
-        return of_block[tile.start : tile.start + tile.table.num_rows]
 
-    def _of_block(self, block: Block, tile: Tile) -> np.ndarray:
-        """Of all vectors of a block: from the notes, or computed and noted."""
-        if self._known is None or self._known[0] != block.name:
-            name = hashlib.sha256(f"{block.name} {self.column}".encode()).hexdigest()[:24]
-            home = tile.notes / f"squares-{name}.npy"
-            try:
-                found = np.load(home, mmap_mode="r")
-            except (OSError, ValueError):
-                found = _squares_of(block.table.column(self.column))
-                data = io.BytesIO()
-                np.save(data, found)
-                try:
-                    home.parent.mkdir(exist_ok=True)
-                    write_whole(home, data.getvalue())
-                except (OSError, StoreFullError):
-                    pass  # found again the next time
-            self._known = (block.name, found)
-        return self._known[1]
+class Lengths:
+    """Squared lengths of vectors, or 1 by their lengths, a file of notes for each block, mapped when it is met.
+
+    NaN where the dtype cannot hold them; 0 in place of 1 by the length of a zero vector.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, str], tuple[np.ndarray, float]] = {}
+
+    def of(self, tile: Tile, column: str, kind: str) -> tuple[np.ndarray, float]:
+        """For the rows of a tile, and the largest of its block; inf where one is no number."""
+        block = tile.block
+        asked = (block.name, column, kind)
+        if asked not in self._known:
+            found = self._of_block(block, column, kind, tile.notes)
+            largest = float(found.max(initial=0.0))
+            self._known[asked] = found, largest if largest < np.inf else np.inf
+        found, largest = self._known[asked]
+        if block.kept is not None:
+            found = found[block.kept]
+        return found[tile.start : tile.start + tile.table.num_rows], largest
+
+    def _of_block(self, block: Block, column: str, kind: str, notes: Path) -> np.ndarray:
+        """From the notes, or computed and noted."""
+        name = hashlib.sha256(f"{block.name} {column}".encode()).hexdigest()[:24]
+        home = notes / f"{kind}-{name}.npy"
+        try:
+            mapped: np.ndarray = np.load(home, mmap_mode="r")
+            if len(mapped) == block.table.num_rows:
+                return mapped
+        except (OSError, ValueError, EOFError):
+            pass
+        parts = []
+        for chunk in block.table.column(column).chunks:
+            matrix = _matrix(chunk)
+            parts.append(np.full(len(chunk), np.nan) if matrix is None else _lengths(matrix, kind))
+        found = np.concatenate([np.zeros(0, np.float32), *parts])
+        data = io.BytesIO()
+        np.save(data, found)
+        # Where they cannot be noted they are found again the next time.
+        with contextlib.suppress(OSError, StoreFullError):
+            home.parent.mkdir(exist_ok=True)
+            write_whole(home, data.getvalue())
+        return found
 
 
-def _squares_of(column: Any) -> np.ndarray:
-    parts = []
-    for chunk in column.chunks:
-        width = chunk.type.list_size
-        values = chunk.values.slice(chunk.offset * width, len(chunk) * width)
-        matrix = arrow.units(values).reshape(len(chunk), width)
-        squares = np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64)
+def _matrix(chunk: Any) -> np.ndarray | None:
+    """Vectors of one length as they lie in memory; None where a number is null."""
+    width = chunk.type.list_size
+    values = chunk.values.slice(chunk.offset * width, len(chunk) * width)
+    return None if values.null_count else arrow.units(values).reshape(len(chunk), width)
+
+
+def _lengths(matrix: np.ndarray, kind: str) -> np.ndarray:
+    squares = np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        if kind == "inverse":
+            squares = np.where(squares == 0, 0.0, 1 / np.sqrt(squares))
         # Where the dtype would make 0 of what is none, it is no number: the cells are read then.
         squares[(squares > 0) & (squares < 1e-30)] = np.nan
-        with np.errstate(over="ignore"):
-            parts.append(squares.astype(matrix.dtype))
-    return np.concatenate(parts)
+        found = squares.astype(matrix.dtype)
+    found[~np.isfinite(found)] = np.nan
+    return found
 
 
 class NumberLogits(Logits):
@@ -282,13 +298,18 @@ class NumberLogits(Logits):
         return found
 
     def of(self, rows: Any, start: int, stop: int) -> np.ndarray:
-        """Squares of differences, summed."""
+        """Squares of differences, summed: some thousand rows at a time, which stay in the cache."""
         dtype = np.result_type(*{cells.dtype for cells in rows})
-        logits = np.zeros((len(self.query), stop - start), dtype)
+        logits = np.empty((len(self.query), stop - start), dtype)
+        squared = -np.square(self.factor).astype(dtype)
+        room = np.empty((len(rows), _CACHED // len(rows)), dtype)
         for query, out in zip(self.query, logits, strict=True):
-            for cells, place, factor in zip(rows, query, self.factor, strict=True):
-                apart = cells[start:stop] - cells.dtype.type(place)
-                apart *= cells.dtype.type(factor)
-                apart *= apart
-                out += apart
-        return np.negative(logits, out=logits)
+            places = [cells.dtype.type(place) for cells, place in zip(rows, query, strict=True)]
+            for first in range(0, stop - start, room.shape[1]):
+                last = min(first + room.shape[1], stop - start)
+                apart = room[:, : last - first]
+                for cells, place, row in zip(rows, places, apart, strict=True):
+                    np.subtract(cells[start + first : start + last], place, out=row)
+                np.multiply(apart, apart, out=apart)
+                np.matmul(squared, apart, out=out[first:last])
+        return logits

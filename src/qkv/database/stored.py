@@ -47,8 +47,8 @@ class StoredDatabase(Database):
         3
         >>> people.delete("income < 1500"), len(people), round(people.ask("jane roe").value)
         (1, 2, 2000)
-        >>> people.at(3).ask("john doe").value
-        1000.0
+        >>> people.at(3).ask("john doe").rows[0].record
+        {'name': 'John Doe', 'income': 1000}
     """
 
     def __init__(

@@ -24,6 +24,7 @@ from qkv.database.profile import read_profile
 from qkv.database.queries import Queries
 from qkv.database.rows import Rows
 from qkv.database.sampled import SampledKeys
+from qkv.database.scan import Lengths
 from qkv.database.values import values_of
 from qkv.engine import explain
 from qkv.errors import DataError, KindError, OptionError, QueryError, RefusedError, ShapeError
@@ -63,6 +64,7 @@ class Streamed:
             )
         self.left_out = {n: facts.missing for n, facts in self.profile.columns.items() if facts.missing}
         self.few = self.columns_of(self.table.take(self.profile.examples))
+        self.lengths = Lengths()
         self._sampled: tuple[Column, ...] | None = None
         self._comparisons: tuple[Any, Comparison] | None = None
         self._filter: tuple[str, np.ndarray] | None = None

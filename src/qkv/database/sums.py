@@ -48,7 +48,7 @@ class Sums:
         self.surprise = np.zeros((queries, 1))
 
     def absorb(self, logits: np.ndarray, first: int, values: Any) -> None:
-        """Add the rows of a tile; `logits` `(q, rows)`, −inf where a row does not take part."""
+        """Add the rows of a tile; `logits` `(q, rows)`, −inf where a row takes no part, are written over."""
         raise NotImplementedError
 
     def finish(self) -> tuple[Any, list[Reading], np.ndarray | None]:
@@ -78,14 +78,16 @@ class SoftmaxSums(Sums):
         """Exponentials relative to the largest logit so far."""
         if not logits.shape[1]:
             return
-        logits = self.normalizer.prepare(logits)
+        own, logits = logits, self.normalizer.prepare(logits)
         largest = logits.max(axis=1)
         self.best.absorb(logits, first, largest)
         self._raise_to(np.maximum(self.maximum, largest[:, None]))
         shift = np.where(self.maximum == -np.inf, 0.0, self.maximum)
-        d = logits - shift.astype(logits.dtype)
-        none = logits == -np.inf if logits.min() == -np.inf else None
-        np.maximum(d, _FLOOR[str(d.dtype)], out=d)
+        d = np.subtract(logits, shift.astype(logits.dtype), out=logits if own is logits else None)
+        least = d.min()
+        none = d == -np.inf if least == -np.inf else None
+        if not least >= _FLOOR[str(d.dtype)]:
+            np.maximum(d, _FLOOR[str(d.dtype)], out=d)
         e = np.exp(d)
         if none is not None:
             e[none] = 0.0
@@ -93,7 +95,8 @@ class SoftmaxSums(Sums):
             self.surprise += float(np.dot(e[0], d[0]))
         else:
             self.surprise += np.multiply(e, d, out=d).sum(axis=1, keepdims=True, dtype=np.float64)
-        self.total += e.sum(axis=1, keepdims=True, dtype=np.float64)
+        # Pairwise, so float32 does.
+        self.total += e.sum(axis=1, keepdims=True)
         self.tally.add(e, values)
 
     def finish(self) -> tuple[Any, list[Reading], np.ndarray | None]:

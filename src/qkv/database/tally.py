@@ -12,6 +12,10 @@ from qkv.database.values import Reading, Values, VoteValues, count_votes, values
 __all__ = ["Averages", "Tally", "Votes", "tally_of"]
 
 
+_SOME = 2**16
+"""Numbers that are summed in float32; longer sums lose digits."""
+
+
 class Tally:
     """Weighed sums of the values.
 
@@ -81,22 +85,29 @@ class Averages(Tally):
         return values[start:stop]
 
     def add(self, mass: np.ndarray, values: Any) -> None:
-        """Products in float64."""
-        mass = mass.astype(np.float64, copy=False)
+        """In float64; numbers of float32 as they lie are multiplied with masses of float32, some at a time."""
         if values.ndim == 2:
-            self.sums += mass @ values
+            self.sums += mass.astype(np.float64, copy=False) @ values
             return
-        cells = values.astype(np.float64)
-        self.sums[:, 0] += mass @ cells
-        np.subtract(cells, self.middle, out=cells)
-        self.sums[:, 1] += mass @ cells
-        np.multiply(cells, cells, out=cells)
-        self.sums[:, 2] += mass @ cells
-        self.sums[:, 3] += mass.sum(axis=1)
+        dtype = np.result_type(mass, values)
+        mass, apart = mass.astype(dtype, copy=False), values - dtype.type(self.middle)
+        for start in range(0, len(values), _SOME):
+            part = slice(start, start + _SOME)
+            some, away = mass[:, part], apart[part]
+            self.sums[:, 0] += _products(some, values[part].astype(dtype, copy=False))
+            self.sums[:, 1] += _products(some, away)
+            np.multiply(away, away, out=away)
+            self.sums[:, 2] += _products(some, away)
 
     def readings(self, scale: np.ndarray, total: np.ndarray) -> list[Reading]:
         """As the values of a table do."""
-        return self.values.read(self.sums * scale, None)
+        output = self.sums * scale
+        output[:, -1] = total[:, 0]
+        return self.values.read(output, None)
+
+
+def _products(mass: np.ndarray, values: np.ndarray) -> Any:
+    return np.dot(mass[0], values) if len(mass) == 1 else mass @ values
 
 
 class Votes(Tally):
