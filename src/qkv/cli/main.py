@@ -18,6 +18,7 @@ from qkv.cli.explain import explain
 from qkv.cli.look import look
 from qkv.cli.quick import convert_quickly
 from qkv.cli.roles import roles
+from qkv.cli.store import store
 from qkv.errors import QkvError
 
 __all__ = ["app", "main"]
@@ -38,6 +39,7 @@ app.command(
 )(ask)
 app.command("explain", short_help="See how a call would run, from its shapes.")(explain)
 app.command("look", short_help="See where the heads of a model look.")(look)
+app.add_typer(store, name="store", short_help="Make and keep a database on disk.")
 app.command("roles", short_help="Measure what heads do, over many sentences.")(roles)
 
 

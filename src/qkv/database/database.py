@@ -99,6 +99,7 @@ class Database:
         threshold: float | None = None,
         backend: str = "arrow",
         memory: int | str = "512 MiB",
+        progress: Progress | None = None,
     ) -> "StoredDatabase":
         """Make a database that lives on disk. `open` finds it again, with all that is said here.
 
@@ -110,6 +111,7 @@ class Database:
             score, normalizer, threshold: what `ask` does where it is told nothing else; parts by name.
             backend: "arrow", or "lance" (pip install "qkv[lance]").
             memory: as in `open`.
+            progress: as in `append`.
 
         Raises:
             DataError: something is there already, or a column is not in the source.
@@ -136,6 +138,7 @@ class Database:
             threshold=threshold,
             backend=backend,
             memory=memory,
+            progress=progress,
         )
 
     @overload

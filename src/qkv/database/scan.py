@@ -203,7 +203,7 @@ class VectorLogits(Logits):
 
 
 class Lengths:
-    """Squared lengths of vectors, or 1 by their lengths, a file of notes for each block, mapped when it is met.
+    """Squared lengths of vectors, or 1 by their lengths: a file of notes for each block, mapped when met.
 
     NaN where the dtype cannot hold them; 0 in place of 1 by the length of a zero vector.
     """
@@ -263,8 +263,7 @@ def _lengths(matrix: np.ndarray, kind: str) -> np.ndarray:
         # Where the dtype would make 0 of what is none, it is no number: the cells are read then.
         squares[(squares > 0) & (squares < 1e-30)] = np.nan
         found = squares.astype(matrix.dtype)
-    found[~np.isfinite(found)] = np.nan
-    return found
+    return np.asarray(np.where(np.isfinite(found), found, found.dtype.type(np.nan)))
 
 
 class NumberLogits(Logits):

@@ -5,6 +5,7 @@ answers; the plan says which.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
@@ -157,12 +158,13 @@ class StoredDatabase(Database):
 
     # -- writing ----------------------------------------------------------------------------------------
 
-    def append(self, source: Any) -> int:
+    def append(self, source: Any, progress: Progress | None = None) -> int:
         """Add rows; they are on disk, synced, when this returns.
 
         Args:
             source: anything `Database.open` takes, with the columns of the store; or an iterator of such
                 things, which become one version.
+            progress: called as `progress("writing rows", done, 0)`.
 
         Returns:
             The number of the new version.
@@ -172,7 +174,7 @@ class StoredDatabase(Database):
             StoreBusyError: another process is writing.
             StoreFullError: the disk is full. Nothing was added.
         """
-        return self.store.append(_parts(source))
+        return self.store.append(_told(_parts(source), progress))
 
     def delete(self, where: str) -> int:
         """Take out the rows that satisfy a SQL predicate; older versions keep them.
@@ -276,6 +278,7 @@ def create_stored(
     threshold: float | None,
     backend: str,
     memory: int | str,
+    progress: Progress | None,
 ) -> StoredDatabase:
     """As `Database.create`."""
     import pyarrow as pa
@@ -313,7 +316,7 @@ def create_stored(
         memory=memory,
     )
     try:
-        store.append(_chained(first, tables))
+        store.append(_told(chain([first], tables), progress))
     except BaseException:
         stores.remove(path)
         raise
@@ -354,6 +357,11 @@ def _parts(source: Any) -> Iterator[Any]:
             yield plain(table)
 
 
-def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
+def _told(tables: Iterable[Any], progress: Progress | None) -> Iterator[Any]:
+    """The tables; how many rows went by is told."""
+    rows = 0
+    for table in tables:
+        yield table
+        rows += table.num_rows
+        if progress is not None:
+            progress("writing rows", rows, 0)

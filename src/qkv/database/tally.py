@@ -85,7 +85,7 @@ class Averages(Tally):
         return values[start:stop]
 
     def add(self, mass: np.ndarray, values: Any) -> None:
-        """In float64; numbers of float32 as they lie are multiplied with masses of float32, some at a time."""
+        """In float64; numbers of float32 as they lie with masses of float32, some at a time."""
         if values.ndim == 2:
             self.sums += mass.astype(np.float64, copy=False) @ values
             return
