@@ -93,7 +93,7 @@ class Call:
             version=self.rows.store.version,
             queries=queries,
             rows=self.rows.num_rows,
-            blocks=sum(1 for _ in self.rows.store.blocks(self.names[:1])),
+            blocks=len(self.rows.store.block_lengths()),
             key=", ".join(f"{f.name} {f.type}" for f in columns[: len(self.of.key)]),
             score=str(self.comparison.score),
             normalizer=str(self.normalizer),

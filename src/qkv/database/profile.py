@@ -200,7 +200,7 @@ class _Pass:
         step, found, rank, first = thinning(kept), [np.zeros(0, np.int64)], 0, 0
         counts = [
             min(TILE, count - start)
-            for count in map(len, self.rows.store.blocks(self.names[:1]))
+            for count in self.rows.store.block_lengths()
             for start in range(0, count, TILE)
         ]
         for packed, count in zip(bits, counts, strict=True):

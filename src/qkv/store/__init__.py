@@ -12,6 +12,7 @@ A store knows nothing of queries and kernels: it gives blocks, and the engine at
 
 from qkv.store.arrow import ArrowStore
 from qkv.store.base import Block, Choosing, Damage, Store, Version
+from qkv.store.lance import LanceStore
 from qkv.store.opening import create, is_store, open, remove
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Block",
     "Choosing",
     "Damage",
+    "LanceStore",
     "Store",
     "Version",
     "create",

@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from qkv.errors import DamagedStoreError, OptionError, StoreBusyError
+from qkv.errors import DamagedStoreError, OptionError
 from qkv.store import pieces as files
 from qkv.store.base import Block, Choosing, Damage, Progress, Store, Version
 from qkv.store.disk import TEMPORARY, sync_folder
+from qkv.store.locking import held
 from qkv.store.manifest import Manifest, Piece, latest, manifest_path, numbers, read_manifest
 
 __all__ = ["ArrowStore"]
 
 _POOR = files.BYTES // 2
-_WAIT_SECONDS = 10.0
 
 
 class ArrowStore(Store):
@@ -214,22 +214,12 @@ class ArrowStore(Store):
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Hold the lock of the one writer, at the newest version."""
-        import filelock
-
         if self._pinned:
             raise OptionError(
                 f"version {self.version} of {self.path.name!r} cannot be written: only the newest can. "
                 "Open the store without a version."
             )
-        lock = filelock.FileLock(self.path / "writer.lock", timeout=_WAIT_SECONDS)
-        try:
-            lock.acquire(poll_interval=0.01)
-        except filelock.Timeout:
-            raise StoreBusyError(
-                f"another process has been writing to {self.path.name!r} for {_WAIT_SECONDS:.0f} seconds. "
-                "Wait until it has finished and repeat."
-            ) from None
-        try:
+        with held(self.path):
             self.refresh()
             before, version = set(self._rows.iterdir()), self.version
             try:
@@ -239,8 +229,6 @@ class ArrowStore(Store):
                     for unnamed in set(self._rows.iterdir()) - before:
                         unnamed.unlink()
                 raise
-        finally:
-            lock.release()
 
     def _commit(self, operation: str, pieces: tuple[Piece, ...]) -> None:
         manifest = self._manifest.next(operation, pieces)

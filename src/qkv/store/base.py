@@ -218,6 +218,10 @@ class Store(ABC):
         names = self.schema.names if columns is None else columns
         return pa.schema([self.schema.field(name) for name in names]).empty_table()
 
+    def block_lengths(self) -> list[int]:
+        """How many rows each block has."""
+        return [len(block) for block in self.blocks()]
+
     def size_of(self, columns: Sequence[str]) -> int:
         """How many bytes some columns take, deleted rows counted."""
         return sum(block.table.nbytes for block in self.blocks(columns))
