@@ -11,6 +11,7 @@ import pytest
 
 from qkv import masks, scores
 from qkv.database import Database, bandwidth, passes, profile, sampled
+from qkv.database import rows as rows_
 from qkv.errors import DataError, OptionError, QueryError, RefusedError
 from qkv.store import pieces
 
@@ -21,8 +22,7 @@ ROWS = 900
 def _small(monkeypatch):
     """Blocks of some hundred rows, tiles of 70, and several sub-tiles for several queries."""
     monkeypatch.setattr(pieces, "BYTES", 20_000)
-    monkeypatch.setattr(profile, "TILE", 70)
-    monkeypatch.setattr(passes, "TILE", 70)
+    monkeypatch.setattr(rows_, "TILE", 70)
     monkeypatch.setattr(passes, "_TILE_NUMBERS", 100)
 
 

@@ -13,7 +13,6 @@ from qkv.database.bandwidth import Progress
 from qkv.database.best import BestRows
 from qkv.database.columns import Column
 from qkv.database.comparisons import Comparison
-from qkv.database.profile import TILE
 from qkv.database.queries import Queries
 from qkv.database.scan import CellLogits, Logits, fast_logits
 from qkv.database.stream_plan import StreamPlan
@@ -107,8 +106,9 @@ class Call:
         )
 
     def _memory(self, q: int) -> int:
-        tile = min(TILE, self.rows.num_rows)
-        width = sum(max(1, facts.width) for facts in self.profile.columns.values())
+        tile = min(self.rows.tile_rows(self.names), self.rows.num_rows)
+        texts = sum(column.original is not None for column in self.of.few)
+        width = sum(max(1, facts.width) for facts in self.profile.columns.values()) + 24 * texts
         pairs = min(tile * q, max(q, _TILE_NUMBERS // self.elements))
         logits = pairs * 8 * (self.said.spare + self.elements)
         cells = tile * 8 * width * (4 if isinstance(self.said, CellLogits) else 1)
@@ -138,7 +138,7 @@ class Call:
         """Give `absorb` the logits of all rows, some at a time, with the number of the first, and values."""
         slow, fast = self._ways(query)
         values = tally if tally is not None else self._tally(1)
-        for number, tile in enumerate(self.rows.tiles(self.names, TILE)):
+        for number, tile in enumerate(self.rows.tiles(self.names)):
             clean = number not in self.gaps
             way: Logits = slow
             rows = None

@@ -14,16 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from qkv.database import arrow
 from qkv.database.bandwidth import Bandwidth, Progress, thinning
 from qkv.database.columns import Column
 from qkv.database.rows import Rows
 from qkv.errors import StoreFullError
 from qkv.store.disk import write_whole
 
-__all__ = ["TILE", "ColumnFacts", "Profile", "read_profile"]
-
-TILE = 2**18
-"""Rows that are read at once."""
+__all__ = ["ColumnFacts", "Profile", "read_profile"]
 
 _FORMAT = 1
 _EXAMPLES = 256
@@ -63,6 +61,7 @@ class Profile:
         gaps: the numbers of the tiles with a row that does not take part.
         bandwidth: of standardised points, once it was chosen.
         between: distances between nearest keys, by their unit.
+        tile: rows of a tile.
     """
 
     rows: int
@@ -72,6 +71,7 @@ class Profile:
     gaps: np.ndarray
     bandwidth: Bandwidth | None = None
     between: dict[str, float] = field(default_factory=dict)
+    tile: int = 0
     home: Path | None = None
 
     @property
@@ -84,7 +84,7 @@ class Profile:
         if self.home is None:
             return
         said = {
-            "format": [_FORMAT, TILE],
+            "format": [_FORMAT, self.tile],
             "rows": self.rows,
             "kept": self.kept,
             "columns": {name: asdict(facts) for name, facts in self.columns.items()},
@@ -107,18 +107,18 @@ def read_profile(
     asked = json.dumps([list(key), value, folded]).encode()
     name = f"{rows.store.version:010d}-{hashlib.sha256(asked).hexdigest()[:16]}.npz"
     home = rows.store.notes / name
-    found = _remembered(home)
+    found = _remembered(home, rows.tile_rows(list(dict.fromkeys((*key, value)))))
     if found is None:
-        found = replace(_Pass(rows, (*key, value), folded).run(progress), home=home)
+        found = replace(_Pass(rows, key, value, folded).run(progress), home=home)
         found.remember()
     return found
 
 
-def _remembered(home: Path) -> Profile | None:
+def _remembered(home: Path, tile: int) -> Profile | None:
     try:
         with np.load(home, allow_pickle=False) as file:
             said, sample, gaps = json.loads(str(file["said"])), file["sample"], file["gaps"]
-        if said.pop("format") != [_FORMAT, TILE]:
+        if said.pop("format") != [_FORMAT, tile]:
             return None
         return Profile(
             said["rows"],
@@ -128,6 +128,7 @@ def _remembered(home: Path) -> Profile | None:
             gaps,
             _bandwidth(said["bandwidth"]),
             said["between"],
+            tile,
             home,
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError):
@@ -141,9 +142,10 @@ def _bandwidth(said: Any) -> Bandwidth | None:
 class _Pass:
     """One pass over some columns of all rows."""
 
-    def __init__(self, rows: Rows, names: Sequence[str], folded: bool) -> None:
-        self.rows = rows
-        self.names = tuple(dict.fromkeys(names))
+    def __init__(self, rows: Rows, key: Sequence[str], value: str, folded: bool) -> None:
+        self.rows, self.value = rows, value
+        self.names = tuple(dict.fromkeys((*key, value)))
+        self.tile = rows.tile_rows(self.names)
         self.folded = folded
         self.facts = {name: ColumnFacts() for name in self.names}
         self.first: dict[str, Column] = {}
@@ -153,7 +155,7 @@ class _Pass:
 
     def run(self, progress: Progress | None) -> Profile:
         kept, bits, whole = 0, [], []
-        for tile in self.rows.tiles(self.names, TILE):
+        for tile in self.rows.tiles(self.names):
             start, here = tile.number, self._absorb(tile.table)
             kept += int(here.sum())
             bits.append(np.packbits(here))
@@ -171,11 +173,15 @@ class _Pass:
                 facts.deviation = np.sqrt(sums.squares / sums.count).tolist()
             facts.origin = self.earliest.get(name, 0)
         gaps = np.array([number for number, here in enumerate(whole) if not here], np.int64)
-        return Profile(self.rows.num_rows, kept, self.facts, self._sample(kept, bits), gaps)
+        sample = self._sample(kept, bits)
+        return Profile(self.rows.num_rows, kept, self.facts, sample, gaps, tile=self.tile)
 
     def _absorb(self, table: Any) -> np.ndarray:
-        columns = {}
+        columns, missing = {}, [np.zeros(table.num_rows, bool)]
         for name in self.names:
+            if name != self.value and (width := _whole_vectors(table.column(name))):
+                self.facts[name].width = width  # of keys that are vectors nothing else is wanted
+                continue
             column = Column.of(table, name, self.folded, self.first.get(name))
             if name not in self.first and not column.missing.all():
                 self.first[name] = column  # its origin and width hold for those that follow
@@ -186,7 +192,7 @@ class _Pass:
             if column.kind == "moment" and not column.missing.all():
                 earliest = int(column.cells[~column.missing].min()) + column.origin
                 self.earliest[name] = min(earliest, self.earliest.get(name, earliest))
-        missing = [column.missing for column in columns.values()]
+        missing += [column.missing for column in columns.values()]
         here: np.ndarray = ~np.logical_or.reduce(missing)
         for name, column in columns.items():
             if column.kind == "text":
@@ -199,9 +205,9 @@ class _Pass:
         """The rows that `leave_one_out` would compare if it saw all."""
         step, found, rank, first = thinning(kept), [np.zeros(0, np.int64)], 0, 0
         counts = [
-            min(TILE, count - start)
+            min(self.tile, count - start)
             for count in self.rows.store.block_lengths()
-            for start in range(0, count, TILE)
+            for start in range(0, count, self.tile)
         ]
         for packed, count in zip(bits, counts, strict=True):
             here = np.flatnonzero(np.unpackbits(packed, count=count))
@@ -209,6 +215,15 @@ class _Pass:
             rank += len(here)
             first += count
         return np.concatenate(found)
+
+
+def _whole_vectors(column: Any) -> int:
+    """The width of vectors none of which is missing, as a look at their sum can tell; else 0."""
+    if column.num_chunks != 1 or arrow.float_dtype(column.type) is None or column.chunks[0].null_count:
+        return 0
+    matrix = arrow.matrix(column.chunks[0])
+    with np.errstate(over="ignore", invalid="ignore"):
+        return matrix.shape[1] if matrix is not None and np.isfinite(matrix.sum()) else 0
 
 
 class _Sums:

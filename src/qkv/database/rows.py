@@ -13,6 +13,12 @@ from qkv.store import Block, Store
 __all__ = ["Rows", "Tile", "matching"]
 
 
+TILE = 2**18
+"""Rows that are read at once, at most."""
+
+_CELLS = 5 * 2**20
+
+
 @dataclass(frozen=True, eq=False)
 class Tile:
     """Some rows of a block.
@@ -55,9 +61,14 @@ class Rows:
         """A table of the rows with these numbers, which ascend."""
         return self.store.take(rows, columns)
 
-    def tiles(self, columns: Sequence[str], rows: int) -> Iterator["Tile"]:
-        """The rows, at most so many at a time, none of them across two blocks."""
-        first = 0
+    def tile_rows(self, columns: Sequence[str]) -> int:
+        """How many rows are read at once: fewer where these columns hold wide vectors."""
+        width = sum(_width(self.store.schema.field(name).type) for name in columns)
+        return max(1, min(TILE, _CELLS // width))
+
+    def tiles(self, columns: Sequence[str]) -> Iterator["Tile"]:
+        """The rows, `tile_rows` of them at a time or fewer, none of them across two blocks."""
+        first, rows = 0, self.tile_rows(columns)
         for block in self.store.blocks(columns):
             count = len(block)
             for start in range(0, count, rows):
@@ -95,6 +106,17 @@ def matching(blocks: Sequence[Block], schema: Any, predicate: str, deleted: bool
     if deleted:
         return parts
     return [part[_all_kept(block)] for part, block in zip(parts, blocks, strict=True)]
+
+
+def _width(type_: Any) -> int:
+    """Numbers in a cell, about; a text is as large as some."""
+    from pyarrow import types
+
+    if types.is_fixed_size_list(type_):
+        return max(1, int(type_.list_size))
+    if types.is_nested(type_):
+        return 64
+    return 1 if types.is_primitive(type_) else 24
 
 
 def _all_kept(block: Block) -> np.ndarray:

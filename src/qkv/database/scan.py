@@ -113,7 +113,7 @@ def fast_logits(
     """A faster way for this comparison; None where there is none."""
     score = comparison.score
     own = [columns[index] for index in comparison.columns]
-    if len(own) == 1 and own[0].kind == "vector" and _dtype(own[0].type) is not None:
+    if len(own) == 1 and own[0].kind == "vector" and arrow.float_dtype(own[0].type) is not None:
         scalar = all(np.ndim(array) == 0 for array in score.arrays())
         if scalar and (isinstance(score, Cosine | Gaussian) or (score.lifts_itself and not score.positional)):
             return VectorLogits(score, own[0], query, lengths)
@@ -124,24 +124,13 @@ def fast_logits(
     return None
 
 
-def _dtype(type_: Any) -> np.dtype[Any] | None:
-    """The type of the numbers in a column of vectors of one length that are float32 or float64."""
-    import pyarrow as pa
-
-    if not pa.types.is_fixed_size_list(type_):
-        return None
-    if pa.types.is_float32(type_.value_type):
-        return np.dtype(np.float32)
-    return np.dtype(np.float64) if pa.types.is_float64(type_.value_type) else None
-
-
 class VectorLogits(Logits):
     """logit = a · ⟨q, k⟩ · (1/‖k‖) for a cosine, and a · ⟨q, k⟩ − b (‖k‖² + ‖q‖²) for a Gaussian."""
 
     spare: int = 4
 
     def __init__(self, score: Score, column: Column, query: np.ndarray, lengths: "Lengths") -> None:
-        dtype = _dtype(column.type)
+        dtype = arrow.float_dtype(column.type)
         assert dtype is not None
         self.column, self.dtype, self.lengths = column.name, dtype, lengths
         self.kind = "squares" if isinstance(score, Gaussian) else "inverse"
@@ -166,7 +155,7 @@ class VectorLogits(Logits):
         chunks = tile.table.column(self.column).chunks
         if len(chunks) != 1 or chunks[0].null_count:
             return None
-        matrix = _matrix(chunks[0])
+        matrix = arrow.matrix(chunks[0])
         if matrix is None or not self.kind:
             return None if matrix is None else (matrix, None, 0.0)
         found, largest = self.lengths.of(tile, self.column, self.kind)
@@ -236,7 +225,7 @@ class Lengths:
             pass
         parts = []
         for chunk in block.table.column(column).chunks:
-            matrix = _matrix(chunk)
+            matrix = arrow.matrix(chunk)
             parts.append(np.full(len(chunk), np.nan) if matrix is None else _lengths(matrix, kind))
         found = np.concatenate([np.zeros(0, np.float32), *parts])
         data = io.BytesIO()
@@ -246,13 +235,6 @@ class Lengths:
             home.parent.mkdir(exist_ok=True)
             write_whole(home, data.getvalue())
         return found
-
-
-def _matrix(chunk: Any) -> np.ndarray | None:
-    """Vectors of one length as they lie in memory; None where a number is null."""
-    width = chunk.type.list_size
-    values = chunk.values.slice(chunk.offset * width, len(chunk) * width)
-    return None if values.null_count else arrow.units(values).reshape(len(chunk), width)
 
 
 def _lengths(matrix: np.ndarray, kind: str) -> np.ndarray:

@@ -95,9 +95,9 @@ class SoftmaxSums(Sums):
             self.surprise += float(np.dot(e[0], d[0]))
         else:
             self.surprise += np.multiply(e, d, out=d).sum(axis=1, keepdims=True, dtype=np.float64)
-        # Pairwise, so float32 does.
-        self.total += e.sum(axis=1, keepdims=True)
-        self.tally.add(e, values)
+        total = e.sum(axis=1, keepdims=True)  # pairwise, so float32 does
+        self.total += total
+        self.tally.add(e, values, total)
 
     def finish(self) -> tuple[Any, list[Reading], np.ndarray | None]:
         """Divided by the total, to which a sink adds."""
@@ -130,7 +130,7 @@ class MassSums(Sums):
         if self.normalizer.sums_to_one:
             logarithm = np.log(np.where(mass == 0, 1.0, mass))
             self.surprise += (mass * logarithm).sum(axis=1, keepdims=True, dtype=np.float64)
-        self.tally.add(mass, values)
+        self.tally.add(mass, values, mass.sum(axis=1, keepdims=True))
 
     def finish(self) -> tuple[Any, list[Reading], np.ndarray | None]:
         """Divided by the total, where the normalizer does."""

@@ -25,8 +25,14 @@ class Tally:
 
     sums: np.ndarray
 
-    def add(self, mass: np.ndarray, values: Any) -> None:
-        """Add `Σ mass · value` of some rows; `mass` is `(q, rows)`, and `values` what `read` gave of them."""
+    def add(self, mass: np.ndarray, values: Any, total: np.ndarray) -> None:
+        """Add `Σ mass · value` of some rows.
+
+        Args:
+            mass: `(q, rows)`.
+            values: what `part` gave of these rows.
+            total: Σ mass, `(q, 1)`.
+        """
         raise NotImplementedError
 
     def read(self, table: Any, clean: bool) -> Any:
@@ -53,6 +59,7 @@ class Averages(Tally):
         self.like, self.folded = like, folded
         middle: Any = np.array(facts.mean or [0.0])
         self.middle = middle if like.kind == "vector" else float(middle[0])
+        self.centre: Any = self.middle  # the spread is the same from wherever deviations are measured
         self.values: Values = values_of(like, self.middle)
         self.sums = np.zeros((queries, self.values.matrix.shape[1]))
 
@@ -81,33 +88,47 @@ class Averages(Tally):
                 values.type,
                 values.origin,
             )
-            return values_of(cut, self.middle).matrix
+            return values_of(cut, self.centre).matrix
         return values[start:stop]
 
-    def add(self, mass: np.ndarray, values: Any) -> None:
-        """In float64; numbers of float32 as they lie with masses of float32, some at a time."""
-        if values.ndim == 2:
-            self.sums += mass.astype(np.float64, copy=False) @ values
+    def add(self, mass: np.ndarray, values: Any, total: np.ndarray) -> None:
+        """In float64; numbers as they lie, for one query, in their own dtype."""
+        if values.ndim == 2 or len(mass) > 1:
+            cells = values if values.ndim == 2 else self._matrix(values)
+            self.sums += mass.astype(np.float64, copy=False) @ cells
             return
         dtype = np.result_type(mass, values)
-        mass, apart = mass.astype(dtype, copy=False), values - dtype.type(self.middle)
-        for start in range(0, len(values), _SOME):
-            part = slice(start, start + _SOME)
-            some, away = mass[:, part], apart[part]
-            self.sums[:, 0] += _products(some, values[part].astype(dtype, copy=False))
-            self.sums[:, 1] += _products(some, away)
+        weights, cells = mass[0].astype(dtype, copy=False), values.astype(dtype, copy=False)
+        self._recentre()
+        apart = cells - dtype.type(self.centre)
+        for start in range(0, len(cells), _SOME):
+            some, away = weights[start : start + _SOME], apart[start : start + _SOME]
+            self.sums[0, 0] += np.dot(some, cells[start : start + _SOME])
+            self.sums[0, 1] += np.dot(some, away)
             np.multiply(away, away, out=away)
-            self.sums[:, 2] += _products(some, away)
+            self.sums[0, 2] += np.dot(some, away)
+        self.sums[:, 3] += total[:, 0]
+
+    def _matrix(self, values: np.ndarray) -> np.ndarray:
+        cells = values.astype(np.float64)
+        apart = cells - self.centre
+        return np.stack([cells, apart, apart * apart, np.ones_like(cells)], axis=1)
+
+    def _recentre(self) -> None:
+        """Measure from the mean so far: sums of squares in float32 then lose no digits of a small spread."""
+        first, second, total = self.sums[0, 1:]
+        if not total > 0:
+            return
+        centre = float(np.float32(self.centre + first / total))
+        by = centre - self.centre
+        self.sums[0, 1:3] = first - by * total, second - 2 * by * first + by * by * total
+        self.centre = centre
 
     def readings(self, scale: np.ndarray, total: np.ndarray) -> list[Reading]:
         """As the values of a table do."""
         output = self.sums * scale
         output[:, -1] = total[:, 0]
         return self.values.read(output, None)
-
-
-def _products(mass: np.ndarray, values: np.ndarray) -> Any:
-    return np.dot(mass[0], values) if len(mass) == 1 else mass @ values
 
 
 class Votes(Tally):
@@ -135,7 +156,7 @@ class Votes(Tally):
         """Their labels."""
         return values[0][start:stop]
 
-    def add(self, mass: np.ndarray, values: Any) -> None:
+    def add(self, mass: np.ndarray, values: Any, total: np.ndarray) -> None:
         """Count."""
         queries, labels = len(mass), len(self.labels)
         more = labels - self.sums.shape[1]

@@ -11,7 +11,6 @@ were removed must refresh; rows are decoded, not mapped.
 """
 
 import json
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -27,11 +26,21 @@ from qkv.errors import (
     DataError,
     MissingPackageError,
     OptionError,
-    StoreFullError,
 )
 from qkv.store import pieces as files
 from qkv.store.base import Block, Choosing, Damage, Progress, Store, Version
 from qkv.store.disk import sync_folder
+from qkv.store.lance_files import (
+    FOLDERS,
+    HINT,
+    file_of,
+    first_line,
+    in_words,
+    listed,
+    name_of,
+    sync_all,
+    width_of,
+)
 from qkv.store.locking import held
 
 __all__ = ["LanceStore", "is_lance", "lance_package"]
@@ -39,8 +48,6 @@ __all__ = ["LanceStore", "is_lance", "lance_package"]
 _METADATA = b"qkv"
 _NEWEST = 2**64 - 1
 _ASIDE = ".damaged"
-_HINT = "latest_version_hint.json"
-_FOLDERS = ("_versions", "_transactions", "_deletions", "data")
 _OPERATIONS = {"Overwrite": "create", "Append": "append", "Delete": "delete", "Rewrite": "compact"}
 
 
@@ -98,10 +105,10 @@ class LanceStore(Store):
         """Make a new store without rows; see `qkv.store.create`."""
         lance = lance_package()
         said = {_METADATA: json.dumps(metadata, ensure_ascii=False).encode()}
-        with _in_words(path):
+        with in_words(path):
             lance.write_dataset(schema.with_metadata(said).empty_table(), str(path), mode="create")
-        for name in _FOLDERS[:2]:
-            _sync_all(path / name, set())
+        for name in FOLDERS[:2]:
+            sync_all(path / name, set())
         for folder in (path, path.absolute().parent):
             sync_folder(folder)
         return cls(path)
@@ -111,16 +118,16 @@ class LanceStore(Store):
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
         names = None if columns is None else list(columns)
         for fragment in self._fragments():
-            with _in_words(self.path):
+            with in_words(self.path):
                 table = fragment.to_table(columns=names).replace_schema_metadata(None)
-            yield Block(_name(fragment), table)
+            yield Block(name_of(fragment), table)
 
     def block_lengths(self) -> list[int]:
         return [fragment.count_rows() for fragment in self._fragments()]
 
     def size_of(self, columns: Sequence[str]) -> int:
         fields = [self.schema.field(name).type for name in columns]
-        widths = [_width(type_) for type_ in fields]
+        widths = [width_of(type_) for type_ in fields]
         return len(self) * sum(widths)
 
     def take(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> Any:
@@ -129,7 +136,7 @@ class LanceStore(Store):
             return self.empty(names)
         if self.damages:
             return super().take(rows, columns)
-        with _in_words(self.path):
+        with in_words(self.path):
             return self._dataset.take(rows.tolist(), columns=names).cast(self.empty(names).schema)
 
     def versions(self) -> list[Version]:
@@ -157,7 +164,7 @@ class LanceStore(Store):
                         pass
                 except Exception as error:  # whatever its decoders make of changed bytes
                     damage = Damage(
-                        _file(fragment), f"does not decode: {_first(error)}", fragment.count_rows()
+                        file_of(fragment), f"does not decode: {first_line(error)}", fragment.count_rows()
                     )
             found += [] if damage is None else [damage]
             if progress is not None:
@@ -184,7 +191,7 @@ class LanceStore(Store):
             fragments: list[Any] = []
             for rows in chain([first], tables):
                 for part in files.cut(rows):
-                    with _in_words(self.path):
+                    with in_words(self.path):
                         fragments += self._lance.fragment.write_fragments(
                             part, self._dataset, mode="append", max_rows_per_file=max(1, part.num_rows)
                         )
@@ -203,7 +210,7 @@ class LanceStore(Store):
                 offsets = address.column("_rowaddr").to_numpy() & 0xFFFFFFFF
                 offsets = offsets[np.asarray(chosen, bool)]
                 gone += len(offsets)
-                with _in_words(self.path):
+                with in_words(self.path):
                     thinned = fragment.delete_rows(offsets.tolist())
                 if thinned is None:
                     gone_whole.append(fragment.fragment_id)
@@ -224,14 +231,14 @@ class LanceStore(Store):
             options = {"target_rows_per_fragment": each, "materialize_deletions_threshold": 0.0}
             tasks = compaction.plan(self._dataset, options).tasks
             done = []
-            with _in_words(self.path):
+            with in_words(self.path):
                 for number, task in enumerate(tasks):
                     done.append(task.execute(self._dataset))
                     if progress is not None:
                         progress("compacting", number + 1, len(tasks))
             if done:
-                _sync_all(self.path / "data", self._before)
-                with _in_words(self.path):
+                sync_all(self.path / "data", self._before)
+                with in_words(self.path):
                     compaction.commit(self._dataset, done, options)
                 self._sync_commit()
                 self._load(self._newest())
@@ -247,7 +254,7 @@ class LanceStore(Store):
 
     def _fragments(self) -> Iterator[Any]:
         broken = {damage.file for damage in self.damages}
-        return (each for each in self._dataset.get_fragments() if _file(each) not in broken)
+        return (each for each in self._dataset.get_fragments() if file_of(each) not in broken)
 
     def _numbers(self) -> list[int]:
         """The versions whose manifests are there, ascending."""
@@ -286,7 +293,7 @@ class LanceStore(Store):
                     f"{self.path.name!r} has no version {version}; the newest it has are {there}."
                 ) from None
             raise DamagedStoreError(
-                f"{self.path.name!r}: the manifest of version {version} is damaged ({_first(error)}). "
+                f"{self.path.name!r}: the manifest of version {version} is damaged ({first_line(error)}). "
                 f"Open version {version - 1}, or restore it from a copy."
             ) from None
 
@@ -303,7 +310,7 @@ class LanceStore(Store):
             for name in (f"{_NEWEST - number}.manifest", f"{number}.manifest"):
                 if (folder / name).exists():
                     (folder / name).rename(folder / f"{name}{_ASIDE}")
-        (folder / _HINT).unlink(missing_ok=True)
+        (folder / HINT).unlink(missing_ok=True)
         sync_folder(folder)
 
     def _load(self, dataset: Any) -> None:
@@ -350,87 +357,24 @@ class LanceStore(Store):
             )
         with held(self.path):
             self.refresh()
-            before, version = _listed(self.path), self.version
+            before, version = listed(self.path), self.version
             self._before = before
             try:
                 yield
             except BaseException:
                 if max(self._numbers(), default=0) == version:
-                    for unnamed in _listed(self.path) - before:
+                    for unnamed in listed(self.path) - before:
                         unnamed.unlink(missing_ok=True)
                 raise
 
     def _commit(self, operation: Any, folder: str) -> None:
-        _sync_all(self.path / folder, self._before)
-        with _in_words(self.path):
+        sync_all(self.path / folder, self._before)
+        with in_words(self.path):
             self._lance.LanceDataset.commit(str(self.path), operation, read_version=self.version)
         self._sync_commit()
         self._load(self._newest())
 
     def _sync_commit(self) -> None:
-        for folder in _FOLDERS[:2]:
-            _sync_all(self.path / folder, self._before)
+        for folder in FOLDERS[:2]:
+            sync_all(self.path / folder, self._before)
         sync_folder(self.path)
-
-
-def _sync_all(folder: Path, known: set[Path]) -> None:
-    """Sync the files of a folder that were not known, and its names."""
-    if not folder.is_dir():
-        return
-    for path in {*folder.iterdir()} - known | {folder / _HINT} & {*folder.iterdir()}:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            with _in_words(folder):
-                os.fsync(handle)
-        finally:
-            os.close(handle)
-    sync_folder(folder)
-
-
-def _listed(path: Path) -> set[Path]:
-    return {file for name in _FOLDERS if (path / name).is_dir() for file in (path / name).iterdir()}
-
-
-@contextmanager
-def _in_words(path: Path) -> Iterator[None]:
-    """Lance's errors as ours."""
-    import pyarrow as pa
-
-    try:
-        yield
-    except (OSError, ValueError, pa.ArrowException) as error:
-        if "os error 28" in str(error) or "No space left" in str(error) or "os error 27" in str(error):
-            raise StoreFullError(
-                f"{path.name!r} cannot be written: the disk is full. The store is as it was; free some space "
-                "and repeat."
-            ) from None
-        if "not found" in str(error).lower():
-            raise DamagedStoreError(
-                f"{path.name!r}: {_first(error)}. If it was compacted, refresh; else restore it from a copy."
-            ) from None
-        raise
-
-
-def _first(error: Exception) -> str:
-    return (str(error).strip().split("\n")[0] or type(error).__name__)[:200].rstrip(". ")
-
-
-def _file(fragment: Any) -> str:
-    return str(fragment.metadata.files[0].path)
-
-
-def _name(fragment: Any) -> str:
-    """Tells apart the same file with other rows deleted."""
-    deleted = fragment.metadata.to_json().get("deletion_file") or {}
-    return f"{_file(fragment)}-{deleted.get('id', 0)}"
-
-
-def _width(type_: Any) -> int:
-    """About how many bytes a cell takes."""
-    size = getattr(type_, "list_size", None)
-    if size is not None:
-        return int(size) * _width(type_.value_type)
-    try:
-        return max(1, int(type_.bit_width) // 8)
-    except ValueError:
-        return 32
