@@ -1,4 +1,4 @@
-"""The files of a Lance dataset: which they are, that they are synced, and what Lance says of them in our words."""
+"""The files of a Lance dataset: which they are, their syncing, and what Lance says of them in our words."""
 
 import os
 from collections.abc import Iterator
@@ -58,7 +58,8 @@ def in_words(path: Path) -> Iterator[None]:
             ) from None
         if "not found" in str(error).lower():
             raise DamagedStoreError(
-                f"{path.name!r}: {first_line(error)}. If it was compacted, refresh; else restore it from a copy."
+                f"{path.name!r}: {first_line(error)}. "
+                "If it was compacted, refresh; else restore it from a copy."
             ) from None
         raise
 
