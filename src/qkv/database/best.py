@@ -6,6 +6,8 @@ from qkv.core.ordering import top_order
 
 __all__ = ["BestRows"]
 
+_FIRST = 2**12
+
 
 class BestRows:
     """For each query the rows of highest rank so far, highest first; of equal ones those that came first.
@@ -43,6 +45,10 @@ class BestRows:
 
     def _one(self, query: int, rank: np.ndarray, first: int, largest: float) -> None:
         known = self.rank[query]
+        if known[-1] == -np.inf and len(rank) > 2 * _FIRST:
+            # From some rows a rank that most of the others do not reach.
+            self._one(query, rank[:_FIRST], first, largest)
+            rank, first, known = rank[_FIRST:], first + _FIRST, self.rank[query]
         # In the dtype of the ranks, which loses nothing: what is known came from such.
         least = rank.dtype.type(known[-1])
         inside = np.flatnonzero(rank > least if largest == largest else ~(rank <= least))

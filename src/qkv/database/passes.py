@@ -32,6 +32,8 @@ _QUERIES = 64
 _SPARE = 16
 _SUPPORT = 128
 _TILE_NUMBERS = 2**20
+# Rows: logits, exponentials and values of so many stay in a cache of 2 MB.
+_AT_ONCE = 2**17
 _TOLERANCE = 1e-4
 _MOST_VOTES = 4 * 2**20
 
@@ -92,7 +94,7 @@ class Call:
             version=self.rows.store.version,
             queries=queries,
             rows=self.rows.num_rows,
-            blocks=len(self.rows.store.block_lengths()),
+            blocks=self.rows.blocks,
             key=", ".join(f"{f.name} {f.type}" for f in columns[: len(self.of.key)]),
             score=str(self.comparison.score),
             normalizer=str(self.normalizer),
@@ -100,7 +102,7 @@ class Call:
             logits=self.said.said,
             sums=self.whole_sums,
             passes=-(-max(1, queries) // self.queries_at_once),
-            bytes=self.rows.store.size_of(self.names),
+            bytes=self.rows.size_of(self.names),
             memory=self._memory(q),
             grows=self.taking is not None or (self.whole_sums and self.of.votes),
         )
@@ -109,7 +111,7 @@ class Call:
         tile = min(self.rows.tile_rows(self.names), self.rows.num_rows)
         texts = sum(column.original is not None for column in self.of.few)
         width = sum(max(1, facts.width) for facts in self.profile.columns.values()) + 24 * texts
-        pairs = min(tile * q, max(q, _TILE_NUMBERS // self.elements))
+        pairs = min(min(tile, _AT_ONCE) * q, max(q, _TILE_NUMBERS // self.elements))
         logits = pairs * 8 * (self.said.spare + self.elements)
         cells = tile * 8 * width * (4 if isinstance(self.said, CellLogits) else 1)
         votes = 0
@@ -152,6 +154,7 @@ class Call:
                 way.missing(rows), None if read is None else values.missing(read), tile.number, count
             )
             step = max(1, _TILE_NUMBERS // (len(query) * (self.elements if way is slow else 1)))
+            step = min(step, _AT_ONCE)
             for start in range(0, count, step):
                 stop = min(start + step, count)
                 if out is not None and out[start:stop].all():

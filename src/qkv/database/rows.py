@@ -47,6 +47,9 @@ class Rows:
     def __init__(self, store: Store) -> None:
         self.store = store.snapshot()
         self.num_rows = len(self.store)
+        self.blocks = len(self.store.block_lengths())
+        self._notes = self.store.notes
+        self._sizes: dict[tuple[str, ...], int] = {}
 
     @property
     def column_names(self) -> list[str]:
@@ -73,8 +76,15 @@ class Rows:
             count = len(block)
             for start in range(0, count, rows):
                 table = block.rows(start, min(start + rows, count))
-                yield Tile(first + start, table, block, start, self.store.notes)
+                yield Tile(first + start, table, block, start, self._notes)
             first += count
+
+    def size_of(self, columns: Sequence[str]) -> int:
+        """How many bytes some columns take."""
+        asked = tuple(columns)
+        if asked not in self._sizes:
+            self._sizes[asked] = self.store.size_of(columns)
+        return self._sizes[asked]
 
     def satisfying(self, predicate: str) -> np.ndarray:
         """Which rows satisfy a SQL predicate, as booleans.

@@ -95,7 +95,8 @@ class SoftmaxSums(Sums):
             self.surprise += float(np.dot(e[0], d[0]))
         else:
             self.surprise += np.multiply(e, d, out=d).sum(axis=1, keepdims=True, dtype=np.float64)
-        total = e.sum(axis=1, keepdims=True)  # pairwise, so float32 does
+        # Pairwise, so float32 does.
+        total = e.sum(axis=1, keepdims=True)
         self.total += total
         self.tally.add(e, values, total)
 

@@ -15,6 +15,9 @@ from qkv.errors import DataError
 
 __all__ = ["Block", "Choosing", "Damage", "Matching", "Progress", "Store", "Version"]
 
+_FEW = 8
+"""So many rows are sliced out of a block faster than they are taken."""
+
 Matching = Callable[[Any], np.ndarray]
 """Tells of a pyarrow table which of its rows are meant: booleans, one for each row."""
 
@@ -207,7 +210,10 @@ class Store(ABC):
                 inside = rows[start:stop] - first
                 if block.kept is not None:
                     inside = np.flatnonzero(block.kept)[inside]
-                found.append(block.table.take(pa.array(inside)))
+                if len(inside) > _FEW:
+                    found.append(block.table.take(pa.array(inside)))
+                else:
+                    found += [block.table.slice(int(row), 1) for row in inside]
             first += count
         return pa.concat_tables(found)
 
