@@ -484,6 +484,37 @@ def test_an_answer_stays_readable_when_its_store_goes_on(tmp_path):
         far.ask(0.3)
 
 
+def test_tiles_of_their_real_size_answer_as_in_memory(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    draw = np.random.default_rng(0)
+    keys = draw.standard_normal((400_000, 4)).astype(np.float32)
+    rows = {"k": keys, "v": (1000 + np.sin(keys[:, 0])).astype(np.float32), "x": keys[:, 1]}
+    Database.create(tmp_path / "s", rows, "k", "v")
+    asked = [[0.1, 0.2, 0.3, 0.4], [3.0, 3.0, 3.0, 3.0]]
+    for key, queries, how in (
+        ("k", asked, {}),
+        ("k", asked[0], {"score": "gaussian:0.3"}),
+        ("k", asked, {"score": "gaussian:0.3"}),
+        ("k", asked[1], {"score": "dot"}),
+        ("x", 0.25, {"score": "gaussian:0.01", "threshold": 1.0}),
+    ):
+        near, far = (each.ask(queries, **how) for each in both(tmp_path / "s", key, "v"))
+        for one, other in zip([near] if near.single else near, [far] if far.single else far, strict=True):
+            assert other.value == pytest.approx(one.value, rel=1e-7)
+            assert other.spread == pytest.approx(one.spread, rel=1e-4)
+            assert other.support == pytest.approx(one.support, rel=1e-4)
+            assert [row.index for row in other.rows] == [row.index for row in one.rows]
+
+
+def test_a_picture_of_a_streamed_answer_is_drawn(folder, tmp_path, monkeypatch):
+    from qkv.look.picture import save
+
+    monkeypatch.undo()
+    far = Database.open(folder, "x", "value", memory=1)
+    save(far, far.ask(0.3), tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 5000
+
+
 def test_memory_of_a_query_does_not_grow_with_the_rows(tmp_path, monkeypatch):
     import tracemalloc
 

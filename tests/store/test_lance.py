@@ -2,6 +2,8 @@
 
 import importlib.util
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from qkv import store as stores
 from qkv.errors import DamagedStoreError
 from qkv.testing.stores import StoreContract, ids_of, numbered
 
-from .crashes import check_crash
+from .crashes import WRITER, check_crash
 
 
 class TestLanceStore(StoreContract):
@@ -131,8 +133,6 @@ def test_a_dataset_that_others_wrote_is_a_store_too(path: Path) -> None:
 
 
 def test_without_pylance_the_extra_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
     from qkv.errors import MissingPackageError
 
     monkeypatch.setitem(sys.modules, "lance", None)
@@ -161,6 +161,35 @@ def test_a_database_of_lance_is_streamed_as_it_is_asked_in_memory(
             assert other.value == pytest.approx(one.value, rel=1e-5)
             assert [row.record for row in other.rows] == [row.record for row in one.rows]
             assert "streamed over" in str(other.plan)
+
+
+def test_writers_in_two_processes_lose_no_row(path: Path) -> None:
+    made(path, 0)
+    writers = [
+        subprocess.Popen([sys.executable, str(WRITER), "append", str(path), str(start), "4"])
+        for start in (0, 1_000_000)
+    ]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    found = ids_of(stores.open(path))
+    assert sorted(found) == sorted(start + i for start in (0, 1_000_000) for i in range(4 * 7))
+    assert stores.open(path).version == 9
+
+
+def test_a_full_disk_is_said_so_and_loses_nothing(path: Path) -> None:
+    """A limit on the size of a file stands for the disk; in a process of its own, which it binds."""
+    made(path)
+    before = sorted(str(p) for p in path.rglob("*"))
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "from qkv import store as stores; from qkv.errors import StoreFullError\n"
+        "from qkv.testing.stores import numbered\n"
+        "store = stores.open(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "try: store.append(numbered(30, 9000))\n"
+        "except StoreFullError: sys.exit(7)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)]).returncode == 7
+    assert sorted(str(p) for p in path.rglob("*")) == before
+    assert ids_of(stores.open(path)) == list(range(30))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -202,7 +202,7 @@ class Store(ABC):
         """A table of the rows with these numbers, which ascend and do not count deleted rows."""
         import pyarrow as pa
 
-        found, first = [self.empty(columns)], 0
+        found, first = [], 0
         for block in self.blocks(columns):
             count = len(block)
             start, stop = np.searchsorted(rows, [first, first + count])
@@ -215,7 +215,7 @@ class Store(ABC):
                 else:
                     found += [block.table.slice(int(row), 1) for row in inside]
             first += count
-        return pa.concat_tables(found)
+        return pa.concat_tables(found or [self.empty(columns)])
 
     def empty(self, columns: Sequence[str] | None = None) -> Any:
         """A table without rows."""
