@@ -128,7 +128,7 @@ class Averages(Tally):
         """As the values of a table do."""
         sums = self.sums.copy()
         if self.like.kind == "number" and len(sums) == 1:
-            value, first, second, mass = sums[0]
+            _, first, second, mass = sums[0]
             # Unless all weight is on one value, which is then given undisturbed, small deviations lose less.
             if mass > 0 and second * mass - first * first > 1e-9 * second * mass:
                 sums[0, 0] = self.centre * mass + first
