@@ -339,6 +339,14 @@ def test_what_was_found_out_is_remembered_and_forgotten_with_the_version(tmp_pat
     assert seen == [1]
 
 
+def test_notes_of_many_versions_do_not_pile_up(tmp_path):
+    people = Database.create(tmp_path / "s", PEOPLE, "name", "income", memory=1)
+    for i in range(20):
+        people.append({"name": [f"p{i}"], "income": [i], "city": [None]})
+        assert people.ask(f"p{i}", normalizer="hard").value == i
+    assert len(list((tmp_path / "s" / "notes").glob("*.npz"))) == 16
+
+
 def test_damaged_notes_are_found_again(tmp_path):
     path = _made(tmp_path, table(missing=False))
     asked = {"score": "gaussian:1"}

@@ -24,6 +24,7 @@ from qkv.store.disk import write_whole
 __all__ = ["ColumnFacts", "Profile", "read_profile"]
 
 _FORMAT = 1
+_MOST_NOTES = 16
 _EXAMPLES = 256
 _MOST_HASHES = 2**22
 
@@ -96,6 +97,8 @@ class Profile:
         try:
             self.home.parent.mkdir(exist_ok=True)
             write_whole(self.home, data.getvalue())
+            for older in sorted(self.home.parent.glob("*.npz"))[:-_MOST_NOTES]:
+                older.unlink(missing_ok=True)
         except (OSError, StoreFullError):
             return
 
