@@ -92,7 +92,7 @@ def test_of_a_word_that_stands_twice_in_a_file_the_first_counts(tmp_path):
         ),
         (b"1 1\n" + b"x" * 20_000, "a.bin", "byte 4: no word ends within 10,000 bytes"),
         (b"1 1\n\xff " + struct.pack("<f", 1), "a.bin", "byte 4: the word is not text"),
-        (gzip.compress(b"a 1 2\n" * 999)[:30], "a.txt.gz", "no whole gzip file"),
+        (gzip.compress(b"a 1 2\n" * 999, mtime=0)[:30], "a.txt.gz", "no whole gzip file"),
         (b"a 1 2\n", "a.txt.gz", "no whole gzip file"),
     ],
 )

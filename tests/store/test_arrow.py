@@ -2,22 +2,20 @@
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from qkv import store as stores
 from qkv.errors import DamagedStoreError, DataError, StoreBusyError, StoreFullError
-from qkv.store import arrow, disk, pieces
+from qkv.store import arrow, disk, locking, pieces
 from qkv.testing.stores import StoreContract, ids_of, numbered
 
-WRITER = Path(__file__).with_name("writer.py")
+from .crashes import WRITER, check_crash
 
 
 class TestArrowStore(StoreContract):
@@ -215,7 +213,7 @@ def test_a_writer_that_waits_too_long_says_that_another_is_writing(
     import filelock
 
     store = made(path)
-    monkeypatch.setattr(arrow, "_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr(locking, "WAIT_SECONDS", 0.05)
     with filelock.FileLock(path / "writer.lock"), pytest.raises(StoreBusyError, match="another process"):
         stores.open(path).append(numbered(0, 1))
     store.append(numbered(30, 31))
@@ -233,57 +231,20 @@ def test_reading_waits_for_no_writer(path: Path) -> None:
 # -- crashes --------------------------------------------------------------------------------------------
 
 
-def expected(steps: int) -> list[int]:
-    """The ids after this many steps of `writer.py crash`."""
-    ids: list[int] = []
-    for step in range(steps):
-        kind = step % 4
-        if kind in (0, 1):
-            ids += range(100 * step, 100 * step + 50)
-        elif kind == 2:
-            ids = [i for i in ids if i % 7 != step % 7]
-    return ids
-
-
-def crash(path: Path, seed: int) -> int:
-    """Kill a writer at a random moment of its work; returns how many steps it had acknowledged."""
-    shutil.rmtree(path, ignore_errors=True)
-    made(path, 0)
-    command = [sys.executable, str(WRITER), "crash", str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-        assert writer.stdout is not None
-        assert writer.stdout.readline() == "ready\n"
-        time.sleep(random.Random(seed).uniform(0.0, 0.25))
-        writer.send_signal(signal.SIGKILL)
-        return len(writer.stdout.read().split())
-
-
-def check_crash(path: Path, seed: int) -> None:
-    done = crash(path, seed)
-    store = stores.open(path)
-    assert ids_of(store) in (expected(done), expected(done + 1)), f"after {done} steps"
-    assert store.verify() == []
-    # What the crash left behind is in nobody's way, and is swept up.
-    rows = len(store)
-    store.append(numbered(10**6, 10**6 + 3))
-    store.compact(keep=1)
-    assert len(stores.open(path)) == rows + 3
-    assert not [p for p in path.rglob("*") if p.name.startswith(disk.TEMPORARY)]
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_a_writer_killed_at_any_moment_loses_no_row_that_it_acknowledged(path: Path, seed: int) -> None:
-    check_crash(path, seed)
+    check_crash(path, seed, "arrow")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(20, 200))
 def test_a_writer_killed_at_many_moments_loses_no_row(path: Path, seed: int) -> None:
-    check_crash(path, seed)
+    check_crash(path, seed, "arrow")
 
 
-# Other tests of this process may have loaded JAX, which warns of any fork.
+# Other tests of this process may have loaded JAX or Lance, which warn of any fork.
 @pytest.mark.filterwarnings("ignore:os.fork")
+@pytest.mark.filterwarnings("ignore:lance is not fork-safe")
 @pytest.mark.parametrize("operation", ["append", "delete", "compact"])
 def test_a_writer_killed_at_each_of_its_calls_to_the_disk_loses_nothing(path: Path, operation: str) -> None:
     for call in range(1, 100):

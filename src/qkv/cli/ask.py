@@ -12,7 +12,8 @@ __all__ = ["ask"]
 
 _HELP = """Ask a table: the answer is the weighted combination of the values whose keys resemble the query.
 
-FILE is .csv, .tsv, .txt, .jsonl, .json, .parquet, .arrow or .feather, each also with .gz. Each QUERY is a
+FILE is .csv, .tsv, .txt, .jsonl, .json, .parquet, .arrow or .feather, each also with .gz, or a store that
+`qkv store create` made, which knows its key and value. Each QUERY is a
 key as it could stand in the table; with several key columns, their cells with commas. Without a QUERY they
 are read from --queries or from standard input, one per line, and answered as they come.
 
@@ -83,15 +84,26 @@ def ask(
             metavar="FILE.png", help="Draw the data, the weights and the answer (.png, .svg, .pdf)."
         ),
     ] = None,
+    version: Annotated[
+        int | None, typer.Option(metavar="N", help="Ask a store as it was in this version.")
+    ] = None,
+    memory: Annotated[
+        str, typer.Option(metavar="AMOUNT", help="A store that needs more is read block by block.")
+    ] = "512 MiB",
     seed: Annotated[int | None, typer.Option(metavar="NUMBER", help="For normalizers that draw.")] = None,
 ) -> None:
     given = _checked([*([] if file is None else [file]), *(query or [])], format_)
-    if not key or not value:
+    from qkv.store import is_store
+
+    stored = sql is None and bool(given) and is_store(given[0])
+    if not stored and (not key or not value):
         raise OptionError(
             f"there is no --{'value' if key else 'key'}. Name the column, as in --key name --value income."
         )
     if sql is None and not given:
         raise DataError("there is no FILE. Name a table, or give --sql.")
+    if version is not None and not stored:
+        raise OptionError("--version is of a store, and this is none. Leave it out.")
 
     from qkv.cli.progress import ProgressBar
     from qkv.cli.streams import query_chunks
@@ -99,6 +111,8 @@ def ask(
 
     if sql is not None:
         database = Database.sql(sql, key=key, value=value)
+    elif stored:
+        database, given = _opened(given[0], key, value, version, memory), given[1:]
     else:
         database, given = Database.open(given[0], key=key, value=value), given[1:]
     chunks = query_chunks(given, queries, database.key)
@@ -131,6 +145,14 @@ def ask(
 
 
 ask.__doc__ = _HELP
+
+
+def _opened(path: str, key: str, value: str, version: int | None, memory: str) -> Any:
+    """The database of a store, at a version or the newest."""
+    from qkv.database.stored import open_stored
+
+    opened = open_stored(path, key or None, value or None, fold=None, memory=memory, damaged="refuse")
+    return opened if version is None else opened.at(version)
 
 
 def _checked(arguments: list[str], format_: str) -> list[str]:

@@ -22,6 +22,7 @@ from qkv.cli.look import look
 from qkv.cli.quick import convert_quickly
 from qkv.cli.roles import roles
 from qkv.cli.search import search
+from qkv.cli.store import store
 from qkv.errors import QkvError
 
 __all__ = ["app", "main"]
@@ -46,6 +47,7 @@ app.command("search", short_help="Search texts, and see the words that were atte
 app.command("evaluate", short_help="Measure rankings against judgements.")(evaluate)
 app.command("join", short_help="Find which rows of two tables are the same thing.")(join)
 app.add_typer(fit, name="fit", short_help="Learn from examples what is alike.")
+app.add_typer(store, name="store", short_help="Make and keep a database on disk.")
 app.command("roles", short_help="Measure what heads do, over many sentences.")(roles)
 
 

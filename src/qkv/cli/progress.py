@@ -20,7 +20,7 @@ class ProgressBar:
         self._quiet = not sys.stderr.isatty()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Show that `done` of `total` is done."""
+        """Show that `done` of `total` is done; a total of 0 is not known."""
         if self._quiet or (self._bar is None and time.monotonic() - self._began < _PATIENCE):
             return
         if self._bar is None:
@@ -30,8 +30,8 @@ class ProgressBar:
             self._bar = Progress(console=Console(stderr=True), transient=True)
             self._bar.start()
         if what not in self._tasks:
-            self._tasks[what] = self._bar.add_task(what, total=total)
-        self._bar.update(self._tasks[what], completed=done, total=total)
+            self._tasks[what] = self._bar.add_task(what, total=total or None)
+        self._bar.update(self._tasks[what], completed=done, total=total or None)
 
     def clear(self) -> None:
         """Take the bar away, before an answer is printed."""

@@ -35,7 +35,10 @@ def convert_quickly(group: Any, help_names: tuple[str, ...]) -> Any:
 
     # A context makes each command build its --help, which is a parameter too.
     context = typer.Context(group, help_option_names=list(help_names))
-    for command in (group, *group.commands.values()):
+    below = [
+        each for command in group.commands.values() for each in getattr(command, "commands", {}).values()
+    ]
+    for command in (group, *group.commands.values(), *below):
         for parameter in command.get_params(context):
             descriptor: Any = getattr(parameter, "type_descriptor", None)
             if hasattr(parameter, "_runtime_param") and _plain_kind(getattr(descriptor, "annotation", None)):

@@ -9,7 +9,17 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["chunks_of", "from_units", "nulls", "row_numbers", "to_units", "units", "units_per_day"]
+__all__ = [
+    "chunks_of",
+    "float_dtype",
+    "from_units",
+    "matrix",
+    "nulls",
+    "row_numbers",
+    "to_units",
+    "units",
+    "units_per_day",
+]
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EPOCH = dt.datetime(1970, 1, 1)
@@ -50,6 +60,24 @@ def units(chunk: Any) -> np.ndarray:
     letter = "f" if pa.types.is_floating(type_) else "u" if pa.types.is_unsigned_integer(type_) else "i"
     dtype = np.dtype(f"{letter}{type_.bit_width // 8}")
     return np.frombuffer(data, dtype)[chunk.offset : chunk.offset + len(chunk)]
+
+
+def float_dtype(type_: Any) -> np.dtype[Any] | None:
+    """The type of the numbers in a column of vectors of one length that are float32 or float64; else None."""
+    import pyarrow as pa
+
+    if not pa.types.is_fixed_size_list(type_):
+        return None
+    if pa.types.is_float32(type_.value_type):
+        return np.dtype(np.float32)
+    return np.dtype(np.float64) if pa.types.is_float64(type_.value_type) else None
+
+
+def matrix(chunk: Any) -> np.ndarray | None:
+    """Vectors of one length as they lie in memory; None where a number is null."""
+    width = chunk.type.list_size
+    values = chunk.values.slice(chunk.offset * width, len(chunk) * width)
+    return None if values.null_count else units(values).reshape(len(chunk), width)
 
 
 def row_numbers(count: int) -> Any:

@@ -10,7 +10,7 @@ from qkv.database.bandwidth import Progress
 from qkv.database.comparisons import Comparison
 from qkv.database.names import named_normalizer
 from qkv.database.queries import Queries
-from qkv.database.values import Values
+from qkv.database.values import Reading, Values
 from qkv.engine import observe
 from qkv.errors import KindError, QueryError, ShapeError
 from qkv.masks import Keys as KeysMask
@@ -19,8 +19,9 @@ from qkv.normalizers import Hard, Mean
 from qkv.normalizers.base import Normalizer
 from qkv.readouts import Dense, Entropy, TopWeights
 
-__all__ = ["Asking"]
+__all__ = ["NOBODY", "Asking", "Found", "entries_of"]
 
+NOBODY = "no row satisfies the predicate"
 _CHUNK = 1024
 # Votes need the weights of all rows: a chunk then holds this many, 32 MiB of float64.
 _MOST_WEIGHTS = 4 * 2**20
@@ -86,30 +87,14 @@ class Asking:
         dense = np.asarray(seen.readouts[-1]) if self.values.votes else None
         output = np.asarray(seen.output)
         readings = self.values.read(output, dense)
-        reasons = self._reasons(queries, query, rows, weights, mask)
-        safe = np.maximum(rows, 0)
-        nearness = self.comparison.nearness(query, safe)
-        entries = []
-        for i, asked in enumerate(queries.asked):
-            if reasons[i]:
-                entries.append(Entry(asked, False, reason=reasons[i]))
-                continue
-            shown = (rows[i] >= 0) & (weights[i] != 0)
-            entries.append(
-                Entry(
-                    asked,
-                    True,
-                    readings[i].value,
-                    readings[i].spread,
-                    None if support is None else float(support[i]),
-                    "",
-                    readings[i].probabilities,
-                    safe[i][shown],
-                    weights[i][shown],
-                    None if nearness is None else nearness[i][shown],
-                )
-            )
-        return entries, seen.plan
+        nearest = rows[:, 0]
+        if self.effective.stochastic:
+            # The row that was drawn need not be the nearest, so the nearest is looked for by itself.
+            alone = self._observe(query, np.ones((len(self.kept), 1)), mask, Hard(), [TopWeights(1)])
+            nearest = np.asarray(alone.readouts[0].keys)[:, 0]
+        found = Found(rows, weights, nearest, support, readings)
+        nobody = "" if self.kept.any() else NOBODY
+        return entries_of(queries, query, self.comparison, found, self.effective, nobody), seen.plan
 
     def _observe(
         self,
@@ -134,28 +119,94 @@ class Asking:
             # The score was chosen by the user, and the key is what the table holds: they do not go together.
             raise QueryError(f"{self.comparison.score} does not fit this key: {error}") from None
 
-    def _reasons(
-        self, queries: Queries, query: np.ndarray, rows: np.ndarray, weights: np.ndarray, mask: Mask | None
-    ) -> list[str]:
-        """Why each query has no match; empty where it has one."""
-        nearest = rows[:, 0]
-        if self.effective.stochastic:
-            # The row that was drawn need not be the nearest, so the nearest is looked for by itself.
-            seen = self._observe(query, np.ones((len(self.kept), 1)), mask, Hard(), [TopWeights(1)])
-            nearest = np.asarray(seen.readouts[0].keys)[:, 0]
-        empty = (nearest < 0) | (weights[:, 0] == 0)
-        # The mean of all rows looks at no query, so no query is unlike its keys.
-        unlike: list[str | None] = [None] * len(nearest)
-        if not isinstance(self.effective, Mean):
-            unlike = self.comparison.refusals(query, np.maximum(nearest, 0))
-        reasons = []
-        for missing, none, refusal in zip(queries.missing, empty, unlike, strict=True):
-            if missing:
-                reasons.append("the query is missing")
-            elif not self.kept.any():
-                reasons.append("no row satisfies the predicate")
-            elif none:
-                reasons.append(self.comparison.no_weight)
-            else:
-                reasons.append(refusal or "")
-        return reasons
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """What was found for some queries.
+
+    Fields:
+        rows: the rows of most weight, heaviest first, `(q, n)`; −1 where there are fewer.
+        weights: theirs.
+        nearest: the row that is nearest, `(q,)`; −1 where there is none.
+        support: `(q,)`; None where the weights do not sum to 1.
+        readings: an answer for each query.
+    """
+
+    rows: np.ndarray
+    weights: np.ndarray
+    nearest: np.ndarray
+    support: np.ndarray | None
+    readings: list[Reading]
+
+
+def entries_of(
+    queries: Queries,
+    query: np.ndarray,
+    comparison: Comparison,
+    found: Found,
+    normalizer: Normalizer,
+    nobody: str = "",
+    places: np.ndarray | None = None,
+) -> list[Entry]:
+    """Answers with their evidence, or with the reason why there is none.
+
+    Args:
+        queries, query: what was asked, and the engine's array of it.
+        comparison: over the rows that `found` speaks of.
+        found: what was found.
+        normalizer: that ran.
+        nobody: why no row takes part at all; "" where some do.
+        places: where these rows are in the table; None: they are the table.
+    """
+    reasons = _reasons(queries, query, comparison, found, normalizer, nobody)
+    safe = np.maximum(found.rows, 0)
+    nearness = comparison.nearness(query, safe) if len(comparison.key) else None
+    entries = []
+    for i, asked in enumerate(queries.asked):
+        if reasons[i]:
+            entries.append(Entry(asked, False, reason=reasons[i]))
+            continue
+        shown = (found.rows[i] >= 0) & (found.weights[i] != 0)
+        rows = safe[i][shown]
+        entries.append(
+            Entry(
+                asked,
+                True,
+                found.readings[i].value,
+                found.readings[i].spread,
+                None if found.support is None else float(found.support[i]),
+                "",
+                found.readings[i].probabilities,
+                rows if places is None else places[rows],
+                found.weights[i][shown],
+                None if nearness is None else nearness[i][shown],
+            )
+        )
+    return entries
+
+
+def _reasons(
+    queries: Queries,
+    query: np.ndarray,
+    comparison: Comparison,
+    found: Found,
+    normalizer: Normalizer,
+    nobody: str,
+) -> list[str]:
+    """Why each query has no match; empty where it has one."""
+    empty = (found.nearest < 0) | (found.weights[:, 0] == 0)
+    # The mean of all rows looks at no query, so no query is unlike its keys.
+    unlike: list[str | None] = [None] * len(found.nearest)
+    if not isinstance(normalizer, Mean) and len(comparison.key):
+        unlike = comparison.refusals(query, np.maximum(found.nearest, 0))
+    reasons = []
+    for missing, none, refusal in zip(queries.missing, empty, unlike, strict=True):
+        if missing:
+            reasons.append("the query is missing")
+        elif nobody:
+            reasons.append(nobody)
+        elif none:
+            reasons.append(comparison.no_weight)
+        else:
+            reasons.append(refusal or "")
+    return reasons

@@ -16,7 +16,7 @@ import numpy as np
 
 from qkv.database.blocks import Blocks, blocks_of, squared_distances
 
-__all__ = ["Bandwidth", "Progress", "leave_one_out", "scott"]
+__all__ = ["Bandwidth", "Progress", "leave_one_out", "scott", "thinning"]
 
 Progress = Callable[[str, int, int], None]
 
@@ -59,13 +59,16 @@ def scott(rows: int, width: int, reason: str) -> Bandwidth:
     return Bandwidth(max(rows, 1) ** (-1.0 / (width + 4)), f"Scott's rule ({reason})", rows)
 
 
-def leave_one_out(points: np.ndarray, values: np.ndarray, progress: Progress | None = None) -> Bandwidth:
+def leave_one_out(
+    points: np.ndarray, values: np.ndarray, progress: Progress | None = None, total: int | None = None
+) -> Bandwidth:
     """The bandwidth with the least leave-one-out error among rungs √2 apart.
 
     Args:
         points: `(rows, width)`, standardised.
         values: `(rows, value_width)`; a category is given as one-hot columns.
         progress: called as `progress("choosing a bandwidth", done, total)` while pairs are compared.
+        total: the points were thinned already, as `thinning` says, from so many; None: they are all.
 
     More than 50,000 rows are thinned evenly, and the bandwidth found is narrowed by Scott's power of the
     thinning; the result says so. The same rows always give the same bandwidth.
@@ -76,9 +79,10 @@ def leave_one_out(points: np.ndarray, values: np.ndarray, progress: Progress | N
         >>> found.rows, found.value < 0.1
         (200, True)
     """
-    total, width = points.shape
-    step = -(-total // _MOST_ROWS)
-    points, values = points[::step], values[::step]
+    width = points.shape[1]
+    step = thinning(len(points) if total is None else total)
+    if total is None:
+        total, points, values = len(points), points[::step], values[::step]
     spread = values.std()
     if len(points) < 3 or not spread > 0:
         return scott(total, width, "fewer than three rows" if len(points) < 3 else "the values are all equal")
@@ -104,6 +108,16 @@ def leave_one_out(points: np.ndarray, values: np.ndarray, progress: Progress | N
     return Bandwidth(
         value, method, len(points), error * scale, baseline, tuple((h, e * scale) for h, e in tried)
     )
+
+
+def thinning(rows: int) -> int:
+    """Every so-manyth of the rows is compared with the others.
+
+    Example:
+        >>> thinning(50_000), thinning(50_001)
+        (1, 2)
+    """
+    return max(1, -(-rows // _MOST_ROWS))
 
 
 class _Ladder:

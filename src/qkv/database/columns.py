@@ -70,8 +70,14 @@ class Column:
     original: np.ndarray | None = None
 
     @staticmethod
-    def of(table: Any, name: str, folded: bool = True) -> "Column":
+    def of(table: Any, name: str, folded: bool = True, like: "Column | None" = None) -> "Column":
         """Read a column.
+
+        Args:
+            table: a pyarrow table.
+            name: of the column.
+            folded: texts are compared as `fold` gives them.
+            like: the same column of other rows, whose origin and width these cells share.
 
         Raises:
             DataError: it holds something that can be neither compared nor averaged, or vectors of several
@@ -82,8 +88,8 @@ class Column:
         if kind in ("text", "category"):
             return _texts(chunked, name, kind, folded)
         if kind == "vector":
-            return _vectors(chunked, name)
-        return _numbers(chunked, name, kind)
+            return _vectors(chunked, name, None if like is None else like.cells.shape[1])
+        return _numbers(chunked, name, kind, None if like is None else like.origin)
 
     def moment(self, number: float) -> Any:
         """The date, time or duration nearest to an averaged number of units."""
@@ -137,13 +143,14 @@ def _texts(chunked: Any, name: str, kind: Kind, folded: bool) -> Column:
     return Column(name, kind, cells, cells == "", chunked.type, original=original)
 
 
-def _numbers(chunked: Any, name: str, kind: Kind) -> Column:
+def _numbers(chunked: Any, name: str, kind: Kind, origin: int | None) -> Column:
     chunks = arrow.chunks_of(chunked)
     type_ = chunks[0].type if chunks else chunked.type
     missing = np.concatenate([np.zeros(0, bool), *map(arrow.nulls, chunks)])
     if kind == "moment":
         units = np.concatenate([np.zeros(0, np.int64), *map(arrow.units, chunks)])
-        origin = int(units[~missing].min()) if not missing.all() else 0
+        if origin is None:
+            origin = int(units[~missing].min()) if not missing.all() else 0
         return Column(
             name, kind, np.where(missing, 0, units - origin).astype(np.float64), missing, type_, origin
         )
@@ -153,15 +160,15 @@ def _numbers(chunked: Any, name: str, kind: Kind) -> Column:
     return Column(name, kind, np.where(missing, 0.0, cells), missing, type_)
 
 
-def _vectors(chunked: Any, name: str) -> Column:
+def _vectors(chunked: Any, name: str, width: int | None) -> Column:
     rows = [chunk.to_pylist() if _ragged(chunk) else _matrix(chunk) for chunk in chunked.chunks]
-    widths = {len(row) for chunk in rows for row in chunk if row is not None}
+    widths = {len(row) for chunk in rows for row in chunk if row is not None} | {width or 0} - {0}
     if len(widths) > 1:
         raise DataError(
             f"column {name!r} holds lists of {min(widths)} to {max(widths)} numbers, and vectors have one "
             "length. Cut or pad them."
         )
-    width = max(widths, default=1)
+    width = max(widths, default=getattr(chunked.type, "list_size", 1))
     cells = np.full((len(chunked), width), np.nan)
     start = 0
     for chunk in rows:
@@ -171,7 +178,7 @@ def _vectors(chunked: Any, name: str) -> Column:
             for index, row in enumerate(chunk):
                 cells[start + index] = np.nan if row is None else np.array(row, dtype=np.float64)
         start += len(chunk)
-    missing = ~np.isfinite(cells).all(axis=1)
+    missing = ~np.asarray(np.isfinite(cells).all(axis=1))
     return Column(name, "vector", np.where(missing[:, None], 0.0, cells), missing, chunked.type)
 
 

@@ -6,8 +6,8 @@ rows of the answer are. Which comparison a database takes is chosen in `keys.py`
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -43,6 +43,10 @@ class Comparison(ABC):
     def query(self, cells: Sequence[np.ndarray]) -> np.ndarray:
         """The engine's query array from the parsed cells of all key columns."""
 
+    def over(self, columns: Sequence[Column]) -> Self:
+        """The same comparison with other rows, whose key columns these are."""
+        return replace(self, key=self.query([column.cells for column in columns]))
+
     def nearness(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
         """The measure of each query `(q, …)` with some rows `(q, n)`; None where there is no one number."""
         return None
@@ -73,6 +77,10 @@ class Plain(Comparison):
             return structured({column.name: each for column, each in zip(self.read, own, strict=True)})
         return own[0] if own[0].dtype == object or own[0].ndim == 2 else np.stack(own, axis=1)
 
+    def over(self, columns: Sequence[Column]) -> Self:
+        """The columns as well."""
+        return replace(super().over(columns), read=tuple(columns[index] for index in self.columns))
+
 
 @dataclass(frozen=True, eq=False)
 class Similarities(Comparison):
@@ -81,6 +89,8 @@ class Similarities(Comparison):
     threshold: float | None
     names: tuple[str, ...]
     """What each row's key is called in a sentence."""
+    named: bool = False
+    """Whether rows have names: the keys as they stand in the table."""
     abbreviations: bool = False
     """Whether a query that is the beginning of its nearest key resembles it, however long the rest is."""
     measure: ClassVar[str] = "similarity"
@@ -88,6 +98,11 @@ class Similarities(Comparison):
     def query(self, cells: Sequence[np.ndarray]) -> np.ndarray:
         """The one column's cells."""
         return cells[self.columns[0]]
+
+    def over(self, columns: Sequence[Column]) -> Self:
+        """Their names as well."""
+        names = columns[self.columns[0]].original if self.named else None
+        return replace(super().over(columns), names=() if names is None else tuple(names))
 
     def nearness(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """The score of each query with its rows."""
@@ -136,6 +151,10 @@ class Distances(Comparison):
         )
         return np.asarray((stacked - self.place) / self.scale)
 
+    def over(self, columns: Sequence[Column]) -> Self:
+        """The columns as well."""
+        return replace(super().over(columns), points=tuple(columns[index] for index in self.columns))
+
     def nearness(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """Euclidean distances, differences taken one by one so that equal keys are at distance 0."""
         squares = np.square(query[:, None, :] - self.key[rows])
@@ -166,6 +185,12 @@ class Mixture(Comparison):
     def query(self, cells: Sequence[np.ndarray]) -> np.ndarray:
         """One structured array, a field for each part."""
         return structured({name: part.query(cells) for name, part in self.parts})
+
+    def over(self, columns: Sequence[Column]) -> Self:
+        """In each of its parts."""
+        return replace(
+            super().over(columns), parts=tuple((name, part.over(columns)) for name, part in self.parts)
+        )
 
     def refusals(self, query: np.ndarray, nearest: np.ndarray) -> list[str | None]:
         """The first part that is unlike its key."""

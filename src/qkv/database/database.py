@@ -6,7 +6,8 @@ with their evidence.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from os import PathLike
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -25,8 +26,12 @@ from qkv.errors import DataError, OptionError
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
+from qkv.store import is_store
 
-__all__ = ["Database"]
+if TYPE_CHECKING:
+    from qkv.database.stored import StoredDatabase
+
+__all__ = ["Database", "key_names"]
 
 
 class Database:
@@ -51,7 +56,7 @@ class Database:
         self, table: Any, key: str | Sequence[str], value: str, name: str, fold: bool = True
     ) -> None:
         self.table = table
-        self.key = _key_names(key, table.column_names)
+        self.key = key_names(key, table.column_names)
         self.value = value
         self.name = name
         self._fold = fold
@@ -81,16 +86,105 @@ class Database:
     # -- opening ----------------------------------------------------------------------------------------
 
     @classmethod
-    def open(cls, source: Any, key: str | Sequence[str], value: str, *, fold: bool = True) -> "Database":
-        """Open a file, a frame, a table, a dict of columns or a list of records.
+    def create(
+        cls,
+        path: str | PathLike[str],
+        source: Any,
+        key: str | Sequence[str],
+        value: str,
+        *,
+        fold: bool = True,
+        score: str | None = None,
+        normalizer: str | None = None,
+        threshold: float | None = None,
+        backend: str = "arrow",
+        memory: int | str = "512 MiB",
+        progress: Progress | None = None,
+    ) -> "StoredDatabase":
+        """Make a database that lives on disk. `open` finds it again, with all that is said here.
+
+        Args:
+            path: a folder that is not there yet, or is empty.
+            source: the first rows, anything `open` takes, or an iterator of such things; or a pyarrow schema,
+                for none yet.
+            key, value, fold: as in `open`.
+            score, normalizer, threshold: what `ask` does where it is told nothing else; parts by name.
+            backend: "arrow", or "lance" (pip install "qkv[lance]").
+            memory: as in `open`.
+            progress: as in `append`.
+
+        Raises:
+            DataError: something is there already, or a column is not in the source.
+            StoreFullError: the disk is full. Nothing is left behind.
+
+        Example:
+            >>> import tempfile
+            >>> folder = tempfile.mkdtemp() + "/pay"
+            >>> Database.create(folder, {"years": [1.0, 3.0], "pay": [10.0, 30.0]}, key="years", value="pay")
+            Database(pay: years → pay, 2 rows, version 2)
+            >>> Database.open(folder).ask(2.0, score="gaussian:1").value
+            20.0
+        """
+        from qkv.database.stored import create_stored
+
+        return create_stored(
+            path,
+            source,
+            key,
+            value,
+            fold=fold,
+            score=score,
+            normalizer=normalizer,
+            threshold=threshold,
+            backend=backend,
+            memory=memory,
+            progress=progress,
+        )
+
+    @overload
+    @classmethod
+    def open(
+        cls, source: str | PathLike[str], *, memory: int | str = ..., damaged: str = ...
+    ) -> "StoredDatabase": ...
+
+    @overload
+    @classmethod
+    def open(
+        cls,
+        source: Any,
+        key: str | Sequence[str],
+        value: str,
+        *,
+        fold: bool | None = ...,
+        memory: int | str = ...,
+        damaged: str = ...,
+    ) -> "Database": ...
+
+    @classmethod
+    def open(
+        cls,
+        source: Any,
+        key: str | Sequence[str] | None = None,
+        value: str | None = None,
+        *,
+        fold: bool | None = None,
+        memory: int | str = "512 MiB",
+        damaged: str = "refuse",
+    ) -> "Database":
+        """Open a file, a frame, a table, a dict of columns, a list of records, or a store.
 
         Args:
             source: a path that ends in .csv, .tsv, .txt, .jsonl, .ndjson, .json, .parquet, .arrow or .feather
                 (each also with .gz); a pandas or polars frame, a pyarrow table, a dict of lists or arrays
-                (a matrix is a column of vectors), a list of dicts.
-            key: a column, several, or several with commas: `"longitude,latitude"`.
-            value: the column that answers.
-            fold: compare texts without regard to case, width of characters (NFKC) and repeated white space.
+                (a matrix is a column of vectors), a list of dicts; or the folder of a store that `create`
+                made.
+            key: a column, several, or several with commas: `"longitude,latitude"`. A store knows its own.
+            value: the column that answers. A store knows its own.
+            fold: compare texts without regard to case, width of characters (NFKC) and repeated white space;
+                None: as the store was made, and for all else, yes.
+            memory: of a store: rows that need more than this are read block by block whenever they are asked.
+            damaged: of a store: "refuse" raises where a file is not what was written, "skip" goes on without
+                its rows.
 
         Raises:
             DataError: there is no such file or column, it cannot be read, or no row has both key and value.
@@ -99,9 +193,18 @@ class Database:
             >>> Database.open({"gpa": [3.0, 3.5], "salary": [50_000, None]}, key="gpa", value="salary")
             Database(the dict: gpa → salary, 1 row, 1 left out)
         """
+        if isinstance(source, (str, PathLike)) and is_store(source):
+            from qkv.database.stored import open_stored
+
+            return open_stored(source, key, value, fold=fold, memory=memory, damaged=damaged)
+        if key is None or value is None:
+            raise DataError(
+                f"{describe(source)} does not say which column is the {'key' if key is None else 'value'}. "
+                "Name key and value; only a store knows its own."
+            )
         wanted = tuple(key.split(",")) if isinstance(key, str) else tuple(key)
         table = plain(read(source, tuple(str(name).strip() for name in (*wanted, value))))
-        return cls(table, key, value, describe(source), fold)
+        return cls(table, key, value, describe(source), fold is not False)
 
     @classmethod
     def sql(
@@ -272,7 +375,12 @@ class Database:
         return (rows, *comparison.notes, f"weights by {asking.normalizer_text}")
 
 
-def _key_names(key: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+def key_names(key: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+    """The names of key columns, given as one, as several, or as several with commas.
+
+    Raises:
+        DataError: a name is no text, or stands there twice.
+    """
     names = (
         [key]
         if isinstance(key, str) and key in columns

@@ -4,7 +4,8 @@ Reading (files, SQL) needs the file system; filtering does not, so `matching_row
 may open no file and whose settings are locked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from qkv.database import arrow
 from qkv.errors import DataError, QueryError
 
-__all__ = ["DELIMITED", "JSON", "PARQUET", "read_file", "run_sql", "matching_rows"]
+__all__ = ["DELIMITED", "JSON", "PARQUET", "read_file", "read_parts", "run_sql", "matching_rows"]
 
 DELIMITED = (".csv", ".tsv", ".txt")
 JSON = (".jsonl", ".ndjson", ".json")
@@ -21,7 +22,9 @@ PARQUET = (".parquet", ".pq")
 # DuckDB would otherwise download a missing extension the first time a query names it.
 _OFFLINE = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 _CLOSED = {**_OFFLINE, "enable_external_access": "false", "lock_configuration": "true"}
+_PART = 131_072
 _ROW = "__qkv_row"
+_THERE = "__qkv_there"
 
 
 def _connect(settings: dict[str, str]) -> Any:
@@ -49,24 +52,50 @@ def read_file(path: str, kind: str, wanted: tuple[str, ...] = ()) -> Any:
     Raises:
         DataError: the file cannot be read as what its name says.
     """
+    with _reading(path, kind) as relation:
+        table = relation().to_arrow_table()
+        absent = [name for name in wanted if name not in table.column_names]
+        if kind in DELIMITED and absent and wanted and table.num_rows:
+            first = {str(table.column(i)[0].as_py()) for i in range(table.num_columns)}
+            if set(wanted) <= first:
+                return relation(header=True).to_arrow_table()
+        return table
+
+
+def read_parts(path: str, kind: str) -> Iterator[Any]:
+    """The rows of such a file in tables of about a hundred thousand.
+
+    Raises:
+        DataError: as `read_file`.
+    """
+    import pyarrow as pa
+
+    with _reading(path, kind) as relation:
+        reader = relation().to_arrow_reader(_PART)
+        yield pa.Table.from_batches([], reader.schema)
+        for batch in reader:
+            yield pa.Table.from_batches([batch])
+
+
+@contextmanager
+def _reading(path: str, kind: str) -> Iterator[Any]:
+    """A function that opens the file, while the connection lasts."""
     import duckdb
 
     connection = _connect(_OFFLINE)
     # A name that holds glob characters means that one file: each is written as a class of one character.
     literal = "".join(f"[{c}]" if c in "*?[" else c for c in path)
     options: dict[str, Any] = {"delimiter": "\t"} if kind == ".tsv" else {}
-    try:
+
+    def relation(**more: Any) -> Any:
         if kind in PARQUET:
-            return connection.read_parquet(literal).to_arrow_table()
-        if kind in JSON:
-            return connection.read_json(literal).to_arrow_table()
-        table = connection.read_csv(literal, **options).to_arrow_table()
-        absent = [name for name in wanted if name not in table.column_names]
-        if absent and wanted and table.num_rows:
-            first = {str(table.column(i)[0].as_py()) for i in range(table.num_columns)}
-            if set(wanted) <= first:
-                return connection.read_csv(literal, header=True, **options).to_arrow_table()
-        return table
+            return connection.read_parquet(literal)
+        return (
+            connection.read_json(literal) if kind in JSON else connection.read_csv(literal, **options, **more)
+        )
+
+    try:
+        yield relation
     except duckdb.Error as error:
         raise DataError(
             f"{path!r} cannot be read as {kind[1:]}: {_sentence(error)}. "
@@ -101,11 +130,16 @@ def run_sql(query: str, tables: Mapping[str, Any]) -> Any:
         connection.close()
 
 
-def matching_rows(table: Any, predicate: str) -> np.ndarray:
+def matching_rows(table: Any, predicate: str, there: np.ndarray | None = None) -> np.ndarray:
     """Which rows of a pyarrow table satisfy a SQL predicate, as booleans `(rows,)`.
 
     The predicate may refer to the whole table as `data`: `income > (select avg(income) from data)`. Null is
     not true, as in SQL.
+
+    Args:
+        table: the table; it is read where it lies.
+        predicate: one SQL expression.
+        there: `(rows,)` booleans; the other rows are not in the table. None: all are.
 
     Raises:
         QueryError: the predicate does not parse, names an unknown column, or reaches outside the table.
@@ -113,9 +147,15 @@ def matching_rows(table: Any, predicate: str) -> np.ndarray:
     import duckdb
 
     numbered = table.append_column(_ROW, arrow.row_numbers(table.num_rows))
+    if there is not None:
+        import pyarrow as pa
+
+        numbered = numbered.append_column(_THERE, pa.array(there))
     connection = _connect(_CLOSED)
     try:
         relation = connection.from_arrow(numbered)
+        if there is not None:
+            relation = relation.filter(_THERE).project(f"* exclude ({_THERE})")
         relation.create_view("data")
         # `filter` parses one expression, so a predicate cannot end the statement and begin another.
         kept = relation.filter(predicate).select(_ROW).to_arrow_table()

@@ -111,7 +111,7 @@ class Keys:
         if not isinstance(width, float | int):
             return Plain(every, score, None, stacked, notes, self.columns)
         ones = np.ones(len(every))
-        reach = self._reach(stacked, 3.0 * width) if threshold is None else threshold
+        reach = self._reach(stacked, 3.0 * width, "own") if threshold is None else threshold
         notes += (f"no match where the nearest key is farther than {reach:.3g}",)
         points = tuple(self.columns)
         return Distances(
@@ -148,7 +148,7 @@ class Keys:
         normalizer = TopK(best, of=Softmax(temperature=_TEXT_TEMPERATURE))
         names = tuple(column.original)
         return Similarities(
-            (index,), score, normalizer, column.cells, notes, least, names, abbreviations=spelling
+            (index,), score, normalizer, column.cells, notes, least, names, True, abbreviations=spelling
         )
 
     def _vectors(self, index: int, threshold: float | None) -> Comparison:
@@ -169,9 +169,7 @@ class Keys:
     ) -> Distances:
         points = tuple(self.columns[index] for index in indices)
         stacked = self._stacked(indices)
-        present = stacked[self.kept]
-        place = present.mean(axis=0) if len(present) else np.zeros(len(points))
-        scale = present.std(axis=0) if len(present) else np.ones(len(points))
+        place, scale = self.moments(indices, stacked)
         # A column that never changes says nothing; dividing by 1 keeps it from deciding by rounding.
         scale = np.where(scale > 0, scale, 1.0)
         key = (stacked - place) / scale
@@ -181,7 +179,9 @@ class Keys:
         score = named.build(width) if named is not None else Gaussian(width)
         alone = len(points) == 1
         unit = float(scale[0]) if alone else 1.0
-        reach = self._reach(key, min(3.0 * width, 1.0)) * unit if threshold is None else threshold
+        reach = threshold
+        if reach is None:
+            reach = self._reach(key, min(3.0 * width, 1.0), "standard") * unit
         own = ", ".join(
             f"{width * s:.3g} {c.name}" + " days" * (c.kind == "moment")
             for c, s in zip(points, scale, strict=True)
@@ -208,9 +208,8 @@ class Keys:
             weight = 1.0 / (_VECTOR_TEMPERATURE if column.kind == "vector" else _TEXT_TEMPERATURE)
             own = self._alone(index, threshold if column.kind == "text" else None)
             if column.kind == "category":
-                own = Similarities(
-                    (index,), Exact(), None, column.cells, own.notes, 1.0, tuple(column.original or ())
-                )
+                names = () if column.original is None else tuple(column.original)
+                own = Similarities((index,), Exact(), None, column.cells, own.notes, 1.0, names, True)
             parts.append((column.name, own, weight / texts if column.kind == "text" else weight))
         score = ByColumn(tuple((name, part.score, weight) for name, part, weight in parts))
         key = structured({name: part.key for name, part, _ in parts})
@@ -221,17 +220,36 @@ class Keys:
 
     # -- what the rows say ------------------------------------------------------------------------------
 
+    def moments(self, indices: tuple[int, ...], stacked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of some columns side by side."""
+        present = stacked[self.kept]
+        if not len(present):
+            return np.zeros(len(indices)), np.ones(len(indices))
+        return present.mean(axis=0), present.std(axis=0)
+
+    def repeats(self, column: Column) -> int:
+        """How many rows the commonest key fills."""
+        return max(Counter(column.cells[self.kept].tolist()).values(), default=0)
+
+    def between(self, key: np.ndarray, unit: str) -> float:
+        """The distance that 99 % of the keys do not exceed from their nearest other.
+
+        Args:
+            key: `(rows, width)`.
+            unit: "own", or "standard" where columns are standardised.
+        """
+        found = nearest_distances(key[self.kept])
+        found = found[np.isfinite(found)]
+        return float(np.quantile(found, 0.99)) if len(found) else 0.0
+
     def _stacked(self, indices: tuple[int, ...]) -> np.ndarray:
         return np.stack([in_days(self.columns[i], self.columns[i].cells) for i in indices], axis=1)
 
     def _best(self, column: Column) -> int:
-        counts = Counter(column.cells[self.kept].tolist())
-        return max(_BEST, max(counts.values(), default=0))
+        return max(_BEST, self.repeats(column))
 
-    def _reach(self, key: np.ndarray, bandwidths: float) -> float:
-        between = nearest_distances(key[self.kept])
-        between = between[np.isfinite(between)]
-        return max(bandwidths, float(np.quantile(between, 0.99)) if len(between) else 0.0)
+    def _reach(self, key: np.ndarray, bandwidths: float, unit: str) -> float:
+        return max(bandwidths, self.between(key, unit))
 
 
 def _is_point(column: Column) -> bool:

@@ -7,7 +7,7 @@ whatever exports an Arrow stream (pyarrow, pandas, polars, DuckDB relations).
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from qkv.database import duck
 from qkv.errors import DataError, QkvError
 
-__all__ = ["read", "describe", "require_columns", "nearest_name"]
+__all__ = ["read", "read_parts", "describe", "require_columns", "nearest_name"]
 
 _ARROW = (".arrow", ".feather", ".ipc")
 _KNOWN = (*duck.DELIMITED, *duck.JSON, *duck.PARQUET, *_ARROW)
@@ -52,6 +52,17 @@ def read(source: Any, wanted: tuple[str, ...] = ()) -> Any:
     return table
 
 
+def read_parts(source: Any) -> Iterator[Any]:
+    """The same rows, of a file in tables of some hundred thousand, so that it may be larger than memory."""
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        kind = _kind(path)
+        if kind not in _ARROW:
+            yield from duck.read_parts(str(path), kind)
+            return
+    yield read(source)
+
+
 def describe(source: Any) -> str:
     """What a source is called in messages: the file's name, or the type of the object."""
     if isinstance(source, (str, os.PathLike)):
@@ -78,6 +89,12 @@ def nearest_name(name: str, choices: Iterable[str]) -> str:
 
 
 def _read_path(path: Path, wanted: tuple[str, ...]) -> Any:
+    kind = _kind(path)
+    return _read_arrow(path) if kind in _ARROW else duck.read_file(str(path), kind, wanted)
+
+
+def _kind(path: Path) -> str:
+    """The suffix that says what a file holds."""
     if path.is_dir():
         raise DataError(f"{str(path)!r} is a folder, and a table is one file. Name a file in it.")
     if not path.exists():
@@ -93,9 +110,7 @@ def _read_path(path: Path, wanted: tuple[str, ...]) -> Any:
         )
     if not os.access(path, os.R_OK):
         raise DataError(f"{str(path)!r} may not be read by this user. Change its permissions.")
-    if kind[0] in _ARROW:
-        return _read_arrow(path)
-    return duck.read_file(str(path), kind[0], wanted)
+    return kind[0]
 
 
 def _read_arrow(path: Path) -> Any:

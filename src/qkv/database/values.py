@@ -18,7 +18,7 @@ import numpy as np
 
 from qkv.database.columns import Column
 
-__all__ = ["Reading", "Values", "values_of"]
+__all__ = ["Reading", "Values", "count_votes", "values_of"]
 
 # LOO errors of more classes, or of wider vectors, say little more and cost in proportion.
 _MOST_TARGETS = 16
@@ -58,22 +58,29 @@ class Values(ABC):
         """The answers from the averaged matrix `(q, n)` and, for votes, the weights `(q, rows)`."""
 
 
-def values_of(column: Column) -> Values:
-    """The way in which this column answers."""
+def values_of(column: Column, middle: Any = None) -> Values:
+    """The way in which this column answers.
+
+    Args:
+        column: its cells.
+        middle: a number or vector near the mean, from which deviations are measured; None: the mean of these.
+    """
     if column.kind == "vector":
-        return VectorValues(column)
+        return VectorValues(column, middle)
     if column.kind in ("number", "moment"):
-        return NumberValues(column)
+        return NumberValues(column, middle)
     return VoteValues(column)
 
 
 class NumberValues(Values):
     """Numbers and moments, averaged."""
 
-    def __init__(self, column: Column) -> None:
+    def __init__(self, column: Column, middle: float | None = None) -> None:
         super().__init__(column)
-        present = column.cells[~column.missing]
-        self.middle = float(present.mean()) if len(present) else 0.0
+        if middle is None:
+            present = column.cells[~column.missing]
+            middle = float(present.mean()) if len(present) else 0.0
+        self.middle = middle
 
     @property
     def matrix(self) -> np.ndarray:
@@ -103,10 +110,12 @@ class NumberValues(Values):
 class VectorValues(Values):
     """Vectors, averaged."""
 
-    def __init__(self, column: Column) -> None:
+    def __init__(self, column: Column, middle: np.ndarray | None = None) -> None:
         super().__init__(column)
-        present = column.cells[~column.missing]
-        self.middle = present.mean(axis=0) if len(present) else np.zeros(column.cells.shape[1])
+        if middle is None:
+            present = column.cells[~column.missing]
+            middle = present.mean(axis=0) if len(present) else np.zeros(column.cells.shape[1])
+        self.middle = middle
 
     @property
     def matrix(self) -> np.ndarray:
@@ -135,13 +144,16 @@ class VoteValues(Values):
 
     def __init__(self, column: Column) -> None:
         super().__init__(column)
+        labels: dict[Any, int] = {}
+        self.codes = self.coded(column, labels)
+        self.labels = list(labels)
+
+    @staticmethod
+    def coded(column: Column, labels: dict[Any, int]) -> np.ndarray:
+        """The number of each cell's label; labels not met before are numbered on."""
         # Texts as they stand, not folded: λ and Λ are the same key, and not the same value.
         cells = column.cells.astype(bool) if column.original is None else column.original
-        labels: dict[Any, int] = {}
-        self.codes = np.array(
-            [labels.setdefault(cell, len(labels)) for cell in cells.tolist()], dtype=np.int64
-        )
-        self.labels = list(labels)
+        return np.array([labels.setdefault(cell, len(labels)) for cell in cells.tolist()], dtype=np.int64)
 
     @property
     def matrix(self) -> np.ndarray:
@@ -157,23 +169,39 @@ class VoteValues(Values):
         return np.asarray(self.codes[kept][:, None] == common[None, :], dtype=np.float64)
 
     def read(self, output: np.ndarray, weights: np.ndarray | None) -> list[Reading]:
-        """The value with most weight, ties to the one that comes first in the table."""
+        """The value with most weight, ties to the one whose row of weight comes first in the table."""
         assert weights is not None
         readings = []
         for row, total in zip(weights, output[:, -1], strict=True):
             votes = np.bincount(self.codes, weights=row, minlength=len(self.labels))
-            if not total or (row < 0).any():
-                readings.append(Reading(self.labels[int(votes.argmax())] if len(votes) else None, None))
-                continue
-            shares = votes / total
-            order = np.argsort(-shares, kind="stable")
-            probabilities = {
-                self.labels[code]: float(shares[code]) for code in order[:_MOST_TARGETS] if shares[code] > 0
-            }
-            disagreement = 1.0 - float(np.square(shares).sum())
-            spread = np.sqrt(disagreement) if disagreement > _ROUNDING else 0.0
-            readings.append(Reading(self.labels[int(order[0])], float(spread), probabilities))
+            first = np.full(len(self.labels), len(row))
+            voting = np.flatnonzero(row)[::-1]
+            # Written backwards, so that the first row of each label stays.
+            first[self.codes[voting]] = voting
+            readings.append(count_votes(self.labels, votes, first, total, bool((row < 0).any())))
         return readings
+
+
+def count_votes(
+    labels: list[Any], votes: np.ndarray, first: np.ndarray, total: float, negative: bool
+) -> Reading:
+    """The answer of a vote.
+
+    Args:
+        labels: what is voted for.
+        votes: the weight of each.
+        first: a number for each, the lowest of which wins a tie.
+        total: of all weights.
+        negative: some row has a negative weight, so there are no shares.
+    """
+    order = np.lexsort((first, -votes))
+    if not total or negative:
+        return Reading(labels[int(order[0])] if len(order) else None, None)
+    shares = votes / total
+    probabilities = {labels[code]: float(shares[code]) for code in order[:_MOST_TARGETS] if shares[code] > 0}
+    disagreement = 1.0 - float(np.square(shares).sum())
+    spread = np.sqrt(disagreement) if disagreement > _ROUNDING else 0.0
+    return Reading(labels[int(order[0])], float(spread), probabilities)
 
 
 def _spread(deviation: np.ndarray, square: np.ndarray, total: np.ndarray) -> list[float | None]:

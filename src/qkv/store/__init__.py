@@ -11,7 +11,20 @@ A store knows nothing of queries and kernels: it gives blocks, and the engine at
 """
 
 from qkv.store.arrow import ArrowStore
-from qkv.store.base import Block, Damage, Store, Version
-from qkv.store.opening import create, is_store, open
+from qkv.store.base import Block, Choosing, Damage, Store, Version
+from qkv.store.lance import LanceStore
+from qkv.store.opening import create, is_store, open, remove
 
-__all__ = ["ArrowStore", "Block", "Damage", "Store", "Version", "create", "is_store", "open"]
+__all__ = [
+    "ArrowStore",
+    "Block",
+    "Choosing",
+    "Damage",
+    "LanceStore",
+    "Store",
+    "Version",
+    "create",
+    "is_store",
+    "open",
+    "remove",
+]

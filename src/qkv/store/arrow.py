@@ -3,6 +3,7 @@
     STORE/versions/0000000003.json   what version 3 consists of; written once, renamed into place, synced
     STORE/rows/….arrow               rows, and numbers of deleted rows; never changed after they are written
     STORE/rows/verified.json         when each file was last found right
+    STORE/notes/                     what readers found out and would find again; may be removed
     STORE/writer.lock                held by the one process that writes
 
 A commit is the renaming of a manifest. What crashes before it leaves files that no version names, which
@@ -12,21 +13,22 @@ A commit is the renaming of a manifest. What crashes before it leaves files that
 import base64
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from qkv.errors import DamagedStoreError, OptionError, StoreBusyError
+from qkv.errors import DamagedStoreError, OptionError
 from qkv.store import pieces as files
-from qkv.store.base import Block, Damage, Matching, Progress, Store, Version
+from qkv.store.base import Block, Choosing, Damage, Progress, Store, Version
 from qkv.store.disk import TEMPORARY, sync_folder
+from qkv.store.locking import held
 from qkv.store.manifest import Manifest, Piece, latest, manifest_path, numbers, read_manifest
 
 __all__ = ["ArrowStore"]
 
 _POOR = files.BYTES // 2
-_WAIT_SECONDS = 10.0
 
 
 class ArrowStore(Store):
@@ -113,18 +115,25 @@ class ArrowStore(Store):
     # -- writing ----------------------------------------------------------------------------------------
 
     def append(self, table: Any) -> int:
-        rows = self.fit(table)
+        tables = self.fitted(table)
+        # A table that does not fit is refused before the lock is taken.
+        first = next(tables, None)
+        if first is None:
+            return self.version
         with self._writing():
-            if rows.num_rows:
-                self._commit("append", self._manifest.pieces + files.write_rows(self._rows, files.cut(rows)))
+            parts = (part for rows in chain([first], tables) for part in files.cut(rows))
+            if pieces := files.write_rows(self._rows, parts):
+                self._commit("append", self._manifest.pieces + pieces)
         return self.version
 
-    def delete(self, matching: Matching) -> int:
+    def delete_chosen(self, choose: Choosing) -> int:
         with self._writing():
             left, gone = [], 0
+            blocks = list(self.blocks())
+            chosen = {block.name: rows for block, rows in zip(blocks, choose(blocks), strict=True)}
             for piece in self._manifest.pieces:
                 block = self._blocks.get(piece.name)
-                kept = None if block is None else self._kept_after(block, matching)
+                kept = None if block is None else self._kept_after(block, chosen[piece.name])
                 if block is None or kept is None:
                     left.append(piece)
                     continue
@@ -142,6 +151,7 @@ class ArrowStore(Store):
             pieces = self._compacted(progress)
             if pieces != self._manifest.pieces:
                 self._commit("compact", pieces)
+            self.forget_notes()
             return self._sweep(keep)
 
     # -- within -----------------------------------------------------------------------------------------
@@ -204,22 +214,12 @@ class ArrowStore(Store):
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Hold the lock of the one writer, at the newest version."""
-        import filelock
-
         if self._pinned:
             raise OptionError(
                 f"version {self.version} of {self.path.name!r} cannot be written: only the newest can. "
                 "Open the store without a version."
             )
-        lock = filelock.FileLock(self.path / "writer.lock", timeout=_WAIT_SECONDS)
-        try:
-            lock.acquire(poll_interval=0.01)
-        except filelock.Timeout:
-            raise StoreBusyError(
-                f"another process has been writing to {self.path.name!r} for {_WAIT_SECONDS:.0f} seconds. "
-                "Wait until it has finished and repeat."
-            ) from None
-        try:
+        with held(self.path):
             self.refresh()
             before, version = set(self._rows.iterdir()), self.version
             try:
@@ -229,17 +229,17 @@ class ArrowStore(Store):
                     for unnamed in set(self._rows.iterdir()) - before:
                         unnamed.unlink()
                 raise
-        finally:
-            lock.release()
 
     def _commit(self, operation: str, pieces: tuple[Piece, ...]) -> None:
         manifest = self._manifest.next(operation, pieces)
         manifest.write(self._versions)
         self._load(manifest)
 
-    def _kept_after(self, block: Block, matching: Matching) -> np.ndarray | None:
-        """Which rows of a block stay when those that match go; None where none goes."""
-        gone = np.asarray(matching(block.table), bool)
+    def _kept_after(self, block: Block, chosen: np.ndarray | None) -> np.ndarray | None:
+        """Which rows of a block stay when those that were chosen go; None where none goes."""
+        if chosen is None:
+            return None
+        gone = np.asarray(chosen, bool)
         before = np.ones(block.table.num_rows, bool) if block.kept is None else block.kept
         after = before & ~gone
         return None if after.sum() == before.sum() else after

@@ -1,20 +1,31 @@
 """What every store can do, whatever it is made of."""
 
+import copy
+import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from qkv.errors import DataError
 
-__all__ = ["Block", "Damage", "Matching", "Progress", "Store", "Version"]
+__all__ = ["Block", "Choosing", "Damage", "Matching", "Progress", "Store", "Version"]
+
+_FEW = 8
+"""So many rows are sliced out of a block faster than they are taken."""
 
 Matching = Callable[[Any], np.ndarray]
 """Tells of a pyarrow table which of its rows are meant: booleans, one for each row."""
+
+Choosing = Callable[[Sequence["Block"]], Sequence[np.ndarray | None]]
+"""Tells of all blocks together which of their rows are meant: `(rows,)` booleans for each, or None for none.
+
+Rows that are deleted already may be named again.
+"""
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(what, done, total)` during long work."""
@@ -72,6 +83,19 @@ class Block:
     def __len__(self) -> int:
         return int(self.table.num_rows if self.kept is None else self.kept.sum())
 
+    def rows(self, start: int, stop: int) -> Any:
+        """Some of the rows that are not deleted, counted among these alone."""
+        if self.kept is None:
+            return self.table.slice(start, stop - start)
+        import pyarrow as pa
+
+        living = np.flatnonzero(self.kept)[start:stop]
+        if not len(living):
+            return self.table.slice(0, 0)
+        first = int(living[0])
+        span = self.table.slice(first, int(living[-1]) + 1 - first)
+        return span.filter(pa.array(self.kept[first : first + span.num_rows]))
+
     def living(self) -> Any:
         """The table without its deleted rows; the same table where there are none."""
         if self.kept is None:
@@ -110,7 +134,8 @@ class Store(ABC):
         """Add rows; they are on disk, synced, when this returns.
 
         Args:
-            table: a pyarrow table with the columns of the store, in any order.
+            table: a pyarrow table with the columns of the store, in any order; or an iterable of such tables,
+                which are read one after another and become one version.
 
         Returns:
             The number of the new version.
@@ -121,7 +146,6 @@ class Store(ABC):
             StoreFullError: the disk is full; the store is as it was.
         """
 
-    @abstractmethod
     def delete(self, matching: Matching) -> int:
         """Take rows out of the newest version; older versions keep them.
 
@@ -131,6 +155,11 @@ class Store(ABC):
         Returns:
             How many rows went.
         """
+        return self.delete_chosen(lambda blocks: [matching(block.table) for block in blocks])
+
+    @abstractmethod
+    def delete_chosen(self, choose: Choosing) -> int:
+        """As `delete`, by a choice that sees all rows of the newest version at once."""
 
     @abstractmethod
     def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
@@ -165,12 +194,63 @@ class Store(ABC):
     def __len__(self) -> int:
         """How many rows this version has."""
 
+    def snapshot(self) -> Self:
+        """This version, which stays what it is whatever is done to this store."""
+        return copy.copy(self)
+
+    def take(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> Any:
+        """A table of the rows with these numbers, which ascend and do not count deleted rows."""
+        import pyarrow as pa
+
+        found, first = [], 0
+        for block in self.blocks(columns):
+            count = len(block)
+            start, stop = np.searchsorted(rows, [first, first + count])
+            if start < stop:
+                inside = rows[start:stop] - first
+                if block.kept is not None:
+                    inside = np.flatnonzero(block.kept)[inside]
+                if len(inside) > _FEW:
+                    found.append(block.table.take(pa.array(inside)))
+                else:
+                    found += [block.table.slice(int(row), 1) for row in inside]
+            first += count
+        return pa.concat_tables(found or [self.empty(columns)])
+
+    def empty(self, columns: Sequence[str] | None = None) -> Any:
+        """A table without rows."""
+        import pyarrow as pa
+
+        names = self.schema.names if columns is None else columns
+        return pa.schema([self.schema.field(name) for name in names]).empty_table()
+
+    def block_lengths(self) -> list[int]:
+        """How many rows each block has."""
+        return [len(block) for block in self.blocks()]
+
+    def size_of(self, columns: Sequence[str]) -> int:
+        """How many bytes some columns take, deleted rows counted."""
+        return sum(block.table.nbytes for block in self.blocks(columns))
+
     def to_table(self, columns: Sequence[str] | None = None) -> Any:
         """All living rows as one pyarrow table; blocks without deleted rows are not copied."""
         import pyarrow as pa
 
-        wanted = self.schema if columns is None else pa.schema([self.schema.field(name) for name in columns])
-        return pa.concat_tables([block.living() for block in self.blocks(columns)] or [wanted.empty_table()])
+        return pa.concat_tables([block.living() for block in self.blocks(columns)] or [self.empty(columns)])
+
+    @property
+    def notes(self) -> Path:
+        """A folder for what was found out about rows and would be found again: it may vanish at any time."""
+        return self.path / "notes"
+
+    def forget_notes(self) -> None:
+        """Remove the notes."""
+        shutil.rmtree(self.notes, ignore_errors=True)
+
+    def fitted(self, tables: Any) -> Iterator[Any]:
+        """`fit` of a table, or of each of several."""
+        for table in tables if isinstance(tables, Iterable) and not hasattr(tables, "schema") else (tables,):
+            yield self.fit(table)
 
     def fit(self, table: Any) -> Any:
         """A table with this store's columns, in its order and types.

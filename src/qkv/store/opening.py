@@ -8,13 +8,18 @@ from typing import Any
 from qkv.errors import DataError, OptionError
 from qkv.store.arrow import ArrowStore
 from qkv.store.base import Store
+from qkv.store.lance import LanceStore, is_lance, lance_package
 
-__all__ = ["create", "is_store", "open"]
+__all__ = ["create", "is_store", "open", "remove"]
 
 
 def is_store(path: str | PathLike[str]) -> bool:
     """Whether a path is the folder of a store."""
     folder = Path(path)
+    return _is_arrow(folder) or is_lance(folder)
+
+
+def _is_arrow(folder: Path) -> bool:
     return (folder / "versions").is_dir() and (folder / "rows").is_dir()
 
 
@@ -27,10 +32,11 @@ def create(
         path: a folder that is not there yet, or is empty.
         schema: a pyarrow schema.
         metadata: what else is kept with it, of JSON's kinds.
-        backend: `"arrow"`, a folder of Arrow IPC files.
+        backend: `"arrow"`, a folder of Arrow IPC files, or `"lance"`, a Lance dataset.
 
     Raises:
         DataError: something is there already.
+        MissingPackageError: pylance is not installed.
 
     Example:
         >>> import pyarrow as pa, tempfile
@@ -41,21 +47,30 @@ def create(
         [{'name': 'Li', 'income': 2000.0}]
     """
     folder = Path(path)
-    if backend != "arrow":
-        raise OptionError(f"the backend is {backend!r}, and 'arrow' is the one there is.")
+    if backend not in ("arrow", "lance"):
+        raise OptionError(f"the backend is {backend!r}, and it is 'arrow' or 'lance'.")
+    if backend == "lance":
+        lance_package()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(
             f"{str(path)!r} is there already. Open it, remove it, or give the store another place."
         )
-    there = folder.exists()
     try:
-        return ArrowStore.create(folder, schema, dict(metadata or {}))
+        kind = LanceStore if backend == "lance" else ArrowStore
+        return kind.create(folder, schema, dict(metadata or {}))
     except BaseException:
-        for part in ("versions", "rows"):
-            shutil.rmtree(folder / part, ignore_errors=True)
-        if not there and folder.exists():
-            folder.rmdir()
+        remove(folder)
         raise
+
+
+def remove(path: str | PathLike[str]) -> None:
+    """Remove a store: every version of it, and its folder where nothing else is in it."""
+    folder = Path(path)
+    for part in ("versions", "rows", "notes", "_versions", "_transactions", "_deletions", "data"):
+        shutil.rmtree(folder / part, ignore_errors=True)
+    (folder / "writer.lock").unlink(missing_ok=True)
+    if folder.exists() and not any(folder.iterdir()):
+        folder.rmdir()
 
 
 def open(path: str | PathLike[str], *, version: int | None = None, damaged: str = "refuse") -> Store:
@@ -72,4 +87,5 @@ def open(path: str | PathLike[str], *, version: int | None = None, damaged: str 
     """
     if not is_store(path):
         raise DataError(f"{str(path)!r} is no store. Make one with Database.create.")
-    return ArrowStore(Path(path), version, damaged)
+    kind = ArrowStore if _is_arrow(Path(path)) else LanceStore
+    return kind(Path(path), version, damaged)

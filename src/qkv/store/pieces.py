@@ -31,7 +31,8 @@ def cut(table: Any) -> Iterator[Any]:
     """A table in parts of about `BYTES`, at least one row each."""
     if not table.num_rows:
         return
-    each = max(1, int(BYTES / max(1.0, table.nbytes / table.num_rows)))
+    parts = min(table.num_rows, -(-table.nbytes // BYTES)) or 1
+    each = -(-table.num_rows // parts)
     for start in range(0, table.num_rows, each):
         yield table.slice(start, each)
 

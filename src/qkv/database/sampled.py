@@ -1,0 +1,60 @@
+"""How keys are compared where some rows are at hand, and the profile speaks for all of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from qkv.database.bandwidth import Bandwidth, leave_one_out, scott, thinning
+from qkv.database.columns import Column
+from qkv.database.keys import Keys
+from qkv.database.profile import ColumnFacts, Profile
+
+__all__ = ["SampledKeys"]
+
+
+class SampledKeys(Keys):
+    """Key columns of which some rows are at hand, and of all rows what the profile says."""
+
+    def __init__(self, columns: Sequence[Column], profile: Profile, targets: Any, progress: Any) -> None:
+        kept = np.ones(len(columns[0].cells), bool)
+        super().__init__(tuple(columns), kept, self._chosen, self._rule)
+        self.profile, self.targets, self.progress = profile, targets, progress
+
+    def moments(self, indices: tuple[int, ...], stacked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of all rows."""
+        columns = [self.columns[index] for index in indices]
+        facts = [self.profile.columns[column.name] for column in columns]
+        unit = np.array([c.units_per_day if c.kind == "moment" else 1.0 for c in columns])
+        mean, deviation = (np.array([x[0] for x in xs]) for xs in zip(*map(_moments, facts), strict=True))
+        return mean / unit, deviation / unit
+
+    def repeats(self, column: Column) -> int:
+        """Among all rows."""
+        return self.profile.columns[column.name].repeats
+
+    def between(self, key: np.ndarray, unit: str) -> float:
+        """Of the sample, drawn together by Scott's power: rows that are not in it lie between them."""
+        if unit not in self.profile.between:
+            step = thinning(self.profile.kept)
+            self.profile.between[unit] = super().between(key, unit) * step ** (-1.0 / key.shape[1])
+            self.profile.remember()
+        return self.profile.between[unit]
+
+    def _chosen(self, points: np.ndarray) -> Bandwidth:
+        if self.profile.bandwidth is None:
+            targets = self.targets()
+            if isinstance(targets, str):
+                found = scott(self.profile.kept, points.shape[1], targets)
+            else:
+                found = leave_one_out(points, targets, self.progress, self.profile.kept)
+            self.profile.bandwidth = found
+            self.profile.remember()
+        return self.profile.bandwidth
+
+    def _rule(self, points: np.ndarray) -> Bandwidth:
+        return scott(self.profile.kept, points.shape[1], "numbers beside other kinds of key")
+
+
+def _moments(facts: ColumnFacts) -> tuple[list[float], list[float]]:
+    return facts.mean or [0.0], facts.deviation or [1.0]

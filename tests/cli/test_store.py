@@ -1,0 +1,120 @@
+"""`qkv store`, and `qkv ask` of what it made."""
+
+import json
+import re
+import shlex
+
+import pytest
+
+from qkv.cli.store import _HELP
+
+from .conftest import EXAMPLES
+
+HELP = [line.strip() for line in _HELP.splitlines() if line.startswith("  qkv ")]
+
+
+@pytest.fixture(name="people")
+def _people(qkv, tmp_path):
+    """A store of the example people."""
+    path = str(tmp_path / "people.qkv")
+    assert qkv("store", "create", path, "people.csv", "--key", "name", "--value", "income")[0] == 0
+    return path
+
+
+def test_a_store_knows_its_key_and_value_and_answers_as_its_file(qkv, people):
+    by_file = qkv("ask", "people.csv", "--key", "name", "--value", "income", "Jon Smiht", "--format", "json")
+    by_store = qkv("ask", people, "Jon Smiht", "--format", "json")
+    assert by_store == by_file
+    code, out, _ = qkv("ask", people, "Jon Smiht", "--format", "json", "--memory", "1B", "--top", "10")
+    assert code == 0
+    near, far = json.loads(by_file[1]), json.loads(out)
+    assert far["value"] == pytest.approx(near["value"])
+    assert [row["record"] for row in far["rows"]] == [row["record"] for row in near["rows"]]
+
+
+def test_a_store_is_asked_by_another_key_and_value(qkv, people):
+    code, out, _ = qkv("ask", people, "Oslo", "--key", "city", "--value", "name")
+    assert code == 0
+    assert "compared by Spelling" in out
+
+
+def test_explain_says_that_blocks_are_streamed(qkv, people):
+    out = qkv("ask", people, "Jon Smiht", "--memory", "1B", "--explain")[1]
+    assert "streamed over 1 block" in out
+    assert "in memory" in out
+    assert "kernel      dense" in qkv("ask", people, "Jon Smiht", "--explain")[1]
+
+
+def test_rows_are_appended_deleted_and_old_versions_asked(qkv, people):
+    assert qkv("store", "append", people, "people.csv", "people.csv")[1].startswith("48 rows added; ")
+    code, out, err = qkv("store", "delete", people, "name = 'John Smith'")
+    assert (code, err) == (0, "")
+    assert re.match(r"\d rows deleted; Database\(people\.qkv: name → income, \d\d rows, version 4\)", out)
+    listed = qkv("store", "versions", people)[1].splitlines()
+    assert [line.split()[0] for line in listed] == ["1", "2", "3", "4"]
+    assert [line.split()[3] for line in listed] == ["create", "append", "append", "delete"]
+    assert "name=John Smith" not in qkv("ask", people, "John Smith", "--format", "json")[1]
+    old = json.loads(qkv("ask", people, "--version", "2", "John Smith", "--format", "json")[1])
+    assert old["rows"][0]["record"]["name"] == "John Smith"
+    code, out, _ = qkv("store", "compact", people, "--keep", "1")
+    assert code == 0
+    assert "freed" in out
+    assert len(qkv("store", "versions", people)[1].splitlines()) == 1
+    assert qkv("store", "verify", people)[1].startswith("every byte is as it was written")
+
+
+def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
+    (victim,) = (tmp_path / "people.qkv" / "rows").glob("*.arrow")
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    for arguments in (("store", "verify", people), ("ask", people, "Jon")):
+        code, out, err = qkv(*arguments)
+        assert (code, out) == (2, "")
+        assert f"{victim.name}: bytes changed (24 rows)" in err
+    assert qkv("store", "versions", people)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("store", "verify", "nowhere"), "'nowhere' is no store"),
+        (("store", "create", "PEOPLE", "people.csv", "--key", "name", "--value", "income"), "there already"),
+        (("store", "create", "new", "people.csv", "--key", "name"), "there is no --value"),
+        (("store", "create", "new", "nobody.csv", "--key", "name", "--value", "x"), "there is no file"),
+        (("store", "append", "PEOPLE", "gpa.csv"), "must have the columns name, income, city"),
+        (("store", "append", "PEOPLE"), "FILE"),
+        (("store", "delete", "PEOPLE", "colour = 3"), "not found"),
+        (("store", "compact", "PEOPLE", "--keep", "0"), "keep is 0"),
+        (("store", "compact", "PEOPLE", "--keep", "x"), "--keep"),
+        (("store", "wash", "PEOPLE"), "wash"),
+        (("ask", "PEOPLE", "--version", "77", "x"), "no version 77"),
+        (("ask", "PEOPLE", "--memory", "lots", "x"), "memory is 'lots'"),
+        (("ask", "people.csv", "--key", "name", "--value", "income", "--version", "1", "x"), "of a store"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(qkv, people, arguments, sentence):
+    code, out, err = qkv(*(people if argument == "PEOPLE" else argument for argument in arguments))
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert len(err.splitlines()) == 1
+    assert "defect" not in err
+
+
+def test_the_examples_of_the_help_run_as_they_stand_one_after_another(qkv, tmp_path, monkeypatch):
+    (tmp_path / "people.csv").write_bytes((EXAMPLES / "people.csv").read_bytes())
+    monkeypatch.chdir(tmp_path)
+    assert len(HELP) == 8
+    for line in HELP:
+        code, out, err = qkv(*shlex.split(line)[1:])
+        assert (code, err) == (0, ""), line
+        assert out.strip()
+
+
+def test_the_help_lists_the_commands_and_the_examples(qkv):
+    for arguments in (("store",), ("store", "--help")):
+        code, out, _ = qkv(*arguments)
+        assert code == 0
+        for name in ("create", "append", "delete", "versions", "compact", "verify"):
+            assert f"\n  {name} " in out
+        assert all(line in out for line in HELP)

@@ -1,0 +1,542 @@
+"""A database on disk: rows that do not fit the memory are answered as rows in memory are, block by block."""
+
+import datetime as dt
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from qkv import masks, scores
+from qkv.database import Database, bandwidth, passes, profile, sampled
+from qkv.database import rows as rows_
+from qkv.errors import DataError, OptionError, QueryError, RefusedError
+from qkv.store import pieces
+
+ROWS = 900
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    """Blocks of some hundred rows, tiles of 70, and several sub-tiles for several queries."""
+    monkeypatch.setattr(pieces, "BYTES", 20_000)
+    monkeypatch.setattr(rows_, "TILE", 70)
+    monkeypatch.setattr(passes, "_TILE_NUMBERS", 100)
+
+
+def table(missing=True, seed=0):
+    draw = np.random.default_rng(seed)
+    x = draw.standard_normal(ROWS)
+    columns = {
+        "x": x.astype(np.float32),
+        "y": 1000 + 3 * draw.standard_normal(ROWS),
+        "count": draw.integers(0, 40, ROWS),
+        "vector": draw.standard_normal((ROWS, 6)).astype(np.float32) + np.eye(6)[0] * 2,
+        "name": [f"{'abcdefghij'[i % 10] * 3} {i % 97} Straße" for i in range(ROWS)],
+        "city": [f"city {i % 7}" for i in range(ROWS)],
+        "day": [dt.date(2020, 1, 1) + dt.timedelta(days=int(d)) for d in draw.integers(0, 999, ROWS)],
+        "flag": [bool(b) for b in draw.integers(0, 2, ROWS)],
+        "value": (np.sin(3 * x) + 0.1 * draw.standard_normal(ROWS)).tolist(),
+    }
+    made = pa.table({n: _column(c) for n, c in columns.items()})
+    made = made.set_column(5, "city", made.column("city").dictionary_encode())
+    if not missing:
+        return made
+    absent = {name: draw.random(ROWS) < 0.02 for name in ("x", "count", "vector", "name", "day", "value")}
+    for name, gone in absent.items():
+        column = pa.array(
+            [None if g else cell for g, cell in zip(gone, made.column(name).to_pylist(), strict=True)],
+            made.column(name).type,
+        )
+        made = made.set_column(made.column_names.index(name), name, column)
+    nan = made.column("y").to_numpy().copy()
+    nan[5], nan[400] = np.nan, np.inf
+    return made.set_column(1, "y", pa.array(nan))
+
+
+def _column(cells):
+    if isinstance(cells, np.ndarray) and cells.ndim == 2:
+        return pa.FixedSizeListArray.from_arrays(pa.array(cells.reshape(-1).astype(np.float32)), 6)
+    return pa.array(cells)
+
+
+@pytest.fixture(scope="module", name="folder")
+def _folder(tmp_path_factory):
+    """A store in several appends, with a hole in every block and in every column."""
+    return _made(tmp_path_factory.mktemp("stores"), table())
+
+
+@pytest.fixture(scope="module", name="whole")
+def _whole(tmp_path_factory):
+    """The same without missing cells and deletions."""
+    path = tmp_path_factory.mktemp("stores") / "whole"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "BYTES", 20_000)
+        Database.create(path, table(missing=False), "x", "value")
+    return path
+
+
+def _made(parent, rows):
+    path = parent / "store"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "BYTES", 20_000)
+        made = Database.create(path, rows.slice(0, 300), "x", "value")
+        made.append(rows.slice(300, 500))
+        made.append(rows.slice(800))
+        made.delete("count % 9 = 4")
+    return path
+
+
+def both(path, key, value):
+    """The same rows, in memory and streamed."""
+    near, far = Database.open(path, key, value), Database.open(path, key, value, memory=1)
+    assert (near.streams, far.streams) == (False, True)
+    return near, far
+
+
+def same(path, key, value, queries, tolerance=1e-5, **how):
+    near, far = (each.ask(queries, **how) for each in both(path, key, value))
+    a, b = (([one] if one.single else list(one)) for one in (near, far))
+    assert len(a) == len(b)
+    for one, other in zip(a, b, strict=True):
+        assert other.found == one.found
+        assert other.reason == one.reason
+        assert close(other.value, one.value, tolerance), (one, other)
+        assert close(other.spread, one.spread, tolerance)
+        assert close(other.support, one.support, tolerance)
+        assert close([row.weight for row in other.rows], [row.weight for row in one.rows], tolerance)
+        assert close([row.distance for row in other.rows], [row.distance for row in one.rows], tolerance)
+        weights = {row.index: row.weight for row in one.rows}
+        for there, here in zip(other.rows, one.rows, strict=True):
+            # Rows that are equally far, on either side of the query, may stand in either order.
+            assert there.index == here.index or close(there.weight, here.weight, 1e-9)
+            assert weights.get(there.index, there.weight) == pytest.approx(there.weight, rel=tolerance)
+            assert str(there.record) == str(far_row(near, there.index))
+        assert list(other.probabilities) == list(one.probabilities)
+        assert close(list(other.probabilities.values()), list(one.probabilities.values()), tolerance)
+    assert [note.split(", version")[0] for note in far.notes][1:] == list(near.notes)[1:]
+    assert far.measure == near.measure
+    assert "streamed over" in str(far.plan)
+    return near, far
+
+
+def far_row(near, index):
+    return near.table.slice(index, 1).to_pylist()[0]
+
+
+def close(one, other, tolerance):
+    if isinstance(one, dt.timedelta):
+        return abs(one - other) <= dt.timedelta(seconds=1) + tolerance * other
+    if isinstance(one, list) and (not one or one[0] is None):
+        return one == other
+    if isinstance(one, float | list | np.ndarray):
+        return np.allclose(one, other, rtol=tolerance, atol=tolerance * 1e-2)
+    return one == other
+
+
+QUERIES = {
+    "x": [0.3, -1.5, 99.0, None],
+    "y": [1000.0, 996.5],
+    "x,y": [(0.1, 1001.0), (2.0, 999.0)],
+    "count": [3, 39.5],
+    "count,x,day": [(3, 0.5, "2021-03-04")],
+    "vector": [[2.0, 0, 1, 0, 0, 0], [-1.0] * 6, [0.0] * 6],
+    "name": ["aaa 12 strasse", "zzzzzz", "JJJ 9 straße"],
+    "city": ["City 3", "nowhere"],
+    "day": [dt.date(2021, 5, 5), "1990-01-01"],
+    "flag": [True],
+    "name,x": [("ccc 22 strasse", 0.5)],
+    "city,x": [("city 1", 0.5), ("city 99", 0.5)],
+}
+
+
+@pytest.mark.parametrize("key", QUERIES)
+@pytest.mark.parametrize("value", ["value", "city", "vector"])
+def test_blocks_answer_as_the_same_rows_in_memory(folder, key, value):
+    same(folder, key, value, QUERIES[key])
+
+
+@pytest.mark.parametrize("key", ["x", "x,y", "vector", "count,x,day"])
+def test_columns_that_lie_whole_in_the_file_answer_as_in_memory(whole, key):
+    same(whole, key, "value", QUERIES[key])
+
+
+@pytest.mark.parametrize("value", ["name", "day", "flag", "count", "x"])
+def test_every_kind_of_value_is_weighed_as_in_memory(folder, value):
+    same(folder, "y", value, QUERIES["y"], where="count > 2")
+
+
+@pytest.mark.parametrize(
+    "normalizer",
+    [
+        "softmax",
+        "softmax:0.3",
+        "topk:3",
+        "topk:50:0.5",
+        "topk:4:sparsemax",
+        "hard",
+        "sparsemax",
+        "entmax15",
+        "mean",
+        "identity",
+        "sigmoid",
+    ],
+)
+@pytest.mark.parametrize(
+    ("key", "score"), [("vector", "dot"), ("vector", "gaussian:2"), ("x", "laplace:0.5")]
+)
+def test_every_normalizer_weighs_blocks_as_it_weighs_a_table(folder, whole, key, score, normalizer):
+    for path in (folder, whole):
+        same(path, key, "value", QUERIES[key][:2], score=score, normalizer=normalizer)
+        same(path, key, "city", QUERIES[key][:2], score=score, normalizer=normalizer)
+
+
+@pytest.mark.parametrize("score", ["cosine", "scaled-dot", "gaussian:0.5", "gaussian:0.001"])
+def test_vectors_as_they_lie_in_the_file_are_compared_as_in_memory(whole, score):
+    near = Database.open(whole, "vector", "value")
+    asked = [near.table.column("vector")[i].as_py() for i in (3, 700)]
+    for normalizer in ("softmax", "topk:7"):
+        same(whole, "vector", "value", asked, 1e-4, score=score, normalizer=normalizer)
+
+
+@pytest.mark.parametrize("score", ["boxcar:0.2", "epanechnikov:0.4", "triangular:0.3", "exact"])
+def test_kernels_that_exclude_keys_find_and_miss_as_in_memory(folder, score):
+    same(folder, "x", "value", [0.2, 50.0], score=score)
+
+
+def test_a_score_that_is_an_object_of_its_own_is_taken(folder):
+    score = scores.SumOf((scores.Gaussian(1.0), scores.Dot()))
+    same(folder, "x", "value", [0.2, -1.0], score=score)
+
+
+def test_a_sum_of_scores_weighs_as_in_memory(folder):
+    same(folder, "city", "value", ["city 3", "city 5"], normalizer="sum", score="exact")
+    same(folder, "name", "city", ["aaa 10 strasse"], normalizer="sum")
+
+
+@pytest.mark.parametrize("queries", [1, 70])
+def test_one_query_and_more_than_share_a_pass_answer_alike(folder, queries):
+    asked = np.linspace(-2, 2, queries).tolist()
+    _, far = same(folder, "x", "value", asked)
+    assert f"{-(-queries // 64)} pass" in str(far.plan)
+
+
+def test_no_query_at_all_gives_no_answer_and_a_plan(folder):
+    _, far = both(folder, "x", "value")
+    assert len(far.ask([])) == 0
+    assert "0 queries" in str(far.ask([]).plan)
+
+
+def test_a_predicate_sees_all_rows_but_no_deleted_one(folder):
+    near, far = both(folder, "x", "value")
+    kept = near.table.to_pylist()
+    mean = np.mean([row["count"] for row in kept if row["count"] is not None])
+    answer = far.ask(0.2, where="count > (select avg(count) from data)", normalizer="mean")
+    wanted = [
+        r["value"]
+        for r in kept
+        if r["count"] is not None and r["count"] > mean and None not in (r["x"], r["value"])
+    ]
+    assert answer.value == pytest.approx(np.mean(wanted))
+    assert answer.support == pytest.approx(len(wanted))
+    assert not far.ask(0.2, where="count % 9 = 4").found
+    assert far.ask(0.2, where="count % 9 = 4").reason == "no row satisfies the predicate"
+
+
+def test_a_predicate_that_does_not_run_is_refused_with_the_columns(folder):
+    with pytest.raises(QueryError, match="columns x, y, count"):
+        both(folder, "x", "value")[1].ask(0.2, where="colour = 3")
+
+
+def test_a_mask_of_rows_is_obeyed_and_another_is_refused(folder):
+    near, _ = both(folder, "x", "value")
+    rows = near.table.num_rows
+    allowed = np.arange(rows) % 3 == 0
+    same(folder, "x", "value", [0.2, 1.0], mask=masks.Keys(allowed))
+    same(folder, "x", "value", [0.2], mask=masks.Keys(allowed), where="count < 20")
+    with pytest.raises(OptionError, match=r"masks\.Keys"):
+        both(folder, "x", "value")[1].ask(0.2, mask=masks.Causal())
+
+
+def test_swap_turns_a_store_round(folder):
+    near, far = (each.swap() for each in both(folder, "x", "city"))
+    assert far.streams
+    assert far.ask("city 3").value == pytest.approx(near.ask("city 3").value)
+    with pytest.raises(DataError, match="cannot change places"):
+        Database.open(folder, "x,y", "value", memory=1).swap()
+
+
+def test_numbers_too_large_for_float32_are_read_in_float64(tmp_path):
+    draw = np.random.default_rng(0)
+    rows = {
+        "far": (1e8 + np.arange(200)).astype(np.float64),
+        "huge": (draw.standard_normal((200, 6)) * 1e30).astype(np.float32),
+        "tiny": (draw.standard_normal((200, 6)) * 1e-30).astype(np.float32),
+        "offset": (draw.standard_normal((200, 6)) + 1000).astype(np.float32),
+        "value": draw.standard_normal(200),
+    }
+    Database.create(tmp_path / "store", {n: _column(c) for n, c in rows.items()}, "far", "value")
+    same(tmp_path / "store", "far", "value", [1e8 + 17.25], score="gaussian:0.5")
+    for name in ("huge", "tiny", "offset"):
+        same(tmp_path / "store", name, "value", [rows[name][7].tolist()])
+    same(tmp_path / "store", "offset", "value", [rows["offset"][7].tolist()], 1e-4, score="gaussian:0.1")
+
+
+@pytest.mark.parametrize("normalizer", ["sample", "topk:3:sample"])
+def test_a_normalizer_that_draws_is_refused_where_rows_are_streamed(folder, normalizer):
+    near, far = both(folder, "x", "value")
+    assert near.ask(0.2, normalizer=normalizer, seed=1).found
+    with pytest.raises(RefusedError, match="more memory"):
+        far.ask(0.2, normalizer=normalizer, seed=1)
+
+
+def test_a_score_that_does_not_fit_the_key_is_refused_alike(folder):
+    for each in both(folder, "name", "value"):
+        with pytest.raises(QueryError, match="Gaussian"):
+            each.ask("aaa", score=scores.Gaussian(1.0))
+
+
+def test_equal_keys_beyond_ten_all_take_part(tmp_path):
+    rows = {"name": [f"n{i % 12}" for i in range(600)], "value": np.arange(600.0).tolist()}
+    Database.create(tmp_path / "store", rows, "name", "value")
+    _, far = same(tmp_path / "store", "name", "value", ["n3"], top=100)
+    assert far[0].support == pytest.approx(50)
+
+
+def test_a_tie_of_votes_goes_to_the_row_that_comes_first(tmp_path):
+    rows = {"x": [float(i // 2) for i in range(200)], "v": [["b", "a"][i % 2] for i in range(200)]}
+    rows["v"][80:82] = ["a", "b"]
+    Database.create(tmp_path / "store", rows, "x", "v")
+    _, far = same(tmp_path / "store", "x", "v", [40.0, 50.0], normalizer="topk:2", score="gaussian:0.1")
+    assert far.value == ["a", "b"]
+
+
+def test_more_rows_than_are_compared_give_the_bandwidth_of_the_same_sample(tmp_path, monkeypatch):
+    monkeypatch.setattr(bandwidth, "_MOST_ROWS", 100)
+    _made(tmp_path, table())
+    near, far = (each.ask([0.3]) for each in both(tmp_path / "store", "x", "value"))
+    assert far.notes[1:3] == near.notes[1:3]
+    assert "on every 8th row, narrowed by Scott's power" in far.notes[2]
+    assert far.value == pytest.approx(near.value, rel=1e-5)
+
+
+def test_what_was_found_out_is_remembered_and_forgotten_with_the_version(tmp_path, monkeypatch):
+    path = _made(tmp_path, table())
+    first = Database.open(path, memory=1).ask(0.3)
+    seen = []
+    real = profile._Pass.run
+    monkeypatch.setattr(profile._Pass, "run", lambda self, p: seen.append(1) or real(self, p))
+    monkeypatch.setattr(sampled, "leave_one_out", lambda *a: seen.append(2))
+    again = Database.open(path, memory=1)
+    assert again.ask(0.3).value == first.value
+    assert again.ask(0.3).notes == first.notes
+    assert seen == []
+    again.compact()
+    monkeypatch.setattr(sampled, "leave_one_out", bandwidth.leave_one_out)
+    assert again.ask(0.3).value == pytest.approx(first.value)
+    assert seen == [1]
+
+
+def test_notes_of_many_versions_do_not_pile_up(tmp_path):
+    people = Database.create(tmp_path / "s", PEOPLE, "name", "income", memory=1)
+    for i in range(20):
+        people.append({"name": [f"p{i}"], "income": [i], "city": [None]})
+        assert people.ask(f"p{i}", normalizer="hard").value == i
+    assert len(list((tmp_path / "s" / "notes").glob("*.npz"))) == 16
+
+
+def test_damaged_notes_are_found_again(tmp_path):
+    path = _made(tmp_path, table(missing=False))
+    asked = {"score": "gaussian:1"}
+    first = Database.open(path, "vector", "value", memory=1).ask([0.0] * 6, **asked)
+    for note in (path / "notes").iterdir():
+        note.write_bytes(b"no note")
+    assert Database.open(path, "vector", "value", memory=1).ask([0.0] * 6, **asked).value == first.value
+
+
+# -- a life on disk -------------------------------------------------------------------------------------
+
+
+PEOPLE = {
+    "name": ["John Doe", "Jane Roe", "Li Mu"],
+    "income": [1000, 2000, None],
+    "city": ["Oslo", "Rome", "Oslo"],
+}
+
+
+def test_key_and_value_and_what_ask_does_are_remembered(tmp_path):
+    made = Database.create(
+        tmp_path / "s",
+        PEOPLE,
+        "name",
+        "income",
+        fold=False,
+        score="levenshtein",
+        normalizer="topk:1",
+        threshold=0.9,
+    )
+    back = Database.open(tmp_path / "s")
+    assert repr(back) == repr(made) == "Database(s: name → income, 3 rows, version 2)"
+    assert back.ask("John Doe").notes == made.ask("John Doe").notes
+    assert "compared by Levenshtein()" in back.ask("John Doe").notes
+    assert not back.ask("john doe").found
+    other = Database.open(tmp_path / "s", "city", "name")
+    assert other.ask("Rome").value == "Jane Roe"
+    assert other.score is None
+
+
+def test_rows_are_appended_deleted_and_old_versions_asked(tmp_path):
+    people = Database.create(tmp_path / "s", PEOPLE, "name", "income")
+    assert (len(people), people.version) == (2, 2)
+    assert people.append({"income": [9.0, 4.0], "city": ["Rome", None], "name": ["Ada", "Bo"]}) == 3
+    assert people.ask("ada").value == pytest.approx(9)
+    assert people.delete("city = 'Oslo'") == 2
+    assert people.ask("john doe").found is False
+    assert people.at(3).ask("john doe").value == pytest.approx(1000)
+    assert [(v.operation, v.rows) for v in people.versions()] == [
+        ("create", 0),
+        ("append", 3),
+        ("append", 5),
+        ("delete", 3),
+    ]
+    assert people.verify() == []
+    assert people.compact(keep=1) > 0
+    assert people.ask("ada").value == pytest.approx(9)
+    with pytest.raises(DataError, match="no version 3"):
+        people.at(3)
+
+
+def test_rows_come_from_files_and_from_iterators_as_one_version(tmp_path):
+    csv = tmp_path / "rows.csv"
+    csv.write_text("name,income\n" + "".join(f"p{i},{i}\n" for i in range(500)))
+    made = Database.create(tmp_path / "s", csv, "name", "income")
+    assert (len(made), made.version) == (500, 2)
+    made.append(iter([csv, {"name": ["q"], "income": [1]}]))
+    assert (len(made), made.version) == (1001, 3)
+    empty = Database.create(tmp_path / "empty", made.store.schema, "name", "income")
+    assert (len(empty), empty.version) == (0, 1)
+    with pytest.raises(DataError, match="no rows"):
+        empty.ask("p1")
+    empty.append(csv)
+    assert empty.ask("p7", normalizer="hard").value == 7.0
+
+
+def test_an_append_that_fails_half_way_leaves_the_store_as_it_was(tmp_path):
+    made = Database.create(tmp_path / "s", PEOPLE, "name", "income")
+    before = sorted(p.name for p in (tmp_path / "s").rglob("*"))
+    with pytest.raises(DataError, match="missing: city"):
+        made.append(iter([PEOPLE, {"name": ["x"], "income": [1]}]))
+    assert sorted(p.name for p in (tmp_path / "s").rglob("*")) == before
+    assert (len(made.store), made.version) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ({"key": "nmae"}, "Did you mean 'name'"),
+        ({"value": "salary"}, "no column 'salary'"),
+        ({"score": "cosin"}, "there is no score 'cosin'"),
+        ({"score": scores.Exact()}, "keeps names"),
+        ({"backend": "paper"}, "the backend is 'paper'"),
+        ({"memory": "much"}, "memory is 'much'"),
+        ({"source": "nowhere.csv"}, "there is no file"),
+        ({"source": {"name": ["a"], "income": [[["x"]]]}}, "can be neither compared nor averaged"),
+    ],
+)
+def test_a_store_that_cannot_be_made_leaves_nothing(tmp_path, how, sentence):
+    asked = {"source": PEOPLE, "key": "name", "value": "income"} | how
+    with pytest.raises((DataError, OptionError), match=sentence):
+        Database.create(tmp_path / "s", **asked)
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_source_whose_later_rows_do_not_fit_leaves_no_store(tmp_path):
+    with pytest.raises(DataError, match="do not fit"):
+        Database.create(tmp_path / "s", iter([PEOPLE, {**PEOPLE, "income": ["x"] * 3}]), "name", "income")
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_table_without_key_or_a_bare_store_asks_for_the_names(tmp_path):
+    from qkv import store
+
+    with pytest.raises(DataError, match="Name key and value"):
+        Database.open(PEOPLE)
+    store.create(tmp_path / "bare", pa.schema({"a": pa.string()}))
+    with pytest.raises(DataError, match="does not say which column is the key"):
+        Database.open(tmp_path / "bare")
+
+
+def test_what_one_process_writes_another_sees_without_restart(tmp_path):
+    people = Database.create(tmp_path / "s", PEOPLE, "name", "income")
+    code = (
+        "import sys; from qkv import Database; "
+        "Database.open(sys.argv[1]).append({'name': ['Ada'], 'income': [7.0], 'city': ['Bonn']})"
+    )
+    src = str(Path(__file__).parents[2] / "src")
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "s")], check=True, env={"PYTHONPATH": src})
+    assert not people.ask("Ada").found
+    assert people.refresh()
+    assert people.ask("Ada").value == pytest.approx(7)
+
+
+def test_an_answer_stays_readable_when_its_store_goes_on(tmp_path):
+    path = _made(tmp_path, table())
+    far = Database.open(path, memory=1)
+    answer, records = far.ask(0.3), [row.record for row in far.ask(0.3).rows]
+    far.delete("true")
+    far.compact(keep=1)
+    assert [row.record for row in answer.rows] == records
+    with pytest.raises(DataError, match="no rows"):
+        far.ask(0.3)
+
+
+def test_tiles_of_their_real_size_answer_as_in_memory(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    draw = np.random.default_rng(0)
+    keys = draw.standard_normal((400_000, 4)).astype(np.float32)
+    rows = {"k": keys, "v": (1000 + np.sin(keys[:, 0])).astype(np.float32), "x": keys[:, 1]}
+    Database.create(tmp_path / "s", rows, "k", "v")
+    asked = [[0.1, 0.2, 0.3, 0.4], [3.0, 3.0, 3.0, 3.0]]
+    for key, queries, how in (
+        ("k", asked, {}),
+        ("k", asked[0], {"score": "gaussian:0.3"}),
+        ("k", asked, {"score": "gaussian:0.3"}),
+        ("k", asked[1], {"score": "dot"}),
+        ("x", 0.25, {"score": "gaussian:0.01", "threshold": 1.0}),
+    ):
+        near, far = (each.ask(queries, **how) for each in both(tmp_path / "s", key, "v"))
+        for one, other in zip([near] if near.single else near, [far] if far.single else far, strict=True):
+            assert other.value == pytest.approx(one.value, rel=1e-7)
+            assert other.spread == pytest.approx(one.spread, rel=1e-4)
+            assert other.support == pytest.approx(one.support, rel=1e-4)
+            assert [row.index for row in other.rows] == [row.index for row in one.rows]
+
+
+def test_a_picture_of_a_streamed_answer_is_drawn(folder, tmp_path, monkeypatch):
+    from qkv.look.picture import save
+
+    monkeypatch.undo()
+    far = Database.open(folder, "x", "value", memory=1)
+    save(far, far.ask(0.3), tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 5000
+
+
+def test_memory_of_a_query_does_not_grow_with_the_rows(tmp_path, monkeypatch):
+    import tracemalloc
+
+    monkeypatch.undo()
+    peaks = []
+    for rows in (300_000, 1_200_000):
+        keys = np.random.default_rng(0).standard_normal((rows, 4)).astype(np.float32)
+        made = pa.table(
+            {"k": pa.FixedSizeListArray.from_arrays(pa.array(keys.reshape(-1)), 4), "v": keys[:, 0]}
+        )
+        store = Database.create(tmp_path / str(rows), made, "k", "v", memory="1 MiB")
+        store.ask([0.0] * 4, score="gaussian:1")
+        tracemalloc.start()
+        store.ask([0.1] * 4, score="gaussian:1")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]

@@ -1,0 +1,203 @@
+"""A Lance dataset: the contract, what Lance does not do by itself (sync, heal), and what it cannot."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+if importlib.util.find_spec("lance") is None:
+    pytest.skip("pylance is not installed", allow_module_level=True)
+
+from qkv import store as stores
+from qkv.errors import DamagedStoreError
+from qkv.testing.stores import StoreContract, ids_of, numbered
+
+from .crashes import WRITER, check_crash
+
+
+class TestLanceStore(StoreContract):
+    backend = "lance"
+
+    def test_a_reader_reads_on_while_the_store_is_compacted_under_it(self, path: Path) -> None:
+        """Lance's files are opened when they are read: such a reader is told to refresh."""
+        made = self.made(path, (0, 5000), (5000, 6000))
+        reader = stores.open(path)
+        made.delete(lambda table: table.column("id").to_numpy() < 5000)
+        made.compact()
+        assert ids_of(reader) == list(range(6000))
+        made.compact(keep=1)
+        with pytest.raises(DamagedStoreError, match="refresh"):
+            ids_of(reader)
+        assert reader.refresh()
+        assert ids_of(reader) == list(range(5000, 6000))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def made(path: Path, blocks: int = 3) -> stores.Store:
+    store = stores.create(path, numbered(0, 1).schema, backend="lance")
+    for i in range(blocks):
+        store.append(numbered(10 * i, 10 * i + 10))
+    return store
+
+
+def newest_manifest(path: Path) -> Path:
+    """Names count down."""
+    return min((path / "_versions").glob("*.manifest"), key=lambda file: int(file.stem))
+
+
+@pytest.mark.parametrize("size", [0, 10])
+def test_a_newest_manifest_without_its_bytes_is_set_aside_with_a_warning(path: Path, size: int) -> None:
+    made(path)
+    os.truncate(newest_manifest(path), size)
+    with pytest.warns(UserWarning, match=r"version 4 cannot be read.* set aside"):
+        healed = stores.open(path)
+    assert ids_of(healed) == list(range(20))
+    assert healed.version == 3
+    healed.append(numbered(20, 25))
+    again = stores.open(path)
+    assert ids_of(again) == list(range(25))
+    assert again.version == 4
+
+
+def test_a_store_none_of_whose_manifests_can_be_read_says_so(path: Path) -> None:
+    made(path, 1)
+    for manifest in (path / "_versions").glob("*.manifest"):
+        os.truncate(manifest, 0)
+    with pytest.raises(DamagedStoreError, match="no manifest of its 2 versions"):
+        stores.open(path)
+
+
+@pytest.mark.parametrize("operation", ["append", "delete", "compact"])
+def test_rows_are_synced_before_their_manifest_and_it_before_the_write_returns(
+    path: Path, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = made(path)
+    before = {file for file in path.rglob("*") if file.is_file()}
+    synced: list[tuple[str, int]] = []
+    real = os.fsync
+
+    def watched(handle: int) -> None:
+        synced.append((os.readlink(f"/proc/self/fd/{handle}"), len(list((path / "_versions").iterdir()))))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    versions = len(list((path / "_versions").iterdir()))
+    {
+        "append": lambda: store.append(numbered(30, 40)),
+        "delete": lambda: store.delete(lambda table: table.column("id").to_numpy() % 3 == 0),
+        "compact": lambda: store.compact(),
+    }[operation]()
+    new = {file for file in path.rglob("*") if file.is_file()} - before
+    names = {name for name, _ in synced}
+    assert {str(file) for file in new} <= names
+    assert {str(path / "_versions"), str(path / "_transactions"), str(path)} <= names
+    rows = [count for name, count in synced if "/data/" in name or "/_deletions/" in name]
+    assert rows
+    assert max(rows) == versions, "a file of rows was synced after the manifest that names it"
+
+
+def test_files_that_are_missing_or_cut_off_are_named_and_the_rest_is_read(path: Path) -> None:
+    made(path)
+    first, second, _ = sorted((path / "data").iterdir(), key=lambda file: file.stat().st_mtime_ns)
+    size = first.stat().st_size
+    os.truncate(first, size - 8)
+    second.unlink()
+    with pytest.raises(DamagedStoreError) as caught:
+        stores.open(path)
+    assert f"{first.name}: cut off at {size - 8:,} of {size:,} bytes (10 rows)" in str(caught.value)
+    assert f"{second.name}: missing" in str(caught.value)
+    rest = stores.open(path, damaged="skip")
+    assert ids_of(rest) == list(range(20, 30))
+    assert rest.take(np.array([1, 3]), ["id"]).column("id").to_pylist() == [21, 23]
+    assert [damage.rows for damage in rest.verify()] == [10, 10]
+
+
+def test_a_dataset_that_others_wrote_is_a_store_too(path: Path) -> None:
+    import lance
+
+    lance.write_dataset(numbered(0, 5), str(path))
+    lance.write_dataset(numbered(5, 9), str(path), mode="append")
+    store = stores.open(path)
+    assert ids_of(store) == list(range(9))
+    assert store.metadata == {}
+    store.delete(lambda table: table.column("id").to_numpy() == 3)
+    assert lance.dataset(str(path)).count_rows() == 8
+
+
+def test_without_pylance_the_extra_is_named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from qkv.errors import MissingPackageError
+
+    monkeypatch.setitem(sys.modules, "lance", None)
+    with pytest.raises(MissingPackageError, match=r'pip install "qkv\[lance\]"'):
+        made(path)
+    assert not path.exists()
+
+
+def test_a_database_of_lance_is_streamed_as_it_is_asked_in_memory(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qkv.database import Database
+    from qkv.store import pieces
+
+    monkeypatch.setattr(pieces, "BYTES", 4000)
+    draw = np.random.default_rng(0)
+    rows = {"x": draw.standard_normal(800), "v": draw.standard_normal((800, 4)).astype(np.float32)}
+    rows["y"] = np.sin(3 * rows["x"])
+    people = Database.create(path, rows, "x", "y", backend="lance")
+    people.delete("x < -1")
+    assert people.delete("y > 2") == 0
+    for key, query in (("x", 0.4), ("v", [0.1, 0.2, 0.3, 0.4])):
+        near, far = Database.open(path, key, "y"), Database.open(path, key, "y", memory=1)
+        for how in ({}, {"where": "y > 0", "normalizer": "softmax"}):
+            one, other = near.ask(query, **how), far.ask(query, **how)
+            assert other.value == pytest.approx(one.value, rel=1e-5)
+            assert [row.record for row in other.rows] == [row.record for row in one.rows]
+            assert "streamed over" in str(other.plan)
+
+
+def test_writers_in_two_processes_lose_no_row(path: Path) -> None:
+    made(path, 0)
+    writers = [
+        subprocess.Popen([sys.executable, str(WRITER), "append", str(path), str(start), "4"])
+        for start in (0, 1_000_000)
+    ]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    found = ids_of(stores.open(path))
+    assert sorted(found) == sorted(start + i for start in (0, 1_000_000) for i in range(4 * 7))
+    assert stores.open(path).version == 9
+
+
+def test_a_full_disk_is_said_so_and_loses_nothing(path: Path) -> None:
+    """A limit on the size of a file stands for the disk; in a process of its own, which it binds."""
+    made(path)
+    before = sorted(str(p) for p in path.rglob("*"))
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "from qkv import store as stores; from qkv.errors import StoreFullError\n"
+        "from qkv.testing.stores import numbered\n"
+        "store = stores.open(sys.argv[1]); resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        "try: store.append(numbered(30, 9000))\n"
+        "except StoreFullError: sys.exit(7)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, str(path)]).returncode == 7
+    assert sorted(str(p) for p in path.rglob("*")) == before
+    assert ids_of(stores.open(path)) == list(range(30))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_writer_killed_at_any_moment_loses_no_row_that_it_acknowledged(path: Path, seed: int) -> None:
+    check_crash(path, seed, "lance")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4, 50))
+def test_a_writer_killed_at_many_moments_loses_no_row(path: Path, seed: int) -> None:
+    check_crash(path, seed, "lance")
