@@ -14,9 +14,8 @@ def main(folder: Path) -> None:
     for name in qkv.__all__:
         getattr(qkv, name)
     pdoc.render.configure(docformat="google", math=True)
-    pdoc.pdoc(
-        "qkv", "qkv.engine", "qkv.database", "qkv.join", "qkv.search", "qkv.testing", output_directory=folder
-    )
+    names = ("qkv", "qkv.engine", "qkv.database", "qkv.join", "qkv.search", "qkv.testing")
+    pdoc.pdoc(*names, output_directory=folder)
     print(f"open {folder / 'index.html'}")
 
 

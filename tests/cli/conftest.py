@@ -40,6 +40,7 @@ def _qkv(capfd, monkeypatch):
     monkeypatch.chdir(EXAMPLES)
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
 
     def call(*arguments):
         code = run(list(arguments))
