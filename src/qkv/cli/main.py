@@ -69,7 +69,7 @@ def _qkv(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
     ] = False,
 ) -> None:
-    """Attention as a query engine: ask a table, see how a call would run, or where a model looks."""
+    """Attention as a query engine: ask tables, search texts, join rows, see where a model looks."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
