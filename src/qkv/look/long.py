@@ -103,6 +103,22 @@ class LongMap:
         )
         return cls(ready, total, _numpy(mean), _numpy(largest))
 
+    @classmethod
+    def recorded(cls, seen: Any, head: int, element: int = 0) -> LongMap:
+        """A head of a model, from a call that was recorded with `keep=True` and both pooled maps.
+
+        Args:
+            seen: of `qkv.interop.record(model, [PooledMap(size), PooledMap(size, "max")], keep=True)`.
+            head, element: which.
+        """
+        mean, largest = (readout[element, head] for readout in seen.readouts)
+        call, total = seen.kept.call.at_head(head), seen.kept.log_sum_exp[element, head]
+        options = {name: call.options[name] for name in ("score", "mask", "positions")}
+        ready = make_ready(
+            call.query, call.key, call.value, normalizer=call.options["normalizer"] or Softmax(), **options
+        ).at((element,))
+        return cls(ready, total, _numpy(mean), _numpy(largest))
+
     @staticmethod
     def needs(q: int, k: int, width: int, *, size: int | None = None, library: str = "torch") -> int:
         """Bytes that `of` will allocate beside query and key, as the plan predicts them."""

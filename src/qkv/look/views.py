@@ -23,12 +23,20 @@ class Side:
         pieces: what each adds to its word.
         words: the number of the word that each belongs to; −1: none.
         special: which are the model's own, such as [CLS].
+        numbered: the words are numbers, 0 and up, which need not be sent.
     """
 
     tokens: tuple[str, ...]
     pieces: tuple[str, ...]
     words: tuple[int, ...]
     special: tuple[bool, ...]
+    numbered: bool = False
+
+    @classmethod
+    def numbers(cls, count: int) -> Side:
+        """Words that are nothing but their numbers."""
+        names = tuple(map(str, range(count)))
+        return cls(names, names, tuple(range(count)), (False,) * count, numbered=True)
 
     @classmethod
     def of(cls, tokens: Sequence[str]) -> Side:
@@ -38,6 +46,8 @@ class Side:
 
     def meta(self) -> dict[str, Any]:
         """As the page reads it."""
+        if self.numbered:
+            return {"count": len(self.tokens)}
         return {name: list(getattr(self, name)) for name in ("tokens", "pieces", "words", "special")}
 
 
@@ -78,6 +88,7 @@ class View:
         keys: the words across; None: the same.
         layers: maps, layer by layer.
         roles: of heads, by (layer, head).
+        steps: queries are generated one after the other: the page goes through them step by step.
     """
 
     name: str
@@ -87,6 +98,7 @@ class View:
     keys: Side | None
     layers: tuple[Layer, ...]
     roles: dict[tuple[int, int], tuple[Role, ...]] = field(default_factory=dict)
+    steps: bool = False
 
     @classmethod
     def of(
@@ -145,6 +157,7 @@ class View:
             "keys": None if self.keys is None else self.keys.meta(),
             "layers": [{"name": layer.name, "heads": list(layer.heads)} for layer in self.layers],
             "scales": [[float(f"{scale:.6g}") for scale in layer.scales] for layer in self.layers],
+            "steps": self.steps,
             "roles": {
                 f"{layer},{head}": [
                     {"role": role.role, "score": role.score, "baseline": role.baseline} for role in roles

@@ -17,7 +17,7 @@ const KEYS =
 
 /** @param {{model: any, el: HTMLElement}} given */
 function render({ model, el }) {
-  const meta = model.get("meta");
+  const meta = filled(model.get("meta"));
   const source = model.get("source") || fromKernel(model);
   const linked = model.get("linked") === true;
   const asked = new URLSearchParams(linked ? location.hash.slice(1) : "");
@@ -148,7 +148,10 @@ function render({ model, el }) {
   }));
   const name = () => `attention-${state.layer}-${state.head}`;
   const savers = /** @type {("png" | "svg" | "json")[]} */ (["png", "svg", "json"]).map((kind) =>
-    make("button", { text: kind.toUpperCase(), "aria-label": `save as ${kind.toUpperCase()}`, onclick: () => save(first, name(), kind) }));
+    make("button", {
+      text: kind.toUpperCase(), "aria-label": `save as ${kind.toUpperCase()}`,
+      onclick: () => save(first, name(), kind).catch((error) => say(error.message)),
+    }));
   controls.append(
     ...(views.length > 1 ? [
       choice("text", views, String(state.view), (value) => { state.view = Number(value); restart(); }),
@@ -166,6 +169,18 @@ function render({ model, el }) {
     ]),
   );
   restart();
+}
+
+/** The words of sides that are numbers alone, which are not sent.
+ *  @param {any} meta */
+function filled(meta) {
+  const side = (/** @type {any} */ given) => {
+    if (!given || given.count === undefined) return given;
+    const tokens = Array.from({ length: given.count }, (_, i) => String(i));
+    return { tokens, pieces: tokens, words: tokens.map(Number), special: tokens.map(() => false) };
+  };
+  const views = meta.views.map((/** @type {any} */ view) => ({ ...view, queries: side(view.queries), keys: side(view.keys) }));
+  return { ...meta, views };
 }
 
 export default { render };

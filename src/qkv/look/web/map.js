@@ -64,10 +64,11 @@ export class MapView {
     if (this.sheet) this.part = [0, 0, this.sheet.rows, this.sheet.columns];
   }
 
-  /** Put the cursor on a pair.
-   *  @param {number} row @param {number} column */
-  point(row, column) {
+  /** Put the cursor on a pair; `follow`: bring it into sight.
+   *  @param {number} row @param {number} column @param {boolean} [follow] */
+  point(row, column, follow = false) {
     this.cursor = [row, column];
+    if (follow) this.#follow();
     this.draw();
   }
 
@@ -113,6 +114,7 @@ export class MapView {
     pen.drawImage(sheetCanvas, box.x, box.y, box.width, box.height);
     this.#axes(pen, sheet);
     this.#cursor(pen);
+    canvas.dataset.part = part.join(",");
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
   }
 
@@ -152,10 +154,11 @@ export class MapView {
   #cursor(pen) {
     const { box, part } = this;
     const [row, column] = this.cursor;
-    const y = box.y + ((row - part[0]) / part[2]) * box.height;
-    const x = box.x + ((column - part[1]) / part[3]) * box.width;
-    const high = Math.max(2, box.height / part[2]);
-    const wide = Math.max(2, box.width / part[3]);
+    // Around a small spot, not over it.
+    const high = Math.max(9, box.height / part[2]);
+    const wide = Math.max(9, box.width / part[3]);
+    const y = box.y + ((row + 0.5 - part[0]) / part[2]) * box.height - high / 2;
+    const x = box.x + ((column + 0.5 - part[1]) / part[3]) * box.width - wide / 2;
     pen.save();
     pen.beginPath();
     pen.rect(box.x, box.y, box.width, box.height);
@@ -244,10 +247,14 @@ export class MapView {
   #typed(event) {
     if (!this.sheet) return;
     const [row, column] = this.cursor;
-    const step = event.shiftKey ? 10 : 1;
+    const { box, part } = this;
+    // Where a spot of the screen is many tokens, a step is a spot.
+    const times = event.shiftKey ? 10 : 1;
+    const down = times * Math.max(1, Math.round(part[2] / box.height));
+    const across = times * Math.max(1, Math.round(part[3] / box.width));
     /** @type {Record<string, [number, number]>} */
     const moves = {
-      ArrowUp: [-step, 0], ArrowDown: [step, 0], ArrowLeft: [0, -step], ArrowRight: [0, step],
+      ArrowUp: [-down, 0], ArrowDown: [down, 0], ArrowLeft: [0, -across], ArrowRight: [0, across],
     };
     if (moves[event.key]) {
       const next = /** @type {[number, number]} */ ([
@@ -269,10 +276,13 @@ export class MapView {
   #follow() {
     for (const axis of [0, 1]) {
       const at = this.cursor[axis];
-      if (at < this.part[axis]) this.part[axis] = at;
-      if (at >= this.part[axis] + this.part[axis + 2]) this.part[axis] = at - this.part[axis + 2] + 1;
+      const [first, length] = [this.part[axis], this.part[axis + 2]];
+      if (at >= first && at < first + length) continue;
+      // A step past the edge moves on by that step; a leap lands in the middle.
+      if (at < first - length || at >= first + 2 * length) this.part[axis] = at - Math.floor(length / 2);
+      else this.part[axis] = at < first ? at : at - length + 1;
     }
-    this.draw();
+    this.#keepInside();
   }
 }
 

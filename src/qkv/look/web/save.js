@@ -3,6 +3,9 @@
 import { download } from "./dom.js";
 import { shade } from "./colour.js";
 
+/** Weights in a JSON file at most. */
+const MOST = 1_000_000;
+
 /** @param {import("./detail.js").Detail} detail @param {string} name of the file, without its ending
  *  @param {"png" | "svg" | "json"} kind */
 export async function save(detail, name, kind) {
@@ -65,6 +68,9 @@ ${words.join("\n")}
 export function json(detail) {
   const sheet = /** @type {import("./map.js").Sheet} */ (detail.map.sheet);
   const [top, left, rows, columns] = detail.matrix ? [0, 0, sheet.rows, sheet.columns] : detail.map.part;
+  if (rows * columns > MOST) {
+    throw new Error(`${rows} × ${columns} weights are too many for a file: zoom in to ${MOST.toLocaleString("en")} or fewer.`);
+  }
   const range = (/** @type {number} */ first, /** @type {number} */ count) => Array.from({ length: count }, (_, i) => first + i);
   return JSON.stringify({
     title: detail.title.textContent,
