@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from qkv.errors import ShapeError
+from qkv.errors import DataError, ShapeError
 from qkv.look.codes import codes_of, thumbs_of, weights_of
 
 __all__ = ["Layer", "Role", "Side", "View"]
@@ -133,6 +133,47 @@ class View:
         names = layers or [f"layer {i}" for i in range(shape[0])]
         made = tuple(Layer.of(named, one) for named, one in zip(names, weights, strict=True))
         return cls(name, model, "self" if across is None else "cross", down, across, made)
+
+    @classmethod
+    def recorded(
+        cls,
+        record: Any,
+        queries: Sequence[str] | Side,
+        keys: Sequence[str] | Side | None = None,
+        *,
+        kind: str = "self",
+        element: int = 0,
+        name: str = "attention",
+        model: str = "",
+    ) -> View:
+        """From what `qkv.interop.record(model, [Dense()])` saw of a model.
+
+        Args:
+            record: what was seen; the last call of each layer counts.
+            queries, keys: the words; keys None: the same.
+            kind: `"self"`, or `"cross"`: layers of this kind.
+            element: of the batch.
+            name, model: what it is called.
+
+        Raises:
+            ShapeError: the weights do not fit the words.
+            DataError: no layer of that kind was seen, or its weights were not.
+        """
+        last = [calls[-1] for calls in record.layers.values() if calls[-1].kind == kind]
+        maps = [
+            readout[element]
+            for seen in last
+            for readout in seen.readouts[:1]
+            if np.shape(readout)[-2:] == (seen.queries, seen.keys)
+        ]
+        if not maps or len(maps) < len(last):
+            raise DataError(
+                f"no weights of all pairs of {kind}-attention were recorded. Record with "
+                "record(model, [Dense()]), and run the model within."
+            )
+        view = cls.of(maps[0][None], queries, keys, name=name, model=model)
+        layers = tuple(Layer.of(f"layer {i}", weights) for i, weights in enumerate(maps))
+        return replace(view, layers=layers)
 
     def weights(self, layer: int, head: int) -> np.ndarray:
         """The weights of a head as they are shown, `(queries, keys)`."""
