@@ -29,6 +29,7 @@ CLAIMS = (
     "start_up",
     "model",
     "decode",
+    "look",
 )
 """All claims, in the order of the page. Each is a file of this name."""
 

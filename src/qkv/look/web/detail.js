@@ -147,6 +147,9 @@ export class Detail {
     const sheet = this.sheet;
     const names = this.names;
     if (!sheet || !names) return;
+    // Another text may be on its way, and its place is not one of this.
+    row = Math.max(0, Math.min(sheet.rows - 1, row));
+    column = Math.max(0, Math.min(sheet.columns - 1, column));
     const other = row !== this.query;
     this.query = row;
     this.key = column;
