@@ -241,13 +241,19 @@ def _view(
 ) -> View:
     layers = [Layer.of(f"layer {i}", weights) for i, (_, weights) in enumerate(maps)]
     same = len({weights.shape for _, weights in maps}) == 1
+    note = ""
     if together and kind == "self" and same:
         stacked = np.stack([weights for _, weights in maps])
         extra = {"mean": stacked.mean(axis=(0, 1)), "rollout": rollout(stacked)}
         if len(side.tokens) <= _MOST_FLOW:
             extra["flow"] = flow(stacked)
+        else:
+            note = (
+                f"flow is left out: it is a maximum flow for each pair of tokens, and there are more than "
+                f"{_MOST_FLOW} tokens"
+            )
         layers.append(Layer.of("together", np.stack(list(extra.values())), list(extra)))
-    return View(name, model, kind, side, None, tuple(layers))
+    return View(name, model, kind, side, None, tuple(layers), note=note)
 
 
 def side_of(tokenizer: Any, encoded: Any) -> Side:

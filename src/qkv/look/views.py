@@ -89,6 +89,7 @@ class View:
         layers: maps, layer by layer.
         roles: of heads, by (layer, head).
         steps: queries are generated one after the other: the page goes through them step by step.
+        note: what a reader must know of these maps.
     """
 
     name: str
@@ -99,6 +100,7 @@ class View:
     layers: tuple[Layer, ...]
     roles: dict[tuple[int, int], tuple[Role, ...]] = field(default_factory=dict)
     steps: bool = False
+    note: str = ""
 
     @classmethod
     def of(
@@ -199,6 +201,7 @@ class View:
             "layers": [{"name": layer.name, "heads": list(layer.heads)} for layer in self.layers],
             "scales": [[float(f"{scale:.6g}") for scale in layer.scales] for layer in self.layers],
             "steps": self.steps,
+            "note": self.note,
             "roles": {
                 f"{layer},{head}": [
                     {"role": role.role, "score": role.score, "baseline": role.baseline} for role in roles

@@ -20,6 +20,7 @@ const TOP = 10;
  *  @property {{name: string, heads: string[]}[]} layers
  *  @property {number[][]} scales the largest weight of each head
  *  @property {Record<string, {role: string, score: number, baseline: number}[]>} roles by "layer,head"
+ *  @property {string} [note] what a reader must know of these maps
  *  @property {boolean} [steps] queries were generated one after the other
  *  @property {number} [levels] of a long map: the coarsest level, which is one tile
  *  @property {number} [base] the level of its overview @property {[number, number]} [overview] its cells */

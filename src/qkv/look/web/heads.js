@@ -53,12 +53,13 @@ function render({ model, el }) {
   const second = new Detail(source, () => {}, (text) => say(text));
   const overview = new Overview((l, h) => go(l, h));
   const status = make("div", { class: "status", role: "status" });
+  const note = make("p", { class: "hint" });
   const details = make("div", { class: "details" }, [first.element, second.element]);
   const controls = make("div", { class: "controls" });
   el.replaceChildren(
     make("div", { class: "head" }, [make("h1", { text: meta.title }), controls]),
     make("div", { class: "body" }, [
-      make("nav", { "aria-label": "heads" }, [overview.element, make("p", { class: "hint", text: KEYS })]), details,
+      make("nav", { "aria-label": "heads" }, [overview.element, note, make("p", { class: "hint", text: KEYS })]), details,
     ]),
     status,
   );
@@ -110,6 +111,8 @@ function render({ model, el }) {
   async function restart() {
     const view = meta.views[state.view];
     el.dataset.theme = state.dark ? "dark" : "light";
+    note.textContent = view.note || "";
+    note.hidden = !view.note;
     state.layer = Math.min(state.layer, view.layers.length - 1);
     state.head = Math.min(state.head, view.layers[state.layer].heads.length - 1);
     overview.build(view.layers, (l, h) => {

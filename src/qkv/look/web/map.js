@@ -289,9 +289,15 @@ export class MapView {
 /** Which places get a name: every n-th, so that names do not touch.
  *  @param {number} first @param {number} count @param {number} pixels */
 export function ticks(first, count, pixels) {
-  const each = Math.max(1, Math.ceil((count * LABEL) / pixels));
+  const each = round(Math.max(1, Math.ceil((count * LABEL) / pixels)));
   const start = Math.ceil(first / each) * each;
   return Array.from({ length: Math.max(0, Math.ceil((first + count - start) / each)) }, (_, i) => start + i * each);
+}
+
+/** The next of 10, 20, 50, 100 …; numbers below 10 are themselves. @param {number} step */
+function round(step) {
+  const power = 10 ** Math.floor(Math.log10(step));
+  return step < 10 ? step : power * (step <= power ? 1 : step <= 2 * power ? 2 : step <= 5 * power ? 5 : 10);
 }
 
 /** @param {string} text @param {number} [most] */

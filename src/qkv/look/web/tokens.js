@@ -68,6 +68,14 @@ export class Tokens {
     child?.setAttribute("aria-selected", "true");
     child?.setAttribute("tabindex", "0");
     if (focused) child?.focus();
+    // Within the row of words alone: the page itself stays where it is.
+    const { element } = this;
+    if (child && element.scrollHeight > element.clientHeight) {
+      const top = child.offsetTop - element.offsetTop;
+      if (top < element.scrollTop || top + child.offsetHeight > element.scrollTop + element.clientHeight) {
+        element.scrollTop = top - element.clientHeight / 2;
+      }
+    }
   }
 
   /** Mark the words that hold a text; how many.
