@@ -43,7 +43,7 @@ def everything():
             known(),
             View.of(rng.dirichlet(np.ones(6), (3, 5, 6)), evil, name="<script>alert(2)</script>"),
             cross(),
-            arrays_view(rows, rows, name="long"),
+            arrays_view(rows, rows, name="<img src=x onerror=alert(3)>.npy"),
             View.of(np.ones((1, 1, 1, 1)), ["alone"], name="one"),
             View.of(rng.dirichlet(np.full(300, 0.1), (2, 2, 300)), middle, name="middle"),
         ],
