@@ -1,7 +1,7 @@
 // One map on a canvas: queries down, keys across; hover, a cursor for the keyboard, zoom and pan.
 
 import { make } from "./dom.js";
-import { shade } from "./colour.js";
+import { pixels } from "./colour.js";
 
 /** What a map is drawn from; a matrix in memory, or tiles that come when they are wanted.
  *  @typedef {Object} Sheet
@@ -103,11 +103,7 @@ export class MapView {
     const high = Math.max(1, Math.min(part[2], Math.floor(box.height * ratio)));
     const wide = Math.max(1, Math.min(part[3], Math.floor(box.width * ratio)));
     const spots = sheet.spots(part, high, wide, this.how);
-    const image = new ImageData(wide, high);
-    for (let i = 0; i < spots.length; i++) {
-      const colour = 4 * Math.round(255 * shade(spots[i], sheet.most, this.scale));
-      image.data.set(this.table.subarray(colour, colour + 4), 4 * i);
-    }
+    const image = pixels(spots, wide, sheet.most, this.scale, this.table);
     const sheetCanvas = new OffscreenCanvas(wide, high);
     /** @type {OffscreenCanvasRenderingContext2D} */ (sheetCanvas.getContext("2d")).putImageData(image, 0, 0);
     pen.imageSmoothingEnabled = false;
