@@ -245,10 +245,19 @@ def test_twelve_by_twelve_heads_at_512_tokens_take_less_than_a_thousand_nodes_an
 
 
 def test_axe_finds_no_serious_violation(opened, served):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     page = opened(served)
     page.get_by_label("beside it").select_option("1")
     page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
+    no_serious_violation(page)
+
+
+def test_axe_finds_no_serious_violation_in_steps_of_generation(opened):
+    with running(Served(page=Page.of(cross(), "steps"))) as address:
+        no_serious_violation(opened(address))
+
+
+def no_serious_violation(page):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     for dark in (False, True):
         page.get_by_label("dark").set_checked(dark)
         found = axe.Axe().run(page).response["violations"]
