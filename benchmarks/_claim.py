@@ -30,6 +30,7 @@ CLAIMS = (
     "model",
     "decode",
     "stored",
+    "look",
 )
 """All claims, in the order of the page. Each is a file of this name."""
 

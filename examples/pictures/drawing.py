@@ -1,7 +1,5 @@
 """Drawn: what each wording looks at and how much, the weighted mean of it, and what it finds."""
 
-import os
-import tempfile
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -9,12 +7,10 @@ from typing import Any
 import numpy as np
 
 from examples.pictures.learning import Album, Found
-from qkv.errors import DataError, MissingPackageError
+from qkv.look.figure import INK, new_figure, save_figure, target_of
 
 __all__ = ["check", "save"]
 
-_INK = "#2b303a"
-_FORMATS = (".png", ".svg", ".pdf")
 _LOOKED, _FOUND = 7, 6
 
 
@@ -25,10 +21,7 @@ def check(path: Path) -> None:
         DataError: the name ends otherwise than in .png, .svg or .pdf, or the folder is not there.
         MissingPackageError: matplotlib is not installed.
     """
-    if path.suffix.lower() not in _FORMATS:
-        raise DataError(f"the picture {path.name!r} ends in none of {', '.join(_FORMATS)}. Rename it.")
-    if not path.parent.is_dir():
-        raise DataError(f"there is no folder {str(path.parent)!r} for the picture. Make it first.")
+    target_of(path)
     _figure(1)
 
 
@@ -45,7 +38,7 @@ def save(path: Path, album: Album, found: Found) -> None:
         mean = weights @ album.pictures.numpy()
         _image(row[0], mean, "weighted mean", frame="#3b6ea8")
         row[0].set_ylabel(
-            text, rotation=0, ha="right", va="center", color=_INK, fontsize=11, fontweight="bold"
+            text, rotation=0, ha="right", va="center", color=INK, fontsize=11, fontweight="bold"
         )
         for axes, at in zip(row[1:], np.argsort(-weights)[:_LOOKED], strict=False):
             caption = album.wordings.texts[int(album.captions[at])]
@@ -57,8 +50,8 @@ def save(path: Path, album: Album, found: Found) -> None:
         (1, "looked at: weight and caption"),
         (1 + _LOOKED, "found, no caption"),
     ):
-        cells[0, at].set_title(title, loc="left", fontsize=10, color=_INK, fontweight="bold")
-    _write(path, figure)
+        cells[0, at].set_title(title, loc="left", fontsize=10, color=INK, fontweight="bold")
+    save_figure(figure, path)
 
 
 def _image(axes: Any, picture: np.ndarray, said: str, frame: str = "#b8bec6") -> None:
@@ -66,39 +59,10 @@ def _image(axes: Any, picture: np.ndarray, said: str, frame: str = "#b8bec6") ->
     axes.set_xticks([])
     axes.set_yticks([])
     lines = [part for line in said.split("\n") for part in textwrap.wrap(line, 18)]
-    axes.set_xlabel("\n".join(lines), fontsize=6, color=_INK)
+    axes.set_xlabel("\n".join(lines), fontsize=6, color=INK)
     for side in axes.spines.values():
         side.set_color(frame)
 
 
 def _figure(rows: int) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingPackageError(
-            'a picture needs matplotlib, which is not installed. Run: pip install "qkv[look]"'
-        ) from None
-    # Not pyplot: no window system is looked for, and no figure is kept alive.
-    size = (2.2 + 1.15 * (1 + _LOOKED + _FOUND), 0.5 + 1.5 * rows)
-    return Figure(figsize=size, dpi=110, layout="constrained", facecolor="white")
-
-
-def _write(target: Path, figure: Any) -> None:
-    partial = None
-    try:
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-        partial = Path(name)
-        with os.fdopen(descriptor, "wb") as stream:
-            figure.savefig(stream, format=target.suffix[1:].lower())
-        # mkstemp makes private files; a picture is as readable as any other new file.
-        mask = os.umask(0)
-        os.umask(mask)
-        partial.chmod(0o666 & ~mask)
-        partial.replace(target)
-    except OSError as error:
-        raise DataError(
-            f"the picture {str(target)!r} cannot be written: {error.strerror}. Choose another place."
-        ) from None
-    finally:
-        if partial is not None:
-            partial.unlink(missing_ok=True)
+    return new_figure((2.2 + 1.15 * (1 + _LOOKED + _FOUND), 0.5 + 1.5 * rows), dpi=110)

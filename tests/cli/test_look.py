@@ -1,11 +1,14 @@
 """`qkv look` and `qkv roles` as a user runs them."""
 
+import json
 import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 
+import numpy as np
 import pytest
 
 from .conftest import ROOT, command
@@ -51,6 +54,11 @@ def test_a_file_with_everything_is_written(qkv, tmp_path):
         (["--text", "x", "--terminal", "--layer", "7"], "no layer 7"),
         (["--text", " ", "--terminal"], "a text is empty"),
         (["--text", "word " * 600, "--terminal"], "takes 512"),
+        (["--text", "x", "--arrays", "a.npy", "b.npy"], "in place of a text"),
+        (["--arrays", "none.npy", "none.npy", "--export", "a.html"], "shown in tiles"),
+        (["--text", "x", "--layers", "one"], "numbers are wanted"),
+        (["--text", "x", "--memory", "much", "--terminal"], "memory is 'much'"),
+        (["--text", "x", "--generate", "3", "--terminal"], "cannot generate"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_sentence(qkv, arguments, says):
@@ -94,3 +102,38 @@ def test_roles_of_another_kind_of_file_are_refused(qkv, tmp_path):
     code, _, err = qkv("roles", str(tmp_path / "s.txt"), "--kind", "conllu")
     assert code == 2
     assert "none of CoNLL-U" in err
+
+
+def test_what_arrays_take_is_said_before_and_refused_over_the_memory_allowed(tmp_path):
+    rows = np.random.default_rng(0).normal(size=(3000, 8)).astype(np.float32)
+    for name in ("<query>", "key"):
+        np.save(tmp_path / f"{name}.npy", rows)
+    run = "import sys; from qkv.cli.main import main; main()"
+    command = [sys.executable, "-u", "-c", run, "look", "--arrays", "<query>.npy", "key.npy", "--no-browser"]
+    options = {
+        "text": True,
+        "cwd": tmp_path,
+        "env": {"PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
+    }
+    refused = subprocess.run([*command, "--memory", "1 MiB"], capture_output=True, check=False, **options)
+    assert refused.returncode == 2
+    assert "1 MiB allowed" in refused.stderr
+    assert "would take" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
+        address = process.stdout.readline().strip()
+        said = process.stderr.readline()
+        wanted = r"1 x 3,000 queries x 3,000 keys: about [\d.]+ MiB beside the arrays, 1 GiB allowed\n"
+        assert re.fullmatch(wanted, said)
+        for _ in range(200):
+            with urllib.request.urlopen(f"{address}meta.json", timeout=60) as answer:
+                meta = json.loads(answer.read())
+            if "views" in meta:
+                break
+            time.sleep(0.1)
+        assert meta["views"][0]["name"] == "<query>"
+        assert meta["views"][0]["queries"] == {"count": 3000}
+        with urllib.request.urlopen(f"{address}tile/0/0/0/0/1/1", timeout=60) as answer:
+            assert len(answer.read()) == 2 * 256 * 256
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) in (0, 130)

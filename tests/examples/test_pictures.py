@@ -14,7 +14,7 @@ from examples.pictures import drawing
 from examples.pictures.learning import Album, ask, by_pixels, learn, measure
 from examples.pictures.wordings import Wordings
 
-from qkv.errors import OptionError
+from qkv.errors import DataError, OptionError
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +136,6 @@ def test_a_picture_that_cannot_be_written_is_said_and_leaves_nothing(album, trai
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
-    with pytest.raises(drawing.DataError, match="No space left on device"):
+    with pytest.raises(DataError, match="No space left on device"):
         drawing.save(tmp_path / "a.png", album, ask(album, trained, ["a seven"]))
     assert list(tmp_path.iterdir()) == []

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import qkv
+from qkv.core.equation import make_ready
 from qkv.core.positions import whole
 from qkv.kernels.tiles.block_sums import OnePass, cells_aligned, one_pass
+from qkv.kernels.tiles.seen import Seen
 from qkv.readouts import Heads, PooledMap, Readout, TopWeights
 from qkv.testing.reading import TileReader
 
@@ -143,3 +145,26 @@ def test_readouts_of_tiles_may_take_any_number_of_heads_at_once(most: int) -> No
     other = qkv.observe(query, key, key, kernel="dense", **options).readouts
     for mine, theirs in zip(found, other, strict=True):
         same(mine if isinstance(mine, tuple) else [mine], theirs if isinstance(theirs, tuple) else [theirs])
+
+
+@pytest.mark.parametrize("wide", [1.0, 40.0], ids=["bounded", "with a maximum"])
+@pytest.mark.parametrize("sink", [None, 0.7])
+def test_totals_cost_no_second_pass_over_the_tiles(sink: float | None, wide: float) -> None:
+    query, key = drawn(300, 520, (2, 3))
+    query = query * wide
+    total = qkv.readouts.LogSumExp()
+    readouts = [total, PooledMap(7), Heads(total, (2, -3))]
+    options: Any = {
+        "normalizer": qkv.normalizers.Softmax(1.5, sink=sink),
+        "mask": qkv.masks.Window(40, 0)
+        & ~qkv.masks.Documents(np.repeat([0, 1, 2], [2, 100, 198]), np.arange(520) // 2),
+        "positions": qkv.Positions(align="start"),
+        "readouts": readouts,
+    }
+    other = qkv.observe(query, key, key, kernel="dense", **options).readouts
+    found = qkv.observe(query, key, key, kernel="tiled", **options).readouts
+    for mine, theirs in zip(found, other, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=1e-14)
+    assert (found[0] == -math.inf).any() == (sink is None)
+    ready = make_ready(query, key, key, score=qkv.scores.ScaledDot(), normalizer=options["normalizer"])
+    assert Seen(readouts, ready).reading is None

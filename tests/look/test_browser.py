@@ -1,7 +1,7 @@
 """The page in a real browser: what it draws, what it asks for, and that everything works by keyboard."""
 
+import dataclasses
 import json
-import shutil
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -12,9 +12,9 @@ from qkv.look.page import Page
 from qkv.look.server import Served, running
 from qkv.look.views import Role, Side, View
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+from .chromium import DARKEST, PAPER, needs_chromium, redrawn, spot
+
+pytestmark = needs_chromium
 
 WORDS = ["[CLS]", "un", "##happi", "##ness", "is", "<b>bold</b>", "[SEP]"]
 SIDE = Side(
@@ -23,37 +23,6 @@ SIDE = Side(
     (-1, 0, 0, 0, 1, 2, -1),
     (True, False, False, False, False, False, True),
 )
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as running_playwright:
-        made = running_playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
-
-
-@pytest.fixture
-def opened(browser):
-    """A function that opens a page and gives it with what it asked for; errors of the page fail the test."""
-    context = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True)
-    troubles = []
-
-    def open_page(address, **options):
-        page = context.new_page()
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda said: troubles.append(said.text) if said.type == "error" else None)
-        page.asked = []
-        page.on("response", lambda answer: page.asked.append(answer))
-        page.goto(address, **options)
-        page.wait_for_selector("[data-shown]")
-        page.wait_for_selector("[data-painted]")
-        page.wait_for_function("() => document.querySelector('canvas.map').dataset.drawn > 0")
-        return page
-
-    yield open_page
-    context.close()
-    assert troubles == []
 
 
 def known(words=None):
@@ -75,31 +44,6 @@ def served():
     page = Page.of([known(), known(["a", "b", "c"])], "known maps")
     with running(Served(page=page)) as address:
         yield address
-
-
-def spot(page, row, column, rows=7, columns=7):
-    """The colour of the middle of a spot of the map."""
-    return page.evaluate(
-        """([row, column, rows, columns]) => {
-            const canvas = document.querySelector("canvas.map");
-            const ratio = canvas.width / canvas.clientWidth;
-            const width = canvas.clientWidth - 102, height = canvas.clientHeight - 84;
-            const x = (92 + (column + 0.5) / columns * width) * ratio;
-            const y = (8 + (row + 0.5) / rows * height) * ratio;
-            return [...canvas.getContext("2d").getImageData(x, y, 1, 1).data].slice(0, 3);
-        }""",
-        [row, column, rows, columns],
-    )
-
-
-def redrawn(page, act):
-    """Do something, and wait until the map has been drawn again."""
-    before = page.evaluate("document.querySelector('canvas.map').dataset.drawn")
-    act()
-    page.wait_for_function(f"() => document.querySelector('canvas.map').dataset.drawn > {before}")
-
-
-DARKEST, PAPER = [3, 28, 82], [255, 255, 255]
 
 
 def test_the_pixels_of_a_known_map_are_its_weights(opened, served):
@@ -301,13 +245,54 @@ def test_twelve_by_twelve_heads_at_512_tokens_take_less_than_a_thousand_nodes_an
 
 
 def test_axe_finds_no_serious_violation(opened, served):
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     page = opened(served)
     page.get_by_label("beside it").select_option("1")
     page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
+    no_serious_violation(page)
+
+
+def test_axe_finds_no_serious_violation_in_steps_of_generation(opened):
+    with running(Served(page=Page.of(cross(), "steps"))) as address:
+        no_serious_violation(opened(address))
+
+
+def no_serious_violation(page):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     for dark in (False, True):
         page.get_by_label("dark").set_checked(dark)
         found = axe.Axe().run(page).response["violations"]
         bad = [violation for violation in found if violation["impact"] in ("serious", "critical")]
         serious = [(each["id"], [node["html"] for node in each["nodes"]][:2]) for each in bad]
         assert serious == []
+
+
+def cross():
+    """Three generated tokens over four words: step i looks at word i + 1."""
+    weights = np.zeros((1, 1, 3, 4))
+    weights[0, 0, [0, 1, 2], [1, 2, 3]] = 1
+    view = View.of(weights, ["le", "chat", "dort"], ["the", "cat", "sleeps", "."], name="translated")
+    return dataclasses.replace(view, steps=True)
+
+
+def test_generated_tokens_are_looked_at_step_by_step_with_buttons_slider_and_keys(opened):
+    with running(Served(page=Page.of([cross(), known()], "steps"))) as address:
+        page = opened(address)
+        group = page.get_by_role("group", name="steps of generation")
+        assert "step 1 of 3: “le”" in group.text_content()
+        assert group.get_by_label("step before").is_disabled()
+        group.get_by_label("next step").click()
+        assert "step 2 of 3: “chat”" in group.text_content()
+        assert page.locator("caption").first.text_content() == "“chat” attends to"
+        assert page.locator("tbody tr").first.locator("th").text_content() == "sleeps"
+        keys = page.get_by_role("listbox", name="keys")
+        shades = keys.locator(".token").evaluate_all("all => all.map(e => e.style.backgroundColor)")
+        assert shades.index("rgb(3, 28, 82)") == 2
+        group.get_by_label("step of generation", exact=True).focus()
+        page.keyboard.press("ArrowRight")
+        assert "step 3 of 3: “dort”" in group.text_content()
+        assert group.get_by_label("next step").is_disabled()
+        assert spot(page, 2, 3, 3, 4) == DARKEST
+        # A text that nobody generated has no steps.
+        page.locator("select").first.select_option("1")
+        page.wait_for_selector("[data-shown='1,0,0']")
+        assert not group.is_visible()

@@ -1,6 +1,11 @@
 """Maps of many tokens: every tile of every level against the weights themselves."""
 
+import json
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,3 +134,38 @@ def test_a_page_serves_long_maps_in_tiles_and_rows():
         page.map(0, 0, 0)
     meta = page.meta()["views"][0]
     assert (meta["levels"], meta["base"], meta["overview"]) == (4, 4, [64, 64])
+
+
+MEMORY = """
+import gc, json, sys
+import torch
+from qkv.look.long import LongMap
+
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
+
+n = int(sys.argv[1])
+rows = torch.randn(n, 64, generator=torch.Generator().manual_seed(0))
+LongMap.of(rows[:600], rows[:600])
+gc.collect()
+before = peak()
+long = LongMap.of(rows, rows)
+print(json.dumps({"peak": peak() - before, "needs": LongMap.needs(n, n, 64), "most": long.most}))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc to read the peak from")
+@pytest.mark.parametrize("length", [8192, pytest.param(65_536, marks=pytest.mark.long)])
+def test_a_long_map_takes_the_memory_that_was_said_and_not_that_of_all_weights(length):
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(length)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["peak"] < 1.25 * found["needs"] + 16 * 10**6, found
+    assert found["peak"] < min(300 * 10**6, length**2), found  # all weights: 4 bytes of each pair
+    assert 0 < found["most"] <= 1

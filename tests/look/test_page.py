@@ -234,6 +234,34 @@ def test_a_path_that_is_no_part_of_the_page_is_not_found(server, path):
     assert b"root:" not in body
 
 
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [
+        ("map/0/0/" + "9" * 100_000, {}),
+        ("web/" + "../" * 30_000 + "etc/passwd", {}),
+        ("", {"Cookie": "a" * 200_000}),
+    ],
+    ids=["number", "way up", "header"],
+)
+def test_a_request_that_is_too_large_is_refused_and_the_next_is_answered(server, path, headers):
+    address, served = server
+    try:
+        answer, body = get(address, address.path + path, **headers)
+        assert 400 <= answer.status < 500
+        assert b"root:" not in body
+    except (ConnectionError, http.client.HTTPException):
+        pass  # closed without an answer
+    assert get(address, address.path + "thumbs/0")[1] == served.page.thumbs(0)
+
+
+def test_a_text_of_a_million_letters_is_shown_as_one(server):
+    huge = View.of(np.eye(2)[None, None], ["w" * 10**6, "<script>"], name="n" * 10**5)
+    text = exported(Page.of(huge))
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
+    assert data["meta"]["views"][0]["queries"]["tokens"] == ["w" * 10**6, "<script>"]
+    assert text.count("<script") == 2
+
+
 def test_every_answer_forbids_other_sources_and_frames(server):
     address, _ = server
     for path in (address.path, address.path + "meta.json", address.path + "nothing", "/wrong/"):

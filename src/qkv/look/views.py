@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from qkv.errors import ShapeError
+from qkv.errors import DataError, ShapeError
 from qkv.look.codes import codes_of, thumbs_of, weights_of
 
 __all__ = ["Layer", "Role", "Side", "View"]
@@ -23,12 +23,20 @@ class Side:
         pieces: what each adds to its word.
         words: the number of the word that each belongs to; −1: none.
         special: which are the model's own, such as [CLS].
+        numbered: the words are numbers, 0 and up, which need not be sent.
     """
 
     tokens: tuple[str, ...]
     pieces: tuple[str, ...]
     words: tuple[int, ...]
     special: tuple[bool, ...]
+    numbered: bool = False
+
+    @classmethod
+    def numbers(cls, count: int) -> Side:
+        """Words that are nothing but their numbers."""
+        names = tuple(map(str, range(count)))
+        return cls(names, names, tuple(range(count)), (False,) * count, numbered=True)
 
     @classmethod
     def of(cls, tokens: Sequence[str]) -> Side:
@@ -38,6 +46,8 @@ class Side:
 
     def meta(self) -> dict[str, Any]:
         """As the page reads it."""
+        if self.numbered:
+            return {"count": len(self.tokens)}
         return {name: list(getattr(self, name)) for name in ("tokens", "pieces", "words", "special")}
 
 
@@ -78,6 +88,8 @@ class View:
         keys: the words across; None: the same.
         layers: maps, layer by layer.
         roles: of heads, by (layer, head).
+        steps: queries are generated one after the other: the page goes through them step by step.
+        note: what a reader must know of these maps.
     """
 
     name: str
@@ -87,6 +99,8 @@ class View:
     keys: Side | None
     layers: tuple[Layer, ...]
     roles: dict[tuple[int, int], tuple[Role, ...]] = field(default_factory=dict)
+    steps: bool = False
+    note: str = ""
 
     @classmethod
     def of(
@@ -122,6 +136,47 @@ class View:
         made = tuple(Layer.of(named, one) for named, one in zip(names, weights, strict=True))
         return cls(name, model, "self" if across is None else "cross", down, across, made)
 
+    @classmethod
+    def recorded(
+        cls,
+        record: Any,
+        queries: Sequence[str] | Side,
+        keys: Sequence[str] | Side | None = None,
+        *,
+        kind: str = "self",
+        element: int = 0,
+        name: str = "attention",
+        model: str = "",
+    ) -> View:
+        """From what `qkv.interop.record(model, [Dense()])` saw of a model.
+
+        Args:
+            record: what was seen; the last call of each layer counts.
+            queries, keys: the words; keys None: the same.
+            kind: `"self"`, or `"cross"`: layers of this kind.
+            element: of the batch.
+            name, model: what it is called.
+
+        Raises:
+            ShapeError: the weights do not fit the words.
+            DataError: no layer of that kind was seen, or its weights were not.
+        """
+        last = [calls[-1] for calls in record.layers.values() if calls[-1].kind == kind]
+        maps = [
+            readout[element]
+            for seen in last
+            for readout in seen.readouts[:1]
+            if np.shape(readout)[-2:] == (seen.queries, seen.keys)
+        ]
+        if not maps or len(maps) < len(last):
+            raise DataError(
+                f"no weights of all pairs of {kind}-attention were recorded. Record with "
+                "record(model, [Dense()]), and run the model within."
+            )
+        view = cls.of(maps[0][None], queries, keys, name=name, model=model)
+        layers = tuple(Layer.of(f"layer {i}", weights) for i, weights in enumerate(maps))
+        return replace(view, layers=layers)
+
     def weights(self, layer: int, head: int) -> np.ndarray:
         """The weights of a head as they are shown, `(queries, keys)`."""
         one = self.layers[layer]
@@ -145,6 +200,8 @@ class View:
             "keys": None if self.keys is None else self.keys.meta(),
             "layers": [{"name": layer.name, "heads": list(layer.heads)} for layer in self.layers],
             "scales": [[float(f"{scale:.6g}") for scale in layer.scales] for layer in self.layers],
+            "steps": self.steps,
+            "note": self.note,
             "roles": {
                 f"{layer},{head}": [
                     {"role": role.role, "score": role.score, "baseline": role.baseline} for role in roles

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 from qkv.errors import MissingPackageError
 from qkv.look.bundle import bundle, web_file
+from qkv.look.long import LongView
 from qkv.look.page import Page
+from qkv.look.views import View
 
 __all__ = ["widget"]
 
 
-def widget(page: Page) -> Any:
-    """A notebook widget that shows a page.
+def widget(page: Page | View | LongView | Sequence[View | LongView]) -> Any:
+    """A notebook widget that shows a page, or some views.
 
     Raises:
         MissingPackageError: anywidget is not installed.
+        OptionError: there is no view.
+
+    Example:
+        >>> import numpy as np
+        >>> from qkv import look
+        >>> shown = look.widget(look.View.of(np.eye(3)[None, None], ["a", "b", "c"]))  # doctest: +SKIP
     """
-    return _widget_class()(page)
+    return _widget_class()(page if isinstance(page, Page) else Page.of(page))
 
 
 @cache

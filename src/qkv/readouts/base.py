@@ -72,10 +72,12 @@ class Readout(Part, ABC):
         tiles: `read` may be given part of the keys.
         blocks: "mean" or "max" where it is that of cells, `size` along each side, which kernels know how to
             take in the pass that makes the output; "" where it is not.
+        total: it is the logarithm of each query's total, which kernels have when that pass ends.
     """
 
     tiles: bool = True
     blocks: str = ""
+    total: bool = False
 
     def refuse(self, normalizer: Any) -> str | None:
         """Why this readout makes no sense for the normalizer, as a sentence; None where it does."""

@@ -58,6 +58,11 @@ class Heads(Readout):
         """Fact: as the readout within."""
         return self.readout.blocks
 
+    @property
+    def total(self) -> bool:  # type: ignore[override]
+        """Fact: as the readout within."""
+        return self.readout.total
+
     def refuse(self, normalizer: Any) -> str | None:
         """As the readout within."""
         return self.readout.refuse(normalizer)

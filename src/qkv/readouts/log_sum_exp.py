@@ -30,6 +30,8 @@ class LogSumExp(Readout):
         array([4.])
     """
 
+    total = True
+
     def refuse(self, normalizer: Any) -> str | None:
         """Only exponentials have one."""
         return (

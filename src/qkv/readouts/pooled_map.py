@@ -95,5 +95,8 @@ class PooledMap(Readout):
             return whole
         rows, cols = self.sides(place.q_total, place.k_total)
         of_rows, of_cols = cell_lengths(rows, place.q_total), cell_lengths(cols, place.k_total)
-        pairs = np.outer(np.asarray(of_rows, dtype=np.float64), np.asarray(of_cols, dtype=np.float64))
-        return whole / like(whole, pairs, whole.dtype)
+        if len({*of_rows}) == len({*of_cols}) == 1:
+            return whole / (of_rows[0] * of_cols[0])
+        down, across = (like(whole, np.asarray(of), whole.dtype) for of in (of_rows, of_cols))
+        # One side after the other: an array of all cells would be as large as the map.
+        return whole / down[:, None] / across

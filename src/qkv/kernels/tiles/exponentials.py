@@ -162,6 +162,8 @@ class Exponentials:
         output, summary = self._finished(rows, *sums)
         if self._blocks is not None:
             self._blocks.finish(summary[0], summary[1], torch.exp2 if self._base2 else None)
+        if self.seen is not None:
+            self.seen.totals(self.index, rows, lambda: self._log_total(summary))
         if self.seen is not None and self.seen.reading is not None:
             self._read(self.seen.reading, rows, summary, room)
         return output, summary
@@ -215,6 +217,11 @@ class Exponentials:
         partial, place = ExpSum(maximum, total, weighted), ready.place.cut(rows, (0, 0))
         output, summary = ready.normalizer.finish(partial, place, ready.dropout)
         return output, summary
+
+    def _log_total(self, summary: Summary) -> Array:
+        """The logarithm of each query's total; −inf where no key is left."""
+        shift, total = summary
+        return total.log().add_(shift, alpha=math.log(2) if self._base2 else 1.0)
 
     def _read(self, reading: Reading, rows: Limits, summary: Summary, room: Room) -> None:
         """The tiles of some queries again, for what wants the weights themselves."""

@@ -1,19 +1,21 @@
 """What is read of the weights while a call is folded tile by tile, without gradients.
 
-Maps come out of the pass that makes the output (`block_sums.py`), where softmax allows it; everything else
-out of a second pass over the tiles of some queries, right after they were folded (`kernels/reading.py`).
+Maps come out of the pass that makes the output (`block_sums.py`), where softmax allows it, and each query's
+total is known when that pass ends. Everything else comes out of a second pass over the tiles of some queries,
+right after they were folded (`kernels/reading.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from qkv.core.arrays import Array
 from qkv.core.batch import Index
 from qkv.core.equation import Ready
 from qkv.kernels.reading import Reading
 from qkv.kernels.tiles.block_sums import Blocks, OnePass, one_pass
-from qkv.readouts import Readout
+from qkv.readouts import Heads, Readout
 
 __all__ = ["Seen"]
 
@@ -27,11 +29,13 @@ class Seen:
     """
 
     def __init__(self, readouts: Sequence[Readout], ready: Ready) -> None:
-        self._at_once = [one_pass(readout, ready.normalizer) for readout in readouts]
-        now = [readout for readout, first in zip(readouts, self._at_once, strict=True) if first]
-        later = [readout for readout, first in zip(readouts, self._at_once, strict=True) if not first]
-        self._maps = OnePass(now, ready.place, like=ready.value) if now else None
-        self.reading = Reading(later, ready.place) if later else None
+        def of(kind: str) -> list[Readout]:
+            return [readout for readout, other in zip(readouts, self._kinds, strict=True) if other == kind]
+
+        self._kinds = [_kind(readout, ready) for readout in readouts]
+        self._maps = OnePass(of("map"), ready.place, like=ready.value) if "map" in self._kinds else None
+        self._totals = [_Total(readout, ready) for readout in of("total")]
+        self.reading = Reading(of("tiles"), ready.place) if "tiles" in self._kinds else None
 
     @property
     def many_workers(self) -> bool:
@@ -42,8 +46,41 @@ class Seen:
         """What the loop over the tiles of one batch element calls."""
         return None if self._maps is None else self._maps.element(index)
 
+    def totals(self, index: Index, rows: tuple[int, int], found: Callable[[], Array]) -> None:
+        """Some queries were folded; `found` gives the logarithm of the total of each, `(rows, 1)`."""
+        for one in self._totals:
+            one.put(index, rows, found())
+
     def results(self) -> tuple[Any, ...]:
         """In the order of the readouts."""
-        now = iter(self._maps.results() if self._maps else ())
-        later = iter(self.reading.results() if self.reading else ())
-        return tuple(next(now) if first else next(later) for first in self._at_once)
+        found = {
+            "map": iter(self._maps.results() if self._maps else ()),
+            "total": iter([one.whole for one in self._totals]),
+            "tiles": iter(self.reading.results() if self.reading else ()),
+        }
+        return tuple(next(found[kind]) for kind in self._kinds)
+
+
+def _kind(readout: Readout, ready: Ready) -> str:
+    if one_pass(readout, ready.normalizer):
+        return "map"
+    return "total" if readout.total else "tiles"
+
+
+class _Total:
+    """The logarithm of each query's total, of all heads or of some."""
+
+    def __init__(self, readout: Readout, ready: Ready) -> None:
+        place = ready.place
+        self.heads = readout.heads if isinstance(readout, Heads) else None
+        self.count = place.batch[-1] if place.batch else 1
+        batch = place.batch if self.heads is None else (*place.batch[:-1], len(self.heads))
+        self.whole = ready.value.new_empty((*batch, place.q_total))
+
+    def put(self, index: Index, rows: tuple[int, int], found: Array) -> None:
+        if self.heads is None:
+            self.whole[(*index, slice(*rows))] = found[..., 0]
+            return
+        for n, head in enumerate(self.heads):
+            if head % self.count == index[-1]:
+                self.whole[(*index[:-1], n, slice(*rows))] = found[..., 0]

@@ -35,6 +35,18 @@ export function shade(weight, most, scale) {
   return share;
 }
 
+/** Spots as pixels.
+ *  @param {Float32Array} spots @param {number} wide @param {number} most @param {Scale} scale
+ *  @param {Uint8ClampedArray} table */
+export function pixels(spots, wide, most, scale, table) {
+  const image = new ImageData(wide, spots.length / wide);
+  // A pixel at a time, not four bytes.
+  const words = new Uint32Array(image.data.buffer);
+  const colours = new Uint32Array(table.buffer, table.byteOffset, 256);
+  for (let i = 0; i < spots.length; i++) words[i] = colours[Math.round(255 * shade(spots[i], most, scale))];
+  return image;
+}
+
 /** The same as a CSS colour.
  *  @param {Uint8ClampedArray} table @param {number} share */
 export function cssColour(table, share) {

@@ -2,6 +2,7 @@
 
 import { make, written } from "./dom.js";
 import { MapView } from "./map.js";
+import { Steps } from "./steps.js";
 import { decode, groupsOf, largest, merge, nameOf, reduce, strongest } from "./matrix.js";
 import { Tiles } from "./tiles.js";
 import { fillTable, Tokens } from "./tokens.js";
@@ -9,7 +10,8 @@ import { fillTable, Tokens } from "./tokens.js";
 const TOP = 10;
 
 /** @typedef {Object} Side
- *  @property {string[]} tokens @property {string[]} pieces @property {number[]} words @property {boolean[]} special */
+ *  @property {string[]} tokens @property {string[]} pieces @property {number[]} words @property {boolean[]} special
+ *  @property {number} [count] of words that are their numbers alone */
 
 /** What the page knows of a text in a model.
  *  @typedef {Object} View
@@ -18,6 +20,8 @@ const TOP = 10;
  *  @property {{name: string, heads: string[]}[]} layers
  *  @property {number[][]} scales the largest weight of each head
  *  @property {Record<string, {role: string, score: number, baseline: number}[]>} roles by "layer,head"
+ *  @property {string} [note] what a reader must know of these maps
+ *  @property {boolean} [steps] queries were generated one after the other
  *  @property {number} [levels] of a long map: the coarsest level, which is one tile
  *  @property {number} [base] the level of its overview @property {[number, number]} [overview] its cells */
 
@@ -40,8 +44,9 @@ export class Detail {
     this.bar = make("div", { class: "bar", "aria-hidden": "true" });
     this.top = make("div", { class: "top" });
     this.badges = make("ul", { class: "badges", "aria-label": "roles of this head" });
+    this.steps = new Steps((at) => this.#point(at, this.key, true));
     this.element = make("section", { class: "detail" }, [
-      this.title, this.badges, this.readout,
+      this.title, this.badges, this.steps.element, this.readout,
       make("div", { class: "side" }, [make("div", { class: "sheet" }, [this.map.canvas, this.bar]), this.top]),
       this.queries.element, this.keys.element,
     ]);
@@ -91,6 +96,7 @@ export class Detail {
     }
     const self = !view.keys;
     this.keys.element.hidden = self;
+    this.steps.element.hidden = !view.steps;
     this.names = { queries: this.#names("query"), keys: this.#names("key") };
     this.query = Math.min(this.query, this.sheet.rows - 1);
     this.key = Math.min(this.key, this.sheet.columns - 1);
@@ -142,23 +148,47 @@ export class Detail {
     const sheet = this.sheet;
     const names = this.names;
     if (!sheet || !names) return;
+    // Another text may be on its way, and its place is not one of this.
+    row = Math.max(0, Math.min(sheet.rows - 1, row));
+    column = Math.max(0, Math.min(sheet.columns - 1, column));
     const other = row !== this.query;
     this.query = row;
     this.key = column;
-    this.map.point(row, column);
-    const weight = sheet.weight(row, column);
-    const said = weight === null ? "…" : written(weight);
-    this.readout.textContent = `“${sheet.query(row)}” (${row}) → “${sheet.key(column)}” (${column}): ${said}`;
+    this.map.point(row, column, stay);
+    this.steps.show(row, sheet.rows, sheet.query(row));
+    this.#say();
     this.queries.build(names.queries, row, this.options.most);
     const shaded = this.self ? this.queries : this.keys;
     if (!this.self) this.keys.build(names.keys, column, this.options.most);
     if (other || stay) {
-      shaded.paint((at) => sheet.weight(row, at) || 0, sheet.most, this.options.scale, this.options.table);
+      const paint = () =>
+        shaded.paint((at) => sheet.weight(row, at) || 0, sheet.most, this.options.scale, this.options.table);
+      paint();
       this.#table(row);
+      // Of a long map, the weights of a query come when somebody stays there.
+      if (stay && sheet.near) {
+        const { first, shown } = shaded;
+        Promise.all([sheet.near(row, first, first + shown - 1), sheet.near(row, column, column)])
+          .then(() => {
+            if (sheet !== this.sheet || row !== this.query) return;
+            paint();
+            this.#say();
+          })
+          .catch((/** @type {Error} */ error) => this.say(`These weights could not be loaded: ${error.message}`));
+      }
     }
     this.queries.choose(row);
     if (!this.self) this.keys.choose(column);
     if (stay && tell) this.moved(row, column);
+  }
+
+  /** The pair under the cursor in words. */
+  #say() {
+    const sheet = /** @type {any} */ (this.sheet);
+    const [row, column] = [this.query, this.key];
+    const weight = sheet.weight(row, column);
+    const said = weight === null ? "…" : written(weight);
+    this.readout.textContent = `“${sheet.query(row)}” (${row}) → “${sheet.key(column)}” (${column}): ${said}`;
   }
 
   /** @param {number} row */
@@ -168,7 +198,13 @@ export class Detail {
     if (this.matrix) rows = strongest(this.matrix, row, TOP);
     else {
       const turn = this.asked;
-      const found = await /** @type {any} */ (this.longRow)(row);
+      let found;
+      try {
+        found = await /** @type {any} */ (this.longRow)(row);
+      } catch (error) {
+        this.say(`This row could not be loaded: ${error instanceof Error ? error.message : error}`);
+        return;
+      }
       if (turn !== this.asked || row !== this.query) return;
       rows = found.map((/** @type {[number, number]} */ [key, weight]) => ({ key, weight }));
     }

@@ -17,7 +17,7 @@ const KEYS =
 
 /** @param {{model: any, el: HTMLElement}} given */
 function render({ model, el }) {
-  const meta = model.get("meta");
+  const meta = filled(model.get("meta"));
   const source = model.get("source") || fromKernel(model);
   const linked = model.get("linked") === true;
   const asked = new URLSearchParams(linked ? location.hash.slice(1) : "");
@@ -53,12 +53,13 @@ function render({ model, el }) {
   const second = new Detail(source, () => {}, (text) => say(text));
   const overview = new Overview((l, h) => go(l, h));
   const status = make("div", { class: "status", role: "status" });
+  const note = make("p", { class: "hint" });
   const details = make("div", { class: "details" }, [first.element, second.element]);
   const controls = make("div", { class: "controls" });
   el.replaceChildren(
     make("div", { class: "head" }, [make("h1", { text: meta.title }), controls]),
     make("div", { class: "body" }, [
-      make("nav", { "aria-label": "heads" }, [overview.element, make("p", { class: "hint", text: KEYS })]), details,
+      make("nav", { "aria-label": "heads" }, [overview.element, note, make("p", { class: "hint", text: KEYS })]), details,
     ]),
     status,
   );
@@ -110,6 +111,8 @@ function render({ model, el }) {
   async function restart() {
     const view = meta.views[state.view];
     el.dataset.theme = state.dark ? "dark" : "light";
+    note.textContent = view.note || "";
+    note.hidden = !view.note;
     state.layer = Math.min(state.layer, view.layers.length - 1);
     state.head = Math.min(state.head, view.layers[state.layer].heads.length - 1);
     overview.build(view.layers, (l, h) => {
@@ -148,7 +151,10 @@ function render({ model, el }) {
   }));
   const name = () => `attention-${state.layer}-${state.head}`;
   const savers = /** @type {("png" | "svg" | "json")[]} */ (["png", "svg", "json"]).map((kind) =>
-    make("button", { text: kind.toUpperCase(), "aria-label": `save as ${kind.toUpperCase()}`, onclick: () => save(first, name(), kind) }));
+    make("button", {
+      text: kind.toUpperCase(), "aria-label": `save as ${kind.toUpperCase()}`,
+      onclick: () => save(first, name(), kind).catch((error) => say(error.message)),
+    }));
   controls.append(
     ...(views.length > 1 ? [
       choice("text", views, String(state.view), (value) => { state.view = Number(value); restart(); }),
@@ -166,6 +172,18 @@ function render({ model, el }) {
     ]),
   );
   restart();
+}
+
+/** The words of sides that are numbers alone, which are not sent.
+ *  @param {any} meta */
+function filled(meta) {
+  const side = (/** @type {any} */ given) => {
+    if (!given || given.count === undefined) return given;
+    const tokens = Array.from({ length: given.count }, (_, i) => String(i));
+    return { tokens, pieces: tokens, words: tokens.map(Number), special: tokens.map(() => false) };
+  };
+  const views = meta.views.map((/** @type {any} */ view) => ({ ...view, queries: side(view.queries), keys: side(view.keys) }));
+  return { ...meta, views };
 }
 
 export default { render };

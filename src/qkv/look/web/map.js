@@ -1,7 +1,7 @@
 // One map on a canvas: queries down, keys across; hover, a cursor for the keyboard, zoom and pan.
 
 import { make } from "./dom.js";
-import { shade } from "./colour.js";
+import { pixels } from "./colour.js";
 
 /** What a map is drawn from; a matrix in memory, or tiles that come when they are wanted.
  *  @typedef {Object} Sheet
@@ -64,10 +64,11 @@ export class MapView {
     if (this.sheet) this.part = [0, 0, this.sheet.rows, this.sheet.columns];
   }
 
-  /** Put the cursor on a pair.
-   *  @param {number} row @param {number} column */
-  point(row, column) {
+  /** Put the cursor on a pair; `follow`: bring it into sight.
+   *  @param {number} row @param {number} column @param {boolean} [follow] */
+  point(row, column, follow = false) {
     this.cursor = [row, column];
+    if (follow) this.#follow();
     this.draw();
   }
 
@@ -102,17 +103,14 @@ export class MapView {
     const high = Math.max(1, Math.min(part[2], Math.floor(box.height * ratio)));
     const wide = Math.max(1, Math.min(part[3], Math.floor(box.width * ratio)));
     const spots = sheet.spots(part, high, wide, this.how);
-    const image = new ImageData(wide, high);
-    for (let i = 0; i < spots.length; i++) {
-      const colour = 4 * Math.round(255 * shade(spots[i], sheet.most, this.scale));
-      image.data.set(this.table.subarray(colour, colour + 4), 4 * i);
-    }
+    const image = pixels(spots, wide, sheet.most, this.scale, this.table);
     const sheetCanvas = new OffscreenCanvas(wide, high);
     /** @type {OffscreenCanvasRenderingContext2D} */ (sheetCanvas.getContext("2d")).putImageData(image, 0, 0);
     pen.imageSmoothingEnabled = false;
     pen.drawImage(sheetCanvas, box.x, box.y, box.width, box.height);
     this.#axes(pen, sheet);
     this.#cursor(pen);
+    canvas.dataset.part = part.join(",");
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
   }
 
@@ -152,10 +150,11 @@ export class MapView {
   #cursor(pen) {
     const { box, part } = this;
     const [row, column] = this.cursor;
-    const y = box.y + ((row - part[0]) / part[2]) * box.height;
-    const x = box.x + ((column - part[1]) / part[3]) * box.width;
-    const high = Math.max(2, box.height / part[2]);
-    const wide = Math.max(2, box.width / part[3]);
+    // Around a small spot, not over it.
+    const high = Math.max(9, box.height / part[2]);
+    const wide = Math.max(9, box.width / part[3]);
+    const y = box.y + ((row + 0.5 - part[0]) / part[2]) * box.height - high / 2;
+    const x = box.x + ((column + 0.5 - part[1]) / part[3]) * box.width - wide / 2;
     pen.save();
     pen.beginPath();
     pen.rect(box.x, box.y, box.width, box.height);
@@ -244,10 +243,14 @@ export class MapView {
   #typed(event) {
     if (!this.sheet) return;
     const [row, column] = this.cursor;
-    const step = event.shiftKey ? 10 : 1;
+    const { box, part } = this;
+    // Where a spot of the screen is many tokens, a step is a spot.
+    const times = event.shiftKey ? 10 : 1;
+    const down = times * Math.max(1, Math.round(part[2] / box.height));
+    const across = times * Math.max(1, Math.round(part[3] / box.width));
     /** @type {Record<string, [number, number]>} */
     const moves = {
-      ArrowUp: [-step, 0], ArrowDown: [step, 0], ArrowLeft: [0, -step], ArrowRight: [0, step],
+      ArrowUp: [-down, 0], ArrowDown: [down, 0], ArrowLeft: [0, -across], ArrowRight: [0, across],
     };
     if (moves[event.key]) {
       const next = /** @type {[number, number]} */ ([
@@ -269,19 +272,28 @@ export class MapView {
   #follow() {
     for (const axis of [0, 1]) {
       const at = this.cursor[axis];
-      if (at < this.part[axis]) this.part[axis] = at;
-      if (at >= this.part[axis] + this.part[axis + 2]) this.part[axis] = at - this.part[axis + 2] + 1;
+      const [first, length] = [this.part[axis], this.part[axis + 2]];
+      if (at >= first && at < first + length) continue;
+      // A step past the edge moves on by that step; a leap lands in the middle.
+      if (at < first - length || at >= first + 2 * length) this.part[axis] = at - Math.floor(length / 2);
+      else this.part[axis] = at < first ? at : at - length + 1;
     }
-    this.draw();
+    this.#keepInside();
   }
 }
 
 /** Which places get a name: every n-th, so that names do not touch.
  *  @param {number} first @param {number} count @param {number} pixels */
 export function ticks(first, count, pixels) {
-  const each = Math.max(1, Math.ceil((count * LABEL) / pixels));
+  const each = round(Math.max(1, Math.ceil((count * LABEL) / pixels)));
   const start = Math.ceil(first / each) * each;
   return Array.from({ length: Math.max(0, Math.ceil((first + count - start) / each)) }, (_, i) => start + i * each);
+}
+
+/** The next of 10, 20, 50, 100 …; numbers below 10 are themselves. @param {number} step */
+function round(step) {
+  const power = 10 ** Math.floor(Math.log10(step));
+  return step < 10 ? step : power * (step <= power ? 1 : step <= 2 * power ? 2 : step <= 5 * power ? 5 : 10);
 }
 
 /** @param {string} text @param {number} [most] */

@@ -45,6 +45,8 @@ export function nameOf(side, group) {
  *  @param {number[][]} rows @param {number[][]} columns
  *  @returns {Float32Array} */
 export function merge(weights, width, rows, columns) {
+  const single = (/** @type {number[][]} */ groups) => groups.every((group, i) => group.length === 1 && group[0] === i);
+  if (columns.length === width && rows.length * width === weights.length && single(rows) && single(columns)) return weights;
   const merged = new Float32Array(rows.length * columns.length);
   rows.forEach((row, r) => {
     columns.forEach((column, c) => {

@@ -1,7 +1,10 @@
 // What can be taken away: a picture of the map as PNG or SVG, the weights as JSON.
 
 import { download } from "./dom.js";
-import { shade } from "./colour.js";
+import { pixels } from "./colour.js";
+
+/** Weights in a JSON file at most. */
+const MOST = 1_000_000;
 
 /** @param {import("./detail.js").Detail} detail @param {string} name of the file, without its ending
  *  @param {"png" | "svg" | "json"} kind */
@@ -30,11 +33,7 @@ export function svg(detail) {
   const canvas = document.createElement("canvas");
   canvas.width = wide;
   canvas.height = high;
-  const image = new ImageData(wide, high);
-  spots.forEach((spot, i) => {
-    const colour = 4 * Math.round(255 * shade(spot, sheet.most, map.scale));
-    image.data.set(map.table.subarray(colour, colour + 4), 4 * i);
-  });
+  const image = pixels(spots, wide, sheet.most, map.scale, map.table);
   /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
   const size = 14;
   const scale = Math.min(1, 1000 / (Math.max(rows, columns) * size));
@@ -65,6 +64,9 @@ ${words.join("\n")}
 export function json(detail) {
   const sheet = /** @type {import("./map.js").Sheet} */ (detail.map.sheet);
   const [top, left, rows, columns] = detail.matrix ? [0, 0, sheet.rows, sheet.columns] : detail.map.part;
+  if (rows * columns > MOST) {
+    throw new Error(`${rows} × ${columns} weights are too many for a file: zoom in to ${MOST.toLocaleString("en")} or fewer.`);
+  }
   const range = (/** @type {number} */ first, /** @type {number} */ count) => Array.from({ length: count }, (_, i) => first + i);
   return JSON.stringify({
     title: detail.title.textContent,

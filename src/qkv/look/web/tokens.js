@@ -29,14 +29,22 @@ export class Tokens {
   /** @param {string[]} names @param {number} around @param {number} [most] */
   build(names, around, most = WINDOW) {
     const first = Math.max(0, Math.min(names.length - most, around - Math.floor(most / 2)));
-    const same = names.length === this.names.length && names.every((name, i) => name === this.names[i]);
+    const same =
+      names === this.names || (names.length === this.names.length && names.every((name, i) => name === this.names[i]));
     if (same && first === this.first) return;
+    const focused = this.element.contains(document.activeElement);
     this.names = names;
     this.first = first;
     this.element.replaceChildren(
       ...names.slice(first, first + most).map((text, i) =>
         make("span", { class: "token", role: "option", tabindex: -1, "data-at": first + i, text })),
     );
+    if (focused) this.#child(around)?.focus();
+  }
+
+  /** How many words stand in the row. */
+  get shown() {
+    return this.element.children.length;
   }
 
   /** @param {(token: number) => number} weight @param {number} most
@@ -60,6 +68,14 @@ export class Tokens {
     child?.setAttribute("aria-selected", "true");
     child?.setAttribute("tabindex", "0");
     if (focused) child?.focus();
+    // Within the row of words alone: the page itself stays where it is.
+    const { element } = this;
+    if (child && element.scrollHeight > element.clientHeight) {
+      const top = child.offsetTop - element.offsetTop;
+      if (top < element.scrollTop || top + child.offsetHeight > element.scrollTop + element.clientHeight) {
+        element.scrollTop = top - element.clientHeight / 2;
+      }
+    }
   }
 
   /** Mark the words that hold a text; how many.

@@ -1,0 +1,82 @@
+"""Pages in Chromium, timed from inside: from the start of the navigation, and from an action to its frame."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks._claim import MissingError
+from benchmarks._peers import peer
+
+__all__ = ["bertviz_page", "chromium", "timed"]
+
+TIMED = """() => new Promise(resolve => {
+    const go = () => { ACT }, ready = () => DONE;
+    const start = performance.now();
+    go();
+    const look = () => {
+        if (!ready()) return requestAnimationFrame(look);
+        // The next frame shows what was drawn in this one.
+        requestAnimationFrame(() => resolve(performance.now() - start));
+    };
+    look();
+})"""
+"""Written out and not given as text: the page's policy forbids to run text."""
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Any]:
+    """A browser.
+
+    Raises:
+        MissingError: there is none, or playwright is not installed.
+    """
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        raise MissingError("there is no Chromium on this machine. Install it: apt-get install chromium")
+    with peer("playwright.sync_api").sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def timed(page: Any, act: str, done: str) -> float:
+    """Milliseconds from an action, in JavaScript, to the frame that shows what is done."""
+    return float(page.evaluate(TIMED.replace("ACT", act).replace("DONE", done)))
+
+
+@contextlib.contextmanager
+def bertviz_page(browser: Any, weights: Any, tokens: list[str]) -> Iterator[tuple[Any, int]]:
+    """BertViz's head view, written by itself, in a page that is not opened yet, and its bytes.
+
+    It asks a content network for three libraries, which come from packages on this machine instead.
+
+    Args:
+        browser: see `chromium`.
+        weights: `(layers, heads, queries, keys)`, a tensor.
+        tokens: the words.
+    """
+    view = peer("bertviz").head_view
+    at = {name: Path(peer(package).__file__).parent / path for name, (package, path) in _SCRIPTS.items()}
+    html = view([layer[None] for layer in weights], tokens, html_action="return").data
+    with tempfile.TemporaryDirectory(prefix="qkv-bench") as folder:
+        target = Path(folder) / "bertviz.html"
+        target.write_text(f"<!doctype html><meta charset=utf-8><body>{html}</body>", encoding="utf-8")
+        context = browser.new_context(viewport={"width": 1400, "height": 1000})
+        for name, path in at.items():
+            context.route(f"**/{name}*", lambda route, _, path=path: route.fulfill(path=path))
+        page = context.new_page()
+        page.address = target.as_uri()
+        yield page, target.stat().st_size
+        context.close()
+
+
+_SCRIPTS = {
+    "require": ("nbclassic", "static/components/requirejs/require.js"),
+    "jquery": ("nbclassic", "static/components/jquery/jquery.min.js"),
+    "d3": ("mpld3", "js/d3.v5.min.js"),
+}

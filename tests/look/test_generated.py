@@ -1,0 +1,113 @@
+"""What models look at while they write: against the weights of each step of the model's own generation."""
+
+import numpy as np
+import pytest
+
+from qkv.errors import DataError
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from qkv.look.models import Reader, views_of  # noqa: E402
+
+from .test_many_tokens import tokenizer  # noqa: E402
+
+TEXT = "a b c d e f g"
+SMALL = {"vocab_size": 13, "pad_token_id": 1, "eos_token_id": 2}
+
+
+def reader(kind):
+    torch.manual_seed(5)
+    if kind == "t5":
+        config = transformers.T5Config(
+            d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, decoder_start_token_id=1, **SMALL
+        )
+        model = transformers.T5ForConditionalGeneration(config)
+    elif kind == "bart":
+        names = ("encoder_layers", "encoder_attention_heads", "decoder_layers", "decoder_attention_heads")
+        config = transformers.BartConfig(
+            d_model=16,
+            encoder_ffn_dim=16,
+            decoder_ffn_dim=16,
+            max_position_embeddings=64,
+            decoder_start_token_id=2,
+            forced_eos_token_id=None,
+            **dict.fromkeys(names, 2),
+            **SMALL,
+        )
+        model = transformers.BartForConditionalGeneration(config)
+    else:
+        config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, **SMALL)
+        model = transformers.GPT2LMHeadModel(config)
+    # Larger weights, so that maps are not all alike; and it never ends of itself.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(6.0)
+    model.generation_config.eos_token_id = None
+    return Reader(model.eval(), tokenizer(transformers), kind)
+
+
+def steps_of(kind, count):
+    """The model's own weights of each step, from `generate` with a cache: cross, and decoder."""
+    found = reader(kind)
+    found.model.set_attn_implementation("eager")
+    encoded = found.tokenizer(TEXT, return_tensors="pt")
+    inputs = {"input_ids": encoded["input_ids"], "attention_mask": encoded["attention_mask"]}
+    out = found.model.generate(
+        **inputs, max_new_tokens=count, do_sample=False, output_attentions=True, return_dict_in_generate=True
+    )
+    own = out.decoder_attentions if kind != "gpt2" else out.attentions
+    return out, own
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_cross_maps_are_those_of_the_steps_of_generation(kind):
+    out, own = steps_of(kind, 5)
+    cross, decoder, encoder = views_of(reader(kind), [TEXT], generate=5)
+    assert (cross.kind, decoder.kind, encoder.kind) == ("cross", "decoder", "self")
+    assert [view.steps for view in (cross, decoder, encoder)] == [True, True, False]
+    names = reader(kind).tokenizer.convert_ids_to_tokens(out.sequences[0].tolist())
+    assert list(cross.queries.tokens) == names[1:]
+    assert list(cross.keys.tokens) == TEXT.split()
+    assert list(decoder.keys.tokens) == names[:-1]
+    for layer in range(2):
+        for head in range(2):
+            shown = cross.weights(layer, head)
+            wanted = np.stack([step[layer][0, head, -1].numpy() for step in out.cross_attentions])
+            assert np.abs(shown - wanted).max() <= cross.layers[layer].scales[head] / 255 + 1e-5
+            shown = decoder.weights(layer, head)
+            for number, step in enumerate(own):
+                row = step[layer][0, head, -1].numpy()
+                assert np.abs(shown[number, : len(row)] - row).max() <= 1 / 255 + 1e-5
+                assert not shown[number, len(row) :].any()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
+def test_a_decoder_alone_shows_what_each_token_it_wrote_took_from_all_before():
+    out, own = steps_of("gpt2", 4)
+    (view,) = views_of(reader("gpt2"), [TEXT], generate=4)
+    names = reader("gpt2").tokenizer.convert_ids_to_tokens(out.sequences[0].tolist())
+    assert list(view.queries.tokens) == names[7:]
+    assert list(view.keys.tokens) == names[:-1]
+    for number, step in enumerate(own):
+        row = step[1][0, 1, -1].numpy()
+        assert np.abs(view.weights(1, 1)[number, : len(row)] - row).max() <= 1 / 255 + 1e-5
+
+
+def test_without_generation_a_model_of_two_sides_shows_its_encoder():
+    (view,) = views_of(reader("t5"), [TEXT])
+    assert view.kind == "self"
+    assert [layer.name for layer in view.layers] == ["layer 0", "layer 1", "together"]
+
+
+def test_a_model_that_cannot_write_or_is_asked_for_too_much_says_so():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=13, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    bert = Reader(transformers.BertModel(config).eval(), tokenizer(transformers), "bert")
+    with pytest.raises(DataError, match="cannot generate"):
+        views_of(bert, [TEXT], generate=3)
+    with pytest.raises(DataError, match="Generate fewer"):
+        views_of(reader("gpt2"), [TEXT], generate=60)

@@ -1,0 +1,133 @@
+"""Long maps of saved arrays and of models: against the weights themselves, and bounded beforehand."""
+
+import numpy as np
+import pytest
+
+from qkv.errors import DataError, RefusedError, ShapeError
+from qkv.look.many_tokens import arrays_view, needed_of_arrays, needed_of_heads, read_array, refuse
+from qkv.look.views import Side
+
+torch = pytest.importorskip("torch")
+
+
+def arrays(heads, key_heads, q, k, width=8):
+    rng = np.random.default_rng(3)
+    return [rng.normal(size=(h, n, width)).astype(np.float32) for h, n in ((heads, q), (key_heads, k))]
+
+
+def weights(query, key, causal):
+    logits = query.astype(float) @ key.astype(float).T / np.sqrt(query.shape[-1])
+    q, k = logits.shape
+    if causal:
+        logits = np.where(np.arange(k) <= np.arange(q)[:, None] + k - q, logits, -np.inf)
+    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return raised / raised.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_saved_arrays_become_the_maps_of_their_heads(tmp_path, causal):
+    query, key = arrays(4, 2, 150, 200)
+    np.save(tmp_path / "query.npy", query)
+    np.save(tmp_path / "key.npy", key.astype(np.float64))
+    read = [read_array(tmp_path / f"{name}.npy") for name in ("query", "key")]
+    view = arrays_view(*read, causal=causal)
+    for head in range(4):
+        found = view.head(0, head).weights((0, 150), (0, 200))
+        assert np.allclose(found, weights(query[head], key[head // 2], causal), atol=1e-6)
+    assert view.meta()["queries"] == {"count": 150}
+    assert view.meta()["keys"] == {"count": 200}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (np.zeros(3), "(tokens, width)"),
+        (np.array([["a"]]), "numbers"),
+        (np.array([[object()]], dtype=object), "no array of numpy.save"),
+        (np.zeros((0, 4)), "holds an array (0, 4)"),
+        (b"<script>alert(1)</script>", "no array of numpy.save"),
+        (None, "there is no file"),
+    ],
+)
+def test_a_file_that_holds_no_such_array_is_refused(tmp_path, content, says):
+    path = tmp_path / "a.npy"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        np.save(path, content, allow_pickle=True)
+    with pytest.raises(DataError) as caught:
+        read_array(path)
+    assert says in str(caught.value)
+
+
+def test_heads_and_widths_that_do_not_fit_are_refused():
+    query, key = arrays(3, 2, 5, 5)
+    with pytest.raises(ShapeError, match="multiple"):
+        arrays_view(query, key)
+    with pytest.raises(ShapeError, match="Widths"):
+        arrays_view(query[..., :4], key[:1])
+
+
+def test_what_does_not_fit_the_memory_is_refused_before_it_is_made():
+    query = np.zeros((12, 5000, 4), np.float32)
+    needed = needed_of_arrays(query, query)
+    overviews = 12 * (2 * 1024**2 * 4 + 5000 * 4)
+    assert overviews <= needed < 2 * overviews
+    with pytest.raises(RefusedError, match=r"100 MiB are allowed\. Save fewer"):
+        refuse(needed, 100 * 2**20, "12 heads", "Save fewer.")
+    refuse(needed, needed, "12 heads", "Save fewer.")
+    # Query and key of 64 numbers each, the total, and an overview of 512 x 512, twice.
+    assert needed_of_heads(16_384, 64, 1) == 4 * 16_384 * 129 + 8 * 512**2 + 4 * 16_384
+
+
+@pytest.fixture(scope="module")
+def reader():
+    transformers = pytest.importorskip("transformers")
+    from qkv.look.models import Reader
+
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        max_position_embeddings=4096,
+    )
+    return Reader(transformers.BertModel(config).eval(), tokenizer(transformers), "tiny")
+
+
+def tokenizer(transformers):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {name: number for number, name in enumerate(["[UNK]", "[PAD]", "[EOS]", *"abcdefghij"])}
+    plain = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, unk_token="[UNK]", pad_token="[PAD]", eos_token="[EOS]"
+    )
+
+
+def test_a_text_whose_maps_do_not_fit_the_memory_comes_in_tiles_with_the_same_weights(reader):
+    from qkv.look.models import views_of
+
+    text = " ".join("abcdefghij"[i * i % 10] for i in range(700))
+    (short,) = views_of(reader, [text], together=False)
+    said = []
+    (long,) = views_of(reader, [text], memory="4 MiB", layers=[0, 2], say=said.append)
+    assert said == ["2 layers of 2 heads over 700 tokens: about 2.19 MiB in tiles, 4 MiB allowed"]
+    assert [name for name, _ in long.layers] == ["layer 0", "layer 2"]
+    for layer, number in ((0, 0), (1, 2)):
+        for head in range(2):
+            found = long.head(layer, head).weights((0, 700), (0, 700))
+            most = short.layers[number].scales[head]
+            assert np.abs(found - short.weights(number, head)).max() <= most / 255
+            assert np.allclose(found.sum(axis=1), 1, atol=1e-5)
+    assert long.queries == Side.of(text.split())
+
+
+def test_a_long_text_that_does_not_fit_either_is_refused_with_what_to_do(reader):
+    from qkv.look.models import views_of
+
+    with pytest.raises(RefusedError, match="--layers"):
+        views_of(reader, ["a b " * 500], memory="1 MiB")

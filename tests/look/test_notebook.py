@@ -1,0 +1,130 @@
+"""The widget in a notebook: executed by nbclient, then run and rendered by JupyterLab in Chromium."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+
+from .chromium import DARKEST, PAPER, needs_chromium, spot
+
+PARTS = ("nbclient", "nbformat", "ipykernel", "jupyterlab", "anywidget", "ipywidgets")
+missing = [name for name in PARTS if importlib.util.find_spec(name) is None]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(bool(missing), reason=f"not installed: {', '.join(missing)}"),
+]
+
+CELL = """
+import numpy as np
+from qkv import look
+
+words = ["a", "<b>", "c", "d", "e", "f", "g"]
+maps = np.stack([np.eye(7), np.roll(np.eye(7), -1, axis=1)])
+shown = look.widget(look.View.of(maps[None], words, name="in a notebook"))
+shown
+"""
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    import nbformat
+
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    path = tmp_path / "look.ipynb"
+    nbformat.write(book, path)
+    return path
+
+
+@pytest.fixture
+def quiet(monkeypatch, tmp_path):
+    """Jupyter keeps to a folder of the test, and its kernel finds this package."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    values = {
+        "JUPYTER_CONFIG_DIR": str(tmp_path / "config"),
+        "JUPYTER_DATA_DIR": str(tmp_path / "data"),
+        "JUPYTER_RUNTIME_DIR": str(tmp_path / "runtime"),
+        "IPYTHONDIR": str(tmp_path / "ipython"),
+        "PYTHONPATH": os.path.join(root, "src"),
+        "JUPYTER_PLATFORM_DIRS": "1",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_notebook_with_the_widget_is_executed(notebook, quiet):
+    import nbclient
+    import nbformat
+
+    book = nbformat.read(notebook, 4)
+    nbclient.NotebookClient(book, timeout=120, store_widget_state=True).execute()
+    (output,) = [o for o in book.cells[0].outputs if o.output_type in ("execute_result", "display_data")]
+    assert "application/vnd.jupyter.widget-view+json" in output.data
+    (state,) = [one["state"] for one in widgets(book).values() if "meta" in one["state"]]
+    assert state["meta"]["views"][0]["name"] == "in a notebook"
+    assert "export default" in state["_esm"]
+
+
+def widgets(book):
+    return book.metadata["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
+
+
+@needs_chromium
+def test_jupyterlab_shows_the_map_of_the_widget_and_asks_the_kernel_for_others(
+    notebook, quiet, browser, tmp_path
+):
+    command = [
+        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.port=0",
+        "--ServerApp.token=secret", f"--ServerApp.root_dir={notebook.parent}", "--ServerApp.ip=127.0.0.1",
+        "--LabApp.news_url=", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+    ]  # fmt: skip
+    with (
+        (tmp_path / "lab.log").open("w+") as log,
+        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as lab,
+    ):
+        try:
+            address = address_in(tmp_path / "lab.log")
+            context = browser.new_context(viewport={"width": 1500, "height": 1100})
+            page = context.new_page()
+            page.goto(f"{address}/lab/tree/look.ipynb?token=secret&reset")
+            page.wait_for_selector(".jp-Notebook .jp-CodeCell", timeout=90_000)
+            page.wait_for_timeout(2000)
+            page.locator(".jp-CodeCell .cm-content").first.click()
+            page.keyboard.press("Shift+Enter")
+            page.wait_for_selector(".qkv-look[data-shown='0,0,0']", timeout=120_000)
+            page.wait_for_function("() => document.querySelector('canvas.map')?.dataset.drawn > 0")
+            for row in range(7):
+                for column in range(7):
+                    assert spot(page, row, column) == (DARKEST if row == column else PAPER)
+            page.get_by_role("gridcell", name="layer 0, head 1").click()
+            page.wait_for_selector(".qkv-look[data-shown='0,0,1']")
+            page.wait_for_timeout(300)
+            assert spot(page, 0, 6) == DARKEST
+            assert spot(page, 3, 2) == DARKEST
+            picture = page.screenshot(path=os.environ.get("QKV_SCREENSHOT") or tmp_path / "lab.png")
+            assert picture.startswith(b"\x89PNG")
+            context.close()
+        finally:
+            lab.terminate()
+            lab.wait(30)
+
+
+def address_in(log):
+    """Where JupyterLab says that it is, once it answers."""
+    end = time.monotonic() + 90
+    while time.monotonic() < end:
+        found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())
+        if found:
+            try:
+                urllib.request.urlopen(f"{found[0]}/api?token=secret", timeout=10).close()
+                return found[0]
+            except OSError:
+                pass
+        time.sleep(0.5)
+    raise AssertionError(log.read_text())
