@@ -3,12 +3,12 @@
     python -m examples.table_million
     python -m examples.table_million --rows 50000      a smaller one
 
-The table is made from California housing, in the folder that the variable QKV_DATA names: rows are drawn again and
-again, every number is moved by a tenth of its column's deviation, and the price of the new row is what boosted trees
-that were fitted to the old rows say, with an error drawn from theirs; columns of noise fill up to 40. The rows that
-are asked are made alike from 1,000 old rows that no other row is made from. Printed are the seconds of fitting and
-asking, the memory at its peak above the table, and the root mean squared error (in 100,000 dollars) beside that
-of the metric that is not learned.
+The table is made from California housing, in the folder that the variable QKV_DATA names: rows are drawn
+again and again, every number is moved by a tenth of its column's deviation, and the price of the new row is
+what boosted trees that were fitted to the old rows say, with an error drawn from theirs; columns of noise
+fill up to 40. The rows that are asked are made alike from 1,000 old rows that no other row is made from.
+Printed are the seconds of fitting and asking, the memory at its peak above the table, and the root mean
+squared error (in 100,000 dollars) beside that of the metric that is not learned.
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ def main(arguments: list[str] | None = None) -> None:
     )
     print(f"standard deviation of the prices: {wanted.std():.3f}", flush=True)
     small = slice(0, 200)
-    AttentionRegressor(max_steps=2).fit(X[small], y[small]).predict(
-        new[small]
-    )  # lazy imports belong to the start
+    # Lazy imports belong to the start.
+    AttentionRegressor(max_steps=2).fit(X[small], y[small]).predict(new[small])
     for metric in ("none", "network"):
         gc.collect()
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
@@ -98,12 +97,12 @@ def main(arguments: list[str] | None = None) -> None:
         found = model.predict(new)
         ended, peak = time.monotonic(), _memory("VmHWM") - before
         error = np.sqrt(np.mean((found - wanted) ** 2))
+        seconds, work = fitted - began, fit_work - worked
+        print(f"metric {metric}: error {error:.4f}, {model.n_steps_} steps of learning", flush=True)
         print(
-            f"metric {metric}: error {error:.4f}; fit {fitted - began:.0f} s ({fit_work - worked:.0f} s of CPU), "
-            f"{model.n_steps_} steps; {len(new):,} exact answers {ended - fitted:.1f} s; "
-            f"memory above the table {fit_peak / 1e6:,.0f} MB fitting, {peak / 1e6:,.0f} MB in all",
-            flush=True,
+            f"  fit {seconds:.0f} s ({work:.0f} s of CPU), {len(new):,} exact answers {ended - fitted:.1f} s"
         )
+        print(f"  memory above the table: {fit_peak / 1e6:,.0f} MB fitting, {peak / 1e6:,.0f} MB in all")
         del model
 
 
