@@ -105,7 +105,8 @@ class Metric:
         elif self.kind == "linear":
             start["A"] = torch.eye(keys).repeat(members, 1, 1)
         elif self.kind in ("low_rank", "network"):
-            start["A"] = drawn(into, keys, spread=into**-0.5)
+            rows = into if self.kind == "network" else self.plain_width
+            start["A"] = drawn(rows, keys, spread=rows**-0.5)
         if self.kind == "network":
             start["B"] = drawn(hidden, keys, spread=0.5 * hidden**-0.5)
         if self.trend != "none":
@@ -135,7 +136,7 @@ class Metric:
             codes: `(members or 1, rows, categories)`.
             drop: factors on the hidden values, `(layers, 1 or members, rows, hidden)`.
         """
-        u = torch.cat([numbers, *_one_hot(codes, self.sizes)], dim=-1)
+        u = plain = torch.cat([numbers, *_one_hot(codes, self.sizes)], dim=-1)
         hidden = None
         if self.deep:
             members = parameters["wave"].shape[0]
@@ -154,10 +155,10 @@ class Metric:
                 assert hidden is not None
                 trend = torch.baddbmm(trend, hidden, parameters["D"])
         if self.kind == "none":
-            return u.expand(len(parameters["log_bandwidth"]), -1, -1), trend
+            return plain.expand(len(parameters["log_bandwidth"]), -1, -1), trend
         if self.kind == "diagonal":
-            return u * parameters["diagonal"], trend
-        keys = u @ parameters["A"]
+            return plain * parameters["diagonal"], trend
+        keys = (u if self.kind == "network" else plain) @ parameters["A"]
         if self.kind == "network":
             assert hidden is not None
             keys = torch.baddbmm(keys, hidden, parameters["B"])
