@@ -72,7 +72,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         >>> x = np.linspace(0, 6, 60)[:, None]
         >>> model = AttentionRegressor(metric="none").fit(x, np.sin(x[:, 0]))
         >>> model.predict([[1.5]]).round(2)
-        array([0.99])
+        array([1.])
     """
 
     def __init__(
