@@ -1,7 +1,9 @@
-"""Seeing attention: pictures of answers, heatmaps of weights, weights through several layers, the widget."""
+"""Seeing attention: answers and regressions, heatmaps, weights through several layers, the widget."""
 
+from qkv.look.answered import answer
 from qkv.look.heatmaps import alignment, attention, heads, heatmaps
 from qkv.look.picture import draw, save
+from qkv.look.regression import regression
 from qkv.look.through import by_gradient, by_value_norm, flow, rollout
 from qkv.look.views import Side, View
 from qkv.look.widget import widget
@@ -10,6 +12,7 @@ __all__ = [
     "Side",
     "View",
     "alignment",
+    "answer",
     "attention",
     "by_gradient",
     "by_value_norm",
@@ -17,6 +20,7 @@ __all__ = [
     "flow",
     "heads",
     "heatmaps",
+    "regression",
     "rollout",
     "save",
     "widget",

@@ -18,7 +18,7 @@ from qkv.errors import DataError
 from qkv.look.figure import INK as _INK
 from qkv.look.figure import new_figure, save_figure, target_of
 
-__all__ = ["draw", "save"]
+__all__ = ["bars", "draw", "save"]
 
 _DATA = "#b8bec6"
 _CURVE = "#3b6ea8"
@@ -54,7 +54,8 @@ def draw(database: Database, answer: Answer, **options: Any) -> Any:
         wide = database.ask([answer.query], **options, top=min(database.table.num_rows, _MOST_ROWS))[0]
         axes = (_line if len(columns) == 1 else _map)(figure, database, wide, options)
     else:
-        axes = _bars(figure, answer)
+        axes = [figure.add_subplot()]
+        bars(axes[0], answer)
     asked = ", ".join(map(shown, answer.query)) if isinstance(answer.query, tuple) else shown(answer.query)
     said = (
         f"{shown(answer.value, answer.spread)}{spread_shown(answer.spread)}" if answer.found else "no match"
@@ -151,14 +152,14 @@ def _locator() -> Any:
     return MaxNLocator(3)
 
 
-def _bars(figure: Any, answer: Answer) -> list[Any]:
-    axes = figure.add_subplot()
+def bars(axes: Any, answer: Answer, ink: str = _INK) -> None:
+    """A bar for each row that the answer rests on, its value beside it; without rows, the reason."""
     rows = answer.rows[:_MOST_BARS]
     if not rows:
         text = _wrapped(answer.reason or "no row")
-        axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=_INK)
+        axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=ink)
         axes.set_axis_off()
-        return [axes]
+        return
     names = [_short(", ".join(shown(row.record[name]) for name in answer.keys), 32) for row in rows]
     values = [_short(shown(row.record[answer.value_name]), 28) for row in rows]
     weights = np.array([row.weight for row in rows])
@@ -174,10 +175,9 @@ def _bars(figure: Any, answer: Answer) -> list[Any]:
     for place, weight, text in zip(places, weights, values, strict=True):
         end = (max(weight, 0), place)
         axes.annotate(
-            text, end, xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=_INK
+            text, end, xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=ink
         )
-    axes.set_xlabel(f"weight of the row; beside it, its {answer.value_name}", color=_INK)
-    return [axes]
+    axes.set_xlabel(f"weight of the row; beside it, its {answer.value_name}", color=ink)
 
 
 def _weighted(figure: Any, axes: Any, answer: Answer, key: str, value: str) -> None:

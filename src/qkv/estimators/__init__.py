@@ -1,0 +1,19 @@
+"""Estimators with scikit-learn's contract: attention over the rows of a table, with a learned metric."""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "AttentionClassifier": "qkv.estimators.classifier",
+    "AttentionRegressor": "qkv.estimators.regressor",
+    "Explained": "qkv.estimators.answering",
+    "LatentSemantics": "qkv.encoders",
+}
+
+__all__ = ["AttentionClassifier", "AttentionRegressor", "Explained", "LatentSemantics"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

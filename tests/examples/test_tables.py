@@ -1,0 +1,44 @@
+"""The tables that the estimators are measured on, and the command that measures."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+pytest.importorskip("pandas")
+
+from examples import table_million, tables
+
+pytestmark = pytest.mark.skipif(
+    "QKV_DATA" not in os.environ, reason="QKV_DATA does not name the folder of public data"
+)
+
+
+@pytest.mark.parametrize(
+    ("table", "splits", "rows", "asked", "columns"),
+    [("yacht", 20, 277, 31, 6), ("california", 5, 16512, 4128, 9), ("adult", 1, 32561, 16281, 14)],
+)
+def test_a_table_has_its_rows_in_its_splits(table, splits, rows, asked, columns):
+    found = list(tables.splits_of(table, Path(os.environ["QKV_DATA"])))
+    assert len(found) == splits
+    assert found[0].X.shape == (rows, columns)
+    assert found[0].X_test.shape == (asked, columns)
+    assert len(found[0].y) == rows
+    if table == "adult":
+        assert set(found[0].y) == set(found[0].y_test) == {"<=50K", ">50K"}
+
+
+def test_the_command_prints_a_line_for_a_method(capsys):
+    tables.main(["yacht", "--splits", "1", "--only", "5 nearest neighbours"])
+    assert "| yacht | 1 | 5 nearest neighbours | 9.667 |" in capsys.readouterr().out
+
+
+def test_the_large_table_has_its_columns_and_asks_rows_it_is_not_made_from():
+    X, y, new, wanted = table_million.table(Path(os.environ["QKV_DATA"]), 2000, 40)
+    assert X.shape == (2000, 40)
+    assert new.shape == (1000, 40)
+    assert list(X.columns) == list(new.columns)
+    assert len(np.unique(y)) > 1900
+    assert abs(y.mean() - wanted.mean()) < 0.2

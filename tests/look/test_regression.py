@@ -1,0 +1,106 @@
+"""Pictures of regressions and of answers alone: what is drawn is what the model and the answer say."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("matplotlib")
+
+from qkv import look
+from qkv.database import Database
+from qkv.errors import DataError, OptionError
+
+X = np.linspace(0, 6, 80)
+TABLE = {"age": list(range(20, 70)), "income": [10 + each % 7 for each in range(50)]}
+
+
+@pytest.fixture(scope="module")
+def model():
+    pytest.importorskip("torch")
+    pandas = pytest.importorskip("pandas")
+    from qkv.estimators import AttentionRegressor
+
+    frame = pandas.DataFrame({"place": X, "colour": np.where(X > 3, "red", "blue")})
+    return AttentionRegressor("none").fit(frame, np.sin(X))
+
+
+def query(model, place=2.0, colour="blue"):
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame({"place": [place], "colour": [colour]})
+
+
+def labelled(axes, label):
+    return next(line for line in axes.lines if line.get_label() == label)
+
+
+def test_the_line_the_band_and_the_answer_are_those_of_the_model(model):
+    pandas = pytest.importorskip("pandas")
+    figure = look.regression(model, "place", query(model))
+    axes = figure.axes[0]
+    line = labelled(axes, "estimate")
+    along = pandas.DataFrame({"place": line.get_xdata(), "colour": "blue"})
+    np.testing.assert_allclose(line.get_ydata(), model.predict(along), atol=1e-6)
+    edge = axes.collections[0].get_paths()[0].vertices
+    error = model.predict_std(along)
+    assert edge[:, 1].max() == pytest.approx((line.get_ydata() + error).max(), abs=1e-6)
+    assert figure.get_suptitle().startswith(f"2  →  {model.predict(query(model))[0]:.3g} ±")
+
+
+def test_the_dots_are_the_rows_and_the_red_ones_those_of_weight(model):
+    axes = look.regression(model, "place", query(model)).axes[0]
+    dots = labelled(axes, "fitted rows")
+    np.testing.assert_allclose(dots.get_xdata(), X, atol=1e-4)
+    np.testing.assert_allclose(dots.get_ydata(), np.sin(X), atol=1e-6)
+    seen = model.explain_rows(query(model), top=80)
+    weighed = next(each for each in axes.collections if each.get_array() is not None)
+    heavy = seen.weights[0] > 0.01 * seen.weights[0, 0]
+    np.testing.assert_allclose(np.sort(weighed.get_array()), np.sort(seen.weights[0][heavy]))
+
+
+def test_without_a_query_a_fitted_row_is_asked_and_places_work_as_names(model):
+    asked = float(look.regression(model, 0, dark=True).get_suptitle().split("  →")[0])
+    assert np.abs(X - asked).min() < 0.01
+
+
+@pytest.mark.parametrize(
+    ("feature", "says"),
+    [("colour", "holds text"), ("size", "no column 'size'"), (7, "from 0 to 1"), (True, "no column True")],
+)
+def test_a_column_that_cannot_be_drawn_is_said(model, feature, says):
+    with pytest.raises(OptionError, match=says):
+        look.regression(model, feature)
+
+
+def test_several_queries_are_refused(model):
+    pandas = pytest.importorskip("pandas")
+    both = pandas.concat([query(model), query(model, 3.0)])
+    with pytest.raises(DataError, match="there are 2"):
+        look.regression(model, "place", both)
+
+
+def test_a_picture_of_an_answer_shows_its_rows_their_values_and_its_band():
+    answer = Database.open(TABLE, key="age", value="income").ask(35, top=5)
+    rows, cells = look.answer(answer).axes
+    assert [bar.get_width() for bar in rows.patches] == [row.weight for row in answer.rows]
+    dots = labelled(cells, "rows")
+    assert list(dots.get_xdata()) == [row.record["income"] for row in answer.rows]
+    assert list(labelled(cells, "answer").get_xdata()) == [answer.value] * 2
+    (band,) = cells.patches
+    assert band.get_x() == pytest.approx(answer.value - answer.spread)
+    assert band.get_width() == pytest.approx(2 * answer.spread)
+
+
+def test_a_picture_of_a_vote_shows_the_shares():
+    table = {"age": TABLE["age"], "city": ["Oslo" if each % 3 else "Bergen" for each in TABLE["age"]]}
+    answer = Database.open(table, key="age", value="city").ask(36)
+    cells = look.answer(answer, dark=True).axes[1]
+    assert [bar.get_width() for bar in cells.patches] == list(answer.probabilities.values())
+
+
+def test_an_answer_without_a_match_says_why_and_many_answers_are_refused():
+    names = Database.open({"name": ["John", "Jane"], "n": [1, 2]}, key="name", value="n")
+    nobody = names.ask("Xqzw")
+    assert not nobody.found
+    words = " ".join(text.get_text() for text in look.answer(nobody).axes[0].texts)
+    assert words.split()[:3] == nobody.reason.split()[:3]
+    with pytest.raises(DataError, match="there are 2"):
+        look.answer(names.ask(["John", "Jane"]))
