@@ -5,12 +5,13 @@ from typing import Any
 
 _HOMES = {
     "AttentionClassifier": "qkv.estimators.classifier",
+    "AttentionRanker": "qkv.estimators.ranker",
     "AttentionRegressor": "qkv.estimators.regressor",
     "Explained": "qkv.estimators.answering",
     "LatentSemantics": "qkv.encoders",
 }
 
-__all__ = ["AttentionClassifier", "AttentionRegressor", "Explained", "LatentSemantics"]
+__all__ = ["AttentionClassifier", "AttentionRanker", "AttentionRegressor", "Explained", "LatentSemantics"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,14 +14,14 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "AttentionRanker": "ranker",
-    "Collection": "collections",
-    "Document": "texts",
-    "Hit": "hits",
-    "Index": "index",
-    "measure": "measuring",
-    "read_collection": "collections",
-    "read_texts": "texts",
+    "AttentionRanker": "qkv.estimators",
+    "Collection": "qkv.search.collections",
+    "Document": "qkv.search.texts",
+    "Hit": "qkv.search.hits",
+    "Index": "qkv.search.index",
+    "measure": "qkv.search.measuring",
+    "read_collection": "qkv.search.collections",
+    "read_texts": "qkv.search.texts",
 }
 
 __all__ = [
@@ -39,4 +39,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -114,7 +114,7 @@ def learn(
         DataError: nothing that is relevant is in the index.
         MissingPackageError: PyTorch is not installed.
     """
-    from qkv.search.ranker import AttentionRanker
+    from qkv.estimators import AttentionRanker
 
     if not index.keys.dense:
         raise OptionError(

@@ -13,25 +13,26 @@ Source: Bai et al. (2009), Supervised semantic indexing, section 3: a map for qu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from qkv.errors import DataError, MissingPackageError, OptionError, ShapeError
-from qkv.search.texts import Progress
 
 try:
     from sklearn.base import BaseEstimator
     from sklearn.utils.validation import check_is_fitted
 except ImportError:
     raise MissingPackageError(
-        'search needs scikit-learn, which is not installed. Run: pip install "qkv[search]"'
+        'a ranker needs scikit-learn, which is not installed. Run: pip install "qkv[learn]"'
     ) from None
 
 __all__ = ["AttentionRanker", "Ranking"]
 
 _LOSSES = ("each", "mass")
+
+Progress = Callable[[str, int, int], None]
 
 
 class Ranking(NamedTuple):

@@ -5,7 +5,7 @@ import pytest
 from sklearn.base import clone
 
 from qkv.errors import DataError, OptionError, ShapeError
-from qkv.search import AttentionRanker
+from qkv.estimators import AttentionRanker
 
 torch = pytest.importorskip("torch")
 
@@ -52,7 +52,7 @@ def test_the_loss_is_that_of_the_formula(loss, passages):
 
 
 def test_the_gradient_is_that_of_the_loss():
-    from qkv.search.ranker import _Pairs, _pairs
+    from qkv.estimators.ranker import _Pairs, _pairs
 
     queries, documents, relevant = problem(1, 4, 12, 3)
     pairs = _pairs(relevant, 4, np.arange(12), False)
