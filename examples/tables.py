@@ -131,10 +131,18 @@ def measure(model: Any, split: Split) -> float:
     return float(np.sqrt(np.mean((found - split.y_test) ** 2)))
 
 
+def _table(name: str) -> str:
+    if name not in TABLES:
+        raise argparse.ArgumentTypeError(f"there is no table {name!r}; it is one of {', '.join(TABLES)}")
+    return name
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Measure and print, a line for each table and method."""
     parser = argparse.ArgumentParser(prog="python -m examples.tables", description=__doc__.splitlines()[0])
-    parser.add_argument("tables", nargs="*", choices=[[], *TABLES], default=list(TABLES), metavar="TABLE")
+    parser.add_argument(
+        "tables", nargs="*", type=_table, default=TABLES, metavar="TABLE", help=f"of {', '.join(TABLES)}"
+    )
     parser.add_argument("--splits", type=int, default=100, help="the first so many splits of each")
     parser.add_argument("--only", choices=list(PEERS), help="one method alone")
     asked = parser.parse_args(arguments)
@@ -142,7 +150,7 @@ def main(arguments: list[str] | None = None) -> None:
     if not folder:
         parser.exit(2, "The variable QKV_DATA names no folder with the tables. Set it.\n")
     print("| table | splits | method | figure | CPU seconds of a split |", "|---|---|---|---|---|", sep="\n")
-    for table in asked.tables or TABLES:
+    for table in asked.tables:
         splits = [
             split for split, _ in zip(splits_of(table, Path(folder)), range(asked.splits), strict=False)
         ]

@@ -35,6 +35,22 @@ def test_the_command_prints_a_line_for_a_method(capsys):
     assert "| yacht | 1 | 5 nearest neighbours | 9.667 |" in capsys.readouterr().out
 
 
+def test_every_table_is_measured_where_none_is_named(capsys, monkeypatch):
+    monkeypatch.setattr(tables, "PEERS", {"guess": lambda classes: None})
+    monkeypatch.setattr(tables, "splits_of", lambda table, folder: [table])
+    monkeypatch.setattr(tables, "measure", lambda model, split: float(len(split)))
+    tables.main([])
+    lines = capsys.readouterr().out.splitlines()[2:]
+    assert [line.split(" | ")[0] for line in lines] == [f"| {table}" for table in tables.TABLES]
+
+
+def test_a_table_that_is_not_there_is_refused_by_name(capsys):
+    with pytest.raises(SystemExit) as ended:
+        tables.main(["yatch"])
+    assert ended.value.code == 2
+    assert "there is no table 'yatch'" in capsys.readouterr().err
+
+
 def test_the_large_table_has_its_columns_and_asks_rows_it_is_not_made_from():
     X, y, new, wanted = table_million.table(Path(os.environ["QKV_DATA"]), 2000, 40)
     assert X.shape == (2000, 40)
