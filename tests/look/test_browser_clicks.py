@@ -96,12 +96,16 @@ def test_random_clicks_find_no_error_of_the_page(opened, seconds):
     done = []
     with running(Served(page=everything())) as address:
         page = opened(address)
+        # Selected text that is pulled out of the window leaves the driver's mouse deaf for good.
+        page.evaluate("addEventListener('dragstart', (event) => event.preventDefault())")
+        page.evaluate("heard = 0; addEventListener('pointerdown', () => heard++, true)")
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             done.append(act(page, rng))
             assert page.url.startswith(address), done[-5:]
             assert page.locator(".qkv-look").count() == 1, done[-5:]
         page.wait_for_load_state("networkidle")
+        assert page.evaluate("heard") > 0.8 * sum(what in ("click", "drag") for what in done)
         assert "could not be loaded" not in page.locator(".status").text_content()
         # It still works.
         page.set_viewport_size({"width": 1400, "height": 1000})

@@ -72,9 +72,12 @@ def test_the_keyboard_zooms_from_all_tokens_to_a_lone_pair(opened, served):
     assert part(page) == [0, 0, tokens, tokens]
 
 
-def test_the_wheel_zooms_where_it_points_and_dragging_moves_the_map(opened, served):
+@pytest.mark.parametrize("selected", [False, True])
+def test_the_wheel_zooms_where_it_points_and_dragging_moves_the_map(opened, served, selected):
     address, tokens, _, _ = served
     page = opened(address)
+    if selected:  # the text around the map: without care, the browser drags that instead
+        page.evaluate("getSelection().selectAllChildren(document.body)")
     box = page.locator("canvas.map").first.bounding_box()
     x, y = box["x"] + 92 + (box["width"] - 102) / 2, box["y"] + 8 + (box["height"] - 84) / 2
     page.mouse.move(x, y)

@@ -44,7 +44,9 @@ export class MapView {
     this.dragged = null;
     this.canvas.addEventListener("pointermove", (event) => this.#moved(event));
     this.canvas.addEventListener("pointerdown", (event) => this.#pressed(event));
-    this.canvas.addEventListener("pointerup", () => (this.dragged = null));
+    for (const end of ["pointerup", "pointercancel"]) this.canvas.addEventListener(end, () => (this.dragged = null));
+    // Where text is selected on both sides of the map, pulling at it would pull the text away.
+    this.canvas.addEventListener("dragstart", (event) => event.preventDefault());
     this.canvas.addEventListener("wheel", (event) => this.#rolled(event), { passive: false });
     this.canvas.addEventListener("keydown", (event) => this.#typed(event));
     new ResizeObserver(() => this.draw()).observe(this.canvas);
