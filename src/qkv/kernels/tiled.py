@@ -60,6 +60,7 @@ class TiledKernel(Kernel):
         "if no logit can exceed ±30: no maximum of rows, else a running one",
         "of an additive score, hidden units of moderate range: exponentials, several to a division, else one "
         "tanh for each pair",
+        "of a gate, a side of moderate range: exponentials and a division, else a sigmoid for each pair",
     )
     budget: int = BUDGET
     strip_budget: int = STRIP_BUDGET

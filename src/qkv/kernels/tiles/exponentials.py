@@ -185,18 +185,19 @@ class Exponentials:
         if self._blocks is not None:
             self._blocks.begin(rows)
         for cols, out in self._tiles(rows, room):
-            logits = self._pairs.logits(rows, cols, room)
+            known = None if self.bounded or running else shift
+            logits = self._pairs.logits(rows, cols, room, known)
             if not self.bounded:
                 if out is not None:
                     logits.masked_fill_(out, -math.inf)
-                if running or shift is None:
+                if known is None:
                     highest = torch.maximum(maximum, logits.amax(dim=-1, keepdim=True))
                     shift = highest.masked_fill(highest == -math.inf, 0.0)
                     past = self._exponential_(maximum.sub_(shift))
                     total.mul_(past)
                     weighted.mul_(past)
                     maximum = highest if running else shift
-                logits.sub_(shift)
+                    logits.sub_(shift)
             exponentials = self._exponential_(logits)
             if self.bounded and out is not None:
                 # Afterwards: `exp` of −inf takes ten times as long as of a number.
@@ -281,11 +282,9 @@ class Exponentials:
         for cols, out in self._tiles(rows, room):
             back: Back | None = None
             if logits_wanted:
-                logits, back = self._pairs.trace(rows, cols, room)
+                logits, back = self._pairs.trace(rows, cols, room, None if self.bounded else shift)
             else:
-                logits = self._pairs.logits(rows, cols, room)
-            if not self.bounded:
-                logits.sub_(shift)
+                logits = self._pairs.logits(rows, cols, room, None if self.bounded else shift)
             exponentials = self._exponential_(logits)
             if out is not None:
                 exponentials.masked_fill_(out, 0.0)

@@ -7,7 +7,8 @@
     Traced         any other score: its `pair` runs, and is differentiated by autograd on the tile
 
 `choice.py` chooses. Each gives logits in an array that may be written to, multiplied by a factor (a
-temperature, log₂ e).
+temperature, log₂ e), and less a shift of each query where one is given: both often fit into a pass over the
+tile that is made anyway.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from qkv.core.equation import Ready, side
 from qkv.kernels.tiles.routes import Routes, add_product
 from qkv.kernels.tiles.workers import Room
 
-__all__ = ["Back", "Bent", "Gradients", "Pairs", "Product", "Shifted", "Slices", "Traced"]
+__all__ = ["Back", "Bent", "Gradients", "Pairs", "Product", "Shifted", "Slices", "Traced", "moved"]
 
 Limits = tuple[int, int]
 
@@ -118,11 +119,17 @@ class Pairs(ABC):
         return ()
 
     @abstractmethod
-    def logits(self, rows: Limits, cols: Limits, room: Room) -> Array:
-        """factor · logits `(*batch, rows, cols)`, without mask, in an array that may be written to."""
+    def logits(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> Array:
+        """factor · logits − shift `(*batch, rows, cols)`, without mask, in an array that may be written to.
+
+        Args:
+            rows, cols: limits of the tile.
+            room: buffers.
+            shift: `(*batch, rows, 1)`; None: 0.
+        """
 
     @abstractmethod
-    def trace(self, rows: Limits, cols: Limits, room: Room) -> tuple[Array, Back]:
+    def trace(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> tuple[Array, Back]:
         """As `logits`; and a function that adds what a gradient of the logits (of the plain ones, not
         multiplied by the factor) gives to query, key and the score's arrays.
         """
@@ -136,18 +143,18 @@ class Product(Pairs):
         self._queries, self._keys = Slices(ready.query), Slices(ready.key)
         self._left = self._queries if factor == 1 else Slices(ready.query * factor)
 
-    def logits(self, rows: Limits, cols: Limits, room: Room) -> Array:
+    def logits(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> Array:
         """One matrix product."""
-        return self.routes.product(self._left(rows), self._keys(cols), room, "logits")
+        return moved(self.routes.product(self._left(rows), self._keys(cols), room, "logits"), 1.0, shift)
 
-    def trace(self, rows: Limits, cols: Limits, room: Room) -> tuple[Array, Back]:
+    def trace(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> tuple[Array, Back]:
         """dL += dS R, dR += dSᵀ L"""
 
         def back(gradient: Array, gradients: Gradients) -> None:
             add_product(gradients.queries(rows), gradient, self._keys(cols))
             add_product(gradients.keys(cols), gradient.mT, self._queries(rows))
 
-        return self.logits(rows, cols, room), back
+        return self.logits(rows, cols, room, shift), back
 
 
 class Shifted(Pairs):
@@ -159,13 +166,13 @@ class Shifted(Pairs):
         super().__init__(ready, factor, routes)
         self._inner = inner(replace(ready, score=ready.score.score), factor, routes)
 
-    def logits(self, rows: Limits, cols: Limits, room: Room) -> Array:
+    def logits(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> Array:
         """The inner ones, with the offset added in place."""
         place, score = self.ready.place.cut(rows, cols), self.ready.score.slice(slice(*rows), slice(*cols))
         offset = score.offset(place, self.ready.value)
-        return self._inner.logits(rows, cols, room).add_(offset, alpha=self.factor)
+        return self._inner.logits(rows, cols, room, shift).add_(offset, alpha=self.factor)
 
-    def trace(self, rows: Limits, cols: Limits, room: Room) -> tuple[Array, Back]:
+    def trace(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> tuple[Array, Back]:
         """The gradient passes on to the score within; the arrays of the offset get theirs by autograd."""
         import torch
 
@@ -174,7 +181,7 @@ class Shifted(Pairs):
         leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in score.arrays()]
         with torch.enable_grad():
             offset = score.replace_arrays(leaves).offset(place, self.ready.value)
-        logits, inner_back = self._inner.trace(rows, cols, room)
+        logits, inner_back = self._inner.trace(rows, cols, room, shift)
 
         def back(gradient: Array, gradients: Gradients) -> None:
             if offset.requires_grad:
@@ -192,12 +199,12 @@ class Bent(Pairs):
         super().__init__(ready, factor, routes)
         self._inner = Product(replace(ready, score=ready.score.score), 1.0 / ready.score.cap, routes)
 
-    def logits(self, rows: Limits, cols: Limits, room: Room) -> Array:
+    def logits(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> Array:
         """In place on the inner logits."""
         bent = self.routes.tanh_(self._inner.logits(rows, cols, room))
-        return bent.mul_(self.ready.score.cap * self.factor)
+        return moved(bent, self.ready.score.cap * self.factor, shift)
 
-    def trace(self, rows: Limits, cols: Limits, room: Room) -> tuple[Array, Back]:
+    def trace(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> tuple[Array, Back]:
         """d(inner logit) = (1 − tanh²) dS"""
         import torch
 
@@ -209,13 +216,13 @@ class Bent(Pairs):
             gradient.addcmul_(gradient, slope, value=-1)
             inner_back(gradient, replace(gradients, score=gradients.score.score))
 
-        return bent.mul_(self.ready.score.cap * self.factor), back
+        return moved(bent, self.ready.score.cap * self.factor, shift), back
 
 
 class Traced(Pairs):
     """The score's own function, differentiated by autograd."""
 
-    def logits(self, rows: Limits, cols: Limits, room: Room) -> Array:
+    def logits(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> Array:
         """The score's tile, copied: what it gives may be a view of something."""
         place, cut = self.ready.place.cut(rows, cols), (slice(*rows), slice(*cols))
         score = self.ready.score.slice(*cut)
@@ -224,9 +231,10 @@ class Traced(Pairs):
             rows,
             cols,
             room,
+            shift,
         )
 
-    def trace(self, rows: Limits, cols: Limits, room: Room) -> tuple[Array, Back]:
+    def trace(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> tuple[Array, Back]:
         """The tile's graph is kept until the way back is taken."""
         import torch
 
@@ -244,20 +252,37 @@ class Traced(Pairs):
                 targets = [gradients.queries(rows), gradients.keys(cols), *arrays]
                 add_traced(traced, gradient, leaves, targets)
 
-        return self._own(traced.detach(), rows, cols, room), back
+        return self._own(traced.detach(), rows, cols, room, shift), back
 
     def _function(self, score: Any) -> Callable[..., Array]:
         function: Callable[..., Array] = score.pair if self.ready.sided else score.tile
         return function
 
-    def _own(self, logits: Array, rows: Limits, cols: Limits, room: Room) -> Array:
+    def _own(self, logits: Array, rows: Limits, cols: Limits, room: Room, shift: Array | None) -> Array:
         import torch
 
         shape = (*self.ready.place.batch, rows[1] - rows[0], cols[1] - cols[0])
         own = room.take("logits", shape, self.ready.value)
         if logits.dtype == own.dtype and logits.shape == own.shape:
-            return torch.mul(logits, self.factor, out=own)
-        return own.copy_(logits).mul_(self.factor)
+            if shift is None:
+                return torch.mul(logits, self.factor, out=own)
+            return torch.add(-shift, logits, alpha=self.factor, out=own)
+        return moved(own.copy_(logits), self.factor, shift)
+
+
+def moved(logits: Array, factor: float, shift: Array | None) -> Array:
+    """factor · logits − shift in place, in one pass.
+
+    Example:
+        >>> import torch
+        >>> moved(torch.tensor([[1.0, 2.0]]), 3.0, torch.tensor([[1.0]]))
+        tensor([[2., 5.]])
+    """
+    import torch
+
+    if shift is None:
+        return logits if factor == 1 else logits.mul_(factor)
+    return logits.sub_(shift) if factor == 1 else torch.add(-shift, logits, alpha=factor, out=logits)
 
 
 def add_traced(traced: Array, gradient: Array, leaves: Sequence[Array], targets: Sequence[Array]) -> None:

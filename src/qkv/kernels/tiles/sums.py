@@ -6,7 +6,7 @@ from functools import cached_property
 
 from qkv.core.arrays import Array
 from qkv.kernels.tiles import units
-from qkv.kernels.tiles.pairs import Back, Gradients, Pairs
+from qkv.kernels.tiles.pairs import Back, Gradients, Pairs, moved
 from qkv.kernels.tiles.units import Units
 from qkv.kernels.tiles.workers import Room
 
@@ -18,18 +18,18 @@ Limits = tuple[int, int]
 class UnitSum(Pairs):
     """A score whose `unit` is "tanh", of one batch element."""
 
-    def logits(self, rows: Limits, cols: Limits, room: Room) -> Array:
+    def logits(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> Array:
         """By exponentials or tanh, as the range of each hidden unit allows."""
-        return self._logits(self._forward, rows, cols, room)
+        return moved(self._logits(self._forward, rows, cols, room), self.factor, shift)
 
-    def trace(self, rows: Limits, cols: Limits, room: Room) -> tuple[Array, Back]:
+    def trace(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> tuple[Array, Back]:
         """The tile again, from what both directions were prepared for."""
 
         def back(gradient: Array, gradients: Gradients) -> None:
             to = (gradients.query, gradients.key, gradients.score.unit_vector)
             units.gradient(self._backward, rows, cols, gradient, to, room)
 
-        return self._logits(self._backward, rows, cols, room), back
+        return moved(self._logits(self._backward, rows, cols, room), self.factor, shift), back
 
     def notes(self) -> tuple[str, ...]:
         """How the guard on the range went."""
@@ -37,8 +37,7 @@ class UnitSum(Pairs):
 
     def _logits(self, prepared: Units, rows: Limits, cols: Limits, room: Room) -> Array:
         shape = (rows[1] - rows[0], cols[1] - cols[0])
-        out = units.logits(prepared, rows, cols, room.take("logits", shape, self.ready.value), room)
-        return out if self.factor == 1 else out.mul_(self.factor)
+        return units.logits(prepared, rows, cols, room.take("logits", shape, self.ready.value), room)
 
     @cached_property
     def _forward(self) -> Units:
