@@ -2,12 +2,12 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
-
 import qkv
 from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
 from qkv.kernels.tiles.gates import exponentials
+
+torch = pytest.importorskip("torch")
 
 RANGES = {
     "moderate": ((-3, 3), (-3, 3)),

@@ -106,8 +106,9 @@ class GatedProduct(Pairs):
 
 
 def exponentials(left: Array, right: Array) -> tuple[Array, Array] | None:
-    """e^−left and e^−right, moved towards each other so that their products stay finite; None where both sides
-    range too far, or are no numbers.
+    """e^−left and e^−right, moved towards each other so that their products stay finite.
+
+    None where both sides range too far, or are no numbers.
 
     Args:
         left: `(*batch, q, 1)`.
