@@ -104,7 +104,7 @@ def test_what_cannot_be_done_is_one_sentence(qkv, people, arguments, sentence):
 def test_the_examples_of_the_help_run_as_they_stand_one_after_another(qkv, tmp_path, monkeypatch):
     (tmp_path / "people.csv").write_bytes((EXAMPLES / "people.csv").read_bytes())
     monkeypatch.chdir(tmp_path)
-    assert len(HELP) == 8
+    assert len(HELP) == 10
     for line in HELP:
         code, out, err = qkv(*shlex.split(line)[1:])
         assert (code, err) == (0, ""), line
