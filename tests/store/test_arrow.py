@@ -192,6 +192,26 @@ def test_a_full_disk_is_said_so_and_loses_nothing(
     assert len(stores.open(path)) == 329
 
 
+def test_a_disk_that_is_full_when_a_store_is_made_leaves_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, writes = os.fsync, 0
+
+    def full(handle: int) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == full_at:
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    for full_at in range(1, 6):  # the attached file, its folder, the manifest, two folders
+        writes = 0
+        with pytest.raises(StoreFullError, match="free some space"):
+            stores.create(path, numbered(0, 1).schema, attached={"a.bin": b"a"})
+        assert not path.exists(), full_at
+
+
 # -- two writers ----------------------------------------------------------------------------------------
 
 

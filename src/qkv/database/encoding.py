@@ -195,6 +195,8 @@ class Encoding:
             cells = zip(columns, parsed.cells, parsed.absent, strict=True)
             if len(parsed):
                 vectors[:] = self._checked(self.encoder.encode({c.name: _arrow(c, *x) for c, *x in cells}))
+        strange = ~np.isfinite(vectors).all(axis=1)
+        vectors[strange], unknown = 0.0, unknown | strange
         return Asked(Queries(parsed.asked, (vectors,), missing | unknown, parsed.single), unknown)
 
     def told(self, answer: Answer, asked: Asked, key: tuple[str, ...]) -> Answer:
