@@ -3,6 +3,7 @@
 import datetime as dt
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from qkv.database import Database, encoding
 from qkv.encoders import Latent, LatentSemantics, TableVectors, WordVectors
 from qkv.encoders.kept import Worded
 from qkv.errors import DamagedStoreError, DataError, KindError, OptionError, QueryError
+from tests.store.crashes import die_at
 
 SRC = str(Path(__file__).parents[2] / "src")
 TEXTS = [
@@ -110,6 +112,8 @@ def test_records_tables_and_predicates_show_the_columns_that_were_given_and_no_v
         assert answer.to_arrow().column("query").to_pylist() == ["golden ring"]
         with pytest.raises(QueryError, match="columns text, number, book, such"):
             each.ask("ring", where="colour = 3")
+        with pytest.raises(QueryError, match="columns text, number, book, such"):
+            each.delete("colour = 3")
         assert not each.ask("golden ring", where="number > 99").found
         assert (len(each), each.left_out) == (7, {"text": 2})
 
@@ -256,6 +260,17 @@ def test_rows_pass_the_encoder_in_batches_each_text_once_and_progress_is_told(pa
     assert vectors[0] == vectors[1] == vectors[3] != vectors[2] == vectors[4]
 
 
+def test_a_key_of_categories_is_encoded_as_texts(path, backend):
+    table = pa.table(
+        {"key": pa.array(["red rose", "white wine", "red rose", None]), "value": [1.0, 2.0, 3.0, 4.0]}
+    )
+    table = table.set_column(0, "key", table.column("key").dictionary_encode())
+    Database.create(path, table, "key", "value", encoder="latent", backend=backend)
+    for each in both(path):
+        assert each.ask(["rose", "wine"]).value == pytest.approx([2.0, 2.0], abs=1e-3)
+        assert each.left_out == {"key": 1}
+
+
 def test_a_file_is_encoded_whose_first_part_has_no_row(tmp_path, path):
     csv = tmp_path / "rows.csv"
     csv.write_text("text,number\n" + "".join(f"word{i % 7} of row,{i}\n" for i in range(50)))
@@ -308,6 +323,45 @@ def test_an_encoder_that_changed_without_a_trace_does_not_answer(path):
     with pytest.raises(DamagedStoreError, match=r"encoder\.npz: bytes changed"):
         opened.ask("golden ring")
     assert [damage.file for damage in opened.verify()] == ["attached/encoder.npz"]
+
+
+# Other tests of this process may have loaded JAX or Lance, which warn of any fork.
+@pytest.mark.filterwarnings("ignore:os.fork")
+@pytest.mark.filterwarnings("ignore:lance is not fork-safe")
+def test_a_store_whose_making_is_killed_has_its_encoder_or_is_no_store(path):
+    words = WordVectors(("a", "b"), np.eye(2, dtype=np.float32))
+    rows = {"key": ["a b", "b"], "value": [1.0, 2.0]}
+    left = []
+    for call in range(1, 100):
+        shutil.rmtree(path, ignore_errors=True)
+        pid = os.fork()
+        if pid == 0:  # the maker: it dies at its n-th call
+            die_at(call)
+            try:
+                Database.create(path, rows, "key", "value", encoder=words)
+            finally:
+                os._exit(0)
+        died = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+        try:
+            opened = Database.open(path, "key", "value")
+        except DataError:
+            left.append("no store")
+            continue
+        assert opened.verify() == []
+        assert opened.encoding.encoder.width == 2
+        left.append(f"{len(opened)} rows")
+        if not died:
+            break
+        opened.append(rows)
+        assert opened.ask("b").rows[0].record == {"key": "b", "value": 2.0}
+    assert list(dict.fromkeys(left)) == ["no store", "0 rows", "2 rows"]
+
+
+def test_a_copied_store_answers_as_the_first(path):
+    wanted = made(path).ask("golden ring").value
+    copy = path.parent / "copy"
+    shutil.copytree(path, copy, copy_function=shutil.copyfile)
+    assert Database.open(copy).ask("golden ring").value == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from qkv.errors import DamagedStoreError, DataError, StoreBusyError, StoreFullEr
 from qkv.store import arrow, disk, locking, pieces
 from qkv.testing.stores import StoreContract, ids_of, numbered
 
-from .crashes import WRITER, check_crash
+from .crashes import WRITER, check_crash, die_at
 
 
 class TestArrowStore(StoreContract):
@@ -299,25 +298,6 @@ def write(store: stores.Store, operation: str) -> None:
         store.delete(lambda table: table.column("id").to_numpy() % 3 == 0)
     else:
         store.compact(keep=1)
-
-
-def die_at(call: int) -> None:
-    """Kill this process at its n-th sync, renaming or removal."""
-    calls = 0
-
-    def deadly(real):  # type: ignore[no-untyped-def]
-        def counted(*args, **kwargs):  # type: ignore[no-untyped-def]
-            nonlocal calls
-            calls += 1
-            if calls == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **kwargs)
-
-        return counted
-
-    os.fsync = deadly(os.fsync)
-    Path.replace = deadly(Path.replace)  # type: ignore[method-assign]
-    Path.unlink = deadly(Path.unlink)  # type: ignore[method-assign]
 
 
 # -- at size --------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ answers; the plan says which.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -23,7 +24,7 @@ from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import memory_bytes
 from qkv.scores.base import Score
-from qkv.store import Damage, Store, Version
+from qkv.store import Block, Damage, Store, Version
 
 __all__ = ["StoredDatabase"]
 
@@ -213,8 +214,14 @@ class StoredDatabase(Database):
         Raises:
             QueryError: the predicate does not run.
         """
-        schema = self.store.schema
-        return self.store.delete_chosen(lambda blocks: matching(blocks, schema, where, deleted=True))
+        shown = self._shown
+        schema = self.store.empty(shown).schema
+
+        def chosen(blocks: Sequence[Block]) -> list[np.ndarray]:
+            seen = [replace(block, table=block.table.select(shown)) for block in blocks]
+            return matching(seen, schema, where, deleted=True)
+
+        return self.store.delete_chosen(chosen)
 
     def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
         """Rewrite small and thinned blocks into full ones.
