@@ -18,7 +18,8 @@ from qkv.database import Database, encoding
 from qkv.encoders import Latent, LatentSemantics, TableVectors, WordVectors
 from qkv.encoders.kept import Worded
 from qkv.errors import DamagedStoreError, DataError, KindError, OptionError, QueryError
-from tests.store.crashes import die_at
+from tests.database import encoded_writer
+from tests.store.crashes import die_at, expected, killed
 
 SRC = str(Path(__file__).parents[2] / "src")
 TEXTS = [
@@ -355,6 +356,27 @@ def test_a_store_whose_making_is_killed_has_its_encoder_or_is_no_store(path):
         opened.append(rows)
         assert opened.ask("b").rows[0].record == {"key": "b", "value": 2.0}
     assert list(dict.fromkeys(left)) == ["no store", "0 rows", "2 rows"]
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 60))]
+)
+def test_a_writer_killed_at_any_moment_leaves_every_row_with_its_own_vector(path, backend, seed):
+    draw = np.random.default_rng(0)
+    words = WordVectors(tuple(f"w{i}" for i in range(11)), draw.standard_normal((11, 4)).astype(np.float32))
+    schema = pa.schema({"id": pa.int64(), "text": pa.string(), "value": pa.float64()})
+    Database.create(path, schema, "text", "value", encoder=words, backend=backend)
+    done = killed([encoded_writer.__file__, str(path)], seed)
+    store = Database.open(path)
+    assert store.verify() == []
+    found = store.store.to_table()
+    ids, texts, vectors = (found.column(name).to_pylist() for name in ("id", "text", "vector of text"))
+    assert ids in (expected(done), expected(done + 1)), f"after {done} steps"
+    assert texts == [f"w{i % 7} and w{i % 11}" for i in ids]
+    np.testing.assert_array_equal(np.array(vectors, np.float32).reshape(-1, 4), words.encode(texts))
+    store.append(encoded_writer.rows(0, 3))
+    store.compact(keep=1)
+    assert Database.open(path).ask("w1 and w1").rows[0].record["id"] % 77 == 1
 
 
 def test_a_copied_store_answers_as_the_first(path):

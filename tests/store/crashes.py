@@ -13,7 +13,7 @@ from qkv import store as stores
 from qkv.store import disk
 from qkv.testing.stores import ids_of, numbered
 
-__all__ = ["WRITER", "check_crash", "die_at"]
+__all__ = ["WRITER", "check_crash", "die_at", "expected", "killed"]
 
 WRITER = Path(__file__).with_name("writer.py")
 
@@ -34,7 +34,12 @@ def crash(path: Path, seed: int, backend: str) -> int:
     """Kill a writer at a random moment of its work; returns how many steps it had acknowledged."""
     shutil.rmtree(path, ignore_errors=True)
     stores.create(path, numbered(0, 1).schema, backend=backend)
-    command = [sys.executable, str(WRITER), "crash", str(path)]
+    return killed([str(WRITER), "crash", str(path)], seed)
+
+
+def killed(script: list[str], seed: int) -> int:
+    """Kill a process that says `ready`, and then when a step is done, at a random moment; how many it did."""
+    command = [sys.executable, *script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "ready\n"
