@@ -19,6 +19,7 @@ def rows(start: int, stop: int) -> dict[str, list]:
 
 if __name__ == "__main__":
     store = Database.open(sys.argv[1])
+    store.delete("false")  # what is loaded once is loaded before the race begins
     print("ready", flush=True)
     step = 0
     while True:
