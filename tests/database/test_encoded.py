@@ -158,7 +158,7 @@ def test_a_query_of_another_kind_is_refused(path):
 
 
 def test_a_score_of_texts_compares_the_key_itself(path):
-    made(path)
+    made(path, threshold=0.999, normalizer="hard")
     plain = Database.open(ROWS, "text", "number").ask("a shepherd fuond a golden rnig")
     for each in both(path):
         answer = each.ask("a shepherd fuond a golden rnig", score="spelling")

@@ -98,7 +98,7 @@ class StoredDatabase(Database):
         """As `Database.ask`, of the version that is open: `refresh` goes to the newest.
 
         A store with an encoder compares the vectors of keys and queries, unless the score is one of texts,
-        such as `"spelling"`, or `"exact"`.
+        such as `"spelling"`, or `"exact"`; the normalizer and threshold that it keeps are then not meant.
 
         Raises:
             DataError: the store has no rows yet; otherwise as `Database.ask`.
@@ -108,8 +108,9 @@ class StoredDatabase(Database):
         score = self.score if score is None else score
         vectors = self._by_vectors(score)
         asked = self._rows(vectors, progress)
-        normalizer = self.normalizer if normalizer is None else normalizer
-        threshold = self.threshold if threshold is None else threshold
+        if vectors == self._by_vectors(self.score):
+            normalizer = self.normalizer if normalizer is None else normalizer
+            threshold = self.threshold if threshold is None else threshold
         how: dict[str, Any] = {
             "score": score,
             "normalizer": normalizer,
@@ -312,7 +313,8 @@ class StoredDatabase(Database):
             # A row lacks its vector where it lacks its key.
             said = dict.fromkeys(hidden, ", ".join(self.key))
             asked.left_out = {said.get(name, name): count for name, count in asked.left_out.items()}
-            self._asked[vectors] = (self.version, asked)
+            current = {way: held for way, held in self._asked.items() if held[0] == self.version}
+            self._asked = {**current, vectors: (self.version, asked)}
         return self._asked[vectors][1]
 
     def _compared(self, vectors: bool) -> tuple[str, ...]:
