@@ -63,6 +63,33 @@ def test_rows_are_appended_deleted_and_old_versions_asked(qkv, people):
     assert qkv("store", "verify", people)[1].startswith("every byte is as it was written")
 
 
+def test_a_store_with_an_encoder_is_asked_as_any_other_and_shows_no_vector(qkv, tmp_path):
+    path = str(tmp_path / "meant.qkv")
+    made = ("store", "create", path, "people.csv", "--key", "name", "--value", "income")
+    code, out, err = qkv(*made, "--encoder", "latent:12")
+    assert (code, err) == (0, "")
+    assert out == "Database(meant.qkv: name by latent → income, 24 rows, version 2)\n"
+    for memory in ("512MiB", "1B"):
+        code, out, _ = qkv(
+            "ask", path, "Smith", "Zorro", "--format", "json", "--memory", memory, "--top", "1"
+        )
+        assert code == 0
+        found, unknown = map(json.loads, out.splitlines())
+        assert set(found["rows"][0]["record"]) == {"name", "income", "city"}
+        assert "Smith" in found["rows"][0]["record"]["name"]
+        assert unknown["reason"] == "the encoder knows nothing of it"
+        assert (
+            "latent semantics (log-entropy)" in qkv("ask", path, "Smith", "--explain", "--memory", memory)[1]
+        )
+    assert qkv("store", "append", path, "people.csv")[1].startswith("24 rows added; ")
+    assert qkv("store", "verify", path)[0] == 0
+    (tmp_path / "meant.qkv" / "attached" / "encoder.npz").unlink()
+    for arguments in (("store", "verify", path), ("ask", path, "Smith")):
+        code, out, err = qkv(*arguments)
+        assert (code, out) == (2, "")
+        assert "attached/encoder.npz: missing" in err
+
+
 def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
     (victim,) = (tmp_path / "people.qkv" / "rows").glob("*.arrow")
     data = bytearray(victim.read_bytes())
@@ -82,6 +109,10 @@ def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
         (("store", "create", "PEOPLE", "people.csv", "--key", "name", "--value", "income"), "there already"),
         (("store", "create", "new", "people.csv", "--key", "name"), "there is no --value"),
         (("store", "create", "new", "nobody.csv", "--key", "name", "--value", "x"), "there is no file"),
+        (
+            ("store", "create", "new", "people.csv", "--key", "name", "--value", "city", "--encoder", "x"),
+            "the encoder is 'x'",
+        ),
         (("store", "append", "PEOPLE", "gpa.csv"), "must have the columns name, income, city"),
         (("store", "append", "PEOPLE"), "FILE"),
         (("store", "delete", "PEOPLE", "colour = 3"), "not found"),
@@ -104,7 +135,7 @@ def test_what_cannot_be_done_is_one_sentence(qkv, people, arguments, sentence):
 def test_the_examples_of_the_help_run_as_they_stand_one_after_another(qkv, tmp_path, monkeypatch):
     (tmp_path / "people.csv").write_bytes((EXAMPLES / "people.csv").read_bytes())
     monkeypatch.chdir(tmp_path)
-    assert len(HELP) == 8
+    assert len(HELP) == 10
     for line in HELP:
         code, out, err = qkv(*shlex.split(line)[1:])
         assert (code, err) == (0, ""), line

@@ -1,5 +1,6 @@
 """A writer that is killed, and what must be left of its store."""
 
+import os
 import random
 import shutil
 import signal
@@ -12,7 +13,7 @@ from qkv import store as stores
 from qkv.store import disk
 from qkv.testing.stores import ids_of, numbered
 
-__all__ = ["WRITER", "check_crash"]
+__all__ = ["WRITER", "check_crash", "die_at", "expected", "killed"]
 
 WRITER = Path(__file__).with_name("writer.py")
 
@@ -33,7 +34,12 @@ def crash(path: Path, seed: int, backend: str) -> int:
     """Kill a writer at a random moment of its work; returns how many steps it had acknowledged."""
     shutil.rmtree(path, ignore_errors=True)
     stores.create(path, numbered(0, 1).schema, backend=backend)
-    command = [sys.executable, str(WRITER), "crash", str(path)]
+    return killed([str(WRITER), "crash", str(path)], seed)
+
+
+def killed(script: list[str], seed: int) -> int:
+    """Kill a process that says `ready`, and then when a step is done, at a random moment; how many it did."""
+    command = [sys.executable, *script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "ready\n"
@@ -54,3 +60,22 @@ def check_crash(path: Path, seed: int, backend: str) -> None:
     store.compact(keep=1)
     assert len(stores.open(path)) == rows + 3
     assert not [p for p in path.rglob("*") if p.name.startswith(disk.TEMPORARY)]
+
+
+def die_at(call: int) -> None:
+    """Kill this process at its n-th sync, renaming or removal."""
+    calls = 0
+
+    def deadly(real):  # type: ignore[no-untyped-def]
+        def counted(*args, **kwargs):  # type: ignore[no-untyped-def]
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args, **kwargs)
+
+        return counted
+
+    os.fsync = deadly(os.fsync)
+    Path.replace = deadly(Path.replace)  # type: ignore[method-assign]
+    Path.unlink = deadly(Path.unlink)  # type: ignore[method-assign]

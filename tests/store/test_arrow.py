@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from qkv.errors import DamagedStoreError, DataError, StoreBusyError, StoreFullEr
 from qkv.store import arrow, disk, locking, pieces
 from qkv.testing.stores import StoreContract, ids_of, numbered
 
-from .crashes import WRITER, check_crash
+from .crashes import WRITER, check_crash, die_at
 
 
 class TestArrowStore(StoreContract):
@@ -192,6 +191,26 @@ def test_a_full_disk_is_said_so_and_loses_nothing(
     assert len(stores.open(path)) == 329
 
 
+def test_a_disk_that_is_full_when_a_store_is_made_leaves_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, writes = os.fsync, 0
+
+    def full(handle: int) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == full_at:
+            raise OSError(28, "No space left on device")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    for full_at in range(1, 6):  # the attached file, its folder, the manifest, two folders
+        writes = 0
+        with pytest.raises(StoreFullError, match="free some space"):
+            stores.create(path, numbered(0, 1).schema, attached={"a.bin": b"a"})
+        assert not path.exists(), full_at
+
+
 # -- two writers ----------------------------------------------------------------------------------------
 
 
@@ -279,25 +298,6 @@ def write(store: stores.Store, operation: str) -> None:
         store.delete(lambda table: table.column("id").to_numpy() % 3 == 0)
     else:
         store.compact(keep=1)
-
-
-def die_at(call: int) -> None:
-    """Kill this process at its n-th sync, renaming or removal."""
-    calls = 0
-
-    def deadly(real):  # type: ignore[no-untyped-def]
-        def counted(*args, **kwargs):  # type: ignore[no-untyped-def]
-            nonlocal calls
-            calls += 1
-            if calls == call:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **kwargs)
-
-        return counted
-
-    os.fsync = deadly(os.fsync)
-    Path.replace = deadly(Path.replace)  # type: ignore[method-assign]
-    Path.unlink = deadly(Path.unlink)  # type: ignore[method-assign]
 
 
 # -- at size --------------------------------------------------------------------------------------------

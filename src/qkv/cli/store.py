@@ -26,6 +26,8 @@ Examples:
   qkv ask people.qkv --version 2 "Jon Smiht"
   qkv store compact people.qkv --keep 1
   qkv store verify people.qkv
+  qkv store create guests.qkv people.csv --key name --value city --encoder latent
+  qkv ask guests.qkv "Smith"
 """
 
 store = typer.Typer(
@@ -64,6 +66,13 @@ def create(
         float | None,
         typer.Option(metavar="NUMBER", help="Least similarity, or largest distance, of a match."),
     ] = None,
+    encoder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|PATH",
+            help="Compare vectors of keys: latent[:RANK], sentences, table, a model's folder, word vectors.",
+        ),
+    ] = None,
     backend: Annotated[
         str, typer.Option(metavar="arrow|lance", help="What the store is made of; lance is an extra.")
     ] = "arrow",
@@ -85,6 +94,7 @@ def create(
             score=score,
             normalizer=normalizer,
             threshold=threshold,
+            encoder=encoder,
             backend=backend,
             progress=progress,
         )
@@ -163,7 +173,7 @@ def verify(path: Folder) -> None:
 
 
 def _open(path: str, damaged: str = "refuse") -> "StoredDatabase":
-    from qkv.database.stored import open_stored
+    from qkv.database.making import open_stored
 
     return open_stored(path, None, None, fold=None, memory="512 MiB", damaged=damaged)
 

@@ -12,6 +12,7 @@ A cell is missing where it is null, where a number is not finite, or where a tex
 
 import datetime as dt
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ import numpy as np
 from qkv.database import arrow
 from qkv.errors import DataError
 
-__all__ = ["Column", "Kind", "fold", "plain"]
+__all__ = ["Column", "Kind", "fold", "key_names", "plain"]
 
 Kind = Literal["text", "category", "number", "boolean", "moment", "vector"]
 
@@ -33,6 +34,27 @@ def fold(text: str) -> str:
         'john doe'
     """
     return " ".join((text if text.isascii() else unicodedata.normalize("NFKC", text)).casefold().split())
+
+
+def key_names(key: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
+    """The names of key columns, given as one, as several, or as several with commas.
+
+    Raises:
+        DataError: a name is no text, or stands there twice.
+    """
+    names = (
+        [key]
+        if isinstance(key, str) and key in columns
+        else key.split(",")
+        if isinstance(key, str)
+        else list(key)
+    )
+    names = [name.strip() if isinstance(name, str) else name for name in names]
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise DataError(f"the key is {key!r}, and column names are wanted. Give one, or several with commas.")
+    if len(set(names)) != len(names):
+        raise DataError(f"the key names a column twice: {', '.join(names)}. Name each once.")
+    return tuple(names)
 
 
 def plain(table: Any) -> Any:

@@ -17,7 +17,7 @@ from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
 from qkv.scores.exact import Exact
 
-__all__ = ["Comparison", "Distances", "Mixture", "Plain", "Similarities"]
+__all__ = ["Comparison", "Distances", "Mixture", "Plain", "Similarities", "VectorDistances"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,12 +168,24 @@ class Distances(Comparison):
         for row, distance in zip(nearest, self.nearness(query, nearest[:, None])[:, 0], strict=True):
             away = f"{number(distance, distance)}{self.unit_name} away, and the reach is {self.reach:.3g}"
             far = distance > self.reach
-            reasons.append(f"the nearest key, {self._shown(row)}, is {away}" if far else None)
+            reasons.append(f"the nearest key{self._shown(row)} is {away}" if far else None)
         return reasons
 
     def _shown(self, row: int) -> str:
         cells = [c.moment(c.cells[row]) if c.kind == "moment" else f"{c.cells[row]:.6g}" for c in self.points]
-        return ", ".join(str(cell) for cell in cells)
+        return f", {', '.join(str(cell) for cell in cells)},"
+
+
+@dataclass(frozen=True, eq=False)
+class VectorDistances(Distances):
+    """A column of vectors, compared by their distance as they stand."""
+
+    def query(self, cells: Sequence[np.ndarray]) -> np.ndarray:
+        """The one column's cells."""
+        return cells[self.columns[0]]
+
+    def _shown(self, row: int) -> str:
+        return ""
 
 
 @dataclass(frozen=True, eq=False)

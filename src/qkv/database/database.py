@@ -15,7 +15,7 @@ from qkv.database import duck
 from qkv.database.answer import Answer
 from qkv.database.asking import Asking
 from qkv.database.bandwidth import Bandwidth, Progress, leave_one_out, scott
-from qkv.database.columns import Column, plain
+from qkv.database.columns import Column, key_names, plain
 from qkv.database.comparisons import Comparison
 from qkv.database.keys import Keys
 from qkv.database.names import named_normalizer
@@ -31,7 +31,7 @@ from qkv.store import is_store
 if TYPE_CHECKING:
     from qkv.database.stored import StoredDatabase
 
-__all__ = ["Database", "key_names"]
+__all__ = ["Database"]
 
 
 class Database:
@@ -97,6 +97,7 @@ class Database:
         score: str | None = None,
         normalizer: str | None = None,
         threshold: float | None = None,
+        encoder: Any = None,
         backend: str = "arrow",
         memory: int | str = "512 MiB",
         progress: Progress | None = None,
@@ -109,6 +110,9 @@ class Database:
                 for none yet.
             key, value, fold: as in `open`.
             score, normalizer, threshold: what `ask` does where it is told nothing else; parts by name.
+            encoder: makes vectors of keys and queries, which are then compared: "latent", "latent:100",
+                "sentences", "table", the folder of a sentence model, a file of word vectors, or an object of
+                `qkv.encoders`. What it learns from the first rows is kept with the store.
             backend: "arrow", or "lance" (pip install "qkv[lance]").
             memory: as in `open`.
             progress: as in `append`.
@@ -125,7 +129,7 @@ class Database:
             >>> Database.open(folder).ask(2.0, score="gaussian:1").value
             20.0
         """
-        from qkv.database.stored import create_stored
+        from qkv.database.making import create_stored
 
         return create_stored(
             path,
@@ -136,6 +140,7 @@ class Database:
             score=score,
             normalizer=normalizer,
             threshold=threshold,
+            encoder=encoder,
             backend=backend,
             memory=memory,
             progress=progress,
@@ -194,7 +199,7 @@ class Database:
             Database(the dict: gpa → salary, 1 row, 1 left out)
         """
         if isinstance(source, (str, PathLike)) and is_store(source):
-            from qkv.database.stored import open_stored
+            from qkv.database.making import open_stored
 
             return open_stored(source, key, value, fold=fold, memory=memory, damaged=damaged)
         if key is None or value is None:
@@ -291,7 +296,8 @@ class Database:
         """
         if not isinstance(top, int) or top < 1:
             raise OptionError(f"top is {top!r}, and at least one row of evidence is shown. Give 1 or more.")
-        parsed = Queries.parse(queries, self._columns, self._fold)
+        given = isinstance(queries, Queries)
+        parsed = queries if given else Queries.parse(queries, self._columns, self._fold)
         self._progress = progress
         try:
             comparison = self._comparison(score, threshold)
@@ -373,24 +379,3 @@ class Database:
         if taking != len(self):
             rows += f"; {taking:,} satisfy the predicate"
         return (rows, *comparison.notes, f"weights by {asking.normalizer_text}")
-
-
-def key_names(key: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    """The names of key columns, given as one, as several, or as several with commas.
-
-    Raises:
-        DataError: a name is no text, or stands there twice.
-    """
-    names = (
-        [key]
-        if isinstance(key, str) and key in columns
-        else key.split(",")
-        if isinstance(key, str)
-        else list(key)
-    )
-    names = [name.strip() if isinstance(name, str) else name for name in names]
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise DataError(f"the key is {key!r}, and column names are wanted. Give one, or several with commas.")
-    if len(set(names)) != len(names):
-        raise DataError(f"the key names a column twice: {', '.join(names)}. Name each once.")
-    return tuple(names)

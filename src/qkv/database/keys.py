@@ -23,7 +23,16 @@ import numpy as np
 from qkv.database.bandwidth import Bandwidth
 from qkv.database.blocks import nearest_distances
 from qkv.database.columns import Column
-from qkv.database.comparisons import Comparison, Distances, Mixture, Plain, Similarities, in_days, structured
+from qkv.database.comparisons import (
+    Comparison,
+    Distances,
+    Mixture,
+    Plain,
+    Similarities,
+    VectorDistances,
+    in_days,
+    structured,
+)
 from qkv.database.names import NamedScore, named_score
 from qkv.database.show import number
 from qkv.errors import OptionError
@@ -105,7 +114,13 @@ class Keys:
         if self._one("vector"):
             if isinstance(score, Cosine) and score.temperature == 1.0:
                 return self._vectors(0, threshold)
-            return Plain(every, score, None, first.cells, notes, self.columns)
+            if threshold is None or not isinstance(getattr(score, "bandwidth", None), float | int):
+                return Plain(every, score, None, first.cells, notes, self.columns)
+            notes += (f"no match where the nearest key is farther than {threshold:.3g}",)
+            blank = np.zeros(1)
+            return VectorDistances(
+                every, score, None, first.cells, notes, blank, blank + 1, 1.0, "", threshold, self.columns
+            )
         stacked = self._stacked(every)
         width = getattr(score, "bandwidth", None)
         if not isinstance(width, float | int):

@@ -33,12 +33,14 @@ class Queries:
         cells: for each key column, `(q,)` or `(q, width)` in the form of `Column.cells`.
         missing: `(q,)`, where some cell is missing.
         single: one query was asked, not a list of them.
+        absent: for each key column, `(q,)`, where its cell is missing.
     """
 
     asked: tuple[Any, ...]
     cells: tuple[np.ndarray, ...]
     missing: np.ndarray
     single: bool
+    absent: tuple[np.ndarray, ...] = ()
 
     def __len__(self) -> int:
         return len(self.asked)
@@ -46,7 +48,8 @@ class Queries:
     def part(self, start: int, stop: int) -> "Queries":
         """The queries from `start` up to `stop`."""
         cells = tuple(column[start:stop] for column in self.cells)
-        return Queries(self.asked[start:stop], cells, self.missing[start:stop], False)
+        absent = tuple(column[start:stop] for column in self.absent)
+        return Queries(self.asked[start:stop], cells, self.missing[start:stop], False, absent)
 
     @staticmethod
     def parse(queries: Any, columns: Sequence[Column], folded: bool = True) -> "Queries":
@@ -57,13 +60,14 @@ class Queries:
         """
         asked, single = split(queries, columns)
         rows = [_parts(query, columns) for query in asked]
-        cells, missing = [], np.zeros(len(asked), bool)
+        cells, absent = [], []
         for index, column in enumerate(columns):
             read = [_cell(row[index], column, folded) for row in rows]
-            absent = np.array([cell is None for cell in read], dtype=bool)
-            missing |= absent
+            absent.append(np.array([cell is None for cell in read], dtype=bool))
             cells.append(_stack(read, column))
-        return Queries(tuple(_shown(query) for query in asked), tuple(cells), missing, single)
+        missing = np.logical_or.reduce(absent)
+        shown = tuple(_shown(query) for query in asked)
+        return Queries(shown, tuple(cells), missing, single, tuple(absent))
 
 
 def split(queries: Any, columns: Sequence[Column]) -> tuple[list[Any], bool]:

@@ -42,23 +42,23 @@ class Rows:
     """A store at one version, with as much of a pyarrow table's manners as answers need.
 
     Rows are counted without those that are deleted. What is appended or deleted later is not seen.
+
+    Args:
+        store: whose newest rows these are.
+        hidden: columns that are there to be compared, and are not shown.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, hidden: Sequence[str] = ()) -> None:
         self.store = store.snapshot()
+        self.column_names: list[str] = [name for name in store.schema.names if name not in hidden]
         self.num_rows = len(self.store)
         self.blocks = len(self.store.block_lengths())
         self._notes = self.store.notes
         self._sizes: dict[tuple[str, ...], int] = {}
 
-    @property
-    def column_names(self) -> list[str]:
-        """Of the store."""
-        return list(self.store.schema.names)
-
     def slice(self, start: int, length: int = 1) -> Any:
         """A table of some rows."""
-        return self.store.take(np.arange(start, start + length))
+        return self.store.take(np.arange(start, start + length), self.column_names)
 
     def take(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> Any:
         """A table of the rows with these numbers, which ascend."""
@@ -92,7 +92,8 @@ class Rows:
         Raises:
             QueryError: as `duck.matching_rows`.
         """
-        found = matching(list(self.store.blocks()), self.store.schema, predicate)
+        blocks = list(self.store.blocks(self.column_names))
+        found = matching(blocks, self.store.empty(self.column_names).schema, predicate)
         return np.concatenate([np.zeros(0, bool), *found])
 
 

@@ -7,16 +7,17 @@ whatever exports an Arrow stream (pyarrow, pandas, polars, DuckDB relations).
 
 import difflib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from qkv.database import duck
+from qkv.database.columns import plain
 from qkv.errors import DataError, QkvError
 
-__all__ = ["read", "read_parts", "describe", "require_columns", "nearest_name"]
+__all__ = ["counted", "describe", "nearest_name", "read", "read_parts", "require_columns", "tables_in"]
 
 _ARROW = (".arrow", ".feather", ".ipc")
 _KNOWN = (*duck.DELIMITED, *duck.JSON, *duck.PARQUET, *_ARROW)
@@ -61,6 +62,24 @@ def read_parts(source: Any) -> Iterator[Any]:
             yield from duck.read_parts(str(path), kind)
             return
     yield read(source)
+
+
+def tables_in(source: Any) -> Iterator[Any]:
+    """The tables in a source, or in each of an iterator of sources, in the form that stores keep."""
+    each: Iterable[Any] = source if isinstance(source, Iterator) else (source,)
+    for one in each:
+        for table in read_parts(one):
+            yield plain(table)
+
+
+def counted(tables: Iterable[Any], progress: Callable[[str, int, int], None] | None) -> Iterator[Any]:
+    """The tables; how many rows went by is told."""
+    rows = 0
+    for table in tables:
+        yield table
+        rows += table.num_rows
+        if progress is not None:
+            progress("writing rows", rows, 0)
 
 
 def describe(source: Any) -> str:

@@ -4,31 +4,31 @@ Rows that fit the memory allowed are asked as any table is. Others are read bloc
 answers; the plan says which.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
-from os import PathLike
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
-from qkv import store as stores
+import numpy as np
+
 from qkv.database.answer import Answer
 from qkv.database.bandwidth import Progress
-from qkv.database.columns import Column, plain
-from qkv.database.database import Database, key_names
-from qkv.database.names import named_normalizer, named_score
+from qkv.database.columns import Column, key_names
+from qkv.database.database import Database
+from qkv.database.encoding import Encoding
+from qkv.database.names import named_score
 from qkv.database.rows import matching
-from qkv.database.sources import read_parts, require_columns
+from qkv.database.sources import counted, require_columns, tables_in
 from qkv.database.streamed import Streamed
-from qkv.errors import DataError, OptionError
+from qkv.errors import DataError
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import memory_bytes
 from qkv.scores.base import Score
-from qkv.store import Damage, Store, Version
+from qkv.store import Block, Damage, Store, Version
 
-__all__ = ["StoredDatabase", "create_stored", "open_stored"]
+__all__ = ["StoredDatabase"]
 
-_SETTINGS = "database"
+_FEW = 64
 
 
 class StoredDatabase(Database):
@@ -39,6 +39,7 @@ class StoredDatabase(Database):
         key, value, name: as of `Database`.
         fold: texts are compared without regard to case.
         score, normalizer, threshold: by which `ask` compares where it is told nothing else.
+        encoding: what makes vectors of keys and queries; None: keys are compared as they are.
 
     Example:
         >>> import tempfile
@@ -63,18 +64,21 @@ class StoredDatabase(Database):
         normalizer: str | None = None,
         threshold: float | None = None,
         memory: int | str = "512 MiB",
+        encoding: Encoding | None = None,
     ) -> None:
         self.store = store
+        self.encoding = encoding
         self.key = key_names(key, store.schema.names)
         self.value = value
         self.name = store.path.name
         self.fold = fold
         self.score, self.normalizer, self.threshold = score, normalizer, threshold
         self.memory = memory_bytes(memory)
-        require_columns(store.empty(), (*self.key, value), self.name)
+        require_columns(store.empty(self._shown), (*self.key, value), self.name)
         for column in (*self.key, value):
             Column.of(store.empty([column]), column)  # what can be neither compared nor averaged is said now
-        self._asked: tuple[int, Database | Streamed] | None = None
+        self._asked: dict[bool, tuple[int, Database | Streamed]] = {}
+        self._examples: tuple[int, list[Column]] = (-1, [])
 
     # -- asking -----------------------------------------------------------------------------------------
 
@@ -93,15 +97,20 @@ class StoredDatabase(Database):
     ) -> Answer:
         """As `Database.ask`, of the version that is open: `refresh` goes to the newest.
 
+        A store with an encoder compares the vectors of keys and queries, unless the score is one of texts,
+        such as `"spelling"`, or `"exact"`; the normalizer and threshold that it keeps are then not meant.
+
         Raises:
             DataError: the store has no rows yet; otherwise as `Database.ask`.
             RefusedError: the normalizer draws, or needs all weights at once, and the rows do not fit the
                 memory allowed.
         """
-        asked = self._rows(progress)
         score = self.score if score is None else score
-        normalizer = self.normalizer if normalizer is None else normalizer
-        threshold = self.threshold if threshold is None else threshold
+        vectors = self._by_vectors(score)
+        asked = self._rows(vectors, progress)
+        if vectors == self._by_vectors(self.score):
+            normalizer = self.normalizer if normalizer is None else normalizer
+            threshold = self.threshold if threshold is None else threshold
         how: dict[str, Any] = {
             "score": score,
             "normalizer": normalizer,
@@ -111,23 +120,30 @@ class StoredDatabase(Database):
             "threshold": threshold,
             "progress": progress,
         }
-        if isinstance(asked, Streamed):
+        if not isinstance(asked, Streamed):
+            how["seed"] = seed
+        if not vectors or self.encoding is None:
             return asked.ask(queries, **how)
-        return asked.ask(queries, **how, seed=seed)
+        encoded = self.encoding.queries(queries, self._few())
+        return self.encoding.told(asked.ask(encoded.queries, **how), encoded, self.key)
 
     def swap(self) -> "StoredDatabase":
-        """The same store with key and value in each other's place; what the store keeps stays as it is."""
+        """The same store with key and value in each other's place; what the store keeps stays as it is.
+
+        The new key is compared as it is: an encoder is of one key.
+        """
         if len(self.key) > 1:
             raise DataError(
                 f"the key has {len(self.key)} columns ({', '.join(self.key)}) and a value is one, so they "
                 "cannot change places. Open the store with one of them as key."
             )
-        return StoredDatabase(self.store, self.value, self.key[0], fold=self.fold, memory=self.memory)
+        how: dict[str, Any] = {"fold": self.fold, "memory": self.memory, "encoding": self.encoding}
+        return StoredDatabase(self.store, self.value, self.key[0], **how)
 
     @property
     def streams(self) -> bool:
         """Whether `ask` reads blocks one after another, because the rows do not fit the memory allowed."""
-        return self._numbers() > self.memory
+        return self._streams(self._by_vectors(self.score))
 
     @property
     def table(self) -> Any:
@@ -146,7 +162,8 @@ class StoredDatabase(Database):
 
     def column(self, name: str) -> Column:
         """A key column or the value column; of evenly spread rows where they do not fit the memory."""
-        return self._rows().column(name)
+        # A key that was encoded is itself no column of vectors.
+        return self._rows(False if name in self.key else None).column(name)
 
     def __len__(self) -> int:
         return len(self._rows()) if len(self.store) else 0
@@ -154,7 +171,10 @@ class StoredDatabase(Database):
     def __repr__(self) -> str:
         count = len(self.store)
         rows = f"{count:,} row{'s' * (count != 1)}"
-        return f"Database({self.name}: {', '.join(self.key)} → {self.value}, {rows}, version {self.version})"
+        key = ", ".join(self.key)
+        if self._by_vectors(None) and self.encoding is not None:
+            key += f" by {self.encoding.name}"
+        return f"Database({self.name}: {key} → {self.value}, {rows}, version {self.version})"
 
     # -- writing ----------------------------------------------------------------------------------------
 
@@ -164,7 +184,7 @@ class StoredDatabase(Database):
         Args:
             source: anything `Database.open` takes, with the columns of the store; or an iterator of such
                 things, which become one version.
-            progress: called as `progress("writing rows", done, 0)`.
+            progress: called as `progress("writing rows", done, 0)`, or `progress("encoding rows", done, 0)`.
 
         Returns:
             The number of the new version.
@@ -174,7 +194,14 @@ class StoredDatabase(Database):
             StoreBusyError: another process is writing.
             StoreFullError: the disk is full. Nothing was added.
         """
-        return self.store.append(_told(_parts(source), progress))
+        return self.store.append(self.arriving(tables_in(source), progress))
+
+    def arriving(self, tables: Iterator[Any], progress: Progress | None = None) -> Iterator[Any]:
+        """Tables of rows as the store keeps them: with their vectors, where it has an encoder."""
+        if self.encoding is None:
+            return counted(tables, progress)
+        schema = self.store.empty(self._shown).schema
+        return self.encoding.encoded((self.store.fit(table, schema) for table in tables), progress)
 
     def delete(self, where: str) -> int:
         """Take out the rows that satisfy a SQL predicate; older versions keep them.
@@ -188,8 +215,14 @@ class StoredDatabase(Database):
         Raises:
             QueryError: the predicate does not run.
         """
-        schema = self.store.schema
-        return self.store.delete_chosen(lambda blocks: matching(blocks, schema, where, deleted=True))
+        shown = self._shown
+        schema = self.store.empty(shown).schema
+
+        def chosen(blocks: Sequence[Block]) -> list[np.ndarray]:
+            seen = [replace(block, table=block.table.select(shown)) for block in blocks]
+            return matching(seen, schema, where, deleted=True)
+
+        return self.store.delete_chosen(chosen)
 
     def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
         """Rewrite small and thinned blocks into full ones.
@@ -238,130 +271,64 @@ class StoredDatabase(Database):
             normalizer=self.normalizer,
             threshold=self.threshold,
             memory=self.memory,
+            encoding=self.encoding,
         )
 
-    def _rows(self, progress: Progress | None = None) -> Database | Streamed:
-        """What answers for the version that is open."""
-        if self._asked is None or self._asked[0] != self.version:
+    @property
+    def _shown(self) -> list[str]:
+        """The columns that the user gave."""
+        hidden = None if self.encoding is None else self.encoding.vector
+        return [name for name in self.store.schema.names if name != hidden]
+
+    def _by_vectors(self, score: Score | str | None) -> bool:
+        """Whether what is compared are the vectors that the encoder made of the key."""
+        if self.encoding is None or self.key != self.encoding.columns:
+            return False
+        kind: Any = named_score(score).kind if isinstance(score, str) else score
+        return kind is None or kind.takes == "numbers"
+
+    def _few(self) -> list[Column]:
+        """The key columns of some rows, by which queries are read."""
+        if self._examples[0] != self.version:
+            few = self.store.take(np.arange(min(_FEW, len(self.store))), self.key)
+            self._examples = self.version, [Column.of(few, name, False) for name in self.key]
+        return self._examples[1]
+
+    def _rows(self, vectors: bool | None = None, progress: Progress | None = None) -> Database | Streamed:
+        """What answers for the version that is open, by the vectors of the encoder or by the key as it is."""
+        if vectors is None:
+            vectors = self._by_vectors(self.score)
+        if vectors not in self._asked or self._asked[vectors][0] != self.version:
             if not len(self.store):
                 raise DataError(f"{self.name} has no rows. Append some to answer from.")
             asked: Database | Streamed
-            if self.streams:
-                asked = Streamed(self.store, self.key, self.value, self.name, self.fold, progress)
+            key, shown = self._compared(vectors), self._shown
+            hidden = [name for name in self.store.schema.names if name not in shown]
+            if self._streams(vectors):
+                asked = Streamed(self.store, key, self.value, self.name, self.fold, progress, hidden)
             else:
-                asked = Database(self.store.to_table(), self.key, self.value, self.name, self.fold)
-            self._asked = (self.version, asked)
-        return self._asked[1]
+                columns = [*shown, *hidden] if vectors else shown
+                asked = Database(self.store.to_table(columns), key, self.value, self.name, self.fold)
+                asked.table = asked.table.select(shown)
+            # A row lacks its vector where it lacks its key.
+            said = dict.fromkeys(hidden, ", ".join(self.key))
+            asked.left_out = {said.get(name, name): count for name, count in asked.left_out.items()}
+            current = {way: held for way, held in self._asked.items() if held[0] == self.version}
+            self._asked = {**current, vectors: (self.version, asked)}
+        return self._asked[vectors][1]
 
-    def _numbers(self) -> int:
-        """Bytes that key and value would take in memory, about."""
-        names = dict.fromkeys((*self.key, self.value))
-        rows, each = len(self.store), 0
+    def _compared(self, vectors: bool) -> tuple[str, ...]:
+        """The columns whose cells are compared."""
+        return (self.encoding.vector,) if vectors and self.encoding is not None else self.key
+
+    def _streams(self, vectors: bool) -> bool:
+        """Whether what is compared, and the value, would take more memory than is allowed, about."""
+        names = dict.fromkeys((*self._compared(vectors), self.value))
+        each = 0
         for name in names:
             type_ = self.store.schema.field(name).type
             width = getattr(type_, "list_size", 1)
             text = Column.of(self.store.empty([name]), name).kind in ("text", "category")
             # Cells as they are read, standardised, lifted; texts are Python's, folded and not.
             each += 200 if text else 4 * 8 * max(1, width)
-        return rows * each
-
-
-def create_stored(
-    path: str | PathLike[str],
-    source: Any,
-    key: str | Sequence[str],
-    value: str,
-    *,
-    fold: bool,
-    score: str | None,
-    normalizer: str | None,
-    threshold: float | None,
-    backend: str,
-    memory: int | str,
-    progress: Progress | None,
-) -> StoredDatabase:
-    """As `Database.create`."""
-    import pyarrow as pa
-
-    for name, check in ((score, named_score), (normalizer, named_normalizer)):
-        if name is not None and not isinstance(name, str):
-            raise OptionError(
-                f"{name} cannot be kept with a store, which keeps names, such as 'gaussian:0.1'. Give its "
-                "name, or give it to ask."
-            )
-        if name is not None:
-            check(name)
-    memory_bytes(memory)
-    empty = isinstance(source, pa.Schema)
-    tables = iter([source.empty_table()] if empty else _parts(source))
-    first = next(tables, None)
-    if first is None:
-        raise DataError("the source gives no table, so there are no columns. Give a pyarrow schema.")
-    keys = key_names(key, first.column_names)
-    require_columns(first, (*keys, value), "the source")
-    settings = {"key": list(keys), "value": value, "fold": fold}
-    settings |= {"score": score, "normalizer": normalizer, "threshold": threshold}
-    schema = first.schema.remove_metadata()
-    for name in (*keys, value):
-        Column.of(first.slice(0, 0), name)
-    store = stores.create(path, schema, metadata={_SETTINGS: settings}, backend=backend)
-    made = StoredDatabase(
-        store,
-        keys,
-        value,
-        fold=fold,
-        score=score,
-        normalizer=normalizer,
-        threshold=threshold,
-        memory=memory,
-    )
-    try:
-        store.append(_told(chain([first], tables), progress))
-    except BaseException:
-        stores.remove(path)
-        raise
-    return made
-
-
-def open_stored(
-    path: str | PathLike[str],
-    key: str | Sequence[str] | None,
-    value: str | None,
-    *,
-    fold: bool | None,
-    memory: int | str,
-    damaged: str,
-) -> StoredDatabase:
-    """As `Database.open` of a store."""
-    store = stores.open(path, damaged=damaged)
-    kept: Mapping[str, Any] = store.metadata.get(_SETTINGS, {})
-    key = kept.get("key") if key is None else key
-    value = kept.get("value") if value is None else value
-    if key is None or value is None:
-        lacking = "key" if key is None else "value"
-        raise DataError(
-            f"the store {Path(path).name!r} does not say which column is the {lacking}. "
-            f"It has {', '.join(store.schema.names)}. Name key and value."
-        )
-    same = list(key_names(key, store.schema.names)) == kept.get("key")
-    how = {name: kept.get(name) if same else None for name in ("score", "normalizer", "threshold")}
-    folds = bool(kept.get("fold", True)) if fold is None else fold
-    return StoredDatabase(store, key, value, fold=folds, memory=memory, **how)
-
-
-def _parts(source: Any) -> Iterator[Any]:
-    """The tables in a source, or in each of an iterator of sources."""
-    each: Iterable[Any] = source if isinstance(source, Iterator) else (source,)
-    for one in each:
-        for table in read_parts(one):
-            yield plain(table)
-
-
-def _told(tables: Iterable[Any], progress: Progress | None) -> Iterator[Any]:
-    """The tables; how many rows went by is told."""
-    rows = 0
-    for table in tables:
-        yield table
-        rows += table.num_rows
-        if progress is not None:
-            progress("writing rows", rows, 0)
+        return len(self.store) * each > self.memory

@@ -24,6 +24,7 @@ class StreamPlan:
         bytes: read in one pass.
         memory: what is in memory at once, about.
         grows: it depends on the number of rows.
+        encoder: what made the vectors of keys and queries; "" where nothing did.
     """
 
     name: str
@@ -41,6 +42,7 @@ class StreamPlan:
     bytes: int
     memory: int
     grows: bool
+    encoder: str = ""
 
     def __str__(self) -> str:
         how = (
@@ -51,6 +53,7 @@ class StreamPlan:
         lines = [
             ("asked", f"{counted(self.queries, 'query', 'queries')} × {counted(self.rows, 'row', 'rows')}"),
             ("store", f"{self.name}, version {self.version}; key {self.key}"),
+            *([("encoder", self.encoder)] if self.encoder else []),
             ("score", self.score),
             ("normalizer", self.normalizer),
             ("rows", "those that satisfy the predicate" if self.predicate else "all"),

@@ -53,8 +53,9 @@ class Streamed:
         name: str,
         fold: bool = True,
         progress: Progress | None = None,
+        hidden: Sequence[str] = (),
     ) -> None:
-        self.table = Rows(store)
+        self.table = Rows(store, hidden)
         self.key, self.value, self.name, self.fold = tuple(key), value, name, fold
         self.profile = read_profile(self.table, key, value, fold, progress)
         if not self.profile.kept:
@@ -100,7 +101,8 @@ class Streamed:
         """As `Database.ask`."""
         if not isinstance(top, int) or top < 1:
             raise OptionError(f"top is {top!r}, and at least one row of evidence is shown. Give 1 or more.")
-        parsed = Queries.parse(queries, self.few[:-1], self.fold)
+        given = isinstance(queries, Queries)
+        parsed = queries if given else Queries.parse(queries, self.few[:-1], self.fold)
         self._progress = progress
         try:
             comparison = self._comparison(score, threshold)

@@ -4,13 +4,15 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
+    "Encoder": "contract",
+    "Latent": "texts",
     "LatentSemantics": "latent",
     "SentenceModel": "sentences",
     "TableVectors": "tables",
     "WordVectors": "words",
 }
 
-__all__ = ["LatentSemantics", "SentenceModel", "TableVectors", "WordVectors"]
+__all__ = ["Encoder", "Latent", "LatentSemantics", "SentenceModel", "TableVectors", "WordVectors"]
 
 
 def __getattr__(name: str) -> Any:

@@ -36,6 +36,7 @@ class SentenceModel:
     Attributes:
         path: the folder; None where none was named.
         width: of the vectors.
+        longest: tokens that are read of a text.
 
     Raises:
         DataError: the folder holds no model with a tokenizer, or one whose vectors are not means of tokens.
@@ -56,7 +57,7 @@ class SentenceModel:
         _check_pooling(folder)
         self.width = int(self._model.config.hidden_size)
         most = int(getattr(self._model.config, "max_position_embeddings", 512) or 512)
-        self._longest = min(longest or _stated_length(folder) or 256, most)
+        self.longest = min(longest or _stated_length(folder) or 256, most)
         self._batch = batch
 
     def encode(self, texts: Sequence[str], progress: Progress | None = None) -> np.ndarray:
@@ -97,7 +98,7 @@ class SentenceModel:
             given = self._tokenized([text])
             states = self._model(**given).last_hidden_state[0].double().numpy()
         states = states / max(float(np.linalg.norm(states.sum(axis=0))), 1e-12)
-        pieces = self._tokenizer(text, truncation=True, max_length=self._longest, return_offsets_mapping=True)
+        pieces = self._tokenizer(text, truncation=True, max_length=self.longest, return_offsets_mapping=True)
         parts: dict[str, np.ndarray] = {}
         for state, word in zip(states, _words(text, pieces), strict=True):
             parts[word] = parts.get(word, 0) + state
@@ -105,7 +106,7 @@ class SentenceModel:
 
     def _tokenized(self, texts: list[str]) -> Any:
         return self._tokenizer(
-            texts, padding=True, truncation=True, max_length=self._longest, return_tensors="pt"
+            texts, padding=True, truncation=True, max_length=self.longest, return_tensors="pt"
         )
 
 

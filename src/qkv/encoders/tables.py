@@ -18,6 +18,7 @@ import io
 import json
 import os
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -26,8 +27,9 @@ import numpy as np
 
 from qkv.core.files import write_whole
 from qkv.encoders.latent import LatentSemantics
+from qkv.encoders.table_cells import absent_of, cells_of, columns_of
 from qkv.encoders.weighting import weighting_of
-from qkv.errors import DataError, KindError, MissingPackageError, OptionError
+from qkv.errors import DataError, MissingPackageError, OptionError
 
 try:
     from sklearn.feature_extraction.text import CountVectorizer
@@ -80,8 +82,8 @@ class Fitted:
         return own + self.missing
 
     def encode(self, cells: Any) -> np.ndarray:
-        """Cells as read by `_cells`, `(rows, width)` float32."""
-        absent = _absent(cells)
+        """Cells as `cells_of` reads them, `(rows, width)` float32."""
+        absent = absent_of(cells)
         parts = _ENCODE[self.kind](self, cells)
         parts = np.where(absent[:, None], 0.0, parts)
         if self.missing:
@@ -177,10 +179,10 @@ class TableVectors:
         Raises:
             DataError: there are no rows, a column is absent, or holds what makes no vector.
         """
-        columns = _columns(table, self.columns)
+        columns = columns_of(table, self.columns)
         if not columns or not len(next(iter(columns.values()))):
             raise DataError("the table has no rows or no columns. Fit to a table that has some.")
-        self.fitted = tuple(self._fit(name, *_cells(name, column)) for name, column in columns.items())
+        self.fitted = tuple(self._fit(name, *cells_of(name, column)) for name, column in columns.items())
         return self
 
     def encode(self, table: Any) -> np.ndarray:
@@ -192,15 +194,15 @@ class TableVectors:
         """
         if not self.fitted:
             raise OptionError("these table vectors were not fitted. Call fit first.")
-        columns = _columns(table, tuple(column.name for column in self.fitted))
+        columns = columns_of(table, tuple(column.name for column in self.fitted))
         parts = []
         for column in self.fitted:
-            kind, cells = _cells(column.name, columns[column.name])
-            if _GIVEN[kind] != _GIVEN[column.kind] and not _absent(cells).all():
+            kind, cells = cells_of(column.name, columns[column.name])
+            if _GIVEN[kind] != _GIVEN[column.kind] and not absent_of(cells).all():
                 raise DataError(
                     f"column {column.name!r} holds {_GIVEN[kind]}s, and {_GIVEN[column.kind]}s were fitted."
                 )
-            if _absent(cells).all() and _GIVEN[kind] != _GIVEN[column.kind]:
+            if absent_of(cells).all() and _GIVEN[kind] != _GIVEN[column.kind]:
                 # Nothing but missing cells has no kind of its own.
                 empty = np.full(len(cells), None, object)
                 cells = np.full(len(cells), np.nan) if column.kind in ("number", "moment") else empty
@@ -225,12 +227,11 @@ class TableVectors:
             names += [f"{column.name} missing"] * column.missing
         return tuple(names)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was fitted: one file of NumPy arrays and JSON.
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What was fitted: NumPy arrays, one of which is JSON.
 
         Raises:
             OptionError: nothing was fitted.
-            DataError: it cannot be written.
         """
         if not self.fitted:
             raise OptionError("these table vectors were not fitted. Call fit first.")
@@ -244,6 +245,38 @@ class TableVectors:
                     arrays[f"{part}{place}"] = getattr(column, part)
         content = {"format": _FORMAT, "text_width": self.text_width, "few": self.few, "columns": heads}
         arrays["head"] = np.frombuffer(json.dumps(content).encode(), np.uint8)
+        return arrays
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
+        """Table vectors from what `arrays` gave; nothing in it is run.
+
+        Raises:
+            DataError: it is of another version.
+        """
+        content = json.loads(arrays["head"].tobytes())
+        if content["format"] != _FORMAT:
+            raise DataError("these table vectors were written by another version. Fit them again.")
+        made = cls(text_width=content["text_width"], few=content["few"])
+        made.fitted = tuple(
+            Fitted(
+                **{**head, "terms": tuple(head["terms"])},
+                weights=arrays.get(f"weights{place}"),
+                axes=arrays.get(f"axes{place}"),
+            )
+            for place, head in enumerate(content["columns"])
+        )
+        made.columns = tuple(column.name for column in made.fitted)
+        return made
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write what was fitted: one file of NumPy arrays and JSON.
+
+        Raises:
+            OptionError: nothing was fitted.
+            DataError: it cannot be written.
+        """
+        arrays = self.arrays()
         write_whole(Path(path), lambda stream: np.savez_compressed(stream, **arrays), "the table vectors")  # type: ignore[arg-type]
 
     @classmethod
@@ -255,19 +288,8 @@ class TableVectors:
         """
         name = str(path)
         try:
-            with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as arrays:
-                content = json.loads(arrays["head"].tobytes())
-                if content["format"] != _FORMAT:
-                    raise DataError(f"{name!r} was written by another version. Fit it again.")
-                loaded = cls(text_width=content["text_width"], few=content["few"])
-                loaded.fitted = tuple(
-                    Fitted(
-                        **{**head, "terms": tuple(head["terms"])},
-                        **{p: arrays[f"{p}{i}"] for p in ("weights", "axes") if f"{p}{i}" in arrays},
-                    )
-                    for i, head in enumerate(content["columns"])
-                )
-                loaded.columns = tuple(column.name for column in loaded.fitted)
+            with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as held:
+                return cls.of_arrays({part: held[part] for part in held.files})
         except OSError as error:
             said = error.strerror or error
             raise DataError(f"the table vectors {name!r} cannot be read: {said}. Check the name.") from None
@@ -275,12 +297,11 @@ class TableVectors:
             if isinstance(error, DataError):
                 raise
             raise DataError(f"{name!r} holds no table vectors. Give what save wrote.") from None
-        return loaded
 
     # -- within -----------------------------------------------------------------------------------------
 
     def _fit(self, name: str, kind: str, cells: np.ndarray) -> Fitted:
-        absent = _absent(cells)
+        absent = absent_of(cells)
         missing, present = bool(absent.any()), cells[~absent]
         if kind in ("number", "moment"):
             scaler = StandardScaler().fit(present[:, None] if len(present) else np.zeros((1, 1)))
@@ -313,71 +334,3 @@ class TableVectors:
 
 
 _GIVEN = {"number": "number", "moment": "moment", "category": "text", "text": "text", "vector": "vector"}
-
-
-def _columns(source: Any, names: tuple[str, ...] | None) -> dict[str, Any]:
-    """The columns of a table as pyarrow arrays, those wanted in their order."""
-    import pyarrow as pa
-
-    try:
-        if isinstance(source, dict):
-            table = pa.table(source)
-        elif isinstance(source, pa.Table):
-            table = source
-        elif type(source).__module__.split(".")[0] == "pandas":
-            table = pa.Table.from_pandas(source, preserve_index=False)
-        elif hasattr(source, "__arrow_c_stream__"):
-            table = pa.table(source)
-        else:
-            raise KindError(
-                f"a {type(source).__name__} is no table. Give a pyarrow table, a frame or a dict of columns."
-            )
-    except (pa.ArrowException, ValueError) as error:
-        raise DataError(
-            f"the {type(source).__name__} makes no table: {str(error).splitlines()[0]}."
-        ) from None
-    absent = [name for name in names or () if name not in table.column_names]
-    if absent:
-        raise DataError(f"there is no column {absent[0]!r}; the table has {', '.join(table.column_names)}.")
-    return {name: table.column(name) for name in names or table.column_names}
-
-
-def _cells(name: str, column: Any) -> tuple[str, np.ndarray]:
-    """The kind of a column, and its cells: float64 with NaN, or strings or lists with None."""
-    import pyarrow as pa
-    from pyarrow import types
-
-    type_ = column.type.value_type if types.is_dictionary(column.type) else column.type
-    if types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_):
-        cells = np.array([np.nan if cell is None else float(cell) for cell in column.to_pylist()], float)
-        return "number", np.where(np.isfinite(cells), cells, np.nan)
-    if types.is_date(type_) or types.is_timestamp(type_):
-        stamps = (
-            column.cast(pa.timestamp("us", getattr(type_, "tz", None)), safe=False)
-            .cast(pa.int64())
-            .to_pylist()
-        )
-        return "moment", np.array([np.nan if cell is None else cell / 86_400e6 for cell in stamps], float)
-    found = column.to_pylist()
-    cells = np.empty(len(found), object)
-    if types.is_boolean(type_):
-        cells[:] = [None if cell is None else str(cell) for cell in found]
-        return "category", cells
-    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
-        cells[:] = [None if cell is None or None in cell else np.array(cell, float) for cell in found]
-        return "vector", cells
-    if (
-        types.is_string(type_)
-        or types.is_large_string(type_)
-        or types.is_string_view(type_)
-        or types.is_null(type_)
-    ):
-        cells[:] = [cell or None for cell in found]
-        return "category" if types.is_dictionary(column.type) else "text", cells
-    raise DataError(f"column {name!r} holds {type_}, of which no vector is made. Leave it out by columns=….")
-
-
-def _absent(cells: np.ndarray) -> np.ndarray:
-    if cells.dtype == object:
-        return np.array([cell is None for cell in cells], bool)
-    return np.asarray(np.isnan(cells))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["is_index", "open_index", "save_index"]
 
-_FORMAT = 1
+_FORMAT = 2
 _LOCK = "writer.lock"
 
 

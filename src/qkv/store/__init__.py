@@ -11,9 +11,10 @@ A store knows nothing of queries and kernels: it gives blocks, and the engine at
 """
 
 from qkv.store.arrow import ArrowStore
+from qkv.store.attached import read_attached
 from qkv.store.base import Block, Choosing, Damage, Store, Version
 from qkv.store.lance import LanceStore
-from qkv.store.opening import create, is_store, open, remove
+from qkv.store.opening import create, is_store, open, remove, require_free
 
 __all__ = [
     "ArrowStore",
@@ -26,5 +27,7 @@ __all__ = [
     "create",
     "is_store",
     "open",
+    "read_attached",
     "remove",
+    "require_free",
 ]

@@ -3,6 +3,7 @@
     STORE/versions/0000000003.json   what version 3 consists of; written once, renamed into place, synced
     STORE/rows/….arrow               rows, and numbers of deleted rows; never changed after they are written
     STORE/rows/verified.json         when each file was last found right
+    STORE/attached/                  files of all versions, see `qkv.store.attached`
     STORE/notes/                     what readers found out and would find again; may be removed
     STORE/writer.lock                held by the one process that writes
 
@@ -21,6 +22,7 @@ import numpy as np
 
 from qkv.errors import DamagedStoreError, OptionError
 from qkv.store import pieces as files
+from qkv.store.attached import attached_damages
 from qkv.store.base import Block, Choosing, Damage, Progress, Store, Version
 from qkv.store.disk import TEMPORARY, sync_folder
 from qkv.store.locking import held
@@ -99,6 +101,7 @@ class ArrowStore(Store):
                 right += [piece, *([piece.deleted] if piece.deleted else [])]
             if progress is not None:
                 progress("verifying", done + 1, len(pieces))
+        found += attached_damages(self.path, self.metadata, read=True)
         if not found:
             files.remember_verified(self._rows, right)
         return found
@@ -185,6 +188,7 @@ class ArrowStore(Store):
             for piece in manifest.pieces
             for damage in self._problems(piece, read=suspects.__contains__)
         ]
+        damages += attached_damages(self.path, manifest.metadata)
         if damages and not self._skip:
             raise DamagedStoreError(
                 f"{self.path.name!r} is damaged: {'; '.join(map(str, damages[:5]))}"

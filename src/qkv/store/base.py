@@ -252,29 +252,34 @@ class Store(ABC):
         for table in tables if isinstance(tables, Iterable) and not hasattr(tables, "schema") else (tables,):
             yield self.fit(table)
 
-    def fit(self, table: Any) -> Any:
+    def fit(self, table: Any, schema: Any = None) -> Any:
         """A table with this store's columns, in its order and types.
+
+        Args:
+            table: a pyarrow table.
+            schema: some of the store's columns; None: all.
 
         Raises:
             DataError: a column is missing, too many, or its cells do not fit the type.
         """
         import pyarrow as pa
 
-        given, wanted = set(table.column_names), set(self.schema.names)
+        schema = self.schema if schema is None else schema
+        given, wanted = set(table.column_names), set(schema.names)
         if given != wanted:
             lacking = ", ".join(sorted(wanted - given)) or "none"
             over = ", ".join(sorted(given - wanted)) or "none"
             raise DataError(
-                f"rows for {self.path.name!r} must have the columns {', '.join(self.schema.names)}; "
+                f"rows for {self.path.name!r} must have the columns {', '.join(schema.names)}; "
                 f"missing: {lacking}; too many: {over}. Give each column once."
             )
         try:
-            return table.select(self.schema.names).cast(self.schema)
+            return table.select(schema.names).cast(schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
             first = str(error).strip().split("\n")[0].rstrip(". ")
             raise DataError(
                 f"rows do not fit the columns of {self.path.name!r}: {first}. "
-                f"Its types are {', '.join(f'{f.name} {f.type}' for f in self.schema)}."
+                f"Its types are {', '.join(f'{f.name} {f.type}' for f in schema)}."
             ) from None
 
     def __repr__(self) -> str:

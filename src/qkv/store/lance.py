@@ -28,6 +28,7 @@ from qkv.errors import (
     OptionError,
 )
 from qkv.store import pieces as files
+from qkv.store.attached import attached_damages
 from qkv.store.base import Block, Choosing, Damage, Progress, Store, Version
 from qkv.store.disk import sync_folder
 from qkv.store.lance_files import (
@@ -169,7 +170,7 @@ class LanceStore(Store):
             found += [] if damage is None else [damage]
             if progress is not None:
                 progress("verifying", done + 1, len(fragments))
-        return found
+        return found + attached_damages(self.path, self.metadata, read=True)
 
     def refresh(self) -> bool:
         if self._pinned or max(self._numbers(), default=0) == self.version:
@@ -314,7 +315,9 @@ class LanceStore(Store):
         sync_folder(folder)
 
     def _load(self, dataset: Any) -> None:
+        metadata = json.loads((dataset.schema.metadata or {}).get(_METADATA, b"{}"))
         damages = [found for each in dataset.get_fragments() if (found := self._damage(each)) is not None]
+        damages += attached_damages(self.path, metadata)
         if damages and not self._skip:
             raise DamagedStoreError(
                 f"{self.path.name!r} is damaged: {'; '.join(map(str, damages[:5]))}"
@@ -323,8 +326,7 @@ class LanceStore(Store):
             )
         self._dataset, self.damages = dataset, damages
         self.version = dataset.version
-        said = dataset.schema.metadata or {}
-        self.metadata = json.loads(said.get(_METADATA, b"{}"))
+        self.metadata = metadata
         self.schema = dataset.schema.remove_metadata()
 
     def _damage(self, fragment: Any) -> Damage | None:

@@ -1,16 +1,18 @@
 """Which kind of store a path holds, and how one is made."""
 
 import shutil
+from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from qkv.errors import DataError, OptionError
 from qkv.store.arrow import ArrowStore
+from qkv.store.attached import FOLDER, attach
 from qkv.store.base import Store
 from qkv.store.lance import LanceStore, is_lance, lance_package
 
-__all__ = ["create", "is_store", "open", "remove"]
+__all__ = ["create", "is_store", "open", "remove", "require_free"]
 
 
 def is_store(path: str | PathLike[str]) -> bool:
@@ -24,7 +26,12 @@ def _is_arrow(folder: Path) -> bool:
 
 
 def create(
-    path: str | PathLike[str], schema: Any, *, metadata: dict[str, Any] | None = None, backend: str = "arrow"
+    path: str | PathLike[str],
+    schema: Any,
+    *,
+    metadata: dict[str, Any] | None = None,
+    backend: str = "arrow",
+    attached: Mapping[str, bytes] | None = None,
 ) -> Store:
     """Make a new store, without rows.
 
@@ -33,6 +40,7 @@ def create(
         schema: a pyarrow schema.
         metadata: what else is kept with it, of JSON's kinds.
         backend: `"arrow"`, a folder of Arrow IPC files, or `"lance"`, a Lance dataset.
+        attached: files that are kept with all its versions, by name; see `read_attached`.
 
     Raises:
         DataError: something is there already.
@@ -47,6 +55,25 @@ def create(
         [{'name': 'Li', 'income': 2000.0}]
     """
     folder = Path(path)
+    require_free(path, backend)
+    try:
+        kind = LanceStore if backend == "lance" else ArrowStore
+        said = attach(folder, attached or {})
+        return kind.create(folder, schema, {**(metadata or {}), **said})
+    except BaseException:
+        remove(folder)
+        raise
+
+
+def require_free(path: str | PathLike[str], backend: str = "arrow") -> None:
+    """Look whether a store can be made here, before anything is written.
+
+    Raises:
+        DataError: something is there already.
+        OptionError: there is no such backend.
+        MissingPackageError: pylance is not installed.
+    """
+    folder = Path(path)
     if backend not in ("arrow", "lance"):
         raise OptionError(f"the backend is {backend!r}, and it is 'arrow' or 'lance'.")
     if backend == "lance":
@@ -55,18 +82,12 @@ def create(
         raise DataError(
             f"{str(path)!r} is there already. Open it, remove it, or give the store another place."
         )
-    try:
-        kind = LanceStore if backend == "lance" else ArrowStore
-        return kind.create(folder, schema, dict(metadata or {}))
-    except BaseException:
-        remove(folder)
-        raise
 
 
 def remove(path: str | PathLike[str]) -> None:
     """Remove a store: every version of it, and its folder where nothing else is in it."""
     folder = Path(path)
-    for part in ("versions", "rows", "notes", "_versions", "_transactions", "_deletions", "data"):
+    for part in ("versions", "rows", "notes", "_versions", "_transactions", "_deletions", "data", FOLDER):
         shutil.rmtree(folder / part, ignore_errors=True)
     (folder / "writer.lock").unlink(missing_ok=True)
     if folder.exists() and not any(folder.iterdir()):

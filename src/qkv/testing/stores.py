@@ -9,6 +9,7 @@ write leaves nothing behind.
 """
 
 import datetime as dt
+import os
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from qkv import store as stores
-from qkv.errors import DataError, OptionError
+from qkv.errors import DamagedStoreError, DataError, OptionError
 
 __all__ = ["StoreContract", "every_type", "ids_of", "numbered"]
 
@@ -217,6 +218,54 @@ class StoreContract:
         made = stores.create(path, numbered(0, 1).schema, metadata=kept, backend=self.backend)
         made.append(numbered(0, 2))
         assert stores.open(path).metadata == kept
+
+    def attached(self, path: Path) -> stores.Store:
+        """A store of ten rows with a file attached."""
+        files = {"notes.bin": bytes(range(200))}
+        made = stores.create(
+            path, numbered(0, 1).schema, metadata={"a": 1}, backend=self.backend, attached=files
+        )
+        made.append(numbered(0, 10))
+        return made
+
+    def test_what_is_attached_belongs_to_every_version(self, path: Path) -> None:
+        made = self.attached(path)
+        made.delete(lambda table: table.column("id").to_numpy() < 4)
+        made.append(numbered(10, 12))
+        made.compact(keep=2)
+        for store in (stores.open(path), stores.open(path).at(made.versions()[0].number)):
+            assert store.metadata["a"] == 1
+            assert stores.read_attached(store.path, store.metadata, "notes.bin") == bytes(range(200))
+            assert store.verify() == []
+        with pytest.raises(DataError, match="nothing attached"):
+            stores.read_attached(made.path, made.metadata, "other.bin")
+
+    @pytest.mark.parametrize("how", ["removed", "cut off", "changed", "changed without a trace"])
+    def test_an_attached_file_that_is_not_what_was_written_is_named(self, path: Path, how: str) -> None:
+        made = self.attached(path)
+        file = path / "attached" / "notes.bin"
+        state = file.stat()
+        data = bytearray(file.read_bytes())
+        data[100] ^= 1
+        if how == "removed":
+            file.unlink()
+        else:
+            file.write_bytes(data[:100] if how == "cut off" else data)
+        if how == "changed without a trace":
+            os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+        else:
+            with pytest.raises(DamagedStoreError, match=r"attached/notes\.bin"):
+                stores.open(path)
+        rest = stores.open(path, damaged="skip")
+        assert ids_of(rest) == list(range(10))
+        assert [damage.file for damage in rest.verify()] == ["attached/notes.bin"]
+        with pytest.raises(DamagedStoreError, match=r"attached/notes\.bin: (missing|cut off|bytes changed)"):
+            stores.read_attached(made.path, made.metadata, "notes.bin")
+
+    def test_a_store_that_was_removed_leaves_nothing_attached(self, path: Path) -> None:
+        self.attached(path)
+        stores.remove(path)
+        assert not path.exists()
 
     def test_a_store_is_not_made_over_what_is_there(self, path: Path) -> None:
         path.mkdir()

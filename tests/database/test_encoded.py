@@ -1,0 +1,516 @@
+"""A store that keeps an encoder: its answers are those of vectors that a user would make by hand."""
+
+import datetime as dt
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+pytest.importorskip("sklearn")
+
+from qkv.database import Database, encoding
+from qkv.encoders import Latent, LatentSemantics, TableVectors, WordVectors
+from qkv.encoders.kept import Worded
+from qkv.errors import DamagedStoreError, DataError, KindError, OptionError, QueryError
+from tests.database import encoded_writer
+from tests.store.crashes import die_at, expected, killed
+
+SRC = str(Path(__file__).parents[2] / "src")
+TEXTS = [
+    "a shepherd found a golden ring",
+    "prisoners see shadows in the den",
+    "the sailors quarrel about the steering of the ship",
+    "the sun gives light to the eye",
+    "gold and silver and brass",
+    None,
+    "   ",
+    "farmers, weavers and builders of the city",
+    "the ring of gold turned, and the shepherd was unseen",
+]
+ROWS = {"text": TEXTS, "number": [float(n) for n in range(9)], "book": list("abcabcabc")}
+MORE = {"text": ["a dark den full of shadows", "xylophone"], "number": [20.0, 21.0], "book": ["d", "d"]}
+
+
+@pytest.fixture(
+    name="backend",
+    params=[
+        "arrow",
+        pytest.param(
+            "lance",
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec("lance") is None, reason="pylance is not installed"
+            ),
+        ),
+    ],
+)
+def _backend(request):
+    return request.param
+
+
+@pytest.fixture(name="path")
+def _path(tmp_path):
+    return tmp_path / "store"
+
+
+def made(path, backend="arrow", **how):
+    return Database.create(path, ROWS, "text", "number", encoder="latent:4", backend=backend, **how)
+
+
+def both(path, *names):
+    """The same store in memory and streamed."""
+    near, far = Database.open(path, *names), Database.open(path, *names, memory=1)
+    assert (near.streams, far.streams) == (False, True)
+    return near, far
+
+
+def by_hand(rows, vectors, name, query, **how):
+    """What a table in memory answers, whose key are vectors that were made outside."""
+    column = [None if vector is None else list(map(float, vector)) for vector in vectors]
+    table = pa.table({**rows, "vector": pa.array(column, pa.list_(pa.float32(), len(query)))})
+    return Database.open(table, "vector", name).ask([float(number) for number in query], **how)
+
+
+# -- answers --------------------------------------------------------------------------------------------
+
+
+def test_answers_are_those_of_vectors_made_by_hand_in_memory_and_streamed(path, backend):
+    made(path, backend)
+    known = [text for text in TEXTS if text and text.strip()]
+    latent = Latent(4)
+    latent.fit(known)
+    vectors = [latent.encode([text])[0] if text in known else None for text in TEXTS]
+    for asked, where in (("the golden ring", None), ("who sees a shadow: den", "book <> 'a'")):
+        wanted = by_hand(ROWS, vectors, "number", latent.encode([asked])[0], where=where)
+        for each in both(path):
+            answer = each.ask(asked, where=where)
+            assert answer.value == pytest.approx(wanted.value, rel=1e-5)
+            assert answer.spread == pytest.approx(wanted.spread, rel=1e-3, abs=1e-5)
+            assert answer.support == pytest.approx(wanted.support, rel=1e-4)
+            assert answer.found == wanted.found
+            assert answer.query == asked
+            sure = [(row.index, row.weight) for row in wanted.rows if row.weight > 1e-4]
+            assert [row.index for row in answer.rows][: len(sure)] == [index for index, _ in sure]
+            assert [row.weight for row in answer.rows][: len(sure)] == pytest.approx(
+                [weight for _, weight in sure], rel=1e-4
+            )
+
+
+def test_records_tables_and_predicates_show_the_columns_that_were_given_and_no_vector(path, backend):
+    made(path, backend)
+    for each in both(path):
+        answer = each.ask("golden ring")
+        assert answer.rows[0].record == {"text": TEXTS[0], "number": 0.0, "book": "a"} or (
+            answer.rows[0].record == {"text": TEXTS[8], "number": 8.0, "book": "c"}
+        )
+        assert answer.table.column_names == each.table.column_names == ["text", "number", "book"]
+        assert answer.keys == ("text",)
+        assert answer.to_arrow().column("query").to_pylist() == ["golden ring"]
+        with pytest.raises(QueryError, match="columns text, number, book, such"):
+            each.ask("ring", where="colour = 3")
+        with pytest.raises(QueryError, match="columns text, number, book, such"):
+            each.delete("colour = 3")
+        assert not each.ask("golden ring", where="number > 99").found
+        assert (len(each), each.left_out) == (7, {"text": 2})
+
+
+def test_plan_and_notes_say_the_encoder(path):
+    made(path)
+    near, far = (each.ask("golden ring") for each in both(path))
+    said = "latent semantics (log-entropy), 4 numbers"
+    assert f"keys to vectors by {said}" in str(near.plan)
+    assert f"encoder     {said}" in str(far.plan)
+    assert "vector of text fixed_size_list<item: float>[4]" in str(far.plan)
+    for answer in (near, far):
+        assert f"keys and queries encoded by {said}" in answer.notes
+        assert "no match under a cosine of 0.5" in answer.notes
+        assert "2 left out (text missing in 2)" in answer.notes[0]
+
+
+@pytest.mark.parametrize("how", [{}, {"score": "dot", "normalizer": "softmax"}, {"threshold": -1.0}])
+def test_what_the_encoder_does_not_know_finds_nothing_and_no_nan(path, how):
+    made(path).append(MORE)
+    for each in both(path):
+        answers = each.ask(["xylophone", None, "  ", "golden ring"], **how)
+        assert answers.found == [False, False, False, True]
+        assert answers.reason[:3] == [
+            "the encoder knows nothing of it",
+            "the query is missing",
+            "the query is missing",
+        ]
+        assert answers.value[:3] == [None] * 3
+        assert np.isfinite([row.weight for row in answers[3].rows]).all()
+        assert np.isfinite([answers[3].value, answers[3].spread, answers[3].support]).all()
+
+
+def test_a_query_of_another_kind_is_refused(path):
+    made(path)
+    for each in both(path):
+        with pytest.raises(QueryError, match="does not fit the key 'text', which holds text"):
+            each.ask(3.5)
+        with pytest.raises(QueryError, match="does not fit the key 'text', which holds text"):
+            each.ask([[0.1, 0.2, 0.3, 0.4]])
+
+
+def test_a_score_of_texts_compares_the_key_itself(path):
+    made(path, threshold=0.999, normalizer="hard")
+    plain = Database.open(ROWS, "text", "number").ask("a shepherd fuond a golden rnig")
+    for each in both(path):
+        answer = each.ask("a shepherd fuond a golden rnig", score="spelling")
+        assert answer.value == pytest.approx(plain.value)
+        assert "compared by Spelling()" in answer.notes
+        assert not any("encoded" in note for note in answer.notes)
+        assert each.ask(TEXTS[3], score="exact").value == 3.0
+
+
+def test_what_ask_does_is_remembered_beside_the_encoder(path):
+    made(path, score="gaussian:0.5", normalizer="topk:1", threshold=0.7)
+    for each in both(path):
+        answer = each.ask(["a golden ring", "xylophone"])
+        assert "compared by Gaussian(0.5)" in answer.notes
+        assert len(answer[0].rows) == 1
+        assert answer[0].rows[0].distance < 0.7
+        far = each.ask("den", threshold=0.01, where="number = 3")
+        assert not far.found
+        assert "and the reach is 0.01" in far.reason
+
+
+# -- a life on disk -------------------------------------------------------------------------------------
+
+
+def test_appended_rows_are_encoded_by_what_the_first_rows_taught(path, backend):
+    store = made(path, backend)
+    before = (path / "attached" / "encoder.npz").read_bytes()
+    store.append(MORE)
+    for each in both(path):
+        assert each.ask("shadows").value == pytest.approx((1 + 20) / 2, abs=0.5)
+        assert each.at(2).ask("shadows").value == pytest.approx(1, abs=0.5)
+    assert (path / "attached" / "encoder.npz").read_bytes() == before
+    vectors = store.store.to_table(["vector of text"]).column(0).to_pylist()
+    assert vectors[5] is vectors[6] is None
+    assert vectors[-1] == [0.0] * 4
+    assert store.delete("number = 1") == 1
+    store.compact(keep=1)
+    assert store.verify() == []
+    for each in both(path):
+        assert each.ask("shadows").value == pytest.approx(20, abs=0.5)
+
+
+def test_another_process_asks_and_appends_and_this_one_sees_it(path, backend):
+    here = made(path, backend)
+    code = (
+        "import sys; from qkv import Database; there = Database.open(sys.argv[1]); "
+        "print(there.ask('golden ring').value); "
+        "there.append({'text': ['a golden ring in the den'], 'number': [50.0], 'book': ['e']})"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env={"PYTHONPATH": SRC})
+    assert float(done.stdout) == pytest.approx(here.ask("golden ring").value)
+    assert here.refresh()
+    answer = here.ask("a golden ring in the den")
+    assert {"text": "a golden ring in the den", "number": 50.0, "book": "e"} in [
+        row.record for row in answer.rows if row.similarity > 0.999
+    ]
+
+
+def test_another_key_of_the_store_is_compared_as_it_is(path):
+    here = made(path)
+    other = Database.open(path, "book", "text")
+    assert "compared by Spelling" in other.ask("b").notes[1]
+    other.append(MORE)
+    assert here.refresh()
+    assert here.ask("shadows").value == pytest.approx(10.5, abs=0.5)
+    turned = here.swap()
+    assert (turned.key, turned.value) == (("number",), "text")
+    assert turned.ask(3.0, score="gaussian:0.1").value == TEXTS[3]
+    assert turned.swap().ask("shadows").value == pytest.approx(10.5, abs=0.5)
+    with pytest.raises(DataError, match="no column 'vector of text'"):
+        Database.open(path, "vector of text", "number")
+
+
+def test_rows_that_do_not_fit_are_refused_in_words_of_the_columns_that_were_given(path):
+    store = made(path)
+    with pytest.raises(DataError, match=r"columns text, number, book; missing: book; too many: none"):
+        store.append({"text": ["a"], "number": [1.0]})
+    with pytest.raises(DataError, match="too many: vector of text"):
+        store.append(store.store.to_table())
+    assert (store.version, len(store.store)) == (2, 9)
+
+
+def test_rows_pass_the_encoder_in_batches_each_text_once_and_progress_is_told(path, monkeypatch):
+    monkeypatch.setattr(encoding, "_BATCH", 4)
+    seen, encoded = [], []
+    real = Latent.encode
+    monkeypatch.setattr(
+        Latent, "encode", lambda self, texts: encoded.append(list(texts)) or real(self, texts)
+    )
+    store = made(path, progress=lambda *told: seen.append(told))
+    assert [told for told in seen if told[0] == "encoding rows"] == [
+        ("encoding rows", done, 0) for done in (4, 8, 9)
+    ]
+    encoded.clear()
+    rows = {"text": ["ring", "ring", "den", "ring", "den"], "number": [1.0] * 5, "book": ["x"] * 5}
+    store.append(rows)
+    assert encoded == [["ring", "den"], ["den"]]
+    vectors = store.store.to_table(["vector of text"]).column(0).to_pylist()[-5:]
+    assert vectors[0] == vectors[1] == vectors[3] != vectors[2] == vectors[4]
+
+
+def test_a_key_of_categories_is_encoded_as_texts(path, backend):
+    table = pa.table(
+        {"key": pa.array(["red rose", "white wine", "red rose", None]), "value": [1.0, 2.0, 3.0, 4.0]}
+    )
+    table = table.set_column(0, "key", table.column("key").dictionary_encode())
+    Database.create(path, table, "key", "value", encoder="latent", backend=backend)
+    for each in both(path):
+        assert each.ask(["rose", "wine"]).value == pytest.approx([2.0, 2.0], abs=1e-3)
+        assert each.left_out == {"key": 1}
+
+
+def test_a_file_is_encoded_whose_first_part_has_no_row(tmp_path, path):
+    csv = tmp_path / "rows.csv"
+    csv.write_text("text,number\n" + "".join(f"word{i % 7} of row,{i}\n" for i in range(50)))
+    store = Database.create(path, csv, "text", "number", encoder="latent")
+    assert len(store) == 50
+    assert store.ask("word3").value == pytest.approx(np.mean([i for i in range(50) if i % 7 == 3]))
+
+
+def test_a_picture_of_an_encoded_answer_is_drawn(tmp_path, path):
+    pytest.importorskip("matplotlib")
+    from qkv.look.picture import save
+
+    made(path)
+    for each in both(path):
+        save(each, each.ask("golden ring"), tmp_path / "picture.png")
+        assert (tmp_path / "picture.png").stat().st_size > 5000
+
+
+# -- damage ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["removed", "cut off", "changed"])
+def test_an_encoder_that_is_not_what_was_written_is_named_when_the_store_is_opened(path, backend, how):
+    made(path, backend)
+    file = path / "attached" / "encoder.npz"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.unlink() if how == "removed" else file.write_bytes(data[:90] if how == "cut off" else data)
+    with pytest.raises(DamagedStoreError, match=r"attached/encoder\.npz"):
+        Database.open(path)
+    rest = Database.open(path, damaged="skip")
+    assert [damage.file for damage in rest.verify()] == ["attached/encoder.npz"]
+    assert rest.ask(TEXTS[3], score="spelling").value == pytest.approx(3)
+    with pytest.raises(DamagedStoreError, match=r"attached/encoder\.npz"):
+        rest.ask("golden ring")
+    with pytest.raises(DamagedStoreError, match=r"attached/encoder\.npz"):
+        rest.append(MORE)
+    assert rest.version == 2
+
+
+def test_an_encoder_that_changed_without_a_trace_does_not_answer(path):
+    made(path)
+    file = path / "attached" / "encoder.npz"
+    state = file.stat()
+    data = bytearray(file.read_bytes())
+    data[-200] ^= 1
+    file.write_bytes(data)
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    opened = Database.open(path)
+    with pytest.raises(DamagedStoreError, match=r"encoder\.npz: bytes changed"):
+        opened.ask("golden ring")
+    assert [damage.file for damage in opened.verify()] == ["attached/encoder.npz"]
+
+
+# Other tests of this process may have loaded JAX or Lance, which warn of any fork.
+@pytest.mark.filterwarnings("ignore:os.fork")
+@pytest.mark.filterwarnings("ignore:lance is not fork-safe")
+def test_a_store_whose_making_is_killed_has_its_encoder_or_is_no_store(path):
+    words = WordVectors(("a", "b"), np.eye(2, dtype=np.float32))
+    rows = {"key": ["a b", "b"], "value": [1.0, 2.0]}
+    left = []
+    for call in range(1, 100):
+        shutil.rmtree(path, ignore_errors=True)
+        pid = os.fork()
+        if pid == 0:  # the maker: it dies at its n-th call
+            die_at(call)
+            try:
+                Database.create(path, rows, "key", "value", encoder=words)
+            finally:
+                os._exit(0)
+        died = os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+        try:
+            opened = Database.open(path, "key", "value")
+        except DataError:
+            left.append("no store")
+            continue
+        assert opened.verify() == []
+        assert opened.encoding.encoder.width == 2
+        left.append(f"{len(opened)} rows")
+        if not died:
+            break
+        opened.append(rows)
+        assert opened.ask("b").rows[0].record == {"key": "b", "value": 2.0}
+    assert list(dict.fromkeys(left)) == ["no store", "0 rows", "2 rows"]
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 60))]
+)
+def test_a_writer_killed_at_any_moment_leaves_every_row_with_its_own_vector(path, backend, seed):
+    draw = np.random.default_rng(0)
+    words = WordVectors(tuple(f"w{i}" for i in range(11)), draw.standard_normal((11, 4)).astype(np.float32))
+    schema = pa.schema({"id": pa.int64(), "text": pa.string(), "value": pa.float64()})
+    Database.create(path, schema, "text", "value", encoder=words, backend=backend)
+    done = killed([encoded_writer.__file__, str(path)], seed)
+    store = Database.open(path)
+    assert store.verify() == []
+    found = store.store.to_table()
+    ids, texts, vectors = (found.column(name).to_pylist() for name in ("id", "text", "vector of text"))
+    assert ids in (expected(done), expected(done + 1)), f"after {done} steps"
+    assert texts == [f"w{i % 7} and w{i % 11}" for i in ids]
+    np.testing.assert_array_equal(np.array(vectors, np.float32).reshape(-1, 4), words.encode(texts))
+    store.append(encoded_writer.rows(0, 3))
+    store.compact(keep=1)
+    assert Database.open(path).ask("w1 and w1").rows[0].record["id"] % 77 == 1
+
+
+def test_a_copied_store_answers_as_the_first(path):
+    wanted = made(path).ask("golden ring").value
+    copy = path.parent / "copy"
+    shutil.copytree(path, copy, copy_function=shutil.copyfile)
+    assert Database.open(copy).ask("golden ring").value == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "sentence"),
+    [
+        ({"encoder": "nope"}, OptionError, "one of latent, latent:RANK"),
+        ({"encoder": "latent:0"}, OptionError, "whole number from 1"),
+        ({"encoder": 3}, KindError, "the encoder is a int"),
+        ({"encoder": LatentSemantics(2).fit(np.eye(4))}, OptionError, "fitted to counts"),
+        ({"encoder": TableVectors().fit({"z": [1.0, 2.0]})}, OptionError, "fitted to z"),
+        ({"key": "number"}, OptionError, "reads texts, and the key 'number' holds numbers"),
+        ({"key": "text,book"}, OptionError, "reads one column of texts"),
+        ({"source": {"text": [None, "of the"], "number": [1.0, 2.0]}}, DataError, "no words"),
+        (
+            {"source": pa.schema({"text": pa.string(), "number": pa.float64()})},
+            OptionError,
+            "learns from rows",
+        ),
+        ({"source": {**ROWS, "Vector of TEXT": [1] * 9}}, DataError, "kept for vectors"),
+        ({"source": iter([ROWS, {**ROWS, "number": ["x"] * 9}])}, DataError, "do not fit"),
+    ],
+)
+def test_an_encoder_that_cannot_be_used_leaves_no_store(path, how, error, sentence):
+    asked = {"source": ROWS, "key": "text", "value": "number", "encoder": "latent"} | how
+    with pytest.raises(error, match=sentence):
+        Database.create(path, **asked)
+    assert not path.exists()
+
+
+def test_what_is_there_already_is_found_before_anything_is_learned(path, monkeypatch):
+    made(path)
+    monkeypatch.setattr(Latent, "fit", lambda *given: pytest.fail("it was fitted"))
+    with pytest.raises(DataError, match="there already"):
+        made(path)
+
+
+# -- other encoders -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["words.txt", "words.bin", "words.glove.gz"])
+def test_word_vectors_are_kept_whole_with_the_store(tmp_path, path, name):
+    words = WordVectors(("king", "queen", "apple"), np.array([[1, 0.1], [0.9, 0.2], [0, 1]], np.float32))
+    words.save(
+        tmp_path / name, format="glove" if "glove" in name else "binary" if "bin" in name else "word2vec"
+    )
+    rows = {"key": ["the King", "an apple", "zzz", None], "value": [1.0, 2.0, 3.0, 4.0]}
+    Database.create(path, rows, "key", "value", encoder=str(tmp_path / name))
+    (tmp_path / name).unlink()
+    for each in both(path):
+        answer = each.ask(["Queen", "pears"])
+        assert answer.value[0] == pytest.approx(1, abs=1e-4)
+        assert answer.reason[1] == "the encoder knows nothing of it"
+        assert answer[0].rows[0].similarity == pytest.approx(words.similarity("king", "queen"), abs=1e-6)
+        assert "the mean of word vectors (3 words), 2 numbers" in answer.notes[1]
+
+
+def test_an_encoder_that_is_fitted_already_stays_as_it_is_and_makes_an_empty_store(path):
+    words = WordVectors(("a", "b"), np.eye(2, dtype=np.float32)).weighted_by(["a", "a b"])
+    schema = pa.schema({"key": pa.string(), "value": pa.float64()})
+    Database.create(path, schema, "key", "value", encoder=words).append({"key": ["a b"], "value": [5.0]})
+    store = Database.open(path)
+    (vector,) = store.store.to_table(["vector of key"]).column(0).to_pylist()
+    assert vector == pytest.approx(words.encode(["a b"])[0].tolist())
+    latent = Latent(2)
+    latent.fit(["red rose", "red wine", "white wine"])
+    other = Database.create(path.parent / "other", ROWS, "text", "number", encoder=latent)
+    assert other.ask("red wine").reason != "the encoder knows nothing of it"
+    assert other.ask("golden ring").reason == "the encoder knows nothing of it"
+
+
+def test_a_vector_that_is_no_number_takes_no_part(path):
+    words = WordVectors(("a", "b"), np.array([[np.nan, 1], [1, 0]], np.float32))
+    Database.create(path, {"key": ["a", "b"], "value": [1.0, 2.0]}, "key", "value", encoder=Worded(words))
+    for each in both(path):
+        assert (len(each), each.left_out) == (1, {"key": 1})
+        assert each.ask(["a", "b"]).value == [None, 2.0]
+
+
+MIXED = 240
+
+
+def mixed():
+    draw = np.random.default_rng(0)
+    age, city = draw.integers(20, 70, MIXED).astype(float), draw.choice(["Oslo", "Rome", "Bern"], MIXED)
+    return {
+        "age": [None if i % 50 == 3 else one for i, one in enumerate(age.tolist())],
+        "city": city.tolist(),
+        "since": [dt.date(2020, 1, 1) + dt.timedelta(days=int(d)) for d in draw.integers(0, 900, MIXED)],
+        "member": (age > 40).tolist(),
+        "pay": (1000 + 20 * age + 300 * (city == "Oslo") + 30 * draw.standard_normal(MIXED)).tolist(),
+    }
+
+
+def test_a_key_of_several_kinds_answers_as_table_vectors_made_by_hand(path, backend):
+    rows, key = mixed(), ["age", "city", "since", "member"]
+    store = Database.create(path, rows, key, "pay", encoder="table", backend=backend)
+    table = TableVectors().fit({name: rows[name] for name in key})
+    query = {"age": 45.0, "city": "Oslo", "since": dt.date(2021, 1, 1), "member": True}
+    vector = table.encode({name: [cell] for name, cell in query.items()})[0]
+    vectors = table.encode({name: rows[name] for name in key})
+    wanted = by_hand(rows, vectors, "pay", vector, score=store.score, threshold=store.threshold)
+    for each in both(path):
+        for asked in (query, tuple(query.values()), "45,Oslo,2021-01-01,true"):
+            answer = each.ask(asked)
+            assert answer.value == pytest.approx(wanted.value, rel=1e-5)
+            assert answer.support == pytest.approx(wanted.support, rel=1e-4)
+            assert answer.rows[0].distance == pytest.approx(wanted.rows[0].distance, rel=1e-4)
+        assert abs(answer.value - (1000 + 20 * 45 + 300)) < 100
+        assert len(each) == MIXED
+        far = each.ask([(400, "Oslo", dt.date(1950, 1, 1), False), (None, None, None, None)])
+        assert far.found == [False, False]
+        assert "and the reach is" in far.reason[0]
+        assert far.reason[1] == "the query is missing"
+        with pytest.raises(QueryError, match="key 'age', which holds numbers"):
+            each.ask(("old", "Oslo", "2021-01-01", True))
+        with pytest.raises(QueryError, match="the key has 4"):
+            each.ask((45, "Oslo"))
+
+
+def test_a_vector_in_a_key_of_several_columns_must_have_its_width(path):
+    draw = np.random.default_rng(0)
+    rows = {
+        "age": draw.uniform(20, 60, 80),
+        "point": draw.standard_normal((80, 3)),
+        "pay": draw.uniform(0, 1, 80),
+    }
+    Database.create(path, rows, "age,point", "pay", encoder=TableVectors(), score="gaussian:1")
+    assert Database.open(path).ask({"age": 30.0, "point": [0.0, 0.1, 0.2]}).found
+    with pytest.raises(QueryError, match="vectors of 3 numbers"):
+        Database.open(path).ask({"age": 30.0, "point": [0.0, 0.1]})
