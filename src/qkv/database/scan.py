@@ -149,6 +149,7 @@ class VectorLogits(Logits):
             query, _, scale = score.factors(query, query[:1], whole(len(query), 1))
             query = query * scale
         self.query = np.ascontiguousarray(query, dtype)
+        self._room = np.empty(0, dtype)
 
     def rows(self, tile: Tile) -> Any:
         """The matrix as it lies in the file, what their lengths give, and the largest of that."""
@@ -178,7 +179,9 @@ class VectorLogits(Logits):
         largest = max(largest, float(self.square.max(initial=0)))
         if self.dtype == np.float32 and _EPSILON * largest * self.half > _TOLERANCE:
             return self._differences(matrix)
-        logits -= lengths * self.dtype.type(self.half)
+        if len(self._room) < len(lengths):
+            self._room = np.empty(len(lengths), self.dtype)
+        logits -= np.multiply(lengths, self.dtype.type(self.half), out=self._room[: len(lengths)])
         logits -= (self.half * self.square).astype(self.dtype)[:, None]
         return logits
 
