@@ -149,7 +149,7 @@ class VectorLogits(Logits):
             query, _, scale = score.factors(query, query[:1], whole(len(query), 1))
             query = query * scale
         self.query = np.ascontiguousarray(query, dtype)
-        self._room = np.empty(0, dtype)
+        self._room, self._out = np.empty(0, dtype), np.empty((1, 0), dtype)
 
     def rows(self, tile: Tile) -> Any:
         """The matrix as it lies in the file, what their lengths give, and the largest of that."""
@@ -166,7 +166,10 @@ class VectorLogits(Logits):
         """One product."""
         matrix, lengths, largest = rows[0][start:stop], rows[1], rows[2]
         if len(self.query) == 1:
-            logits: np.ndarray = np.matmul(matrix, self.query[0])[None]
+            if self._out.shape[1] < len(matrix):
+                self._out = np.empty((1, len(matrix)), self.dtype)
+            logits: np.ndarray = self._out[:, : len(matrix)]
+            np.matmul(matrix, self.query[0], out=logits[0])
         else:
             logits = np.matmul(self.query, matrix.T)
         if not self.kind:

@@ -62,6 +62,7 @@ class Averages(Tally):
         self.centre: Any = self.middle  # the spread is the same from wherever deviations are measured
         self.values: Values = values_of(like, self.middle)
         self.sums = np.zeros((queries, self.values.matrix.shape[1]))
+        self._room = np.empty(0)
 
     def read(self, table: Any, clean: bool) -> Any:
         """The numbers as they lie in memory where that is all, else a column."""
@@ -100,7 +101,9 @@ class Averages(Tally):
         dtype = np.result_type(mass, values)
         weights, cells = mass[0].astype(dtype, copy=False), values.astype(dtype, copy=False)
         self._recentre()
-        apart = cells - dtype.type(self.centre)
+        if len(self._room) < len(cells) or self._room.dtype != dtype:
+            self._room = np.empty(len(cells), dtype)
+        apart = np.subtract(cells, dtype.type(self.centre), out=self._room[: len(cells)])
         for start in range(0, len(cells), _SOME):
             some, away = weights[start : start + _SOME], apart[start : start + _SOME]
             self.sums[0, 0] += np.dot(some, cells[start : start + _SOME])
