@@ -128,8 +128,31 @@ def test_plan_and_notes_say_the_encoder(path):
     assert "vector of text fixed_size_list<item: float>[4]" in str(far.plan)
     for answer in (near, far):
         assert f"keys and queries encoded by {said}" in answer.notes
-        assert "no match under a cosine of 0.5" in answer.notes
+        assert "no match under a cosine of 0.2" in answer.notes
         assert "2 left out (text missing in 2)" in answer.notes[0]
+
+
+def test_the_least_cosine_is_what_the_best_of_unrelated_keys_would_reach(tmp_path):
+    rng = np.random.default_rng(0)
+    words = [f"w{number}" for number in range(400)]
+    vectors = tmp_path / "words.txt"
+    # Directions in 50 dimensions: a cosine of two has the deviation 1/√50; two words in ten are one group.
+    points = rng.normal(size=(400, 50)) + 6 * (np.arange(400) < 80)[:, None]
+    lines = (f"{word} {' '.join(f'{x:.4f}' for x in row)}\n" for word, row in zip(words, points, strict=True))
+    vectors.write_text("".join(lines))
+    made = Database.create(
+        tmp_path / "store", {"word": words, "number": range(400)}, "word", "number", encoder=str(vectors)
+    )
+    assert made.threshold == pytest.approx(np.sqrt(2 * np.log(400) / 50), rel=0.15)
+    assert Database.open(tmp_path / "store").threshold == made.threshold
+    # It is meant for cosines alone, and a threshold of one's own comes first.
+    for how in ({"score": "gaussian:2"}, {"threshold": -1.0}):
+        assert not any(f"cosine of {made.threshold}" in note for note in made.ask("w3", **how).notes)
+    other = Database.create(
+        tmp_path / "other", {"word": words, "number": range(400)}, "word", "number",
+        encoder=str(vectors), threshold=0.1,
+    )  # fmt: skip
+    assert other.threshold == 0.1
 
 
 @pytest.mark.parametrize("how", [{}, {"score": "dot", "normalizer": "softmax"}, {"threshold": -1.0}])

@@ -22,6 +22,8 @@ from qkv.plan.cost import memory_bytes
 
 __all__ = ["create_stored", "open_stored"]
 
+_DRAWN = 2**14
+_LEAST, _MOST = 0.2, 0.9
 SETTINGS = "database"
 """Where the metadata of a store say what a database is."""
 
@@ -79,7 +81,9 @@ def create_stored(
         if made.takes == "table" and score is None:
             score, reach = _near(encoding, waiting[-1], value, fold, progress)
             threshold = reach if threshold is None else threshold
-            settings |= {"score": score, "threshold": threshold}
+        elif score is None and threshold is None:
+            threshold = _unlike(encoding, waiting[-1])
+        settings |= {"score": score, "threshold": threshold}
         attached[FILE] = pack(made)
         settings["encoder"] = encoding.record()
     store = stores.create(path, columns, metadata={SETTINGS: settings}, backend=backend, attached=attached)
@@ -153,3 +157,27 @@ def _near(
     near = near[np.isfinite(near)]
     reach = max(min(3.0 * chosen.value, 1.0), float(np.quantile(near, 0.99)) if len(near) else 0.0)
     return f"gaussian:{chosen.value:.4g}", float(f"{reach:.4g}")
+
+
+def _unlike(encoding: Encoding, rows: Any) -> float | None:
+    """The cosine that the best of as many keys would reach if none of them had to do with the query.
+
+    Pairs of keys are drawn. Most have nothing to do with each other: their median, and their deviation as the
+    median absolute one tells it, are those of such pairs, and the largest of n normal numbers is about
+    √(2 log n) deviations out.
+    """
+    if not rows.num_rows:
+        return None
+    (table,) = encoding.encoded(iter([rows]))
+    cells = Column.of(table, encoding.vector).cells
+    lengths = np.linalg.norm(cells, axis=1)
+    points = cells[lengths > 0] / lengths[lengths > 0, None]
+    if len(points) < 2:
+        return None
+    draw = np.random.default_rng(0)
+    left, right = draw.integers(0, len(points), (2, _DRAWN))
+    apart = left != right
+    cosines = np.einsum("ij,ij->i", points[left[apart]], points[right[apart]])
+    middle = float(np.median(cosines))
+    deviation = 1.4826 * float(np.median(np.abs(cosines - middle)))
+    return round(float(np.clip(middle + deviation * np.sqrt(2 * np.log(len(points))), _LEAST, _MOST)), 3)

@@ -105,12 +105,15 @@ class StoredDatabase(Database):
             RefusedError: the normalizer draws, or needs all weights at once, and the rows do not fit the
                 memory allowed.
         """
+        same = score is None or score == self.score
         score = self.score if score is None else score
         vectors = self._by_vectors(score)
         asked = self._rows(vectors, progress)
         if vectors == self._by_vectors(self.score):
             normalizer = self.normalizer if normalizer is None else normalizer
-            threshold = self.threshold if threshold is None else threshold
+            # A least cosine is no largest distance.
+            if threshold is None and (same or not vectors):
+                threshold = self.threshold
         how: dict[str, Any] = {
             "score": score,
             "normalizer": normalizer,
