@@ -95,10 +95,11 @@ join.__doc__ = _HELP
 
 
 def _check_out(path: Path) -> None:
+    from qkv.core.files import may_be_written
+
     if path.suffix.lower() not in _SUFFIXES:
         raise OptionError(f"{path.name!r} ends in none of {', '.join(_SUFFIXES)}. Choose one for --out.")
-    if not path.parent.is_dir():
-        raise DataError(f"there is no folder {str(path.parent)!r} for {path.name}. Make it first.")
+    may_be_written(path, "the pairs")
 
 
 def _write(table: Any, path: Path) -> None:

@@ -60,11 +60,14 @@ def roles(
         raise OptionError("winobias wants --occupations: a file with an occupation on each line.")
 
     from qkv.cli.progress import ProgressBar
+    from qkv.core.files import may_be_written
     from qkv.look.figure import save_figure, target_of
     from qkv.look.models import load
     from qkv.look.roles import Sentence, conllu, gap, measure, plain, winobias
 
     target = None if plot is None else target_of(plot)
+    if json is not None:
+        may_be_written(Path(json))
 
     def read(path: str) -> list[Sentence]:
         if kind == "gap":
