@@ -57,13 +57,11 @@ def answer(answer: Answer, *, dark: bool = False) -> Any:
     else:
         rows = cells = figure.add_subplot()
     bars(rows, answer, ink)
-    if rows is cells:
-        pass
-    elif answer.probabilities:
+    if answer.rows and answer.probabilities:
         _shares(cells, answer, ink)
-    elif all(_is_point(row.record[answer.value_name]) for row in answer.rows):
+    elif answer.rows and all(_is_point(row.record[answer.value_name]) for row in answer.rows):
         _points(cells, answer, ink)
-    else:
+    elif answer.rows:
         cells.set_axis_off()
     for axes in (rows, cells):
         axes.set_facecolor(paper)
