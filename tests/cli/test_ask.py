@@ -130,6 +130,11 @@ def test_sql_takes_the_place_of_the_file(qkv):
     assert json.loads(out)["value"] == pytest.approx(52_000 / 12, rel=1e-3)
 
 
+def test_a_file_without_a_query_is_answered_by_nothing(qkv, tmp_path):
+    (tmp_path / "q.txt").touch()
+    assert qkv("ask", *GPA, "--queries", str(tmp_path / "q.txt"), "--explain") == (0, "", "")
+
+
 def test_queries_come_from_a_file_with_or_without_a_header(qkv, tmp_path):
     for text in ("3.5\n2.5\n", "gpa\n3.5\n\n2.5", "\ufeff3.5\r\n2.5\r\n"):
         (tmp_path / "q.txt").write_text(text, encoding="utf-8")
