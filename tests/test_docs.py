@@ -1,6 +1,8 @@
 """What is written is run."""
 
 import doctest
+import importlib
+import importlib.util
 import re
 import subprocess
 from pathlib import Path
@@ -41,3 +43,19 @@ def test_no_tracked_file_names_a_path_of_a_machine() -> None:
 def test_every_decision_is_dated() -> None:
     for page in (ROOT / "docs" / "decisions").glob("*.md"):
         assert re.search(r"^\d{4}-\d{2}-\d{2}$", page.read_text(), re.MULTILINE), f"{page.name} has no date"
+
+
+def test_the_reference_holds_every_public_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pdoc", reason="the reference is built with pdoc")
+    spec = importlib.util.spec_from_file_location("build", ROOT / "docs" / "build.py")
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    modules = ("qkv.join", "qkv.search")
+    assert {*modules, "qkv.estimators", "qkv.look"} <= set(build.MODULES)
+    # What is lazy shows only here; all modules would take seconds.
+    monkeypatch.setattr(build, "MODULES", modules)
+    build.main(tmp_path)
+    for module in modules:
+        page = (tmp_path / f"{module.replace('.', '/')}.html").read_text()
+        for name in importlib.import_module(module).__all__:
+            assert f'<section id="{name}">' in page

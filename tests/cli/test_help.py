@@ -54,3 +54,27 @@ def test_every_option_says_what_it_is(qkv):
         out = qkv(command, "--help")[1]
         options = re.findall(r"^  (--[a-z]+)(.*)", out, re.MULTILINE)
         assert len(options) >= 10
+
+
+@pytest.mark.parametrize("command", [("ask",), ("search",), ("join",), ("roles",), ("store", "append")])
+def test_arguments_are_shown_without_types_of_python(qkv, command):
+    code, out, _ = qkv(*command, "--help")
+    assert code == 0
+    assert re.search(r"^Arguments:$", out, re.MULTILINE)
+    assert not re.search(r"<(list\[)?str|\.\.\.\S*\.\.\.", out)
+
+
+def test_the_least_that_the_help_shows_of_an_option_holds(qkv):
+    for arguments, least in (
+        (("search", "x", "--top", "0"), 1),
+        (("search", "x", "--passage", "-1"), 0),
+        (("join", "people.csv", "--top", "-1"), 0),
+        (("roles", "x", "--most", "-1"), 0),
+        (("look", "--text", "x", "--generate", "-1"), 0),
+        (("store", "compact", "x", "--keep", "0"), 1),
+    ):
+        code, out, err = qkv(*arguments)
+        assert (code, out) == (2, "")
+        assert err == f"qkv: {arguments[-2]} is {arguments[-1]}, and {least} or more is wanted.\n"
+        names = arguments[: 2 if arguments[0] == "store" else 1]
+        assert f"x>={least}]" in qkv(*names, "--help")[1]

@@ -31,6 +31,30 @@ def test_the_pairs_are_shown_with_weights_the_strongest_first(qkv):
     assert "· all 24 × 13 pairs compared" in lines
 
 
+def test_rows_wider_than_the_line_leave_weights_and_row_numbers_whole(qkv, tmp_path):
+    for name in TABLES:
+        head, *rows = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
+        place = head.split(",").index("city" if name == "people.csv" else "town")
+        cells = [row.split(",") for row in rows]
+        wide = [[cell * 30 if i == place else cell for i, cell in enumerate(row)] for row in cells]
+        text = "\n".join([head, *(",".join(row) for row in wide)])
+        (tmp_path / name).write_text(text + "\n", encoding="utf-8")
+    code, out, err = qkv("join", *(str(tmp_path / name) for name in TABLES), *ON, "--top", "5")
+    assert (code, err) == (0, "")
+    _, head, *lines = out.splitlines()
+    assert head.split() == ["weight", "left", "row", "right", "row"]
+    found = [re.match(r"\s*([01]\.\d{3})\s+(\d+)  \S.*…\s+(\d+)  \S.*…", line) for line in lines[:5]]
+    assert all(match and float(match[1]) > 0.9 for match in found)
+    assert len({match[2] for match in found}) == 5
+
+
+def test_a_join_that_finds_nothing_says_what_may_help(qkv):
+    code, out, _ = qkv("join", *TABLES, "--on", "city=guest")
+    assert code == 0
+    assert out.startswith("0 pairs of 24 and 13 rows\n")
+    assert "· no pair is likelier than not: name more columns (--on)" in out
+
+
 def test_a_fitted_model_joins_and_is_evaluated(qkv, tmp_path):
     model = str(tmp_path / "model.json")
     code, out, err = qkv("fit", "join", *TABLES, *ON, "--pairs", "same.csv", "--out", model)

@@ -32,6 +32,50 @@ def test_a_head_is_drawn_in_the_terminal(qkv, monkeypatch):
     assert all(digits[i][i - 1] == "9" for i in range(2, len(digits) - 1))
 
 
+def test_what_is_drawn_into_a_pipe_has_no_control_characters(qkv, monkeypatch):
+    code, out, _ = qkv("look", "--text", "the cat", "--terminal")
+    assert code == 0
+    assert "\x1b" not in out
+    assert re.search(r"^\[CLS\]  \d{4}$", out, re.MULTILINE)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[38;2;" in qkv("look", "--text", "the cat", "--terminal")[1]
+
+
+def test_layers_of_a_short_text_are_all_shown_and_that_is_said(qkv):
+    code, out, err = qkv("look", "--text", "the cat", "--terminal", "--layers", "5")
+    assert (code, err) == (
+        0,
+        "4 tokens are few: all layers are shown, and not only those of --layers\n",
+    )
+    assert "the cat: layer 0, head 0" in out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--text", "x", "--model", "no-folder"),
+        ("--text", "x", "--compare", "no-folder"),
+        ("--text", "x", "--memory", "lots"),
+        ("--arrays", "none.npy", "none.npy"),
+        ("--arrays", "empty.npy", "empty.npy"),
+        ("--arrays", "text.npy", "text.npy"),
+    ],
+)
+def test_no_page_opens_for_what_can_be_seen_to_be_wrong(qkv, tmp_path, monkeypatch, arguments):
+    import webbrowser
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.npy").touch()
+    (tmp_path / "text.npy").write_text("no numbers")
+    opened = []
+    monkeypatch.setattr(webbrowser, "open", opened.append)
+    code, out, err = qkv("look", *arguments)
+    assert (code, out, opened) == (2, "", [])
+    assert err.startswith("qkv: ")
+    assert err.count("\n") == 1
+    assert "pickle" not in err
+
+
 def test_a_file_with_everything_is_written(qkv, tmp_path):
     code, out, _ = qkv(
         "look", "--text", TEXT, "--text", TEXT.replace("happy", "sad"), "--export", str(tmp_path / "a.html")
@@ -51,7 +95,16 @@ def test_a_file_with_everything_is_written(qkv, tmp_path):
         (["--text", "x", "--model", "."], "no config.json"),
         (["--text", "x", "--export", "a.pdf"], "does not end in .html"),
         (["--text", "x", "--port", "99999"], "65535"),
-        (["--text", "x", "--terminal", "--layer", "7"], "no layer 7"),
+        (
+            ["--text", "x", "--terminal", "--layer", "7"],
+            "no layer 7: they are 0 to 6, the last of them 'together'",
+        ),
+        (
+            ["--text", "x", "--terminal", "--layer", "6", "--head", "3"],
+            "together has no head 3: they are 0 to 2",
+        ),
+        (["--text", "x", "--terminal", "--layers", "77"], "no layer 77: all-MiniLM-L6-v2 has 6"),
+        (["--text", "x", "--export", "no-folder/a.html"], "no folder 'no-folder' for the file"),
         (["--text", " ", "--terminal"], "a text is empty"),
         (["--text", "word " * 600, "--terminal"], "takes 512"),
         (["--text", "x", "--arrays", "a.npy", "b.npy"], "in place of a text"),
@@ -95,6 +148,13 @@ def test_roles_are_measured_and_written(tmp_path):
     assert line.split()[2] == "0.2"
     assert (tmp_path / "r.json").stat().st_size > 1000
     assert (tmp_path / "r.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_where_roles_cannot_be_written_nothing_is_measured(qkv, tmp_path):
+    (tmp_path / "s.txt").write_text("the cat sat\n")
+    code, out, err = qkv("roles", str(tmp_path / "s.txt"), "--json", str(tmp_path / "no" / "r.json"))
+    assert (code, out) == (2, "")
+    assert "there is no folder" in err
 
 
 def test_roles_of_another_kind_of_file_are_refused(qkv, tmp_path):

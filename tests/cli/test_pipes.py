@@ -136,3 +136,20 @@ def test_asking_a_small_table_imports_nothing_heavy():
         [sys.executable, "-c", code], cwd=EXAMPLES, env=settings, capture_output=True, encoding="utf-8"
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_an_interrupt_while_the_command_loads_leaves_no_traceback():
+    code = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'typer': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from qkv.cli.main import main\n"
+        "main()\n"
+    )
+    settings = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-c", code, "ask"], capture_output=True, encoding="utf-8", env=settings, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

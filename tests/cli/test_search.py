@@ -257,3 +257,13 @@ def test_the_help_shows_every_example_in_one_line(at):
     assert len(EXAMPLES) >= 12
     for shown, line in EXAMPLES:
         assert line in at(*shown.split(), "--help")[1]
+
+
+def test_no_word_is_marked_that_adds_nothing(qkv):
+    code, out, _ = qkv("search", "students.csv", "--text", "name", "John", "--top", "3")
+    assert code == 0
+    passages = [line.strip() for line in out.splitlines() if line.startswith("     ")]
+    assert passages[:2] == ["[John] [Doe]", "attended: john +3.10, doe +1.03"]
+    # No word of these is like the query: nothing is said to be attended, and nothing is marked.
+    assert len(passages) == 4
+    assert not any("[" in line or "attended" in line for line in passages[2:])

@@ -222,6 +222,56 @@ def test_dark_mode_is_dark(opened, served):
     assert colour == "rgb(21, 24, 29)"
 
 
+def test_what_is_awaited_is_said_on_paper_as_dark_as_the_page_will_be(browser):
+    for scheme, paper in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(21, 24, 29)")):
+        context = browser.new_context(color_scheme=scheme)
+        page = context.new_page()
+        with running(Served(doing="loading the model")) as address:
+            page.goto(address)
+            page.wait_for_selector("progress")
+            said = page.evaluate(
+                """() => {
+                    const style = (name) => getComputedStyle(document.querySelector(name));
+                    const said = document.body.innerText.trim();
+                    return [said, style("body").backgroundColor, style("#look").paddingLeft];
+                }"""
+            )
+        context.close()
+        assert said == ["loading the model …", paper, "24px"]
+
+
+def test_all_twelve_heads_of_a_layer_are_seen_on_a_telephone(opened):
+    view = View.of(np.broadcast_to(np.eye(5), (2, 12, 5, 5)), list("abcde"))
+    with running(Served(page=Page.of(view))) as address:
+        page = opened(address)
+        page.set_viewport_size({"width": 420, "height": 800})
+        inside = page.locator(".overview").evaluate("e => e.scrollWidth <= e.clientWidth")
+        last = page.get_by_role("gridcell", name="layer 0, head 11").bounding_box()
+        assert inside
+        assert last["x"] + last["width"] <= 420
+        assert last["width"] >= 24  # what a finger needs
+
+
+def test_a_sentence_and_its_map_need_no_scrolling(opened):
+    words = "[CLS] when he saw his owner , the dog was happy [SEP]".split()  # noqa: SIM905
+    view = View.of(np.broadcast_to(np.eye(12), (6, 12, 12, 12)), words)
+    with running(Served(page=Page.of([view, view], "two"))) as address:
+        page = opened(address)
+        page.set_viewport_size({"width": 1400, "height": 900})
+        assert page.evaluate("document.documentElement.scrollHeight") <= 900
+
+
+def test_the_tip_of_a_choice_is_the_whole_text_that_was_chosen(opened):
+    texts = [f"When he saw his owner, the dog was very, very {mood}" for mood in ("happy", "sad")]
+    views = [View.of(np.eye(3)[None, None], ["a", "b", "c"], name=text) for text in texts]
+    with running(Served(page=Page.of(views, "moods"))) as address:
+        page = opened(address)
+        choice = page.get_by_label("text")
+        assert choice.get_attribute("title") == texts[0]
+        choice.select_option("1")
+        assert choice.get_attribute("title") == texts[1]
+
+
 def test_an_exported_file_works_from_the_disk_without_any_request(opened, tmp_path):
     target = export(Page.of([known(), known(["a", "b", "c"])], "known maps"), tmp_path / "maps.html")
     page = opened(target.as_uri())

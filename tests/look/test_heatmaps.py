@@ -45,6 +45,20 @@ def test_the_identity_of_size_ten_shows_its_diagonal_and_one_colour_bar():
             assert red(picture[y, x]) == (i == j), (i, j)
 
 
+def test_a_single_weight_is_numbered_0():
+    axes = look.heatmaps(np.eye(1)).axes[0]
+    assert [tick for tick in axes.get_xticks() if -0.5 <= tick <= 0.5] == [0]
+    assert [tick for tick in axes.get_yticks() if -0.5 <= tick <= 0.5] == [0]
+
+
+def test_the_name_of_the_bar_stays_clear_of_the_map():
+    words = ["He", "asked", "me", "if", "I", "knew", "her", "telephone", "number", "."]
+    figure = look.alignment(words, words, np.eye(10))
+    figure.draw_without_rendering()
+    axes, bar = figure.axes
+    assert bar.xaxis.label.get_window_extent().x0 > axes.get_window_extent().x1
+
+
 def test_every_panel_has_the_scale_of_the_one_bar():
     weights = np.zeros((1, 2, 3, 3))
     weights[0, 0], weights[0, 1] = 0.1, 1.0

@@ -92,15 +92,32 @@ def test_a_picture_of_an_answer_shows_its_rows_their_values_and_its_band():
 def test_a_picture_of_a_vote_shows_the_shares():
     table = {"age": TABLE["age"], "city": ["Oslo" if each % 3 else "Bergen" for each in TABLE["age"]]}
     answer = Database.open(table, key="age", value="city").ask(36)
-    cells = look.answer(answer, dark=True).axes[1]
+    figure = look.answer(answer, dark=True)
+    cells = figure.axes[1]
     assert [bar.get_width() for bar in cells.patches] == list(answer.probabilities.values())
+    # A vote has a share, and no spread in either direction.
+    share = answer.probabilities[answer.value]
+    assert figure.get_suptitle() == f"36  →  {answer.value} ({share:.0%})"
+    database = Database.open(table, key="age", value="city")
+    assert look.draw(database, answer).get_suptitle() == figure.get_suptitle()
+
+
+def test_values_beside_the_bars_stay_clear_of_the_names_of_the_vote():
+    table = {"major": ["physics", "physics", "history"], "name": ["Omar Haddad", "Jane Roe", "Luca Rossi"]}
+    figure = look.answer(Database.open(table, key="major", value="name").ask("physics"))
+    figure.draw_without_rendering()
+    rows, cells = figure.axes
+    values = [text.get_window_extent() for text in rows.texts]
+    names = [text.get_window_extent() for text in cells.get_yticklabels()]
+    assert max(box.x1 for box in values) + 20 < min(box.x0 for box in names)
 
 
 def test_an_answer_without_a_match_says_why_and_many_answers_are_refused():
     names = Database.open({"name": ["John", "Jane"], "n": [1, 2]}, key="name", value="n")
     nobody = names.ask("Xqzw")
     assert not nobody.found
-    words = " ".join(text.get_text() for text in look.answer(nobody).axes[0].texts)
+    (axes,) = look.answer(nobody).axes
+    words = " ".join(text.get_text() for text in axes.texts)
     assert words.split()[:3] == nobody.reason.split()[:3]
     with pytest.raises(DataError, match="there are 2"):
         look.answer(names.ask(["John", "Jane"]))

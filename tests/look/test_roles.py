@@ -102,6 +102,11 @@ def test_a_table_is_read_back_as_it_was_saved(tmp_path):
     assert table.of("next") == [row(role="next")]
 
 
+def test_a_table_counts_its_sentences_in_words():
+    assert Table("m", 1, (row(),)).text().startswith("m, 1 sentence; scores")
+    assert Table("m", 1799, (row(),)).text().startswith("m, 1,799 sentences; scores")
+
+
 def test_a_table_is_drawn_as_a_map_for_each_role():
     pytest.importorskip("matplotlib")
     figure = Table("m", 100, (row(), row(role="next"))).draw()

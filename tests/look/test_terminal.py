@@ -31,6 +31,12 @@ def test_two_queries_share_a_line_and_each_has_its_colour():
     assert second == ("24;24;28", "255;245;220")
 
 
+def test_a_line_of_two_queries_names_both():
+    words = ["he", "extraordinarily", "saw"]
+    lines = text_map(np.eye(3), words, words, colour=True, width=80).split("\n")
+    assert [re.sub("\x1b.*", "", line).strip() for line in lines[1:3]] == ["he/extraord…", "saw"]
+
+
 def test_a_map_wider_than_the_terminal_keeps_its_largest_weight():
     weights = np.zeros((2, 500))
     weights[1, 333] = 1

@@ -96,12 +96,12 @@ def ask(
     from qkv.store import is_store
 
     stored = sql is None and bool(given) and is_store(given[0])
+    if sql is None and not given:
+        raise DataError("there is no FILE. Name a table, or give --sql; qkv ask --help shows examples.")
     if not stored and (not key or not value):
         raise OptionError(
             f"there is no --{'value' if key else 'key'}. Name the column, as in --key name --value income."
         )
-    if sql is None and not given:
-        raise DataError("there is no FILE. Name a table, or give --sql.")
     if version is not None and not stored:
         raise OptionError("--version is of a store, and this is none. Leave it out.")
 

@@ -46,12 +46,12 @@ def fit_join(
 ) -> None:
     if not out:
         raise DataError("there is no --out. Name a file for the model, as in --out model.json.")
-    if not Path(out).parent.is_dir():
-        raise DataError(f"there is no folder {str(Path(out).parent)!r} for the model. Make it first.")
 
     from qkv.cli.progress import ProgressBar
+    from qkv.core.files import may_be_written
     from qkv.join import SoftJoin
 
+    may_be_written(Path(out), "the model")
     with ProgressBar() as progress:
         join = SoftJoin(on, id=id_).fit(
             left, right, pairs, valid=valid, candidates=candidates, progress=progress

@@ -95,10 +95,11 @@ join.__doc__ = _HELP
 
 
 def _check_out(path: Path) -> None:
+    from qkv.core.files import may_be_written
+
     if path.suffix.lower() not in _SUFFIXES:
         raise OptionError(f"{path.name!r} ends in none of {', '.join(_SUFFIXES)}. Choose one for --out.")
-    if not path.parent.is_dir():
-        raise DataError(f"there is no folder {str(path.parent)!r} for {path.name}. Make it first.")
+    may_be_written(path, "the pairs")
 
 
 def _write(table: Any, path: Path) -> None:
@@ -149,19 +150,33 @@ def _print(joined: Any, top: int) -> None:
     if order:
         grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
         grid.add_column("weight", justify="right", no_wrap=True)
-        for title in ("left", "right"):
-            grid.add_column(f"{title} row", justify="right", no_wrap=True)
-            grid.add_column("", no_wrap=True, overflow="ellipsis", ratio=1)
-        for row, key, weight in zip(
-            joined.rows[order], joined.keys[order], joined.weights[order], strict=True
-        ):
-            here, there = (
+        for title in ("left row", "right row"):
+            grid.add_column(title, justify="right", no_wrap=True)
+            grid.add_column("", no_wrap=True)
+        lines = [
+            [
                 _line(table, int(number), [pair[side] for pair in joined.on])
                 for side, (table, number) in enumerate(((joined.left, row), (joined.right, key)))
-            )
-            grid.add_row(f"{weight:.3f}", str(row), here, str(key), there)
+            ]
+            for row, key in zip(joined.rows[order], joined.keys[order], strict=True)
+        ]
+        # A long row is cut here: the grid would cut the weight and the numbers of the rows with it.
+        room = console.width - len("weight  left row    right row    ")
+        left, right = (max(line[side].cell_len for line in lines) for side in (0, 1))
+        halves = max(room - right, room // 2), max(room - left, room // 2)
+        for row, key, weight, line in zip(
+            joined.rows[order], joined.keys[order], joined.weights[order], lines, strict=True
+        ):
+            for text, most in zip(line, halves, strict=True):
+                text.truncate(max(most, 1), overflow="ellipsis")
+            grid.add_row(f"{weight:.3f}", str(row), line[0], str(key), line[1])
         console.print(grid, markup=False)
-    for note in joined.notes:
+    notes = list(joined.notes)
+    if not pairs:
+        notes.append(
+            "no pair is likelier than not: name more columns (--on), or teach what is alike (qkv fit join)"
+        )
+    for note in notes:
         console.print(f"· {note}", style="dim", markup=False, soft_wrap=True)
 
 

@@ -1,5 +1,6 @@
 """`qkv look`: where the heads of a model look, in the browser, in a file, in the terminal."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -83,12 +84,23 @@ def look(
         raise OptionError("--arrays are shown in tiles, in the page. Leave --export and --terminal out.")
     chosen = _numbers(layers)
 
-    from qkv.look.models import load, views_of
+    from qkv.look.models import folder_of, load, views_of
     from qkv.look.page import Page
+    from qkv.plan.cost import memory_bytes
+
+    # What can be seen to be wrong is said before a page opens.
+    memory_bytes(memory)
+    read = None if arrays is None else _read_arrays(arrays, memory)
+    if arrays is None:
+        for path in (model, *(compare or [])):
+            folder_of(path)
 
     def make(progress: Any) -> Page:
-        if arrays is not None:
-            return Page.of(_arrays_view(arrays, causal, memory, progress))
+        if read is not None:
+            from qkv.look.many_tokens import arrays_view
+
+            name, query, key = read
+            return Page.of(arrays_view(query, key, causal=causal, name=name, progress=progress))
         views: list[Any] = []
         for path in (model, *(compare or [])):
             progress("loading the model", 0, 1)
@@ -111,8 +123,12 @@ def look(
 
     from qkv.cli.progress import ProgressBar
 
-    if export is not None and Path(export).suffix.lower() not in (".html", ".htm"):
-        raise DataError(f"{export!r} does not end in .html. Rename it, so that a browser opens it.")
+    if export is not None:
+        from qkv.core.files import may_be_written
+
+        if Path(export).suffix.lower() not in (".html", ".htm"):
+            raise DataError(f"{export!r} does not end in .html. Rename it, so that a browser opens it.")
+        may_be_written(Path(export))
     with ProgressBar() as progress:
         page = make(progress)
     if terminal:
@@ -140,8 +156,8 @@ def _numbers(layers: str | None) -> list[int] | None:
         raise OptionError(f"--layers is {layers!r}, and numbers are wanted, as in --layers 0,5.") from None
 
 
-def _arrays_view(paths: tuple[str, str], causal: bool, memory: str, progress: Any) -> Any:
-    from qkv.look.many_tokens import arrays_view, needed_of_arrays, read_array, refuse
+def _read_arrays(paths: tuple[str, str], memory: str) -> tuple[str, Any, Any]:
+    from qkv.look.many_tokens import needed_of_arrays, read_array, refuse
     from qkv.plan.cost import memory_bytes, memory_text
 
     query, key = map(read_array, paths)
@@ -150,7 +166,7 @@ def _arrays_view(paths: tuple[str, str], causal: bool, memory: str, progress: An
     what = f"{heads} x {query.shape[-2]:,} queries x {key.shape[-2]:,} keys"
     _say(f"{what}: about {memory_text(needed)} beside the arrays, {memory_text(allowed)} allowed")
     refuse(needed, allowed, what, "Allow more (--memory), or save fewer heads.")
-    return arrays_view(query, key, causal=causal, name=Path(paths[0]).stem, progress=progress)
+    return Path(paths[0]).stem, query, key
 
 
 def _texts(file: str | None, whole: bool) -> list[str]:
@@ -163,6 +179,8 @@ def _texts(file: str | None, whole: bool) -> list[str]:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise DataError(f"{path.name!r} is no text in UTF-8. Convert it.") from None
+    except PermissionError:
+        raise DataError(f"{file!r} may not be read by this user. Change its permissions.") from None
     if whole:
         return [content.strip()] if content.strip() else []
     return [line.strip() for line in content.splitlines() if line.strip()]
@@ -176,12 +194,19 @@ def _draw(page: Any, layer: int, head: int) -> None:
     for view in page.views:
         if not hasattr(view, "weights"):
             raise OptionError(f"{view.name!r} is shown in tiles, in the page. Leave --terminal out.")
-        if not 0 <= layer < len(view.layers) or not 0 <= head < len(view.layers[layer].heads):
+        last = len(view.layers) - 1
+        if not 0 <= layer <= last:
             raise OptionError(
-                f"there is no layer {layer} with a head {head}: the model has {len(view.layers)} layers, "
-                f"{len(view.layers[0].heads)} heads in the first."
+                f"there is no layer {layer}: they are 0 to {last}, the last of them {view.layers[-1].name!r}."
+            )
+        heads = view.layers[layer].heads
+        if not 0 <= head < len(heads):
+            raise OptionError(
+                f"{view.layers[layer].name} has no head {head}: they are 0 to {len(heads) - 1}."
             )
         print(f"{view.name}: {view.layers[layer].name}, {view.layers[layer].heads[head]}")
         keys = (view.keys or view.queries).tokens
         width = shutil.get_terminal_size().columns
-        print(text_map(view.weights(layer, head), view.queries.tokens, keys, width=width))
+        # In a file or a pipe, colours would be control characters.
+        colour = None if sys.stdout.isatty() or os.environ.get("FORCE_COLOR") else False
+        print(text_map(view.weights(layer, head), view.queries.tokens, keys, width=width, colour=colour))

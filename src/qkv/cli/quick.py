@@ -9,11 +9,17 @@ from typing import Any, get_args
 
 import typer
 
+from qkv.errors import OptionError
+
 __all__ = ["convert_quickly"]
 
 
 def convert_quickly(group: Any, help_names: tuple[str, ...]) -> Any:
-    """The command group, its parameters converted by `int`, `float` and `str`; `help_names` ask for help."""
+    """The command group, its parameters converted by `int`, `float` and `str`; `help_names` ask for help.
+
+    Raises:
+        OptionError: later, for an option that is no number, or less than its `min`.
+    """
     try:
         from typer._coercion import RuntimeParam
     except ImportError:
@@ -26,12 +32,15 @@ def convert_quickly(group: Any, help_names: tuple[str, ...]) -> Any:
             kind = _plain_kind(self.annotation)
             if kind is list:
                 return [str(item) for item in value]
+            name, least = max(param.opts, key=len), self.parameter_info.min
             try:
-                return kind(value)
+                number = kind(value)
             except ValueError:
                 wanted = "a whole number" if kind is int else "a number"
-                name = max(param.opts, key=len)
-                raise typer.BadParameter(f"{name} is {value!r}, and it is {wanted}.") from None
+                raise OptionError(f"{name} is {value!r}, and {wanted} is wanted.") from None
+            if least is not None and kind in (int, float) and number < least:
+                raise OptionError(f"{name} is {value}, and {least} or more is wanted.")
+            return number
 
     # A context makes each command build its --help, which is a parameter too.
     context = typer.Context(group, help_option_names=list(help_names))
@@ -41,6 +50,9 @@ def convert_quickly(group: Any, help_names: tuple[str, ...]) -> Any:
     for command in (group, *group.commands.values(), *below):
         for parameter in command.get_params(context):
             descriptor: Any = getattr(parameter, "type_descriptor", None)
+            if parameter.param_type_name == "argument" and hasattr(parameter, "display_type_rich"):
+                # `QUERY <list[str]>` in the help says nothing to those who write no Python.
+                parameter.display_type_rich = lambda ctx: None
             if hasattr(parameter, "_runtime_param") and _plain_kind(getattr(descriptor, "annotation", None)):
                 parameter._runtime_param = Converted(descriptor.parameter_info, descriptor.annotation)
     return group

@@ -36,10 +36,11 @@ class Table:
 
     def finish(self) -> None:
         """Print how it was done."""
-        self._console.print()
+        if self._notes:
+            self._console.print()
         for note in self._notes:
             self._console.print(f"· {note}", style="dim", markup=False, soft_wrap=True)
-        if self._explain:
+        if self._explain and self._plan is not None:
             self._console.print()
             self._console.print(str(self._plan), markup=False)
 

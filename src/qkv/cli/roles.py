@@ -44,7 +44,9 @@ def roles(
         list[str] | None,
         typer.Option(metavar="FILE", help="With winobias: occupations, one on each line; several are fine."),
     ] = None,
-    most: Annotated[int, typer.Option(metavar="N", help="Read this many sentences of each file.")] = 0,
+    most: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Read this many sentences of each file; 0: all.")
+    ] = 0,
     best: Annotated[int, typer.Option(metavar="N", min=1, help="Heads shown for each role.")] = 3,
     groups: Annotated[bool, typer.Option("--groups", help="Also by length and by condition.")] = False,
     json: Annotated[str | None, typer.Option(metavar="FILE.json", help="Write every row.")] = None,
@@ -58,11 +60,14 @@ def roles(
         raise OptionError("winobias wants --occupations: a file with an occupation on each line.")
 
     from qkv.cli.progress import ProgressBar
+    from qkv.core.files import may_be_written
     from qkv.look.figure import save_figure, target_of
     from qkv.look.models import load
     from qkv.look.roles import Sentence, conllu, gap, measure, plain, winobias
 
     target = None if plot is None else target_of(plot)
+    if json is not None:
+        may_be_written(Path(json))
 
     def read(path: str) -> list[Sentence]:
         if kind == "gap":

@@ -64,7 +64,9 @@ def search(
     temperature: Annotated[float, typer.Option(metavar="T", help="Of the softmax; less is sharper.")] = 1.0,
     passage: Annotated[
         int | None,
-        typer.Option(metavar="WORDS", help="At most, in a passage; else 200. 0: documents stay whole."),
+        typer.Option(
+            metavar="WORDS", min=0, help="At most, in a passage; else 200. 0: documents stay whole."
+        ),
     ] = None,
     stem: Annotated[bool, typer.Option("--stem", help="Compare English words by their stems.")] = False,
     save: Annotated[
@@ -215,7 +217,7 @@ class _Page:
             head.append(f"   weight {hit.weight:.3f}, score {hit.score:.2f}", style="dim")
             self._console.print(head, soft_wrap=True)
             self._console.print(Padding(self._marked(hit, shares), (0, 0, 0, 5), expand=False))
-            named = [f"{word} {share:+.2f}" for word, share in shares.items() if word and share >= 0.005][:8]
+            named = [f"{word} {share:+.2f}" for word, share in shares.items() if word and share >= _LEAST][:8]
             if named:
                 self._console.print(
                     Padding(Text("attended: " + ", ".join(named), style="dim"), (0, 0, 0, 5), expand=False)
@@ -234,7 +236,7 @@ class _Page:
         at = start
         colour = self._console.color_system is not None
         for left, right, share in heavy:
-            if left < start or right > end or share < 0.1 * largest or share <= 0:
+            if left < start or right > end or share < max(0.1 * largest, _LEAST):
                 continue
             shown.append(text[at:left])
             word = text[left:right]
@@ -247,6 +249,8 @@ class _Page:
         return self._index.splitter.places(text)
 
 
+_LEAST = 0.005
+"""What a word adds to a score, before it is said to be attended."""
 _SHOWN = 480
 """Characters of a passage that are shown."""
 

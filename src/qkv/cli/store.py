@@ -106,7 +106,7 @@ def append(
     path: Folder,
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILE...", help="Rows with the store's columns.", show_default=False),
+        typer.Argument(metavar="FILE", help="Rows with the store's columns.", show_default=False),
     ],
 ) -> None:
     """Add the rows of files, all or none, as one version."""
@@ -140,7 +140,7 @@ def versions(path: Folder) -> None:
         print(f"{version.number:>8}  {written}  {version.operation:<8} {_counted(version.rows, 'row')}")
 
 
-@store.command()
+@store.command(short_help="Rewrite small and thinned blocks into full ones.")
 def compact(
     path: Folder,
     keep: Annotated[
@@ -157,7 +157,7 @@ def compact(
     print(f"{memory_text(freed)} freed; {opened}")
 
 
-@store.command()
+@store.command(short_help="Compare every byte with its checksum.")
 def verify(path: Folder) -> None:
     """Compare every byte with its checksum; damaged files are named, and the exit code is 2."""
     from qkv.cli.progress import ProgressBar

@@ -1,5 +1,6 @@
 """Files that are written whole or not at all."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from typing import IO
 
 from qkv.errors import DataError
 
-__all__ = ["beside", "write_whole"]
+__all__ = ["beside", "may_be_written", "write_whole"]
 
 
 @contextmanager
@@ -42,6 +43,25 @@ def beside(target: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def may_be_written(target: Path, what: str = "the file") -> None:
+    """Look where a file will go, before the long work that fills it.
+
+    Raises:
+        DataError: its folder is not there, or this user may not write in it.
+
+    Example:
+        >>> may_be_written(Path("no-such-folder/a.txt"))
+        Traceback (most recent call last):
+        qkv.errors.DataError: there is no folder 'no-such-folder' for the file. Make it first.
+    """
+    if not target.parent.is_dir():
+        raise DataError(f"there is no folder {str(target.parent)!r} for {what}. Make it first.")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise DataError(
+            f"{what} {str(target)!r} cannot be written: {os.strerror(errno.EACCES)}. Choose another folder."
+        )
+
+
 def write_whole(
     target: Path,
     content: bytes | Callable[[IO[bytes]], object],
@@ -67,8 +87,7 @@ def write_whole(
         ...     (Path(folder) / "a.txt").read_text()
         'whole'
     """
-    if not target.parent.is_dir():
-        raise DataError(f"there is no folder {str(target.parent)!r} for {what}. Make it first.")
+    may_be_written(target, what)
     try:
         with beside(target) as partial, partial.open("wb") as stream:
             if isinstance(content, bytes):

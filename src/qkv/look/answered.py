@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from qkv.database.answer import Answer
-from qkv.database.show import shown, spread_shown
+from qkv.database.show import shown
 from qkv.errors import DataError
 from qkv.look.figure import DARK, INK, PAPER, new_figure
-from qkv.look.picture import bars
+from qkv.look.picture import bars, title_of
 
 __all__ = ["answer"]
 
@@ -50,15 +50,18 @@ def answer(answer: Answer, *, dark: bool = False) -> Any:
         )
     ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
     figure = new_figure((8.4, 4.0), paper=paper)
-    rows, cells = figure.subplots(1, 2, width_ratios=(1.25, 1))
-    bars(rows, answer, ink)
-    if not answer.rows:
-        cells.set_axis_off()
-    elif answer.probabilities:
-        _shares(cells, answer, ink)
-    elif all(_is_point(row.record[answer.value_name]) for row in answer.rows):
-        _points(cells, answer, ink)
+    if answer.rows:
+        # The values beside the bars of the one keep away from the names of the other.
+        figure.get_layout_engine().set(wspace=0.08)
+        rows, cells = figure.subplots(1, 2, width_ratios=(1.25, 1))
     else:
+        rows = cells = figure.add_subplot()
+    bars(rows, answer, ink)
+    if answer.rows and answer.probabilities:
+        _shares(cells, answer, ink)
+    elif answer.rows and all(_is_point(row.record[answer.value_name]) for row in answer.rows):
+        _points(cells, answer, ink)
+    elif answer.rows:
         cells.set_axis_off()
     for axes in (rows, cells):
         axes.set_facecolor(paper)
@@ -66,12 +69,7 @@ def answer(answer: Answer, *, dark: bool = False) -> Any:
         for side in axes.spines.values():
             side.set_visible(side.spine_type in ("left", "bottom"))
             side.set_color(ink)
-    asked = ", ".join(map(shown, answer.query)) if isinstance(answer.query, tuple) else shown(answer.query)
-    said = (
-        f"{shown(answer.value, answer.spread)}{spread_shown(answer.spread)}" if answer.found else "no match"
-    )
-    title = f"{asked[:40]}  →  {said[:40]}"
-    figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=ink, fontweight="bold")
+    figure.suptitle(title_of(answer), x=0.02, ha="left", fontsize=12, color=ink, fontweight="bold")
     return figure
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from qkv.core.files import write_whole
+from qkv.core.files import may_be_written, write_whole
 from qkv.errors import DataError, MissingPackageError
 
 __all__ = ["DARK", "FORMATS", "INK", "PAPER", "new_figure", "save_figure", "target_of"]
@@ -37,13 +37,12 @@ def target_of(path: str | os.PathLike[str]) -> Path:
     """The file that a picture goes to, looked at before anything is drawn.
 
     Raises:
-        DataError: its name ends in none of the formats, or its folder is not there.
+        DataError: its name ends in none of the formats, or its folder is not there or not to be written in.
     """
     target = Path(path)
     if target.suffix.lower() not in FORMATS:
         raise DataError(f"the picture {target.name!r} ends in none of {', '.join(FORMATS)}. Rename it.")
-    if not target.parent.is_dir():
-        raise DataError(f"there is no folder {str(target.parent)!r} for the picture. Make it first.")
+    may_be_written(target, "the picture")
     return target
 
 

@@ -110,8 +110,9 @@ def heatmaps(
             _name(axes.xaxis, keys, width / across, turned=True)
             _name(axes.yaxis, queries, height / down, turned=False)
     bar = figure.colorbar(image, ax=grid, shrink=0.8 if down == 1 else 0.6)
-    # A bar's axes have no name of their own; readers of the figure look for one.
-    bar.ax.set_xlabel("weight", color=ink, fontsize=8)
+    # A bar's axes have no name of their own; readers of the figure look for one. In the middle of so narrow
+    # axes it would reach into the map.
+    bar.ax.set_xlabel("weight", color=ink, fontsize=8, loc="left")
     bar.ax.tick_params(colors=ink, labelsize=8)
     bar.outline.set_visible(False)
     return figure
@@ -267,7 +268,7 @@ def _name(axis: Any, words: Sequence[str] | None, inches: float, turned: bool) -
     if words is None:
         from matplotlib.ticker import MaxNLocator
 
-        axis.set_major_locator(MaxNLocator(nbins=max(2, int(inches * 2)), integer=True))
+        axis.set_major_locator(MaxNLocator(nbins=max(2, int(inches * 2)), integer=True, min_n_ticks=1))
         return
     each = max(1, -(-len(words) * _LABEL_INCHES // inches))
     places = range(0, len(words), int(each))

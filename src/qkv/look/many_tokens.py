@@ -40,8 +40,13 @@ def read_array(path: str | os.PathLike[str]) -> np.ndarray:
         array = np.load(file, mmap_mode="c", allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"there is no file {str(path)!r}.") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file.name!r} is no array of numpy.save: {str(error).rstrip('.')}.") from None
+    except OSError as error:
+        raise DataError(f"{str(path)!r} cannot be read: {error.strerror or error}.") from None
+    except (ValueError, EOFError):
+        # NumPy takes whatever else it is for a pickle, and tells how to trust it.
+        raise DataError(
+            f"{file.name!r} is no array of numpy.save. Save numbers: np.save({file.stem + '.npy'!r}, array)."
+        ) from None
     shape = getattr(array, "shape", ())
     if len(shape) not in (2, 3) or 0 in shape or array.dtype.kind not in "fiu":
         raise DataError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.encoders.model_folders import default_model, model_in
-from qkv.errors import DataError
+from qkv.errors import DataError, OptionError
 from qkv.look.generated import generated_views
 from qkv.look.long import LongView
 from qkv.look.many_tokens import heads_in, needed_of_heads, recorded_view, refuse
@@ -18,7 +18,7 @@ from qkv.look.through import flow, rollout
 from qkv.look.views import Layer, Side, View
 from qkv.plan.cost import memory_bytes, memory_text
 
-__all__ = ["Reader", "load", "side_of", "views_of"]
+__all__ = ["Reader", "folder_of", "load", "side_of", "views_of"]
 
 _MOST_FLOW = 32
 """Tokens up to which the maximum flow is worth its time: one problem for each pair."""
@@ -50,6 +50,31 @@ class Reader:
         return int(stated) if isinstance(stated, int) and stated > 0 else None
 
 
+def folder_of(path: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of a model, looked at before anything is loaded.
+
+    Args:
+        path: as of `load`.
+
+    Raises:
+        DataError: there is no such folder, or no model in it.
+        MissingPackageError: no path was given, and the small model is not installed.
+    """
+    folder = default_model() if path is None else Path(path)
+    try:
+        (folder / "config.json").open("rb").close()
+    except PermissionError:
+        raise DataError(
+            f"the model in {str(folder)!r} may not be read by this user. Change its permissions."
+        ) from None
+    except OSError:
+        raise DataError(
+            f"{str(folder)!r} holds no model: there is no config.json. "
+            "Name a folder that save_pretrained wrote."
+        ) from None
+    return folder
+
+
 def load(path: str | os.PathLike[str] | None = None) -> Reader:
     """Load a model and its tokenizer from a folder. Nothing is fetched, and no code that lies there is run.
 
@@ -60,7 +85,7 @@ def load(path: str | os.PathLike[str] | None = None) -> Reader:
         DataError: there is no such folder, or it holds no model with a tokenizer.
         MissingPackageError: transformers is not installed.
     """
-    folder = default_model() if path is None else Path(path)
+    folder = folder_of(path)
     tokenizer, model = model_in(folder, writes=True)
     name = "all-MiniLM-L6-v2" if path is None else folder.resolve().name
     return Reader(model, tokenizer, name)
@@ -93,6 +118,7 @@ def views_of(
 
     Raises:
         DataError: a text is empty, or has more tokens than the model takes.
+        OptionError: the model has no such layer.
         RefusedError: a long text does not fit the memory.
 
     Example:
@@ -101,6 +127,7 @@ def views_of(
         ('head 0', 'head 1')
     """
     found: list[View | LongView] = []
+    _check_layers(reader, layers)
     for number, text in enumerate(texts):
         encoded, side = _encoded(reader, text)
         shown = text if len(text) <= 80 else text[:79] + "…"
@@ -110,6 +137,8 @@ def views_of(
             _refuse_longer(reader, count, generate)
             found += generated_views(reader, inputs, side, shown, generate)
         elif _whole(reader, count) <= memory_bytes(memory):
+            if layers is not None and say is not None:
+                say(f"{count:,} tokens are few: all layers are shown, and not only those of --layers")
             found += _views(reader, shown, inputs, side, together)
         else:
             _say_and_refuse(reader, count, layers, memory_bytes(memory), say)
@@ -119,6 +148,15 @@ def views_of(
         if progress is not None:
             progress("reading", number + 1, len(texts))
     return found
+
+
+def _check_layers(reader: Reader, layers: Sequence[int] | None) -> None:
+    count = heads_in(reader.model)[0]
+    for layer in layers or ():
+        if not 0 <= layer < count:
+            raise OptionError(
+                f"there is no layer {layer}: {reader.name} has {count}, counted from 0. Name one of them."
+            )
 
 
 def _refuse_longer(reader: Reader, count: int, generate: int) -> None:

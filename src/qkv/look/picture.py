@@ -18,7 +18,7 @@ from qkv.errors import DataError
 from qkv.look.figure import INK as _INK
 from qkv.look.figure import new_figure, save_figure, target_of
 
-__all__ = ["bars", "draw", "save"]
+__all__ = ["bars", "draw", "save", "title_of"]
 
 _DATA = "#b8bec6"
 _CURVE = "#3b6ea8"
@@ -56,12 +56,7 @@ def draw(database: Database, answer: Answer, **options: Any) -> Any:
     else:
         axes = [figure.add_subplot()]
         bars(axes[0], answer)
-    asked = ", ".join(map(shown, answer.query)) if isinstance(answer.query, tuple) else shown(answer.query)
-    said = (
-        f"{shown(answer.value, answer.spread)}{spread_shown(answer.spread)}" if answer.found else "no match"
-    )
-    title = f"{_short(asked, 40)}  →  {_short(said, 40)}"
-    figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=_INK, fontweight="bold")
+    figure.suptitle(title_of(answer), x=0.02, ha="left", fontsize=12, color=_INK, fontweight="bold")
     for each in axes:
         for side in ("top", "right"):
             each.spines[side].set_visible(False)
@@ -77,6 +72,16 @@ def save(database: Database, answer: Answer, path: str | os.PathLike[str], **opt
     """
     target = target_of(path)
     save_figure(draw(database, answer, **options), target)
+
+
+def title_of(answer: Answer) -> str:
+    """The query, and its answer with its spread, or with its share of the vote."""
+    asked = ", ".join(map(shown, answer.query)) if isinstance(answer.query, tuple) else shown(answer.query)
+    if not answer.found:
+        return f"{_short(asked, 40)}  →  no match"
+    share = answer.probabilities.get(answer.value)
+    said = f" ({share:.0%})" if share is not None else spread_shown(answer.spread)
+    return f"{_short(asked, 40)}  →  {_short(shown(answer.value, answer.spread), 40)}{said}"
 
 
 def _line(figure: Any, database: Database, answer: Answer, options: dict[str, Any]) -> list[Any]:

@@ -45,7 +45,8 @@ def text_map(
         colour = not os.environ.get("NO_COLOR")
     most = float(weights.max(initial=0.0))
     share = weights / most if most > 0 else np.zeros_like(weights)
-    margin = min(14, max((len(word) for word in queries), default=0))
+    names = _pairs(queries) if colour else list(queries)
+    margin = min(19 if colour else 14, max(map(len, names), default=0))
     across = max(1, width - margin - 2)
     each = max(1, min(3, across // max(1, len(keys)))) if colour else 1
     small = shrink(share, len(share), across // each)
@@ -55,13 +56,13 @@ def text_map(
     if colour:
         for top in range(0, len(small), 2):
             pair = small[top : top + 2]
-            name = _name(queries[top], margin)
+            name = _name(names[top // 2], margin)
             cells = "".join(
                 _cell(pair[0, j], pair[1, j] if len(pair) > 1 else None) * each for j in range(wide)
             )
             lines.append(f"{name}  {cells}\x1b[0m")
     else:
-        for row, name in zip(small, queries, strict=True):
+        for row, name in zip(small, names, strict=True):
             digits = "".join(str(min(9, int(10 * value))) for value in row)
             lines.append(f"{_name(name, margin)}  {digits}")
     if named:
@@ -70,6 +71,12 @@ def text_map(
             letters = "".join((key[at] if at < len(key) else " ").ljust(each) for key in keys)
             lines.append(" " * (margin + 2) + letters.rstrip())
     return "\n".join(lines)
+
+
+def _pairs(words: Sequence[str]) -> list[str]:
+    """The words of two queries that share a line, the upper one first."""
+    short = [_name(word, min(9, len(word))) for word in words]
+    return ["/".join(short[top : top + 2]) for top in range(0, len(short), 2)]
 
 
 def _name(word: str, margin: int) -> str:

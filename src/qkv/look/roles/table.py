@@ -91,7 +91,8 @@ class Table:
             best: how many heads of each role.
             groups: also for each group of sentences.
         """
-        lines = [f"{self.model}, {self.sentences:,} sentences; scores with 95 % intervals", ""]
+        counted = f"{self.sentences:,} sentence{'s' * (self.sentences != 1)}"
+        lines = [f"{self.model}, {counted}; scores with 95 % intervals", ""]
         lines.append(
             f"{'role':<14}{'sentences':<18}{'head':<8}{'score':<8}{'interval':<16}{'baseline':<10}count"
         )

@@ -19,10 +19,13 @@ export function make(tag, attributes = {}, children = []) {
  *  @param {string} label @param {[string, string][]} options value and name of each
  *  @param {string} chosen @param {(value: string) => void} change */
 export function choice(label, options, chosen, change) {
+  // Two texts may begin alike: the whole of the chosen one is the tip.
+  const tip = () => (select.title = select.selectedOptions[0]?.textContent || "");
   const select = /** @type {HTMLSelectElement} */ (
-    make("select", { onchange: () => change(select.value) },
+    make("select", { onchange: () => { tip(); change(select.value); } },
       options.map(([value, text]) => make("option", { value, text, selected: value === chosen })))
   );
+  tip();
   return make("label", { class: "control" }, [make("span", { text: label }), select]);
 }
 
