@@ -106,6 +106,14 @@ def test_an_index_is_saved_and_answers_as_the_texts(at):
         assert before["weight"] == pytest.approx(after["weight"], rel=1e-5)
 
 
+@pytest.mark.parametrize("command", ["search", "fit search"])
+def test_a_place_where_no_index_can_be_is_refused_before_the_work(at, command, monkeypatch):
+    monkeypatch.setattr("qkv.cli.search.make_index", lambda *_, **__: pytest.fail("it was made"))
+    code, out, err = at(*command.split(), "notes", "--save", "films.csv/kept")
+    assert (code, out) == (2, "")
+    assert "'films.csv' is no folder, so the index cannot be in it" in err
+
+
 def test_a_column_of_a_table_is_searched(at):
     code, out, _ = at("search", "films.csv", "--text", "plot", "sharks eat a swimmer and a shark")
     assert code == 0

@@ -105,7 +105,14 @@ def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("store", "verify", "nowhere"), "'nowhere' is no store"),
+        (
+            ("store", "verify", "nowhere"),
+            "'nowhere' is no store. Make one: Database.create, or qkv store create",
+        ),
+        (
+            ("store", "create", "people.csv/new", "people.csv", "--key", "name", "--value", "income"),
+            "'people.csv' is no folder, so the store cannot be in it",
+        ),
         (("store", "create", "PEOPLE", "people.csv", "--key", "name", "--value", "income"), "there already"),
         (("store", "create", "new", "people.csv", "--key", "name"), "there is no --value"),
         (("store", "create", "new", "nobody.csv", "--key", "name", "--value", "x"), "there is no file"),

@@ -116,7 +116,7 @@ BAD_FILES = {
     "noise.arrow": (b"\x00\x01\x02" * 400, "cannot be read as Arrow"),
     "noise.json": (b"{]" * 50, "cannot be read as json"),
     "noise.csv.gz": (b"not gzip at all", "cannot be read as csv"),
-    "empty.csv": (b"", "there is no column 'name'"),
+    "empty.csv": (b"", "empty.csv. is empty. Give a file with rows"),
     "header.csv": (b"name,income\n", "has no rows"),
 }
 

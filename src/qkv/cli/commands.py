@@ -93,7 +93,8 @@ def answered(arguments: Sequence[str] | None = None) -> int:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _fail(error.format_message()) if error.format_message() else 2
         if isinstance(error, OSError):
-            return _fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
+            why = error.strerror or str(error)
+            return _fail(f"{error.filename!r} cannot be used: {why}." if error.filename else why)
         return _defect(error)
 
 

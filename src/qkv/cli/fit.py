@@ -1,5 +1,6 @@
 """`qkv fit`: learn from examples what is alike. One subcommand for each thing that learns."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -80,11 +81,13 @@ def fit_search(
     from qkv.cli.search import make_index, open_index
     from qkv.search.collections import read_collection
     from qkv.search.measuring import learn
+    from qkv.search.saving import may_be_saved
 
     index = open_index(collection, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage)
     target = collection if save is None else save
     if index is None and save is None:
         raise OptionError("there is no --save: name the folder where the index goes, with what was learned.")
+    may_be_saved(Path(target))
     given = {"penalty": penalty, "temperature": temperature, "loss": loss, "steps": steps}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with ProgressBar() as progress:

@@ -80,6 +80,11 @@ def search(
 
     from qkv.cli.progress import ProgressBar
 
+    if save is not None:
+        from qkv.search.saving import may_be_saved
+
+        may_be_saved(Path(save))
+
     with ProgressBar() as progress:
         held = open_index(source, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage)
         index = held or make_index(

@@ -10,7 +10,7 @@ from typing import IO
 
 from qkv.errors import DataError
 
-__all__ = ["beside", "may_be_written", "write_whole"]
+__all__ = ["beside", "may_be_made", "may_be_written", "write_whole"]
 
 
 @contextmanager
@@ -54,12 +54,31 @@ def may_be_written(target: Path, what: str = "the file") -> None:
         Traceback (most recent call last):
         qkv.errors.DataError: there is no folder 'no-such-folder' for the file. Make it first.
     """
+    if target.parent.exists() and not target.parent.is_dir():
+        raise DataError(
+            f"{str(target.parent)!r} is no folder, so {what} cannot be in it. Choose another place."
+        )
     if not target.parent.is_dir():
         raise DataError(f"there is no folder {str(target.parent)!r} for {what}. Make it first.")
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise DataError(
             f"{what} {str(target)!r} cannot be written: {os.strerror(errno.EACCES)}. Choose another folder."
         )
+
+
+def may_be_made(folder: Path, what: str) -> None:
+    """Look where a folder will be, with those above it, before the long work that fills it.
+
+    Raises:
+        DataError: this user may not make it, or what is above it is a file.
+
+    Example:
+        >>> may_be_made(Path("/dev/null/a"), "the store")
+        Traceback (most recent call last):
+        qkv.errors.DataError: '/dev/null' is no folder, so the store cannot be in it. Choose another place.
+    """
+    above = next(part for part in (folder, *folder.parents) if part.exists())
+    may_be_written(above / folder.name, what)
 
 
 def write_whole(

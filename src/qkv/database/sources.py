@@ -129,6 +129,8 @@ def _kind(path: Path) -> str:
         )
     if not os.access(path, os.R_OK):
         raise DataError(f"{str(path)!r} may not be read by this user. Change its permissions.")
+    if not path.stat().st_size:
+        raise DataError(f"{str(path)!r} is empty. Give a file with rows.")
     return kind[0]
 
 

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.core.files import write_whole
+from qkv.core.files import may_be_made, write_whole
 from qkv.errors import DamagedStoreError, DataError, StoreBusyError
 
 if TYPE_CHECKING:
     from qkv.search.index import Index
 
-__all__ = ["is_index", "open_index", "save_index"]
+__all__ = ["is_index", "may_be_saved", "open_index", "save_index"]
 
 _FORMAT = 2
 _LOCK = "writer.lock"
@@ -36,11 +36,21 @@ def is_index(path: Path) -> bool:
     return _described(path) is not None
 
 
-def save_index(index: Index, path: Path) -> None:
-    """See `Index.save`."""
+def may_be_saved(path: Path) -> None:
+    """Look where an index will be, before the long work of making it.
+
+    Raises:
+        DataError: something else is there, or this user may not write there.
+    """
     before = _described(path)
     if before is None and path.exists() and (not path.is_dir() or any(map(_foreign, path.iterdir()))):
         raise DataError(f"{str(path)!r} is there already, and is no index. Choose another folder.")
+    may_be_made(path, "the index")
+
+
+def save_index(index: Index, path: Path) -> None:
+    """See `Index.save`."""
+    may_be_saved(path)
     from filelock import FileLock, Timeout
 
     try:

@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from qkv.core.files import may_be_made
 from qkv.errors import DataError, OptionError
 from qkv.store.arrow import ArrowStore
 from qkv.store.attached import FOLDER, attach
@@ -82,6 +83,7 @@ def require_free(path: str | PathLike[str], backend: str = "arrow") -> None:
         raise DataError(
             f"{str(path)!r} is there already. Open it, remove it, or give the store another place."
         )
+    may_be_made(folder, "the store")
 
 
 def remove(path: str | PathLike[str]) -> None:
@@ -107,6 +109,6 @@ def open(path: str | PathLike[str], *, version: int | None = None, damaged: str 
         DamagedStoreError: files are missing, cut off or changed.
     """
     if not is_store(path):
-        raise DataError(f"{str(path)!r} is no store. Make one with Database.create.")
+        raise DataError(f"{str(path)!r} is no store. Make one: Database.create, or qkv store create.")
     kind = ArrowStore if _is_arrow(Path(path)) else LanceStore
     return kind(Path(path), version, damaged)
