@@ -119,6 +119,21 @@ def test_records_tables_and_predicates_show_the_columns_that_were_given_and_no_v
         assert (len(each), each.left_out) == (7, {"text": 2})
 
 
+@pytest.mark.parametrize("encoder", ["latent", "table"])
+def test_the_rows_of_a_new_store_are_encoded_once(tmp_path, monkeypatch, encoder):
+    rows, told = [], []
+    plain = encoding.Encoding._column
+    monkeypatch.setattr(
+        encoding.Encoding, "_column", lambda self, table: rows.append(table.num_rows) or plain(self, table)
+    )
+    parts = ({"text": [f"{first} cat", f"{first} dog", "bird"], "n": [1, 2, 3]} for first in ("red", "blue"))
+    made = Database.create(
+        tmp_path / "store", parts, "text", "n", encoder=encoder, progress=lambda *said: told.append(said)
+    )
+    assert (rows, len(made)) == ([3, 3], 6)
+    assert [done for what, done, _ in told if what == "encoding rows"] == [3, 6]
+
+
 def test_plan_and_notes_say_the_encoder(path):
     made(path)
     near, far = (each.ask("golden ring") for each in both(path))

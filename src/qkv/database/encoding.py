@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.database.answer import Answer, Entry
-from qkv.database.bandwidth import Progress
 from qkv.database.columns import Column
 from qkv.database.queries import Queries
 from qkv.database.stream_plan import StreamPlan
@@ -156,14 +156,16 @@ class Encoding:
             raise DataError(f"the source has a column {self.vector!r}, which is kept for vectors. Rename it.")
         return rows.append(pa.field(self.vector, pa.list_(pa.float32(), self.width)))
 
-    def encoded(self, tables: Iterator[Any], progress: Progress | None = None) -> Iterator[Any]:
+    def encoded(
+        self, tables: Iterator[Any], progress: Progress | None = None, done: int = 0
+    ) -> Iterator[Any]:
         """Tables with their column of vectors.
 
         Args:
             tables: with the key columns.
             progress: called as `progress("encoding rows", done, 0)`.
+            done: rows that were encoded before these.
         """
-        done = 0
         for table in tables:
             parts = []
             for start in range(0, table.num_rows, _BATCH):

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from qkv import store as stores
-from qkv.database.bandwidth import Progress, leave_one_out, scott
+from qkv.core.progress import Progress
+from qkv.database.bandwidth import leave_one_out, scott
 from qkv.database.blocks import nearest_distances
 from qkv.database.columns import Column, key_names
 from qkv.database.encoding import FILE, Encoding
@@ -68,7 +69,7 @@ def create_stored(
         Column.of(waiting[0].slice(0, 0), name)
     settings = {"key": list(keys), "value": value, "fold": fold}
     settings |= {"score": score, "normalizer": normalizer, "threshold": threshold}
-    encoding, attached, columns = None, {}, schema
+    encoding, attached, columns, ready = None, {}, schema, []
     if encoder is not None:
         from qkv.encoders.kept import encoder_of, pack
 
@@ -78,11 +79,13 @@ def create_stored(
             waiting.append(more)
         encoding = Encoding.learned(made, keys, waiting[-1], progress)
         columns = encoding.schema(schema)
+        # What tells how vectors are compared is appended, too.
+        ready, waiting = list(encoding.encoded(iter(waiting[-1:]), progress)), []
         if made.takes == "table" and score is None:
-            score, reach = _near(encoding, waiting[-1], value, fold, progress)
+            score, reach = _near(encoding, ready[0], value, fold, progress)
             threshold = reach if threshold is None else threshold
         elif score is None and threshold is None:
-            threshold = _unlike(encoding, waiting[-1])
+            threshold = _unlike(encoding, ready[0])
         settings |= {"score": score, "threshold": threshold}
         attached[FILE] = pack(made)
         settings["encoder"] = encoding.record()
@@ -99,7 +102,8 @@ def create_stored(
         encoding=encoding,
     )
     try:
-        store.append(database.arriving(chain(waiting, tables), progress))
+        done = sum(table.num_rows for table in ready)
+        store.append(chain(ready, database.arriving(chain(waiting, tables), progress, done)))
     except BaseException:
         stores.remove(path)
         raise
@@ -135,15 +139,14 @@ def open_stored(
 
 
 def _near(
-    encoding: Encoding, rows: Any, value: str, fold: bool, progress: Progress | None
+    encoding: Encoding, table: Any, value: str, fold: bool, progress: Progress | None
 ) -> tuple[str | None, float | None]:
     """How vectors of whole rows are compared: by their distance, as `Keys` compares standardised numbers.
 
     Their directions say little: a row that is the mean in all columns is the zero vector.
     """
-    if not rows.num_rows:
+    if not table.num_rows:
         return None, None
-    (table,) = encoding.encoded(iter([rows]))
     key, values = Column.of(table, encoding.vector), values_of(Column.of(table, value, fold))
     kept = ~(key.missing | values.column.missing)
     if not kept.any():
@@ -159,16 +162,15 @@ def _near(
     return f"gaussian:{chosen.value:.4g}", float(f"{reach:.4g}")
 
 
-def _unlike(encoding: Encoding, rows: Any) -> float | None:
+def _unlike(encoding: Encoding, table: Any) -> float | None:
     """The cosine that the best of as many keys would reach if none of them had to do with the query.
 
     Pairs of keys are drawn. Most have nothing to do with each other: their median, and their deviation as the
     median absolute one tells it, are those of such pairs, and the largest of n normal numbers is about
     √(2 log n) deviations out.
     """
-    if not rows.num_rows:
+    if not table.num_rows:
         return None
-    (table,) = encoding.encoded(iter([rows]))
     cells = Column.of(table, encoding.vector).cells
     lengths = np.linalg.norm(cells, axis=1)
     points = cells[lengths > 0] / lengths[lengths > 0, None]

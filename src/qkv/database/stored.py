@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.database.answer import Answer
-from qkv.database.bandwidth import Progress
 from qkv.database.columns import Column, key_names
 from qkv.database.database import Database
 from qkv.database.encoding import Encoding
@@ -199,12 +199,17 @@ class StoredDatabase(Database):
         """
         return self.store.append(self.arriving(tables_in(source), progress))
 
-    def arriving(self, tables: Iterator[Any], progress: Progress | None = None) -> Iterator[Any]:
-        """Tables of rows as the store keeps them: with their vectors, where it has an encoder."""
+    def arriving(
+        self, tables: Iterator[Any], progress: Progress | None = None, done: int = 0
+    ) -> Iterator[Any]:
+        """Tables of rows as the store keeps them: with their vectors, where it has an encoder.
+
+        `done` rows of the same work have theirs already.
+        """
         if self.encoding is None:
             return counted(tables, progress)
         schema = self.store.empty(self._shown).schema
-        return self.encoding.encoded((self.store.fit(table, schema) for table in tables), progress)
+        return self.encoding.encoded((self.store.fit(table, schema) for table in tables), progress, done)
 
     def delete(self, where: str) -> int:
         """Take out the rows that satisfy a SQL predicate; older versions keep them.
