@@ -6,9 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
+from qkv.cli.options import Collection, Judgements, Queries, Rank, Stem, TextColumn, TextEncoder
 from qkv.errors import DataError, OptionError
 
-__all__ = ["evaluate", "judged_index"]
+__all__ = ["evaluate", "judged"]
 
 _HELP = """Measure rankings against judgements: nDCG@10, MAP and recall@100, by ir-measures.
 
@@ -31,15 +32,9 @@ without a relevant document are left out. Documents stay whole; --passage N rank
 
 
 def evaluate(
-    collection: Annotated[
-        str | None, typer.Argument(metavar="COLLECTION", help="What is searched.", show_default=False)
-    ] = None,
-    queries: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Queries: number, tab, text; .jsonl; or SMART.")
-    ] = None,
-    relevant: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Judgements: TREC, BEIR or SMART.")
-    ] = None,
+    collection: Collection = None,
+    queries: Queries = None,
+    relevant: Judgements = None,
     split: Annotated[str, typer.Option(metavar="NAME", help="Of BEIR: the judgements in qrels/.")] = "test",
     run: Annotated[
         list[str] | None,
@@ -48,20 +43,16 @@ def evaluate(
     measures: Annotated[
         str, typer.Option(metavar="NAMES", help="Measures of ir-measures, with spaces between.")
     ] = "nDCG@10 MAP R@100",
-    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the texts.")] = None,
-    encoder: Annotated[
-        str | None, typer.Option(metavar="NAME|FOLDER", help="As in qkv search; else latent.")
-    ] = None,
-    rank: Annotated[
-        int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; else half, 30 to 300.")
-    ] = None,
+    text: TextColumn = None,
+    encoder: TextEncoder = None,
+    rank: Rank = None,
     mix: Annotated[
         float | None, typer.Option(metavar="SHARE", help="Of vectors in the mixture; else 0.5.")
     ] = None,
     passage: Annotated[
         int | None, typer.Option(metavar="WORDS", help="Rank by the best passage of so many.")
     ] = None,
-    stem: Annotated[bool, typer.Option("--stem", help="Compare English words by their stems.")] = False,
+    stem: Stem = False,
     learned: Annotated[
         bool, typer.Option("--learned", help="Learn W_Q and W_K on half of the queries, test on the rest.")
     ] = False,
@@ -91,19 +82,13 @@ def evaluate(
                 raise DataError("--run needs judgements to compare with. Give --relevant FILE.")
             _runs(run, relevant, names, rows, notes)
         if collection is not None:
-            from qkv.cli.search import make_index, open_index
-            from qkv.search.collections import read_collection
+            from qkv.cli.search import open_index
 
             index = open_index(collection, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage)
-            if index is not None:
-                read = judged_index(index, collection, queries, relevant)
-            else:
-                read = read_collection(
-                    collection, queries=queries, relevant=relevant, column=text, split=split
-                )
-                index = make_index(
-                    read.documents, progress, encoder=encoder, rank=rank, stem=stem, passage=passage or 0
-                )
+            index, read = judged(
+                collection, index, progress, queries=queries, relevant=relevant, text=text, split=split,
+                encoder=encoder, rank=rank, stem=stem, passage=passage or 0,
+            )  # fmt: skip
             notes += [_counts(read), *read.notes]
             mix = index.mix if mix is None else mix
             _systems(index, read, mix, names, rows, progress)
@@ -148,7 +133,36 @@ def _runs(paths: list[str], relevant: str, names: list[str], rows: dict[str, Any
         rows[path] = measure(ranked, judged, names)
 
 
-def judged_index(index: Any, name: str, queries: str | None, relevant: str | None) -> Any:
+def judged(
+    collection: str,
+    index: Any,
+    progress: Any,
+    *,
+    queries: str | None,
+    relevant: str | None,
+    text: str | None,
+    split: str,
+    **making: Any,
+) -> tuple[Any, Any]:
+    """An index, and queries with judgements for what it holds.
+
+    Args:
+        collection: its name, or what is to be indexed.
+        index: None: it is made of the collection's documents.
+        progress: called with what is done.
+        queries, relevant, text, split: options of the command line.
+        making: those that say how an index is made.
+    """
+    from qkv.cli.search import make_index
+    from qkv.search.collections import read_collection
+
+    if index is not None:
+        return index, _judged_index(index, collection, queries, relevant)
+    read = read_collection(collection, queries=queries, relevant=relevant, column=text, split=split)
+    return make_index(read.documents, progress, **making), read
+
+
+def _judged_index(index: Any, name: str, queries: str | None, relevant: str | None) -> Any:
     """The queries and judgements for what an index holds."""
     from qkv.search.collections import judged_collection
     from qkv.search.texts import Document

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from qkv.cli.fit_join import fit_join
+from qkv.cli.options import Collection, Judgements, Passage, Queries, Rank, Stem, TextColumn, TextEncoder
 from qkv.errors import DataError, OptionError
 
 __all__ = ["fit", "fit_search"]
@@ -37,31 +38,18 @@ def _fit(context: typer.Context) -> None:
 
 
 def fit_search(
-    collection: Annotated[
-        str | None, typer.Argument(metavar="COLLECTION", help="What is searched.", show_default=False)
-    ] = None,
-    queries: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Queries: number, tab, text; .jsonl; or SMART.")
-    ] = None,
-    relevant: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Judgements: TREC, BEIR or SMART.")
-    ] = None,
+    collection: Collection = None,
+    queries: Queries = None,
+    relevant: Judgements = None,
     split: Annotated[str, typer.Option(metavar="NAME", help="Of BEIR: the judgements in qrels/.")] = "train",
     save: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Where the index goes; an index stays where it is.")
     ] = None,
-    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the texts.")] = None,
-    encoder: Annotated[
-        str | None, typer.Option(metavar="NAME|FOLDER", help="As in qkv search; else latent.")
-    ] = None,
-    rank: Annotated[
-        int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; else half, 30 to 300.")
-    ] = None,
-    passage: Annotated[
-        int | None,
-        typer.Option(metavar="WORDS", help="At most, in a passage; else 200. 0: documents stay whole."),
-    ] = None,
-    stem: Annotated[bool, typer.Option("--stem", help="Compare English words by their stems.")] = False,
+    text: TextColumn = None,
+    encoder: TextEncoder = None,
+    rank: Rank = None,
+    passage: Passage = None,
+    stem: Stem = False,
     penalty: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="What leaving the start costs; else 500.")
     ] = None,
@@ -76,10 +64,9 @@ def fit_search(
     if collection is None:
         raise DataError("there is no COLLECTION. Name one.")
 
-    from qkv.cli.evaluate import judged_index
+    from qkv.cli.evaluate import judged
     from qkv.cli.progress import ProgressBar
-    from qkv.cli.search import make_index, open_index
-    from qkv.search.collections import read_collection
+    from qkv.cli.search import open_index
     from qkv.search.measuring import learn
     from qkv.search.saving import may_be_saved
 
@@ -91,13 +78,10 @@ def fit_search(
     given = {"penalty": penalty, "temperature": temperature, "loss": loss, "steps": steps}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with ProgressBar() as progress:
-        if index is not None:
-            read = judged_index(index, collection, queries, relevant)
-        else:
-            read = read_collection(collection, queries=queries, relevant=relevant, column=text, split=split)
-            index = make_index(
-                read.documents, progress, encoder=encoder, rank=rank, stem=stem, passage=passage
-            )
+        index, read = judged(
+            collection, index, progress, queries=queries, relevant=relevant, text=text, split=split,
+            encoder=encoder, rank=rank, stem=stem, passage=passage,
+        )  # fmt: skip
         learned, losses = learn(index, read.queries, read.relevant, progress=progress, **options)
         learned.save(target)
     for note in read.notes:

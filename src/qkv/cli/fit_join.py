@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from qkv.cli.options import Candidates, JoinedOn, Left, Right
 from qkv.errors import DataError
 
 __all__ = ["fit_join"]
@@ -23,26 +24,18 @@ Examples:
 
 
 def fit_join(
-    left: Annotated[str, typer.Argument(metavar="LEFT", help="The table that asks.", show_default=False)],
-    right: Annotated[
-        str | None, typer.Argument(metavar="RIGHT", help="The table that is asked.", show_default=False)
-    ] = None,
+    left: Left,
+    right: Right = None,
     out: Annotated[str, typer.Option(metavar="FILE.json", help="The model.", show_default=False)] = "",
     pairs: Annotated[str | None, typer.Option(metavar="FILE", help="Labelled pairs.")] = None,
     valid: Annotated[
         str | None, typer.Option(metavar="FILE", help="More labelled pairs, to choose by and not to fit.")
     ] = None,
-    on: Annotated[
-        str | None,
-        typer.Option(metavar="A[,B=C]", help="Columns to compare; all that both have, where left out."),
-    ] = None,
+    on: JoinedOn = None,
     id_: Annotated[
         str | None, typer.Option("--id", metavar="COLUMN", help="The column that tells rows in the pairs.")
     ] = None,
-    candidates: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Right rows looked at for each left one; all, or 50 if large."),
-    ] = None,
+    candidates: Candidates = None,
 ) -> None:
     if not out:
         raise DataError("there is no --out. Name a file for the model, as in --out model.json.")

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from qkv.cli.options import Candidates, JoinedOn, Left, Right
 from qkv.errors import DataError, OptionError
 
 __all__ = ["join"]
@@ -32,14 +33,9 @@ _SUFFIXES = (".csv", ".parquet", ".arrow", ".jsonl")
 
 
 def join(
-    left: Annotated[str, typer.Argument(metavar="LEFT", help="The table that asks.", show_default=False)],
-    right: Annotated[
-        str | None, typer.Argument(metavar="RIGHT", help="The table that is asked.", show_default=False)
-    ] = None,
-    on: Annotated[
-        str | None,
-        typer.Option(metavar="A[,B=C]", help="Columns to compare; all that both have, where left out."),
-    ] = None,
+    left: Left,
+    right: Right = None,
+    on: JoinedOn = None,
     id_: Annotated[
         str | None, typer.Option("--id", metavar="COLUMN", help="The column that tells rows in labels.")
     ] = None,
@@ -51,10 +47,7 @@ def join(
     threshold: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="Least weight of a match; 0.5, or the model's own.")
     ] = None,
-    candidates: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Right rows looked at for each left one; all, or 50 if large."),
-    ] = None,
+    candidates: Candidates = None,
     out: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write all pairs: .csv, .parquet, .arrow or .jsonl.")
     ] = None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from qkv.cli.options import Passage, Rank, Stem, TextColumn
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
@@ -51,24 +52,17 @@ def search(
         str | None, typer.Option(metavar="FILE", help="Read queries from a file; - is standard input.")
     ] = None,
     top: Annotated[int, typer.Option(metavar="N", min=1, help="Passages shown for each query.")] = 5,
-    text: Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the texts.")] = None,
+    text: TextColumn = None,
     encoder: Annotated[
         str | None, typer.Option(metavar="NAME|FOLDER", help="What makes vectors of texts; else latent.")
     ] = None,
-    rank: Annotated[
-        int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; else half, 30 to 300.")
-    ] = None,
+    rank: Rank = None,
     mix: Annotated[
         float | None, typer.Option(metavar="SHARE", help="0: words alone, 1: vectors alone; else 0.5.")
     ] = None,
     temperature: Annotated[float, typer.Option(metavar="T", help="Of the softmax; less is sharper.")] = 1.0,
-    passage: Annotated[
-        int | None,
-        typer.Option(
-            metavar="WORDS", min=0, help="At most, in a passage; else 200. 0: documents stay whole."
-        ),
-    ] = None,
-    stem: Annotated[bool, typer.Option("--stem", help="Compare English words by their stems.")] = False,
+    passage: Passage = None,
+    stem: Stem = False,
     save: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="Keep the index there, to be searched at once.")
     ] = None,

@@ -10,7 +10,7 @@ from typing import IO
 
 from qkv.errors import DataError
 
-__all__ = ["beside", "may_be_made", "may_be_written", "write_whole"]
+__all__ = ["beside", "may_be_made", "may_be_written", "sync", "write_whole"]
 
 
 @contextmanager
@@ -79,6 +79,15 @@ def may_be_made(folder: Path, what: str) -> None:
     """
     above = next(part for part in (folder, *folder.parents) if part.exists())
     may_be_written(above / folder.name, what)
+
+
+def sync(path: Path) -> None:
+    """Wait until the bytes of a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def write_whole(

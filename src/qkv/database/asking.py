@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.database.answer import Entry
-from qkv.database.bandwidth import Progress
 from qkv.database.comparisons import Comparison
 from qkv.database.names import named_normalizer
 from qkv.database.queries import Queries

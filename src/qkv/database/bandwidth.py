@@ -8,17 +8,15 @@ a whole ladder of bandwidths h, h/√2, h/2 … by squaring. Pairs are taken a b
 both of its rows, so memory is linear in the rows. A row that no other row reaches is predicted by the mean.
 """
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.database.blocks import Blocks, blocks_of, squared_distances
 
 __all__ = ["Bandwidth", "Progress", "leave_one_out", "scott", "thinning"]
-
-Progress = Callable[[str, int, int], None]
 
 # Squaring doubles a relative error, so after eight of them the rounding of one exponential has grown to about
 # 3e-5; a ladder longer than eight rungs begins again with fresh exponentials.

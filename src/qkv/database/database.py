@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.database import duck
 from qkv.database.answer import Answer
 from qkv.database.asking import Asking
-from qkv.database.bandwidth import Bandwidth, Progress, leave_one_out, scott
+from qkv.database.bandwidth import Bandwidth, leave_one_out, scott
 from qkv.database.columns import Column, key_names, plain
 from qkv.database.comparisons import Comparison
 from qkv.database.keys import Keys

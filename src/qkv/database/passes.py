@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.core.ordering import top_order
+from qkv.core.progress import Progress
 from qkv.database.answer import Entry
 from qkv.database.asking import NOBODY, Asking, Found, entries_of
-from qkv.database.bandwidth import Progress
 from qkv.database.best import BestRows
 from qkv.database.columns import Column
 from qkv.database.comparisons import Comparison

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.database import arrow
-from qkv.database.bandwidth import Bandwidth, Progress, thinning
+from qkv.database.bandwidth import Bandwidth, thinning
 from qkv.database.columns import Column
 from qkv.database.rows import Rows
 from qkv.errors import StoreFullError

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.database.answer import Answer, Entry
-from qkv.database.bandwidth import Progress
 from qkv.database.columns import Column
 from qkv.database.comparisons import Comparison
 from qkv.database.names import named_normalizer

@@ -8,6 +8,7 @@ all in float64; a new m rescales them. The entropy of the weights is log total �
 normalizers keep the sums of their masses μ, whose entropy is log Σ μ − Σ μ log μ / Σ μ.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ def sums_over(normalizer: Normalizer, queries: int, tally: Tally, evidence: int)
     return kind(normalizer, queries, tally, evidence)
 
 
-class Sums:
+class Sums(ABC):
     """What is known of some queries so far.
 
     Fields:
@@ -47,13 +48,13 @@ class Sums:
         self.total = np.zeros((queries, 1))
         self.surprise = np.zeros((queries, 1))
 
+    @abstractmethod
     def absorb(self, logits: np.ndarray, first: int, values: Any) -> None:
         """Add the rows of a tile; `logits` `(q, rows)`, −inf where a row takes no part, are written over."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> tuple[Any, list[Reading], np.ndarray | None]:
         """The summary that gives rows their weights, the answers, and exp(entropy)."""
-        raise NotImplementedError
 
     def weights(self, logits: np.ndarray, summary: Any) -> np.ndarray:
         """Weights of some rows."""

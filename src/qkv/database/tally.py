@@ -1,5 +1,6 @@
 """Values that come tile by tile, weighed: averages and votes that are not finished."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ _SOME = 2**16
 """Numbers that are summed in float32; longer sums lose digits."""
 
 
-class Tally:
+class Tally(ABC):
     """Weighed sums of the values.
 
     Fields:
@@ -25,6 +26,7 @@ class Tally:
 
     sums: np.ndarray
 
+    @abstractmethod
     def add(self, mass: np.ndarray, values: Any, total: np.ndarray) -> None:
         """Add `Σ mass · value` of some rows.
 
@@ -33,23 +35,22 @@ class Tally:
             values: what `part` gave of these rows.
             total: Σ mass, `(q, 1)`.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, table: Any, clean: bool) -> Any:
         """The values of a tile; `clean`: none is missing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def missing(self, values: Any) -> np.ndarray | None:
         """Which values of a tile are missing; None: none is."""
-        raise NotImplementedError
 
+    @abstractmethod
     def part(self, values: Any, start: int, stop: int) -> Any:
         """The values of some rows of the tile."""
-        raise NotImplementedError
 
+    @abstractmethod
     def readings(self, scale: np.ndarray, total: np.ndarray) -> list[Reading]:
         """The answers: the sums times `scale` `(q, 1)`; `total` is Σ mass times scale."""
-        raise NotImplementedError
 
 
 class Averages(Tally):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Encoder", "Parts", "Progress", "TextEncoder", "pack_words", "unpack_words"]
+from qkv.core.progress import Progress
 
-Progress = Callable[[str, int, int], None]
-"""Called as `progress(what, done, total)` during long work."""
+__all__ = ["Encoder", "Parts", "TextEncoder", "pack_words", "read_arrays", "unpack_words"]
 
 Parts = tuple[list[str], Any]
 
@@ -103,6 +102,12 @@ def pack_words(words: Sequence[str]) -> np.ndarray:
     """
     said = json.dumps(list(words), ensure_ascii=False)
     return np.frombuffer(said.encode("utf-8", "surrogatepass"), np.uint8)
+
+
+def read_arrays(file: Any) -> dict[str, np.ndarray]:
+    """The arrays that `numpy.savez` wrote to a path or a stream; nothing of them is run."""
+    with np.load(file, allow_pickle=False) as held:
+        return {name: held[name] for name in held.files}
 
 
 def unpack_words(packed: np.ndarray) -> list[str]:

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.encoders.contract import Encoder, Progress, pack_words, unpack_words
+from qkv.core.progress import Progress
+from qkv.encoders.contract import Encoder, pack_words, read_arrays, unpack_words
 from qkv.encoders.texts import Latent, Sentences
 from qkv.errors import DataError, KindError, OptionError
 
@@ -224,6 +225,5 @@ def unpack(name: str, settings: dict[str, Any], data: bytes) -> Encoder:
     if lacking := KEPT[name].lacking(settings):
         raise DataError(f"the vectors were made by {lacking}, which is not there. Put it back.")
     made = KEPT[name](**settings)
-    with np.load(io.BytesIO(data), allow_pickle=False) as held:
-        made.restore({part: held[part] for part in held.files})
+    made.restore(read_arrays(io.BytesIO(data)))
     return made

@@ -10,18 +10,17 @@ Source: Reimers and Gurevych (2019), Sentence-BERT, section 3 (mean pooling), ht
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.encoders.model_folders import default_model, model_in
 from qkv.errors import DataError
 
 __all__ = ["SentenceModel"]
-
-Progress = Callable[[str, int, int], None]
 
 
 class SentenceModel:

@@ -26,6 +26,7 @@ from typing import Any, Self
 import numpy as np
 
 from qkv.core.files import write_whole
+from qkv.encoders.contract import read_arrays
 from qkv.encoders.latent import LatentSemantics
 from qkv.encoders.table_cells import absent_of, cells_of, columns_of
 from qkv.encoders.weighting import weighting_of
@@ -288,8 +289,7 @@ class TableVectors:
         """
         name = str(path)
         try:
-            with np.load(io.BytesIO(Path(path).read_bytes()), allow_pickle=False) as held:
-                return cls.of_arrays({part: held[part] for part in held.files})
+            return cls.of_arrays(read_arrays(io.BytesIO(Path(path).read_bytes())))
         except OSError as error:
             said = error.strerror or error
             raise DataError(f"the table vectors {name!r} cannot be read: {said}. Check the name.") from None

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from qkv.encoders.contract import Parts, Progress, TextEncoder, pack_words, unpack_words
+from qkv.core.progress import Progress
+from qkv.encoders.contract import Parts, TextEncoder, pack_words, unpack_words
 from qkv.encoders.vocabulary import Words
 from qkv.errors import DataError, OptionError
 

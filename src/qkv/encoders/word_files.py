@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from qkv.core.files import write_whole
+from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 
 __all__ = ["FORMATS", "read_words", "write_words"]
@@ -19,8 +20,6 @@ FORMATS = ("word2vec", "glove", "binary")
 _EVERY = 10_000
 _LONGEST_WORD = 10_000
 _MOST_NUMBERS = 10**6
-
-Progress = Callable[[str, int, int], None]
 
 
 def read_words(

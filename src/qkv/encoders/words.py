@@ -18,13 +18,14 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.encoders.word_files import read_words, write_words
 from qkv.errors import DataError, KindError
 
@@ -32,8 +33,6 @@ __all__ = ["WordVectors"]
 
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 _BATCH = 10_000
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)

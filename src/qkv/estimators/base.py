@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any, Self
 
 import numpy as np
@@ -35,7 +36,7 @@ _STEPS = 600, 1000
 _SETTLED_ON = 4096
 
 
-class AttentionEstimator(BaseEstimator):  # type: ignore[misc]
+class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     """The base of `AttentionRegressor` and `AttentionClassifier`; see there."""
 
     _shares = False
@@ -163,14 +164,17 @@ class AttentionEstimator(BaseEstimator):  # type: ignore[misc]
     def _trend(self) -> str:
         return "none"
 
+    @abstractmethod
     def _learn_values(self, y: np.ndarray, shares: np.ndarray | None) -> np.ndarray:
-        raise NotImplementedError
+        """What is learned from: standardised values, or shares of classes."""
 
+    @abstractmethod
     def _values(self, y: np.ndarray) -> np.ndarray:
-        raise NotImplementedError
+        """What rows say when they answer."""
 
+    @abstractmethod
     def _check_y(self, y: Any) -> np.ndarray:
-        raise NotImplementedError
+        """y as it is kept."""
 
     def _columns(self, X: Any, reset: bool, y: Any = "no_validation") -> Any:
         """Columns, and y as scikit-learn has checked it where there is one."""

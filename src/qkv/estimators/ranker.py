@@ -13,11 +13,12 @@ Source: Bai et al. (2009), Supervised semantic indexing, section 3: a map for qu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.errors import DataError, MissingPackageError, OptionError, ShapeError
 
 try:
@@ -31,8 +32,6 @@ except ImportError:
 __all__ = ["AttentionRanker", "Ranking"]
 
 _LOSSES = ("each", "mass")
-
-Progress = Callable[[str, int, int], None]
 
 
 class Ranking(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.database.bandwidth import Progress
+from qkv.core.progress import Progress
 from qkv.join.agreement import agreement, closeness
 from qkv.join.fields import Field
 from qkv.join.measures import Measures, weigh

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import minimize
 
-from qkv.database.bandwidth import Progress
+from qkv.core.progress import Progress
 from qkv.join.weights import row_weights
 
 __all__ = ["Learned", "Sample", "learn"]

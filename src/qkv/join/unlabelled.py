@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qkv.database.bandwidth import Progress
+from qkv.core.progress import Progress
 from qkv.join.agreement import LEVELS, agreement, levels
 from qkv.join.candidates import Candidates
 from qkv.join.weights import row_weights

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.encoders.model_folders import default_model, model_in
 from qkv.errors import DataError, OptionError
 from qkv.look.generated import generated_views
@@ -25,8 +26,6 @@ _MOST_FLOW = 32
 
 _BEGINS = ("▁", "Ġ")
 """What words begin with in the pieces of SentencePiece and of byte pairs."""
-
-Progress = Callable[[str, int, int], None]
 
 
 class Reader:

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.encoders.contract import TextEncoder as Encoder
 from qkv.encoders.texts import Counted, Latent, Sentences, usual_rank
 from qkv.errors import OptionError
-from qkv.search.texts import Progress
 
 __all__ = ["ENCODERS", "Encoder", "Latent", "Sentences", "Terms", "encoder_of", "usual_rank"]
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 from qkv.search.encoders import Encoder, encoder_of
 from qkv.search.hits import Evidence, Hit, joined
 from qkv.search.keys import Keys, spread_of
 from qkv.search.passages import passages_of
-from qkv.search.texts import Document, Progress
+from qkv.search.texts import Document
 from qkv.search.words import BM25, Words
 
 __all__ = ["Index"]

@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 from qkv.search.collections import Collection
 from qkv.search.index import Index
 from qkv.search.judgements import Judgements
-from qkv.search.texts import Document, Progress
+from qkv.search.texts import Document
 from qkv.search.words import missing
 
 __all__ = ["MEASURES", "Gain", "Measured", "gains", "learn", "measure", "rankings"]

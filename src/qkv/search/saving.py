@@ -11,7 +11,6 @@ folder it named before is removed. A crash at any point leaves the index that wa
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import uuid
 from pathlib import Path
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.core.files import may_be_made, write_whole
+from qkv.core.files import may_be_made, sync, write_whole
+from qkv.encoders.contract import read_arrays
 from qkv.errors import DamagedStoreError, DataError, StoreBusyError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def _replace(index: Index, path: Path) -> None:
         _write_parts(index, folder)
         sizes = {part.name: part.stat().st_size for part in sorted(folder.iterdir())}
         for part in (*folder.iterdir(), folder):
-            _sync(part)
+            sync(part)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -90,7 +90,7 @@ def _replace(index: Index, path: Path) -> None:
         "files": sizes,
     }
     write_whole(path / "index.json", json.dumps(described, indent=1).encode(), "the index", sync=True)
-    _sync(path)
+    sync(path)
     for other in path.glob("g-*"):
         if other.name != folder.name:
             shutil.rmtree(other, ignore_errors=True)
@@ -120,14 +120,14 @@ def open_index(path: Path) -> Index:
                 f"the index {str(path)!r} is damaged: {folder.name}/{name} is {problem}. Make it anew."
             )
     encoder: Any = ENCODERS[held["encoder"]](**held["settings"])
-    encoder.restore(_arrays(folder / "encoder.npz"))
+    encoder.restore(read_arrays(folder / "encoder.npz"))
     with pa.memory_map(str(folder / "passages.arrow")) as mapped:
         table = pa.ipc.open_file(mapped).read_all()
-    words = _arrays(folder / "words.npz")
+    words = read_arrays(folder / "words.npz")
     scores = csc_array((words["data"], words["indices"], words["indptr"]), shape=tuple(words["shape"]))
     dense = (folder / "keys.npy").is_file()
     if dense:
-        held_moments = _arrays(folder / "moments.npz")
+        held_moments = read_arrays(folder / "moments.npz")
         moments = held_moments["mean"], held_moments["covariance"]
         keys = Keys(np.load(folder / "keys.npy", mmap_mode="r"), moments)
     else:
@@ -178,16 +178,3 @@ def _described(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return held if isinstance(held, dict) and held.get("qkv") == "index" else None
-
-
-def _arrays(path: Path) -> dict[str, np.ndarray]:
-    with np.load(path, allow_pickle=False) as held:
-        return {name: held[name] for name in held.files}
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qkv.errors import DataError
 
-__all__ = ["Document", "Progress", "read_file", "read_texts"]
-
-Progress = Callable[[str, int, int], None]
-"""Called as `progress(what, done, total)` during long work."""
+__all__ = ["Document", "read_file", "read_texts"]
 
 _SUFFIXES = (".txt", ".md", ".markdown", ".text", ".rst")
 _TEXT_NAMES = ("text", "body", "content", "abstract", "document", "passage", "description")

@@ -20,10 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.errors import DamagedStoreError, OptionError
 from qkv.store import pieces as files
 from qkv.store.attached import attached_damages
-from qkv.store.base import Block, Choosing, Damage, Progress, Store, Version
+from qkv.store.base import Block, Choosing, Damage, Store, Version
 from qkv.store.disk import TEMPORARY, sync_folder
 from qkv.store.locking import held
 from qkv.store.manifest import Manifest, Piece, latest, manifest_path, numbers, read_manifest

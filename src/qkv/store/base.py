@@ -11,9 +11,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.errors import DataError
 
-__all__ = ["Block", "Choosing", "Damage", "Matching", "Progress", "Store", "Version"]
+__all__ = ["Block", "Choosing", "Damage", "Matching", "Store", "Version"]
 
 _FEW = 8
 """So many rows are sliced out of a block faster than they are taken."""
@@ -26,9 +27,6 @@ Choosing = Callable[[Sequence["Block"]], Sequence[np.ndarray | None]]
 
 Rows that are deleted already may be named again.
 """
-
-Progress = Callable[[str, int, int], None]
-"""Called as `progress(what, done, total)` during long work."""
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.errors import (
     DamagedStoreError,
     DataError,
@@ -29,7 +30,7 @@ from qkv.errors import (
 )
 from qkv.store import pieces as files
 from qkv.store.attached import attached_damages
-from qkv.store.base import Block, Choosing, Damage, Progress, Store, Version
+from qkv.store.base import Block, Choosing, Damage, Store, Version
 from qkv.store.disk import sync_folder
 from qkv.store.lance_files import (
     FOLDERS,

@@ -1,11 +1,11 @@
 """The files of a Lance dataset: which they are, their syncing, and what Lance says of them in our words."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from qkv.core.files import sync
 from qkv.errors import DamagedStoreError, StoreFullError
 from qkv.store.disk import sync_folder
 
@@ -30,12 +30,8 @@ def sync_all(folder: Path, known: set[Path]) -> None:
     if not folder.is_dir():
         return
     for path in {*folder.iterdir()} - known | {folder / HINT} & {*folder.iterdir()}:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            with in_words(folder):
-                os.fsync(handle)
-        finally:
-            os.close(handle)
+        with in_words(folder):
+            sync(path)
     sync_folder(folder)
 
 

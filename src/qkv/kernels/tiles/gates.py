@@ -55,8 +55,10 @@ class GatedProduct(Pairs):
         """The product, times the gate."""
         product = self.routes.product(self._scaled(rows), self._right(cols), room, "logits")
         if self._divides:
-            return moved(product.div_(self._divisor(rows, cols, room)), 1.0, shift)
-        return moved(product.mul_(self._sigmoid(rows, cols, room)), 1.0, shift)
+            product.div_(self._divisor(rows, cols, room))
+        else:
+            product.mul_(self._sigmoid(rows, cols, room))
+        return moved(product, 1.0, shift)
 
     def trace(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> tuple[Array, Back]:
         """The gate is kept, and the logits, which its own argument's gradient needs."""
