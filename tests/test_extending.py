@@ -36,7 +36,7 @@ class Weighted(InnerProductScore):
 
     weight: Array = axes("width")
 
-    def lift(self, query: Array, key: Array, place: Any) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Any) -> tuple[Array, Array]:
         return query * self.weight[..., None, :], key
 
 
@@ -182,8 +182,8 @@ def test_own_kernel_runs_in_place_of_a_name() -> None:
         def cost(self, problem: Any) -> Any:
             return qkv.plan.Cost(1, 1, 1)
 
-        def run(self, ready: Any, problem: Any) -> Result:
-            return Result(np.tile(ready.value.mean(-2, keepdims=True), (ready.place.q_total, 1)))
+        def run(self, call: Any, problem: Any) -> Result:
+            return Result(np.tile(call.value.mean(-2, keepdims=True), (call.tile.q_total, 1)))
 
     seen = qkv.observe(QUERY, KEY, VALUE, kernel=MeanOfAll())
     assert seen.output == pytest.approx(np.tile(VALUE.mean(0), (7, 1)))

@@ -16,7 +16,7 @@ import numpy as np
 
 from qkv.core.arrays import Array, as_array, dtype_name, is_array, library
 from qkv.core.axes import Axes
-from qkv.core.equation import Ready, make_ready
+from qkv.core.equation import BoundCall, bind_call
 from qkv.core.positions import Positions
 from qkv.core.tracing import hidden
 from qkv.errors import KindError, OptionError, ShapeError
@@ -297,16 +297,16 @@ def _run(
         facts = (facts, traced, kernel, type(memory), memory)
         known = CALLS.get(facts)
         if known is not None:
-            plan, place, short = known
+            plan, tile, short = known
             if short is not None and (result := short(query, key, value)) is not None:
                 return result, plan
             problem = plan.problem
-            if place is None:
-                ready = _ready(query, key, value, problem, seed, plan.kernel)
+            if tile is None:
+                call = _ready(query, key, value, problem, seed, plan.kernel)
             else:
                 score, normalizer, mask = problem.score, problem.normalizer, problem.spec.mask
-                ready = Ready(query, key, value, score, normalizer, mask, place, 0.0, value.dtype)
-            return plan.kernel.run(ready, problem), plan
+                call = BoundCall(query, key, value, score, normalizer, mask, tile, 0.0, value.dtype)
+            return plan.kernel.run(call, problem), plan
     problem = read_problem(query, key, value, Spec(*asked), readouts, memory, traced)
     check_problem(problem)
     plan = (export_plan if traced == "export" else kept_plan)(problem, KERNELS, kernel)
@@ -317,9 +317,9 @@ def _run(
 
 def _ready(
     query: Array, key: Array, value: Array, problem: Problem, seed: int | None, kernel: Kernel
-) -> Ready:
+) -> BoundCall:
     spec = problem.spec
-    return make_ready(
+    return bind_call(
         query,
         key,
         value,

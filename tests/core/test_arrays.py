@@ -80,8 +80,8 @@ def test_gather_looks_up_rows_with_either_side_broadcast(setting, batches):
     batch = np.broadcast_shapes(*batches)
     whole_table = np.broadcast_to(table, (*batch, 5))
     whole_index = np.broadcast_to(index, (*batch, 3, 4))
-    for place in np.ndindex(*batch, 3, 4):
-        assert to_float64(got)[place] == whole_table[(*place[:-2], whole_index[place])]
+    for tile in np.ndindex(*batch, 3, 4):
+        assert to_float64(got)[tile] == whole_table[(*tile[:-2], whole_index[tile])]
 
 
 @EACH

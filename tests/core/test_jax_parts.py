@@ -56,7 +56,7 @@ def test_a_part_of_ones_own_is_known_once_it_is_made() -> None:
     class Mine(scores.Score):
         weight: Any = axes("width")
 
-        def tile(self, query: Any, key: Any, place: Any) -> Any:
+        def logits(self, query: Any, key: Any, tile: Any) -> Any:
             return query @ key.T
 
     assert len(jax.tree.leaves(Mine(np.ones(3)))) == 1

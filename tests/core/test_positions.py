@@ -18,23 +18,23 @@ from qkv.errors import KindError, OptionError, PositionError, ShapeError
     ids=str,
 )
 def test_queries_stand_where_it_is_said(positions, of_queries):
-    place = whole(2, 5, (), positions)
-    assert place.query_positions(np.zeros(()))[:, 0].tolist() == of_queries
-    assert place.key_positions(np.zeros(())).tolist() == [0, 1, 2, 3, 4]
-    assert place.query_span() == (of_queries[0], of_queries[-1])
+    tile = whole(2, 5, (), positions)
+    assert tile.query_positions(np.zeros(()))[:, 0].tolist() == of_queries
+    assert tile.key_positions(np.zeros(())).tolist() == [0, 1, 2, 3, 4]
+    assert tile.query_span() == (of_queries[0], of_queries[-1])
 
 
 @pytest.mark.parametrize("start", [[0, 4], (0, 4), np.array([0, 4])], ids=["list", "tuple", "array"])
 def test_a_start_per_batch_element_may_be_a_list_or_an_array(start):
-    place = whole(2, 5, (2,), Positions(query_start=start))
-    assert place.query_positions(np.zeros(()))[..., 0].tolist() == [[0, 1], [4, 5]]
-    assert place.query_span() is None
+    tile = whole(2, 5, (2,), Positions(query_start=start))
+    assert tile.query_positions(np.zeros(()))[..., 0].tolist() == [[0, 1], [4, 5]]
+    assert tile.query_span() is None
 
 
 def test_a_start_in_numpy_serves_a_call_in_torch():
     torch = pytest.importorskip("torch")
-    place = whole(2, 5, (2,), Positions(query_start=[0, 4]))
-    assert place.query_positions(torch.zeros(()))[..., 0].tolist() == [[0, 1], [4, 5]]
+    tile = whole(2, 5, (2,), Positions(query_start=[0, 4]))
+    assert tile.query_positions(torch.zeros(()))[..., 0].tolist() == [[0, 1], [4, 5]]
 
 
 def test_equal_lengths_need_no_positions():
@@ -47,9 +47,9 @@ def test_different_lengths_without_positions_are_refused_with_both_choices():
 
 
 def test_a_tile_stands_at_its_own_rows_and_columns():
-    place = whole(4, 6, (), Positions(align="end")).cut((1, 3), (2, 5))
-    assert place.query_positions(np.zeros(()))[:, 0].tolist() == [3, 4]
-    assert place.key_positions(np.zeros(())).tolist() == [2, 3, 4]
+    tile = whole(4, 6, (), Positions(align="end")).cut((1, 3), (2, 5))
+    assert tile.query_positions(np.zeros(()))[:, 0].tolist() == [3, 4]
+    assert tile.key_positions(np.zeros(())).tolist() == [2, 3, 4]
 
 
 @pytest.mark.parametrize("arguments", [{}, {"align": "start", "query_start": 3}])

@@ -71,10 +71,10 @@ def test_the_plain_generator_of_the_suites_gives_the_published_vectors(rounds):
 def test_every_library_draws_what_plain_integers_draw(library, seed):
     setting = Setting(library, "float64")
     with setting.active():
-        place = whole(3, 4, (2,), seed=seed)
-        uniform = place.uniform(setting.array(0.0), random.DROPOUT)
-        gumbel = place.gumbel(setting.array(0.0), random.SAMPLE)
-        kept = to_float64(place.kept(setting.array(0.0), 0.4))
+        tile = whole(3, 4, (2,), seed=seed)
+        uniform = tile.uniform(setting.array(0.0), random.DROPOUT)
+        gumbel = tile.gumbel(setting.array(0.0), random.SAMPLE)
+        kept = to_float64(tile.kept(setting.array(0.0), 0.4))
     for b, i, j in np.ndindex(2, 3, 4):
         assert kept[b, i, j] == plain_kept(seed, random.DROPOUT, b, i, j, 0.4)
         assert to_float64(uniform)[b, i, j] == plain_uniform(seed, random.DROPOUT, b, i, j)
@@ -115,10 +115,10 @@ def test_gumbel_numbers_follow_their_distribution():
 
 
 def test_streams_seeds_batch_elements_rows_and_columns_are_unrelated():
-    place = whole(100, 100, (2,), seed=5)
-    u = place.uniform(np.zeros(()), random.DROPOUT)
+    tile = whole(100, 100, (2,), seed=5)
+    u = tile.uniform(np.zeros(()), random.DROPOUT)
     others = [
-        place.uniform(np.zeros(()), random.SAMPLE),
+        tile.uniform(np.zeros(()), random.SAMPLE),
         whole(100, 100, (2,), seed=6).uniform(np.zeros(()), random.DROPOUT),
         u[::-1],
         np.roll(u, 1, axis=-1),
@@ -131,10 +131,10 @@ def test_streams_seeds_batch_elements_rows_and_columns_are_unrelated():
 
 @pytest.mark.parametrize("rows", [(0, 2), (3, 7)])
 def test_a_tile_draws_what_the_whole_draws_there(rows):
-    place = whole(7, 9, (2,), seed=8)
-    of_all = place.gumbel(np.zeros(()), random.SAMPLE)
-    tile = place.cut(rows, (4, 9)).gumbel(np.zeros(()), random.SAMPLE)
-    assert (tile == of_all[:, slice(*rows), 4:9]).all()
+    tile = whole(7, 9, (2,), seed=8)
+    of_all = tile.gumbel(np.zeros(()), random.SAMPLE)
+    piece = tile.cut(rows, (4, 9)).gumbel(np.zeros(()), random.SAMPLE)
+    assert (piece == of_all[:, slice(*rows), 4:9]).all()
 
 
 @pytest.mark.parametrize("cols", [(4, 9), (3, 8), (0, 1)])
@@ -143,17 +143,17 @@ def test_a_tile_draws_what_the_whole_draws_there(rows):
 def test_a_tile_keeps_what_the_whole_keeps_there(library, rows, cols):
     setting = Setting(library, "float32")
     with setting.active():
-        tile = to_float64(whole(7, 9, (2,), seed=8).cut(rows, cols).kept(setting.array(0.0), 0.5))
-    assert (tile == whole(7, 9, (2,), seed=8).kept(np.zeros(()), 0.5)[:, slice(*rows), slice(*cols)]).all()
+        piece = to_float64(whole(7, 9, (2,), seed=8).cut(rows, cols).kept(setting.array(0.0), 0.5))
+    assert (piece == whole(7, 9, (2,), seed=8).kept(np.zeros(()), 0.5)[:, slice(*rows), slice(*cols)]).all()
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_keys_named_by_index_keep_what_they_keep_in_place(library):
-    place, index = whole(3, 6, seed=8), np.array([[5, 0], [1, 1], [2, 4]])
+    tile, index = whole(3, 6, seed=8), np.array([[5, 0], [1, 1], [2, 4]])
     setting = Setting(library, "float32")
     with setting.active():
-        named = to_float64(place.kept(setting.array(0.0), 0.5, keys=setting.array(index)))
-    assert (named == np.take_along_axis(place.kept(np.zeros(()), 0.5), index, axis=-1)).all()
+        named = to_float64(tile.kept(setting.array(0.0), 0.5, keys=setting.array(index)))
+    assert (named == np.take_along_axis(tile.kept(np.zeros(()), 0.5), index, axis=-1)).all()
 
 
 def test_long_rows_are_drawn_in_pieces_that_fit_together(monkeypatch):

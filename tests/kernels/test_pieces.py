@@ -24,10 +24,10 @@ def cut(x: Any, rows: int, clean: bool) -> Pieces:
 class CutIntoPieces(PiecesKernel):
     """The same kernel, of whole arrays: as if four rows at a time had come."""
 
-    def run(self, ready: Any, problem: Any) -> Any:
-        pieces = cut(ready.key, 4, ready.clean_pairs), cut(ready.value, 4, ready.clean_value)
-        clean = ready.clean_pairs, ready.clean_value
-        return super().run(Held.of(ready, pieces, clean), problem)
+    def run(self, call: Any, problem: Any) -> Any:
+        pieces = cut(call.key, 4, call.clean_pairs), cut(call.value, 4, call.clean_value)
+        clean = call.clean_pairs, call.clean_value
+        return super().run(Held.of(call, pieces, clean), problem)
 
 
 class TestPieces(KernelContract):

@@ -25,24 +25,24 @@ class Fault(TiledKernel):
     budget: int = 12
     strip_budget: int = 3000
 
-    def run(self, ready: Any, problem: Any) -> Any:
-        return super().run(self.broken(ready, problem), problem)
+    def run(self, call: Any, problem: Any) -> Any:
+        return super().run(self.broken(call, problem), problem)
 
-    def broken(self, ready: Any, problem: Any) -> Any:
+    def broken(self, call: Any, problem: Any) -> Any:
         """What the kernel is given instead."""
-        return ready
+        return call
 
 
 class NanLeaks(Fault):
     """Multiplies by a weight of 0 where it should not read."""
 
-    def broken(self, ready: Any, problem: Any) -> Any:
-        mask = ready.mask
+    def broken(self, call: Any, problem: Any) -> Any:
+        mask = call.mask
         if isinstance(mask, Causal):
             # Tiles out of the reach of a causal mask are not read at all.
-            allowed = mask.allowed(ready.place, ready.value)
-            mask = Pairs(allowed.expand((*ready.place.batch, *allowed.shape[-2:])))
-        broken = replace(ready, mask=mask)
+            allowed = mask.allowed(call.tile, call.value)
+            mask = Pairs(allowed.expand((*call.tile.batch, *allowed.shape[-2:])))
+        broken = replace(call, mask=mask)
         broken.__dict__.update(clean_pairs=True, clean_value=True)
         return broken
 
@@ -50,96 +50,92 @@ class NanLeaks(Fault):
 class MeanOfValuesOnEmptyRow(Fault):
     """What a mask filled with the lowest finite number gives."""
 
-    def run(self, ready: Any, problem: Any) -> Any:
-        result = super().run(ready, problem)
-        empty = (dense(ready).logits == -torch.inf).all(-1, keepdim=True)
-        return replace(result, output=torch.where(empty, ready.value.mean(-2, keepdim=True), result.output))
+    def run(self, call: Any, problem: Any) -> Any:
+        result = super().run(call, problem)
+        empty = (dense(call).logits == -torch.inf).all(-1, keepdim=True)
+        return replace(result, output=torch.where(empty, call.value.mean(-2, keepdim=True), result.output))
 
 
 class CausalAtTheWrongEnd(Fault):
     """Top-left where bottom-right was asked."""
 
-    def broken(self, ready: Any, problem: Any) -> Any:
-        return replace(ready, mask=Causal("start")) if isinstance(ready.mask, Causal) else ready
+    def broken(self, call: Any, problem: Any) -> Any:
+        return replace(call, mask=Causal("start")) if isinstance(call.mask, Causal) else call
 
 
 class WeightsChangeTheOutput(Fault):
     """Forgets the mask where a readout is wanted."""
 
-    def broken(self, ready: Any, problem: Any) -> Any:
-        return replace(ready, mask=None) if problem.readouts else ready
+    def broken(self, call: Any, problem: Any) -> Any:
+        return replace(call, mask=None) if problem.readouts else call
 
 
 class MissingGradientOfParameter(Fault):
     """Treats what the score has learned as constant."""
 
-    def broken(self, ready: Any, problem: Any) -> Any:
-        return replace(ready, score=ready.score.map_arrays(lambda array: array.detach()))
+    def broken(self, call: Any, problem: Any) -> Any:
+        return replace(call, score=call.score.map_arrays(lambda array: array.detach()))
 
 
 class DropoutRedrawnInBackward(Fault):
     """Another seed where the gradient is taken."""
 
-    def run(self, ready: Any, problem: Any) -> Any:
-        result = super().run(ready, problem)
-        seed = ready.place.seed
+    def run(self, call: Any, problem: Any) -> Any:
+        result = super().run(call, problem)
+        seed = call.tile.seed
         if seed is None:
             return result
-        again = super().run(replace(ready, place=replace(ready.place, seed=seed + 1)), problem).output
+        again = super().run(replace(call, tile=replace(call.tile, seed=seed + 1)), problem).output
         return replace(result, output=result.output.detach() + again - again.detach())
 
 
 class HalfAccumulation(Fault):
     """Computes in the dtype of the answer."""
 
-    def broken(self, ready: Any, problem: Any) -> Any:
+    def broken(self, call: Any, problem: Any) -> Any:
         def narrow(array: Any) -> Any:
-            return cast(array, ready.out_dtype) if array.is_floating_point() else array
+            return cast(array, call.out_dtype) if array.is_floating_point() else array
 
         return replace(
-            ready,
-            query=narrow(ready.query),
-            key=narrow(ready.key),
-            value=narrow(ready.value),
-            score=ready.score.map_arrays(narrow),
-            normalizer=ready.normalizer.map_arrays(narrow),
+            call,
+            query=narrow(call.query),
+            key=narrow(call.key),
+            value=narrow(call.value),
+            score=call.score.map_arrays(narrow),
+            normalizer=call.normalizer.map_arrays(narrow),
         )
 
 
 class WrongTie(Fault):
     """The last of equal keys instead of the first."""
 
-    def broken(self, ready: Any, problem: Any) -> Any:
-        return (
-            replace(ready, key=ready.key.flip(-2), value=ready.value.flip(-2))
-            if ready.mask is None
-            else ready
-        )
+    def broken(self, call: Any, problem: Any) -> Any:
+        return replace(call, key=call.key.flip(-2), value=call.value.flip(-2)) if call.mask is None else call
 
 
 class TrueMeansMasked(Fault):
     """The polarity of the neighbours."""
 
-    def broken(self, ready: Any, problem: Any) -> Any:
-        return ready if ready.mask is None else replace(ready, mask=~ready.mask)
+    def broken(self, call: Any, problem: Any) -> Any:
+        return call if call.mask is None else replace(call, mask=~call.mask)
 
 
 class NanSwallowed(Fault):
     """Hides what went wrong."""
 
-    def run(self, ready: Any, problem: Any) -> Any:
-        result = super().run(ready, problem)
+    def run(self, call: Any, problem: Any) -> Any:
+        result = super().run(call, problem)
         return replace(result, output=torch.nan_to_num(result.output))
 
 
 class OrderOfTilesForgotten(Fault):
     """Every tile of keys is drawn as if it were the first."""
 
-    def run(self, ready: Any, problem: Any) -> Any:
-        half = ready.place.k_total // 2
-        if not ready.dropout or problem.readouts:
-            return super().run(ready, problem)
-        flipped = replace(ready, key=ready.key.roll(half, -2), value=ready.value.roll(half, -2))
+    def run(self, call: Any, problem: Any) -> Any:
+        half = call.tile.k_total // 2
+        if not call.dropout or problem.readouts:
+            return super().run(call, problem)
+        flipped = replace(call, key=call.key.roll(half, -2), value=call.value.roll(half, -2))
         return super().run(flipped, problem)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.core.equation import make_ready
+from qkv.core.equation import bind_call
 from qkv.core.positions import whole
 from qkv.kernels.tiles.block_sums import OnePass, cells_aligned, one_pass
 from qkv.kernels.tiles.seen import Seen
@@ -28,28 +28,28 @@ def forward(query: Any, key: Any, readouts: Sequence[Readout], rows: int, cols: 
     """
     base, bound, allowed = how.get("base", 1), how.get("bound"), how.get("allowed")
     exp = torch.exp2 if base == 2 else torch.exp
-    place = whole(query.shape[-2], key.shape[-2], tuple(query.shape[:-2]))
-    maps = OnePass(readouts, place, query)
-    for index in np.ndindex(*place.batch):
+    tile = whole(query.shape[-2], key.shape[-2], tuple(query.shape[:-2]))
+    maps = OnePass(readouts, tile, query)
+    for index in np.ndindex(*tile.batch):
         blocks = maps.element(index)
         logits = query[index] @ key[index].T * (math.log2(math.e) if base == 2 else 1)
         if allowed is not None:
             logits = logits.where(allowed, -math.inf)
-        for r in range(0, place.q_total, rows):
+        for r in range(0, tile.q_total, rows):
             some = logits[r : r + rows]
             blocks.begin((r, r + len(some)))
             maximum = torch.full((len(some), 1), -math.inf, dtype=query.dtype)
             total = torch.zeros_like(maximum)
-            for c in range(0, place.k_total, cols):
-                tile = some[:, c : c + cols]
-                if not (tile > -math.inf).any():
+            for c in range(0, tile.k_total, cols):
+                piece = some[:, c : c + cols]
+                if not (piece > -math.inf).any():
                     continue
                 old = maximum
-                maximum = maximum.maximum(tile.amax(-1, keepdim=True))
+                maximum = maximum.maximum(piece.amax(-1, keepdim=True))
                 shift = maximum.where(maximum > -math.inf, 0.0)
-                e = exp(tile - (shift if bound is None else bound))
+                e = exp(piece - (shift if bound is None else bound))
                 total = total * exp(old - shift) + e.sum(-1, keepdim=True)
-                blocks.absorb(e, (c, c + tile.shape[1]), maximum if bound is None else None)
+                blocks.absorb(e, (c, c + piece.shape[1]), maximum if bound is None else None)
                 e.zero_()  # kernels use it again
             shift = maximum.where(maximum > -math.inf, 0.0)
             if bound is not None:
@@ -166,5 +166,5 @@ def test_totals_cost_no_second_pass_over_the_tiles(sink: float | None, wide: flo
     for mine, theirs in zip(found, other, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=1e-14)
     assert (found[0] == -math.inf).any() == (sink is None)
-    ready = make_ready(query, key, key, score=qkv.scores.ScaledDot(), normalizer=options["normalizer"])
-    assert Seen(readouts, ready).reading is None
+    call = bind_call(query, key, key, score=qkv.scores.ScaledDot(), normalizer=options["normalizer"])
+    assert Seen(readouts, call).reading is None

@@ -15,7 +15,7 @@ from qkv import masks, normalizers, scores
 from qkv.core import equation
 from qkv.core.arrays import Array
 from qkv.core.equation import attend_dense
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.kernels import StreamedKernel
 from qkv.kernels.stream import logits as streamed_logits
 from qkv.kernels.stream.exp import BINARY, NATURAL, Exponential
@@ -42,8 +42,8 @@ class Watched(scores.Dot):
 
     seen: ClassVar[list[tuple[int, int]]] = []
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
-        self.seen.append(place.cols)
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
+        self.seen.append(tile.cols)
         return query, key
 
 
@@ -168,10 +168,10 @@ def test_largest_number_in_a_masked_value_leaves_no_trace(large: float) -> None:
 class Halves(masks.Mask):
     """Half of the keys, said by tile; to ask for the pairs of a tile raises."""
 
-    def cover(self, place: Place) -> masks.base.Cover:
-        return "none" if place.cols[0] >= 32 else "all" if place.cols[1] <= 32 else "part"
+    def coverage(self, tile: Tile) -> masks.base.Coverage:
+        return "none" if tile.cols[0] >= 32 else "all" if tile.cols[1] <= 32 else "part"
 
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         raise AssertionError("a tile that is allowed as a whole was looked into")
 
 

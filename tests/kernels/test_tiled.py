@@ -106,8 +106,8 @@ def test_no_tile_out_of_the_reach_of_a_mask_is_computed(mask: str) -> None:
     if call.mask is not None:
         from qkv.core.positions import whole
 
-        place = whole(7, 11, (2, 3), call.positions)
-        allowed = np.broadcast_to(call.mask.allowed(place, np.zeros(())), allowed.shape)
+        tile = whole(7, 11, (2, 3), call.positions)
+        allowed = np.broadcast_to(call.mask.allowed(tile, np.zeros(())), allowed.shape)
     # One pair to a tile: forward, backward, and once for a gradient that is not handed over. Batch elements
     # whose mask differs share what can be skipped.
     wanted = int(allowed.any(axis=(0, 1)).sum()) * 6

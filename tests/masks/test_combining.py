@@ -77,4 +77,4 @@ def test_combinations_print_as_they_were_written():
     ids=str,
 )
 def test_whole_tiles_are_known_without_looking_at_pairs(mask, rows, cols, cover):
-    assert mask.cover(whole(8, 8, (2,)).cut(rows, cols)) == cover
+    assert mask.coverage(whole(8, 8, (2,)).cut(rows, cols)) == cover

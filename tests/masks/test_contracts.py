@@ -87,9 +87,9 @@ class TestPairs(MaskContract):
 
     def test_mission_c4_padding_mask_of_shape_batch_1_1_length(self):
         array = np.array([True, True, False])[None, None, None]
-        place = whole(2, 3, (1, 4))
+        tile = whole(2, 3, (1, 4))
         Pairs(array).check(2, 3)
-        allowed = Pairs(array).fit(np.zeros(()), (1, 4)).allowed(place, np.zeros(()))
+        allowed = Pairs(array).fit(np.zeros(()), (1, 4)).allowed(tile, np.zeros(()))
         assert np.broadcast_to(allowed, (1, 4, 2, 3)).all(axis=(0, 1, 2)).tolist() == [True, True, False]
 
 
@@ -206,8 +206,8 @@ class TestNot(MaskContract):
 
 @pytest.mark.parametrize("align", ["start", "end"])
 def test_a_start_for_each_batch_element_shifts_its_causal_mask(align):
-    place = whole(1, 4, (2,), Positions(query_start=[0, 2]))
-    assert Causal().allowed(place, np.zeros(())).sum(axis=-1).tolist() == [[1], [3]]
-    assert Causal(align=align).allowed(place, np.zeros(())).sum(axis=-1).tolist() == [
+    tile = whole(1, 4, (2,), Positions(query_start=[0, 2]))
+    assert Causal().allowed(tile, np.zeros(())).sum(axis=-1).tolist() == [[1], [3]]
+    assert Causal(align=align).allowed(tile, np.zeros(())).sum(axis=-1).tolist() == [
         1 if align == "start" else 4
     ]

@@ -41,15 +41,15 @@ def test_tile_by_tile_the_same_keys_are_kept(row, k, data):
     n = len(row)
     edges = sorted(data.draw(st.lists(st.integers(0, n), max_size=3)))
     cuts = list(zip([0, *edges], [*edges, n], strict=True))
-    place, logits, value = whole(1, n, seed=1), np.array([row]), np.eye(n)
+    tile, logits, value = whole(1, n, seed=1), np.array([row]), np.eye(n)
     for normalizer in (TopK(k), Hard(), TopK(k, of=Identity())):
         with quiet():
             order = lambda size: data.draw(st.permutations(range(size)))[:2]  # noqa: E731 (two words, used once)
-            output, summary = folded(normalizer, logits, value, place, cuts, 0.0, order)
+            output, summary = folded(normalizer, logits, value, tile, cuts, 0.0, order)
             tiles = [
-                normalizer.tile_weights(logits[:, a:b], summary, place.cut((0, 1), (a, b))) for a, b in cuts
+                normalizer.tile_weights(logits[:, a:b], summary, tile.cut((0, 1), (a, b))) for a, b in cuts
             ]
-        weights = normalizer.weights(logits, place)
+        weights = normalizer.weights(logits, tile)
         assert np.allclose(output, weights, rtol=1e-13)
         assert np.allclose(np.concatenate(tiles, axis=-1), weights, rtol=1e-13)
 
@@ -61,10 +61,10 @@ def test_more_keys_asked_for_than_there_are_is_all_of_them():
 
 def test_a_key_that_is_not_chosen_is_not_read():
     value = np.array([[1.0], [np.nan], [3.0]])
-    logits, place = np.array([[2.0, -5.0, 2.0]]), whole(1, 3, seed=1)
+    logits, tile = np.array([[2.0, -5.0, 2.0]]), whole(1, 3, seed=1)
     with quiet():
-        assert folded(TopK(2), logits, value, place, [(0, 3)], 0.0)[0].tolist() == [[2.0]]
-        assert folded(Hard(), logits, value, place, [(0, 1), (1, 3)], 0.0)[0].tolist() == [[1.0]]
+        assert folded(TopK(2), logits, value, tile, [(0, 3)], 0.0)[0].tolist() == [[2.0]]
+        assert folded(Hard(), logits, value, tile, [(0, 1), (1, 3)], 0.0)[0].tolist() == [[1.0]]
 
 
 def test_draws_have_the_frequencies_of_the_softmax():

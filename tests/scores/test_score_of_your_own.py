@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from qkv.core.arrays import Array
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.scores import InnerProductScore
 from qkv.testing import ScoreContract
 
@@ -16,7 +16,7 @@ class WeightedDot(InnerProductScore):
 
     weight: Array = axes("width")
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         return query * self.weight[..., None, :], key
 
 

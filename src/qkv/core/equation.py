@@ -26,9 +26,9 @@ from qkv.core.arrays import (
 from qkv.core.axes import Axes
 from qkv.core.batch import Index, take
 from qkv.core.guard import all_finite, guarded_logits, weigh
-from qkv.core.positions import Place, Positions, whole
+from qkv.core.positions import Positions, Tile, whole
 
-__all__ = ["Dense", "Ready", "attend_dense", "dense", "drop", "make_ready", "masked_logits", "side"]
+__all__ = ["Dense", "BoundCall", "attend_dense", "dense", "drop", "bind_call", "masked_logits", "side"]
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """A call made ready: one dtype, parts fitted to it, and what is known of the data.
+class BoundCall:
+    """A call bound to its arrays: one dtype, parts fitted to it, and what is known of the data.
 
     Attributes:
         query, key, value: in the dtype of accumulation (text as it is).
         score, normalizer, mask: fitted to the call.
         place: of the whole call.
-        sided: query and key are the `sides` of the score, and tiles are their `pair`.
+        projected: query and key are the `sides` of the score, and tiles are their `pair`.
         out_dtype: of the answer.
         tile_dtype: query, key and value are as they came, and their tiles are cast to this; None: all are.
     """
@@ -62,10 +62,10 @@ class Ready:
     score: Any
     normalizer: Any
     mask: Any
-    place: Place
+    tile: Tile
     dropout: float
     out_dtype: Any
-    sided: bool = False
+    projected: bool = False
     tile_dtype: Any = None
 
     @property
@@ -85,11 +85,11 @@ class Ready:
         """The values of some of the keys, in the dtype of accumulation."""
         return cast(side(self.value, cols), self.dtype)
 
-    def with_all_cast(self) -> Ready:
+    def with_all_cast(self) -> BoundCall:
         """The same call with whole inputs in the dtype of accumulation."""
         if self.tile_dtype is None:
             return self
-        q, k = (0, self.place.q_total), (0, self.place.k_total)
+        q, k = (0, self.tile.q_total), (0, self.tile.k_total)
         return replace(self, query=self.queries(q), key=self.keys(k), value=self.values(k), tile_dtype=None)
 
     def _compared(self, x: Array) -> Array:
@@ -108,25 +108,25 @@ class Ready:
     @property
     def batch(self) -> tuple[int, ...]:
         """Batch axes of the call."""
-        return self.place.batch
+        return self.tile.batch
 
-    def with_sides(self, query: Array, key: Array) -> Ready:
+    def with_projections(self, query: Array, key: Array) -> BoundCall:
         """The same call, of the score's sides: rows that no longer need their part of the work for each tile.
 
         What is finite stays so for the call as a whole: ask before.
         """
-        ready = replace(self, query=query, key=key, sided=True)
+        call = replace(self, query=query, key=key, projected=True)
         # A cached property is no field: hand on what is known, it belongs to the data that came.
-        ready.__dict__.update(clean_pairs=self.clean_pairs, clean_value=self.clean_value)
-        return ready
+        call.__dict__.update(clean_pairs=self.clean_pairs, clean_value=self.clean_value)
+        return call
 
-    def holding(self, tensors: Sequence[Array]) -> Ready:
+    def with_arrays(self, tensors: Sequence[Array]) -> BoundCall:
         """The same call with other arrays that hold the same data: query, key, value, those of score and
         normalizer, in this order.
         """
         query, key, value, *arrays = tensors
         held = len(self.score.arrays())
-        ready = replace(
+        call = replace(
             self,
             query=query,
             key=key,
@@ -134,12 +134,12 @@ class Ready:
             score=self.score.replace_arrays(arrays[:held]),
             normalizer=self.normalizer.replace_arrays(arrays[held:]),
         )
-        ready.__dict__.update(clean_pairs=self.clean_pairs, clean_value=self.clean_value)
-        return ready
+        call.__dict__.update(clean_pairs=self.clean_pairs, clean_value=self.clean_value)
+        return call
 
-    def at(self, index: Index) -> Ready:
+    def at(self, index: Index) -> BoundCall:
         """The call of some of its batch elements."""
-        ready = replace(
+        call = replace(
             self,
             query=take(self.query, index, 1 if is_text(self.query) else 2),
             key=take(self.key, index, 1 if is_text(self.key) else 2),
@@ -147,12 +147,12 @@ class Ready:
             score=self.score.at(index),
             normalizer=self.normalizer.at(index),
             mask=None if self.mask is None else self.mask.at(index),
-            place=self.place.at(index),
+            tile=self.tile.at(index),
         )
-        ready.__dict__.update(clean_pairs=self.clean_pairs, clean_value=self.clean_value)
-        return ready
+        call.__dict__.update(clean_pairs=self.clean_pairs, clean_value=self.clean_value)
+        return call
 
-    def tile(
+    def logits(
         self,
         rows: tuple[int, int],
         cols: tuple[int, int],
@@ -166,24 +166,24 @@ class Ready:
         `query`, `key` and `score`, all cut to the tile, stand in for the call's own: what a gradient is
         wanted of.
         """
-        place = self.place.cut(rows, cols)
+        tile = self.tile.cut(rows, cols)
         cut = (slice(*rows), slice(*cols))
         mask = self.mask
         if mask is not None:
-            cover = mask.cover(place)
+            cover = mask.coverage(tile)
             if cover == "none":
                 return None
             mask = mask.slice(*cut) if cover == "part" else None
         query = self.queries(rows) if query is None else query
         key = self.keys(cols) if key is None else key
         score = self.score.slice(*cut) if score is None else score
-        compare = score.pair if self.sided else score.tile
+        compare = score.projected_logits if self.projected else score.logits
         clean = mask is None or self.clean_pairs
         reference = self.value if self.tile_dtype is None else zeros(self.value, (0,), self.dtype)
-        return masked_logits(compare, mask, query, key, place, reference, clean)
+        return masked_logits(compare, mask, query, key, tile, reference, clean)
 
 
-def make_ready(
+def bind_call(
     query: Array,
     key: Array,
     value: Array,
@@ -196,7 +196,7 @@ def make_ready(
     seed: int | None = None,
     cast_tiles: bool = False,
     axes: Axes | None = None,
-) -> Ready:
+) -> BoundCall:
     """Read the axes (where they are not known), choose the dtype of accumulation, fit the parts.
 
     `cast_tiles`: whole inputs are not cast, which would copy them; their tiles will be.
@@ -211,7 +211,7 @@ def make_ready(
         if not text and not score.as_given:
             query, key = cast(query, dtype), cast(key, dtype)
         value = cast(value, dtype)
-    return Ready(
+    return BoundCall(
         query,
         key,
         value,
@@ -237,11 +237,11 @@ def side(x: Array, limits: tuple[int, int]) -> Array:
 
 
 def masked_logits(
-    function: Callable[[Array, Array, Place], Array],
+    function: Callable[[Array, Array, Tile], Array],
     mask: Any,
     query: Array,
     key: Array,
-    place: Place,
+    tile: Tile,
     reference: Array,
     clean: bool,
 ) -> Array:
@@ -253,19 +253,19 @@ def masked_logits(
     xp = namespace(reference)
 
     def compare(query: Array, key: Array) -> Array:
-        return function(query, key, place)
+        return function(query, key, tile)
 
     logits = compare(query, key) if clean else guarded_logits(compare, query, key)
     logits = cast(logits, reference.dtype)
-    shape = (*place.batch, place.rows[1] - place.rows[0], place.cols[1] - place.cols[0])
+    shape = (*tile.batch, tile.rows[1] - tile.rows[0], tile.cols[1] - tile.cols[0])
     if mask is not None:
-        allowed = mask.allowed(place, logits)
+        allowed = mask.allowed(tile, logits)
         logits = xp.where(allowed, logits, like(logits, -math.inf, logits.dtype))
     known = all(isinstance(n, int) for n in shape)
     return logits if known and tuple(logits.shape) == shape else xp.broadcast_to(logits, shape)
 
 
-def drop(weights: Array, place: Place, dropout: float, keys: Array | None = None) -> Array:
+def drop(weights: Array, tile: Tile, dropout: float, keys: Array | None = None) -> Array:
     """Weights after dropout: each is kept with probability 1 − p and then divided by it; p is the dropout, as
     near as 16 bits come to it.
 
@@ -274,7 +274,7 @@ def drop(weights: Array, place: Place, dropout: float, keys: Array | None = None
     if not dropout:
         return weights
     xp = namespace(weights)
-    kept = place.kept(weights, dropout, keys)
+    kept = tile.kept(weights, dropout, keys)
     return xp.where(kept, weights / (1.0 - random.rate(dropout)), xp.zeros_like(weights))
 
 
@@ -303,7 +303,7 @@ def attend_dense(
         dropout: probability of dropping a weight.
         seed: of the draws of dropout and of `Sample`.
     """
-    ready = make_ready(
+    call = bind_call(
         query,
         key,
         value,
@@ -315,16 +315,16 @@ def attend_dense(
         seed=seed,
     )
     with quiet():
-        return dense(ready)
+        return dense(call)
 
 
-def dense(ready: Ready) -> Dense:
-    """The equation, of a call made ready."""
-    xp, place = namespace(ready.value), ready.place
-    logits = ready.tile(place.rows, place.cols)
+def dense(call: BoundCall) -> Dense:
+    """The equation, of a bound call."""
+    xp, tile = namespace(call.value), call.tile
+    logits = call.logits(tile.rows, tile.cols)
     if logits is None:
-        logits = zeros(ready.value, (*place.batch, place.q_total, place.k_total)) - xp.inf
-    weights = ready.normalizer.weights(logits, place)
-    takes_part = ready.normalizer.takes_part(logits, weights)
-    output = weigh(drop(weights, place, ready.dropout), ready.value, takes_part, ready.clean_value)
-    return Dense(cast(output, ready.out_dtype), weights, logits)
+        logits = zeros(call.value, (*tile.batch, tile.q_total, tile.k_total)) - xp.inf
+    weights = call.normalizer.weights(logits, tile)
+    support = call.normalizer.support(logits, weights)
+    output = weigh(drop(weights, tile, call.dropout), call.value, support, call.clean_value)
+    return Dense(cast(output, call.out_dtype), weights, logits)

@@ -45,7 +45,7 @@ def guarded_logits(score: Callable[[Array, Array], Array], query: Array, key: Ar
     return xp.where(bad_query | bad_key, raw, score(finite(query), finite(key)))
 
 
-def weigh(weights: Array, value: Array, takes_part: Array | None, clean: bool) -> Array:
+def weigh(weights: Array, value: Array, support: Array | None, clean: bool) -> Array:
     """`weights @ value`, reading a value only where its key takes part.
 
     Args:
@@ -55,13 +55,13 @@ def weigh(weights: Array, value: Array, takes_part: Array | None, clean: bool) -
         clean: the values are known to be finite, so the plain product does.
     """
     xp = namespace(weights)
-    if clean or takes_part is None:
+    if clean or support is None:
         return xp.matmul(weights, value)
     clean_product = xp.matmul(weights, finite(value))
     constant = stop_gradient(value)
     plus, minus = constant == math.inf, constant == -math.inf
-    negative = takes_part & (stop_gradient(weights) < 0)
-    positive = takes_part & ~negative
+    negative = support & (stop_gradient(weights) < 0)
+    positive = support & ~negative
 
     def read(by: Array, of: Array) -> Array:
         return xp.matmul(cast(by, weights.dtype), cast(of, weights.dtype)) > 0
@@ -70,7 +70,7 @@ def weigh(weights: Array, value: Array, takes_part: Array | None, clean: bool) -
     # sum.
     up = read(positive, plus) | read(negative, minus)
     down = read(positive, minus) | read(negative, plus)
-    nan = read(takes_part, xp.isnan(constant)) | (up & down) | xp.isnan(stop_gradient(clean_product))
+    nan = read(support, xp.isnan(constant)) | (up & down) | xp.isnan(stop_gradient(clean_product))
     full = xp.zeros_like(stop_gradient(clean_product))
     out = xp.where(up, full + math.inf, xp.where(down, full - math.inf, clean_product))
     return xp.where(nan, full + math.nan, out)

@@ -87,8 +87,8 @@ def top_mask(x: Array, count: int) -> Array:
         return torch.zeros_like(x, dtype=torch.bool).scatter(-1, order, True)
     if name == "tensorflow":
         # Where each entry comes in the order, which is the inverse of the order.
-        place = namespace(x).argsort(namespace(x).argsort(_not_nan(x), descending=True))
-        return place < count
+        tile = namespace(x).argsort(namespace(x).argsort(_not_nan(x), descending=True))
+        return tile < count
     if name == "jax":
         import jax.numpy as jnp
 

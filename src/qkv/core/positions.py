@@ -13,7 +13,7 @@ from qkv.core.batch import Index, shape_at, take
 from qkv.core.parts import Part, axes
 from qkv.errors import KindError, OptionError, PositionError
 
-__all__ = ["Place", "Positions", "whole"]
+__all__ = ["Tile", "Positions", "whole"]
 
 Align = Literal["start", "end"]
 
@@ -56,7 +56,7 @@ class Positions(Part):
 
 
 @dataclass(frozen=True)
-class Place:
+class Tile:
     """Where a tile stands in its call: which queries and keys, at which positions, with which seed.
 
     `origin` is the batch of the whole call and the index of this place's elements in it; None: all.
@@ -75,14 +75,14 @@ class Place:
     origin: tuple[tuple[int, ...], Index] | None = None
     moved: tuple[Any, Any] | None = None
 
-    def cut(self, rows: tuple[int, int], cols: tuple[int, int]) -> Place:
+    def cut(self, rows: tuple[int, int], cols: tuple[int, int]) -> Tile:
         """The place of a tile, from absolute row and column limits."""
         # Not `dataclasses.replace`, which takes ten times as long; this is done for every tile.
-        tile = object.__new__(Place)
+        tile = object.__new__(Tile)
         tile.__dict__.update(self.__dict__, rows=rows, cols=cols)
         return tile
 
-    def at(self, index: Index) -> Place:
+    def at(self, index: Index) -> Tile:
         """The place of some batch elements of a whole call."""
         return dataclasses.replace(
             self,
@@ -191,6 +191,6 @@ class Place:
 
 def whole(
     q: int, k: int, batch: tuple[int, ...] = (), positions: Positions | None = None, **more: Any
-) -> Place:
+) -> Tile:
     """The place of a whole call."""
-    return Place((0, q), (0, k), q, k, batch, positions, **more)
+    return Tile((0, q), (0, k), q, k, batch, positions, **more)

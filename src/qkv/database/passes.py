@@ -184,7 +184,7 @@ class Call:
         if not len(comparison.key):
             return np.zeros((len(query), 0))
         cells = CellLogits(comparison, columns[:-1], query, self.of.fold)
-        return cells.of((cells.ready(comparison.key), None), 0, len(comparison.key))
+        return cells.of((cells.call(comparison.key), None), 0, len(comparison.key))
 
     def _by_few(self, queries: Queries, query: np.ndarray, progress: Progress | None) -> list[Entry]:
         """Find the rows that can get weight, and ask them in memory."""
@@ -207,7 +207,7 @@ class Call:
 
     def _support(self, query: np.ndarray, best: BestRows, progress: Progress | None) -> np.ndarray:
         """The rows at or above the rank below which none gets weight."""
-        floor = self.normalizer.floor(best.rank)
+        floor = self.normalizer.threshold_bound(best.rank)
         if floor is None:
             raise RefusedError(
                 f"{self.normalizer} needs whole rows of weights, and {self.of.name} is larger than the "

@@ -20,12 +20,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from qkv.core.arrays import quiet
-from qkv.core.equation import Ready, make_ready
+from qkv.core.equation import BoundCall, bind_call
 from qkv.core.positions import whole
 from qkv.database import arrow
 from qkv.database.columns import Column
 from qkv.database.comparisons import Comparison, Distances
-from qkv.database.rows import Tile
+from qkv.database.rows import RowBlock
 from qkv.errors import StoreFullError
 from qkv.normalizers import Identity
 from qkv.scores import Cosine, Gaussian
@@ -53,7 +53,7 @@ class Logits(ABC):
     spare: int = 2
 
     @abstractmethod
-    def rows(self, tile: Tile) -> Any:
+    def rows(self, tile: RowBlock) -> Any:
         """What the rows of a tile contribute; None where this is no way to read them."""
 
     @abstractmethod
@@ -82,23 +82,23 @@ class CellLogits(Logits):
     folded: bool
     said: str = "cells in float64, as in memory"
 
-    def rows(self, tile: Tile) -> tuple[Ready, np.ndarray | None]:
+    def rows(self, tile: RowBlock) -> tuple[BoundCall, np.ndarray | None]:
         """The call made ready, and which rows lack a cell."""
         read = [Column.of(tile.table, column.name, self.folded, column) for column in self.columns]
         key = self.comparison.query([column.cells for column in read])
         missing = np.logical_or.reduce([column.missing for column in read])
-        return self.ready(key), missing if missing.any() else None
+        return self.call(key), missing if missing.any() else None
 
-    def ready(self, key: np.ndarray) -> Ready:
+    def call(self, key: np.ndarray) -> BoundCall:
         """The call over these keys."""
         value = np.zeros((len(key), 1))
-        return make_ready(self.query, key, value, score=self.comparison.score, normalizer=Identity())
+        return bind_call(self.query, key, value, score=self.comparison.score, normalizer=Identity())
 
     def of(self, rows: Any, start: int, stop: int) -> np.ndarray:
         """By the score."""
-        ready: Ready = rows[0]
+        call: BoundCall = rows[0]
         with quiet():
-            logits = ready.tile((0, ready.place.q_total), (start, stop))
+            logits = call.logits((0, call.tile.q_total), (start, stop))
         return np.array(logits)  # a broadcast cannot be written to
 
     def missing(self, rows: Any) -> np.ndarray | None:
@@ -139,8 +139,8 @@ class VectorLogits(Logits):
         self.said = f"one product of the mapped vectors with the queries, in {dtype}"
         query = np.asarray(query, np.float64)
         if isinstance(score, Cosine):
-            place = whole(len(query), 1)
-            query = np.asarray(score.lift(query, query[:1], place)[0])
+            tile = whole(len(query), 1)
+            query = np.asarray(score.lift(query, query[:1], tile)[0])
         elif isinstance(score, Gaussian):
             self.half = 0.5 / float(score.bandwidth) ** 2
             self.exact, self.square = query, np.square(query).sum(axis=1)
@@ -151,7 +151,7 @@ class VectorLogits(Logits):
         self.query = np.ascontiguousarray(query, dtype)
         self._room, self._out = np.empty(0, dtype), np.empty((1, 0), dtype)
 
-    def rows(self, tile: Tile) -> Any:
+    def rows(self, tile: RowBlock) -> Any:
         """The matrix as it lies in the file, what their lengths give, and the largest of that."""
         chunks = tile.table.column(self.column).chunks
         if len(chunks) != 1 or chunks[0].null_count:
@@ -206,7 +206,7 @@ class Lengths:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, str], tuple[np.ndarray, float]] = {}
 
-    def of(self, tile: Tile, column: str, kind: str) -> tuple[np.ndarray, float]:
+    def of(self, tile: RowBlock, column: str, kind: str) -> tuple[np.ndarray, float]:
         """For the rows of a tile, and the largest of its block; inf where one is no number."""
         block = tile.block
         asked = (block.name, column, kind)
@@ -271,7 +271,7 @@ class NumberLogits(Logits):
         rounding = _EPSILON * np.abs(self.query).max(axis=0, initial=0) * self.factor
         self.coarse = rounding < _TOLERANCE / 10
 
-    def rows(self, tile: Tile) -> Any:
+    def rows(self, tile: RowBlock) -> Any:
         """The columns as they lie in the file; float64 where float32 would not do."""
         found = []
         for name, coarse in zip(self.names, self.coarse, strict=True):
@@ -291,12 +291,12 @@ class NumberLogits(Logits):
         squared = -np.square(self.factor).astype(dtype)
         room = np.empty((len(rows), _CACHED // len(rows)), dtype)
         for query, out in zip(self.query, logits, strict=True):
-            places = [cells.dtype.type(place) for cells, place in zip(rows, query, strict=True)]
+            places = [cells.dtype.type(tile) for cells, tile in zip(rows, query, strict=True)]
             for first in range(0, stop - start, room.shape[1]):
                 last = min(first + room.shape[1], stop - start)
                 apart = room[:, : last - first]
-                for cells, place, row in zip(rows, places, apart, strict=True):
-                    np.subtract(cells[start + first : start + last], place, out=row)
+                for cells, tile, row in zip(rows, places, apart, strict=True):
+                    np.subtract(cells[start + first : start + last], tile, out=row)
                 np.multiply(apart, apart, out=apart)
                 np.matmul(squared, apart, out=out[first:last])
         return logits

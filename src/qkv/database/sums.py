@@ -58,8 +58,8 @@ class Sums(ABC):
 
     def weights(self, logits: np.ndarray, summary: Any) -> np.ndarray:
         """Weights of some rows."""
-        place = whole(*logits.shape)
-        return np.asarray(self.normalizer.tile_weights(self.normalizer.prepare(logits), summary, place))
+        tile = whole(*logits.shape)
+        return np.asarray(self.normalizer.tile_weights(self.normalizer.prepare(logits), summary, tile))
 
     def _support(self) -> np.ndarray | None:
         if not self.normalizer.sums_to_one:
@@ -103,9 +103,9 @@ class SoftmaxSums(Sums):
 
     def finish(self) -> tuple[Any, list[Reading], np.ndarray | None]:
         """Divided by the total, to which a sink adds."""
-        place = whole(self.queries, 0)
+        tile = whole(self.queries, 0)
         partial = ExpSum(self.maximum, self.total, np.ones_like(self.total))
-        scale, summary = self.normalizer.finish(partial, place, 0.0)
+        scale, summary = self.normalizer.finish(partial, tile, 0.0)
         return summary, self.tally.readings(scale, self.total * scale), self._support()
 
     def _raise_to(self, maximum: np.ndarray) -> None:

@@ -10,19 +10,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from qkv.core.arrays import Array, requires_gradient
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 
-__all__ = ["made_apart", "sided"]
+__all__ = ["made_apart", "project_sides"]
 
 
-def sided(ready: Ready) -> Ready:
+def project_sides(call: BoundCall) -> BoundCall:
     """The call, of what its score makes of each side."""
 
     def sides(query: Array, key: Array, *arrays: Array) -> tuple[Array, Array]:
-        left, right = ready.score.replace_arrays(arrays).sides(query, key, ready.place)
+        left, right = call.score.replace_arrays(arrays).project(query, key, call.tile)
         return left, right
 
-    return ready.with_sides(*made_apart(sides, ready.query, ready.key, *ready.score.arrays()))
+    return call.with_projections(*made_apart(sides, call.query, call.key, *call.score.arrays()))
 
 
 def made_apart(function: Callable[..., Sequence[Array]], *tensors: Array) -> list[Array]:

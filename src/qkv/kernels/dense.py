@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import Array, library, quiet
-from qkv.core.equation import Ready, dense
+from qkv.core.equation import BoundCall, dense
 from qkv.kernels.hidden import refuse_hidden_gradients
 from qkv.plan.cost import Cost
 from qkv.plan.kernel import Kernel, Result
@@ -58,17 +58,15 @@ class DenseKernel(Kernel):
             return 8 + 3 * elements + 2 * sorts
         return 4 + 2 * elements + 3 * sorts
 
-    def run(self, ready: Ready, problem: Problem) -> Result:
+    def run(self, call: BoundCall, problem: Problem) -> Result:
         """The oracle, and readouts of its weights."""
         if problem.library == "torch":
             # Autograd would find it here; larger calls run where it would not: size must not change meaning.
-            refuse_hidden_gradients(ready)
-        with quiet(), _as_it_is(ready.value):
-            seen = dense(ready)
+            refuse_hidden_gradients(call)
+        with quiet(), _as_it_is(call.value):
+            seen = dense(call)
             readouts = tuple(
-                readout.finish(
-                    readout.read(seen.logits, seen.weights, ready.normalizer, ready.place), ready.place
-                )
+                readout.finish(readout.read(seen.logits, seen.weights, call.normalizer, call.tile), call.tile)
                 for readout in problem.readouts
             )
         return Result(seen.output, readouts)

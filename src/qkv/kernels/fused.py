@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from qkv.core.arrays import Array
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.kernels.tiled import TiledKernel
 from qkv.kernels.work import PRODUCT_RATE
 from qkv.masks.base import Mask
@@ -73,7 +73,7 @@ class FusedKernel(Kernel):
 
         axes, score = problem.axes, problem.score
         width = score.lifted_width(axes.query_width, axes.key_width)
-        told = [f"{score} is an inner product of width {width}", score.lift_said()]
+        told = [f"{score} is an inner product of width {width}", score.lift_description()]
         if score.lift_fact != "exact":
             told.append("the term of the query alone cancels in softmax")
         if width != axes.value_width:
@@ -81,7 +81,7 @@ class FusedKernel(Kernel):
         layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
         if layout is not None and layout.grouped:
             told.append(f"{layout.heads[1] // layout.key_heads[1]} queries share a key (enable_gqa)")
-        offset = split(problem.spec.mask, problem.place)[1]
+        offset = split(problem.spec.mask, problem.tile)[1]
         if offset:
             told.append(
                 f"causal from {offset}: " + ("two calls, merged" if offset > 0 else "later queries alone")
@@ -110,7 +110,7 @@ class FusedKernel(Kernel):
         if problem.dtype in ("float16", "bfloat16"):
             numbers += sum(n * own for n, own in zip(rows, widths, strict=True))
         peak = numbers * problem.itemsize + _SCRATCH
-        _, offset, _ = split(problem.spec.mask, problem.place)
+        _, offset, _ = split(problem.spec.mask, problem.tile)
         triangle = 1.0 if offset is None else 0.55 if axes.k >= 1024 else 0.75
         flop = axes.pairs * triangle * (4 * width + 10) * (3.5 if problem.gradient else 1)
         traffic = (problem.input_bytes + numbers * problem.itemsize) * (2 if problem.gradient else 1)
@@ -126,14 +126,14 @@ class FusedKernel(Kernel):
 
         return shortcut(problem)
 
-    def run(self, ready: Ready, problem: Problem) -> Result:
+    def run(self, call: BoundCall, problem: Problem) -> Result:
         """The fused call; or the tiled kernel where the data is not finite."""
         from qkv.kernels.flash.call import run
 
-        result = run(ready, problem)
+        result = run(call, problem)
         if result is not None:
             return result
-        return dataclasses.replace(TiledKernel().run(ready, problem), guards=("not all finite: tiled",))
+        return dataclasses.replace(TiledKernel().run(call, problem), guards=("not all finite: tiled",))
 
 
 _SCRATCH = 8 * 2**20
@@ -146,7 +146,7 @@ def _refuse_mask(mask: Mask, problem: Problem) -> str | None:
     from qkv.kernels.flash.layout import split
 
     axes = problem.axes
-    keys, offset, known = split(mask, problem.place)
+    keys, offset, known = split(mask, problem.tile)
     if known and (not offset or (keys is None and not problem.traced and operators("cpu") is not None)):
         return None
     return f"the mask {mask} would be held as an array of {axes.q} × {axes.k}"

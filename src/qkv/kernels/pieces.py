@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from qkv.core.arrays import Array, cast, namespace
-from qkv.core.equation import Ready, drop, make_ready, masked_logits
+from qkv.core.equation import BoundCall, bind_call, drop, masked_logits
 from qkv.core.guard import weigh
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.kernels.fold import nothing, weights_of
 from qkv.kernels.hidden import refuse_hidden_gradients
 from qkv.kernels.sizes import STRIP_BUDGET, strip_alive, strip_rows_of
@@ -137,7 +137,7 @@ def attend_pieces(
     if seed is None and (spec.dropout or problem.normalizer.stochastic):
         seed = int(torch.randint(2**62, ()).item())
     with torch.autocast(query.device.type, enabled=False):
-        ready = make_ready(
+        call = bind_call(
             query,
             *stand_ins,
             score=spec.score,
@@ -151,26 +151,26 @@ def attend_pieces(
         )
         # Known since they were kept: asking every key at every step would read all of them once more.
         clean = key.clean and bool(query.isfinite().all()), value.clean
-        result = PIECES.run(Held.of(ready, (key, value), clean), problem)
+        result = PIECES.run(Held.of(call, (key, value), clean), problem)
     return result, plan.with_taken(result.guards)
 
 
 @dataclass(frozen=True)
-class Held(Ready):
+class Held(BoundCall):
     """A call whose keys and values lie in pieces, and whose tiles are whole pieces."""
 
     pieces: tuple[Pieces, Pieces] | None = None
 
     @classmethod
-    def of(cls, ready: Ready, pieces: tuple[Pieces, Pieces], clean: tuple[bool, bool]) -> Held:
+    def of(cls, call: BoundCall, pieces: tuple[Pieces, Pieces], clean: tuple[bool, bool]) -> Held:
         """The call, over these pieces; `clean`: query and keys, and values, are known to be finite."""
-        given = {field.name: getattr(ready, field.name) for field in dataclasses.fields(ready)}
+        given = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
         held = cls(**{**given, "pieces": pieces})
         # A cached property is no field.
         held.__dict__.update(clean_pairs=clean[0], clean_value=clean[1])
         return held
 
-    def first_pair(self) -> Ready:
+    def first_pair(self) -> BoundCall:
         """A call of one query and one key, in the dtype of accumulation."""
         key = self.key[..., :1, :] if self.score.as_given else cast(self.key[..., :1, :], self.dtype)
         return dataclasses.replace(self, query=self.queries((0, 1)), key=key)
@@ -178,8 +178,8 @@ class Held(Ready):
     def unmasked(self) -> Held:
         """The call without its mask, which allows everything."""
         assert self.pieces is not None
-        ready = dataclasses.replace(self, mask=None)
-        return self.of(ready, self.pieces, (self.clean_pairs, self.clean_value))
+        call = dataclasses.replace(self, mask=None)
+        return self.of(call, self.pieces, (self.clean_pairs, self.clean_value))
 
     def part(self, side: int, n: int) -> Any:
         """A piece of the keys (0) or values (1), in the dtype of accumulation."""
@@ -214,44 +214,44 @@ class PiecesKernel(Kernel):
         peak = pairs * problem.itemsize * strip_alive(problem) + problem.kept_bytes
         return Cost(pairs * problem.flop_per_pair, problem.input_bytes + 2 * peak, peak, 3e-4)
 
-    def run(self, ready: Ready, problem: Problem) -> Result:
+    def run(self, call: BoundCall, problem: Problem) -> Result:
         """Logits, weights, output, readouts."""
-        assert isinstance(ready, Held)
-        assert ready.pieces is not None
-        limits = ready.pieces[0].limits
-        refuse_hidden_gradients(ready.first_pair())
-        if ready.mask is not None and ready.mask.cover(ready.place) == "all":  # a last query under Causal
-            ready = ready.unmasked()
-        place, normalizer = ready.place, ready.normalizer
-        query, score = ready.queries(place.rows), ready.score
-        plain = score.lifts_itself and ready.mask is None
+        assert isinstance(call, Held)
+        assert call.pieces is not None
+        limits = call.pieces[0].limits
+        refuse_hidden_gradients(call.first_pair())
+        if call.mask is not None and call.mask.coverage(call.tile) == "all":  # a last query under Causal
+            call = call.unmasked()
+        tile, normalizer = call.tile, call.normalizer
+        query, score = call.queries(tile.rows), call.score
+        plain = score.lifts_itself and call.mask is None
         if score.lifts_itself:  # the keys are taken as they are, so the side of the queries is made once
-            query, _, scale = score.factors(query, query, place)
+            query, _, scale = score.factors(query, query, tile)
             query = query if scale == 1 else query * scale
         if plain:
-            found = [_product(query, ready.part(0, n).mT) for n in range(len(limits))]
+            found = [_product(query, call.part(0, n).mT) for n in range(len(limits))]
         else:
-            found = [_logits(ready, query, n, cols) for n, cols in enumerate(limits)]
+            found = [_logits(call, query, n, cols) for n, cols in enumerate(limits)]
         logits = namespace(query).concat(found, axis=-1)
-        if tuple(logits.shape[:-2]) != ready.batch:
-            logits = logits.expand(*ready.batch, *logits.shape[-2:])
-        if plain and ready.clean_pairs and _is_plain_softmax(normalizer):
+        if tuple(logits.shape[:-2]) != call.batch:
+            logits = logits.expand(*call.batch, *logits.shape[-2:])
+        if plain and call.clean_pairs and _is_plain_softmax(normalizer):
             weights = (logits * normalizer.scale).softmax(-1)
         else:
-            weights = weights_of(normalizer, logits, place)
-        dropped = drop(weights, place, ready.dropout)
-        takes_part = None if ready.clean_value else normalizer.takes_part(logits, weights)
+            weights = weights_of(normalizer, logits, tile)
+        dropped = drop(weights, tile, call.dropout)
+        support = None if call.clean_value else normalizer.support(logits, weights)
         output = None
         for n, (start, stop) in enumerate(limits):
-            read = None if takes_part is None else takes_part[..., start:stop]
-            part = _weigh(dropped[..., start:stop], ready.part(1, n), read, ready.clean_value)
+            read = None if support is None else support[..., start:stop]
+            part = _weigh(dropped[..., start:stop], call.part(1, n), read, call.clean_value)
             output = part if output is None else output.add_(part)
         readouts = tuple(
-            readout.finish(readout.read(logits, weights, normalizer, place), place)
+            readout.finish(readout.read(logits, weights, normalizer, tile), tile)
             for readout in problem.readouts
         )
-        guards = ("all finite: plain products" if ready.clean_value else "not all finite: by selection",)
-        return Result(cast(output, ready.out_dtype), readouts, guards)
+        guards = ("all finite: plain products" if call.clean_value else "not all finite: by selection",)
+        return Result(cast(output, call.out_dtype), readouts, guards)
 
 
 PIECES = PiecesKernel()
@@ -263,31 +263,31 @@ def _is_plain_softmax(normalizer: Any) -> bool:
     return normalizer.log_sum_exp and normalizer.shift_invariant and normalizer.scale is not None
 
 
-def _logits(ready: Held, query: Array, n: int, cols: Limits) -> Array:
+def _logits(call: Held, query: Array, n: int, cols: Limits) -> Array:
     """`(*batch, q, n_i)` of one piece, −inf where a key is excluded."""
-    place, score, mask = ready.place.cut(ready.place.rows, cols), ready.score, ready.mask
+    tile, score, mask = call.tile.cut(call.tile.rows, cols), call.score, call.mask
     if mask is not None:
-        cover = mask.cover(place)
+        cover = mask.coverage(tile)
         if cover == "none":
-            return nothing(ready, ready.place.rows, cols[1] - cols[0])
-        mask = mask.slice(slice(*place.rows), slice(*cols)) if cover == "part" else None
+            return nothing(call, call.tile.rows, cols[1] - cols[0])
+        mask = mask.slice(slice(*tile.rows), slice(*cols)) if cover == "part" else None
     if score.arrays():
-        score = score.slice(slice(*place.rows), slice(*cols))
+        score = score.slice(slice(*tile.rows), slice(*cols))
 
-    def compare(query: Array, key: Array, place: Place) -> Array:
+    def compare(query: Array, key: Array, tile: Tile) -> Array:
         if score.lifts_itself:
             return _product(query, key.mT)
         if not score.is_product:
-            return score.tile(query, key, place)
-        left, right = score.sides(query, key, place)
+            return score.logits(query, key, tile)
+        left, right = score.project(query, key, tile)
         return _product(left, right.mT)
 
-    reference, clean = query.new_zeros(0, dtype=ready.dtype), mask is None or ready.clean_pairs
-    return masked_logits(compare, mask, query, ready.part(0, n), place, reference, clean)
+    reference, clean = query.new_zeros(0, dtype=call.dtype), mask is None or call.clean_pairs
+    return masked_logits(compare, mask, query, call.part(0, n), tile, reference, clean)
 
 
-def _weigh(weights: Array, value: Array, takes_part: Array | None, clean: bool) -> Array:
-    return _product(weights, value) if clean else weigh(weights, value, takes_part, clean)
+def _weigh(weights: Array, value: Array, support: Array | None, clean: bool) -> Array:
+    return _product(weights, value) if clean else weigh(weights, value, support, clean)
 
 
 def _product(left: Array, right: Array) -> Any:

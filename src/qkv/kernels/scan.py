@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from qkv.core.arrays import cast
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.core.positions import whole
 from qkv.core.random import seed_words
 from qkv.kernels.scans.strips import Strips, kinds_of
@@ -58,7 +58,7 @@ class ScanKernel(Kernel):
         if sentence := self.refuse_library(problem):
             return sentence
         for readout in problem.readouts:
-            if kinds_of(readout, problem.place, self._rows(problem)) is None:
+            if kinds_of(readout, problem.tile, self._rows(problem)) is None:
                 return f"of the readouts, a compiled loop cannot put {readout} together"
         return None
 
@@ -100,22 +100,22 @@ class ScanKernel(Kernel):
             5e-4 + steps * STEP * (2 if problem.gradient else 1),
         )
 
-    def run(self, ready: Ready, problem: Problem) -> Result:
+    def run(self, call: BoundCall, problem: Problem) -> Result:
         """The compiled loop; compiled once for each plan, and as a part of what is compiled around it."""
-        place = ready.place
-        seed = None if place.seed is None else tuple(_word(x) for x in seed_words(place.seed))
+        tile = call.tile
+        seed = None if tile.seed is None else tuple(_word(x) for x in seed_words(tile.seed))
         how = _How(
-            lengths=(place.q_total, place.k_total),
-            batch=place.batch,
-            dropout=ready.dropout,
-            tile=self._tile(problem) if _in_tiles(problem) else None,
+            lengths=(tile.q_total, tile.k_total),
+            batch=tile.batch,
+            dropout=call.dropout,
+            tile_shape=self._tile(problem) if _in_tiles(problem) else None,
             strip=(rows, self._cols(problem, rows)) if (rows := self._rows(problem)) else None,
-            clean=(ready.clean_pairs, ready.clean_value),
+            clean=(call.clean_pairs, call.clean_value),
             readouts=tuple(problem.readouts),
         )
-        parts = (ready.score, ready.normalizer, ready.mask, place.positions)
-        output, readouts = _compiled()(how, ready.query, ready.key, ready.value, parts, seed)
-        return Result(cast(output, ready.out_dtype), tuple(readouts))
+        parts = (call.score, call.normalizer, call.mask, tile.positions)
+        output, readouts = _compiled()(how, call.query, call.key, call.value, parts, seed)
+        return Result(cast(output, call.out_dtype), tuple(readouts))
 
     def _tile(self, problem: Problem) -> tuple[int, int]:
         rows, cols = tile_of(problem, self.budget, _alive(problem))
@@ -150,7 +150,7 @@ class _How:
     lengths: tuple[int, int]
     batch: tuple[int, ...]
     dropout: float
-    tile: tuple[int, int] | None
+    tile_shape: tuple[int, int] | None
     strip: tuple[int, int] | None
     clean: tuple[bool, bool]
     readouts: tuple[Readout, ...]
@@ -164,7 +164,7 @@ class _How:
     def _said(self) -> Any:
         # Readouts are values without arrays, and compare by what they say.
         readouts = tuple(readout.signature() for readout in self.readouts)
-        return (self.lengths, self.batch, self.dropout, self.tile, self.strip, self.clean, readouts)
+        return (self.lengths, self.batch, self.dropout, self.tile_shape, self.strip, self.clean, readouts)
 
 
 def _word(number: Any) -> Any:
@@ -182,14 +182,14 @@ def _compiled() -> Any:
 
 def _attend(how: _How, query: Any, key: Any, value: Any, parts: Any, seed: Any) -> Any:
     score, normalizer, mask, positions = parts
-    place = whole(*how.lengths, how.batch, positions, seed=seed)
-    ready = Ready(query, key, value, score, normalizer, mask, place, how.dropout, value.dtype)
-    ready.__dict__.update(clean_pairs=how.clean[0], clean_value=how.clean[1])
+    tile = whole(*how.lengths, how.batch, positions, seed=seed)
+    call = BoundCall(query, key, value, score, normalizer, mask, tile, how.dropout, value.dtype)
+    call.__dict__.update(clean_pairs=how.clean[0], clean_value=how.clean[1])
     readouts: tuple[Any, ...] = ()
     output = None
     if how.strip is not None:
         # The output of strips is left out by the compiler where tiles give it.
-        output, readouts = Strips(ready, how.readouts, *how.strip).attend()
-    if how.tile is not None:
-        output = attend_tiles(ready, how.tile)
+        output, readouts = Strips(call, how.readouts, *how.strip).attend()
+    if how.tile_shape is not None:
+        output = attend_tiles(call, how.tile_shape)
     return output, readouts

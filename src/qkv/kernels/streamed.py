@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from qkv.core.arrays import cast, namespace, quiet
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.kernels.fold import fold_rows, row_logits, spans, weigh_rows
 from qkv.kernels.reading import Reading
 from qkv.kernels.sizes import STRIP_BUDGET, partial_alive, said, strip_rows_of, tile_of
@@ -70,25 +70,25 @@ class StreamedKernel(Kernel):
         tile += problem.kept_bytes
         return Cost(axes.pairs * problem.flop_per_pair, traffic, tile, 2.5e-4 + tiles * 1e-4)
 
-    def run(self, ready: Ready, problem: Problem) -> Result:
+    def run(self, call: BoundCall, problem: Problem) -> Result:
         """Some queries at a time."""
         if self._softmax(problem):
             with quiet():
-                return Result(attend_softmax(ready, self._sizes(problem)))
-        ready = ready.with_all_cast()
+                return Result(attend_softmax(call, self._sizes(problem)))
+        call = call.with_all_cast()
         rows, cols = self._sides(problem)
-        outputs, reading = [], Reading(problem.readouts, ready.place)
+        outputs, reading = [], Reading(problem.readouts, call.tile)
         with quiet():
-            for limits in spans(ready.place.q_total, rows):
+            for limits in spans(call.tile.q_total, rows):
                 output: Any
                 if self._strips(problem):
-                    logits = row_logits(ready, limits, cols)
-                    output, found = weigh_rows(ready, limits, logits, problem.readouts)
-                    reading.add(found, ready.place.cut(limits, (0, ready.place.k_total)))
+                    logits = row_logits(call, limits, cols)
+                    output, found = weigh_rows(call, limits, logits, problem.readouts)
+                    reading.add(found, call.tile.cut(limits, (0, call.tile.k_total)))
                 else:
-                    output, _ = fold_rows(ready, limits, cols)
-                outputs.append(cast(output, ready.out_dtype))
-            joined = outputs[0] if len(outputs) == 1 else namespace(ready.value).concat(outputs, axis=-2)
+                    output, _ = fold_rows(call, limits, cols)
+                outputs.append(cast(output, call.out_dtype))
+            joined = outputs[0] if len(outputs) == 1 else namespace(call.value).concat(outputs, axis=-2)
             return Result(joined, reading.results())
 
     def _softmax(self, problem: Problem) -> bool:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from qkv.core.arrays import cast
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.kernels.hidden import refuse_hidden_gradients
 from qkv.kernels.sizes import STRIP_BUDGET, said, strip_alive, strip_rows_of
 from qkv.normalizers import Normalizer
@@ -88,37 +88,37 @@ class StripKernel(Kernel):
             5e-4 + strips * (8e-4 if problem.gradient else 5e-4),
         )
 
-    def run(self, ready: Ready, problem: Problem) -> Result:
+    def run(self, call: BoundCall, problem: Problem) -> Result:
         """Strips of output and readouts."""
         import torch
 
-        with torch.autocast(ready.value.device.type, enabled=False):
-            return self._run(ready, problem)
+        with torch.autocast(call.value.device.type, enabled=False):
+            return self._run(call, problem)
 
-    def _run(self, ready: Ready, problem: Problem) -> Result:
+    def _run(self, call: BoundCall, problem: Problem) -> Result:
         from qkv.kernels.strips.strips import Strips
 
-        refuse_hidden_gradients(ready)
-        if self._fast(ready, problem):
-            return Result(cast(self._rows_of(ready, problem).attend(), ready.out_dtype))
-        output, readouts = Strips(ready, problem.readouts, self._rows(problem), with_output=True).attend()
-        return Result(cast(output, ready.out_dtype), readouts)
+        refuse_hidden_gradients(call)
+        if self._fast(call, problem):
+            return Result(cast(self._rows_of(call, problem).attend(), call.out_dtype))
+        output, readouts = Strips(call, problem.readouts, self._rows(problem), with_output=True).attend()
+        return Result(cast(output, call.out_dtype), readouts)
 
-    def _fast(self, ready: Ready, problem: Problem) -> bool:
+    def _fast(self, call: BoundCall, problem: Problem) -> bool:
         """Whether rows are taken one batch element at a time, and few of their keys looked at."""
-        some = problem.axes.pairs > 0 and ready.value.shape[-1] > 0
-        return some and not problem.readouts and ready.clean_value and _keeps_few(problem.normalizer)
+        some = problem.axes.pairs > 0 and call.value.shape[-1] > 0
+        return some and not problem.readouts and call.clean_value and _keeps_few(problem.normalizer)
 
-    def _rows_of(self, ready: Ready, problem: Problem) -> Rows:
+    def _rows_of(self, call: BoundCall, problem: Problem) -> Rows:
         """The call for `rows.py`, of the score's sides where nothing masked could be read through them."""
-        from qkv.kernels.apart import sided
+        from qkv.kernels.apart import project_sides
         from qkv.kernels.strips.rows import Rows
 
-        if ready.mask is None or ready.clean_pairs:
-            ready = sided(ready)
+        if call.mask is None or call.clean_pairs:
+            call = project_sides(call)
         rows = self._whole_rows(problem)
         tile = max(1, self.budget // 8 // (rows * problem.elements_per_logit))
-        return Rows(ready, rows, min(tile, problem.axes.k), self.most, self._rows(problem))
+        return Rows(call, rows, min(tile, problem.axes.k), self.most, self._rows(problem))
 
     def _whole_rows(self, problem: Problem) -> int:
         """Queries in a strip of one batch element: 8 MB of logits, 32 queries at least."""
@@ -134,4 +134,4 @@ class StripKernel(Kernel):
 
 def _keeps_few(normalizer: Normalizer) -> bool:
     """Whether the normalizer says below which logits no key gets weight."""
-    return type(normalizer).floor is not Normalizer.floor
+    return type(normalizer).threshold_bound is not Normalizer.threshold_bound

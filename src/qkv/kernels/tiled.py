@@ -6,7 +6,7 @@ logits of a tile again, and from them its weights:
     dL/dw_ij = do_i · v_j        dL/dl = normalizer's gradient, with Σ_j w_ij dL/dw_ij = do_i · o_i
     dL/dv_j += Σ_i w_ij do_i     dL/dq, dL/dk, the score's parameters: the tile's score
 
-What each query and key contributes by itself (`Score.sides`) is computed once, before the tiles, and
+What each query and key contributes by itself (`Score.project`) is computed once, before the tiles, and
 differentiated by autograd. Softmax goes through `exponentials.py`, other normalizers through `folded.py`;
 `tiling.py` spreads batch elements and rows of tiles over workers. Where the gradient itself is to be
 differentiated, the call is run again in strips (`strips.py`).
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from qkv.core.arrays import cast, requires_gradient
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.kernels.hidden import refuse_hidden_gradients
 from qkv.kernels.reading import sees
 from qkv.kernels.sizes import (
@@ -111,57 +111,53 @@ class TiledKernel(Kernel):
             arithmetic=seconds,
         )
 
-    def run(self, ready: Ready, problem: Problem) -> Result:
+    def run(self, call: BoundCall, problem: Problem) -> Result:
         """Fold, then read strips where something is to be read."""
         import torch
 
-        with torch.autocast(ready.value.device.type, enabled=False):
-            return self._run(ready, problem)
+        with torch.autocast(call.value.device.type, enabled=False):
+            return self._run(call, problem)
 
-    def _run(self, ready: Ready, problem: Problem) -> Result:
+    def _run(self, call: BoundCall, problem: Problem) -> Result:
         import torch
 
-        from qkv.kernels.apart import sided
+        from qkv.kernels.apart import project_sides
         from qkv.kernels.compiled.kept import kept_now
         from qkv.kernels.strips.strips import Strips
         from qkv.kernels.tiles.attend import attend
         from qkv.kernels.tiles.believed import believed, may_be_believed
         from qkv.kernels.tiles.exponentials import is_exponential
 
-        tensors = (ready.query, ready.key, ready.value, *ready.score.arrays(), *ready.normalizer.arrays())
+        tensors = (call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays())
         if any(requires_gradient(x) for x in tensors) or torch.is_grad_enabled():
-            refuse_hidden_gradients(ready)
+            refuse_hidden_gradients(call)
         notes: list[str] = []
-        if kept_now() is None and may_be_believed(ready, problem):
-            output = believed(ready, self._tiling(problem), notes)
+        if kept_now() is None and may_be_believed(call, problem):
+            output = believed(call, self._tiling(problem), notes)
             if output is not None:
-                return Result(cast(output, ready.out_dtype), (), tuple(notes))
+                return Result(cast(output, call.out_dtype), (), tuple(notes))
         # What is not finite must not meet other rows, as it would in a mean or under a mask.
-        if ready.clean_pairs:
-            ready = sided(ready)
-        tensors = (ready.query, ready.key, ready.value, *ready.score.arrays(), *ready.normalizer.arrays())
-        careful = not (ready.sided and is_exponential(ready))
+        if call.clean_pairs:
+            call = project_sides(call)
+        tensors = (call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays())
+        careful = not (call.projected and is_exponential(call))
         tiling = tiling_of(problem, self.budget, careful)
-        if (
-            problem.readouts
-            and not (careful or problem.gradient)
-            and sees(problem.readouts, ready.normalizer)
-        ):
+        if problem.readouts and not (careful or problem.gradient) and sees(problem.readouts, call.normalizer):
             from qkv.kernels.tiles.block_sums import cells_aligned
             from qkv.kernels.tiles.seen import Seen
             from qkv.kernels.tiles.tiling import forward
 
-            seen = Seen(problem.readouts, ready)
+            seen = Seen(problem.readouts, call)
             maps = [readout for readout in problem.readouts if readout.blocks]
-            cols = cells_aligned(tiling.cols, ready.place.k_total, maps)
+            cols = cells_aligned(tiling.cols, call.tile.k_total, maps)
             tiling = replace(tiling, cols=cols, most=1)
-            output = forward(ready, tiling, notes, seen)[0]
-            return Result(cast(output, ready.out_dtype), seen.results(), tuple(notes))
-        output = attend(ready, tiling, self._strip(problem), notes, *tensors)
+            output = forward(call, tiling, notes, seen)[0]
+            return Result(cast(output, call.out_dtype), seen.results(), tuple(notes))
+        output = attend(call, tiling, self._strip(problem), notes, *tensors)
         readouts: tuple[Any, ...] = ()
         if problem.readouts:
-            _, readouts = Strips(ready, problem.readouts, self._strip(problem), with_output=False).attend()
-        return Result(cast(output, ready.out_dtype), readouts, tuple(notes))
+            _, readouts = Strips(call, problem.readouts, self._strip(problem), with_output=False).attend()
+        return Result(cast(output, call.out_dtype), readouts, tuple(notes))
 
     def _tiling(self, problem: Problem) -> Tiling:
         return tiling_of(problem, self.budget)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.arrays import library, namespace, zeros
-from qkv.core.equation import Ready, make_ready
+from qkv.core.equation import BoundCall, bind_call
 from qkv.core.positions import Positions
 from qkv.engine import explain, observe
 from qkv.look.views import Side
@@ -47,12 +47,12 @@ class LongMap:
     """The weights of one head, at any resolution.
 
     Fields:
-        ready: query and key of the head with what is asked of them, without batch axes.
+        call: query and key of the head with what is asked of them, without batch axes.
         total: `(q,)`, the logarithm of each query's total.
         mean, largest: the overview, `(rows, columns)`.
     """
 
-    ready: Ready
+    call: BoundCall
     total: Any = field(repr=False)
     mean: np.ndarray = field(repr=False)
     largest: np.ndarray = field(repr=False)
@@ -92,7 +92,7 @@ class LongMap:
         readouts = _readouts(size, query.shape[-2], key.shape[-2])
         seen = observe(query, key, key[:, :1], readouts=readouts, memory=memory, **options)  # type: ignore[arg-type]
         mean, largest, total = seen.readouts
-        ready = make_ready(
+        bound = bind_call(
             query,
             key,
             key[:, :1],
@@ -101,7 +101,7 @@ class LongMap:
             mask=mask,
             positions=positions,
         )
-        return cls(ready, total, _numpy(mean), _numpy(largest))
+        return cls(bound, total, _numpy(mean), _numpy(largest))
 
     @classmethod
     def recorded(cls, seen: Any, head: int, element: int = 0) -> LongMap:
@@ -114,10 +114,10 @@ class LongMap:
         mean, largest = (readout[element, head] for readout in seen.readouts)
         call, total = seen.kept.call.at_head(head), seen.kept.log_sum_exp[element, head]
         options = {name: call.options[name] for name in ("score", "mask", "positions")}
-        ready = make_ready(
+        bound = bind_call(
             call.query, call.key, call.value, normalizer=call.options["normalizer"] or Softmax(), **options
         ).at((element,))
-        return cls(ready, total, _numpy(mean), _numpy(largest))
+        return cls(bound, total, _numpy(mean), _numpy(largest))
 
     @staticmethod
     def needs(q: int, k: int, width: int, *, size: int | None = None, library: str = "torch") -> int:
@@ -128,7 +128,7 @@ class LongMap:
     @property
     def shape(self) -> tuple[int, int]:
         """Queries and keys."""
-        return self.ready.place.q_total, self.ready.place.k_total
+        return self.call.tile.q_total, self.call.tile.k_total
 
     @cached_property
     def base(self) -> int:
@@ -155,10 +155,10 @@ class LongMap:
 
     def _weights(self, rows: tuple[int, int], cols: tuple[int, int]) -> Any:
         """As an array of the library of query and key; None: the mask allows none of them."""
-        logits = self.ready.tile(rows, cols)
+        logits = self.call.logits(rows, cols)
         if logits is None:
             return None
-        prepared, total = self.ready.normalizer.prepare(logits), self._divisor[rows[0] : rows[1], None]
+        prepared, total = self.call.normalizer.prepare(logits), self._divisor[rows[0] : rows[1], None]
         if library(prepared) != "torch":
             return _numpy(namespace(prepared).exp(prepared - total))
         # `exp` takes a hundred times as long where its result is nearly 0; `exp2` does not.

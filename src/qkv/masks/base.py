@@ -12,12 +12,12 @@ from typing import Literal
 
 from qkv.core.arrays import Array, is_array
 from qkv.core.parts import Part
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import KindError
 
-__all__ = ["And", "Cover", "Mask", "Not", "Or", "boolean", "require_mask"]
+__all__ = ["And", "Coverage", "Mask", "Not", "Or", "boolean", "require_mask"]
 
-Cover = Literal["all", "none", "part"]
+Coverage = Literal["all", "none", "part"]
 
 
 class Mask(Part, ABC):
@@ -37,18 +37,18 @@ class Mask(Part, ABC):
     __array_ufunc__ = None
 
     @abstractmethod
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         """Booleans that broadcast to the tile's `(*batch, q, k)`, like `reference`. The part is cut."""
 
-    def cover(self, place: Place) -> Cover:
+    def coverage(self, tile: Tile) -> Coverage:
         """Whether all, none or part of the tile is allowed; "part" is always a correct answer."""
         return "part"
 
-    def reach(self, place: Place) -> tuple[int, int]:
+    def key_range(self, tile: Tile) -> tuple[int, int]:
         """First key, and one past the last, that these queries may attend to; never less than that."""
-        return 0, place.k_total
+        return 0, tile.k_total
 
-    def causal_offset(self, place: Place) -> int | None:
+    def causal_offset(self, tile: Tile) -> int | None:
         """Fact: position of query 0, where this is the causal mask and nothing else; None where it is not."""
         return None
 
@@ -98,18 +98,18 @@ class _Pair(Mask):
 class And(_Pair):
     """Pairs that both masks allow."""
 
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         """left and right"""
-        return self.left.allowed(place, reference) & self.right.allowed(place, reference)
+        return self.left.allowed(tile, reference) & self.right.allowed(tile, reference)
 
-    def cover(self, place: Place) -> Cover:
+    def coverage(self, tile: Tile) -> Coverage:
         """None if either is none; all if both are all."""
-        covers = (self.left.cover(place), self.right.cover(place))
+        covers = (self.left.coverage(tile), self.right.coverage(tile))
         return "none" if "none" in covers else "all" if covers == ("all", "all") else "part"
 
-    def reach(self, place: Place) -> tuple[int, int]:
+    def key_range(self, tile: Tile) -> tuple[int, int]:
         """What both reach."""
-        left, right = self.left.reach(place), self.right.reach(place)
+        left, right = self.left.key_range(tile), self.right.key_range(tile)
         return max(left[0], right[0]), min(left[1], right[1])
 
     def __str__(self) -> str:
@@ -120,18 +120,18 @@ class And(_Pair):
 class Or(_Pair):
     """Pairs that either mask allows."""
 
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         """left or right"""
-        return self.left.allowed(place, reference) | self.right.allowed(place, reference)
+        return self.left.allowed(tile, reference) | self.right.allowed(tile, reference)
 
-    def cover(self, place: Place) -> Cover:
+    def coverage(self, tile: Tile) -> Coverage:
         """All if either is all; none if both are none."""
-        covers = (self.left.cover(place), self.right.cover(place))
+        covers = (self.left.coverage(tile), self.right.coverage(tile))
         return "all" if "all" in covers else "none" if covers == ("none", "none") else "part"
 
-    def reach(self, place: Place) -> tuple[int, int]:
+    def key_range(self, tile: Tile) -> tuple[int, int]:
         """From the first of either to the last of either."""
-        left, right = self.left.reach(place), self.right.reach(place)
+        left, right = self.left.key_range(tile), self.right.key_range(tile)
         return min(left[0], right[0]), max(left[1], right[1])
 
     def __str__(self) -> str:
@@ -163,14 +163,14 @@ class Not(Mask):
         """It fits."""
         self.mask.check(q, k)
 
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         """not mask"""
-        return ~self.mask.allowed(place, reference)
+        return ~self.mask.allowed(tile, reference)
 
-    def cover(self, place: Place) -> Cover:
+    def coverage(self, tile: Tile) -> Coverage:
         """All and none change places."""
-        swapped: dict[Cover, Cover] = {"all": "none", "none": "all", "part": "part"}
-        return swapped[self.mask.cover(place)]
+        swapped: dict[Coverage, Coverage] = {"all": "none", "none": "all", "part": "part"}
+        return swapped[self.mask.coverage(tile)]
 
     def __str__(self) -> str:
         return f"~({self.mask})" if isinstance(self.mask, And) else f"~{self.mask}"

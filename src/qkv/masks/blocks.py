@@ -8,9 +8,9 @@ import numpy as np
 
 from qkv.core.arrays import Array, as_array, namespace, to_numpy
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import OptionError, ShapeError
-from qkv.masks.base import Cover, Mask, boolean
+from qkv.masks.base import Coverage, Mask, boolean
 from qkv.masks.keys import cover_of
 
 __all__ = ["Blocks"]
@@ -63,28 +63,28 @@ class Blocks(Mask):
                 f"queries and {k} keys make {wanted[0]} by {wanted[1]} blocks. Give the layout that shape."
             )
 
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         """layout[i // size, j // size]"""
         xp = namespace(self.layout)
-        rows = place.query_indices(self.layout) // self.sizes[0]
-        cols = place.key_positions(self.layout) // self.sizes[1]
+        rows = tile.query_indices(self.layout) // self.sizes[0]
+        cols = tile.key_positions(self.layout) // self.sizes[1]
         return xp.take(xp.take(self.layout, rows, axis=-2), cols, axis=-1)
 
-    def reach(self, place: Place) -> tuple[int, int]:
+    def key_range(self, tile: Tile) -> tuple[int, int]:
         """From the first block that any of these queries may attend to, to the last."""
         layout, (size_q, size_k) = to_numpy(self.layout), self.sizes
         if layout is None:
-            return 0, place.k_total
-        rows = layout[..., place.rows[0] // size_q : -(-place.rows[1] // size_q), :]
+            return 0, tile.k_total
+        rows = layout[..., tile.rows[0] // size_q : -(-tile.rows[1] // size_q), :]
         found = np.flatnonzero(rows.reshape(-1, rows.shape[-1]).any(axis=0))
         if not found.size:
             return 0, 0
-        return int(found[0]) * size_k, min(place.k_total, (int(found[-1]) + 1) * size_k)
+        return int(found[0]) * size_k, min(tile.k_total, (int(found[-1]) + 1) * size_k)
 
-    def cover(self, place: Place) -> Cover:
+    def coverage(self, tile: Tile) -> Coverage:
         """By the blocks that the tile touches."""
         if to_numpy(self.layout) is None:
             return "part"
-        (r0, r1), (c0, c1) = place.rows, place.cols
+        (r0, r1), (c0, c1) = tile.rows, tile.cols
         size_q, size_k = self.sizes
         return cover_of(self.layout[..., r0 // size_q : -(-r1 // size_q), c0 // size_k : -(-c1 // size_k)])

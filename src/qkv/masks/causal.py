@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array
-from qkv.core.positions import Align, Place, Positions
-from qkv.masks.base import Cover, Mask
+from qkv.core.positions import Align, Positions, Tile
+from qkv.masks.base import Coverage, Mask
 
 __all__ = ["Causal"]
 
@@ -43,23 +43,23 @@ class Causal(Mask):
         """Fact: yes, unless it brings its own alignment."""
         return self.align is None
 
-    def causal_offset(self, place: Place) -> int | None:
+    def causal_offset(self, tile: Tile) -> int | None:
         """Fact: the offset, where it is the same for the whole batch."""
-        offset = place.offset(self.align)
+        offset = tile.offset(self.align)
         return offset if isinstance(offset, int) else None
 
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         """j ≤ i"""
-        return place.by_distance(reference, lambda distance: distance <= 0, self.align)
+        return tile.by_distance(reference, lambda distance: distance <= 0, self.align)
 
-    def reach(self, place: Place) -> tuple[int, int]:
+    def key_range(self, tile: Tile) -> tuple[int, int]:
         """Up to the last query's position."""
-        span = place.query_span(self.align)
-        return 0, place.k_total if span is None else min(place.k_total, span[1] + 1)
+        span = tile.query_span(self.align)
+        return 0, tile.k_total if span is None else min(tile.k_total, span[1] + 1)
 
-    def cover(self, place: Place) -> Cover:
+    def coverage(self, tile: Tile) -> Coverage:
         """All up to the first query, none after the last."""
-        span = place.query_span(self.align)
+        span = tile.query_span(self.align)
         if span is None:
             return "part"
-        return "all" if place.cols[1] - 1 <= span[0] else "none" if place.cols[0] > span[1] else "part"
+        return "all" if tile.cols[1] - 1 <= span[0] else "none" if tile.cols[0] > span[1] else "part"

@@ -8,9 +8,9 @@ import numpy as np
 
 from qkv.core.arrays import Array, as_array, to_numpy
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import ShapeError
-from qkv.masks.base import Cover, Mask
+from qkv.masks.base import Coverage, Mask
 
 __all__ = ["Documents"]
 
@@ -55,24 +55,24 @@ class Documents(Mask):
                 f"Give one id for each."
             )
 
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         """Equal ids."""
         assert self.key_ids is not None
         return self.query_ids[..., :, None] == self.key_ids[..., None, :]
 
-    def reach(self, place: Place) -> tuple[int, int]:
+    def key_range(self, tile: Tile) -> tuple[int, int]:
         """Keys whose document lies between the first and the last of the queries'."""
-        rows = to_numpy(self.slice(slice(*place.rows), slice(0, 0)).query_ids)
+        rows = to_numpy(self.slice(slice(*tile.rows), slice(0, 0)).query_ids)
         keys = to_numpy(self.key_ids)
         if rows is None or keys is None or rows.size == 0:
-            return 0, place.k_total
+            return 0, tile.k_total
         near = (keys >= rows.min()) & (keys <= rows.max())
         found = np.flatnonzero(near.reshape(-1, keys.shape[-1]).any(axis=0))
         return (int(found[0]), int(found[-1]) + 1) if found.size else (0, 0)
 
-    def cover(self, place: Place) -> Cover:
+    def coverage(self, tile: Tile) -> Coverage:
         """None where the ranges of ids do not meet; all where both sides are one document."""
-        cut = self.slice(slice(*place.rows), slice(*place.cols))
+        cut = self.slice(slice(*tile.rows), slice(*tile.cols))
         rows, cols = to_numpy(cut.query_ids), to_numpy(cut.key_ids)
         if rows is None or cols is None or rows.size == 0 or cols.size == 0:
             return "part"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from qkv.core.arrays import Array, as_array, to_numpy
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import ShapeError
-from qkv.masks.base import Cover, Mask, boolean
+from qkv.masks.base import Coverage, Mask, boolean
 
 __all__ = ["Keys"]
 
@@ -46,16 +46,16 @@ class Keys(Mask):
                 "keys. Its last axis must be k; a mask of shape (*batch, q, k) is Pairs."
             )
 
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         """The array, for every query."""
         return self.array[..., None, :]
 
-    def cover(self, place: Place) -> Cover:
+    def coverage(self, tile: Tile) -> Coverage:
         """By looking."""
-        return cover_of(self.array[..., slice(*place.cols)] if self.array.shape[-1] != 1 else self.array)
+        return cover_of(self.array[..., slice(*tile.cols)] if self.array.shape[-1] != 1 else self.array)
 
 
-def cover_of(array: Array) -> Cover:
+def cover_of(array: Array) -> Coverage:
     """Whether all, none or part of the array is True."""
     known = to_numpy(array)
     if known is None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from qkv.core.arrays import Array, as_array, dtype_name, is_array, to_numpy
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import KindError
-from qkv.masks.base import Cover, Mask
+from qkv.masks.base import Coverage, Mask
 
 __all__ = ["Lengths"]
 
@@ -44,14 +44,14 @@ class Lengths(Mask):
                 f"Lengths was given {self.lengths.dtype} elements. Give integers, one per batch element."
             )
 
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         """j < length"""
         lengths = self.lengths[..., None, None] if is_array(self.lengths) else self.lengths
-        return place.key_positions(reference)[None, :] < lengths
+        return tile.key_positions(reference)[None, :] < lengths
 
-    def cover(self, place: Place) -> Cover:
+    def coverage(self, tile: Tile) -> Coverage:
         """By the shortest and the longest."""
         known = to_numpy(self.lengths) if is_array(self.lengths) else as_array(self.lengths)
         if known is None or known.size == 0:
             return "part"
-        return "all" if place.cols[1] <= known.min() else "none" if place.cols[0] >= known.max() else "part"
+        return "all" if tile.cols[1] <= known.min() else "none" if tile.cols[0] >= known.max() else "part"

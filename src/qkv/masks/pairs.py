@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from qkv.core.arrays import Array, as_array
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import ShapeError
-from qkv.masks.base import Cover, Mask, boolean
+from qkv.masks.base import Coverage, Mask, boolean
 from qkv.masks.keys import cover_of
 
 __all__ = ["Pairs"]
@@ -48,10 +48,10 @@ class Pairs(Mask):
                 f"({q}, {k}), or 1; a mask of shape (*batch, k) is Keys."
             )
 
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         """The array."""
         return self.array
 
-    def cover(self, place: Place) -> Cover:
+    def coverage(self, tile: Tile) -> Coverage:
         """By looking."""
-        return cover_of(self.slice(slice(*place.rows), slice(*place.cols)).array)
+        return cover_of(self.slice(slice(*tile.rows), slice(*tile.cols)).array)

@@ -10,9 +10,9 @@ from typing import Any
 
 from qkv.core.arrays import Array, as_array, dtype_name, is_array, to_numpy
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import KindError
-from qkv.masks.base import Cover, Mask
+from qkv.masks.base import Coverage, Mask
 from qkv.masks.causal import Causal
 
 __all__ = ["Prefix"]
@@ -48,24 +48,24 @@ class Prefix(Mask):
         if is_array(self.length) and "int" not in dtype_name(self.length):
             raise KindError(f"Prefix was given a length of {self.length.dtype}. Give an integer.")
 
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         """j < length or j ≤ i"""
         length = self.length[..., None, None] if is_array(self.length) else self.length
-        return (place.key_positions(reference)[None, :] < length) | Causal().allowed(place, reference)
+        return (tile.key_positions(reference)[None, :] < length) | Causal().allowed(tile, reference)
 
-    def reach(self, place: Place) -> tuple[int, int]:
+    def key_range(self, tile: Tile) -> tuple[int, int]:
         """Up to the last query's position, or to the end of the longest prefix."""
         known = to_numpy(self.length) if is_array(self.length) else as_array(self.length)
         if known is None or known.size == 0:
-            return 0, place.k_total
-        return 0, min(place.k_total, max(Causal().reach(place)[1], int(known.max())))
+            return 0, tile.k_total
+        return 0, min(tile.k_total, max(Causal().key_range(tile)[1], int(known.max())))
 
-    def cover(self, place: Place) -> Cover:
+    def coverage(self, tile: Tile) -> Coverage:
         """By the causal part, and the shortest and longest prefix."""
-        causal = Causal().cover(place)
+        causal = Causal().coverage(tile)
         known = to_numpy(self.length) if is_array(self.length) else as_array(self.length)
         if causal == "all" or known is None or known.size == 0:
             return causal if causal == "all" else "part"
-        if place.cols[1] <= known.min():
+        if tile.cols[1] <= known.min():
             return "all"
-        return causal if place.cols[0] >= known.max() else "part"
+        return causal if tile.cols[0] >= known.max() else "part"

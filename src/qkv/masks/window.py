@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import OptionError
-from qkv.masks.base import Cover, Mask
+from qkv.masks.base import Coverage, Mask
 
 __all__ = ["Window"]
 
@@ -47,7 +47,7 @@ class Window(Mask):
                     f"Window was given {name}={n!r}. It must be a whole number from 0, or None for all."
                 )
 
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         """i − before ≤ j ≤ i + after"""
 
         def near(distance: Array) -> Array:
@@ -56,23 +56,23 @@ class Window(Mask):
                 out = out & (distance >= -self.before)
             return out if self.after is None else out & (distance <= self.after)
 
-        return place.by_distance(reference, near)
+        return tile.by_distance(reference, near)
 
-    def reach(self, place: Place) -> tuple[int, int]:
+    def key_range(self, tile: Tile) -> tuple[int, int]:
         """From `before` the first query to `after` the last."""
-        span = place.query_span()
+        span = tile.query_span()
         if span is None:
-            return 0, place.k_total
+            return 0, tile.k_total
         start = 0 if self.before is None else max(0, span[0] - self.before)
-        stop = place.k_total if self.after is None else min(place.k_total, span[1] + self.after + 1)
+        stop = tile.k_total if self.after is None else min(tile.k_total, span[1] + self.after + 1)
         return start, stop
 
-    def cover(self, place: Place) -> Cover:
+    def coverage(self, tile: Tile) -> Coverage:
         """By the corners of the tile."""
-        span = place.query_span()
+        span = tile.query_span()
         if span is None:
             return "part"
-        first, last = place.cols[0], place.cols[1] - 1
+        first, last = tile.cols[0], tile.cols[1] - 1
         if self.before is not None and last < span[0] - self.before:
             return "none"
         if self.after is not None and first > span[1] + self.after:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from qkv.core.arrays import Array, namespace
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.masks.base import Mask
 
 __all__ = ["AndAlways"]
@@ -49,14 +49,14 @@ class AndAlways(Mask):
             lengths["k"] -= self.extra
         return dataclasses.replace(self, mask=self.mask.fit(reference, batch, dtype, lengths))
 
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         """The mask within, then True."""
-        k = place.k_total - self.extra
-        inner = dataclasses.replace(place, cols=(min(place.cols[0], k), min(place.cols[1], k)), k_total=k)
-        extra = place.cols[1] - place.cols[0] - (inner.cols[1] - inner.cols[0])
+        k = tile.k_total - self.extra
+        inner = dataclasses.replace(tile, cols=(min(tile.cols[0], k), min(tile.cols[1], k)), k_total=k)
+        extra = tile.cols[1] - tile.cols[0] - (inner.cols[1] - inner.cols[0])
         xp = namespace(reference)
         allowed = self.mask.allowed(inner, reference)
-        shape = (*allowed.shape[:-2], place.rows[1] - place.rows[0])
+        shape = (*allowed.shape[:-2], tile.rows[1] - tile.rows[0])
         allowed = xp.broadcast_to(allowed, (*shape, inner.cols[1] - inner.cols[0]))
         always = xp.ones_like(allowed[..., :1]) if allowed.shape[-1] else xp.ones((*shape, 1), dtype=xp.bool)
         return xp.concat([allowed, xp.broadcast_to(always, (*shape, extra))], axis=-1)

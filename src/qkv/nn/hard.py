@@ -25,7 +25,7 @@ from torch import Tensor
 
 from qkv.core import random
 from qkv.core.arrays import Array
-from qkv.core.positions import Place, Positions
+from qkv.core.positions import Positions, Tile
 from qkv.engine import attend, observe
 from qkv.errors import OptionError, ShapeError
 from qkv.masks import Mask
@@ -256,6 +256,6 @@ class _WithNoise(PointwiseScore):
     score: Score
     inverse_temperature: float
 
-    def point(self, logits: Array, place: Place) -> Array:
+    def point(self, logits: Array, tile: Tile) -> Array:
         """The noisy logits; −inf stays."""
-        return logits * self.inverse_temperature + place.gumbel(logits, random.SAMPLE)
+        return logits * self.inverse_temperature + tile.gumbel(logits, random.SAMPLE)

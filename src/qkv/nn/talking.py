@@ -15,7 +15,7 @@ import torch
 
 from qkv.core.arrays import Array
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.normalizers import Normalizer
 from qkv.normalizers.base import excluded
 from qkv.scores import PointwiseScore, Score
@@ -41,7 +41,7 @@ class MixedLogits(PointwiseScore):
     score: Score
     mix: Any = axes("heads", "other_heads", default=None)
 
-    def point(self, logits: Array, place: Place) -> Array:
+    def point(self, logits: Array, tile: Tile) -> Array:
         """L · logits; a pair that the score within excludes adds nothing, and stays excluded."""
         return _mixed(self.mix, logits, excluded(logits), -torch.inf)
 
@@ -65,9 +65,9 @@ class MixedWeights(Normalizer):
         """Fact: as the normalizer within."""
         return self.normalizer.stochastic
 
-    def weights(self, logits: Array, place: Place | None = None) -> Array:
+    def weights(self, logits: Array, tile: Tile | None = None) -> Array:
         """W · weights; a key that is excluded for a head has weight 0 there."""
-        return _mixed(self.mix, self.normalizer.weights(logits, place), excluded(logits), 0.0)
+        return _mixed(self.mix, self.normalizer.weights(logits, tile), excluded(logits), 0.0)
 
 
 def _mixed(mix: Any, x: Any, out: Any, otherwise: float) -> Any:

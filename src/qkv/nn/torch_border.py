@@ -179,8 +179,8 @@ def to_torch(ours: MultiHeadAttention) -> torch.nn.MultiheadAttention:
             theirs.in_proj_weight.copy_(torch.cat([linear.weight for linear in linears]))
         else:
             places = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
-            for place, linear in zip(places, linears, strict=True):
-                place.copy_(linear.weight)
+            for tile, linear in zip(places, linears, strict=True):
+                tile.copy_(linear.weight)
         if theirs.in_proj_bias is not None:
             theirs.in_proj_bias.copy_(torch.cat([linear.bias for linear in linears]))
         copy_from(theirs.out_proj, weight, ours.output_map.bias)

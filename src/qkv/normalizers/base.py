@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal
 from qkv.core.arrays import Array, namespace
 from qkv.core.partial import Partial
 from qkv.core.parts import Part
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import RefusedError
 
 __all__ = ["Normalizer", "Passes", "Summary", "excluded"]
@@ -65,20 +65,20 @@ class Normalizer(Part, ABC):
         return value_width + 2
 
     @abstractmethod
-    def weights(self, logits: Array, place: Place | None = None) -> Array:
+    def weights(self, logits: Array, tile: Tile | None = None) -> Array:
         """Weights of whole rows."""
 
-    def takes_part(self, logits: Array, weights: Array) -> Array:
+    def support(self, logits: Array, weights: Array) -> Array:
         """Which values are read, as booleans: by default all keys that are not excluded."""
         return ~excluded(logits)
 
     # Where few keys of a row get weight: how a kernel finds them, and that it need not look at the others.
 
-    def ranks(self, logits: Array, place: Place) -> Array:
+    def ranks(self, logits: Array, tile: Tile) -> Array:
         """What decides which keys get weight: the logits, unless something is added to them."""
         return logits
 
-    def floor(self, largest: Array) -> Array | None:
+    def threshold_bound(self, largest: Array) -> Array | None:
         """A rank, `(*batch, q, 1)`, below which no key gets weight, nor changes that of another.
 
         Args:
@@ -91,23 +91,23 @@ class Normalizer(Part, ABC):
         """
         return None
 
-    def kept_weights(self, logits: Array, ranks: Array, place: Place) -> Array:
+    def kept_weights(self, logits: Array, ranks: Array, tile: Tile) -> Array:
         """Weights of the keys that reach the floor, in the order of their keys; −inf fills up a row."""
-        return self.weights(logits, place)
+        return self.weights(logits, tile)
 
     def prepare(self, logits: Array) -> Array:
         """What is done to each logit by itself, before the fold; differentiable. −inf stays −inf."""
         return logits
 
-    def fold(self, logits: Array, value: Array, place: Place, dropout: float, clean: bool) -> Partial:
+    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> Partial:
         """What the tile's keys contribute; `clean`: the values are known to be finite."""
         raise self._needs_rows()
 
-    def finish(self, partial: Any, place: Place, dropout: float) -> tuple[Array, Summary]:
+    def finish(self, partial: Any, tile: Tile, dropout: float) -> tuple[Array, Summary]:
         """Output `(*batch, q, value_width)`; and the summary that gives tiles their weights."""
         raise self._needs_rows()
 
-    def tile_weights(self, logits: Array, summary: Summary, place: Place) -> Array:
+    def tile_weights(self, logits: Array, summary: Summary, tile: Tile) -> Array:
         """Weights of a tile, before dropout."""
         raise self._needs_rows()
 
@@ -118,7 +118,7 @@ class Normalizer(Part, ABC):
         weight_gradient: Array,
         row_dot: Array,
         summary: Summary,
-        place: Place,
+        tile: Tile,
     ) -> Array:
         """Gradient of the tile's prepared logits.
 

@@ -9,7 +9,7 @@ from qkv.core.arrays import Array, namespace, zeros
 from qkv.core.equation import drop
 from qkv.core.ordering import top_mask, top_order
 from qkv.core.partial import Best
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 
 __all__ = ["best_of_tile", "is_chosen", "largest", "last_chosen", "weighted_best"]
 
@@ -26,14 +26,14 @@ def largest(rank: Array, count: int) -> Array:
     return top_mask(rank, count) & (rank != -namespace(rank).inf)
 
 
-def best_of_tile(rank: Array, logits: Array, value: Array, place: Place, count: int) -> Best:
+def best_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count: int) -> Best:
     """The best keys of a tile, by rank, with their values; fewer than `count` are filled up with nothing."""
     xp = namespace(logits)
     batch, q = logits.shape[:-2], logits.shape[-2]
     order = top_order(rank, count)
     n, width = order.shape[-1], value.shape[-1]
     rank = xp.take_along_axis(rank, order, axis=-1)
-    index = xp.where(rank == -xp.inf, xp.zeros_like(order) - 1, order + place.first_key)
+    index = xp.where(rank == -xp.inf, xp.zeros_like(order) - 1, order + tile.first_key)
     logits = xp.take_along_axis(logits, order, axis=-1)
     rows = xp.broadcast_to(xp.reshape(order, (*batch, q * n, 1)), (*batch, q * n, width))
     of_all = xp.broadcast_to(value, (*batch, *value.shape[-2:]))
@@ -47,13 +47,11 @@ def best_of_tile(rank: Array, logits: Array, value: Array, place: Place, count: 
     return Best(rank, index, logits, values, count)
 
 
-def weighted_best(
-    weights: Array, best: Best, place: Place, dropout: float, read: Array | None = None
-) -> Array:
+def weighted_best(weights: Array, best: Best, tile: Tile, dropout: float, read: Array | None = None) -> Array:
     """Σ w v over the chosen keys; `read`: whose values are, None: those whose weight is not 0."""
     xp = namespace(weights)
     read = (weights != 0 if read is None else read)[..., None]
-    dropped = drop(weights, place, dropout, keys=best.index)[..., None]
+    dropped = drop(weights, tile, dropout, keys=best.index)[..., None]
     return xp.sum(
         xp.where(read, dropped * xp.where(read, best.value, xp.zeros_like(best.value)), 0 * dropped), axis=-2
     )
@@ -64,9 +62,9 @@ def last_chosen(best: Best) -> tuple[Array, Array]:
     return best.rank[..., -1:], best.index[..., -1:]
 
 
-def is_chosen(rank: Array, last: tuple[Array, Array], place: Place) -> Array:
+def is_chosen(rank: Array, last: tuple[Array, Array], tile: Tile) -> Array:
     """Which keys of a tile were chosen, given the worst one that was."""
     xp = namespace(rank)
-    index = place.key_positions(rank)
+    index = tile.key_positions(rank)
     better = (rank > last[0]) | ((rank == last[0]) & (index <= last[1])) | xp.isnan(rank)
     return better & (rank != -xp.inf)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from qkv.core.arrays import Array, cast, namespace, row_max
 from qkv.core.partial import Best
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.chosen import best_of_tile, is_chosen, largest, last_chosen, weighted_best
 
@@ -26,42 +26,42 @@ class OneKey(Normalizer):
     keeps = 1
     trains_logits: ClassVar[bool] = False
 
-    def rank(self, logits: Array, place: Place | None) -> Array:
+    def rank(self, logits: Array, tile: Tile | None) -> Array:
         """What decides."""
         return logits
 
-    def weights(self, logits: Array, place: Place | None = None) -> Array:
+    def weights(self, logits: Array, tile: Tile | None = None) -> Array:
         """1 for the key of the highest rank; NaN where a logit is NaN."""
-        return self._one(self.prepare(logits), largest(self.rank(self.prepare(logits), place), 1))
+        return self._one(self.prepare(logits), largest(self.rank(self.prepare(logits), tile), 1))
 
-    def takes_part(self, logits: Array, weights: Array) -> Array:
+    def support(self, logits: Array, weights: Array) -> Array:
         """The chosen key."""
         return weights != 0
 
-    def ranks(self, logits: Array, place: Place) -> Array:
+    def ranks(self, logits: Array, tile: Tile) -> Array:
         """`rank` of the prepared logits."""
-        return self.rank(self.prepare(logits), place)
+        return self.rank(self.prepare(logits), tile)
 
-    def floor(self, largest: Array) -> Array:
+    def threshold_bound(self, largest: Array) -> Array:
         """The largest of all."""
         return row_max(largest)
 
-    def kept_weights(self, logits: Array, ranks: Array, place: Place) -> Array:
+    def kept_weights(self, logits: Array, ranks: Array, tile: Tile) -> Array:
         """1 for the first of those that rank highest."""
         return self._one(self.prepare(logits), largest(ranks, 1))
 
-    def fold(self, logits: Array, value: Array, place: Place, dropout: float, clean: bool) -> Best:
+    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> Best:
         """The best of the tile."""
-        return best_of_tile(self.rank(logits, place), logits, value, place, 1)
+        return best_of_tile(self.rank(logits, tile), logits, value, tile, 1)
 
-    def finish(self, partial: Best, place: Place, dropout: float) -> tuple[Array, Summary]:
+    def finish(self, partial: Best, tile: Tile, dropout: float) -> tuple[Array, Summary]:
         """Its value."""
         weights = self._one(partial.logit, partial.rank != -namespace(partial.rank).inf)
-        return weighted_best(weights, partial, place, dropout), last_chosen(partial)
+        return weighted_best(weights, partial, tile, dropout), last_chosen(partial)
 
-    def tile_weights(self, logits: Array, summary: Summary, place: Place) -> Array:
+    def tile_weights(self, logits: Array, summary: Summary, tile: Tile) -> Array:
         """1 where the tile holds the chosen key."""
-        return self._one(logits, is_chosen(self.rank(logits, place), (summary[0], summary[1]), place))
+        return self._one(logits, is_chosen(self.rank(logits, tile), (summary[0], summary[1]), tile))
 
     def logit_gradient(
         self,
@@ -70,7 +70,7 @@ class OneKey(Normalizer):
         weight_gradient: Array,
         row_dot: Array,
         summary: Summary,
-        place: Place,
+        tile: Tile,
     ) -> Array:
         """0: a small change of a logit changes nothing."""
         return namespace(logits).zeros_like(logits)

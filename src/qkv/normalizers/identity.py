@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array, namespace
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.normalizers.base import Summary, excluded
 from qkv.normalizers.linear import LinearNormalizer
 
@@ -40,7 +40,7 @@ class Identity(LinearNormalizer):
         weight_gradient: Array,
         row_dot: Array,
         summary: Summary,
-        place: Place,
+        tile: Tile,
     ) -> Array:
         """dw"""
         xp = namespace(logits)

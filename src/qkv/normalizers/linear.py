@@ -8,7 +8,7 @@ from qkv.core.arrays import Array, namespace
 from qkv.core.equation import drop
 from qkv.core.guard import weigh
 from qkv.core.partial import Total
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.normalizers.base import Normalizer, Summary
 
 __all__ = ["LinearNormalizer"]
@@ -23,24 +23,24 @@ class LinearNormalizer(Normalizer):
     def mass(self, logits: Array) -> Array:
         """What each key brings, 0 where it is excluded."""
 
-    def weights(self, logits: Array, place: Place | None = None) -> Array:
+    def weights(self, logits: Array, tile: Tile | None = None) -> Array:
         """mass / Σ mass, 0 where that is 0."""
         mass = self.mass(self.prepare(logits))
         return _share(mass, namespace(mass).sum(mass, axis=-1, keepdims=True)) if self.divides else mass
 
-    def fold(self, logits: Array, value: Array, place: Place, dropout: float, clean: bool) -> Total:
+    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> Total:
         """Sums over the tile."""
         mass = self.mass(logits)
-        weighted = weigh(drop(mass, place, dropout), value, self.takes_part(logits, mass), clean)
+        weighted = weigh(drop(mass, tile, dropout), value, self.support(logits, mass), clean)
         return Total(namespace(mass).sum(mass, axis=-1, keepdims=True), weighted)
 
-    def finish(self, partial: Total, place: Place, dropout: float) -> tuple[Array, Summary]:
+    def finish(self, partial: Total, tile: Tile, dropout: float) -> tuple[Array, Summary]:
         """weighted / total."""
         if not self.divides:
             return partial.weighted, ()
         return _share(partial.weighted, partial.total), (partial.total,)
 
-    def tile_weights(self, logits: Array, summary: Summary, place: Place) -> Array:
+    def tile_weights(self, logits: Array, summary: Summary, tile: Tile) -> Array:
         """mass / total"""
         return _share(self.mass(logits), summary[0]) if self.divides else self.mass(logits)
 

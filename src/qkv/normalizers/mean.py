@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import Array, cast, namespace
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.normalizers.base import Summary, excluded
 from qkv.normalizers.linear import LinearNormalizer
 
@@ -41,7 +41,7 @@ class Mean(LinearNormalizer):
         weight_gradient: Array,
         row_dot: Array,
         summary: Summary,
-        place: Place,
+        tile: Tile,
     ) -> Array:
         """0: the logits are not looked at."""
         return namespace(logits).zeros_like(logits)

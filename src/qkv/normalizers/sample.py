@@ -16,7 +16,7 @@ from typing import ClassVar
 from qkv.core import random
 from qkv.core.arrays import Array
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import OptionError
 from qkv.normalizers.hard import OneKey
 from qkv.normalizers.softmax import Softmax
@@ -57,9 +57,9 @@ class Sample(OneKey):
         """logits / T"""
         return self.softmax.prepare(logits)
 
-    def rank(self, logits: Array, place: Place | None) -> Array:
+    def rank(self, logits: Array, tile: Tile | None) -> Array:
         """l + Gumbel"""
-        if place is None:
+        if tile is None:
             raise OptionError("Sample draws at random. Give seed=….")
         # Gumbel numbers are finite: what is excluded stays at −inf.
-        return logits + place.gumbel(logits, random.SAMPLE)
+        return logits + tile.gumbel(logits, random.SAMPLE)

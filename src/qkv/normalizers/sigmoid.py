@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from qkv.core.arrays import Array, is_array, namespace, sigmoid
 from qkv.core.parts import axes, over_pairs
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.normalizers.base import Summary, excluded
 from qkv.normalizers.linear import LinearNormalizer
 
@@ -53,7 +53,7 @@ class Sigmoid(LinearNormalizer):
         weight_gradient: Array,
         row_dot: Array,
         summary: Summary,
-        place: Place,
+        tile: Tile,
     ) -> Array:
         """w (1 − w) dw"""
         return weights * (1 - weights) * weight_gradient

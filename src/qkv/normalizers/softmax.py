@@ -16,7 +16,7 @@ from qkv.core.equation import drop
 from qkv.core.guard import weigh
 from qkv.core.partial import ExpSum, times
 from qkv.core.parts import axes, over_pairs, require_number
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.normalizers.base import Normalizer, Summary, excluded
 
 __all__ = ["Softmax"]
@@ -64,7 +64,7 @@ class Softmax(Normalizer):
         """Fact: unless there is a sink."""
         return self.sink is None
 
-    def weights(self, logits: Array, place: Place | None = None) -> Array:
+    def weights(self, logits: Array, tile: Tile | None = None) -> Array:
         """e^(l − m) / Σ e^(l − m), with m the largest."""
         e, total, _ = self._exponentials(self.prepare(logits))
         return e / _nonzero(total)
@@ -84,15 +84,15 @@ class Softmax(Normalizer):
             out, logits, xp.where(out, xp.zeros_like(logits), logits) / over_pairs(self.temperature)
         )
 
-    def fold(self, logits: Array, value: Array, place: Place, dropout: float, clean: bool) -> ExpSum:
+    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> ExpSum:
         """Exponentials relative to the tile's own maximum."""
         xp = namespace(logits)
         maximum = row_max(logits)
         e = xp.exp(logits - _finite_or_zero(maximum))
-        weighted = weigh(drop(e, place, dropout), value, ~excluded(logits), clean)
+        weighted = weigh(drop(e, tile, dropout), value, ~excluded(logits), clean)
         return ExpSum(maximum, xp.sum(e, axis=-1, keepdims=True), weighted)
 
-    def finish(self, partial: ExpSum, place: Place, dropout: float) -> tuple[Array, Summary]:
+    def finish(self, partial: ExpSum, tile: Tile, dropout: float) -> tuple[Array, Summary]:
         """weighted / total; the summary is m and Σ e^(l − m): one logarithm would lose digits of large m."""
         xp = namespace(partial.total)
         shift = self._shift(partial.maximum)
@@ -100,7 +100,7 @@ class Softmax(Normalizer):
         total = partial.total * scale + self._sink_mass(shift)
         return times(partial.weighted, scale) / _nonzero(total), (shift, total)
 
-    def tile_weights(self, logits: Array, summary: Summary, place: Place) -> Array:
+    def tile_weights(self, logits: Array, summary: Summary, tile: Tile) -> Array:
         """e^(l − m) / Σ e^(l − m)"""
         return namespace(logits).exp(logits - summary[0]) / _nonzero(summary[1])
 
@@ -111,7 +111,7 @@ class Softmax(Normalizer):
         weight_gradient: Array,
         row_dot: Array,
         summary: Summary,
-        place: Place,
+        tile: Tile,
     ) -> Array:
         """w (dw − Σ w dw)"""
         return weights * (weight_gradient - row_dot)

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from qkv.core.arrays import Array, cast, namespace, row_max, stop_gradient
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.normalizers.base import Normalizer, Passes, excluded
 
 __all__ = ["SparseNormalizer"]
@@ -35,7 +35,7 @@ class SparseNormalizer(Normalizer):
     def threshold(self, z: Array) -> Array:
         """τ of each row, `(*batch, q, 1)`; the largest z of each row is 0 and none is below −2."""
 
-    def weights(self, logits: Array, place: Place | None = None) -> Array:
+    def weights(self, logits: Array, tile: Tile | None = None) -> Array:
         """max(0, z − τ)^p"""
         xp = namespace(logits)
         if logits.shape[-1] == 0:
@@ -69,7 +69,7 @@ class SparseNormalizer(Normalizer):
         )
         return xp.where(out, xp.zeros_like(weights), weights)
 
-    def floor(self, largest: Array) -> Array:
+    def threshold_bound(self, largest: Array) -> Array:
         """From τ of the largest keys of the groups: τ of all keys is not below it."""
         xp = namespace(largest)
         while (half := largest.shape[-1] // 2) >= FLOOR_GROUPS:
@@ -92,6 +92,6 @@ class SparseNormalizer(Normalizer):
         slack = 16 * xp.finfo(largest.dtype).eps * (1 + xp.abs(maximum))
         return tau / self.scale + maximum - slack
 
-    def takes_part(self, logits: Array, weights: Array) -> Array:
+    def support(self, logits: Array, weights: Array) -> Array:
         """The support."""
         return weights != 0

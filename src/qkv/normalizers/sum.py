@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array, known_true, namespace
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import NegativeScoreError
 from qkv.normalizers.base import Summary, excluded
 from qkv.normalizers.linear import LinearNormalizer
@@ -46,7 +46,7 @@ class Sum(LinearNormalizer):
             )
         return xp.where(negative, xp.zeros_like(mass) + xp.nan, mass)
 
-    def takes_part(self, logits: Array, weights: Array) -> Array:
+    def support(self, logits: Array, weights: Array) -> Array:
         """Keys whose score is not 0."""
         return weights != 0
 
@@ -57,7 +57,7 @@ class Sum(LinearNormalizer):
         weight_gradient: Array,
         row_dot: Array,
         summary: Summary,
-        place: Place,
+        tile: Tile,
     ) -> Array:
         """(dw − Σ w dw) / total"""
         xp = namespace(logits)

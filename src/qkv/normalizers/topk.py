@@ -13,7 +13,7 @@ from typing import ClassVar
 from qkv.core.arrays import Array, like, namespace
 from qkv.core.ordering import kth_largest
 from qkv.core.partial import Best
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer, Passes, Summary
 from qkv.normalizers.chosen import best_of_tile, is_chosen, largest, last_chosen, weighted_best
@@ -88,16 +88,16 @@ class TopK(Normalizer):
         """The inner normalizer, where no key would be left out."""
         return self.of if k <= self.k else self
 
-    def weights(self, logits: Array, place: Place | None = None) -> Array:
+    def weights(self, logits: Array, tile: Tile | None = None) -> Array:
         """The inner weights of the kept logits."""
-        return self.of.weights(_only(logits, largest(logits, self.k)), place)
+        return self.of.weights(_only(logits, largest(logits, self.k)), tile)
 
-    def takes_part(self, logits: Array, weights: Array) -> Array:
+    def support(self, logits: Array, weights: Array) -> Array:
         """The kept keys that the inner normalizer reads."""
         kept = _only(logits, largest(logits, self.k))
-        return self.of.takes_part(kept, weights)
+        return self.of.support(kept, weights)
 
-    def floor(self, largest: Array) -> Array | None:
+    def threshold_bound(self, largest: Array) -> Array | None:
         """The k-th largest of the groups: so many keys at least reach it."""
         if self.of.stochastic or self.of.chooses:
             return None  # it looks at the index of a key
@@ -113,28 +113,28 @@ class TopK(Normalizer):
         """As the inner normalizer."""
         return self.of.prepare(logits)
 
-    def fold(self, logits: Array, value: Array, place: Place, dropout: float, clean: bool) -> Best:
+    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> Best:
         """The best of the tile."""
-        return best_of_tile(logits, logits, value, place, self.k)
+        return best_of_tile(logits, logits, value, tile, self.k)
 
-    def finish(self, partial: Best, place: Place, dropout: float) -> tuple[Array, Summary]:
+    def finish(self, partial: Best, tile: Tile, dropout: float) -> tuple[Array, Summary]:
         """The inner fold over the kept keys alone; the summary adds the worst that was kept."""
         xp = namespace(partial.logit)
         inner = self.of.map_arrays(lambda array: array[..., None] if array.ndim else array)
         # Each query has keys of its own now: it becomes a batch axis with one query.
         row = partial.logit[..., None, :]
         nothing = xp.matrix_transpose(xp.zeros_like(row))
-        _, summary = inner.finish(inner.fold(row, nothing, place, 0.0, True), place, 0.0)
-        weights = inner.tile_weights(row, summary, place)
-        read = inner.takes_part(row, weights)[..., 0, :]  # a weight may have underflowed to 0
+        _, summary = inner.finish(inner.fold(row, nothing, tile, 0.0, True), tile, 0.0)
+        weights = inner.tile_weights(row, summary, tile)
+        read = inner.support(row, weights)[..., 0, :]  # a weight may have underflowed to 0
         weights = weights[..., 0, :]
-        output = weighted_best(weights, partial, place, dropout, read)
+        output = weighted_best(weights, partial, tile, dropout, read)
         return output, (*last_chosen(partial), *(x[..., 0, :] for x in summary))
 
-    def tile_weights(self, logits: Array, summary: Summary, place: Place) -> Array:
+    def tile_weights(self, logits: Array, summary: Summary, tile: Tile) -> Array:
         """The inner weights of the tile's kept keys."""
-        kept = _only(logits, is_chosen(logits, (summary[0], summary[1]), place))
-        return self.of.tile_weights(kept, summary[2:], place)
+        kept = _only(logits, is_chosen(logits, (summary[0], summary[1]), tile))
+        return self.of.tile_weights(kept, summary[2:], tile)
 
     def logit_gradient(
         self,
@@ -143,13 +143,13 @@ class TopK(Normalizer):
         weight_gradient: Array,
         row_dot: Array,
         summary: Summary,
-        place: Place,
+        tile: Tile,
     ) -> Array:
         """As the inner normalizer over the kept keys; 0 for the others."""
         xp = namespace(logits)
-        kept = is_chosen(logits, (summary[0], summary[1]), place)
+        kept = is_chosen(logits, (summary[0], summary[1]), tile)
         gradient = self.of.logit_gradient(
-            _only(logits, kept), weights, weight_gradient, row_dot, summary[2:], place
+            _only(logits, kept), weights, weight_gradient, row_dot, summary[2:], tile
         )
         return xp.where(kept, gradient, xp.zeros_like(gradient))
 

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from qkv.core.arrays import Array, dtype_name
 from qkv.core.axes import Axes
 from qkv.core.parts import Part
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.plan.kernel import Kernel, Result
 from qkv.plan.plan import Plan
 from qkv.plan.planner import make_plan, rewrite
@@ -32,7 +32,7 @@ KEPT = 256
 """How many plans, and how many calls."""
 
 PLANS: OrderedDict[Hashable, Plan] = OrderedDict()
-CALLS: OrderedDict[Hashable, tuple[Plan, Place | None, Short | None]] = OrderedDict()
+CALLS: OrderedDict[Hashable, tuple[Plan, Tile | None, Short | None]] = OrderedDict()
 """The plan; the place of calls that need nothing else to be ready; the kernel's shortcut for those."""
 
 _EMPTY = Problem(Spec(), Axes.of((0, 1), (0, 1), (0, 1)))
@@ -102,6 +102,6 @@ def keep_call(facts: Hashable, plan: Plan, query: Array, key: Array, value: Arra
         and dtype_name(value) in ("float32", "float64")
         and not (problem.spec.dropout or problem.normalizer.stochastic)
     )
-    CALLS[facts] = (plan, problem.place, plan.kernel.shortcut(problem)) if ready else (plan, None, None)
+    CALLS[facts] = (plan, problem.tile, plan.kernel.shortcut(problem)) if ready else (plan, None, None)
     if len(CALLS) > KEPT:
         CALLS.popitem(last=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from qkv.core.arrays import Array
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.plan.cost import Cost
 from qkv.plan.problem import Problem
 
@@ -56,7 +56,7 @@ class Kernel(ABC):
         """What it would spend."""
 
     @abstractmethod
-    def run(self, ready: Ready, problem: Problem) -> Result:
+    def run(self, call: BoundCall, problem: Problem) -> Result:
         """Run. The problem is one that was not refused."""
 
     def shortcut(self, problem: Problem) -> Callable[[Array, Array, Array], Result | None] | None:

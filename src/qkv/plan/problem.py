@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from qkv.core.arrays import itemsize
 from qkv.core.axes import Axes
-from qkv.core.positions import Place, whole
+from qkv.core.positions import Tile, whole
 from qkv.normalizers import Normalizer
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
@@ -55,7 +55,7 @@ class Problem:
         return self.spec.normalizer
 
     @property
-    def place(self) -> Place:
+    def tile(self) -> Tile:
         """Of the whole call."""
         return whole(self.axes.q, self.axes.k, self.axes.batch, self.spec.positions)
 
@@ -86,7 +86,7 @@ class Problem:
     def kept_bytes(self) -> int:
         """Bytes beside tiles: what readouts keep; in half precision, inputs and output in float32."""
         axes = self.axes
-        numbers = sum(readout.kept(self.place) for readout in self.readouts)
+        numbers = sum(readout.kept(self.tile) for readout in self.readouts)
         # The output is joined from pieces.
         numbers += math.prod(axes.output)
         if itemsize(self.dtype) < self.itemsize:

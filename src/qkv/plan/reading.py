@@ -52,7 +52,7 @@ def check_problem(problem: Problem) -> None:
     if spec.mask is not None:
         spec.mask.check(axes.q, axes.k)
     if spec.positional:
-        problem.place.offset()
+        problem.tile.offset()
     for readout in problem.readouts:
         if not isinstance(readout, Readout):
             raise KindError(
@@ -60,7 +60,7 @@ def check_problem(problem: Problem) -> None:
             )
         if sentence := readout.refuse(problem.normalizer):
             raise RefusedError(sentence)
-        readout.check(problem.place)
+        readout.check(problem.tile)
 
 
 def _gradient(query: Array, key: Array, value: Array, spec: Spec) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from qkv.core.arrays import Array, namespace, zeros
 from qkv.core.parts import Part
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 
 __all__ = ["Field", "How", "Readout", "flat", "named", "over_keys", "rows_of"]
 
@@ -83,19 +83,19 @@ class Readout(Part, ABC):
         """Why this readout makes no sense for the normalizer, as a sentence; None where it does."""
         return None
 
-    def check(self, place: Place) -> None:
+    def check(self, tile: Tile) -> None:
         """Raise an error where the readout asks for what the call does not have."""
 
     def numbers(self, q: int, k: int) -> int:
         """How many numbers it keeps for each batch element."""
         return q
 
-    def kept(self, place: Place) -> int:
+    def kept(self, tile: Tile) -> int:
         """How many numbers it keeps in all."""
-        return math.prod(place.batch) * self.numbers(place.q_total, place.k_total)
+        return math.prod(tile.batch) * self.numbers(tile.q_total, tile.k_total)
 
     @abstractmethod
-    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Any:
+    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Any:
         """What this tile shows: an array, or named fields.
 
         Args:
@@ -105,28 +105,28 @@ class Readout(Part, ABC):
             place: of the tile.
         """
 
-    def fields(self, place: Place) -> tuple[Field, ...]:
+    def fields(self, tile: Tile) -> tuple[Field, ...]:
         """Where each array that `read` gives of this tile goes; by default a number for each query."""
-        return (Field((place.q_total,), rows_of(place)),)
+        return (Field((tile.q_total,), rows_of(tile)),)
 
-    def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], place: Place) -> tuple[Array, ...]:
+    def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
         """What was there and what a tile shows of the same, together."""
-        fields = self.fields(place)
+        fields = self.fields(tile)
         return tuple(field.met(a, b) for field, a, b in zip(fields, old, new, strict=True))
 
-    def finish(self, whole: Any, place: Place) -> Any:
+    def finish(self, whole: Any, tile: Tile) -> Any:
         """The result, from the whole that was put together."""
         return whole
 
 
-def rows_of(place: Place) -> tuple[slice]:
+def rows_of(tile: Tile) -> tuple[slice]:
     """Where numbers go of which each query has one."""
-    return (slice(*place.rows),)
+    return (slice(*tile.rows),)
 
 
-def over_keys(place: Place, how: How) -> How:
+def over_keys(tile: Tile, how: How) -> How:
     """How numbers of queries meet those of the same queries and other keys; there are none beside all."""
-    return "put" if place.cols == (0, place.k_total) else how
+    return "put" if tile.cols == (0, tile.k_total) else how
 
 
 def flat(result: Any) -> tuple[Array, ...]:

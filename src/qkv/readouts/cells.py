@@ -74,7 +74,7 @@ def pool(x: Array, axis: int, limits: tuple[int, int], cells: int, length: int, 
     """
     first, last = touched(limits, cells, length)
     shape = list(x.shape)
-    place = x.ndim + axis
+    tile = x.ndim + axis
     edges = [min(max(cell_start(c, cells, length), limits[0]), limits[1]) for c in range(first, last + 1)]
     lengths = np.diff(np.asarray(edges, dtype=np.int64)) if edges else np.zeros(0, dtype=np.int64)
     if not len(lengths):
@@ -86,7 +86,7 @@ def pool(x: Array, axis: int, limits: tuple[int, int], cells: int, length: int, 
         step = np.minimum(np.arange(widest), lengths[:, None] - 1)
         index = (np.asarray(edges[:-1])[:, None] - limits[0] + step).ravel()
         x = xp.take(x, like(x, index), axis=axis)
-    apart = xp.reshape(x, (*shape[:place], len(lengths), widest, *shape[place + 1 :]))
+    apart = xp.reshape(x, (*shape[:tile], len(lengths), widest, *shape[tile + 1 :]))
     if how == "max":
         return _first_largest(apart, axis)
     if not even:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.core.arrays import Array, namespace
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.readouts.base import Field, Readout
 
 __all__ = ["ColumnSum"]
@@ -30,10 +30,10 @@ class ColumnSum(Readout):
         """A number for each key, and those of a strip."""
         return 2 * k
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
+    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
         """Σ over the queries."""
         return namespace(weights).sum(weights, axis=-2)
 
-    def fields(self, place: Place) -> tuple[Field, ...]:
+    def fields(self, tile: Tile) -> tuple[Field, ...]:
         """A number for each key, summed over queries."""
-        return (Field((place.k_total,), (slice(*place.cols),), "add"),)
+        return (Field((tile.k_total,), (slice(*tile.cols),), "add"),)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.core.arrays import Array
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.readouts.base import Field, Readout, rows_of
 
 __all__ = ["Dense"]
@@ -28,10 +28,10 @@ class Dense(Readout):
         """All of them."""
         return q * k
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
+    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
         """The weights."""
         return weights
 
-    def fields(self, place: Place) -> tuple[Field, ...]:
+    def fields(self, tile: Tile) -> tuple[Field, ...]:
         """Where they stand."""
-        return (Field((place.q_total, place.k_total), (*rows_of(place), slice(*place.cols))),)
+        return (Field((tile.q_total, tile.k_total), (*rows_of(tile), slice(*tile.cols))),)

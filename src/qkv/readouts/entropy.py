@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.core.arrays import Array, namespace
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.readouts.base import Field, Readout, over_keys, rows_of
 
 __all__ = ["Entropy"]
@@ -35,12 +35,12 @@ class Entropy(Readout):
             return None
         return f"Entropy wants weights that add up to 1; those of {normalizer} do not."
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
+    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
         """−Σ w log w, with 0 log 0 = 0."""
         xp = namespace(weights)
         zero = weights == 0
         return -xp.sum(weights * xp.log(xp.where(zero, xp.ones_like(weights), weights)), axis=-1)
 
-    def fields(self, place: Place) -> tuple[Field, ...]:
+    def fields(self, tile: Tile) -> tuple[Field, ...]:
         """A number for each query, summed over keys."""
-        return (Field((place.q_total,), rows_of(place), over_keys(place, "add")),)
+        return (Field((tile.q_total,), rows_of(tile), over_keys(tile, "add")),)

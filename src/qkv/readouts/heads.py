@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.core.arrays import Array, namespace
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.readouts.base import Field, Readout, flat, named
 
@@ -67,48 +67,48 @@ class Heads(Readout):
         """As the readout within."""
         return self.readout.refuse(normalizer)
 
-    def check(self, place: Place) -> None:
+    def check(self, tile: Tile) -> None:
         """There are that many heads."""
-        if not place.batch:
+        if not tile.batch:
             raise ShapeError(
                 "Heads reads along the last batch axis, and the call has none. Give (heads, length, width)."
             )
-        count = place.batch[-1]
+        count = tile.batch[-1]
         for head in self.heads:
             if not -count <= head < count:
                 raise ShapeError(f"Heads asks for head {head}, there are {count}.")
-        self.readout.check(place)
+        self.readout.check(tile)
 
     def numbers(self, q: int, k: int) -> int:
         """As the readout within, of a head that is read."""
         return self.readout.numbers(q, k)
 
-    def kept(self, place: Place) -> int:
+    def kept(self, tile: Tile) -> int:
         """As the readout within, of the heads that are read."""
-        of_each = self.readout.numbers(place.q_total, place.k_total)
-        return math.prod(place.batch[:-1]) * len(self.heads) * of_each
+        of_each = self.readout.numbers(tile.q_total, tile.k_total)
+        return math.prod(tile.batch[:-1]) * len(self.heads) * of_each
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Any:
+    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Any:
         """One head after another."""
         found = []
         for head in self.heads:
             n = head % weights.shape[-3]
-            index = (*(slice(None) for _ in place.batch[:-1]), slice(n, n + 1))
+            index = (*(slice(None) for _ in tile.batch[:-1]), slice(n, n + 1))
             one, alone = logits[..., n : n + 1, :, :], weights[..., n : n + 1, :, :]
-            found.append(self.readout.read(one, alone, normalizer.at(index), place.at(index)))
+            found.append(self.readout.read(one, alone, normalizer.at(index), tile.at(index)))
         arrays = []
-        for pieces, field in zip(zip(*map(flat, found), strict=True), self.fields(place), strict=True):
+        for pieces, field in zip(zip(*map(flat, found), strict=True), self.fields(tile), strict=True):
             arrays.append(namespace(*pieces).concat(list(pieces), axis=-len(field.shape) - 1))
         return named(tuple(arrays), found[0])
 
-    def fields(self, place: Place) -> tuple[Field, ...]:
+    def fields(self, tile: Tile) -> tuple[Field, ...]:
         """As the readout within."""
-        return self.readout.fields(place)
+        return self.readout.fields(tile)
 
-    def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], place: Place) -> tuple[Array, ...]:
+    def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
         """As the readout within."""
-        return self.readout.merge(old, new, place)
+        return self.readout.merge(old, new, tile)
 
-    def finish(self, whole: Any, place: Place) -> Any:
+    def finish(self, whole: Any, tile: Tile) -> Any:
         """As the readout within."""
-        return self.readout.finish(whole, place)
+        return self.readout.finish(whole, tile)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from qkv.core.arrays import Array, namespace
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.readouts.base import Field, Readout, over_keys, rows_of
 from qkv.readouts.sampled_key import refuse_without_draw
 
@@ -47,22 +47,22 @@ class LogProbability(Readout):
         """The drawn logit, the total, and what comes of them."""
         return 3 * q
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> _Drawn:
+    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> _Drawn:
         """The drawn logit, 0 where it is not here, and the logarithm of the total."""
         xp = namespace(logits)
         prepared = normalizer.softmax.prepare(logits)
         drawn = xp.sum(xp.where(weights != 0, prepared, xp.zeros_like(logits)), axis=-1)
         return _Drawn(drawn, normalizer.softmax.log_total(logits)[..., 0])
 
-    def fields(self, place: Place) -> tuple[Field, ...]:
+    def fields(self, tile: Tile) -> tuple[Field, ...]:
         """Two numbers for each query."""
-        shape, at = (place.q_total,), rows_of(place)
+        shape, at = (tile.q_total,), rows_of(tile)
         return (
-            Field(shape, at, over_keys(place, "add")),
-            Field(shape, at, over_keys(place, "log-add"), -math.inf),
+            Field(shape, at, over_keys(tile, "add")),
+            Field(shape, at, over_keys(tile, "log-add"), -math.inf),
         )
 
-    def finish(self, whole: _Drawn, place: Place) -> Array:
+    def finish(self, whole: _Drawn, tile: Tile) -> Array:
         """The drawn logit minus the total."""
         xp = namespace(whole.total)
         empty = whole.total == -math.inf

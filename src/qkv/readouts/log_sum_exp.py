@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qkv.core.arrays import Array
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.readouts.base import Field, Readout, over_keys, rows_of
 
 __all__ = ["LogSumExp"]
@@ -38,12 +38,12 @@ class LogSumExp(Readout):
             None if normalizer.log_sum_exp else f"LogSumExp is the total of a softmax; {normalizer} has none."
         )
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
+    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
         """log Σ e^l; the sink is counted with key 0."""
-        if place.cols[0] > 0 and getattr(normalizer, "sink", None) is not None:
+        if tile.cols[0] > 0 and getattr(normalizer, "sink", None) is not None:
             normalizer = replace(normalizer, sink=None)
         return normalizer.log_total(logits)[..., 0]
 
-    def fields(self, place: Place) -> tuple[Field, ...]:
+    def fields(self, tile: Tile) -> tuple[Field, ...]:
         """A number for each query."""
-        return (Field((place.q_total,), rows_of(place), over_keys(place, "log-add"), -math.inf),)
+        return (Field((tile.q_total,), rows_of(tile), over_keys(tile, "log-add"), -math.inf),)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.core.arrays import Array, cast, namespace
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.readouts.base import Field, Readout, over_keys, rows_of
 
 __all__ = ["MeanDistance"]
@@ -41,16 +41,16 @@ class MeanDistance(Readout):
             return None
         return f"MeanDistance wants weights that add up to 1; those of {normalizer} do not."
 
-    def check(self, place: Place) -> None:
+    def check(self, tile: Tile) -> None:
         """It is known where queries stand."""
-        place.offset()
+        tile.offset()
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
+    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
         """Σ w |p_i − p_j|"""
         xp = namespace(weights)
-        between = xp.abs(place.query_positions(weights) - place.key_positions(weights))
+        between = xp.abs(tile.query_positions(weights) - tile.key_positions(weights))
         return xp.sum(weights * cast(between, weights.dtype), axis=-1)
 
-    def fields(self, place: Place) -> tuple[Field, ...]:
+    def fields(self, tile: Tile) -> tuple[Field, ...]:
         """A number for each query, summed over keys."""
-        return (Field((place.q_total,), rows_of(place), over_keys(place, "add")),)
+        return (Field((tile.q_total,), rows_of(tile), over_keys(tile, "add")),)

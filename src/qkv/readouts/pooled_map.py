@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from qkv.core.arrays import Array, like
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import OptionError
 from qkv.readouts.base import Field, Readout
 from qkv.readouts.cells import cell_count, cell_lengths, pool, touched
@@ -71,30 +71,30 @@ class PooledMap(Readout):
         """Rows and columns of the map."""
         return cell_count(self.size, q), cell_count(self.size, k)
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
+    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
         """Sum or largest of each cell that the tile touches."""
-        rows, cols = self.sides(place.q_total, place.k_total)
+        rows, cols = self.sides(tile.q_total, tile.k_total)
         how = "sum" if self.how == "mean" else "max"
-        lanes = pool(weights, -1, place.cols, cols, place.k_total, how)
-        return pool(lanes, -2, place.rows, rows, place.q_total, how)
+        lanes = pool(weights, -1, tile.cols, cols, tile.k_total, how)
+        return pool(lanes, -2, tile.rows, rows, tile.q_total, how)
 
-    def fields(self, place: Place) -> tuple[Field, ...]:
+    def fields(self, tile: Tile) -> tuple[Field, ...]:
         """The cells that the tile touches."""
-        sides = self.sides(place.q_total, place.k_total)
+        sides = self.sides(tile.q_total, tile.k_total)
         at = (
-            slice(*touched(place.rows, sides[0], place.q_total)),
-            slice(*touched(place.cols, sides[1], place.k_total)),
+            slice(*touched(tile.rows, sides[0], tile.q_total)),
+            slice(*touched(tile.cols, sides[1], tile.k_total)),
         )
         if self.how == "max":
             return (Field(sides, at, "max", -math.inf, 0.0),)
         return (Field(sides, at, "add"),)
 
-    def finish(self, whole: Array, place: Place) -> Array:
+    def finish(self, whole: Array, tile: Tile) -> Array:
         """Sums divided by the pairs of a cell."""
         if self.how == "max":
             return whole
-        rows, cols = self.sides(place.q_total, place.k_total)
-        of_rows, of_cols = cell_lengths(rows, place.q_total), cell_lengths(cols, place.k_total)
+        rows, cols = self.sides(tile.q_total, tile.k_total)
+        of_rows, of_cols = cell_lengths(rows, tile.q_total), cell_lengths(cols, tile.k_total)
         if len({*of_rows}) == len({*of_cols}) == 1:
             return whole / (of_rows[0] * of_cols[0])
         down, across = (like(whole, np.asarray(of), whole.dtype) for of in (of_rows, of_cols))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.arrays import Array, like, namespace
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import OptionError, ShapeError
 from qkv.readouts.base import Field, Readout
 
@@ -41,9 +41,9 @@ class Rows(Readout):
         if not self.rows or not all(isinstance(row, int) for row in self.rows):
             raise OptionError(f"Rows was given {self.rows!r}. Give one or more whole numbers.")
 
-    def check(self, place: Place) -> None:
+    def check(self, tile: Tile) -> None:
         """There are that many queries."""
-        q = place.q_total
+        q = tile.q_total
         for row in self.rows:
             if not -q <= row < q:
                 raise ShapeError(f"Rows asks for query {row}, there are {q}.")
@@ -52,24 +52,24 @@ class Rows(Readout):
         """Some rows, put in order at the end."""
         return 2 * len(self.rows) * k
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
+    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
         """Those of the named queries that are here, in ascending order."""
-        first, last = place.rows
-        here = [row - first for row in self._ascending(place) if first <= row < last]
+        first, last = tile.rows
+        here = [row - first for row in self._ascending(tile) if first <= row < last]
         index = like(weights, np.asarray(here)) if here else None
         return weights[..., :0, :] if index is None else namespace(weights).take(weights, index, axis=-2)
 
-    def fields(self, place: Place) -> tuple[Field, ...]:
+    def fields(self, tile: Tile) -> tuple[Field, ...]:
         """Ascending rows: those named before this tile, then those in it."""
-        before, upto = (sum(row < limit for row in self._ascending(place)) for limit in place.rows)
-        at = (slice(before, upto), slice(*place.cols))
-        return (Field((len(self.rows), place.k_total), at),)
+        before, upto = (sum(row < limit for row in self._ascending(tile)) for limit in tile.rows)
+        at = (slice(before, upto), slice(*tile.cols))
+        return (Field((len(self.rows), tile.k_total), at),)
 
-    def finish(self, whole: Array, place: Place) -> Array:
+    def finish(self, whole: Array, tile: Tile) -> Array:
         """In the order named."""
-        ascending = sorted(range(len(self.rows)), key=lambda n: self.rows[n] % place.q_total)
+        ascending = sorted(range(len(self.rows)), key=lambda n: self.rows[n] % tile.q_total)
         back = [ascending.index(n) for n in range(len(self.rows))]
         return namespace(whole).take(whole, like(whole, np.asarray(back)), axis=-2)
 
-    def _ascending(self, place: Place) -> list[int]:
-        return sorted(row % place.q_total for row in self.rows)
+    def _ascending(self, tile: Tile) -> list[int]:
+        return sorted(row % tile.q_total for row in self.rows)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.core.arrays import Array, namespace, zeros
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.readouts.base import Field, Readout, over_keys, rows_of
 
 __all__ = ["SampledKey"]
@@ -31,18 +31,18 @@ class SampledKey(Readout):
         """Only a draw has one."""
         return refuse_without_draw("SampledKey", normalizer)
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
+    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
         """The key of weight 1."""
         xp = namespace(weights)
         chosen = weights != 0
         if chosen.shape[-1] == 0:
             return zeros(weights, tuple(weights.shape[:-1]), xp.int32) - 1
-        index = xp.argmax(xp.astype(chosen, xp.int32), axis=-1) + place.cols[0]
+        index = xp.argmax(xp.astype(chosen, xp.int32), axis=-1) + tile.cols[0]
         return xp.where(xp.any(chosen, axis=-1), index, xp.zeros_like(index) - 1)
 
-    def fields(self, place: Place) -> tuple[Field, ...]:
+    def fields(self, tile: Tile) -> tuple[Field, ...]:
         """A number for each query; tiles without the key show −1."""
-        return (Field((place.q_total,), rows_of(place), over_keys(place, "max"), -1),)
+        return (Field((tile.q_total,), rows_of(tile), over_keys(tile, "max"), -1),)
 
 
 def refuse_without_draw(name: str, normalizer: Any) -> str | None:

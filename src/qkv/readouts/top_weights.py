@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from qkv.core.arrays import Array, namespace, zeros
 from qkv.core.ordering import finite_order
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import OptionError
 from qkv.readouts.base import Field, Readout, over_keys, rows_of
 
@@ -53,12 +53,12 @@ class TopWeights(Readout):
         """A weight and an index, counted as two, for each."""
         return 3 * q * self.k
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Top:
+    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Top:
         """The largest, in order."""
         xp = namespace(weights)
         order = finite_order(_rank(weights), self.k)
         top = xp.take_along_axis(weights, order, axis=-1)
-        keys = xp.where(top == 0, xp.zeros_like(order) - 1, order + place.cols[0])
+        keys = xp.where(top == 0, xp.zeros_like(order) - 1, order + tile.cols[0])
         missing = self.k - order.shape[-1]
         if missing > 0:
             shape = (*order.shape[:-1], missing)
@@ -68,13 +68,13 @@ class TopWeights(Readout):
             )
         return Top(top, keys)
 
-    def fields(self, place: Place) -> tuple[Field, ...]:
+    def fields(self, tile: Tile) -> tuple[Field, ...]:
         """As many as are kept, for each query."""
-        shape, at = (place.q_total, self.k), (*rows_of(place), slice(None))
-        how = over_keys(place, "best")
+        shape, at = (tile.q_total, self.k), (*rows_of(tile), slice(None))
+        how = over_keys(tile, "best")
         return Field(shape, at, how), Field(shape, at, how, -1)
 
-    def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], place: Place) -> tuple[Array, ...]:
+    def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
         """The largest of both; of equals those that came first, whose keys are lower."""
         xp = namespace(*old)
         weights, keys = (xp.concat(list(both), axis=-1) for both in zip(old, new, strict=True))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import ShapeError
 from qkv.scores.base import GeneralScore
 
@@ -89,11 +89,11 @@ class Additive(GeneralScore):
         """vᵀ tanh(W₁ q + W₂ k + b)"""
         return self._meet(*self._maps(query, key))
 
-    def sides(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """W₁ q + b and W₂ k"""
         return self._maps(query, key)
 
-    def pair(self, left: Array, right: Array, place: Place) -> Array:
+    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Array:
         """vᵀ tanh(left + right)"""
         return self._meet(left, right)
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from qkv.core.arrays import Array, cast, namespace
 from qkv.core.parts import axes, over_pairs
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.scores.base import PointwiseScore, Score
 
 __all__ = ["ALiBi"]
@@ -40,8 +40,8 @@ class ALiBi(PointwiseScore):
     slope: Array | float = axes(default=1.0)
     moves: ClassVar[bool] = True
 
-    def offset(self, place: Place, reference: Array) -> Array:
+    def offset(self, tile: Tile, reference: Array) -> Array:
         """−slope · |i − j|"""
         slope, xp = over_pairs(self.slope), namespace(reference)
         # The distance is taken in integers: slope · i and slope · j apart would lose digits at long range.
-        return place.by_distance(reference, lambda d: -slope * cast(xp.abs(d), reference.dtype))
+        return tile.by_distance(reference, lambda d: -slope * cast(xp.abs(d), reference.dtype))

@@ -19,7 +19,7 @@ import numpy as np
 
 from qkv.core.arrays import Array, as_array, is_text, namespace
 from qkv.core.parts import Part
-from qkv.core.positions import Place, Positions, whole
+from qkv.core.positions import Positions, Tile, whole
 from qkv.errors import KindError, ShapeError
 
 __all__ = [
@@ -87,26 +87,26 @@ class Score(Part, ABC):
         same_width(self, query_width, key_width)
 
     @abstractmethod
-    def tile(self, query: Array, key: Array, place: Place) -> Array:
+    def logits(self, query: Array, key: Array, tile: Tile) -> Array:
         """Logits `(*batch, q, k)` of a tile standing at `place`. The part is already cut to the tile."""
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """Vectors whose inner product is the logit, as far as `lift_fact` says."""
         raise KindError(f"{type(self).__name__} is no inner product.")
 
-    def factors(self, query: Array, key: Array, place: Place) -> tuple[Array, Array, float]:
+    def factors(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, float]:
         """`lift`, and a number by which the product is still to be multiplied, where that saves a pass."""
-        return *self.lift(query, key, place), 1.0
+        return *self.lift(query, key, tile), 1.0
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
         """Fact: how wide the lifted vectors are."""
         return max(query_width, key_width)
 
-    def lift_said(self) -> str:
+    def lift_description(self) -> str:
         """Fact: what `lift` does, in a few words for EXPLAIN; "" where there is nothing to say."""
         return ""
 
-    def query_term(self, query: Array, place: Place) -> Array | None:
+    def query_term(self, query: Array, tile: Tile) -> Array | None:
         """What `lift` leaves out: `(*batch, q)`, or None where it is exact."""
         return None
 
@@ -126,7 +126,7 @@ class Score(Part, ABC):
 
     # What kernels call that go tile by tile: the work of each side once, the work of a pair on tiles.
 
-    def sides(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """What each query and each key contributes by itself: rows stay rows, in O(q + k) for the whole call.
 
         `pair` of them is `tile` of query and key. By default the vectors of `lift`, with what it leaves out;
@@ -134,19 +134,19 @@ class Score(Part, ABC):
         """
         if self.lift_fact is None:
             return query, key
-        if place.centre is None:
-            place = replace(place, centre=self.centre(key))
-        left, right = self.lift(query, key, place)
-        term = self.query_term(query, place)
+        if tile.centre is None:
+            tile = replace(tile, centre=self.centre(key))
+        left, right = self.lift(query, key, tile)
+        term = self.query_term(query, tile)
         if term is None:
             return left, right
         one = namespace(right).ones_like(right[..., :1])
         return joined([left, term[..., None]]), joined([right, one])
 
-    def pair(self, left: Array, right: Array, place: Place) -> Array:
+    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Array:
         """Logits `(*batch, q, k)` of a tile, from its sides. The part is already cut to the tile."""
         if not self.is_product:
-            return self.tile(left, right, place)
+            return self.logits(left, right, tile)
         return namespace(left).matmul(left, namespace(left).matrix_transpose(right))
 
     def bound(self, left: Array, right: Array) -> Array | None:
@@ -180,7 +180,7 @@ class Score(Part, ABC):
                 "equal, or 1 where one side is shared."
             ) from None
         self.check_lengths(q, k)
-        return self.tile(query, key, whole(q, k, batch, positions))
+        return self.logits(query, key, whole(q, k, batch, positions))
 
     def check_kind(self, text_query: bool, text_key: bool) -> None:
         """Raise a `KindError` where text meets numbers, or this score takes the other kind."""
@@ -219,17 +219,17 @@ class InnerProductScore(Score):
         return self.fact
 
     @abstractmethod
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """Lifted query `(*batch, q, w)` and key `(*batch, k, w)`."""
 
-    def tile(self, query: Array, key: Array, place: Place) -> Array:
+    def logits(self, query: Array, key: Array, tile: Tile) -> Array:
         """The inner product of the lifted vectors, plus the term of the query."""
         xp = namespace(query)
-        if place.centre is None:
-            place = replace(place, centre=self.centre(key))
-        left, right = self.lift(query, key, place)
+        if tile.centre is None:
+            tile = replace(tile, centre=self.centre(key))
+        left, right = self.lift(query, key, tile)
         logits = xp.matmul(left, xp.matrix_transpose(right))
-        term = self.query_term(query, place)
+        term = self.query_term(query, tile)
         return logits if term is None else logits + term[..., None]
 
 
@@ -267,9 +267,9 @@ class WrapperScore(Score):
         """Fact: as the score within."""
         return self.score.lifted_width(query_width, key_width)
 
-    def lift_said(self) -> str:
+    def lift_description(self) -> str:
         """Fact: as the score within."""
-        return self.score.lift_said()
+        return self.score.lift_description()
 
     def check(self, query_width: int, key_width: int) -> None:
         """As the score within."""
@@ -296,42 +296,42 @@ class PointwiseScore(WrapperScore):
         """Fact: `point` is the one of this class."""
         return type(self).point is PointwiseScore.point
 
-    def offset(self, place: Place, reference: Array) -> Array:
+    def offset(self, tile: Tile, reference: Array) -> Array:
         """What is added to the logits of a tile: broadcasts to `(*batch, q, k)`, like `reference`."""
         raise KindError(f"{type(self).__name__} is a pointwise score and defines neither offset nor point.")
 
-    def point(self, logits: Array, place: Place) -> Array:
+    def point(self, logits: Array, tile: Tile) -> Array:
         """The changed logits: by default, with `offset` added."""
-        return logits + self.offset(place, logits)
+        return logits + self.offset(tile, logits)
 
-    def tile(self, query: Array, key: Array, place: Place) -> Array:
+    def logits(self, query: Array, key: Array, tile: Tile) -> Array:
         """The inner logits, changed."""
-        return self.point(self.score.tile(query, key, place), place)
+        return self.point(self.score.logits(query, key, tile), tile)
 
     @property
     def is_product(self) -> bool:
         """Fact: where this is an inner product to the last digit."""
         return self.lift_fact == "exact"
 
-    def sides(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """As the score within, unless this one is an inner product itself, to the last digit."""
         if self.is_product:
-            return super().sides(query, key, place)
-        return self.score.sides(query, key, place)
+            return super().project(query, key, tile)
+        return self.score.project(query, key, tile)
 
-    def pair(self, left: Array, right: Array, place: Place) -> Array:
+    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Array:
         """The inner logits, changed, unless this is an inner product itself."""
         if self.is_product:
-            return super().pair(left, right, place)
-        return self.point(self.score.pair(left, right, place), place)
+            return super().projected_logits(left, right, tile)
+        return self.point(self.score.projected_logits(left, right, tile), tile)
 
     def bound(self, left: Array, right: Array) -> Array | None:
         """Unknown, unless this is an inner product itself."""
         return super().bound(left, right) if self.is_product else None
 
-    def query_term(self, query: Array, place: Place) -> Array | None:
+    def query_term(self, query: Array, tile: Tile) -> Array | None:
         """That of the score within."""
-        return self.score.query_term(query, place)
+        return self.score.query_term(query, tile)
 
 
 class GeneralScore(Score):
@@ -346,7 +346,7 @@ class GeneralScore(Score):
         return max(query_width, key_width)
 
     @final
-    def tile(self, query: Array, key: Array, place: Place) -> Array:
+    def logits(self, query: Array, key: Array, tile: Tile) -> Array:
         """The comparison; it does not see the place."""
         return self.compare(query, key)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import OptionError
 from qkv.scores.base import Lift, PointwiseScore, Score, joined
 
@@ -47,9 +47,9 @@ class Biased(PointwiseScore):
         """Fact: a bias per key is one more axis; a bias per pair is no inner product."""
         return self.score.lift_fact if self.per_key is not None else None
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """One more axis: 1 on the query's side, the bias on the key's."""
-        left, right = self.score.lift(query, key, place)
+        left, right = self.score.lift(query, key, tile)
         one = namespace(left).ones_like(left[..., :1])
         assert self.per_key is not None
         return joined([left, one]), joined([right, self.per_key[..., None]])
@@ -58,10 +58,10 @@ class Biased(PointwiseScore):
         """Fact: one more axis, of the bias."""
         return self.score.lifted_width(query_width, key_width) + 1
 
-    def lift_said(self) -> str:
+    def lift_description(self) -> str:
         """Fact: and one axis."""
         return ", ".join(
-            said for said in (self.score.lift_said(), "one more axis for the bias of the key") if said
+            said for said in (self.score.lift_description(), "one more axis for the bias of the key") if said
         )
 
     def for_keys(self, q: int, k: int) -> Score:
@@ -70,7 +70,7 @@ class Biased(PointwiseScore):
             return self
         return replace(self, bias=None, per_key=self.bias[..., 0, :])
 
-    def offset(self, place: Place, reference: Array) -> Array:
+    def offset(self, tile: Tile, reference: Array) -> Array:
         """The bias."""
         if self.per_key is not None:
             return self.per_key[..., None, :]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import ShapeError
 from qkv.scores.base import InnerProductScore
 
@@ -60,11 +60,11 @@ class Bilinear(InnerProductScore):
         """Fact: that of the key, or the rank."""
         return key_width if self.key_factor is None else int(self.key_factor.shape[-1])
 
-    def lift_said(self) -> str:
+    def lift_description(self) -> str:
         """Fact: in words."""
         return "query · W" if self.key_factor is None else "query · U, key · V"
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """Fact: exact. The map goes to the query, the smaller side in most databases."""
         xp = namespace(query)
         query = xp.matmul(query, self.weight)

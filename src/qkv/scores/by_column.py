@@ -80,4 +80,4 @@ def _column_logits(score: Score, query: Array, key: Array, axes: tuple[int, int]
             raise ShapeError(
                 f"a column has width {query.shape[-1]} in the query and {key.shape[-1]} in the key."
             )
-    return score.tile(query, key, whole(q, k))
+    return score.logits(query, key, whole(q, k))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from qkv.core.arrays import Array, arange, cast, gather, known_true, namespace
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import OptionError
 from qkv.scores.base import Lift, PointwiseScore, Score, joined
 
@@ -52,9 +52,9 @@ class ClassTable(PointwiseScore):
         """Fact: an inner product where the score within is one and a side of the table has few classes."""
         return self.score.lift_fact if min(self.table.shape[-2:]) <= FEW else None
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """One more axis for each class of the smaller side: one-hot there, rows of the table on the other."""
-        left, right = self.score.lift(query, key, place)
+        left, right = self.score.lift(query, key, tile)
         rows, columns = self.table.shape[-2:]
         xp = namespace(self.table)
         _check_classes("query", self.query_classes, rows)
@@ -71,12 +71,12 @@ class ClassTable(PointwiseScore):
         """Fact: one more axis for each class of the smaller side."""
         return self.score.lifted_width(query_width, key_width) + int(min(self.table.shape[-2:]))
 
-    def lift_said(self) -> str:
+    def lift_description(self) -> str:
         """Fact: the classes are one-hot."""
         own = "one-hot classes times rows of the table"
-        return ", ".join(said for said in (self.score.lift_said(), own) if said)
+        return ", ".join(said for said in (self.score.lift_description(), own) if said)
 
-    def offset(self, place: Place, reference: Array) -> Array:
+    def offset(self, tile: Tile, reference: Array) -> Array:
         """T[a, b]"""
         rows, columns = self.table.shape[-2:]
         _check_classes("query", self.query_classes, rows)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from qkv.core.arrays import Array, namespace, stop_gradient
 from qkv.core.parts import axes, over_pairs, require_number
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.scores.base import InnerProductScore
 
 __all__ = ["Cosine", "unit"]
@@ -41,11 +41,11 @@ class Cosine(InnerProductScore):
         """T is positive."""
         require_number("Cosine", "temperature", self.temperature, lambda t: t > 0, "a positive number")
 
-    def lift_said(self) -> str:
+    def lift_description(self) -> str:
         """Fact: in words."""
         return "both sides brought to length 1"
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """Fact: exact. Both sides are brought to length 1."""
         return unit(query) / over_pairs(self.temperature), unit(key)
 

@@ -9,7 +9,7 @@ section 3.1 ("dot"), https://arxiv.org/abs/1508.04025.
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.scores.base import InnerProductScore
 
 __all__ = ["Dot"]
@@ -33,6 +33,6 @@ class Dot(InnerProductScore):
 
     lifts_itself = True
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """Fact: exact, and nothing to do."""
         return query, key

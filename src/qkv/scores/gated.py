@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from qkv.core.arrays import Array, namespace, sigmoid
 from qkv.core.parts import axes, over_pairs
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import ShapeError
 from qkv.scores.base import GeneralScore, Score, joined, product_bound, same_width
 
@@ -56,11 +56,11 @@ class Gated(GeneralScore):
         """σ(<w_q, q> + <w_k, k> + b) <q, k>"""
         return self._meet(*self._gates(query, key))
 
-    def sides(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """Query and key, each with its part of the gate as one more column."""
         return self._gates(query, key)
 
-    def pair(self, left: Array, right: Array, place: Place) -> Array:
+    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Array:
         """σ(last columns, added) <the others>"""
         return self._meet(left, right)
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from qkv.core.arrays import Array, namespace, stop_gradient
 from qkv.core.parts import axes, over_pairs, require_number
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.scores.base import InnerProductScore, Lift, joined
 
 __all__ = ["Gaussian"]
@@ -52,10 +52,10 @@ class Gaussian(InnerProductScore):
             return xp.zeros((*key.shape[:-2], 1, key.shape[-1]), dtype=key.dtype)
         return stop_gradient(xp.mean(key, axis=-2, keepdims=True))
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """Fact: up to ‖q‖²/2h², which softmax does not see. One more axis carries ‖k‖²."""
         xp = namespace(query)
-        query, key = self._measured(query, place), self._measured(key, place)
+        query, key = self._measured(query, tile), self._measured(key, tile)
         length = -0.5 * xp.sum(key * key, axis=-1, keepdims=True)
         return joined([query, xp.ones_like(query[..., :1])]), joined([key, length])
 
@@ -63,14 +63,14 @@ class Gaussian(InnerProductScore):
         """Fact: one more axis, of the squared length."""
         return max(query_width, key_width) + 1
 
-    def lift_said(self) -> str:
+    def lift_description(self) -> str:
         """Fact: in words."""
         return "mean key subtracted, one more axis for −‖k‖²/2h²"
 
-    def query_term(self, query: Array, place: Place) -> Array:
+    def query_term(self, query: Array, tile: Tile) -> Array:
         """−‖q‖² / 2h²"""
-        query = self._measured(query, place)
+        query = self._measured(query, tile)
         return -0.5 * namespace(query).sum(query * query, axis=-1)
 
-    def _measured(self, x: Array, place: Place) -> Array:
-        return (x if place.centre is None else x - place.centre) / over_pairs(self.bandwidth)
+    def _measured(self, x: Array, tile: Tile) -> Array:
+        return (x if tile.centre is None else x - tile.centre) / over_pairs(self.bandwidth)

@@ -10,7 +10,7 @@ from typing import Any
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import ShapeError
 from qkv.scores.base import Lift, Score, WrapperScore
 
@@ -87,37 +87,37 @@ class Projected(WrapperScore):
         """Fact: as the score within, at the mapped widths."""
         return self.score.flop_per_logit(*self._widths(query_width, key_width))
 
-    def tile(self, query: Array, key: Array, place: Place) -> Array:
+    def logits(self, query: Array, key: Array, tile: Tile) -> Array:
         """The inner score of the mapped tile."""
-        return self.score.tile(*self._maps(query, key), place)
+        return self.score.logits(*self._maps(query, key), tile)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
         """Fact: as the score within, at the mapped widths."""
         return self.score.lifted_width(*self._widths(query_width, key_width))
 
-    def lift_said(self) -> str:
+    def lift_description(self) -> str:
         """Fact: both sides mapped."""
-        return ", ".join(said for said in (self.score.lift_said(), "both sides mapped") if said)
+        return ", ".join(said for said in (self.score.lift_description(), "both sides mapped") if said)
 
-    def query_term(self, query: Array, place: Place) -> Array | None:
+    def query_term(self, query: Array, tile: Tile) -> Array | None:
         """That of the score within, of the mapped query."""
-        return self.score.query_term(self._through(query, self.query_weight), place)
+        return self.score.query_term(self._through(query, self.query_weight), tile)
 
-    def sides(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """Those of the score within, of the mapped sides."""
-        return self.score.sides(*self._maps(query, key), place)
+        return self.score.project(*self._maps(query, key), tile)
 
-    def pair(self, left: Array, right: Array, place: Place) -> Array:
+    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Array:
         """As the score within."""
-        return self.score.pair(left, right, place)
+        return self.score.projected_logits(left, right, tile)
 
     def bound(self, left: Array, right: Array) -> Array | None:
         """As the score within."""
         return self.score.bound(left, right)
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """The inner lift of the mapped sides."""
-        return self.score.lift(*self._maps(query, key), place)
+        return self.score.lift(*self._maps(query, key), tile)
 
     def centre(self, key: Array) -> Any:
         """That of the score within, of the mapped keys."""

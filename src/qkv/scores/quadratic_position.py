@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from qkv.core.arrays import Array, cast, namespace
 from qkv.core.parts import axes, over_pairs
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.scores.base import Lift, PointwiseScore, Score, joined
 
 __all__ = ["QuadraticPosition"]
@@ -44,11 +44,11 @@ class QuadraticPosition(PointwiseScore):
         """Fact: c·i² is a term of the query; the rest is two more axes."""
         return "up_to_query_constant" if self.score.lift_fact else None
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """Two more axes: −c(i − j)² = −c·i² + 2c·i·j − c·j²."""
-        left, right = self.score.lift(query, key, place)
-        i = self._measured(place.query_positions(left), place, left)
-        j = self._measured(place.key_positions(right), place, right)[:, None]
+        left, right = self.score.lift(query, key, tile)
+        i = self._measured(tile.query_positions(left), tile, left)
+        j = self._measured(tile.key_positions(right), tile, right)[:, None]
         c = over_pairs(self.coefficient)
         one = namespace(left).ones_like(i)
         return joined([left, 2 * c * i, one]), joined([right, j, -c * j * j])
@@ -57,24 +57,24 @@ class QuadraticPosition(PointwiseScore):
         """Fact: two more axes, of the position."""
         return self.score.lifted_width(query_width, key_width) + 2
 
-    def lift_said(self) -> str:
+    def lift_description(self) -> str:
         """Fact: and two axes."""
         return ", ".join(
-            said for said in (self.score.lift_said(), "two more axes for 2c·i·j and −c·j²") if said
+            said for said in (self.score.lift_description(), "two more axes for 2c·i·j and −c·j²") if said
         )
 
-    def query_term(self, query: Array, place: Place) -> Array | None:
+    def query_term(self, query: Array, tile: Tile) -> Array | None:
         """−c·i², and that of the score within."""
-        i = self._measured(place.query_positions(query), place, query)
+        i = self._measured(tile.query_positions(query), tile, query)
         own = (-over_pairs(self.coefficient) * i * i)[..., 0]
-        inner = self.score.query_term(query, place)
+        inner = self.score.query_term(query, tile)
         return own if inner is None else own + inner
 
-    def _measured(self, positions: Array, place: Place, reference: Array) -> Array:
+    def _measured(self, positions: Array, tile: Tile, reference: Array) -> Array:
         # From the middle of the keys: squares of large positions lose digits.
-        return cast(positions - place.k_total // 2, reference.dtype)
+        return cast(positions - tile.k_total // 2, reference.dtype)
 
-    def offset(self, place: Place, reference: Array) -> Array:
+    def offset(self, tile: Tile, reference: Array) -> Array:
         """−c · (i − j)²"""
         coefficient = over_pairs(self.coefficient)
 
@@ -82,4 +82,4 @@ class QuadraticPosition(PointwiseScore):
             distance = cast(distance, reference.dtype)
             return -coefficient * distance * distance
 
-        return place.by_distance(reference, penalty)
+        return tile.by_distance(reference, penalty)

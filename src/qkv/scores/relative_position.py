@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from qkv.core.arrays import Array, cast, gather, namespace
 from qkv.core.parts import axes, require_number
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.scores.base import PointwiseScore, Score
 
 __all__ = ["RelativePosition", "bucket"]
@@ -53,10 +53,10 @@ class RelativePosition(PointwiseScore):
             "RelativePosition", "max_distance", self.max_distance, lambda d: d > 1, "larger than 1"
         )
 
-    def offset(self, place: Place, reference: Array) -> Array:
+    def offset(self, tile: Tile, reference: Array) -> Array:
         """table[bucket(j − i)]"""
         buckets = (self.table.shape[-1], self.bidirectional, self.max_distance)
-        return place.by_distance(reference, lambda d: gather(self.table, bucket(d, *buckets)))
+        return tile.by_distance(reference, lambda d: gather(self.table, bucket(d, *buckets)))
 
 
 def bucket(relative: Array, buckets: int, bidirectional: bool, max_distance: int) -> Array:

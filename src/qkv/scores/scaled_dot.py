@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.scores.base import InnerProductScore
 
 __all__ = ["ScaledDot"]
@@ -37,11 +37,11 @@ class ScaledDot(InnerProductScore):
 
     lifts_itself = True
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """Fact: exact. The scale goes to the query, the smaller side in most databases."""
         # Divide before the product: in float16 the raw inner product can overflow.
         return query / math.sqrt(max(1, query.shape[-1])), key
 
-    def factors(self, query: Array, key: Array, place: Place) -> tuple[Array, Array, float]:
+    def factors(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, float]:
         """Fact: the scale is one number, for the kernel to multiply by; nothing is copied."""
         return query, key, 1 / math.sqrt(max(1, query.shape[-1]))

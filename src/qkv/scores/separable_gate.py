@@ -10,7 +10,7 @@ from typing import Any
 
 from qkv.core.arrays import Array, is_array, sigmoid
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.scores.base import InnerProductScore, same_width
 from qkv.scores.gated import check_gate, project
 
@@ -49,11 +49,11 @@ class SeparableGate(InnerProductScore):
         same_width(self, query_width, key_width)
         check_gate(self, (self.query_weight, self.key_weight), query_width)
 
-    def lift_said(self) -> str:
+    def lift_description(self) -> str:
         """Fact: in words."""
         return "each side scaled by its own gate"
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """Fact: exact. Each side is scaled by its own gate."""
         return _gated(query, self.query_weight, self.query_bias), _gated(key, self.key_weight, self.key_bias)
 

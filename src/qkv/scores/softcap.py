@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from qkv.core.arrays import Array, like, namespace
 from qkv.core.parts import axes, over_pairs, require_number
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.scores.base import PointwiseScore, Score
 
 __all__ = ["Softcap"]
@@ -47,7 +47,7 @@ class Softcap(PointwiseScore):
         """The cap."""
         return namespace(left).max(like(left, self.cap, left.dtype))
 
-    def point(self, logits: Array, place: Place) -> Array:
+    def point(self, logits: Array, tile: Tile) -> Array:
         """cap · tanh(logit / cap)"""
         xp = namespace(logits)
         cap = over_pairs(self.cap)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qkv.core.arrays import Array
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.errors import OptionError
 from qkv.scores.base import Lift, Score, joined
 
@@ -81,22 +81,22 @@ class SumOf(Score):
         """Fact: the sum of them."""
         return sum(score.flop_per_logit(query_width, key_width) + 1 for score in self.scores)
 
-    def tile(self, query: Array, key: Array, place: Place) -> Array:
+    def logits(self, query: Array, key: Array, tile: Tile) -> Array:
         """The sum of their tiles."""
-        total = self.scores[0].tile(query, key, place)
+        total = self.scores[0].logits(query, key, tile)
         for score in self.scores[1:]:
-            total = total + score.tile(query, key, place)
+            total = total + score.logits(query, key, tile)
         return total
 
     def centre(self, key: Array) -> tuple[Any, ...]:
         """One for each score."""
         return tuple(score.centre(key) for score in self.scores)
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """The lifted vectors side by side."""
-        centres = place.centre if place.centre is not None else (None,) * len(self.scores)
+        centres = tile.centre if tile.centre is not None else (None,) * len(self.scores)
         lifted = [
-            score.lift(query, key, replace(place, centre=centre))
+            score.lift(query, key, replace(tile, centre=centre))
             for score, centre in zip(self.scores, centres, strict=True)
         ]
         return joined([left for left, _ in lifted]), joined([right for _, right in lifted])
@@ -105,9 +105,11 @@ class SumOf(Score):
         """Fact: all of them, side by side."""
         return sum(score.lifted_width(query_width, key_width) for score in self.scores)
 
-    def lift_said(self) -> str:
+    def lift_description(self) -> str:
         """Fact: those of the scores."""
-        return "; ".join(["side by side", *(said for score in self.scores if (said := score.lift_said()))])
+        return "; ".join(
+            ["side by side", *(said for score in self.scores if (said := score.lift_description()))]
+        )
 
     def flat(self) -> Score:
         """Sums within are opened; one score alone is itself."""
@@ -120,11 +122,11 @@ class SumOf(Score):
         )
         return self if unchanged else SumOf(opened)
 
-    def query_term(self, query: Array, place: Place) -> Array | None:
+    def query_term(self, query: Array, tile: Tile) -> Array | None:
         """The sum of what their lifts leave out."""
-        centres = place.centre if place.centre is not None else (None,) * len(self.scores)
+        centres = tile.centre if tile.centre is not None else (None,) * len(self.scores)
         terms = [
-            score.query_term(query, replace(place, centre=centre))
+            score.query_term(query, replace(tile, centre=centre))
             for score, centre in zip(self.scores, centres, strict=True)
         ]
         known = [term for term in terms if term is not None]

@@ -23,13 +23,13 @@ Cuts = list[tuple[int, int]]
 
 
 def folded(
-    normalizer: Any, logits: Any, value: Any, place: Any, cuts: Cuts, dropout: float, order: Any = None
+    normalizer: Any, logits: Any, value: Any, tile: Any, cuts: Cuts, dropout: float, order: Any = None
 ) -> Any:
     """`finish` of the partials of these tiles; `order(n)` names the next two to merge (None: the first)."""
     prepared = normalizer.prepare(logits)
     partials = [
         normalizer.fold(
-            prepared[..., c0:c1], value[..., c0:c1, :], place.cut(place.rows, (c0, c1)), dropout, False
+            prepared[..., c0:c1], value[..., c0:c1, :], tile.cut(tile.rows, (c0, c1)), dropout, False
         )
         for c0, c1 in cuts
     ]
@@ -38,7 +38,7 @@ def folded(
         one, other = partials[i], partials[j]
         partials = [partial for n, partial in enumerate(partials) if n not in (i, j)]
         partials.insert(0, one.merge(other))
-    return normalizer.finish(partials[0], place, dropout)
+    return normalizer.finish(partials[0], tile, dropout)
 
 
 class FoldContract(PartContract):
@@ -60,7 +60,7 @@ class FoldContract(PartContract):
         if normalizer.passes != "one":
             return
         logits, value = self._row_logits(draw), draw(8, 2)
-        place = whole(4, 8, batch, seed=5)
+        tile = whole(4, 8, batch, seed=5)
         edges = sorted(data.draw(st.lists(st.integers(0, 8), max_size=4)))
         cuts = list(zip([0, *edges], [*edges, 8], strict=True))
 
@@ -68,12 +68,12 @@ class FoldContract(PartContract):
             return data.draw(st.permutations(range(n)))[:2]
 
         with quiet():
-            weights = normalizer.weights(logits, place)
-            output, summary = folded(normalizer, logits, value, place, cuts, dropout, order)
-            assert_close(output, drop(weights, place, dropout) @ value, 1e-12, least=1.0)
+            weights = normalizer.weights(logits, tile)
+            output, summary = folded(normalizer, logits, value, tile, cuts, dropout, order)
+            assert_close(output, drop(weights, tile, dropout) @ value, 1e-12, least=1.0)
             for c0, c1 in cuts:
-                tile = place.cut((0, 4), (c0, c1))
-                got = normalizer.tile_weights(normalizer.prepare(logits)[..., c0:c1], summary, tile)
+                piece = tile.cut((0, 4), (c0, c1))
+                got = normalizer.tile_weights(normalizer.prepare(logits)[..., c0:c1], summary, piece)
                 assert_close(got, weights[..., c0:c1], 1e-12, said="weights of a tile:", least=1e-3)
 
     def test_fold_is_the_whole_in_every_library(self, few_setting: Setting) -> None:
@@ -82,15 +82,15 @@ class FoldContract(PartContract):
         if normalizer.passes != "one":
             return
         logits, value = self._row_logits(draw), draw(8, 2)
-        place = whole(4, 8, (2,), seed=5)
+        tile = whole(4, 8, (2,), seed=5)
         dropout = 0.0 if setting.library == "jax" else 0.4  # there the draw takes seconds to compile
-        cut = place.cut((0, 4), (3, 8))
+        cut = tile.cut((0, 4), (3, 8))
 
         def both(x: Any, v: Any) -> Any:
             part = setting.part(normalizer)
-            output, summary = folded(part, x, v, place, [(0, 3), (3, 8)], dropout)
-            weights = part.weights(x, place)
-            wanted = namespace(x).matmul(drop(weights, place, dropout), v)
+            output, summary = folded(part, x, v, tile, [(0, 3), (3, 8)], dropout)
+            weights = part.weights(x, tile)
+            wanted = namespace(x).matmul(drop(weights, tile, dropout), v)
             return (
                 output,
                 wanted,
@@ -106,9 +106,9 @@ class FoldContract(PartContract):
     def test_fold_of_no_key_at_all_is_zero(self) -> None:
         normalizer = self.make(Draw(1))
         if normalizer.passes == "one":
-            place = whole(3, 0, seed=5)
+            tile = whole(3, 0, seed=5)
             with quiet():
-                output, _ = folded(normalizer, np.zeros((3, 0)), np.zeros((0, 2)), place, [(0, 0)], 0.0)
+                output, _ = folded(normalizer, np.zeros((3, 0)), np.zeros((0, 2)), tile, [(0, 0)], 0.0)
             assert output.tolist() == [[0.0, 0.0]] * 3
 
     def test_fold_never_reads_the_value_of_an_excluded_key(self) -> None:
@@ -117,11 +117,11 @@ class FoldContract(PartContract):
             draw = Draw(2)
             logits, value = self._row_logits(draw), draw(8, 2)
             logits[:, 5] = -np.inf
-            place, hurt = whole(4, 8, seed=5), value.copy()
+            tile, hurt = whole(4, 8, seed=5), value.copy()
             hurt[5] = [np.nan, np.inf]
             with quiet():
-                clean, _ = folded(normalizer, logits, value, place, [(0, 4), (4, 8)], 0.0)
-                got, _ = folded(normalizer, logits, hurt, place, [(0, 4), (4, 8)], 0.0)
+                clean, _ = folded(normalizer, logits, value, tile, [(0, 4), (4, 8)], 0.0)
+                got, _ = folded(normalizer, logits, hurt, tile, [(0, 4), (4, 8)], 0.0)
             assert_close(got, clean, 1e-15)
 
     def test_gradients_from_the_summary_are_those_of_the_weights(self) -> None:
@@ -131,24 +131,24 @@ class FoldContract(PartContract):
         normalizer = self.make(draw)
         if normalizer.passes != "one":
             return
-        place, cuts = whole(4, 8, (2,), seed=5), [(0, 3), (3, 8)]
+        tile, cuts = whole(4, 8, (2,), seed=5), [(0, 3), (3, 8)]
         leaves = [torch.tensor(x, requires_grad=True) for x in (self._row_logits(draw), *floats(normalizer))]
         part = with_floats(Setting("torch", "float64").part(normalizer), leaves[1:])
         gradient = torch.tensor(draw(4, 8))
-        weights = part.weights(leaves[0], place)
+        weights = part.weights(leaves[0], tile)
         wanted = [torch.zeros_like(leaf) for leaf in leaves]
         if weights.requires_grad:
             wanted = torch.autograd.grad(weights, leaves, gradient, allow_unused=True, materialize_grads=True)
 
         prepared = part.prepare(leaves[0])
         with torch.no_grad():
-            _, summary = folded(part, leaves[0], torch.tensor(draw(8, 2)), place, cuts, 0.0)
+            _, summary = folded(part, leaves[0], torch.tensor(draw(8, 2)), tile, cuts, 0.0)
             row_dot = (weights * gradient).sum(dim=-1, keepdim=True)
             tiles = []
             for c0, c1 in cuts:
-                tile = place.cut((0, 4), (c0, c1))
+                piece = tile.cut((0, 4), (c0, c1))
                 logits, own = prepared[..., c0:c1], weights[..., c0:c1]
-                tiles.append(part.logit_gradient(logits, own, gradient[..., c0:c1], row_dot, summary, tile))
+                tiles.append(part.logit_gradient(logits, own, gradient[..., c0:c1], row_dot, summary, piece))
         got = torch.autograd.grad(
             prepared, leaves, torch.cat(tiles, -1), allow_unused=True, materialize_grads=True
         )

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from qkv.core.arrays import namespace
 from qkv.core.equation import attend_dense
-from qkv.core.positions import Place, Positions, whole
+from qkv.core.positions import Positions, Tile, whole
 from qkv.errors import PositionError
 from qkv.masks import Keys, Window
 from qkv.normalizers import Softmax
@@ -59,11 +59,11 @@ class MaskContract(PartContract):
                 Positions(align="end"), Positions(align="start"), Positions(query_start=2)
             ):
                 mask = self.make(Draw(1, 5, 7, batch))
-                place = whole(5, 7, (2, 3), positions)
+                tile = whole(5, 7, (2, 3), positions)
                 with setting.active():
 
-                    def allowed(arrays: Any, mask: Any = mask, place: Place = place) -> Any:
-                        return mask.replace_arrays(arrays).allowed(place, setting.array(0.0))
+                    def allowed(arrays: Any, mask: Any = mask, tile: Tile = tile) -> Any:
+                        return mask.replace_arrays(arrays).allowed(tile, setting.array(0.0))
 
                     got = setting.call(allowed, [setting.array(x) for x in mask.arrays()])
                 assert "bool" in str(got.dtype)
@@ -77,10 +77,10 @@ class MaskContract(PartContract):
 
     def test_lengths_of_zero_and_one_work(self) -> None:
         for q, k in ((0, 3), (3, 0), (1, 1)):
-            mask, place = self.make(Draw(1, q, k)), whole(q, k, (), Positions(align="end"))
+            mask, tile = self.make(Draw(1, q, k)), whole(q, k, (), Positions(align="end"))
             mask.check(q, k)
-            assert np.broadcast_to(mask.allowed(place, np.zeros(())), (q, k)).shape == (q, k)
-            assert mask.cover(place) in ("all", "none", "part")
+            assert np.broadcast_to(mask.allowed(tile, np.zeros(())), (q, k)).shape == (q, k)
+            assert mask.coverage(tile) in ("all", "none", "part")
 
     @settings(suppress_health_check=[HealthCheck.differing_executors])
     @given(SIDE, COLS, POSITIONS, st.integers(0, 99))
@@ -90,41 +90,41 @@ class MaskContract(PartContract):
         mask = self.make(Draw(seed, 5, 7, (2,)))
         mask.check(5, 7)
         for shown in (mask, ~mask, mask & Window(2, 1), mask | Keys(np.arange(7) < 3)):
-            place = whole(5, 7, (2,), positions)
-            of_all = np.broadcast_to(shown.allowed(place, np.zeros(())), (2, 5, 7))[
+            tile = whole(5, 7, (2,), positions)
+            of_all = np.broadcast_to(shown.allowed(tile, np.zeros(())), (2, 5, 7))[
                 :, slice(*rows), slice(*cols)
             ]
-            tile = place.cut(rows, cols)
-            of_tile = shown.slice(slice(*rows), slice(*cols)).allowed(tile, np.zeros(()))
+            piece = tile.cut(rows, cols)
+            of_tile = shown.slice(slice(*rows), slice(*cols)).allowed(piece, np.zeros(()))
             assert (np.broadcast_to(of_tile, of_all.shape) == of_all).all()
-            cover = shown.cover(tile)
+            cover = shown.coverage(piece)
             assert cover != "all" or of_all.all()
             assert cover != "none" or not of_all.any()
-            start, stop = shown.reach(place.cut(rows, (0, 7)))
+            start, stop = shown.key_range(tile.cut(rows, (0, 7)))
             out_of_reach = np.ones(7, dtype=bool)
             out_of_reach[max(0, start) : max(0, stop)] = False
-            of_rows = np.broadcast_to(shown.allowed(place, np.zeros(())), (2, 5, 7))[:, slice(*rows)]
+            of_rows = np.broadcast_to(shown.allowed(tile, np.zeros(())), (2, 5, 7))[:, slice(*rows)]
             assert not of_rows[..., out_of_reach].any()
 
     def test_cover_is_part_where_the_elements_cannot_be_known(self) -> None:
         """Under `jax.jit` the arrays of a mask are tracers: a tile must not be skipped on a guess."""
         jax = pytest.importorskip("jax")
         mask = self.make(Draw(1, 5, 7, (2,)))
-        place = whole(5, 7, (2,), Positions(align="end"))
+        tile = whole(5, 7, (2,), Positions(align="end"))
         if mask.arrays():
-            known = mask.cover(place)
+            known = mask.coverage(tile)
 
             def count(arrays: Any) -> Any:
                 own = mask.replace_arrays(arrays)
-                assert own.cover(place) in ("part", known)
-                return own.allowed(place, jax.numpy.zeros(())).sum()
+                assert own.coverage(tile) in ("part", known)
+                return own.allowed(tile, jax.numpy.zeros(())).sum()
 
-            assert int(jax.jit(count)(list(mask.arrays()))) == int(mask.allowed(place, np.zeros(())).sum())
+            assert int(jax.jit(count)(list(mask.arrays()))) == int(mask.allowed(tile, np.zeros(())).sum())
 
     def test_masks_of_keys_alone_say_so(self) -> None:
-        mask, place = self.make(Draw(1, 5, 7)), whole(5, 7, (), Positions(align="start"))
+        mask, tile = self.make(Draw(1, 5, 7)), whole(5, 7, (), Positions(align="start"))
         if mask.key_only:
-            allowed = np.broadcast_to(mask.allowed(place, np.zeros(())), (5, 7))
+            allowed = np.broadcast_to(mask.allowed(tile, np.zeros(())), (5, 7))
             assert (allowed == allowed[:1]).all()
 
     def test_positional_is_true_exactly_where_positions_are_wanted(self) -> None:
@@ -137,11 +137,11 @@ class MaskContract(PartContract):
 
     def test_combinations_are_and_or_and_not(self) -> None:
         mask, other = self.make(Draw(1, 5, 7)), self.make(Draw(2, 5, 7)) & Keys(np.arange(7) % 2 == 0)
-        place, zero = whole(5, 7, (), Positions(align="end")), np.zeros(())
-        a, b = (np.broadcast_to(x.allowed(place, zero), (5, 7)) for x in (mask, other))
-        assert (np.broadcast_to((mask & other).allowed(place, zero), (5, 7)) == (a & b)).all()
-        assert (np.broadcast_to((mask | other).allowed(place, zero), (5, 7)) == (a | b)).all()
-        assert (np.broadcast_to((~mask).allowed(place, zero), (5, 7)) == ~a).all()
+        tile, zero = whole(5, 7, (), Positions(align="end")), np.zeros(())
+        a, b = (np.broadcast_to(x.allowed(tile, zero), (5, 7)) for x in (mask, other))
+        assert (np.broadcast_to((mask & other).allowed(tile, zero), (5, 7)) == (a & b)).all()
+        assert (np.broadcast_to((mask | other).allowed(tile, zero), (5, 7)) == (a | b)).all()
+        assert (np.broadcast_to((~mask).allowed(tile, zero), (5, 7)) == ~a).all()
         assert (mask & other).positional == (mask.positional or other.positional)
 
     def test_what_it_does_not_allow_has_weight_zero_and_a_row_without_keys_is_zero(self) -> None:

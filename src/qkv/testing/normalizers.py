@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qkv.core.arrays import is_floating, namespace, quiet
-from qkv.core.positions import Place, whole
+from qkv.core.positions import Tile, whole
 from qkv.normalizers import Normalizer
 from qkv.testing.examples import Draw, RowAt, anew, element, floats, with_floats
 from qkv.testing.folds import FoldContract
@@ -62,14 +62,14 @@ class NormalizerContract(FoldContract):
             draw = Draw(3, batch=batch)
             normalizer = self.make(draw)
             logits = some_logits(Draw(4, batch=shape), self.non_negative_logits)
-            place = whole(5, 7, shape, seed=SEED)
+            tile = whole(5, 7, shape, seed=SEED)
             with setting.active():
                 rounded, exact = setting.rounded(logits), normalizer.map_arrays(setting.rounded)
                 arrays = [setting.array(x) for x in normalizer.arrays()]
 
-                def weights(logits: Any, arrays: Any, part: Any = normalizer, place: Place = place) -> Any:
+                def weights(logits: Any, arrays: Any, part: Any = normalizer, tile: Tile = tile) -> Any:
                     with quiet():
-                        return part.replace_arrays(arrays).weights(logits, place)
+                        return part.replace_arrays(arrays).weights(logits, tile)
 
                 got = setting.call(weights, setting.array(logits), arrays)
                 assert setting.dtype in str(got.dtype)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from qkv.core.arrays import cast, quiet, zeros
 from qkv.core.batch import indices
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.kernels.fold import fold_rows, spans
 from qkv.kernels.reading import Reading, read_rows, reads_tiles
 from qkv.plan.cost import Cost
@@ -46,15 +46,15 @@ class TileReader(Kernel):
         """Nothing: it is only run where it is asked for."""
         return Cost(0, 0, 0)
 
-    def run(self, ready: Ready, problem: Problem) -> Result:
+    def run(self, call: BoundCall, problem: Problem) -> Result:
         """Fold some queries, then read them."""
-        place, reading = ready.place, Reading(problem.readouts, ready.place)
-        output = zeros(ready.value, (*place.batch, place.q_total, ready.value.shape[-1]))
+        tile, reading = call.tile, Reading(problem.readouts, call.tile)
+        output = zeros(call.value, (*tile.batch, tile.q_total, call.value.shape[-1]))
         with quiet():
-            for index in indices(place.batch, self.most):
-                one = ready.at(index) if index else ready
-                for rows in spans(place.q_total, self.rows):
+            for index in indices(tile.batch, self.most):
+                one = call.at(index) if index else call
+                for rows in spans(tile.q_total, self.rows):
                     folded, summary = fold_rows(one, rows, self.cols)
                     output[(*index, slice(*rows)) if index else (..., slice(*rows), slice(None))] = folded
                     read_rows(reading, one, summary, rows, self.cols, index)
-        return Result(cast(output, ready.out_dtype), reading.results())
+        return Result(cast(output, call.out_dtype), reading.results())

@@ -175,11 +175,11 @@ def test_a_mask_that_was_made_already_is_handed_back() -> None:
 
 def test_listed_keys_are_the_same_tile_by_tile() -> None:
     indices = torch.tensor([[0, 3, -1], [5, 5, 1]])
-    mask, place = Listed(indices, size=2), whole(2, 11)
-    all_of = mask.allowed(place, torch.zeros(()))
+    mask, tile = Listed(indices, size=2), whole(2, 11)
+    all_of = mask.allowed(tile, torch.zeros(()))
     assert all_of.nonzero().tolist() == [
         *([0, j] for j in (0, 1, 6, 7)), *([1, j] for j in (2, 3, 10)),
     ]  # fmt: skip
     for start, stop in ((0, 3), (3, 8), (8, 11)):
-        tile = mask.allowed(place.cut((0, 2), (start, stop)), torch.zeros(()))
-        assert torch.equal(tile, all_of[:, start:stop])
+        piece = mask.allowed(tile.cut((0, 2), (start, stop)), torch.zeros(()))
+        assert torch.equal(piece, all_of[:, start:stop])

@@ -21,7 +21,7 @@ import torch
 
 from qkv.core.arrays import Array, arange
 from qkv.core.parts import axes
-from qkv.core.positions import Place, Positions
+from qkv.core.positions import Positions, Tile
 from qkv.masks import Causal, Documents, Keys, Window
 from qkv.masks.base import And, Mask, Or
 
@@ -97,10 +97,10 @@ class Function(Mask):
         """Without the function: plans are kept, and what it closes over is not to be kept with them."""
         return (type(self), self.vmapped, tuple(self.elements.shape))
 
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         """Ask it."""
-        rows = arange(reference, *place.rows) + self.q_start
-        cols = arange(reference, *place.cols) + self.k_start
+        rows = arange(reference, *tile.rows) + self.q_start
+        cols = arange(reference, *tile.cols) + self.k_start
         head = torch.zeros((), dtype=torch.int64, device=rows.device)
         if not self.vmapped:
             return self.function(self.elements[..., None, None], head, rows[:, None], cols[None, :])
@@ -122,11 +122,11 @@ def translated(function: Callable[..., Any], frame: Frame) -> Mask | None:
     return known(function, _closed_over(function), frame)
 
 
-def simplified(mask: Mask | None, place: Place) -> Mask | None:
+def simplified(mask: Mask | None, tile: Tile) -> Mask | None:
     """The same mask without what allows every pair of the call: a window wider than all, no padding."""
     if isinstance(mask, And):
-        return _all_of([simplified(mask.left, place), simplified(mask.right, place)])
-    return None if mask is None or mask.cover(place) == "all" else mask
+        return _all_of([simplified(mask.left, tile), simplified(mask.right, tile)])
+    return None if mask is None or mask.coverage(tile) == "all" else mask
 
 
 def _name(function: Callable[..., Any]) -> str:

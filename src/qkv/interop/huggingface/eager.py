@@ -57,7 +57,7 @@ def read_weights(readout: Readout, weights: torch.Tensor) -> Any:
     if isinstance(getattr(readout, "readout", readout), LogSumExp):
         return None
     batch, heads, q, k = weights.shape
-    place = whole(q, k, (batch, heads))
-    readout.check(place)
-    found = readout.read(torch.log(weights), weights, Softmax(), place)
-    return readout.finish(found, place)
+    tile = whole(q, k, (batch, heads))
+    readout.check(tile)
+    found = readout.read(torch.log(weights), weights, Softmax(), tile)
+    return readout.finish(found, tile)

@@ -12,7 +12,7 @@ import torch
 
 from qkv.core.arrays import Array
 from qkv.core.parts import axes
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.masks.base import Mask
 
 __all__ = ["Listed"]
@@ -36,14 +36,14 @@ class Listed(Mask):
     indices: Array = axes("q", "n")
     size: int = 1
 
-    def allowed(self, place: Place, reference: Array) -> Array:
+    def allowed(self, tile: Tile, reference: Array) -> Array:
         """A table of the tile's blocks, with those that are named marked."""
-        first, last = place.cols[0] // self.size, (place.cols[1] - 1) // self.size
+        first, last = tile.cols[0] // self.size, (tile.cols[1] - 1) // self.size
         count = last - first + 1
         at = self.indices.to(torch.int64) - first
         # What is named outside the tile goes to one more column, which is cut off.
         at = torch.where((at < 0) | (at >= count) | (self.indices < 0), count, at)
         marked = torch.zeros((*at.shape[:-1], count + 1), dtype=torch.bool, device=at.device)
         marked = marked.scatter(-1, at, True)
-        cols = torch.arange(*place.cols, device=at.device) // self.size - first
+        cols = torch.arange(*tile.cols, device=at.device) // self.size - first
         return marked[..., cols]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.scores.base import InnerProductScore
 
 __all__ = ["Scaled"]
@@ -27,10 +27,10 @@ class Scaled(InnerProductScore):
     scale: float
     lifts_itself = True
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """Fact: exact. The scale goes to the query."""
         return query * self.scale, key
 
-    def factors(self, query: Array, key: Array, place: Place) -> tuple[Array, Array, float]:
+    def factors(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, float]:
         """Fact: the scale is one number, for the kernel to multiply by; nothing is copied."""
         return query, key, self.scale

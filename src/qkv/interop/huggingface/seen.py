@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from qkv.core.equation import make_ready
+from qkv.core.equation import bind_call
 from qkv.errors import OptionError
 from qkv.interop.huggingface.call import Call
 from qkv.interop.huggingface.layers import Kind
@@ -27,15 +27,15 @@ class Kept:
         """Weights `(rows, cols)`: e^(logit − log-sum-exp)."""
         one, options = self.call.at_head(head), self.call.at_head(head).options
         normalizer = options["normalizer"] or Softmax()
-        ready = make_ready(
+        bound = bind_call(
             one.query, one.key, one.value, score=options["score"], normalizer=normalizer,
             mask=options["mask"], positions=options["positions"],
         ).at((element,))  # fmt: skip
-        logits = ready.tile(rows, cols)
+        logits = bound.logits(rows, cols)
         if logits is None:
             return self.log_sum_exp.new_zeros((rows[1] - rows[0], cols[1] - cols[0]))
         total = self.log_sum_exp[element, head, rows[0] : rows[1], None]
-        found = torch.exp(ready.normalizer.prepare(logits) - torch.where(total == -torch.inf, 0.0, total))
+        found = torch.exp(bound.normalizer.prepare(logits) - torch.where(total == -torch.inf, 0.0, total))
         return found.to(self.log_sum_exp.dtype)
 
 

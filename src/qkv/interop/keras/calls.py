@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 import qkv
-from qkv.core.equation import Ready, dense
+from qkv.core.equation import BoundCall, dense
 from qkv.core.positions import Positions, whole
 from qkv.errors import OptionError
 from qkv.masks import Mask
@@ -114,8 +114,8 @@ def _unknown(
     half = keras.backend.standardize_dtype(value.dtype) in ("float16", "bfloat16")
     dtype = value.dtype
     query, key, value = (ops.cast(x, "float32") if half else x for x in (query, key, value))
-    place = whole(q, k, tuple(batch), _START, seed=seed)
-    seen = dense(Ready(query, key, value, score, normalizer, mask, place, dropout, dtype))
+    tile = whole(q, k, tuple(batch), _START, seed=seed)
+    seen = dense(BoundCall(query, key, value, score, normalizer, mask, tile, dropout, dtype))
     return seen.output, ops.cast(seen.weights, dtype) if with_scores else None
 
 

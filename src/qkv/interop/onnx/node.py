@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from qkv.core.arrays import Array, is_array
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.core.parts import over_pairs
 from qkv.plan.cost import Cost
 from qkv.plan.kernel import Kernel, Result
@@ -72,34 +72,34 @@ class AttentionNode(Kernel):
         """Nothing is run."""
         return Cost(0.0, 0.0, 0.0)
 
-    def run(self, ready: Ready, problem: Problem) -> Result:
+    def run(self, call: BoundCall, problem: Problem) -> Result:
         """Lift, guard, put into four axes, write the node."""
         import torch
 
-        said = _said(ready.score)
+        said = _said(call.score)
         assert said is not None
-        place, temperature = ready.place, getattr(ready.normalizer, "temperature", 1.0)
-        centre = said.product.centre(ready.key)
-        lifted = place if centre is None else replace(place, centre=centre)
-        left, right, scale = said.product.factors(ready.query, ready.key, lifted)
+        tile, temperature = call.tile, getattr(call.normalizer, "temperature", 1.0)
+        centre = said.product.centre(call.key)
+        lifted = tile if centre is None else replace(tile, centre=centre)
+        left, right, scale = said.product.factors(call.query, call.key, lifted)
         if is_array(temperature):
             temperature = over_pairs(temperature)
             left = left / temperature
         else:
             scale = scale / temperature
-        value = ready.value
-        causal = ready.mask is not None and ready.mask.causal_offset(place) == 0
-        allowed = None if ready.mask is None or causal else ready.mask.allowed(place, value)
+        value = call.value
+        causal = call.mask is not None and call.mask.causal_offset(tile) == 0
+        allowed = None if call.mask is None or causal else call.mask.allowed(tile, value)
         bias = None
         for score in said.added:
-            offset = score.offset(place, value) / temperature
+            offset = score.offset(tile, value) / temperature
             bias = offset if bias is None else bias + offset
         poison = None
         if not self.finite and (causal or allowed is not None or bias is not None):
             readable = _readable(allowed, bias)
             bad = _not_finite(right) | _not_finite(value)
             right, value = (torch.where(x.isfinite(), x, 0.0) for x in (right, value))
-            poison = _poisoned(bad, readable, causal, place.q_total)
+            poison = _poisoned(bad, readable, causal, tile.q_total)
         mask = _one_mask(allowed, bias)
 
         attributes: dict[str, Any] = {"scale": float(scale)}
@@ -107,8 +107,8 @@ class AttentionNode(Kernel):
             attributes["softcap"] = float(said.cap / temperature)
         if causal:
             attributes["is_causal"] = 1
-        sides = _four(ready.batch, left, right, value)
-        inputs = [*sides, *(() if mask is None else (_four_mask(ready, sides[0].shape[1], mask),))]
+        sides = _four(call.batch, left, right, value)
+        inputs = [*sides, *(() if mask is None else (_four_mask(call, sides[0].shape[1], mask),))]
         output = torch.onnx.ops.symbolic(
             "Attention",
             inputs,
@@ -117,10 +117,10 @@ class AttentionNode(Kernel):
             shape=(*sides[0].shape[:3], value.shape[-1]),
             version=self.version,
         )
-        output = output.reshape((*ready.batch, place.q_total, value.shape[-1]))
+        output = output.reshape((*call.batch, tile.q_total, value.shape[-1]))
         if poison is not None:
             output = torch.where(poison, math.nan, output)
-        return Result(output.to(ready.out_dtype))
+        return Result(output.to(call.out_dtype))
 
 
 def _said(score: Any) -> _Said | None:
@@ -193,11 +193,11 @@ def _four(batch: tuple[int, ...], query: Array, key: Array, value: Array) -> lis
     return [x.reshape((*(1,) * (4 - x.ndim), *x.shape)) for x in sides]
 
 
-def _four_mask(ready: Ready, heads: int, mask: Array) -> Array:
+def _four_mask(call: BoundCall, heads: int, mask: Array) -> Array:
     """The mask as (batch, heads, q, k), with every row and column: runtimes do not broadcast those."""
-    batch, place = ready.batch, ready.place
+    batch, tile = call.batch, call.tile
     mask = mask.reshape((*(1,) * (len(batch) - mask.ndim + 2), *mask.shape))
-    mask = mask.expand((*mask.shape[:-2], place.q_total, place.k_total))
+    mask = mask.expand((*mask.shape[:-2], tile.q_total, tile.k_total))
     if len(batch) > 2:
         if all(n == 1 for n in mask.shape[:-2]):
             return mask.reshape((1, 1, *mask.shape[-2:]))

@@ -27,7 +27,7 @@ from qkv.core.arrays import (
     namespace,
     zeros,
 )
-from qkv.core.positions import Place, Positions
+from qkv.core.positions import Positions, Tile
 from qkv.engine import attend, observe
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.interop.onnx.attributes import Attributes
@@ -155,11 +155,11 @@ class _Scaled(InnerProductScore):
     scale: float
     lifts_itself: ClassVar[bool] = True  # type: ignore[misc]
 
-    def lift(self, query: Array, key: Array, place: Place) -> tuple[Array, Array]:
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """Fact: exact. The scale goes to the query."""
         return query * self.scale, key
 
-    def factors(self, query: Array, key: Array, place: Place) -> tuple[Array, Array, float]:
+    def factors(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, float]:
         """Fact: the scale is one number, for the kernel to multiply by."""
         return query, key, self.scale
 
@@ -168,7 +168,7 @@ class _Scaled(InnerProductScore):
 class _Logits(Dense):
     """All logits, −inf where a key is excluded."""
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, place: Place) -> Array:
+    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
         """The logits."""
         return logits
 

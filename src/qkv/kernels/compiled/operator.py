@@ -327,5 +327,5 @@ def _outside() -> Any:
 def _own(x: Array, others: Sequence[Array]) -> Array:
     """Contiguous, as the compiler was told, and in memory that no other tensor has."""
     x = x.contiguous()
-    place = x.untyped_storage().data_ptr()
-    return x.clone() if any(place == y.untyped_storage().data_ptr() for y in others) else x
+    tile = x.untyped_storage().data_ptr()
+    return x.clone() if any(tile == y.untyped_storage().data_ptr() for y in others) else x

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from qkv.core.arrays import Array, cast, is_array
-from qkv.core.equation import Ready
-from qkv.core.positions import Place
+from qkv.core.equation import BoundCall
+from qkv.core.positions import Tile
 from qkv.kernels.flash.flash import Flash, attend, operators, public, told_finite
 from qkv.kernels.flash.layout import Layout, layout_of, split
 from qkv.kernels.sizes import STRIP_BUDGET, strip_alive, strip_rows_of
@@ -31,7 +31,7 @@ __all__ = ["run", "shortcut"]
 def shortcut(problem: Problem) -> Callable[[Array, Array, Array], Result | None] | None:
     """For a plain dot product without or with a causal mask: a call that only looks and runs."""
     axes, score, mask = problem.axes, problem.score, problem.spec.mask
-    keys, offset, known = split(mask, problem.place)
+    keys, offset, known = split(mask, problem.tile)
     equal = axes.query_width == axes.key_width == axes.value_width
     temperature = getattr(problem.normalizer, "temperature", 1.0)
     if problem.traced or not (score.lifts_itself and equal and known) or keys is not None or offset:
@@ -42,8 +42,8 @@ def shortcut(problem: Problem) -> Callable[[Array, Array, Array], Result | None]
     import torch
 
     one = torch.ones((1, axes.query_width))
-    scale = score.factors(one, one, problem.place)[2] / temperature
-    flash = Flash(layout, scale, offset, None, _Again(problem, problem.place, mask, scale))
+    scale = score.factors(one, one, problem.tile)[2] / temperature
+    flash = Flash(layout, scale, offset, None, _Again(problem, problem.tile, mask, scale))
     return partial(_short, flash, problem.gradient)
 
 
@@ -67,19 +67,19 @@ def _short(flash: Flash, gradient: bool, query: Array, key: Array, value: Array)
 _FINITE = ("all finite: fused",)
 
 
-def run(ready: Ready, problem: Problem) -> Result | None:
+def run(call: BoundCall, problem: Problem) -> Result | None:
     """Lift, pad, look, call; None where the data is not finite."""
-    call = _Call.of(ready, problem)
+    fused = _Call.of(call, problem)
     if problem.traced:
-        return Result(cast(call.traced(), ready.out_dtype), (), ("traced: not looked at",))
-    output = call.believed()
+        return Result(cast(fused.traced(), call.out_dtype), (), ("traced: not looked at",))
+    output = fused.believed()
     if output is not None:
-        return Result(cast(output, ready.out_dtype), (), _FINITE)
-    keys = split(ready.mask, ready.place)[0] if ready.mask is not None else None
-    if keys is not None and (cleaned := _without_masked(ready, keys)) is not None:
-        call = _Call.of(cleaned, problem)
-        if call.finite():
-            return Result(cast(call.output(), ready.out_dtype), (), ("finite but for masked keys: fused",))
+        return Result(cast(output, call.out_dtype), (), _FINITE)
+    keys = split(call.mask, call.tile)[0] if call.mask is not None else None
+    if keys is not None and (cleaned := _without_masked(call, keys)) is not None:
+        fused = _Call.of(cleaned, problem)
+        if fused.finite():
+            return Result(cast(fused.output(), call.out_dtype), (), ("finite but for masked keys: fused",))
     return None
 
 
@@ -87,7 +87,7 @@ def run(ready: Ready, problem: Problem) -> Result | None:
 class _Call:
     """A call with its sides lifted and of one width."""
 
-    ready: Ready
+    call: BoundCall
     problem: Problem
     layout: Layout
     left: Array
@@ -96,33 +96,33 @@ class _Call:
     scale: float
 
     @classmethod
-    def of(cls, ready: Ready, problem: Problem) -> _Call:
+    def of(cls, call: BoundCall, problem: Problem) -> _Call:
         """Lift and pad."""
-        if _autocast(ready.value):
+        if _autocast(call.value):
             import torch
 
-            with torch.autocast(ready.value.device.type, enabled=False):
-                return cls._of(ready, problem)
-        return cls._of(ready, problem)
+            with torch.autocast(call.value.device.type, enabled=False):
+                return cls._of(call, problem)
+        return cls._of(call, problem)
 
     @classmethod
-    def _of(cls, ready: Ready, problem: Problem) -> _Call:
-        left, right, scale = _lifted(ready)
-        sides = [left, right, ready.value]
+    def _of(cls, call: BoundCall, problem: Problem) -> _Call:
+        left, right, scale = _lifted(call)
+        sides = [left, right, call.value]
         width = max(left.shape[-1], sides[2].shape[-1])
         for n, x in enumerate(sides):
             if x.shape[-1] != width:
                 import torch
 
                 sides[n] = torch.nn.functional.pad(x, (0, width - x.shape[-1]))
-        batch = ready.place.batch
+        batch = call.tile.batch
         layout = layout_of(batch, *(x.shape[:-2] for x in sides))
         if layout is None:
             # Arrays of the score brought batch axes along which the inputs are shared.
             sides = [x.expand((*batch, *x.shape[-2:])) for x in sides]
             layout = layout_of(batch, batch, batch, batch)
             assert layout is not None
-        return cls(ready, problem, layout, sides[0], sides[1], sides[2], scale)
+        return cls(call, problem, layout, sides[0], sides[1], sides[2], scale)
 
     def finite(self) -> bool:
         """Whether all that would be multiplied is finite."""
@@ -145,7 +145,7 @@ class _Call:
         out, total = attend(flash, *sides, False)
         if not told_finite(out, total) and not self.finite():
             return None
-        return self.layout.output(out, self.ready.value.shape[-1])
+        return self.layout.output(out, self.call.value.shape[-1])
 
     def output(self) -> Any:
         """Run."""
@@ -159,19 +159,19 @@ class _Call:
             gradient = torch.is_grad_enabled() and any(x.requires_grad for x in sides)
             out = attend(flash, *sides, gradient)
             out = out if gradient else out[0]
-        return self.layout.output(out, self.ready.value.shape[-1])
+        return self.layout.output(out, self.call.value.shape[-1])
 
     def traced(self) -> Any:
         """Run where the data cannot be looked at: what is masked is taken out, not looked for."""
-        keys, offset, _ = split(self.ready.mask, self.ready.place)
-        call, poison = self, None
+        keys, offset, _ = split(self.call.mask, self.call.tile)
+        fused, poison = self, None
         if keys is not None:
-            cleaned = _without_masked(self.ready, keys)
-            call = _Call.of(cleaned, self.problem) if cleaned is not None else self
+            cleaned = _without_masked(self.call, keys)
+            fused = _Call.of(cleaned, self.problem) if cleaned is not None else self
         if offset is not None:
-            call, poison = call._causal()
-        out = public(call._flash(), call.left, call.right, call.value, traced=True)
-        out = call.layout.output(out, self.ready.value.shape[-1])
+            fused, poison = fused._causal()
+        out = public(fused._flash(), fused.left, fused.right, fused.value, traced=True)
+        out = fused.layout.output(out, self.call.value.shape[-1])
         return out if poison is None else out + poison
 
     def _causal(self) -> tuple[_Call, Any]:
@@ -186,16 +186,16 @@ class _Call:
         return dataclasses.replace(self, right=right, value=value), seen[..., :q, None]
 
     def _flash(self) -> Flash:
-        mask = self.ready.mask
-        again = _Again(self.problem, self.ready.place, mask, self.scale)
+        mask = self.call.mask
+        again = _Again(self.problem, self.call.tile, mask, self.scale)
         if mask is None:
             return Flash(self.layout, self.scale, None, None, again)
-        keys, offset, _ = split(mask, self.ready.place)
+        keys, offset, _ = split(mask, self.call.tile)
         bias = None
         if keys is not None:
             import torch
 
-            allowed = self.layout.mask(keys.allowed(self.ready.place, self.value))
+            allowed = self.layout.mask(keys.allowed(self.call.tile, self.value))
             bias = torch.zeros(allowed.shape, dtype=self.value.dtype, device=self.value.device)
             bias = bias.masked_fill_(~allowed, -math.inf)
         return Flash(self.layout, self.scale, offset, bias, again)
@@ -206,17 +206,17 @@ class _Again:
     """Gradients that can be differentiated: the lifted call in strips."""
 
     problem: Problem
-    place: Place
+    tile: Tile
     mask: Mask | None
     scale: float
 
     def __call__(self, left: Array, right: Array, value: Array, gradient: Array) -> list[Array | None]:
         """Of left, right and value."""
         softmax = Softmax(1.0 / self.scale)
-        ready = Ready(left, right, value, Dot(), softmax, self.mask, self.place, 0.0, value.dtype)
+        call = BoundCall(left, right, value, Dot(), softmax, self.mask, self.tile, 0.0, value.dtype)
         rows = strip_rows_of(self.problem, STRIP_BUDGET, strip_alive(self.problem))
-        strips = Strips(ready, (), rows, with_output=True)
-        gradient = gradient.reshape((*self.place.batch, *gradient.shape[-2:]))
+        strips = Strips(call, (), rows, with_output=True)
+        gradient = gradient.reshape((*self.tile.batch, *gradient.shape[-2:]))
         return twice_differentiable(strips, (left, right, value), [gradient])
 
 
@@ -226,29 +226,27 @@ def _autocast(x: Array) -> bool:
     return torch.is_autocast_enabled(x.device.type)
 
 
-def _lifted(ready: Ready) -> tuple[Array, Array, float]:
+def _lifted(call: BoundCall) -> tuple[Array, Array, float]:
     """Both sides, and what their product is multiplied by."""
-    score, place, temperature = ready.score, ready.place, ready.normalizer.temperature
-    centre = score.centre(ready.key)
+    score, tile, temperature = call.score, call.tile, call.normalizer.temperature
+    centre = score.centre(call.key)
     if centre is not None:  # one for all: two lifts of one key must agree
-        place = dataclasses.replace(place, centre=centre)
-    left, right, scale = score.factors(ready.query, ready.key, place)
+        tile = dataclasses.replace(tile, centre=centre)
+    left, right, scale = score.factors(call.query, call.key, tile)
     if is_array(temperature):
         return left / (temperature[..., None, None] if temperature.ndim else temperature), right, scale
     return left, right, scale / temperature
 
 
-def _without_masked(ready: Ready, keys: Mask) -> Ready | None:
+def _without_masked(call: BoundCall, keys: Mask) -> BoundCall | None:
     """The same call with masked keys and values 0; None where a shared key would be needed in two forms."""
     import torch
 
-    allowed = keys.allowed(ready.place, ready.value).mT
+    allowed = keys.allowed(call.tile, call.value).mT
     own = allowed.shape[:-2]
-    for x in (ready.key, ready.value):
+    for x in (call.key, call.value):
         shape = (1,) * (len(own) - x.ndim + 2) + tuple(x.shape[:-2])
         if any(n not in (1, m) for n, m in zip(own, shape[len(shape) - len(own) :], strict=True)):
             return None
-    key, value = (torch.where(allowed, x, 0.0) for x in (ready.key, ready.value))
-    return dataclasses.replace(
-        ready, key=key.reshape(ready.key.shape), value=value.reshape(ready.value.shape)
-    )
+    key, value = (torch.where(allowed, x, 0.0) for x in (call.key, call.value))
+    return dataclasses.replace(call, key=key.reshape(call.key.shape), value=value.reshape(call.value.shape))

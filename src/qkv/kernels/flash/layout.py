@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from qkv.core.arrays import Array
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.masks.base import And, Mask
 
 __all__ = ["Layout", "layout_of", "split"]
@@ -130,17 +130,17 @@ def _merged(axes: list[tuple[int, tuple[bool, ...]]]) -> list[tuple[int, tuple[b
     return axes
 
 
-def split(mask: Mask | None, place: Place) -> tuple[Mask | None, int | None, bool]:
+def split(mask: Mask | None, tile: Tile) -> tuple[Mask | None, int | None, bool]:
     """The mask as one of keys and a causal one of this offset; False where it is not that."""
     if mask is None:
         return None, None, True
     if mask.key_only:
         return mask, None, True
-    offset = mask.causal_offset(place)
+    offset = mask.causal_offset(tile)
     if offset is not None:
         return None, offset, True
     if isinstance(mask, And):
-        sides = [split(side, place) for side in (mask.left, mask.right)]
+        sides = [split(side, tile) for side in (mask.left, mask.right)]
         keys = [found[0] for found in sides if found[0] is not None]
         causal = {found[1] for found in sides if found[1] is not None}
         if all(found[2] for found in sides) and len(causal) == 1:

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from qkv.core.arrays import Array, cast
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.core.guard import finite
 from qkv.core.parts import Part
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.masks import Mask
 
 __all__ = ["Moving", "Tile", "add_piece", "add_rows", "part_at", "piece", "rows_at", "write_rows"]
 
 
 @dataclass(frozen=True)
-class Tile:
+class DynamicTile:
     """Where a tile stands.
 
     Attributes:
@@ -36,7 +36,7 @@ class Tile:
     shown: tuple[Any, Any]
 
     @classmethod
-    def of(cls, number: tuple[Any, Any], sides: tuple[int, int], lengths: tuple[int, int]) -> Tile:
+    def of(cls, number: tuple[Any, Any], sides: tuple[int, int], lengths: tuple[int, int]) -> DynamicTile:
         """The tile of this number along each axis: numbers of Python, or of a compiled loop."""
         import jax.numpy as jnp
 
@@ -50,66 +50,66 @@ class Moving:
     """A call whose tiles are computed in a compiled loop.
 
     Attributes:
-        ready: the call, with the score's sides for query and key where there are any.
+        call: the call, with the score's sides for query and key where there are any.
         raw: query and key as they came, and which of their rows are not finite; None: all are, or all are
             read.
     """
 
-    ready: Ready
+    call: BoundCall
     raw: tuple[Array, Array, Array, Array] | None
 
     @classmethod
-    def of(cls, ready: Ready) -> Moving:
+    def of(cls, call: BoundCall) -> Moving:
         """What each side contributes is computed once, of numbers that are finite where others are masked."""
         import jax
         import jax.numpy as jnp
 
         raw = None
-        query, key = ready.query, ready.key
-        if not (ready.mask is None or ready.clean_pairs):
+        query, key = call.query, call.key
+        if not (call.mask is None or call.clean_pairs):
             bad = [~jnp.all(jnp.isfinite(x), axis=-1) for x in (query, key)]
             raw = (jax.lax.stop_gradient(query), jax.lax.stop_gradient(key), bad[0], bad[1])
             query, key = finite(query), finite(key)
-        return cls(ready.with_sides(*ready.score.sides(query, key, ready.place)), raw)
+        return cls(call.with_projections(*call.score.project(query, key, call.tile)), raw)
 
-    def place(self, tile: Tile) -> Place:
+    def tile_of(self, window: DynamicTile) -> Tile:
         """Of a tile."""
         return replace(
-            self.ready.place,
-            rows=(0, tile.rows[1]),
-            cols=(0, tile.cols[1]),
-            moved=(tile.rows[0], tile.cols[0]),
+            self.call.tile,
+            rows=(0, window.rows[1]),
+            cols=(0, window.cols[1]),
+            moved=(window.rows[0], window.cols[0]),
         )
 
-    def allowed(self, tile: Tile) -> Array:
+    def allowed(self, window: DynamicTile) -> Array:
         """Booleans that broadcast to the tile: the mask, of what no other tile shows."""
         import jax.numpy as jnp
 
-        ready, place = self.ready, self.place(tile)
-        rows, cols = place.query_indices(ready.value)[:, None], place.key_positions(ready.value)
-        shown = (rows >= tile.shown[0]) & (cols >= tile.shown[1])
-        if ready.mask is None:
+        call, tile = self.call, self.tile_of(window)
+        rows, cols = tile.query_indices(call.value)[:, None], tile.key_positions(call.value)
+        shown = (rows >= window.shown[0]) & (cols >= window.shown[1])
+        if call.mask is None:
             return shown
-        mask: Mask = part_at(ready.mask, tile)
-        return jnp.logical_and(shown, mask.allowed(place, ready.value))
+        mask: Mask = part_at(call.mask, window)
+        return jnp.logical_and(shown, mask.allowed(tile, call.value))
 
-    def logits(self, tile: Tile, left: Array, right: Array, score: Any, allowed: Array) -> Array:
+    def logits(self, window: DynamicTile, left: Array, right: Array, score: Any, allowed: Array) -> Array:
         """Logits `(*batch, q, k)` of a tile, −inf where it is not allowed; sides and score cut to it."""
         import jax
         import jax.numpy as jnp
 
-        ready, place = self.ready, self.place(tile)
-        shape = (*ready.batch, tile.rows[1], tile.cols[1])
-        logits = jnp.broadcast_to(cast(score.pair(left, right, place), ready.dtype), shape)
+        call, tile = self.call, self.tile_of(window)
+        shape = (*call.batch, window.rows[1], window.cols[1])
+        logits = jnp.broadcast_to(cast(score.projected_logits(left, right, tile), call.dtype), shape)
         if self.raw is not None:
             query, key, bad_query, bad_key = self.raw
-            bad_query = piece(bad_query, tile.rows, -1)[..., :, None]
-            bad_key = piece(bad_key, tile.cols, -1)[..., None, :]
-            query, key = rows_at(query, tile.rows), rows_at(key, tile.cols)
+            bad_query = piece(bad_query, window.rows, -1)[..., :, None]
+            bad_key = piece(bad_key, window.cols, -1)[..., None, :]
+            query, key = rows_at(query, window.rows), rows_at(key, window.cols)
             constant = score.map_arrays(jax.lax.stop_gradient)
 
             def as_they_came(logits: Array) -> Array:
-                raw = cast(constant.tile(query, key, place), ready.dtype)
+                raw = cast(constant.logits(query, key, tile), call.dtype)
                 return jnp.where(bad_query | bad_key, raw, logits)
 
             # As `core.guard.guarded_logits`; the second computation runs only where it is needed.
@@ -122,7 +122,7 @@ class Moving:
         import jax
         import jax.numpy as jnp
 
-        if self.ready.clean_value:
+        if self.call.clean_value:
             return function(True)
         return jax.lax.cond(jnp.all(jnp.isfinite(value)), lambda: function(True), lambda: function(False))
 
@@ -159,26 +159,26 @@ def add_rows(whole: Array, rows: Array, start: Any) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(whole, old + rows, start, axis)
 
 
-def part_at(part: Any, tile: Tile) -> Any:
+def part_at(part: Any, window: DynamicTile) -> Any:
     """The part for a tile: `Part.slice` where the limits are not known in Python."""
 
     def cut(array: Array, names: tuple[str, ...] | None) -> Array:
         for back, name in enumerate(reversed(names or ()), start=1):
             if name in ("q", "k"):
-                array = piece(array, tile.rows if name == "q" else tile.cols, -back)
+                array = piece(array, window.rows if name == "q" else window.cols, -back)
         return array
 
     return part._map(cut)
 
 
-def add_piece(whole: Array, more: Array, names: tuple[str, ...] | None, tile: Tile) -> Array:
+def add_piece(whole: Array, more: Array, names: tuple[str, ...] | None, window: DynamicTile) -> Array:
     """The array of a part with what a tile adds to it; the inverse of `part_at`."""
     import jax
 
     starts: list[Any] = [np.int32(0)] * whole.ndim
     for back, name in enumerate(reversed(names or ()), start=1):
         if name in ("q", "k") and whole.shape[-back] != 1:
-            starts[-back] = tile.rows[0] if name == "q" else tile.cols[0]
+            starts[-back] = window.rows[0] if name == "q" else window.cols[0]
     if whole.shape == more.shape:
         return whole + more
     old = jax.lax.dynamic_slice(whole, starts, more.shape)

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from qkv.core.arrays import Array
-from qkv.core.equation import Ready, drop
+from qkv.core.equation import BoundCall, drop
 from qkv.core.guard import weigh
-from qkv.core.positions import Place
-from qkv.kernels.scans.moving import Moving, Tile, part_at, rows_at
+from qkv.core.positions import Tile
+from qkv.kernels.scans.moving import DynamicTile, Moving, part_at, rows_at
 from qkv.readouts import Heads, Readout
 from qkv.readouts.base import Field, flat, named
 from qkv.readouts.cells import pool
@@ -22,7 +22,7 @@ from qkv.readouts.cells import pool
 __all__ = ["Strips", "kinds_of"]
 
 
-def kinds_of(readout: Readout, place: Place, rows: int) -> list[str] | None:
+def kinds_of(readout: Readout, tile: Tile, rows: int) -> list[str] | None:
     """How each array of what strips show is put together in a loop; None where it cannot be.
 
     "rows": each strip shows its own queries; "blocks": the cells of a map, see `readouts.base`; otherwise
@@ -30,11 +30,11 @@ def kinds_of(readout: Readout, place: Place, rows: int) -> list[str] | None:
     """
     if readout.blocks and not isinstance(readout, Heads):
         return ["blocks"]
-    q, k = place.q_total, (0, place.k_total)
+    q, k = tile.q_total, (0, tile.k_total)
     limits = [(0, min(q, rows)), (min(q, rows), min(q, 2 * rows)), (q - min(q, rows), q)]
     strips = [at for at in limits if at[0] < at[1]] or limits[:1]
     kinds = []
-    for fields in zip(*(readout.fields(place.cut(at, k)) for at in strips), strict=True):
+    for fields in zip(*(readout.fields(tile.cut(at, k)) for at in strips), strict=True):
         first = fields[0]
         if first.how == "put" and all(
             field.at[0] == slice(*at) and field.at[1:] == first.at[1:]
@@ -53,13 +53,13 @@ class Strips:
     """A call, some queries at a time.
 
     Attributes:
-        ready: the call.
+        call: the call.
         readouts: what is read, of kinds that a loop can put together.
         rows: queries in a strip.
         cols: keys in a tile of its logits.
     """
 
-    ready: Ready
+    call: BoundCall
     readouts: tuple[Readout, ...]
     rows: int
     cols: int
@@ -68,8 +68,8 @@ class Strips:
         """Output and readouts; differentiable, any number of times and in both modes."""
         import jax
 
-        moving, place = Moving.of(self.ready), self.ready.place
-        count, q = max(1, -(-place.q_total // self.rows)), place.q_total
+        moving, tile = Moving.of(self.call), self.call.tile
+        count, q = max(1, -(-tile.q_total // self.rows)), tile.q_total
         results: list[Any] = []
 
         def strip(number: Any) -> tuple[Array, list[tuple[Array, ...]]]:
@@ -77,9 +77,9 @@ class Strips:
             results[:] = found  # what they are called; their arrays are of the loop
             return output, [flat(result) for result in found]
 
-        first = place.cut((0, min(q, self.rows)), (0, place.k_total))
+        first = tile.cut((0, min(q, self.rows)), (0, tile.k_total))
         fields = [field for readout in self.readouts for field in readout.fields(first)]
-        kinds = [kind for readout in self.readouts for kind in kinds_of(readout, place, self.rows) or ()]
+        kinds = [kind for readout in self.readouts for kind in kinds_of(readout, tile, self.rows) or ()]
         _, shapes = jax.eval_shape(strip, np.int32(0))
         # Within a loop nothing is merged with the first computation, which this would prevent.
         again = jax.checkpoint(strip, prevent_cse=False)
@@ -110,7 +110,7 @@ class Strips:
         wholes = []
         for readout, like in zip(self.readouts, results, strict=True):
             mine = tuple(next(arrays) for _ in flat(like))
-            wholes.append(readout.finish(named(mine, like), place))
+            wholes.append(readout.finish(named(mine, like), tile))
         return _joined(output, (q, output.shape[-1])), tuple(wholes)
 
     def _room(self, field: Field, piece: Any, kind: str) -> Array:
@@ -127,14 +127,14 @@ class Strips:
 
     def _touched(self, cells: int) -> int:
         """How many rows of cells a strip touches at most."""
-        return min(cells, -(-self.rows * cells // max(1, self.ready.place.q_total)) + 1)
+        return min(cells, -(-self.rows * cells // max(1, self.call.tile.q_total)) + 1)
 
     def _in_cells(self, room: Array, lanes: Array, field: Field, number: Any) -> Array:
         """The room with a strip in it, of which the keys are pooled already: its queries, cell by cell."""
         import jax
         import jax.numpy as jnp
 
-        q, cells = self.ready.place.q_total, field.shape[0]
+        q, cells = self.call.tile.q_total, field.shape[0]
         start = jnp.minimum(number * self.rows, q - self.rows)
         rows = start + np.arange(self.rows)
         cell = rows * cells // q
@@ -156,41 +156,41 @@ class Strips:
 
     def _strip(self, moving: Moving, number: Any) -> tuple[Array, list[Any]]:
         """Output and what the readouts show of the strip with this number."""
-        ready, normalizer = moving.ready, moving.ready.normalizer
-        place = ready.place
-        tile = Tile.of((number, 0), (self.rows, place.k_total), (place.q_total, place.k_total))
-        here = moving.place(tile)
+        call, normalizer = moving.call, moving.call.normalizer
+        tile = call.tile
+        window = DynamicTile.of((number, 0), (self.rows, tile.k_total), (tile.q_total, tile.k_total))
+        here = moving.tile_of(window)
         logits = self._logits(moving, number)
         weights = normalizer.weights(logits, here)
-        dropped = drop(weights, here, ready.dropout)
+        dropped = drop(weights, here, call.dropout)
 
         def weighed(clean: bool) -> Array:
-            takes_part = None if clean else normalizer.takes_part(logits, weights)
-            return weigh(dropped, ready.value, takes_part, clean)
+            support = None if clean else normalizer.support(logits, weights)
+            return weigh(dropped, call.value, support, clean)
 
         read: list[Any] = []
         for readout in self.readouts:
-            if kinds_of(readout, place, self.rows) == ["blocks"]:
-                (field,) = readout.fields(place.cut((0, min(self.rows, place.q_total)), (0, place.k_total)))
+            if kinds_of(readout, tile, self.rows) == ["blocks"]:
+                (field,) = readout.fields(tile.cut((0, min(self.rows, tile.q_total)), (0, tile.k_total)))
                 how = "sum" if field.how == "add" else "max"
-                read.append(pool(weights, -1, here.cols, field.shape[1], place.k_total, how))
+                read.append(pool(weights, -1, here.cols, field.shape[1], tile.k_total, how))
             else:
                 read.append(readout.read(logits, weights, normalizer, here))
-        return moving.with_clean(weighed, ready.value), read
+        return moving.with_clean(weighed, call.value), read
 
     def _logits(self, moving: Moving, number: Any) -> Array:
         """Whole rows of logits, from tiles that are computed again in backward."""
         import jax
         import jax.numpy as jnp
 
-        ready, (q, k) = moving.ready, (self.ready.place.q_total, self.ready.place.k_total)
+        call, (q, k) = moving.call, (self.call.tile.q_total, self.call.tile.k_total)
         if 0 in (q, k):
-            return jnp.zeros((*ready.batch, self.rows if q else 0, k), ready.dtype)
+            return jnp.zeros((*call.batch, self.rows if q else 0, k), call.dtype)
 
         def one(col: Any) -> Array:
-            tile = Tile.of((number, col), (self.rows, self.cols), (q, k))
-            left, right = rows_at(ready.query, tile.rows), rows_at(ready.key, tile.cols)
-            return moving.logits(tile, left, right, part_at(ready.score, tile), moving.allowed(tile))
+            window = DynamicTile.of((number, col), (self.rows, self.cols), (q, k))
+            left, right = rows_at(call.query, window.rows), rows_at(call.key, window.cols)
+            return moving.logits(window, left, right, part_at(call.score, window), moving.allowed(window))
 
         count = -(-k // self.cols)
         if count == 1:

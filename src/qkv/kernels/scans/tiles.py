@@ -20,14 +20,14 @@ from typing import Any
 import numpy as np
 
 from qkv.core.arrays import Array, is_array, is_floating
-from qkv.core.equation import Ready, drop
+from qkv.core.equation import BoundCall, drop
 from qkv.core.guard import finite
 from qkv.core.partial import Partial
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.kernels.fold import nothing
 from qkv.kernels.scans.moving import (
+    DynamicTile,
     Moving,
-    Tile,
     add_piece,
     add_rows,
     names_of,
@@ -41,30 +41,30 @@ from qkv.normalizers.base import Summary
 __all__ = ["attend_tiles", "tile_numbers"]
 
 
-def attend_tiles(ready: Ready, sides: tuple[int, int]) -> Array:
+def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Array:
     """Output of a call in tiles of these sides; differentiable, by the normalizer's own gradient."""
     import jax
 
-    moving = Moving.of(ready)
-    ready = moving.ready
-    arrays = [ready.query, ready.key, ready.value, *ready.score.arrays(), *ready.normalizer.arrays()]
+    moving = Moving.of(call)
+    call = moving.call
+    arrays = [call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays()]
     floating = [is_floating(x) for x in arrays]
     fixed = (
         [x for x, some in zip(arrays, floating, strict=True) if not some],
         moving.raw,
-        ready.mask,
-        ready.place.positions,
-        ready.place.seed,
+        call.mask,
+        call.tile.positions,
+        call.tile.seed,
     )
 
     def loop(floats: Any, fixed: Any) -> _Loop:
         rest, raw, mask, positions, seed = fixed
         queues = iter(floats), iter(rest)
         held = [next(queues[0] if some else queues[1]) for some in floating]
-        place = dataclasses.replace(ready.place, positions=positions, seed=seed)
-        call = dataclasses.replace(ready.holding(held), mask=mask, place=place)
-        call.__dict__.update(clean_pairs=ready.clean_pairs, clean_value=ready.clean_value)
-        return _Loop(Moving(call, raw), sides, tuple(floating))
+        tile = dataclasses.replace(call.tile, positions=positions, seed=seed)
+        bound = dataclasses.replace(call.with_arrays(held), mask=mask, tile=tile)
+        bound.__dict__.update(clean_pairs=call.clean_pairs, clean_value=call.clean_value)
+        return _Loop(Moving(bound, raw), sides, tuple(floating))
 
     # What JAX traces must come in by the door: it may be differentiated, or mapped, from outside.
     @jax.custom_vjp  # type: ignore[untyped-decorator, unused-ignore]
@@ -100,71 +100,71 @@ class _Loop:
     floating: tuple[bool, ...]
 
     @property
-    def ready(self) -> Ready:
-        return self.moving.ready
+    def call(self) -> BoundCall:
+        return self.moving.call
 
     @cached_property
     def lengths(self) -> tuple[int, int]:
-        return self.ready.place.q_total, self.ready.place.k_total
+        return self.call.tile.q_total, self.call.tile.k_total
 
     @cached_property
     def numbers(self) -> Any:
         """Of the tiles that are computed."""
-        return tile_numbers(self.ready.mask, self.ready.place, self.sides)
+        return tile_numbers(self.call.mask, self.call.tile, self.sides)
 
     def forward(self) -> tuple[Array, Summary]:
         """Output `(*batch, q, value_width)` and the normalizer's summary."""
         import jax
 
-        ready, normalizer = self.ready, self.ready.normalizer
-        place = ready.place.cut((0, self.lengths[0]), (0, 0))
-        none = nothing(ready, place.rows, 0)
-        first = normalizer.fold(none, ready.value[..., :0, :], place, ready.dropout, True)
-        axis = len(ready.batch)
+        call, normalizer = self.call, self.call.normalizer
+        tile = call.tile.cut((0, self.lengths[0]), (0, 0))
+        none = nothing(call, tile.rows, 0)
+        first = normalizer.fold(none, call.value[..., :0, :], tile, call.dropout, True)
+        axis = len(call.batch)
 
         def step(carried: list[Array], number: Any) -> Any:
-            tile = Tile.of((number[0], number[1]), self.sides, self.lengths)
-            old = [jax.lax.dynamic_slice_in_dim(x, *tile.rows, axis) for x in carried]
-            left, right, value = self._pieces(tile)[:3]
-            here = self.moving.place(tile)
+            window = DynamicTile.of((number[0], number[1]), self.sides, self.lengths)
+            old = [jax.lax.dynamic_slice_in_dim(x, *window.rows, axis) for x in carried]
+            left, right, value = self._pieces(window)[:3]
+            here = self.moving.tile_of(window)
 
             def merged(allowed: Array) -> list[Array]:
-                logits = self.moving.logits(tile, left, right, part_at(ready.score, tile), allowed)
+                logits = self.moving.logits(window, left, right, part_at(call.score, window), allowed)
                 logits = normalizer.prepare(logits)
                 more = self.moving.with_clean(
-                    lambda clean: _arrays(normalizer.fold(logits, value, here, ready.dropout, clean)), value
+                    lambda clean: _arrays(normalizer.fold(logits, value, here, call.dropout, clean)), value
                 )
                 return _arrays(_with(first, old).merge(_with(first, more)))
 
-            new = self._where_allowed(tile, merged, lambda allowed: old)
-            return [write_rows(x, y, tile.rows[0], axis) for x, y in zip(carried, new, strict=True)], None
+            new = self._where_allowed(window, merged, lambda allowed: old)
+            return [write_rows(x, y, window.rows[0], axis) for x, y in zip(carried, new, strict=True)], None
 
         carried = _over(step, _arrays(first), self.numbers)
-        output, summary = normalizer.finish(_with(first, carried), place, ready.dropout)
+        output, summary = normalizer.finish(_with(first, carried), tile, call.dropout)
         return output, summary
 
     def backward(self, output: Array, summary: Summary, gradient: Array) -> list[Array]:
         """Gradients of the floating arrays: query, key, value, those of the score and of the normalizer."""
         import jax.numpy as jnp
 
-        ready, normalizer = self.ready, self.ready.normalizer
+        call, normalizer = self.call, self.call.normalizer
         row_dot = jnp.sum(gradient * output, axis=-1, keepdims=True)
-        arrays = [ready.query, ready.key, ready.value, *ready.score.arrays(), *normalizer.arrays()]
-        names = [None, None, None, *names_of(ready.score), *names_of(normalizer)]
+        arrays = [call.query, call.key, call.value, *call.score.arrays(), *normalizer.arrays()]
+        names = [None, None, None, *names_of(call.score), *names_of(normalizer)]
 
         def step(total: list[Array], number: Any) -> Any:
-            tile = Tile.of((number[0], number[1]), self.sides, self.lengths)
-            pieces = self._pieces(tile)
-            rows = [rows_at(x, tile.rows) for x in (gradient, row_dot, *summary)]
+            window = DynamicTile.of((number[0], number[1]), self.sides, self.lengths)
+            pieces = self._pieces(window)
+            rows = [rows_at(x, window.rows) for x in (gradient, row_dot, *summary)]
             more = self._where_allowed(
-                tile,
-                lambda allowed: self._gradients(tile, pieces, allowed, rows[0], rows[1], tuple(rows[2:])),
+                window,
+                lambda allowed: self._gradients(window, pieces, allowed, rows[0], rows[1], tuple(rows[2:])),
                 lambda allowed: self._floats([jnp.zeros_like(x) for x in pieces]),
             )
             added = [
-                add_rows(x, y, tile.rows[0] if n == 0 else tile.cols[0])
+                add_rows(x, y, window.rows[0] if n == 0 else window.cols[0])
                 if n < 3
-                else add_piece(x, y, name, tile)
+                else add_piece(x, y, name, window)
                 for n, name, x, y in zip(
                     self._floats(range(len(names))), self._floats(names), total, more, strict=True
                 )
@@ -183,7 +183,7 @@ class _Loop:
 
     def _gradients(
         self,
-        tile: Tile,
+        window: DynamicTile,
         pieces: list[Array],
         allowed: Array,
         gradient: Array,
@@ -194,56 +194,56 @@ class _Loop:
         import jax
         import jax.numpy as jnp
 
-        ready, normalizer, place = self.ready, self.ready.normalizer, self.moving.place(tile)
-        score, held = part_at(ready.score, tile), len(ready.score.arrays())
+        call, normalizer, tile = self.call, self.call.normalizer, self.moving.tile_of(window)
+        score, held = part_at(call.score, window), len(call.score.arrays())
 
         def prepared_of(floats: list[Array]) -> Array:
             queue = iter(floats)
             here = [next(queue) if some else x for x, some in zip(pieces, self.floating, strict=True)]
             of_score = score.replace_arrays(here[3 : 3 + held])
-            logits = self.moving.logits(tile, here[0], here[1], of_score, allowed)
+            logits = self.moving.logits(window, here[0], here[1], of_score, allowed)
             return normalizer.replace_arrays(here[3 + held :]).prepare(logits)
 
         prepared, back = jax.vjp(prepared_of, self._floats(pieces))
-        weights = normalizer.tile_weights(prepared, summary, place)
-        dropped = drop(weights, place, ready.dropout)
-        value = pieces[2] if ready.clean_value else finite(pieces[2])
-        of_weights = drop(gradient @ jnp.matrix_transpose(value), place, ready.dropout)
-        of_logits = normalizer.logit_gradient(prepared, weights, of_weights, row_dot, summary, place)
+        weights = normalizer.tile_weights(prepared, summary, tile)
+        dropped = drop(weights, tile, call.dropout)
+        value = pieces[2] if call.clean_value else finite(pieces[2])
+        of_weights = drop(gradient @ jnp.matrix_transpose(value), tile, call.dropout)
+        of_logits = normalizer.logit_gradient(prepared, weights, of_weights, row_dot, summary, tile)
         (found,) = back(of_logits)
         of_value = _sum_to(jnp.matrix_transpose(dropped) @ gradient, value.shape)
         return [
             of_value if n == 2 else x for n, x in zip(self._floats(range(len(pieces))), found, strict=True)
         ]
 
-    def _pieces(self, tile: Tile) -> list[Array]:
+    def _pieces(self, window: DynamicTile) -> list[Array]:
         """Query, key, value and the arrays of both parts, cut to a tile."""
-        ready = self.ready
+        call = self.call
         return [
-            rows_at(ready.query, tile.rows),
-            rows_at(ready.key, tile.cols),
-            rows_at(ready.value, tile.cols),
-            *part_at(ready.score, tile).arrays(),
-            *ready.normalizer.arrays(),
+            rows_at(call.query, window.rows),
+            rows_at(call.key, window.cols),
+            rows_at(call.value, window.cols),
+            *part_at(call.score, window).arrays(),
+            *call.normalizer.arrays(),
         ]
 
     def _floats(self, items: Any) -> list[Any]:
         """Of query, key, value and the arrays of the parts, those that are floating-point numbers."""
         return [x for x, some in zip(items, self.floating, strict=True) if some]
 
-    def _where_allowed(self, tile: Tile, compute: Any, skip: Any) -> Any:
+    def _where_allowed(self, window: DynamicTile, compute: Any, skip: Any) -> Any:
         """What `compute` gives, or where the mask's arrays allow nothing in the tile, `skip`."""
         import jax
         import jax.numpy as jnp
 
-        allowed, mask = self.moving.allowed(tile), self.ready.mask
+        allowed, mask = self.moving.allowed(window), self.call.mask
         if mask is None or not mask.arrays():
             # Without arrays the mask has said so of whole tiles already.
             return compute(allowed)
         return jax.lax.cond(jnp.any(allowed), compute, skip, allowed)
 
 
-def tile_numbers(mask: Mask | None, place: Place, sides: tuple[int, int]) -> Any:
+def tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Any:
     """Numbers, `(n, 2)`, of the tiles in which the mask may allow something, row after row.
 
     Example:
@@ -252,12 +252,12 @@ def tile_numbers(mask: Mask | None, place: Place, sides: tuple[int, int]) -> Any
         >>> tile_numbers(Causal(), whole(6, 6), (3, 2)).tolist()
         [[0, 0], [0, 1], [1, 0], [1, 1], [1, 2]]
     """
-    (rows, cols), q, k = sides, place.q_total, place.k_total
+    (rows, cols), q, k = sides, tile.q_total, tile.k_total
     found = []
     for i in range(-(-q // rows)):
         for j in range(-(-k // cols)):
-            here = place.cut((i * rows, min(q, (i + 1) * rows)), (j * cols, min(k, (j + 1) * cols)))
-            if mask is None or mask.cover(here) != "none":
+            here = tile.cut((i * rows, min(q, (i + 1) * rows)), (j * cols, min(k, (j + 1) * cols)))
+            if mask is None or mask.coverage(here) != "none":
                 found.append((i, j))
     return np.asarray(found, dtype=np.int32).reshape(-1, 2)
 

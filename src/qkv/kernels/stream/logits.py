@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from qkv.core.arrays import Array, cast, is_text
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.core.guard import finite
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.kernels.fold import Limits
 from qkv.kernels.stream.exp import NATURAL, Exponential, exponential
 
@@ -49,10 +49,10 @@ class Logits(ABC):
 
     exp: Exponential = NATURAL
 
-    def __init__(self, ready: Ready) -> None:
-        self.ready = ready
-        self.dtype = np.dtype(ready.dtype)
-        self.place: Place = ready.place
+    def __init__(self, call: BoundCall) -> None:
+        self.call = call
+        self.dtype = np.dtype(call.dtype)
+        self.tile: Tile = call.tile
 
     @abstractmethod
     def left(self, rows: Limits) -> Side:
@@ -68,28 +68,28 @@ class Logits(ABC):
     ) -> None:
         """Write the logits of a tile, times the unit, minus `shift`, into `e`."""
 
-    def _parts(self, rows: Limits, cols: Limits) -> tuple[Any, Array, Array, Place]:
+    def _parts(self, rows: Limits, cols: Limits) -> tuple[Any, Array, Array, Tile]:
         """The score, queries, keys and place of a tile."""
-        ready = self.ready
-        score = ready.score.slice(slice(*rows), slice(*cols))
-        return score, ready.queries(rows), ready.keys(cols), self.place.cut(rows, cols)
+        call = self.call
+        score = call.score.slice(slice(*rows), slice(*cols))
+        return score, call.queries(rows), call.keys(cols), self.tile.cut(rows, cols)
 
 
 class ProductLogits(Logits):
     """Of a score that is an inner product of its lifted sides, plus a term of the query."""
 
-    def __init__(self, ready: Ready) -> None:
-        super().__init__(ready)
+    def __init__(self, call: BoundCall) -> None:
+        super().__init__(call)
         self.exp = exponential(str(self.dtype))
-        self.place = dataclasses.replace(ready.place, centre=_centre(ready))
+        self.tile = dataclasses.replace(call.tile, centre=_centre(call))
         self.room = np.empty(0, dtype=self.dtype)
         self.has_term = False
 
     def left(self, rows: Limits) -> Side:
         """Lifted, times the unit, with one more column that can hold the term and the shift."""
-        score, query, key, place = self._parts(rows, (0, 1))
-        vectors = cast(score.lift(query, key, place)[0], self.dtype)
-        term = score.query_term(query, place)
+        score, query, key, tile = self._parts(rows, (0, 1))
+        vectors = cast(score.lift(query, key, tile)[0], self.dtype)
+        term = score.query_term(query, tile)
         unit = self.exp.unit
         self.has_term = term is not None
         wide = np.empty((*vectors.shape[:-1], vectors.shape[-1] + 1), dtype=self.dtype)
@@ -99,8 +99,8 @@ class ProductLogits(Logits):
 
     def right(self, cols: Limits, rows: int) -> Array:
         """Lifted; with one more column of ones where that is little work beside that of the pairs."""
-        score, query, key, place = self._parts((0, 1), cols)
-        vectors = cast(score.lift(query, key, place)[1], self.dtype)
+        score, query, key, tile = self._parts((0, 1), cols)
+        vectors = cast(score.lift(query, key, tile)[1], self.dtype)
         if not self.has_term and 4 * vectors.shape[-1] > rows:
             return vectors
         shape = (*vectors.shape[:-1], vectors.shape[-1] + 1)
@@ -129,43 +129,43 @@ class ProductLogits(Logits):
 class PairLogits(Logits):
     """Of any score, and under any normalizer that prepares its logits."""
 
-    def __init__(self, ready: Ready) -> None:
-        super().__init__(ready)
-        self.place = dataclasses.replace(ready.place, centre=_centre(ready))
+    def __init__(self, call: BoundCall) -> None:
+        super().__init__(call)
+        self.tile = dataclasses.replace(call.tile, centre=_centre(call))
 
     def left(self, rows: Limits) -> Side:
         """The query's side."""
-        score, query, key, place = self._parts(rows, (0, 1))
-        return Side(score.sides(query, key, place)[0])
+        score, query, key, tile = self._parts(rows, (0, 1))
+        return Side(score.project(query, key, tile)[0])
 
     def right(self, cols: Limits, rows: int) -> Array:
         """The key's side."""
-        score, query, key, place = self._parts((0, 1), cols)
-        return score.sides(query, key, place)[1]
+        score, query, key, tile = self._parts((0, 1), cols)
+        return score.project(query, key, tile)[1]
 
     def meet(
         self, left: Side, right: Array, rows: Limits, cols: Limits, shift: Array | None, e: Array
     ) -> None:
         """The score's pair, prepared."""
-        score = self.ready.score.slice(slice(*rows), slice(*cols))
-        logits = cast(score.pair(left.vectors, right, self.place.cut(rows, cols)), self.dtype)
-        logits = self.ready.normalizer.prepare(logits)
+        score = self.call.score.slice(slice(*rows), slice(*cols))
+        logits = cast(score.projected_logits(left.vectors, right, self.tile.cut(rows, cols)), self.dtype)
+        logits = self.call.normalizer.prepare(logits)
         np.subtract(logits, 0 if shift is None else shift, out=e)
 
 
-def logits_of(ready: Ready) -> Logits:
+def logits_of(call: BoundCall) -> Logits:
     """The kind of logits that the score's facts allow."""
-    one = np.ones((*(1 for _ in ready.batch), 1, 1), dtype=ready.dtype)
-    prepares = ready.normalizer.prepare(one) is not one
-    return PairLogits(ready) if prepares or not ready.score.is_product else ProductLogits(ready)
+    one = np.ones((*(1 for _ in call.batch), 1, 1), dtype=call.dtype)
+    prepares = call.normalizer.prepare(one) is not one
+    return PairLogits(call) if prepares or not call.score.is_product else ProductLogits(call)
 
 
-def _centre(ready: Ready) -> Any:
+def _centre(call: BoundCall) -> Any:
     """One point that all tiles share: of some keys, since no pass over all of them is worth its digits."""
-    if is_text(ready.key) or ready.score.centre(ready.key[..., :1, :]) is None:
+    if is_text(call.key) or call.score.centre(call.key[..., :1, :]) is None:
         return None
-    key = ready.key[..., :: max(1, -(-ready.key.shape[-2] // _SAMPLE)), :]
-    return ready.score.centre(finite(key if ready.score.as_given else cast(key, ready.dtype)))
+    key = call.key[..., :: max(1, -(-call.key.shape[-2] // _SAMPLE)), :]
+    return call.score.centre(finite(key if call.score.as_given else cast(key, call.dtype)))
 
 
 def _last(vectors: Array, term: Array | None, shift: Array | None) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 
 from qkv.core.arrays import Array, cast
 from qkv.core.batch import indices
-from qkv.core.equation import Ready
-from qkv.core.positions import Place
+from qkv.core.equation import BoundCall
+from qkv.core.positions import Tile
 from qkv.kernels.fold import Limits, fold_rows, spans
 from qkv.kernels.stream.logits import Logits, Side, logits_of
 from qkv.kernels.stream.sizes import Sizes
@@ -28,19 +28,19 @@ from qkv.masks import Mask
 __all__ = ["attend_softmax"]
 
 
-def attend_softmax(ready: Ready, sizes: Sizes) -> Array:
+def attend_softmax(call: BoundCall, sizes: Sizes) -> Array:
     """Output `(*batch, q, value_width)`; the normalizer keeps sums of exponentials and has no dropout."""
-    place = ready.place
-    output = np.empty((*place.batch, place.q_total, ready.value.shape[-1]), dtype=ready.out_dtype)
-    for index in indices(place.batch, sizes.batch):
-        part = _element(ready, index) if index else ready
-        for group in spans(place.q_total, sizes.group):
+    tile = call.tile
+    output = np.empty((*tile.batch, tile.q_total, call.value.shape[-1]), dtype=call.out_dtype)
+    for index in indices(tile.batch, sizes.batch):
+        part = _element(call, index) if index else call
+        for group in spans(tile.q_total, sizes.group):
             _group(part, group, sizes, output[index])
     return output
 
 
-def _element(ready: Ready, index: tuple[int | slice, ...]) -> Ready:
-    known = dataclasses.replace(ready)
+def _element(call: BoundCall, index: tuple[int | slice, ...]) -> BoundCall:
+    known = dataclasses.replace(call)
     # `at` hands on what is known of the data; to look it up would be a pass over all keys.
     known.__dict__.update(clean_pairs=False, clean_value=False)
     part = known.at(index)
@@ -59,67 +59,67 @@ class _Block:
 
 
 @dataclass
-class _Tile:
+class _TileOfKeys:
     """A block and some keys, with the mask, and its place, where it allows some of the pairs."""
 
     block: _Block
     cols: Limits
-    place: Place
+    tile: Tile
     mask: Mask | None
 
 
-def _group(ready: Ready, group: Limits, sizes: Sizes, output: Array) -> None:
+def _group(call: BoundCall, group: Limits, sizes: Sizes, output: Array) -> None:
     """The answers of some queries, written into the output."""
-    logits = logits_of(ready)
+    logits = logits_of(call)
     blocks = []
     for start, stop in spans(group[1] - group[0], sizes.rows):
         rows = (group[0] + start, group[0] + stop)
-        sums = Sums(ready.batch, rows[1] - rows[0], ready.value.shape[-1], logits.dtype, logits.exp)
-        blocks.append(_Block(rows, logits.left(rows) if ready.place.k_total else None, sums))
-    room = np.empty(math.prod(ready.batch) * sizes.rows * sizes.cols, dtype=logits.dtype)
+        sums = Sums(call.batch, rows[1] - rows[0], call.value.shape[-1], logits.dtype, logits.exp)
+        blocks.append(_Block(rows, logits.left(rows) if call.tile.k_total else None, sums))
+    room = np.empty(math.prod(call.batch) * sizes.rows * sizes.cols, dtype=logits.dtype)
     ones = np.ones((sizes.cols, 1), dtype=logits.dtype)
-    for cols in spans(ready.place.k_total, sizes.cols):
+    for cols in spans(call.tile.k_total, sizes.cols):
         right: Array | None = None
         value: Array | None = None
         for block in blocks:
-            tile = _tile(ready, block, cols)
+            tile = _tile(call, block, cols)
             if tile is None:
                 continue
             if right is None:  # some query meets these keys
-                right, value = logits.right(cols, sizes.rows), ready.values(cols)
+                right, value = logits.right(cols, sizes.rows), call.values(cols)
             block.sums.absorb(partial(_meet, logits, right, tile, room), value, ones)
     for block in blocks:
-        output[..., slice(*block.rows), :] = _finished(ready, block, sizes)
+        output[..., slice(*block.rows), :] = _finished(call, block, sizes)
 
 
-def _tile(ready: Ready, block: _Block, cols: Limits) -> _Tile | None:
+def _tile(call: BoundCall, block: _Block, cols: Limits) -> _TileOfKeys | None:
     if block.sums.lost or cols[0] == cols[1] or block.rows[0] == block.rows[1]:
         return None
-    if ready.mask is None:
-        return _Tile(block, cols, ready.place, None)
-    place = ready.place.cut(block.rows, cols)
-    cover = ready.mask.cover(place)
+    if call.mask is None:
+        return _TileOfKeys(block, cols, call.tile, None)
+    tile = call.tile.cut(block.rows, cols)
+    cover = call.mask.coverage(tile)
     if cover == "none":
         return None
-    mask = ready.mask.slice(slice(*block.rows), slice(*cols)) if cover == "part" else None
-    return _Tile(block, cols, place, mask)
+    mask = call.mask.slice(slice(*block.rows), slice(*cols)) if cover == "part" else None
+    return _TileOfKeys(block, cols, tile, mask)
 
 
-def _meet(logits: Logits, right: Array, tile: _Tile, room: Array, shift: Array | None) -> Array:
+def _meet(logits: Logits, right: Array, tile: _TileOfKeys, room: Array, shift: Array | None) -> Array:
     """Logits `(*batch, rows, cols)` of the tile minus the shift, −inf where the mask does not allow."""
-    block, batch = tile.block, tile.place.batch
+    block, batch = tile.block, tile.tile.batch
     shape = (*batch, tile.cols[1] - tile.cols[0], block.rows[1] - block.rows[0])
     e: Array = room[: math.prod(shape)].reshape(shape).swapaxes(-1, -2)
     assert block.left is not None
     logits.meet(block.left, right, block.rows, tile.cols, shift, e)
     if tile.mask is not None:
-        np.copyto(e, -np.inf, where=~tile.mask.allowed(tile.place, e))
+        np.copyto(e, -np.inf, where=~tile.mask.allowed(tile.tile, e))
     return e
 
 
-def _finished(ready: Ready, block: _Block, sizes: Sizes) -> Array:
+def _finished(call: BoundCall, block: _Block, sizes: Sizes) -> Array:
     sums = block.sums.partial()
     if sums is None:
-        return cast(fold_rows(ready, block.rows, sizes.cols)[0], ready.out_dtype)
-    output, _ = ready.normalizer.finish(sums, ready.place.cut(block.rows, (0, 0)), 0.0)
-    return cast(output, ready.out_dtype)
+        return cast(fold_rows(call, block.rows, sizes.cols)[0], call.out_dtype)
+    output, _ = call.normalizer.finish(sums, call.tile.cut(block.rows, (0, 0)), 0.0)
+    return cast(output, call.out_dtype)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.core.arrays import Array
-from qkv.core.equation import Ready, side
+from qkv.core.equation import BoundCall, side
 from qkv.kernels.strips.best import best_keys, packs
 from qkv.normalizers import Normalizer
 
@@ -70,21 +70,21 @@ def strip_width(keys: int) -> int:
     return -(-keys // GROUP) * GROUP
 
 
-def columns_allowed(ready: Ready, rows: Limits) -> Limits:
+def columns_allowed(call: BoundCall, rows: Limits) -> Limits:
     """From the first to the last key that the mask may allow some of these queries."""
-    k = ready.place.k_total
-    if ready.mask is None:
+    k = call.tile.k_total
+    if call.mask is None:
         return 0, k
     found = [
         piece
-        for piece in _pieces((0, k), _step(ready))
-        if ready.mask.cover(ready.place.cut(rows, piece)) != "none"
+        for piece in _pieces((0, k), _step(call))
+        if call.mask.coverage(call.tile.cut(rows, piece)) != "none"
     ]
     return (found[0][0], found[-1][1]) if found else (0, 0)
 
 
-def _step(ready: Ready) -> int:
-    return max(512, -(-ready.place.k_total // PIECES))
+def _step(call: BoundCall) -> int:
+    return max(512, -(-call.tile.k_total // PIECES))
 
 
 def _pieces(cols: Limits, step: int) -> list[Limits]:
@@ -92,12 +92,12 @@ def _pieces(cols: Limits, step: int) -> list[Limits]:
 
 
 def strip_logits(
-    ready: Ready, rows: Limits, cols: Limits, room: Any, tile: int, ranked: bool = False
+    call: BoundCall, rows: Limits, cols: Limits, room: Any, tile_keys: int, ranked: bool = False
 ) -> Strip:
     """Whole rows of logits; −inf where a key is excluded, and in the last columns that are no key.
 
     Args:
-        ready: the call of one batch element.
+        call: the call of one batch element.
         rows, cols: queries, and the keys that the mask may allow them.
         room: at least `rows · strip_width(keys)` numbers.
         tile: keys compared at once.
@@ -109,36 +109,36 @@ def strip_logits(
     width = strip_width(keys)
     logits = room[: count * width].view(count, width)
     logits[:, keys:] = -math.inf
-    if ready.sided and ready.score.is_product:
-        torch.mm(side(ready.query, rows), side(ready.key, cols).T, out=logits[:, :keys])
-        _mask(ready, logits, rows, cols)
+    if call.projected and call.score.is_product:
+        torch.mm(side(call.query, rows), side(call.key, cols).T, out=logits[:, :keys])
+        _mask(call, logits, rows, cols)
     else:
-        for piece in _pieces(cols, tile):
+        for piece in _pieces(cols, tile_keys):
             into = logits[:, piece[0] - cols[0] : piece[1] - cols[0]]
-            of_tile = ready.tile(rows, piece)
+            of_tile = call.logits(rows, piece)
             into.fill_(-math.inf) if of_tile is None else into.copy_(of_tile)
     if not ranked:
         return Strip(logits, logits, None, cols)
-    ranks = _ranks(ready, logits, rows, cols)
+    ranks = _ranks(call, logits, rows, cols)
     # Group g holds every (width / GROUP)-th key from g: so the largest of all groups are found by vectors.
     return Strip(logits, ranks, ranks.view(count, GROUP, width // GROUP).amax(dim=1), cols)
 
 
-def _mask(ready: Ready, logits: Any, rows: Limits, cols: Limits) -> None:
+def _mask(call: BoundCall, logits: Any, rows: Limits, cols: Limits) -> None:
     """−inf where the mask does not allow a pair."""
-    if ready.mask is None:
+    if call.mask is None:
         return
-    for piece in _pieces(cols, _step(ready)):
-        place = ready.place.cut(rows, piece)
+    for piece in _pieces(cols, _step(call)):
+        tile = call.tile.cut(rows, piece)
         into = logits[:, piece[0] - cols[0] : piece[1] - cols[0]]
-        cover = ready.mask.cover(place)
+        cover = call.mask.coverage(tile)
         if cover == "none":
             into.fill_(-math.inf)
         elif cover == "part":
-            into.masked_fill_(~ready.mask.slice(slice(*rows), slice(*piece)).allowed(place, into), -math.inf)
+            into.masked_fill_(~call.mask.slice(slice(*rows), slice(*piece)).allowed(tile, into), -math.inf)
 
 
-def _ranks(ready: Ready, logits: Any, rows: Limits, cols: Limits) -> Any:
+def _ranks(call: BoundCall, logits: Any, rows: Limits, cols: Limits) -> Any:
     """What decides: the logits themselves, or as large a strip, made in pieces, since draws take room."""
     import torch
 
@@ -146,7 +146,7 @@ def _ranks(ready: Ready, logits: Any, rows: Limits, cols: Limits) -> Any:
     for piece in _pieces(cols, max(64, DRAWN // len(logits))):
         at = slice(piece[0] - cols[0], piece[1] - cols[0])
         of_piece = logits[:, at]
-        found = ready.normalizer.ranks(of_piece, ready.place.cut(rows, piece))
+        found = call.normalizer.ranks(of_piece, call.tile.cut(rows, piece))
         if found is of_piece:
             return logits
         ranks = torch.full_like(logits, -math.inf) if ranks is None else ranks
@@ -166,7 +166,7 @@ def find_kept(strip: Strip, normalizer: Normalizer, most: int) -> Kept | None:
     count, width = ranks.shape
     if largest is None or not float(largest.amax()) < math.inf:
         return None
-    floor = normalizer.floor(largest)
+    floor = normalizer.threshold_bound(largest)
     if floor is None:
         return None
     # Below every number, so that −inf does not reach it.

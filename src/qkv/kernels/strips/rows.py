@@ -17,7 +17,7 @@ from typing import Any
 
 from qkv.core.arrays import Array, requires_gradient
 from qkv.core.batch import Index, indices, take
-from qkv.core.equation import Ready, drop, side
+from qkv.core.equation import BoundCall, drop, side
 from qkv.kernels.fold import spans
 from qkv.kernels.strips.candidates import Kept, columns_allowed, find_kept, strip_logits, strip_width
 from qkv.kernels.strips.rows_backward import Backward, joined, kept_weights, sum_of_rows
@@ -38,24 +38,24 @@ class Rows:
     """A call whose rows are taken whole; query and key may be the sides of its score.
 
     Attributes:
-        ready: the call; its values are known to be finite.
+        call: the call; its values are known to be finite.
         rows: queries in a strip.
         tile: keys compared at once, where the score is no product.
         most: kept keys per query, above which a strip is weighed whole.
         again: queries in a strip where the gradient itself is to be differentiated.
     """
 
-    ready: Ready
+    call: BoundCall
     rows: int
-    tile: int
+    tile_keys: int
     most: int
     again: int
 
     @property
     def tensors(self) -> tuple[Array, ...]:
         """All that a gradient may be wanted of."""
-        ready = self.ready
-        return (ready.query, ready.key, ready.value, *ready.score.arrays(), *ready.normalizer.arrays())
+        call = self.call
+        return (call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays())
 
     def attend(self) -> Array:
         """The output."""
@@ -65,33 +65,31 @@ class Rows:
 
     def places(self) -> Iterator[tuple[Index, Limits]]:
         """Batch element and queries of each strip."""
-        for index in indices(self.ready.batch, 1):
-            for limits in spans(self.ready.place.q_total, self.rows):
+        for index in indices(self.call.batch, 1):
+            for limits in spans(self.call.tile.q_total, self.rows):
                 yield index, limits
 
     def room(self) -> Any:
         """For the logits of a strip."""
-        place = self.ready.place
-        rows = min(self.rows, place.q_total)
-        return self.ready.value.new_empty(rows * strip_width(place.k_total))
+        tile = self.call.tile
+        rows = min(self.rows, tile.q_total)
+        return self.call.value.new_empty(rows * strip_width(tile.k_total))
 
     def forward(self, kept: list[Kept | None]) -> Array:
         """The output; of each strip, what it kept is put into the list."""
-        ready, room = self.ready, self.room()
-        out = ready.value.new_zeros((*ready.batch, ready.place.q_total, ready.value.shape[-1]))
-        for index in indices(ready.batch, 1):
-            one, of_one = ready.at(index), take(out, index, 2)
+        call, room = self.call, self.room()
+        out = call.value.new_zeros((*call.batch, call.tile.q_total, call.value.shape[-1]))
+        for index in indices(call.batch, 1):
+            one, of_one = call.at(index), take(out, index, 2)
             waiting: list[Kept] = []
             first = 0
-            for rows in spans(ready.place.q_total, self.rows):
-                found = attend_strip(one, rows, side(of_one, rows), room, self.tile, self.most)
+            for rows in spans(call.tile.q_total, self.rows):
+                found = attend_strip(one, rows, side(of_one, rows), room, self.tile_keys, self.most)
                 if found is not None:
                     first = first if waiting else rows[0]
                     waiting.append(found)
                 # What is done for few keys costs less for many queries at once.
-                if waiting and (
-                    found is None or rows[1] - first >= FINISHED or rows[1] == ready.place.q_total
-                ):
+                if waiting and (found is None or rows[1] - first >= FINISHED or rows[1] == call.tile.q_total):
                     done = (first, rows[0] if found is None else rows[1])
                     kept += attend_kept(one, done, waiting, side(of_one, done))
                     waiting = []
@@ -100,34 +98,36 @@ class Rows:
         return out
 
 
-def attend_strip(ready: Ready, rows: Limits, out: Any, room: Any, tile: int, most: int) -> Kept | None:
+def attend_strip(
+    call: BoundCall, rows: Limits, out: Any, room: Any, tile_keys: int, most: int
+) -> Kept | None:
     """The keys that some queries keep; or None, and their output in `out`, where they were weighed whole.
 
     It writes nothing but `out` and `room`: strips may run at the same time.
     """
-    cols = columns_allowed(ready, rows)
+    cols = columns_allowed(call, rows)
     if cols[0] == cols[1]:
         return None
-    strip = strip_logits(ready, rows, cols, room, tile, ranked=most > 0)
-    kept = find_kept(strip, ready.normalizer, most)
+    strip = strip_logits(call, rows, cols, room, tile_keys, ranked=most > 0)
+    kept = find_kept(strip, call.normalizer, most)
     if kept is None:
-        place = ready.place.cut(rows, cols)
-        normalizer = ready.normalizer
+        tile = call.tile.cut(rows, cols)
+        normalizer = call.normalizer
         if isinstance(normalizer, SparseNormalizer):
             weights = put_sparse_weights(strip.keys, normalizer.power, normalizer.scale, strip.largest)
         else:
-            weights = normalizer.weights(strip.keys, place)
-        out.copy_(drop(weights, place, ready.dropout) @ side(ready.value, cols))
+            weights = normalizer.weights(strip.keys, tile)
+        out.copy_(drop(weights, tile, call.dropout) @ side(call.value, cols))
     return kept
 
 
-def attend_kept(ready: Ready, rows: Limits, strips: list[Kept], out: Any) -> list[Kept | None]:
+def attend_kept(call: BoundCall, rows: Limits, strips: list[Kept], out: Any) -> list[Kept | None]:
     """Output of consecutive strips from the keys they keep; and what backward needs of each."""
     kept = joined(strips)
-    weights = kept_weights(ready, kept, kept.logits, rows)
-    place = ready.place.cut(rows, (0, ready.place.k_total))
-    out.copy_(sum_of_rows(kept.index, ready.value, drop(weights, place, ready.dropout, keys=kept.index)))
-    if ready.normalizer.trains_logits:
+    weights = kept_weights(call, kept, kept.logits, rows)
+    tile = call.tile.cut(rows, (0, call.tile.k_total))
+    out.copy_(sum_of_rows(kept.index, call.value, drop(weights, tile, call.dropout, keys=kept.index)))
+    if call.normalizer.trains_logits:
         return list(strips)
     # One key has the weight, and no gradient asks how it came to it.
     best = weights.argmax(dim=-1, keepdim=True)
@@ -151,7 +151,7 @@ def _function() -> Any:
             def forward(ctx: Any, rows: Rows, *tensors: Any) -> Any:
                 ctx.rows, ctx.kept = rows, []
                 ctx.save_for_backward(*tensors)
-                with torch.autocast(rows.ready.value.device.type, enabled=False):
+                with torch.autocast(rows.call.value.device.type, enabled=False):
                     return rows.forward(ctx.kept)
 
             @staticmethod
@@ -159,7 +159,7 @@ def _function() -> Any:
                 rows: Rows = ctx.rows
                 found: Any
                 if torch.is_grad_enabled():  # the gradient itself will be differentiated
-                    strips = Strips(rows.ready, (), rows.again, with_output=True)
+                    strips = Strips(rows.call, (), rows.again, with_output=True)
                     found = twice_differentiable(strips, ctx.saved_tensors, [gradient])
                 else:
                     with torch.autocast(gradient.device.type, enabled=False):

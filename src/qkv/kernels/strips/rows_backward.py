@@ -9,7 +9,7 @@ from typing import Any
 
 from qkv.core.arrays import Array
 from qkv.core.batch import Index, take
-from qkv.core.equation import Ready, drop, side
+from qkv.core.equation import BoundCall, drop, side
 from qkv.kernels.fold import weights_of
 from qkv.kernels.strips.candidates import Kept, columns_allowed, strip_logits
 from qkv.normalizers.sparse import SparseNormalizer
@@ -22,14 +22,14 @@ TOGETHER = 2**15
 """Kept keys whose gradient is taken at once: the gradient of all keys is added up as seldom as that."""
 
 
-def kept_weights(ready: Ready, kept: Kept, logits: Any, rows: Limits) -> Any:
+def kept_weights(call: BoundCall, kept: Kept, logits: Any, rows: Limits) -> Any:
     """Weights of the kept keys, from logits that stand in for theirs."""
-    normalizer, place = ready.normalizer, ready.place.cut(rows, (0, ready.place.k_total))
+    normalizer, tile = call.normalizer, call.tile.cut(rows, (0, call.tile.k_total))
     if isinstance(normalizer, SparseNormalizer):
-        return weights_of(normalizer, logits, place)
+        return weights_of(normalizer, logits, tile)
     # Where just the best were kept, nothing is left to choose.
     normalizer = normalizer.for_keys(logits.shape[-1])
-    return normalizer.kept_weights(logits, logits if kept.ranks is kept.logits else kept.ranks, place)
+    return normalizer.kept_weights(logits, logits if kept.ranks is kept.logits else kept.ranks, tile)
 
 
 def sum_of_rows(index: Any, table: Any, weights: Any) -> Any:
@@ -50,7 +50,7 @@ class Backward:
         wanted: which of the tensors need one.
     """
 
-    call: Any
+    forward: Any
     tensors: Sequence[Array]
     gradient: Array
     wanted: Sequence[bool]
@@ -58,7 +58,7 @@ class Backward:
     @cached_property
     def held(self) -> int:
         """How many arrays the score holds."""
-        return len(self.call.ready.score.arrays())
+        return len(self.forward.call.score.arrays())
 
     @cached_property
     def grads(self) -> list[Array]:
@@ -68,24 +68,24 @@ class Backward:
         return [torch.zeros_like(x) for x in self.tensors]
 
     @cached_property
-    def ready(self) -> Ready:
+    def call(self) -> BoundCall:
         """The call, of the tensors."""
-        asked: Ready = self.call.ready
-        return asked.holding([x.detach() for x in self.tensors])
+        asked: BoundCall = self.forward.call
+        return asked.with_arrays([x.detach() for x in self.tensors])
 
     @cached_property
     def parts(self) -> tuple[Any, Any]:
         """Score and normalizer that hold the gradients: cut to a tile, their arrays are views."""
         arrays = self.grads[3:]
-        score, normalizer = self.ready.score, self.ready.normalizer
+        score, normalizer = self.call.score, self.call.normalizer
         return score.replace_arrays(arrays[: self.held]), normalizer.replace_arrays(arrays[self.held :])
 
     def run(self, kept: list[Kept | None]) -> list[Array]:
         """All gradients."""
-        room = self.call.room()
+        room = self.forward.room()
         waiting: list[tuple[Limits, Kept]] = []
         last: Index | None = None
-        for (index, limits), of_strip in zip(self.call.places(), kept, strict=True):
+        for (index, limits), of_strip in zip(self.forward.places(), kept, strict=True):
             count = sum(k.index.numel() for _, k in waiting)
             if waiting and (of_strip is None or index != last or count >= TOGETHER):
                 Element(self, last or ()).kept(waiting, room)
@@ -104,32 +104,32 @@ class Element:
     """Gradients of one batch element, added to those of the call."""
 
     def __init__(self, backward: Backward, index: Index) -> None:
-        self.ready = backward.ready.at(index)
+        self.call = backward.call.at(index)
         self.query, self.key, self.value = (take(x, index, 2) for x in backward.grads[:3])
         self.score, self.normalizer = (part.at(index) for part in backward.parts)
         self.gradient = take(backward.gradient, index, 2)
-        self.wanted, self.tile, self.held = backward.wanted, backward.call.tile, backward.held
-        self.product = self.ready.sided and self.ready.score.is_product
+        self.wanted, self.tile_keys, self.held = backward.wanted, backward.forward.tile_keys, backward.held
+        self.product = self.call.projected and self.call.score.is_product
 
     def kept(self, strips: list[tuple[Limits, Kept]], room: Any) -> None:
         """Of consecutive strips whose kept keys are known."""
         import torch
 
-        ready, rows = self.ready, (strips[0][0][0], strips[-1][0][1])
+        call, rows = self.call, (strips[0][0][0], strips[-1][0][1])
         kept = joined([of_strip for _, of_strip in strips])
         gradient = side(self.gradient, rows)
-        place = ready.place.cut(rows, (0, ready.place.k_total))
-        if not ready.normalizer.trains_logits:
+        tile = call.tile.cut(rows, (0, call.tile.k_total))
+        if not call.normalizer.trains_logits:
             weights, leaves = kept.logits, []
         else:
             leaves = [kept.logits.detach().requires_grad_(), *self._normalizer_leaves()]
             of_kept = Kept(kept.index, leaves[0], leaves[0] if kept.ranks is kept.logits else kept.ranks)
             with torch.enable_grad():
-                normalizer = ready.normalizer.replace_arrays(leaves[1:])
-                weights = kept_weights(replace(ready, normalizer=normalizer), of_kept, leaves[0], rows)
+                normalizer = call.normalizer.replace_arrays(leaves[1:])
+                weights = kept_weights(replace(call, normalizer=normalizer), of_kept, leaves[0], rows)
         with torch.enable_grad():
-            dropped = drop(weights, place, ready.dropout, keys=kept.index)
-            value, weight = ready.value.detach().requires_grad_(), dropped.detach().requires_grad_()
+            dropped = drop(weights, tile, call.dropout, keys=kept.index)
+            value, weight = call.value.detach().requires_grad_(), dropped.detach().requires_grad_()
             output = sum_of_rows(kept.index, value, weight)
         more, weight_gradient = torch.autograd.grad(output, (value, weight), gradient)
         self.value += more
@@ -139,17 +139,17 @@ class Element:
             return
         if self.product:
             with torch.enable_grad():
-                right = ready.key.detach().requires_grad_()
+                right = call.key.detach().requires_grad_()
                 left_gradient = sum_of_rows(kept.index, right, logit_gradient)
             if self.wanted[0]:
                 side(self.query, rows).add_(left_gradient.detach())
             if self.wanted[1]:
-                self.key += torch.autograd.grad(left_gradient, right, side(ready.query, rows))[0]
+                self.key += torch.autograd.grad(left_gradient, right, side(call.query, rows))[0]
             return
         for limits, _ in strips:
-            cols = columns_allowed(ready, limits)
+            cols = columns_allowed(call, limits)
             part = slice(limits[0] - rows[0], limits[1] - rows[0])
-            dense = ready.value.new_zeros((limits[1] - limits[0], ready.place.k_total))
+            dense = call.value.new_zeros((limits[1] - limits[0], call.tile.k_total))
             dense.scatter_add_(1, kept.index[part].long(), logit_gradient[part])
             self._through_score(limits, cols, dense[:, slice(*cols)])
 
@@ -157,23 +157,23 @@ class Element:
         """Of a strip that was weighed whole."""
         import torch
 
-        ready, cols = self.ready, columns_allowed(self.ready, rows)
+        call, cols = self.call, columns_allowed(self.call, rows)
         if cols[0] == cols[1]:
             return
-        strip = strip_logits(ready, rows, cols, room, self.tile).keys
+        strip = strip_logits(call, rows, cols, room, self.tile_keys).keys
         leaves = [strip.detach().requires_grad_(), *self._normalizer_leaves()]
-        place, gradient = ready.place.cut(rows, cols), side(self.gradient, rows)
+        tile, gradient = call.tile.cut(rows, cols), side(self.gradient, rows)
         with torch.enable_grad():
-            normalizer = ready.normalizer.replace_arrays(leaves[1:])
-            dropped = drop(weights_of(normalizer, leaves[0], place), place, ready.dropout)
+            normalizer = call.normalizer.replace_arrays(leaves[1:])
+            dropped = drop(weights_of(normalizer, leaves[0], tile), tile, call.dropout)
         side(self.value, cols).addmm_(dropped.detach().T, gradient)
-        weight_gradient = gradient @ side(ready.value, cols).T
+        weight_gradient = gradient @ side(call.value, cols).T
         logit_gradient = self._through_weights(dropped, leaves, weight_gradient)
         if logit_gradient is not None:
             self._through_score(rows, cols, logit_gradient)
 
     def _normalizer_leaves(self) -> list[Array]:
-        arrays = self.ready.normalizer.arrays()
+        arrays = self.call.normalizer.arrays()
         return [x.detach().requires_grad_() if x.is_floating_point() else x for x in arrays]
 
     def _through_weights(self, dropped: Any, leaves: list[Array], gradient: Any) -> Any:
@@ -194,21 +194,21 @@ class Element:
         """From the gradient of the logits of these pairs to those of the sides and the score's arrays."""
         import torch
 
-        ready = self.ready
+        call = self.call
         if self.product:
             if self.wanted[0]:
-                side(self.query, rows).addmm_(gradient, side(ready.key, cols))
+                side(self.query, rows).addmm_(gradient, side(call.key, cols))
             if self.wanted[1]:
-                side(self.key, cols).addmm_(gradient.T, side(ready.query, rows))
+                side(self.key, cols).addmm_(gradient.T, side(call.query, rows))
             return
-        for start in range(cols[0], cols[1], self.tile):
-            piece = (start, min(start + self.tile, cols[1]))
+        for start in range(cols[0], cols[1], self.tile_keys):
+            piece = (start, min(start + self.tile_keys, cols[1]))
             cut = (slice(*rows), slice(*piece))
-            score = ready.score.slice(*cut)
-            originals = [side(ready.query, rows), side(ready.key, piece), *score.arrays()]
+            score = call.score.slice(*cut)
+            originals = [side(call.query, rows), side(call.key, piece), *score.arrays()]
             leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in originals]
             with torch.enable_grad():
-                logits = ready.tile(rows, piece, leaves[0], leaves[1], score.replace_arrays(leaves[2:]))
+                logits = call.logits(rows, piece, leaves[0], leaves[1], score.replace_arrays(leaves[2:]))
             if logits is None or not logits.requires_grad:
                 continue
             of = [x for x in leaves if x.requires_grad]

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from qkv.core.arrays import Array, requires_gradient
-from qkv.core.equation import Ready, side
+from qkv.core.equation import BoundCall, side
 from qkv.kernels.fold import nothing, spans, weigh_rows
 from qkv.readouts import Field, Readout
 from qkv.readouts.base import flat, named
@@ -27,7 +27,7 @@ Limits = tuple[int, int]
 class Strips:
     """A call in strips of `rows` queries; results are flat: the output, if wanted, and readouts' fields."""
 
-    ready: Ready
+    call: BoundCall
     readouts: tuple[Readout, ...]
     rows: int
     with_output: bool
@@ -35,13 +35,13 @@ class Strips:
     @cached_property
     def limits(self) -> list[Limits]:
         """First and last query of each strip."""
-        return list(spans(self.ready.place.q_total, self.rows))
+        return list(spans(self.call.tile.q_total, self.rows))
 
     @cached_property
     def tensors(self) -> tuple[Array, ...]:
         """All that a gradient may be wanted of."""
-        ready = self.ready
-        return (ready.query, ready.key, ready.value, *ready.score.arrays(), *ready.normalizer.arrays())
+        call = self.call
+        return (call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays())
 
     @cached_property
     def kinds(self) -> list[Any]:
@@ -63,22 +63,22 @@ class Strips:
         """
         import torch
 
-        ready = self.ready
-        score, columns = ready.score, (0, ready.place.k_total)
+        call = self.call
+        score, columns = call.score, (0, call.tile.k_total)
         key, value, *arrays = tensors or self.tensors[1:]
         held = len(score.arrays())
         cut_score = score.slice(slice(*limits), slice(*columns)) if cut else score
         cut_score = cut_score.replace_arrays(arrays[:held])
         if not cut:
             cut_score = cut_score.slice(slice(*limits), slice(*columns))
-        ready = replace(ready, value=value, normalizer=ready.normalizer.replace_arrays(arrays[held:]))
+        call = replace(call, value=value, normalizer=call.normalizer.replace_arrays(arrays[held:]))
         with torch.autocast(value.device.type, enabled=False):
-            logits = ready.tile(
-                limits, columns, side(ready.query, limits) if query is None else query, key, cut_score
+            logits = call.logits(
+                limits, columns, side(call.query, limits) if query is None else query, key, cut_score
             )
             if logits is None:
-                logits = nothing(ready, limits, columns[1])
-            output, read = weigh_rows(ready, limits, logits, self.readouts, self.with_output)
+                logits = nothing(call, limits, columns[1])
+            output, read = weigh_rows(call, limits, logits, self.readouts, self.with_output)
         found = [output] if self.with_output else []
         for n, result in enumerate(read):
             self.kinds[n] = type(result)
@@ -109,10 +109,10 @@ class Strips:
 
     def fields(self, limits: Limits) -> list[Field]:
         """Where each result of a strip goes."""
-        place = self.ready.place.cut(limits, (0, self.ready.place.k_total))
-        shape = (place.q_total, self.ready.value.shape[-1])
+        tile = self.call.tile.cut(limits, (0, self.call.tile.k_total))
+        shape = (tile.q_total, self.call.value.shape[-1])
         output = [Field(shape, (slice(*limits), slice(None)))] if self.with_output else []
-        return [*output, *(field for readout in self.readouts for field in readout.fields(place))]
+        return [*output, *(field for readout in self.readouts for field in readout.fields(tile))]
 
     def checkpointed(self) -> list[Array]:
         """All results, differentiable to any order."""
@@ -145,8 +145,8 @@ class Strips:
         output = queue.pop(0) if self.with_output else None
         results = []
         for readout, kind in zip(self.readouts, self.kinds, strict=True):
-            arrays = [queue.pop(0) for _ in readout.fields(self.ready.place)]
-            results.append(readout.finish(named(tuple(arrays), kind), self.ready.place))
+            arrays = [queue.pop(0) for _ in readout.fields(self.call.tile)]
+            results.append(readout.finish(named(tuple(arrays), kind), self.call.tile))
         return output, tuple(results)
 
 
@@ -182,7 +182,7 @@ def _function() -> Any:
             @staticmethod
             def backward(ctx: Any, *gradients: Any) -> Any:
                 strips = ctx.strips
-                with torch.autocast(strips.ready.value.device.type, enabled=False):
+                with torch.autocast(strips.call.value.device.type, enabled=False):
                     if torch.is_grad_enabled():
                         found = twice_differentiable(strips, ctx.saved_tensors, gradients)
                     else:
@@ -200,7 +200,7 @@ def twice_differentiable(
     """Gradients of the tensors, which can be differentiated again."""
     import torch
 
-    results = replace(strips, ready=strips.ready.holding(tensors)).checkpointed()
+    results = replace(strips, call=strips.call.with_arrays(tensors)).checkpointed()
     pairs = [(x, g) for x, g in zip(results, gradients, strict=True) if x.requires_grad]
     wanted = [x for x in tensors if x.requires_grad]
     found = iter(
@@ -216,12 +216,12 @@ def _backward(
 ) -> list[Array | None]:
     import torch
 
-    held = len(strips.ready.score.arrays())
+    held = len(strips.call.score.arrays())
     grads = [torch.zeros_like(x) for x in tensors]
-    score = strips.ready.score.replace_arrays(list(tensors[3 : 3 + held]))
-    score_grads = strips.ready.score.replace_arrays(grads[3 : 3 + held])
+    score = strips.call.score.replace_arrays(list(tensors[3 : 3 + held]))
+    score_grads = strips.call.score.replace_arrays(grads[3 : 3 + held])
     for n, limits in enumerate(strips.limits):
-        cut = (slice(*limits), slice(0, strips.ready.place.k_total))
+        cut = (slice(*limits), slice(0, strips.call.tile.k_total))
         originals = [
             side(tensors[0], limits),
             *tensors[1:3],

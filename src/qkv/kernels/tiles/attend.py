@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from qkv.core.arrays import Array
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.kernels.compiled.kept import kept_now
 from qkv.kernels.sizes import Tiling
 from qkv.kernels.strips.strips import Strips, twice_differentiable
@@ -18,17 +18,17 @@ from qkv.kernels.tiles.tiling import backward, forward
 __all__ = ["attend"]
 
 
-def attend(ready: Ready, tiling: Tiling, strip: int, notes: list[str], *tensors: Array) -> Array:
+def attend(call: BoundCall, tiling: Tiling, strip: int, notes: list[str], *tensors: Array) -> Array:
     """The output.
 
     Args:
-        ready: the call.
+        call: the call.
         tiling: sizes of its tiles.
         strip: queries in a strip, for derivatives of the gradient.
         notes: gets how guards on the data went.
-        *tensors: query, key, value and the arrays of score and normalizer, as `ready` holds them.
+        *tensors: query, key, value and the arrays of score and normalizer, as `call` holds them.
     """
-    return _function()(ready, tiling, strip, notes, *tensors)
+    return _function()(call, tiling, strip, notes, *tensors)
 
 
 def _function() -> Any:
@@ -40,15 +40,15 @@ def _function() -> Any:
         class Attend(torch.autograd.Function):
             @staticmethod
             def forward(
-                ctx: Any, ready: Ready, tiling: Tiling, strip: int, notes: list[str], *tensors: Any
+                ctx: Any, call: BoundCall, tiling: Tiling, strip: int, notes: list[str], *tensors: Any
             ) -> Any:
                 kept = kept_now()
                 known = kept.take() if kept is not None else None
-                output, *summary = forward(ready, tiling, notes) if known is None else (known[0], *known[1])
+                output, *summary = forward(call, tiling, notes) if known is None else (known[0], *known[1])
                 if kept is not None:
                     kept.note(summary)
                 ctx.save_for_backward(output, *summary, *tensors)
-                ctx.ready, ctx.tiling, ctx.strip, ctx.count = ready, tiling, strip, len(summary)
+                ctx.call, ctx.tiling, ctx.strip, ctx.count = call, tiling, strip, len(summary)
                 return output
 
             @staticmethod
@@ -59,12 +59,12 @@ def _function() -> Any:
                 grads: Any
                 with torch.autocast(output.device.type, enabled=False):
                     if torch.is_grad_enabled():  # the gradient itself will be differentiated
-                        strips = Strips(ctx.ready, (), ctx.strip, with_output=True)
+                        strips = Strips(ctx.call, (), ctx.strip, with_output=True)
                         grads = twice_differentiable(strips, tensors, [gradient])
                     else:
-                        ready = ctx.ready.holding([x.detach() for x in tensors])
+                        call = ctx.call.with_arrays([x.detach() for x in tensors])
                         logits_wanted = any(wanted[:2]) or any(wanted[3:])
-                        grads = backward(ready, ctx.tiling, output, summary, gradient, logits_wanted)
+                        grads = backward(call, ctx.tiling, output, summary, gradient, logits_wanted)
                 return (
                     None,
                     None,

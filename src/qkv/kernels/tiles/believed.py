@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qkv.core.arrays import Array, requires_gradient
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.kernels.sizes import Tiling
 from qkv.kernels.tiles.tiling import forward
 from qkv.plan.problem import Problem
@@ -18,29 +18,29 @@ from qkv.plan.problem import Problem
 __all__ = ["believed", "may_be_believed"]
 
 
-def may_be_believed(ready: Ready, problem: Problem) -> bool:
+def may_be_believed(call: BoundCall, problem: Problem) -> bool:
     """Whether the sums would show it."""
-    normalizer = ready.normalizer
+    normalizer = call.normalizer
     softmax = normalizer.log_sum_exp and normalizer.passes == "one" and normalizer.scale is not None
-    tensors = (ready.query, ready.key, ready.value, *ready.score.arrays(), *normalizer.arrays())
+    tensors = (call.query, call.key, call.value, *call.score.arrays(), *normalizer.arrays())
     return (
         softmax
         and normalizer.shift_invariant
-        and ready.mask is None
-        and ready.score.is_product
+        and call.mask is None
+        and call.score.is_product
         and not (problem.gradient or problem.readouts or problem.traced)
-        and 0 not in (problem.axes.pairs, *ready.value.shape)
+        and 0 not in (problem.axes.pairs, *call.value.shape)
         and not any(requires_gradient(x) for x in tensors)
     )
 
 
-def believed(ready: Ready, tiling: Tiling, notes: list[str]) -> Array | None:
+def believed(call: BoundCall, tiling: Tiling, notes: list[str]) -> Array | None:
     """The output; None where something was not finite, or may not have been."""
     import torch
 
-    known = replace(ready)
+    known = replace(call)
     known.__dict__.update(clean_pairs=True, clean_value=True)
-    known = known.with_sides(*known.score.sides(known.query, known.key, known.place))
+    known = known.with_projections(*known.score.project(known.query, known.key, known.tile))
     said: list[str] = []
     output, _, total = forward(known, tiling, said)
     low, high = torch.aminmax(total)

@@ -30,7 +30,7 @@ from typing import Any
 
 from qkv.core.arrays import Array
 from qkv.core.batch import Index
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.readouts import Heads, Readout
 from qkv.readouts.cells import cell_start, pool, touched
 
@@ -73,14 +73,14 @@ class OnePass:
         like: an array of the dtype and device of accumulation.
     """
 
-    def __init__(self, readouts: Sequence[Readout], place: Place, like: Array) -> None:
-        self.readouts, self.place = tuple(readouts), place
+    def __init__(self, readouts: Sequence[Readout], tile: Tile, like: Array) -> None:
+        self.readouts, self.tile = tuple(readouts), tile
         self.whole = []
         for readout in self.readouts:
-            batch = place.batch
+            batch = tile.batch
             if isinstance(readout, Heads):
                 batch = (*batch[:-1], len(readout.heads))
-            sides = _map(readout).sides(place.q_total, place.k_total)
+            sides = _map(readout).sides(tile.q_total, tile.k_total)
             self.whole.append(like.new_zeros((*batch, *sides)))
 
     def element(self, index: Index) -> Blocks:
@@ -88,18 +88,18 @@ class OnePass:
         found = []
         for readout, whole in zip(self.readouts, self.whole, strict=True):
             if not isinstance(readout, Heads):
-                found.append(_Map(readout.blocks, [whole[index]], self.place))
+                found.append(_Map(readout.blocks, [whole[index]], self.tile))
                 continue
-            count = self.place.batch[-1]
+            count = self.tile.batch[-1]
             to = [n for n, head in enumerate(readout.heads) if head % count == index[-1]]
             if to:
-                found.append(_Map(readout.blocks, [whole[(*index[:-1], n)] for n in to], self.place))
+                found.append(_Map(readout.blocks, [whole[(*index[:-1], n)] for n in to], self.tile))
         return Blocks(found)
 
     def results(self) -> tuple[Array, ...]:
         """The maps, in the order of the readouts."""
         both = zip(self.readouts, self.whole, strict=True)
-        return tuple(readout.finish(whole, self.place) for readout, whole in both)
+        return tuple(readout.finish(whole, self.tile) for readout, whole in both)
 
 
 class Blocks:
@@ -153,8 +153,8 @@ class _Tile:
 class _Map:
     """One map of one batch element; `targets` are its places in the result."""
 
-    def __init__(self, how: str, targets: list[Array], place: Place) -> None:
-        self.how, self.targets, self.place = how, targets, place
+    def __init__(self, how: str, targets: list[Array], tile: Tile) -> None:
+        self.how, self.targets, self.tile = how, targets, tile
         self.sides = tuple(targets[0].shape)
         self.tiles: dict[Limits, _Tile] = {}
         self.width = 0
@@ -198,9 +198,9 @@ class _Map:
             scale = exp(self.maxima[:rows, : len(counts)] - shift).mul_(scale)
             scale = scale.repeat_interleave(table.new_tensor(counts, dtype=int), 1, output_size=self.width)
         table.mul_(scale)
-        at = touched(self.rows, self.sides[0], self.place.q_total)
+        at = touched(self.rows, self.sides[0], self.tile.q_total)
         how = "sum" if self.how == "mean" else "max"
-        lanes = pool(table, -2, self.rows, self.sides[0], self.place.q_total, how)
+        lanes = pool(table, -2, self.rows, self.sides[0], self.tile.q_total, how)
         for target in self.targets:
             for tile in self.tiles.values():
                 # A cell may be cut by tiles: one of them after the other.
@@ -209,7 +209,7 @@ class _Map:
                 there.copy_(there + new if self.how == "mean" else there.maximum(new))
 
     def _new(self, cols: Limits) -> _Tile:
-        length, count = self.place.k_total, self.sides[1]
+        length, count = self.tile.k_total, self.sides[1]
         cells = touched(cols, count, length)
         edges = [
             min(max(cell_start(c, count, length), cols[0]), cols[1]) for c in range(cells[0], cells[1] + 1)
@@ -222,7 +222,7 @@ class _Map:
         """The tile's part of the table, which grows when it first goes that far."""
         upto = tile.first + tile.count
         if self.table is None or self.table.shape[0] < len(e) or self.table.shape[1] < upto:
-            tiles = -(-self.place.k_total // max(1, e.shape[1])) + 1
+            tiles = -(-self.tile.k_total // max(1, e.shape[1])) + 1
             # Each cell, and one more for each cut of a cell by a tile.
             wide = max(upto, self.sides[1] + tiles)
             table, maxima = e.new_zeros((len(e), wide)), e.new_full((len(e), wide), -math.inf)
@@ -234,7 +234,7 @@ class _Map:
 
     def _uneven(self, e: Array, cols: Limits, tile: _Tile) -> Array:
         if self.how == "max":
-            return pool(e, -1, cols, self.sides[1], self.place.k_total, "max")
+            return pool(e, -1, cols, self.sides[1], self.tile.k_total, "max")
         if tile.sums is None:
             tile.sums = e.new_zeros((e.shape[1], tile.count))
             for n, (start, stop) in enumerate(itertools.pairwise(tile.edges)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qkv.core.arrays import is_array
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.kernels.tiles.gates import GatedProduct
 from qkv.kernels.tiles.pairs import Bent, Pairs, Product, Shifted, Traced
 from qkv.kernels.tiles.routes import Routes
@@ -13,20 +13,20 @@ from qkv.scores.base import PointwiseScore
 __all__ = ["pairs_of"]
 
 
-def pairs_of(ready: Ready, factor: float, routes: Routes) -> Pairs:
+def pairs_of(call: BoundCall, factor: float, routes: Routes) -> Pairs:
     """The way for this call; logits are multiplied by `factor`."""
-    score = ready.score
-    if not ready.sided or ready.query.dtype != ready.value.dtype:
-        return Traced(ready, factor, routes)
+    score = call.score
+    if not call.projected or call.query.dtype != call.value.dtype:
+        return Traced(call, factor, routes)
     if score.is_product:
-        return Product(ready, factor, routes)
+        return Product(call, factor, routes)
     if score.unit == "gate":
-        return GatedProduct(ready, factor, routes)
-    if score.unit == "tanh" and not ready.place.batch:
-        return UnitSum(ready, factor, routes)
+        return GatedProduct(call, factor, routes)
+    if score.unit == "tanh" and not call.tile.batch:
+        return UnitSum(call, factor, routes)
     if isinstance(score, PointwiseScore):
         if score.adds:
-            return Shifted(ready, factor, routes, pairs_of)
+            return Shifted(call, factor, routes, pairs_of)
         if score.bend == "tanh" and score.score.is_product and not is_array(score.cap):
-            return Bent(ready, factor, routes)
-    return Traced(ready, factor, routes)
+            return Bent(call, factor, routes)
+    return Traced(call, factor, routes)

@@ -20,9 +20,9 @@ import numpy as np
 
 from qkv.core.arrays import Array, is_array
 from qkv.core.batch import Index
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.core.partial import ExpSum
-from qkv.core.positions import Place
+from qkv.core.positions import Tile
 from qkv.core.random import rate
 from qkv.kernels.fold import reached, spans
 from qkv.kernels.reading import Reading
@@ -47,36 +47,36 @@ _FEW = 256
 LOG2_E = math.log2(math.e)
 
 
-def is_exponential(ready: Ready) -> bool:
+def is_exponential(call: BoundCall) -> bool:
     """Whether this file's way is right: weights are e^(scale · logit) over their sum, and nothing read is
     NaN or infinite that might not be.
     """
-    normalizer = ready.normalizer
+    normalizer = call.normalizer
     return (
         normalizer.log_sum_exp
         and normalizer.passes == "one"
         and normalizer.scale is not None
-        and ready.clean_value
-        and (ready.mask is None or ready.clean_pairs)
+        and call.clean_value
+        and (call.mask is None or call.clean_pairs)
     )
 
 
-def bound_of(ready: Ready) -> float:
+def bound_of(call: BoundCall) -> float:
     """A number that no |logit| exceeds after the normalizer's scale; infinite where none is known.
 
     Infinite too where values are so large that a weighted sum without a maximum might overflow.
     """
     import torch
 
-    place, scale = ready.place, ready.normalizer.scale
-    if place.q_total < _FEW:
+    tile, scale = call.tile, call.normalizer.scale
+    if tile.q_total < _FEW:
         # Looking at all keys costs as much as some queries do.
         return math.inf
-    if not ready.sided or 0 in (place.q_total, place.k_total, *ready.value.shape, *ready.query.shape):
+    if not call.projected or 0 in (tile.q_total, tile.k_total, *call.value.shape, *call.query.shape):
         return math.inf
     with torch.no_grad():
-        bound = ready.score.bound(ready.query, ready.key)
-        low, high = torch.aminmax(ready.value)
+        bound = call.score.bound(call.query, call.key)
+        low, high = torch.aminmax(call.value)
         largest = max(-float(low), float(high))
     return math.inf if bound is None or not largest <= _LARGEST_VALUE else float(bound) * scale
 
@@ -111,14 +111,14 @@ class Exponentials:
     """A call, or some of its batch elements, under softmax.
 
     Args:
-        ready: the call.
+        call: the call.
         cols: keys in a tile.
         bound: no |logit| is larger.
         index: of the batch elements in the whole call.
         seen: what is to be read of the weights.
     """
 
-    ready: Ready
+    call: BoundCall
     cols: int
     bound: float
     index: Index = ()
@@ -126,19 +126,19 @@ class Exponentials:
 
     def __post_init__(self) -> None:
         self._blocks = None if self.seen is None else self.seen.blocks(self.index)
-        self._routes = routes(self.ready.value)
-        shift_invariant = self.ready.normalizer.shift_invariant
+        self._routes = routes(self.call.value)
+        shift_invariant = self.call.normalizer.shift_invariant
         self.bounded = shift_invariant and self.bound <= BOUND
         # `exp` takes a hundred times as long where its result is nearly 0, and without a bound some are;
         # `exp2` does not. It wants log₂ e in the factor, unless a sink is compared with the logits as they
         # are, or a logit near the largest number would become infinite.
         base2 = self._routes.base2 or not self.bounded
         self._base2 = base2 and shift_invariant and self.bound < _LARGEST_LOGIT
-        factor = self.ready.normalizer.scale * (LOG2_E if self._base2 else 1.0)
-        self._pairs: Pairs = pairs_of(self.ready, factor, self._routes)
+        factor = self.call.normalizer.scale * (LOG2_E if self._base2 else 1.0)
+        self._pairs: Pairs = pairs_of(self.call, factor, self._routes)
         # What dropout keeps is raised, once for each row.
-        self._raised = 1.0 / (1.0 - rate(self.ready.dropout))
-        self._values = Slices(self.ready.value)
+        self._raised = 1.0 / (1.0 - rate(self.call.dropout))
+        self._values = Slices(self.call.value)
 
     def _exponential_(self, x: Array) -> Array:
         if self._base2:
@@ -155,7 +155,7 @@ class Exponentials:
         import torch
 
         # Where logits depend on positions, those of the first tile are often the smallest of a row.
-        running = not self.bounded and self.ready.score.positional
+        running = not self.bounded and self.call.score.positional
         sums = self._sums(rows, room, running)
         if not (self.bounded or running or _moderate(sums)):
             sums = self._sums(rows, room, running=True)
@@ -176,8 +176,8 @@ class Exponentials:
         """
         import torch
 
-        value = self.ready.value
-        shape = (*self.ready.place.batch, rows[1] - rows[0])
+        value = self.call.value
+        shape = (*self.call.tile.batch, rows[1] - rows[0])
         total = value.new_zeros((*shape, 1))
         weighted = value.new_zeros((*shape, value.shape[-1]))
         maximum = value.new_full((*shape, 1), 0.0 if self.bounded else -math.inf)
@@ -210,13 +210,13 @@ class Exponentials:
         return maximum, total, weighted.mul_(self._raised)
 
     def _finished(self, rows: Limits, maximum: Array, total: Array, weighted: Array) -> tuple[Array, Summary]:
-        ready = self.ready
-        if ready.normalizer.shift_invariant:
+        call = self.call
+        if call.normalizer.shift_invariant:
             # As the normalizer's own `finish`, of numbers that are known to be finite.
             maximum.masked_fill_(maximum == -math.inf, 0.0)
             return weighted.div_(total.masked_fill(total == 0, 1.0)), (maximum, total)
-        partial, place = ExpSum(maximum, total, weighted), ready.place.cut(rows, (0, 0))
-        output, summary = ready.normalizer.finish(partial, place, ready.dropout)
+        partial, tile = ExpSum(maximum, total, weighted), call.tile.cut(rows, (0, 0))
+        output, summary = call.normalizer.finish(partial, tile, call.dropout)
         return output, summary
 
     def _log_total(self, summary: Summary) -> Array:
@@ -228,14 +228,14 @@ class Exponentials:
         """The tiles of some queries again, for what wants the weights themselves."""
         import torch
 
-        ready, place = self.ready, self.ready.place
+        call, tile = self.call, self.call.tile
         shift, total = summary
         inverse = total.masked_fill(total == 0, 1.0).reciprocal_()
-        for cols in spans(place.k_total, self.cols):
-            tile = place.cut(rows, cols)
-            cover = "all" if ready.mask is None else ready.mask.cover(tile)
+        for cols in spans(tile.k_total, self.cols):
+            here = tile.cut(rows, cols)
+            cover = "all" if call.mask is None else call.mask.coverage(here)
             if cover == "none" and cols[0] > 0:
-                reading.skip(tile, self.index)
+                reading.skip(here, self.index)
                 continue
             logits = self._pairs.logits(rows, cols, room)
             weights = room.take("weights", logits.shape, logits)
@@ -245,15 +245,15 @@ class Exponentials:
                 logits.mul_(1 / self._pairs.factor)
             if cover != "all":
                 # The first tile is always read: results are made of it, and the sink is counted there.
-                out = self._out(ready.mask, tile, room)
+                out = self._out(call.mask, here, room)
                 logits.masked_fill_(out, -math.inf)
                 weights.masked_fill_(out, 0.0)
-            reading.absorb(logits, weights, ready.normalizer, tile, self.index)
+            reading.absorb(logits, weights, call.normalizer, here, self.index)
 
     def _kept(self, rows: Limits, cols: Limits) -> Array | None:
         """Which weights of a tile dropout keeps; None: all."""
-        dropout = self.ready.dropout
-        return self.ready.place.cut(rows, cols).kept(self.ready.value, dropout) if dropout else None
+        dropout = self.call.dropout
+        return self.call.tile.cut(rows, cols).kept(self.call.value, dropout) if dropout else None
 
     def unfold(
         self,
@@ -299,28 +299,28 @@ class Exponentials:
 
     def _tiles(self, rows: Limits, room: Room) -> Iterator[tuple[Limits, Any]]:
         """Keys of each tile that is not empty, and which of its pairs are out (None: none is)."""
-        mask, place = self.ready.mask, self.ready.place
-        for cols in reached(self.ready, rows, self.cols, whole=self.seen is not None):
+        mask, tile = self.call.mask, self.call.tile
+        for cols in reached(self.call, rows, self.cols, whole=self.seen is not None):
             if mask is None:
                 yield cols, None
                 continue
-            tile = place.cut(rows, cols)
-            cover = mask.cover(tile)
+            here = tile.cut(rows, cols)
+            cover = mask.coverage(here)
             if cover == "part":
-                yield cols, self._out(mask, tile, room)
+                yield cols, self._out(mask, here, room)
             elif cover == "all":
                 yield cols, None
 
-    def _out(self, mask: Mask, tile: Place, room: Room) -> Array:
+    def _out(self, mask: Mask, here: Tile, room: Room) -> Array:
         """Which pairs of a tile the mask leaves out."""
-        rows, cols = tile.rows, tile.cols
+        rows, cols = here.rows, here.cols
         # Tiles that stand alike to the diagonal share this.
         name = ("out", cols[0] - rows[0], rows[1] - rows[0], cols[1] - cols[0])
-        start = None if tile.positions is None else tile.positions.query_start
+        start = None if here.positions is None else here.positions.query_start
         alike = mask.relative and not is_array(start)
         out = room.held.get(name) if alike else None
         if out is None:
-            out = ~mask.slice(slice(*rows), slice(*cols)).allowed(tile, self.ready.value)
+            out = ~mask.slice(slice(*rows), slice(*cols)).allowed(here, self.call.value)
             if alike and len(room.held) < 64:
                 room.held[name] = out
         return out

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array
-from qkv.core.equation import Ready, drop, side
+from qkv.core.equation import BoundCall, drop, side
 from qkv.core.guard import finite
 from qkv.kernels.fold import fold_rows, reached
 from qkv.kernels.tiles.pairs import Gradients
@@ -26,11 +26,11 @@ class Folded:
     """A call, or some of its batch elements.
 
     Args:
-        ready: the call.
+        call: the call.
         cols: keys in a tile.
     """
 
-    ready: Ready
+    call: BoundCall
     cols: int
 
     def notes(self) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ class Folded:
 
     def fold(self, rows: Limits, room: Room) -> tuple[Array, Summary]:
         """Output of some queries, and the normalizer's summary of each."""
-        return fold_rows(self.ready, rows, self.cols)
+        return fold_rows(self.call, rows, self.cols)
 
     def unfold(
         self,
@@ -54,36 +54,34 @@ class Folded:
         """Add the gradients that some queries give; arguments as in `Exponentials.unfold`."""
         import torch
 
-        ready = self.ready
-        value = ready.value if ready.clean_value else finite(ready.value)
-        held = len(ready.score.arrays())
-        for cols in reached(ready, rows, self.cols, whole=True):
-            place, limits = ready.place.cut(rows, cols), (slice(*rows), slice(*cols))
-            score = ready.score.slice(*limits)
+        call = self.call
+        value = call.value if call.clean_value else finite(call.value)
+        held = len(call.score.arrays())
+        for cols in reached(call, rows, self.cols, whole=True):
+            tile, limits = call.tile.cut(rows, cols), (slice(*rows), slice(*cols))
+            score = call.score.slice(*limits)
             originals = [
-                side(ready.query, rows),
-                side(ready.key, cols),
+                side(call.query, rows),
+                side(call.key, cols),
                 *score.arrays(),
-                *ready.normalizer.arrays(),
+                *call.normalizer.arrays(),
             ]
             leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in originals]
             with torch.enable_grad():
                 score = score.replace_arrays(leaves[2 : 2 + held])
-                normalizer = ready.normalizer.replace_arrays(leaves[2 + held :])
-                logits = ready.tile(rows, cols, leaves[0], leaves[1], score)
+                normalizer = call.normalizer.replace_arrays(leaves[2 + held :])
+                logits = call.logits(rows, cols, leaves[0], leaves[1], score)
                 if logits is None:
                     continue
                 prepared = normalizer.prepare(logits)
             constant = prepared.detach()
-            weights = ready.normalizer.tile_weights(constant, summary, place)
+            weights = call.normalizer.tile_weights(constant, summary, tile)
             target = gradients.values(cols)
-            target += (drop(weights, place, ready.dropout).mT @ gradient).sum_to_size(target.shape)
+            target += (drop(weights, tile, call.dropout).mT @ gradient).sum_to_size(target.shape)
             if not (logits_wanted and normalizer.trains_logits and prepared.requires_grad):
                 continue
-            of_weights = drop(gradient @ side(value, cols).mT, place, ready.dropout)
-            of_logits = ready.normalizer.logit_gradient(
-                constant, weights, of_weights, row_dot, summary, place
-            )
+            of_weights = drop(gradient @ side(value, cols).mT, tile, call.dropout)
+            of_logits = call.normalizer.logit_gradient(constant, weights, of_weights, row_dot, summary, tile)
             wanted = [x for x in leaves if x.requires_grad]
             found = iter(torch.autograd.grad(prepared, wanted, of_logits, allow_unused=True))
             targets = [

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from qkv.core.arrays import Array
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.kernels.tiles.pairs import Back, Gradients, Pairs, Slices, moved
 from qkv.kernels.tiles.routes import Routes, add_product
 from qkv.kernels.tiles.workers import Room
@@ -32,13 +32,13 @@ _FAR = 2.0**22
 class GatedProduct(Pairs):
     """A score whose `unit` is "gate"."""
 
-    def __init__(self, ready: Ready, factor: float, routes: Routes) -> None:
-        super().__init__(ready, factor, routes)
+    def __init__(self, call: BoundCall, factor: float, routes: Routes) -> None:
+        super().__init__(call, factor, routes)
         # Without the column between its rows: matrix products want them beside each other.
-        self._left = Slices(ready.query[..., :-1].contiguous())
+        self._left = Slices(call.query[..., :-1].contiguous())
         self._scaled = self._left if factor == 1 else Slices(self._left.array * factor)
-        self._right = Slices(ready.key[..., :-1].contiguous())
-        gates = ready.query[..., -1:].contiguous(), ready.key[..., -1:].contiguous()
+        self._right = Slices(call.key[..., :-1].contiguous())
+        gates = call.query[..., -1:].contiguous(), call.key[..., -1:].contiguous()
         powers = exponentials(*gates)
         self._divides = powers is not None
         # Of each side: e^−g, or g as it is.
@@ -103,7 +103,7 @@ class GatedProduct(Pairs):
         import torch
 
         left, right = self._queries(rows), self._keys(cols).mT
-        shape = (*self.ready.place.batch, left.shape[-2], right.shape[-1])
+        shape = (*self.call.tile.batch, left.shape[-2], right.shape[-1])
         return torch.add(left, right, out=room.take("gate", shape, left)).sigmoid_()
 
 

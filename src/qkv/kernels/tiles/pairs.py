@@ -21,7 +21,7 @@ from typing import Any
 
 from qkv.core.arrays import Array
 from qkv.core.batch import Index, take
-from qkv.core.equation import Ready, side
+from qkv.core.equation import BoundCall, side
 from qkv.kernels.tiles.routes import Routes, add_product
 from qkv.kernels.tiles.workers import Room
 
@@ -71,7 +71,7 @@ class Gradients:
         return Slices(self.value)
 
     @classmethod
-    def zeros(cls, ready: Ready) -> Gradients:
+    def zeros(cls, call: BoundCall) -> Gradients:
         """Nothing yet."""
         import torch
 
@@ -82,11 +82,11 @@ class Gradients:
             return x.new_zeros((*x.shape[:-2], x.shape[-1], x.shape[-2])).mT
 
         return cls(
-            zeros(ready.query),
-            turned(ready.key),
-            turned(ready.value),
-            ready.score.map_arrays(zeros),
-            ready.normalizer.map_arrays(zeros),
+            zeros(call.query),
+            turned(call.key),
+            turned(call.value),
+            call.score.map_arrays(zeros),
+            call.normalizer.map_arrays(zeros),
         )
 
     def at(self, index: Index) -> Gradients:
@@ -106,13 +106,13 @@ class Pairs(ABC):
     """Logits of the tiles of a call.
 
     Args:
-        ready: the call, or some of its batch elements.
+        call: the call, or some of its batch elements.
         factor: by which logits are multiplied.
         routes: of the machine.
     """
 
-    def __init__(self, ready: Ready, factor: float, routes: Routes) -> None:
-        self.ready, self.factor, self.routes = ready, factor, routes
+    def __init__(self, call: BoundCall, factor: float, routes: Routes) -> None:
+        self.call, self.factor, self.routes = call, factor, routes
 
     def notes(self) -> tuple[str, ...]:
         """Sentences on how guards on the data went."""
@@ -138,10 +138,10 @@ class Pairs(ABC):
 class Product(Pairs):
     """left @ rightᵀ"""
 
-    def __init__(self, ready: Ready, factor: float, routes: Routes) -> None:
-        super().__init__(ready, factor, routes)
-        self._queries, self._keys = Slices(ready.query), Slices(ready.key)
-        self._left = self._queries if factor == 1 else Slices(ready.query * factor)
+    def __init__(self, call: BoundCall, factor: float, routes: Routes) -> None:
+        super().__init__(call, factor, routes)
+        self._queries, self._keys = Slices(call.query), Slices(call.key)
+        self._left = self._queries if factor == 1 else Slices(call.query * factor)
 
     def logits(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> Array:
         """One matrix product."""
@@ -161,26 +161,30 @@ class Shifted(Pairs):
     """Logits of the score within, plus an offset that does not depend on them; `inner` makes the former."""
 
     def __init__(
-        self, ready: Ready, factor: float, routes: Routes, inner: Callable[[Ready, float, Routes], Pairs]
+        self,
+        call: BoundCall,
+        factor: float,
+        routes: Routes,
+        inner: Callable[[BoundCall, float, Routes], Pairs],
     ) -> None:
-        super().__init__(ready, factor, routes)
-        self._inner = inner(replace(ready, score=ready.score.score), factor, routes)
+        super().__init__(call, factor, routes)
+        self._inner = inner(replace(call, score=call.score.score), factor, routes)
 
     def logits(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> Array:
         """The inner ones, with the offset added in place."""
-        place, score = self.ready.place.cut(rows, cols), self.ready.score.slice(slice(*rows), slice(*cols))
-        offset = score.offset(place, self.ready.value)
+        tile, score = self.call.tile.cut(rows, cols), self.call.score.slice(slice(*rows), slice(*cols))
+        offset = score.offset(tile, self.call.value)
         return self._inner.logits(rows, cols, room, shift).add_(offset, alpha=self.factor)
 
     def trace(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> tuple[Array, Back]:
         """The gradient passes on to the score within; the arrays of the offset get theirs by autograd."""
         import torch
 
-        place, cut = self.ready.place.cut(rows, cols), (slice(*rows), slice(*cols))
-        score = self.ready.score.slice(*cut)
+        tile, cut = self.call.tile.cut(rows, cols), (slice(*rows), slice(*cols))
+        score = self.call.score.slice(*cut)
         leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in score.arrays()]
         with torch.enable_grad():
-            offset = score.replace_arrays(leaves).offset(place, self.ready.value)
+            offset = score.replace_arrays(leaves).offset(tile, self.call.value)
         logits, inner_back = self._inner.trace(rows, cols, room, shift)
 
         def back(gradient: Array, gradients: Gradients) -> None:
@@ -195,14 +199,14 @@ class Shifted(Pairs):
 class Bent(Pairs):
     """cap · tanh(logit / cap) of a product, with a cap that is a plain number."""
 
-    def __init__(self, ready: Ready, factor: float, routes: Routes) -> None:
-        super().__init__(ready, factor, routes)
-        self._inner = Product(replace(ready, score=ready.score.score), 1.0 / ready.score.cap, routes)
+    def __init__(self, call: BoundCall, factor: float, routes: Routes) -> None:
+        super().__init__(call, factor, routes)
+        self._inner = Product(replace(call, score=call.score.score), 1.0 / call.score.cap, routes)
 
     def logits(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> Array:
         """In place on the inner logits."""
         bent = self.routes.tanh_(self._inner.logits(rows, cols, room))
-        return moved(bent, self.ready.score.cap * self.factor, shift)
+        return moved(bent, self.call.score.cap * self.factor, shift)
 
     def trace(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> tuple[Array, Back]:
         """d(inner logit) = (1 − tanh²) dS"""
@@ -216,7 +220,7 @@ class Bent(Pairs):
             gradient.addcmul_(gradient, slope, value=-1)
             inner_back(gradient, replace(gradients, score=gradients.score.score))
 
-        return moved(bent, self.ready.score.cap * self.factor, shift), back
+        return moved(bent, self.call.score.cap * self.factor, shift), back
 
 
 class Traced(Pairs):
@@ -224,10 +228,10 @@ class Traced(Pairs):
 
     def logits(self, rows: Limits, cols: Limits, room: Room, shift: Array | None = None) -> Array:
         """The score's tile, copied: what it gives may be a view of something."""
-        place, cut = self.ready.place.cut(rows, cols), (slice(*rows), slice(*cols))
-        score = self.ready.score.slice(*cut)
+        tile, cut = self.call.tile.cut(rows, cols), (slice(*rows), slice(*cols))
+        score = self.call.score.slice(*cut)
         return self._own(
-            self._function(score)(side(self.ready.query, rows), side(self.ready.key, cols), place),
+            self._function(score)(side(self.call.query, rows), side(self.call.key, cols), tile),
             rows,
             cols,
             room,
@@ -238,13 +242,13 @@ class Traced(Pairs):
         """The tile's graph is kept until the way back is taken."""
         import torch
 
-        place, cut = self.ready.place.cut(rows, cols), (slice(*rows), slice(*cols))
-        score = self.ready.score.slice(*cut)
-        originals = [side(self.ready.query, rows), side(self.ready.key, cols), *score.arrays()]
+        tile, cut = self.call.tile.cut(rows, cols), (slice(*rows), slice(*cols))
+        score = self.call.score.slice(*cut)
+        originals = [side(self.call.query, rows), side(self.call.key, cols), *score.arrays()]
         leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in originals]
         with torch.enable_grad():
             function = self._function(score.replace_arrays(leaves[2:]))
-            traced = function(leaves[0], leaves[1], place)
+            traced = function(leaves[0], leaves[1], tile)
 
         def back(gradient: Array, gradients: Gradients) -> None:
             if traced.requires_grad:
@@ -255,14 +259,14 @@ class Traced(Pairs):
         return self._own(traced.detach(), rows, cols, room, shift), back
 
     def _function(self, score: Any) -> Callable[..., Array]:
-        function: Callable[..., Array] = score.pair if self.ready.sided else score.tile
+        function: Callable[..., Array] = score.projected_logits if self.call.projected else score.logits
         return function
 
     def _own(self, logits: Array, rows: Limits, cols: Limits, room: Room, shift: Array | None) -> Array:
         import torch
 
-        shape = (*self.ready.place.batch, rows[1] - rows[0], cols[1] - cols[0])
-        own = room.take("logits", shape, self.ready.value)
+        shape = (*self.call.tile.batch, rows[1] - rows[0], cols[1] - cols[0])
+        own = room.take("logits", shape, self.call.value)
         if logits.dtype == own.dtype and logits.shape == own.shape:
             if shift is None:
                 return torch.mul(logits, self.factor, out=own)

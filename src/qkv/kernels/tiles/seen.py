@@ -12,7 +12,7 @@ from typing import Any
 
 from qkv.core.arrays import Array
 from qkv.core.batch import Index
-from qkv.core.equation import Ready
+from qkv.core.equation import BoundCall
 from qkv.kernels.reading import Reading
 from qkv.kernels.tiles.block_sums import Blocks, OnePass, one_pass
 from qkv.readouts import Heads, Readout
@@ -25,17 +25,17 @@ class Seen:
 
     Args:
         readouts: what is read.
-        ready: the call.
+        call: the call.
     """
 
-    def __init__(self, readouts: Sequence[Readout], ready: Ready) -> None:
+    def __init__(self, readouts: Sequence[Readout], call: BoundCall) -> None:
         def of(kind: str) -> list[Readout]:
             return [readout for readout, other in zip(readouts, self._kinds, strict=True) if other == kind]
 
-        self._kinds = [_kind(readout, ready) for readout in readouts]
-        self._maps = OnePass(of("map"), ready.place, like=ready.value) if "map" in self._kinds else None
-        self._totals = [_Total(readout, ready) for readout in of("total")]
-        self.reading = Reading(of("tiles"), ready.place) if "tiles" in self._kinds else None
+        self._kinds = [_kind(readout, call) for readout in readouts]
+        self._maps = OnePass(of("map"), call.tile, like=call.value) if "map" in self._kinds else None
+        self._totals = [_Total(readout, call) for readout in of("total")]
+        self.reading = Reading(of("tiles"), call.tile) if "tiles" in self._kinds else None
 
     @property
     def many_workers(self) -> bool:
@@ -61,8 +61,8 @@ class Seen:
         return tuple(next(found[kind]) for kind in self._kinds)
 
 
-def _kind(readout: Readout, ready: Ready) -> str:
-    if one_pass(readout, ready.normalizer):
+def _kind(readout: Readout, call: BoundCall) -> str:
+    if one_pass(readout, call.normalizer):
         return "map"
     return "total" if readout.total else "tiles"
 
@@ -70,12 +70,12 @@ def _kind(readout: Readout, ready: Ready) -> str:
 class _Total:
     """The logarithm of each query's total, of all heads or of some."""
 
-    def __init__(self, readout: Readout, ready: Ready) -> None:
-        place = ready.place
+    def __init__(self, readout: Readout, call: BoundCall) -> None:
+        tile = call.tile
         self.heads = readout.heads if isinstance(readout, Heads) else None
-        self.count = place.batch[-1] if place.batch else 1
-        batch = place.batch if self.heads is None else (*place.batch[:-1], len(self.heads))
-        self.whole = ready.value.new_empty((*batch, place.q_total))
+        self.count = tile.batch[-1] if tile.batch else 1
+        batch = tile.batch if self.heads is None else (*tile.batch[:-1], len(self.heads))
+        self.whole = call.value.new_empty((*batch, tile.q_total))
 
     def put(self, index: Index, rows: tuple[int, int], found: Array) -> None:
         if self.heads is None:

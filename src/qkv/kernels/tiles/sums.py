@@ -37,7 +37,7 @@ class UnitSum(Pairs):
 
     def _logits(self, prepared: Units, rows: Limits, cols: Limits, room: Room) -> Array:
         shape = (rows[1] - rows[0], cols[1] - cols[0])
-        return units.logits(prepared, rows, cols, room.take("logits", shape, self.ready.value), room)
+        return units.logits(prepared, rows, cols, room.take("logits", shape, self.call.value), room)
 
     @cached_property
     def _forward(self) -> Units:
@@ -48,4 +48,4 @@ class UnitSum(Pairs):
         return self._prepared(train=True)
 
     def _prepared(self, train: bool) -> Units:
-        return units.prepare(self.ready.query, self.ready.key, self.ready.score.unit_vector, train)
+        return units.prepare(self.call.query, self.call.key, self.call.score.unit_vector, train)

@@ -8,7 +8,7 @@ from typing import Any
 
 from qkv.core.arrays import Array
 from qkv.core.batch import Index, indices, take
-from qkv.core.equation import Ready, side
+from qkv.core.equation import BoundCall, side
 from qkv.kernels.fold import spans
 from qkv.kernels.sizes import Tiling
 from qkv.kernels.tiles.exponentials import Exponentials, bound_of, is_exponential
@@ -23,13 +23,13 @@ Limits = tuple[int, int]
 Task = tuple[Index, Limits]
 
 
-def forward(ready: Ready, tiling: Tiling, notes: list[str], seen: Seen | None = None) -> list[Array]:
+def forward(call: BoundCall, tiling: Tiling, notes: list[str], seen: Seen | None = None) -> list[Array]:
     """Output, and what the normalizer keeps of each query.
 
     `notes` gets how guards on the data went, `seen` what is read of the weights on the way.
     """
-    place, out = ready.place, Whole(ready)
-    elements = _elements(ready, tiling, seen)
+    tile, out = call.tile, Whole(call)
+    elements = _elements(call, tiling, seen)
 
     def work(tasks: Sequence[Task]) -> Callable[[Room], None]:
         def on_worker(room: Room) -> None:
@@ -42,20 +42,20 @@ def forward(ready: Ready, tiling: Tiling, notes: list[str], seen: Seen | None = 
         return on_worker
 
     if seen is None:
-        shares = chunks(_tasks(ready, tiling), threads(ready.value))
+        shares = chunks(_tasks(call, tiling), threads(call.value))
     else:
         # What is read of one batch element is put together by one worker.
-        every = list(indices(place.batch, tiling.most))
+        every = list(indices(tile.batch, tiling.most))
         shares = [
-            [(index, rows) for index in some for rows in _rows(ready, tiling)]
-            for some in chunks(every, threads(ready.value) if seen.many_workers else 1)
+            [(index, rows) for index in some for rows in _rows(call, tiling)]
+            for some in chunks(every, threads(call.value) if seen.many_workers else 1)
         ]
     run([work(some) for some in shares])
     return out.pieces
 
 
 def backward(
-    ready: Ready,
+    call: BoundCall,
     tiling: Tiling,
     output: Array,
     summary: Sequence[Array],
@@ -66,14 +66,14 @@ def backward(
 
     As in `core.guard.weigh`, an output that read an infinite value or NaN is a constant.
     """
-    if not ready.clean_value:
+    if not call.clean_value:
         known = output.isfinite()
         output, gradient = output.where(known, 0.0), gradient.where(known, 0.0)
     row_dot = (gradient * output).sum(dim=-1, keepdim=True)
-    elements = _elements(ready, tiling)
-    shares = chunks(_tasks(ready, tiling), threads(ready.value))
+    elements = _elements(call, tiling)
+    shares = chunks(_tasks(call, tiling), threads(call.value))
     # Each worker adds into arrays of its own, so that the sum does not depend on who is first.
-    sums = [Gradients.zeros(ready) for _ in shares]
+    sums = [Gradients.zeros(call) for _ in shares]
 
     def work(tasks: Sequence[Task], own: Gradients) -> Callable[[Room], None]:
         def on_worker(room: Room) -> None:
@@ -94,21 +94,21 @@ def backward(
         return on_worker
 
     run([work(some, own) for some, own in zip(shares, sums, strict=True)])
-    total = sums[0] if sums else Gradients.zeros(ready)
+    total = sums[0] if sums else Gradients.zeros(call)
     for more in sums[1:]:
         for target, x in zip(total.tensors(), more.tensors(), strict=True):
             target += x
-    if is_exponential(ready) and ready.normalizer.scale != 1:
+    if is_exponential(call) and call.normalizer.scale != 1:
         for target in (total.query, total.key, *total.score.arrays()):
             if target.is_floating_point():  # not the indices that a score holds
-                target *= ready.normalizer.scale
-    per_row = ready.normalizer.array_gradients(tuple(summary), row_dot)
+                target *= call.normalizer.scale
+    per_row = call.normalizer.array_gradients(tuple(summary), row_dot)
     for target, x in zip(total.normalizer.arrays(), per_row, strict=True):
         if x is not None:
             target = target[..., None, None] if target.ndim else target
             target += x.sum_to_size(target.shape)
-    if not ready.clean_value:
-        total.value.masked_fill_(~ready.value.isfinite(), 0.0)
+    if not call.clean_value:
+        total.value.masked_fill_(~call.value.isfinite(), 0.0)
     found = total.tensors()
     del total, sums
     for n, x in enumerate(found):  # one after the other, so that only one is there twice
@@ -116,30 +116,30 @@ def backward(
     return found
 
 
-def _tasks(ready: Ready, tiling: Tiling) -> list[Task]:
-    every = indices(ready.place.batch, tiling.most)
-    return [(index, rows) for index in every for rows in _rows(ready, tiling)]
+def _tasks(call: BoundCall, tiling: Tiling) -> list[Task]:
+    every = indices(call.tile.batch, tiling.most)
+    return [(index, rows) for index in every for rows in _rows(call, tiling)]
 
 
-def _rows(ready: Ready, tiling: Tiling) -> list[Limits]:
-    return list(spans(ready.place.q_total, tiling.rows))
+def _rows(call: BoundCall, tiling: Tiling) -> list[Limits]:
+    return list(spans(call.tile.q_total, tiling.rows))
 
 
-def _elements(ready: Ready, tiling: Tiling, seen: Seen | None = None) -> Callable[[Index], Any]:
+def _elements(call: BoundCall, tiling: Tiling, seen: Seen | None = None) -> Callable[[Index], Any]:
     """What folds and unfolds the batch elements at an index."""
-    if is_exponential(ready):
-        bound = bound_of(ready)
+    if is_exponential(call):
+        bound = bound_of(call)
 
         def made(index: Index) -> Any:
-            return Exponentials(ready.at(index), tiling.cols, bound, index, seen)
+            return Exponentials(call.at(index), tiling.cols, bound, index, seen)
 
     else:
 
         def made(index: Index) -> Any:
-            return Folded(ready.at(index), tiling.cols)
+            return Folded(call.at(index), tiling.cols)
 
     held: dict[Any, Any] = {}
-    lock, workers = Lock(), threads(ready.value)
+    lock, workers = Lock(), threads(call.value)
     most = workers + (workers > 1)
 
     def get(index: Index) -> Any:
@@ -161,8 +161,8 @@ def _elements(ready: Ready, tiling: Tiling, seen: Seen | None = None) -> Callabl
 class Whole:
     """The arrays of all queries, written piece by piece."""
 
-    def __init__(self, ready: Ready) -> None:
-        self._place, self._lock = ready.place, Lock()
+    def __init__(self, call: BoundCall) -> None:
+        self._place, self._lock = call.tile, Lock()
         self.pieces: list[Array] = []
 
     def write(self, index: Index, rows: Limits, pieces: Sequence[Array]) -> None:

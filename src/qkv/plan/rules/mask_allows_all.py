@@ -26,6 +26,6 @@ def mask_allows_all(problem: Problem) -> tuple[Spec, str] | None:
         or (problem.spec.positions is not None and problem.spec.positions.arrays())
     ):
         return None
-    if problem.axes.q == 0 or problem.axes.k == 0 or mask.cover(problem.place) != "all":
+    if problem.axes.q == 0 or problem.axes.k == 0 or mask.coverage(problem.tile) != "all":
         return None
     return problem.spec.with_(mask=None), f"{mask} allows every pair here: no mask"
