@@ -242,9 +242,7 @@ CALLS = (
 """What `make` knows."""
 
 
-def make(
-    name: str, shape: Shapes, *, gradient: bool = False, library: str = "torch", memory: str = "512 MiB"
-) -> Call:
+def make(name: str, shape: Shapes, *, gradient: bool = False, library: str = "torch", memory: str = "512 MiB") -> Call:
     """A call of normal random numbers, the same at every run.
 
     Raises:

@@ -106,9 +106,7 @@ def entmax(call: Call, rows: int = 1024) -> Callable[[], tuple[Any, ...]]:
 
     def run() -> tuple[Any, ...]:
         with torch.no_grad():
-            return (
-                torch.cat([function(q @ key, dim=-1) @ value for q in query.split(rows, dim=-2)], dim=-2),
-            )
+            return (torch.cat([function(q @ key, dim=-1) @ value for q in query.split(rows, dim=-2)], dim=-2),)
 
     return run
 

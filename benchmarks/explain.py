@@ -43,11 +43,11 @@ def _table(small: int) -> list[tuple[str, str, Any, dict[str, Any]]]:
         ("softcap", "tiled", _square(side(8192), 8), lots),
         ("softcap", "tiled", _square(side(8192), 4), trained),
         ("bias_table", "tiled", _square(side(8192), 4), trained),
-        ("sparsemax", "strip", _square(side(8192), 4), lots),
-        ("entmax15", "strip", _square(side(8192), 2), trained),
-        ("top_k", "strip", _square(side(8192), 4), lots),
-        ("scaled_dot", "streamed", _square(side(8192), 8), {"library": "numpy", **lots}),
-        ("sparsemax", "streamed", _square(side(4096), 2), {"library": "numpy", **lots}),
+        ("sparsemax", "row_blocks", _square(side(8192), 4), lots),
+        ("entmax15", "row_blocks", _square(side(8192), 2), trained),
+        ("top_k", "row_blocks", _square(side(8192), 4), lots),
+        ("scaled_dot", "numpy_blocks", _square(side(8192), 8), {"library": "numpy", **lots}),
+        ("sparsemax", "numpy_blocks", _square(side(4096), 2), {"library": "numpy", **lots}),
     ]
 
 

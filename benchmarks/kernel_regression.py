@@ -113,8 +113,7 @@ def _nearest(call: Any, setting: Setting) -> Row:
 
 
 CLAIM = Claim(
-    "Gaussian kernel regression, 2,000 queries × 100,000 rows × 8 columns, is faster than the libraries made "
-    "for it.",
+    "Gaussian kernel regression, 2,000 queries × 100,000 rows × 8 columns, is faster than the libraries made for it.",
     "at least 4 × faster than PyKeOps on the CPU, 100 × than statsmodels KernelReg, at error ≤ 1e-5",
     ("PyKeOps", "statsmodels KernelReg", "scikit-learn neighbours"),
     rows,

@@ -115,9 +115,7 @@ def _minilm() -> Iterator[Row]:
     for count, limit in ((1, 15), (2, 26)):
         size = len(exported(Page.of(views[:count])).encode()) / 1e6
         case = f"MiniLM, {72 * count} maps of trained heads, 512 tokens, exported file"
-        yield Row(
-            case, "size", size, "MB", AtMost(limit), note="MiniLM's 6 × 12 heads, in one text and in two"
-        )
+        yield Row(case, "size", size, "MB", AtMost(limit), note="MiniLM's 6 × 12 heads, in one text and in two")
 
 
 _NOUNS = ("dog", "river", "bank", "owner", "letter", "garden", "winter", "teacher", "window", "song", "bread")

@@ -56,8 +56,7 @@ def _section(name: str, claim: Claim, entries: list[dict[str, Any]]) -> str:
     for entry in entries:
         parts += [_source(entry), "", *_rows(entry["rows"], _limits(name)), ""]
         parts += [
-            f"- {note.rstrip('.')}."
-            for note in dict.fromkeys(row["note"] for row in entry["rows"] if row["note"])
+            f"- {note.rstrip('.')}." for note in dict.fromkeys(row["note"] for row in entry["rows"] if row["note"])
         ]
         parts += [""] if parts[-1] else []
     if not entries:

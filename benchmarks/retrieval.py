@@ -101,9 +101,7 @@ def _many(query: Any, keys: Any, values: Any, setting: Setting) -> Iterator[Row]
             "kernel": plan.kernel.name,
             "plan": str(plan),
         }
-        bare = {
-            f"products, blocks of {n:,}" if n < 2**30 else "products": _products(n, *arrays) for n in BLOCKS
-        }
+        bare = {f"products, blocks of {n:,}" if n < 2**30 else "products": _products(n, *arrays) for n in BLOCKS}
         run = race({"qkv": lambda arrays=arrays: qkv.attend(*arrays), **bare}, setting.rounds)
         fastest = min(bare, key=lambda name: float(np.median(run.cpu[name])))
         yield run.row(

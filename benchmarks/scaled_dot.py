@@ -28,8 +28,7 @@ def rows(setting: Setting) -> Iterator[Row]:
                 peer = _peers.sdpa(call)
                 errors = call.check() | call.check_against("SDPA", peer())
                 yield race({"qkv": call.run, "SDPA": peer}, setting.rounds).row(
-                    f"{name}, {'forward + backward' if gradient else 'forward'}, {threads} "
-                    f"thread{'s' * (threads > 1)}",
+                    f"{name}, {'forward + backward' if gradient else 'forward'}, {threads} thread{'s' * (threads > 1)}",
                     "SDPA",
                     AtMost(1.05 if not wins else 0.75 if threads == 1 else 0.9),
                     clock="CPU time" if threads == 1 else "wall time",

@@ -67,9 +67,7 @@ def _memory(field: str) -> int:
 
 def main(arguments: list[str] | None = None) -> None:
     """Fit, ask and print."""
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.table_million", description=__doc__.splitlines()[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m examples.table_million", description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--columns", type=int, default=40)
     parser.add_argument("--verbose", action="store_true", help="show a progress bar")
@@ -81,9 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     X, y, new, wanted = table(Path(folder), asked.rows, asked.columns)
     size = int(X.memory_usage(deep=True).sum())
-    print(
-        f"table: {X.shape[0]:,} × {X.shape[1]}, {size / 1e6:,.0f} MB; {len(new):,} rows are asked", flush=True
-    )
+    print(f"table: {X.shape[0]:,} × {X.shape[1]}, {size / 1e6:,.0f} MB; {len(new):,} rows are asked", flush=True)
     print(f"standard deviation of the prices: {wanted.std():.3f}", flush=True)
     small = slice(0, 200)
     # Lazy imports belong to the start.
@@ -99,9 +95,7 @@ def main(arguments: list[str] | None = None) -> None:
         error = np.sqrt(np.mean((found - wanted) ** 2))
         seconds, work = fitted - began, fit_work - worked
         print(f"metric {metric}: error {error:.4f}, {model.n_steps_} steps of learning", flush=True)
-        print(
-            f"  fit {seconds:.0f} s ({work:.0f} s of CPU), {len(new):,} exact answers {ended - fitted:.1f} s"
-        )
+        print(f"  fit {seconds:.0f} s ({work:.0f} s of CPU), {len(new):,} exact answers {ended - fitted:.1f} s")
         print(f"  memory above the table: {fit_peak / 1e6:,.0f} MB fitting, {peak / 1e6:,.0f} MB in all")
         del model
 

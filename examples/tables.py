@@ -66,9 +66,7 @@ def splits_of(table: str, folder: Path) -> Iterator[Split]:
         target = int(np.loadtxt(home / "index_target.txt"))
         frame = pd.DataFrame(data[:, columns]).rename(columns=lambda place: f"column {place}")
         for number in range(int(np.loadtxt(home / "n_splits.txt"))):
-            train, test = (
-                np.loadtxt(home / f"index_{part}_{number}.txt").astype(int) for part in ("train", "test")
-            )
+            train, test = (np.loadtxt(home / f"index_{part}_{number}.txt").astype(int) for part in ("train", "test"))
             yield Split(frame.iloc[train], data[train, target], frame.iloc[test], data[test, target])
 
 
@@ -108,9 +106,7 @@ def _trees(classes: bool) -> Any:
     from sklearn.preprocessing import OrdinalEncoder
 
     codes = OrdinalEncoder(handle_unknown="use_encoded_value", unknown_value=-1)
-    columns = make_column_transformer(
-        (codes, make_column_selector(dtype_exclude="number")), remainder="passthrough"
-    )
+    columns = make_column_transformer((codes, make_column_selector(dtype_exclude="number")), remainder="passthrough")
     trees = HistGradientBoostingClassifier if classes else HistGradientBoostingRegressor
     return make_pipeline(columns, trees(random_state=0))
 
@@ -151,9 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
         parser.exit(2, "The variable QKV_DATA names no folder with the tables. Set it.\n")
     print("| table | splits | method | figure | CPU seconds of a split |", "|---|---|---|---|---|", sep="\n")
     for table in asked.tables:
-        splits = [
-            split for split, _ in zip(splits_of(table, Path(folder)), range(asked.splits), strict=False)
-        ]
+        splits = [split for split, _ in zip(splits_of(table, Path(folder)), range(asked.splits), strict=False)]
         for name, make in PEERS.items():
             if asked.only not in (None, name):
                 continue

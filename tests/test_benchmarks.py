@@ -34,11 +34,7 @@ def test_a_claim_says_what_it_claims_its_goal_and_its_peers(name: str) -> None:
     assert any(letter.isdigit() for letter in claim.goal)
     assert claim.peers
     assert all(claim.peers)
-    goals = {
-        node.id
-        for node in ast.walk(ast.parse((FOLDER / f"{name}.py").read_text()))
-        if isinstance(node, ast.Name)
-    }
+    goals = {node.id for node in ast.walk(ast.parse((FOLDER / f"{name}.py").read_text())) if isinstance(node, ast.Name)}
     assert goals & {"AtMost", "AtLeast"}, f"no row of {name} carries a goal"
 
 
@@ -72,9 +68,7 @@ def test_a_goal_that_is_not_kept_is_shown_with_the_limit_that_binds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim = Claim("It is fast.", "at most 1.0", ("a peer",), lambda setting: iter(()))
-    rows = [
-        Row(case, "qkv / peer", n, goal=AtMost(1)) for case, n in (("4k, forward", 0.5), ("4k, both", 2.0))
-    ]
+    rows = [Row(case, "qkv / peer", n, goal=AtMost(1)) for case, n in (("4k, forward", 0.5), ("4k, both", 2.0))]
     save("additive", claim, rows, "python -m benchmarks additive", 1.0, tmp_path)
     (tmp_path / "additive.txt").write_text("forward | not this one\nboth | the exponential binds\n")
     monkeypatch.setattr(page, "LIMITS", tmp_path)

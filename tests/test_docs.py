@@ -21,18 +21,14 @@ def test_the_examples_of_a_page_print_what_it_says(page: Path, monkeypatch: pyte
     assert failed == 0
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "ARCHITECTURE.md", ROOT / "README.md", *PAGES], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", [ROOT / "ARCHITECTURE.md", ROOT / "README.md", *PAGES], ids=lambda page: page.name)
 def test_the_files_that_a_page_links_to_exist(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
 def test_no_tracked_file_names_a_path_of_a_machine() -> None:
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     private = re.compile(r"(?<![\w.])/(?:work|home|root|Users)/\w")
     for name in tracked:
         path = ROOT / name

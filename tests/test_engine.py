@@ -11,7 +11,7 @@ import pytest
 import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.errors import GradientError, KindError, OptionError, RefusedError, ShapeError
-from qkv.kernels import KERNELS, DenseKernel, StreamedKernel, StripKernel, TiledKernel
+from qkv.kernels import KERNELS, DenseKernel, NumpyBlocksKernel, RowBlocksKernel, TiledKernel
 from qkv.plan import Kernel
 from qkv.testing.libraries import LIBRARIES, Setting
 
@@ -20,11 +20,11 @@ torch = pytest.importorskip("torch")
 TORCH: list[Kernel | str] = [
     DenseKernel(),
     TiledKernel(budget=12, strip_budget=3000),
-    StripKernel(budget=3000),
+    RowBlocksKernel(budget=3000),
     "fused",
 ]
 LEARNING = TORCH[:3]
-READING: list[Kernel] = [DenseKernel(), StreamedKernel(budget=12, strip_budget=3000)]
+READING: list[Kernel] = [DenseKernel(), NumpyBlocksKernel(budget=12, strip_budget=3000)]
 
 
 def normal(*shape: int, seed: int = 0) -> Any:
@@ -134,9 +134,7 @@ def test_a3_top_k_is_the_dense_answer_with_the_others_zero_and_the_rest_renormal
     kept = np.where(weights >= np.sort(weights, axis=-1)[..., -4:-3], weights, 0)
     wanted = kept / kept.sum(-1, keepdims=True) @ value
     for kernel in READING:
-        assert qkv.attend(query, key, value, normalizer=normalizers.TopK(4), kernel=kernel) == pytest.approx(
-            wanted
-        )
+        assert qkv.attend(query, key, value, normalizer=normalizers.TopK(4), kernel=kernel) == pytest.approx(wanted)
     tensors = [torch.tensor(x) for x in (query, key, value)]
     for tested in LEARNING:
         got = qkv.attend(*tensors, normalizer=normalizers.TopK(4), kernel=tested)
@@ -224,9 +222,7 @@ def test_b9_unequal_widths_meet_through_linear_maps() -> None:
     seen = qkv.observe(query, key, value, score=score, readouts=[readouts.Dense()])
     assert seen.output.shape == (100, 10, 10)
     assert seen.readouts[0].shape == (100, 10, 20)
-    with pytest.raises(
-        ShapeError, match=r"query has width 7, key has width 5.*Project one onto the other first"
-    ):
+    with pytest.raises(ShapeError, match=r"query has width 7, key has width 5.*Project one onto the other first"):
         qkv.attend(query, key, value)
 
 
@@ -242,16 +238,14 @@ def test_c3_causal_rows_see_what_came_before_and_add_up_to_1() -> None:
     assert (weights[..., np.arange(6), np.arange(6)] > 0).all()
 
 
-@pytest.mark.parametrize("kernel", ["dense", "streamed"])
+@pytest.mark.parametrize("kernel", ["dense", "numpy_blocks"])
 def test_c3_reproduces_the_printed_rows_from_a_stored_tensor(kernel: str) -> None:
     x = np.array([[194, 305, 723, 549, 192], [516, 560, 322, 733, 333], [384, 451, 363, 510, 503]]) / 1000
-    weights = qkv.observe(x, x, x, mask=masks.Causal(), readouts=[readouts.Dense()], kernel=kernel).readouts[
-        0
-    ]
+    weights = qkv.observe(x, x, x, mask=masks.Causal(), readouts=[readouts.Dense()], kernel=kernel).readouts[0]
     assert weights.round(4).tolist() == [[1, 0, 0], [0.4597, 0.5403, 0], [0.3136, 0.3519, 0.3345]]
 
 
-@pytest.mark.parametrize("kernel", ["dense", "streamed"])
+@pytest.mark.parametrize("kernel", ["dense", "numpy_blocks"])
 def test_c4_padding_mask_of_four_axes_gives_padded_keys_no_weight(kernel: str) -> None:
     rng = np.random.default_rng(4)
     x = rng.normal(size=(2, 3, 5, 4))
@@ -321,7 +315,5 @@ def test_autocast_changes_nothing() -> None:
 
 def test_named_kernel_of_another_library_is_refused() -> None:
     x = np.ones((2, 2))
-    with pytest.raises(
-        RefusedError, match="kernel tiled cannot run this: it runs on torch arrays, these are numpy"
-    ):
+    with pytest.raises(RefusedError, match="kernel tiled cannot run this: it runs on torch arrays, these are numpy"):
         qkv.attend(x, x, x, kernel="tiled")

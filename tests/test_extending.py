@@ -12,7 +12,7 @@ import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.core.arrays import Array, namespace
 from qkv.core.parts import axes
-from qkv.kernels import StreamedKernel, StripKernel, TiledKernel
+from qkv.kernels import NumpyBlocksKernel, RowBlocksKernel, TiledKernel
 from qkv.plan import Kernel, Result
 from qkv.scores import GeneralScore, InnerProductScore
 
@@ -46,9 +46,9 @@ def canberra(query: Array, key: Array, weight: Array) -> Array:
 
 
 SMALL: dict[str, Kernel] = {
-    "streamed": StreamedKernel(budget=12, strip_budget=300),
+    "numpy_blocks": NumpyBlocksKernel(budget=12, strip_budget=300),
     "tiled": TiledKernel(budget=12, strip_budget=300),
-    "strip": StripKernel(budget=300),
+    "row_blocks": RowBlocksKernel(budget=300),
 }
 RNG = np.random.default_rng(0)
 QUERY, KEY, VALUE, WEIGHT = (
@@ -64,10 +64,7 @@ def by_hand(mask: Any) -> Any:
     """The answer, one pair at a time."""
     logits = np.array(
         [
-            [
-                -sum(w * abs(a - b) / (abs(a) + abs(b) + 1) for w, a, b in zip(WEIGHT, q, k, strict=True))
-                for k in KEY
-            ]
+            [-sum(w * abs(a - b) / (abs(a) + abs(b) + 1) for w, a, b in zip(WEIGHT, q, k, strict=True)) for k in KEY]
             for q in QUERY
         ]
     )
@@ -76,7 +73,7 @@ def by_hand(mask: Any) -> Any:
 
 
 @pytest.mark.parametrize("score", OWN, ids=["class", "function"])
-@pytest.mark.parametrize("kernel", ["dense", SMALL["streamed"]], ids=["dense", "streamed"])
+@pytest.mark.parametrize("kernel", ["dense", SMALL["numpy_blocks"]], ids=["dense", "numpy_blocks"])
 def test_own_score_takes_masks_and_tiles(score: Any, kernel: Any) -> None:
     allowed = RNG.random((7, 9)) < 0.6
     allowed[3] = False
@@ -86,16 +83,14 @@ def test_own_score_takes_masks_and_tiles(score: Any, kernel: Any) -> None:
 
 
 @pytest.mark.parametrize("score", OWN, ids=["class", "function"])
-@pytest.mark.parametrize("kernel", [SMALL["tiled"], SMALL["strip"]], ids=["tiled", "strip"])
+@pytest.mark.parametrize("kernel", [SMALL["tiled"], SMALL["row_blocks"]], ids=["tiled", "row_blocks"])
 def test_own_score_gets_gradients_in_tiles(score: Any, kernel: Any) -> None:
     torch = pytest.importorskip("torch")
 
     def gradients(kernel: Any) -> Any:
         leaves = [torch.tensor(x, requires_grad=True) for x in (QUERY, KEY, VALUE, WEIGHT)]
         own = score.replace_arrays([leaves[3]])
-        output = qkv.attend(
-            *leaves[:3], score=own, mask=masks.Causal("end"), dropout=0.2, seed=1, kernel=kernel
-        )
+        output = qkv.attend(*leaves[:3], score=own, mask=masks.Causal("end"), dropout=0.2, seed=1, kernel=kernel)
         return [output, *torch.autograd.grad(output.square().sum(), leaves)]
 
     for mine, right in zip(gradients(kernel), gradients("dense"), strict=True):
@@ -103,15 +98,11 @@ def test_own_score_gets_gradients_in_tiles(score: Any, kernel: Any) -> None:
     assert gradients(kernel)[4].abs().min() > 0
 
 
-@pytest.mark.parametrize(
-    "normalizer", [normalizers.Sparsemax(), normalizers.TopK(3), normalizers.Sample()], ids=str
-)
+@pytest.mark.parametrize("normalizer", [normalizers.Sparsemax(), normalizers.TopK(3), normalizers.Sample()], ids=str)
 def test_own_score_goes_with_every_normalizer_and_readout(normalizer: Any) -> None:
     options: dict[str, Any] = {"score": OWN[0], "normalizer": normalizer, "seed": 4}
     one = qkv.observe(QUERY, KEY, VALUE, readouts=[readouts.TopWeights(2)], kernel="dense", **options)
-    other = qkv.observe(
-        QUERY, KEY, VALUE, readouts=[readouts.TopWeights(2)], kernel=SMALL["streamed"], **options
-    )
+    other = qkv.observe(QUERY, KEY, VALUE, readouts=[readouts.TopWeights(2)], kernel=SMALL["numpy_blocks"], **options)
     assert other.output == pytest.approx(one.output)
     assert np.array_equal(one.readouts[0].keys, other.readouts[0].keys)
 
@@ -139,9 +130,7 @@ def test_explain_shows_an_own_score_and_what_its_logits_cost() -> None:
 def test_own_inner_product_goes_to_the_fused_kernel() -> None:
     torch = pytest.importorskip("torch")
     arrays = [torch.tensor(x, requires_grad=True) for x in (QUERY, KEY, VALUE, WEIGHT)]
-    fused, dense = (
-        qkv.attend(*arrays[:3], score=Weighted(arrays[3]), kernel=kernel) for kernel in ("fused", "dense")
-    )
+    fused, dense = (qkv.attend(*arrays[:3], score=Weighted(arrays[3]), kernel=kernel) for kernel in ("fused", "dense"))
     assert (fused - dense).abs().max() < 1e-12
     mine, right = (torch.autograd.grad(output.sum(), arrays[3])[0] for output in (fused, dense))
     assert (mine - right).abs().max() < 1e-12
@@ -163,9 +152,7 @@ def test_own_text_score_answers_questions_to_a_table() -> None:
 
     people = {"name": ["Li", "Anna", "Otto", "Mu"], "age": [20.0, 30.0, 50.0, 40.0]}
     database = qkv.Database.open(people, key="name", value="age")
-    answer = database.ask(
-        "Emma", score=scores.Custom(same_length, takes="text"), normalizer=normalizers.Sum()
-    )
+    answer = database.ask("Emma", score=scores.Custom(same_length, takes="text"), normalizer=normalizers.Sum())
     assert float(np.ravel(answer.value)[0]) == pytest.approx(40.0)
 
 

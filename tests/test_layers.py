@@ -67,7 +67,5 @@ def test_every_package_has_a_layer() -> None:
 
 
 def test_no_module_is_longer_than_the_longest_that_was_justified() -> None:
-    long = {
-        str(p.relative_to(SOURCE)): n for p in MODULES if (n := len(p.read_text().splitlines())) > LONGEST
-    }
+    long = {str(p.relative_to(SOURCE)): n for p in MODULES if (n := len(p.read_text().splitlines())) > LONGEST}
     assert not long, f"over {LONGEST} lines: {long}. Split it, or justify it in docs/decisions and here."

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 PEOPLE = Path(__file__).parent.parent / "examples" / "people.csv"
-APART = ("qkv.kernels.tiles", "qkv.kernels.flash", "qkv.kernels.strips")
+APART = (
+    "qkv.kernels.tiled.autograd",
+    "qkv.kernels.tiled.softmax",
+    "qkv.kernels.fused.sdpa",
+    "qkv.kernels.row_blocks.rows",
+)
 HEAVY = ("torch", "jax", "matplotlib", "numpy.f2py", "array_api_compat")
 
 
@@ -28,17 +33,17 @@ def test_planning_and_running_a_call_of_numpy_loads_no_kernel_of_pytorch():
         "import numpy, qkv\n"
         "x = numpy.ones((3, 2))\n"
         "print(qkv.explain(x, x, x))\n"
-        "qkv.attend(x, x, x, kernel='streamed')\n"
+        "qkv.attend(x, x, x, kernel='numpy_blocks')\n"
         "qkv.attend(x, x, x, kernel='dense')"
     )
-    assert "qkv.kernels.streamed" in names
+    assert "qkv.kernels.numpy_blocks.kernel" in names
     assert not names & {*APART, *HEAVY}
 
 
 def test_asking_a_table_loads_no_kernel_of_pytorch():
     arguments = ["ask", str(PEOPLE), "--key", "name", "--value", "income", "Jon Smiht"]
     names = loaded(f"from qkv.cli.main import run\nassert run({arguments!r}) == 0")
-    assert {"qkv.kernels.streamed", "qkv.database.answer"} <= names
+    assert {"qkv.kernels.numpy_blocks.kernel", "qkv.database.answer"} <= names
     assert not names & {*APART, *HEAVY}
 
 

@@ -10,9 +10,7 @@ import pytest
 import qkv
 
 PACKAGES = ["qkv"] + [
-    f"qkv.{module.name}"
-    for module in pkgutil.iter_modules(qkv.__path__)
-    if module.ispkg and module.name != "testing"
+    f"qkv.{module.name}" for module in pkgutil.iter_modules(qkv.__path__) if module.ispkg and module.name != "testing"
 ]
 
 

@@ -98,9 +98,7 @@ def _run(asked: argparse.Namespace) -> int:
             progress=lambda done, total: bar("reading", done, total),
         )
     if asked.json:
-        print(
-            json.dumps({**asdict(found), "by": by, "sentences": len(sentences)}, indent=1, ensure_ascii=False)
-        )
+        print(json.dumps({**asdict(found), "by": by, "sentences": len(sentences)}, indent=1, ensure_ascii=False))
     elif not found.answers:
         print(f"no answer: nothing in {len(sentences):,} sentences resembles the question enough")
     else:

@@ -123,9 +123,7 @@ def measure(meaning: Meaning | None, report: Callable[[str], None] = lambda line
         for question in ABSENT:
             answers = text.ask(question).answers
             refused += not answers
-            report(
-                f"{'x' if answers else 'ok'}  {question}  {answers[0].sentence.text[:90] if answers else ''}"
-            )
+            report(f"{'x' if answers else 'ok'}  {question}  {answers[0].sentence.text[:90] if answers else ''}")
     count = sum(map(len, QUESTIONS.values()))
     return Measured(count, first, three, len(QUESTIONS) * len(ABSENT), refused)
 

@@ -39,11 +39,7 @@ def words_of(text: str) -> list[tuple[str, str]]:
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
     found = [(word, stem(word)) for word in _WORD.findall(text)]
-    return [
-        (word, stemmed)
-        for word, stemmed in found
-        if not {word.lower(), stemmed} & (ENGLISH_STOP_WORDS | _ASKING)
-    ]
+    return [(word, stemmed) for word, stemmed in found if not {word.lower(), stemmed} & (ENGLISH_STOP_WORDS | _ASKING)]
 
 
 class Words:

@@ -140,9 +140,7 @@ def measure(ratings: Ratings, seed: int) -> Measured:
     answers = {}
     for name, (a, b, c) in (("attention", chosen), ("no_space", (chosen[0], chosen[1], 0.0))):
         score = ByColumn((("film", Exact(), a), ("person", Exact(), b), ("point", Cosine(), c)))
-        answers[name] = qkv.attend(asked, keys, value, score=score, normalizer=qkv.normalizers.Softmax())[
-            :, 0
-        ]
+        answers[name] = qkv.attend(asked, keys, value, score=score, normalizer=qkv.normalizers.Softmax())[:, 0]
     mean = _film_mean(ratings, train)[ratings.film[test]]
     counts = np.bincount(ratings.film[train], minlength=len(ratings.titles))
     new = (~known & (counts == 0))[ratings.film[test]]
@@ -158,9 +156,7 @@ def measure(ratings: Ratings, seed: int) -> Measured:
     )
 
 
-def _choose(
-    ratings: Ratings, train: np.ndarray, valid: np.ndarray, known: np.ndarray
-) -> tuple[float, float, float]:
+def _choose(ratings: Ratings, train: np.ndarray, valid: np.ndarray, known: np.ndarray) -> tuple[float, float, float]:
     """The a, b and c of the smallest error on the validation ratings."""
     points = Films(ratings, train, known).points
     asked, keys = (_records(ratings, points, where) for where in (valid, train))

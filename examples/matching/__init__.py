@@ -30,9 +30,7 @@ def prepare_pairs(folder: Path, out: Path) -> None:
         pairs = []
         for line in _lines(folder / f"{split}.txt.gz"):
             left, right, match = line.rstrip("\n").split("\t")
-            numbers = [
-                table.setdefault(text, len(table)) for table, text in zip(tables, (left, right), strict=True)
-            ]
+            numbers = [table.setdefault(text, len(table)) for table, text in zip(tables, (left, right), strict=True)]
             pairs.append([*numbers, match])
         _write(out / f"{split}.csv", ["left", "right", "match"], pairs)
     for name, table in zip(("left", "right"), tables, strict=True):

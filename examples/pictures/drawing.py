@@ -37,9 +37,7 @@ def save(path: Path, album: Album, found: Found) -> None:
     for row, text, weights, alike in zip(cells, found.texts, found.weights, found.alike, strict=True):
         mean = weights @ album.pictures.numpy()
         _image(row[0], mean, "weighted mean", frame="#3b6ea8")
-        row[0].set_ylabel(
-            text, rotation=0, ha="right", va="center", color=INK, fontsize=11, fontweight="bold"
-        )
+        row[0].set_ylabel(text, rotation=0, ha="right", va="center", color=INK, fontsize=11, fontweight="bold")
         for axes, at in zip(row[1:], np.argsort(-weights)[:_LOOKED], strict=False):
             caption = album.wordings.texts[int(album.captions[at])]
             _image(axes, album.pictures[at].numpy(), f"{weights[at]:.3f}\n“{caption}”")

@@ -58,9 +58,7 @@ class Album:
         may = [wordings.captions[wordings.digits[wordings.captions] == digit] for digit in range(10)]
         captions = np.array([rng.choice(may[digit]) for digit in digits[half]])
         pictures = torch.tensor(pixels / 16, dtype=torch.float32)
-        return cls(
-            wordings, pictures[half], torch.tensor(captions), digits[half], pictures[rest], digits[rest]
-        )
+        return cls(wordings, pictures[half], torch.tensor(captions), digits[half], pictures[rest], digits[rest])
 
     def read(self, model: WordsToPictures, texts: list[str] | None = None) -> Tensor:
         """The vectors of some wordings, or of all."""
@@ -68,9 +66,7 @@ class Album:
         return model.read(*map(torch.from_numpy, numbers))
 
 
-def learn(
-    album: Album, steps: int, seed: int, progress: Callable[[int, int], None] | None = None
-) -> WordsToPictures:
+def learn(album: Album, steps: int, seed: int, progress: Callable[[int, int], None] | None = None) -> WordsToPictures:
     """Train so that what a caption fetches from other pictures resembles the picture it stands under.
 
     Args:

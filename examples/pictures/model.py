@@ -30,9 +30,7 @@ class WordsToPictures(torch.nn.Module):
         self.words = torch.nn.Embedding(words, width)
         self.reader = nn.LatentAttention(1, width, hidden=width)
         self.looking = nn.CrossAttention(width, value_width=pixels, maps="shared", query_key_norm="rms")
-        self.eye = torch.nn.Sequential(
-            torch.nn.Linear(pixels, 64), torch.nn.GELU(), torch.nn.Linear(64, width)
-        )
+        self.eye = torch.nn.Sequential(torch.nn.Linear(pixels, 64), torch.nn.GELU(), torch.nn.Linear(64, width))
         self.sharpness = torch.nn.Parameter(torch.tensor(2.0))
 
     def read(self, words: Tensor, lengths: Tensor) -> Tensor:
@@ -40,9 +38,7 @@ class WordsToPictures(torch.nn.Module):
         read: Tensor = self.reader(self.words(words), mask=Lengths(lengths[:, None]))
         return read[:, 0]
 
-    def look(
-        self, asked: Tensor, captions: Tensor, pictures: Tensor, readouts: Sequence[Readout] = ()
-    ) -> Any:
+    def look(self, asked: Tensor, captions: Tensor, pictures: Tensor, readouts: Sequence[Readout] = ()) -> Any:
         """What the pictures answer to wordings, by their captions: `(asked, width)`."""
         return self.looking(asked[None], captions[None], pictures[None], readouts=readouts)
 

@@ -69,9 +69,7 @@ class Wordings:
             unknown = [word for word in words if word not in self.vocabulary]
             if unknown or not words:
                 what = f"does not know {', '.join(map(repr, unknown))}" if unknown else "needs a word"
-                raise OptionError(
-                    f"the wording {text!r} {what}. The words it has seen: {', '.join(self.vocabulary)}."
-                )
+                raise OptionError(f"the wording {text!r} {what}. The words it has seen: {', '.join(self.vocabulary)}.")
         lengths = np.array([len(words) for words in split])
         numbers = np.zeros((len(texts), lengths.max()), dtype=np.int64)
         for row, words in zip(numbers, split, strict=True):

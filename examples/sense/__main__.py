@@ -10,9 +10,7 @@ def main() -> None:
     model, tokenizer = load()
     for word, lists in SENSES.items():
         found = measure(model, tokenizer, word)
-        print(
-            f'"{word}": {" or ".join(lists)}, {found.count} sentences; a coin is right in {found.chance:.0%}'
-        )
+        print(f'"{word}": {" or ".join(lists)}, {found.count} sentences; a coin is right in {found.chance:.0%}')
         print("              attention alone   vector of the word   nearer to its own sense by (cosine)")
         print(f"    before                          {found.before:6.0%}             {found.toward[0]:+.3f}")
         layers = zip(found.attended, found.after, found.toward[1:], strict=True)

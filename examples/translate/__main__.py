@@ -83,9 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="train | evaluate | translate")
 
     train = commands.add_parser("train", help="learn from sentence pairs, or go on learning", **shape)
-    train.add_argument(
-        "pairs_file", type=Path, metavar="PAIRS", help="lines of sentence, tab, translation; also .gz"
-    )
+    train.add_argument("pairs_file", type=Path, metavar="PAIRS", help="lines of sentence, tab, translation; also .gz")
     train.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="for everything kept")
     for each in fields(Options):
         train.add_argument(
@@ -104,22 +102,16 @@ def _parser() -> argparse.ArgumentParser:
     evaluate.add_argument("--long", type=int, default=8, metavar="N", help="words of a long sentence (8)")
     evaluate.add_argument("--most", type=int, default=0, metavar="N", help="sentences at most; 0: all")
     evaluate.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
-    evaluate.add_argument(
-        "--said", type=Path, metavar="FILE", help="write each sentence and translation there"
-    )
+    evaluate.add_argument("--said", type=Path, metavar="FILE", help="write each sentence and translation there")
     evaluate.set_defaults(run=_evaluate)
 
     translate = commands.add_parser("translate", help="translate sentences", **shape)
     translate.add_argument("folder", type=Path, metavar="FOLDER", help="that train made")
-    translate.add_argument(
-        "sentences", nargs="*", metavar="SENTENCE", help="default: lines of standard input"
-    )
+    translate.add_argument("sentences", nargs="*", metavar="SENTENCE", help="default: lines of standard input")
     translate.add_argument("--picture", type=Path, metavar="FILE", help="alignment of the one sentence")
     translate.set_defaults(run=_translate)
     for command in (evaluate, translate):
-        command.add_argument(
-            "--beam", type=int, default=4, metavar="N", help="translations kept at each step (4)"
-        )
+        command.add_argument("--beam", type=int, default=4, metavar="N", help="translations kept at each step (4)")
     for command in (train, evaluate, translate):
         command.add_argument("--threads", type=int, default=1, metavar="N", help="of the processor (1)")
     return parser
@@ -134,9 +126,7 @@ def _train(asked: argparse.Namespace) -> int:
     with Shown(options.steps) as shown, stopping() as stop:
         state = train(asked.pairs_file, asked.out, options, asked.save_every, shown, stop)
     if state.step < options.steps:
-        print(
-            f"interrupted after step {state.step:,}, and saved. Give the same line to go on.", file=sys.stderr
-        )
+        print(f"interrupted after step {state.step:,}, and saved. Give the same line to go on.", file=sys.stderr)
         return 130
     print(
         f"{state.step:,} steps, {state.said:,} subwords, {state.cpu_seconds:,.0f} s of CPU, "
@@ -191,9 +181,7 @@ def _translate(asked: argparse.Namespace) -> None:
     if asked.picture is not None:
         pictures.check(asked.picture)
         if len(asked.sentences) != 1:
-            raise OptionError(
-                f"a picture shows one sentence, and {len(asked.sentences)} are given. Give one."
-            )
+            raise OptionError(f"a picture shows one sentence, and {len(asked.sentences)} are given. Give one.")
     reader = Reader(asked.folder)
     if asked.picture is not None:
         seen = reader.aligned(clean(asked.sentences[0]), asked.beam)

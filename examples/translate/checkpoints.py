@@ -65,9 +65,7 @@ def load(path: Path, model: Any, optimizer: Any = None) -> State:
             torch.set_rng_state(held["random"])
         return State(**held["state"])
     except OSError as error:
-        raise DataError(
-            f"the checkpoint {str(path)!r} cannot be read: {error.strerror}. Train first."
-        ) from None
+        raise DataError(f"the checkpoint {str(path)!r} cannot be read: {error.strerror}. Train first.") from None
     except (RuntimeError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise DataError(

@@ -36,9 +36,7 @@ def bleu(said: Sequence[str], asked: Sequence[Asked]) -> dict[str, Any]:
     if not asked:
         raise DataError("there is no sentence to measure BLEU on.")
     most = max(len(each.references) for each in asked)
-    streams = [
-        [each.references[n] if n < len(each.references) else None for each in asked] for n in range(most)
-    ]
+    streams = [[each.references[n] if n < len(each.references) else None for each in asked] for n in range(most)]
     metric = BLEU()
     score = metric.corpus_score(list(said), streams, n_bootstrap=1000)
     signature = metric.get_signature().format()

@@ -42,6 +42,4 @@ def build(options: Options, sources: int, targets: int) -> Any:
         return Recurrent(sources, targets, options.width, options.score, options.dropout)
     from examples.translate.transformer import Transformer
 
-    return Transformer(
-        sources, targets, options.width, options.score, options.dropout, options.layers, options.heads
-    )
+    return Transformer(sources, targets, options.width, options.score, options.dropout, options.layers, options.heads)

@@ -69,9 +69,7 @@ class Options:
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, int) and value < small.get(each.name, 1):
-                raise OptionError(
-                    f"{flag(each.name)} is {value}. It must be {small.get(each.name, 1)} or more."
-                )
+                raise OptionError(f"{flag(each.name)} is {value}. It must be {small.get(each.name, 1)} or more.")
         for name in ("dropout", "smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise OptionError(f"{flag(name)} is {getattr(self, name)}. It must be from 0 to below 1.")

@@ -69,9 +69,7 @@ def _pairs(stream: Iterable[bytes], name: str) -> Iterator[tuple[str, str]]:
         cells = [clean(cell) for cell in text.rstrip("\r\n").split("\t")[:2]]
         if len(cells) < 2 or not all(cells):
             shown = text.strip()[:60]
-            raise DataError(
-                f"line {number} of {name!r} is {shown!r}. Wanted is a sentence, a tab and its translation."
-            )
+            raise DataError(f"line {number} of {name!r} is {shown!r}. Wanted is a sentence, a tab and its translation.")
         yield cells[0], cells[1]
 
 

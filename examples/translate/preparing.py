@@ -33,9 +33,7 @@ def prepared(path: Path, folder: Path, options: Options) -> tuple[Examples, Exam
     return trained, watched, (len(source), len(target))
 
 
-def _short(
-    source: Vocabulary, target: Vocabulary, rows: Any, longest: int
-) -> list[tuple[list[int], list[int]]]:
+def _short(source: Vocabulary, target: Vocabulary, rows: Any, longest: int) -> list[tuple[list[int], list[int]]]:
     """The pairs as numbers, of those that are not too long."""
     sides = source.encode([a for a, _ in rows]), target.encode([b for _, b in rows])
     short = [pair for pair in zip(*sides, strict=True) if max(map(len, pair)) <= longest]
@@ -47,9 +45,7 @@ def _short(
     return short
 
 
-def _prepare(
-    folder: Path, options: Options, parts: pairs.Split, digest: str
-) -> tuple[Vocabulary, Vocabulary]:
+def _prepare(folder: Path, options: Options, parts: pairs.Split, digest: str) -> tuple[Vocabulary, Vocabulary]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -71,9 +67,7 @@ def kept_options(folder: Path) -> tuple[Options, str]:
     try:
         return Options(**held["options"]), held["pairs_sha256"]
     except (TypeError, KeyError) as error:
-        raise DataError(
-            f"the options in {str(folder)!r} are of another version: {error}. Train anew."
-        ) from None
+        raise DataError(f"the options in {str(folder)!r} are of another version: {error}. Train anew.") from None
 
 
 def _must_match(folder: Path, options: Options, kept: Options, same_pairs: bool) -> None:

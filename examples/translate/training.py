@@ -151,9 +151,7 @@ def open_model(folder: Path) -> tuple[Any, Vocabulary, Vocabulary, Options, Stat
 
 def _loss(model: Any, batch: Batch, smoothing: float) -> torch.Tensor:
     logits = model(batch.source, batch.lengths, batch.given)
-    return cross_entropy(
-        logits.flatten(0, 1), batch.wanted.flatten(), ignore_index=PAD, label_smoothing=smoothing
-    )
+    return cross_entropy(logits.flatten(0, 1), batch.wanted.flatten(), ignore_index=PAD, label_smoothing=smoothing)
 
 
 @torch.no_grad()
@@ -170,9 +168,7 @@ def watched_loss(model: Any, examples: Examples) -> float:
     return total / tokens
 
 
-def _reported(
-    state: State, options: Options, model: Any, watched: Examples, folder: Path
-) -> dict[str, float] | None:
+def _reported(state: State, options: Options, model: Any, watched: Examples, folder: Path) -> dict[str, float] | None:
     check = state.step % options.check_every == 0 or state.step == options.steps
     if not check and state.step % options.report_every:
         return None

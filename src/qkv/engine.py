@@ -21,15 +21,15 @@ from qkv.core.positions import Positions
 from qkv.core.tracing import hidden
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.kernels import KERNELS
+from qkv.kernels.compiled.export import export_plan
 from qkv.kernels.compiled.operator import compiled, refuse
-from qkv.kernels.exported import export_plan
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan import Kernel, Plan, Problem, Spec
+from qkv.plan.cache import CALLS, call_facts, keep_call, kept_plan
+from qkv.plan.checks import check_problem, read_problem
 from qkv.plan.cost import memory_bytes
-from qkv.plan.kept import CALLS, call_facts, keep_call, kept_plan
-from qkv.plan.kernel import Result
-from qkv.plan.reading import check_problem, read_problem
+from qkv.plan.kernel_protocol import Result
 from qkv.readouts import Readout
 from qkv.scores import Score
 
@@ -185,7 +185,7 @@ def explain(
     Example:
         >>> import qkv
         >>> print(qkv.explain((1, 64), (10_000_000, 64), (10_000_000, 64)).kernel.name)
-        streamed
+        numpy_blocks
     """
     spec = Spec(score, normalizer, mask, positions, dropout)
     if all(isinstance(x, tuple) and all(isinstance(n, int) for n in x) for x in (query, key, value)):
@@ -268,8 +268,7 @@ class Prepared:
             )
         if library(query, key, value) != self.plan.asked.library:
             raise KindError(
-                f"the plan was prepared for {self.plan.asked.library}, the arrays are of "
-                f"{library(query, key, value)}."
+                f"the plan was prepared for {self.plan.asked.library}, the arrays are of {library(query, key, value)}."
             )
         plan = self.plan
         result = plan.kernel.run(_ready(query, key, value, plan.problem, seed, plan.kernel), plan.problem)
@@ -315,9 +314,7 @@ def _run(
     return plan.kernel.run(_ready(query, key, value, plan.problem, seed, plan.kernel), plan.problem), plan
 
 
-def _ready(
-    query: Array, key: Array, value: Array, problem: Problem, seed: int | None, kernel: Kernel
-) -> BoundCall:
+def _ready(query: Array, key: Array, value: Array, problem: Problem, seed: int | None, kernel: Kernel) -> BoundCall:
     spec = problem.spec
     return bind_call(
         query,
@@ -350,9 +347,7 @@ def _seed(problem: Problem, seed: Any) -> Any:
         return None
     if problem.library != "torch":
         what = "dropout" if problem.spec.dropout else str(problem.normalizer)
-        raise OptionError(
-            f"{what} draws at random, and {problem.library} has no generator of its own. Give seed=…."
-        )
+        raise OptionError(f"{what} draws at random, and {problem.library} has no generator of its own. Give seed=….")
     import torch
 
     return int(torch.randint(2**62, ()).item())

@@ -32,30 +32,22 @@ def _square(length: int, batch: int, heads: int, source: str) -> Workload:
 
 WORKLOADS: dict[str, Workload] = {
     "lookup": Workload((1, 1), (7, 1), (7, 1), "one query to a table of seven rows"),
-    "table": Workload(
-        (100, 2), (20_640, 2), (20_640, 1), "a hundred queries to California housing, by place"
-    ),
-    "lesson": Workload(
-        (100, 10, 5), (100, 20, 5), (100, 20, 10), "the batch of a textbook's example, one head"
-    ),
+    "table": Workload((100, 2), (20_640, 2), (20_640, 1), "a hundred queries to California housing, by place"),
+    "lesson": Workload((100, 10, 5), (100, 20, 5), (100, 20, 10), "the batch of a textbook's example, one head"),
     "sentence": Workload(
         (1, 12, 16, 32),
         (1, 12, 16, 32),
         (1, 12, 16, 32),
         "a sentence in a MiniLM layer: 12 heads of width 32",
     ),
-    "translate": Workload(
-        (32, 20, 256), (32, 24, 256), (32, 24, 256), "decoder states and encoder states, one head"
-    ),
+    "translate": Workload((32, 20, 256), (32, 24, 256), (32, 24, 256), "decoder states and encoder states, one head"),
     "grouped": Workload(
         (1, 8, 4, 512, 64),
         (1, 8, 1, 512, 64),
         (1, 8, 1, 512, 64),
         "grouped queries: four heads share keys and values",
     ),
-    "decode": Workload(
-        (8, 8, 1, 64), (8, 8, 2048, 64), (8, 8, 2048, 64), "one new token and a cache of 2,048"
-    ),
+    "decode": Workload((8, 8, 1, 64), (8, 8, 2048, 64), (8, 8, 2048, 64), "one new token and a cache of 2,048"),
     "long": Workload((8192, 64), (8192, 64), (8192, 64), "one head over 8,192 tokens"),
     "search": Workload((64, 128), (1_000_000, 128), (1_000_000, 128), "64 queries to a million vectors"),
     "one search": Workload((1, 128), (1_000_000, 128), (1_000_000, 1), "one query to a million numbers"),

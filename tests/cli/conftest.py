@@ -14,11 +14,7 @@ EXAMPLES = ROOT / "examples"
 def command(*arguments, cwd=EXAMPLES, stdin="", env=None, **options):
     """Run `qkv` in a fresh process; a list of its own arguments, what it prints as text."""
     run = "import sys; from qkv.cli.main import main; main()"
-    settings = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")
-    }
+    settings = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
     settings |= {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8", **(env or {})}
     return subprocess.run(
         [sys.executable, "-c", run, *arguments],

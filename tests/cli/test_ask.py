@@ -54,9 +54,7 @@ def test_several_queries_show_three_rows_each_and_top_says_otherwise(qkv):
 
 
 def test_json_is_one_object_per_line_that_holds_no_nan(qkv):
-    code, out, _ = qkv(
-        "ask", "members.csv", "--key", "member", "--value", "joined", "1200", "9999", "--format", "json"
-    )
+    code, out, _ = qkv("ask", "members.csv", "--key", "member", "--value", "joined", "1200", "9999", "--format", "json")
     first, second = [json.loads(line, parse_constant=pytest.fail) for line in out.splitlines()]
     assert code == 0
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", first["value"])
@@ -83,9 +81,7 @@ def test_csv_has_a_header_and_one_row_per_query(qkv):
 
 
 def test_csv_of_a_vote_has_its_probability(qkv):
-    _, out, _ = qkv(
-        "ask", "students.csv", "--key", "major", "--value", "name", "psychology", "--format", "csv"
-    )
+    _, out, _ = qkv("ask", "students.csv", "--key", "major", "--value", "name", "psychology", "--format", "csv")
     (row,) = csv.DictReader(io.StringIO(out))
     assert row["value"] == "John Doe"
     assert float(row["probability"]) == pytest.approx(1, abs=1e-3)
@@ -123,9 +119,7 @@ def test_score_normalizer_where_and_threshold_reach_the_database(qkv):
 
 def test_sql_takes_the_place_of_the_file(qkv):
     query = "select name, income / 12 as monthly from 'people.csv'"
-    code, out, _ = qkv(
-        "ask", "--sql", query, "--key", "name", "--value", "monthly", "john doe", "--format", "json"
-    )
+    code, out, _ = qkv("ask", "--sql", query, "--key", "name", "--value", "monthly", "john doe", "--format", "json")
     assert code == 0
     assert json.loads(out)["value"] == pytest.approx(52_000 / 12, rel=1e-3)
 

@@ -21,7 +21,7 @@ SHAPES = ("--query", "8,1024,64", "--key", "8,4096,64")
         (("--readout", "entropy", "--readout", "top-weights:5"), "Entropy(), TopWeights(5)"),
         (("--library", "torch", "--gradient"), "with gradient"),
         (("--dtype", "float64"), "float64 in numpy"),
-        (("--kernel", "streamed"), "named in the call"),
+        (("--kernel", "numpy_blocks"), "named in the call"),
         (("--memory", "64 MiB"), "64 MiB allowed"),
         (("--library", "torch", "--dropout", "0.1"), "dropout"),
     ],
@@ -33,9 +33,7 @@ def test_an_option_shows_in_the_plan(qkv, options, said):
 
 
 def test_text_has_no_width(qkv):
-    code, out, _ = qkv(
-        "explain", "--query", "5", "--key", "20000", "--value", "20000,1", "--score", "jaro-winkler"
-    )
+    code, out, _ = qkv("explain", "--query", "5", "--key", "20000", "--value", "20000,1", "--score", "jaro-winkler")
     assert code == 0
     assert "5 queries × 20,000 keys, text" in out
 

@@ -25,9 +25,7 @@ def test_the_pairs_are_shown_with_weights_the_strongest_first(qkv):
     weights = [float(line.split()[0]) for line in lines[2:5]]
     assert weights == sorted(weights, reverse=True)
     lines = qkv("join", *TABLES, *ON, "--top", "20")[1].splitlines()
-    assert any(
-        "Katarzyna Wiśniewska, Kraków" in line and "Katarzyna Wisniewska, Krakow" in line for line in lines
-    )
+    assert any("Katarzyna Wiśniewska, Kraków" in line and "Katarzyna Wisniewska, Krakow" in line for line in lines)
     assert "· all 24 × 13 pairs compared" in lines
 
 
@@ -62,9 +60,7 @@ def test_a_fitted_model_joins_and_is_evaluated(qkv, tmp_path):
     assert "learned from 16 labelled pairs, 11 of them matches" in out
     code, out, _ = qkv("join", *TABLES, "--model", model, "--evaluate", "same.csv", "--one-to-one")
     assert code == 0
-    precision, recall, f1 = map(
-        float, re.search(r"precision ([\d.]+)   recall ([\d.]+)   F1 ([\d.]+)", out).groups()
-    )
+    precision, recall, f1 = map(float, re.search(r"precision ([\d.]+)   recall ([\d.]+)   F1 ([\d.]+)", out).groups())
     assert f1 == pytest.approx(2 * precision * recall / (precision + recall), abs=2e-3)
     assert f1 > 0.9
 
@@ -86,9 +82,7 @@ def test_every_format_of_out_holds_every_pair(qkv, tmp_path, suffix):
     count = int(re.match(r"(\d+) pairs", out)[1])
     table = parquet.read_table(path) if suffix == "parquet" else read(str(path))
     assert table.num_rows == count > 5
-    assert {"left_row", "right_row", "weight", "probability", "left.name", "right.guest"} <= set(
-        table.column_names
-    )
+    assert {"left_row", "right_row", "weight", "probability", "left.name", "right.guest"} <= set(table.column_names)
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 

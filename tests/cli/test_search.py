@@ -41,9 +41,7 @@ def _folder(tmp_path):
     (tmp_path / "queries.tsv").write_text("".join(f"{name}\t{text}\n" for name, text in QUERIES.items()))
     (tmp_path / "judged.txt").write_text("".join(f"{name} 0 {text} 1\n" for name, text in JUDGED.items()))
     for run, other in (("bm25.run", "dogs.txt"), ("mine.run", "cave.md")):
-        lines = [
-            f"{name} Q0 {found} 1 2.0 me\n{name} Q0 {other} 2 1.5 me\n" for name, found in JUDGED.items()
-        ]
+        lines = [f"{name} Q0 {found} 1 2.0 me\n{name} Q0 {other} 2 1.5 me\n" for name, found in JUDGED.items()]
         (tmp_path / run).write_text("".join(lines))
     for kind in ("cranfield", "scifact"):
         (tmp_path / kind).mkdir()
@@ -150,9 +148,7 @@ def test_a_table_of_measures_has_a_row_for_every_way_to_rank(at):
 
 
 def test_runs_are_measured(at):
-    code, out, _ = at(
-        "evaluate", "--run", "mine.run", "--relevant", "judged.txt", "--measures", "P@2 RR", "--json"
-    )
+    code, out, _ = at("evaluate", "--run", "mine.run", "--relevant", "judged.txt", "--measures", "P@2 RR", "--json")
     assert code == 0
     assert json.loads(out)["means"] == {"mine.run": {"P@2": 0.5, "RR": 1.0}}
 

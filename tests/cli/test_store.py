@@ -70,17 +70,13 @@ def test_a_store_with_an_encoder_is_asked_as_any_other_and_shows_no_vector(qkv, 
     assert (code, err) == (0, "")
     assert out == "Database(meant.qkv: name by latent → income, 24 rows, version 2)\n"
     for memory in ("512MiB", "1B"):
-        code, out, _ = qkv(
-            "ask", path, "Smith", "Zorro", "--format", "json", "--memory", memory, "--top", "1"
-        )
+        code, out, _ = qkv("ask", path, "Smith", "Zorro", "--format", "json", "--memory", memory, "--top", "1")
         assert code == 0
         found, unknown = map(json.loads, out.splitlines())
         assert set(found["rows"][0]["record"]) == {"name", "income", "city"}
         assert "Smith" in found["rows"][0]["record"]["name"]
         assert unknown["reason"] == "the encoder knows nothing of it"
-        assert (
-            "latent semantics (log-entropy)" in qkv("ask", path, "Smith", "--explain", "--memory", memory)[1]
-        )
+        assert "latent semantics (log-entropy)" in qkv("ask", path, "Smith", "--explain", "--memory", memory)[1]
     assert qkv("store", "append", path, "people.csv")[1].startswith("24 rows added; ")
     assert qkv("store", "verify", path)[0] == 0
     (tmp_path / "meant.qkv" / "attached" / "encoder.npz").unlink()

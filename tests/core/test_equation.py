@@ -57,9 +57,7 @@ def test_mission_a10_gradient_by_the_query_is_the_covariance_of_the_keys(scale):
 
 
 def test_mission_b1_shapes_of_the_dot_product():
-    seen = attend(
-        RNG.normal(size=(100, 10, 5)), RNG.normal(size=(100, 20, 5)), RNG.normal(size=(100, 20, 10))
-    )
+    seen = attend(RNG.normal(size=(100, 10, 5)), RNG.normal(size=(100, 20, 5)), RNG.normal(size=(100, 20, 10)))
     assert seen.output.shape == (100, 10, 10)
     assert seen.weights.shape == (100, 10, 20)
 
@@ -74,9 +72,7 @@ def test_mission_b9_shapes_of_unequal_widths_through_maps():
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_mission_c3_masked_self_attention_gives_the_printed_weights(library):
     """A value tensor in [0, 1]^(3×5), attending to itself by softmax(XXᵀ / √5) under a causal mask."""
-    x = np.array(
-        [[0.67, 0.38, 0.26, 0.20, 0.79], [0.71, 0.51, 0.57, 0.47, 0.74], [0.68, 0.13, 0.67, 0.14, 0.64]]
-    )
+    x = np.array([[0.67, 0.38, 0.26, 0.20, 0.79], [0.71, 0.51, 0.57, 0.47, 0.74], [0.68, 0.13, 0.67, 0.14, 0.64]])
     setting = Setting(library, "float64")
     with setting.active():
         x = setting.array(x)
@@ -140,9 +136,7 @@ def test_half_precision_is_accumulated_in_single_and_answered_in_half(dtype):
 def test_a_logit_as_low_as_the_lowest_number_is_an_ordinary_number():
     """Only −inf excludes: a fill with the lowest finite number is a key like another."""
     lowest = np.finfo(np.float64).min
-    seen = attend(
-        np.zeros((1, 1)), np.zeros((2, 1)), np.array([[1.0], [3.0]]), Biased(Dot(), np.full((1, 2), lowest))
-    )
+    seen = attend(np.zeros((1, 1)), np.zeros((2, 1)), np.array([[1.0], [3.0]]), Biased(Dot(), np.full((1, 2), lowest)))
     assert seen.output.tolist() == [[2.0]]
 
 

@@ -38,9 +38,7 @@ def test_a_masked_key_or_value_leaks_nothing(library, poison, normalizer):
     assert (to_float64(seen.weights)[:, 2] == 0).all()
 
 
-SCORES = pytest.mark.parametrize(
-    "score", [Dot(), Gaussian(0.7), ADDITIVE, Biased(Dot(), np.ones((4, 6)))], ids=str
-)
+SCORES = pytest.mark.parametrize("score", [Dot(), Gaussian(0.7), ADDITIVE, Biased(Dot(), np.ones((4, 6)))], ids=str)
 
 
 def poisoned(score, allowed):
@@ -51,9 +49,7 @@ def poisoned(score, allowed):
     def output(query, key, value):
         setting = Setting("torch" if hasattr(query, "detach") else "jax", "float64")
         mask = Pairs(setting.array(allowed))
-        return attend_dense(
-            query, key, value, score=setting.part(score), normalizer=Softmax(), mask=mask
-        ).output
+        return attend_dense(query, key, value, score=setting.part(score), normalizer=Softmax(), mask=mask).output
 
     return output, [query, key, value]
 

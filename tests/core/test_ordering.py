@@ -14,9 +14,7 @@ ENTRIES = st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, np.inf, np.nan])
 
 @given(rows=st.integers(1, 3), data=st.data(), count=st.integers(1, 5))
 def test_ties_go_to_the_lowest_index_whether_or_not_whole_rows_are_sorted(rows, data, count):
-    x = np.array(
-        data.draw(st.lists(st.lists(ENTRIES, min_size=41, max_size=41), min_size=rows, max_size=rows))
-    )
+    x = np.array(data.draw(st.lists(st.lists(ENTRIES, min_size=41, max_size=41), min_size=rows, max_size=rows)))
     wanted = [sorted(range(41), key=lambda i: (-(np.inf if np.isnan(r[i]) else r[i]), i))[:count] for r in x]
     assert top_order(x, count).tolist() == wanted
     assert [np.flatnonzero(row).tolist() for row in top_mask(x, count)] == [sorted(w) for w in wanted]

@@ -78,9 +78,7 @@ def test_every_library_draws_what_plain_integers_draw(library, seed):
     for b, i, j in np.ndindex(2, 3, 4):
         assert kept[b, i, j] == plain_kept(seed, random.DROPOUT, b, i, j, 0.4)
         assert to_float64(uniform)[b, i, j] == plain_uniform(seed, random.DROPOUT, b, i, j)
-        assert to_float64(gumbel)[b, i, j] == pytest.approx(
-            plain_gumbel(seed, random.SAMPLE, b, i, j), rel=1e-14
-        )
+        assert to_float64(gumbel)[b, i, j] == pytest.approx(plain_gumbel(seed, random.SAMPLE, b, i, j), rel=1e-14)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -80,11 +80,7 @@ def test_frames_hold_one_row_per_query(people, library):
 
 
 def test_an_arrow_table_names_the_parts_of_a_key_of_several_columns(people):
-    table = (
-        Database.open(PEOPLE, key="name,city", value="income")
-        .ask([("Jane Roe", "Rome"), ("x", "y")])
-        .to_arrow()
-    )
+    table = Database.open(PEOPLE, key="name,city", value="income").ask([("Jane Roe", "Rome"), ("x", "y")]).to_arrow()
     assert table.column_names[:3] == ["query_name", "query_city", "value"]
     assert table.column("query_city").to_pylist() == ["Rome", "y"]
 

@@ -43,9 +43,7 @@ MORE = {"text": ["a dark den full of shadows", "xylophone"], "number": [20.0, 21
         "arrow",
         pytest.param(
             "lance",
-            marks=pytest.mark.skipif(
-                importlib.util.find_spec("lance") is None, reason="pylance is not installed"
-            ),
+            marks=pytest.mark.skipif(importlib.util.find_spec("lance") is None, reason="pylance is not installed"),
         ),
     ],
 )
@@ -284,13 +282,9 @@ def test_rows_pass_the_encoder_in_batches_each_text_once_and_progress_is_told(pa
     monkeypatch.setattr(encoding, "_BATCH", 4)
     seen, encoded = [], []
     real = Latent.encode
-    monkeypatch.setattr(
-        Latent, "encode", lambda self, texts: encoded.append(list(texts)) or real(self, texts)
-    )
+    monkeypatch.setattr(Latent, "encode", lambda self, texts: encoded.append(list(texts)) or real(self, texts))
     store = made(path, progress=lambda *told: seen.append(told))
-    assert [told for told in seen if told[0] == "encoding rows"] == [
-        ("encoding rows", done, 0) for done in (4, 8, 9)
-    ]
+    assert [told for told in seen if told[0] == "encoding rows"] == [("encoding rows", done, 0) for done in (4, 8, 9)]
     encoded.clear()
     rows = {"text": ["ring", "ring", "den", "ring", "den"], "number": [1.0] * 5, "book": ["x"] * 5}
     store.append(rows)
@@ -300,9 +294,7 @@ def test_rows_pass_the_encoder_in_batches_each_text_once_and_progress_is_told(pa
 
 
 def test_a_key_of_categories_is_encoded_as_texts(path, backend):
-    table = pa.table(
-        {"key": pa.array(["red rose", "white wine", "red rose", None]), "value": [1.0, 2.0, 3.0, 4.0]}
-    )
+    table = pa.table({"key": pa.array(["red rose", "white wine", "red rose", None]), "value": [1.0, 2.0, 3.0, 4.0]})
     table = table.set_column(0, "key", table.column("key").dictionary_encode())
     Database.create(path, table, "key", "value", encoder="latent", backend=backend)
     for each in both(path):
@@ -396,9 +388,7 @@ def test_a_store_whose_making_is_killed_has_its_encoder_or_is_no_store(path):
     assert list(dict.fromkeys(left)) == ["no store", "0 rows", "2 rows"]
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 60))]
-)
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 60))])
 def test_a_writer_killed_at_any_moment_leaves_every_row_with_its_own_vector(path, backend, seed):
     draw = np.random.default_rng(0)
     words = WordVectors(tuple(f"w{i}" for i in range(11)), draw.standard_normal((11, 4)).astype(np.float32))
@@ -464,9 +454,7 @@ def test_what_is_there_already_is_found_before_anything_is_learned(path, monkeyp
 @pytest.mark.parametrize("name", ["words.txt", "words.bin", "words.glove.gz"])
 def test_word_vectors_are_kept_whole_with_the_store(tmp_path, path, name):
     words = WordVectors(("king", "queen", "apple"), np.array([[1, 0.1], [0.9, 0.2], [0, 1]], np.float32))
-    words.save(
-        tmp_path / name, format="glove" if "glove" in name else "binary" if "bin" in name else "word2vec"
-    )
+    words.save(tmp_path / name, format="glove" if "glove" in name else "binary" if "bin" in name else "word2vec")
     rows = {"key": ["the King", "an apple", "zzz", None], "value": [1.0, 2.0, 3.0, 4.0]}
     Database.create(path, rows, "key", "value", encoder=str(tmp_path / name))
     (tmp_path / name).unlink()

@@ -53,9 +53,7 @@ def test_a_model_is_kept_by_its_folder_and_missed_when_it_is_gone(tmp_path):
     wanted = made.ask("golden ring").value
     assert Database.open(tmp_path / "store").ask("golden ring").value == pytest.approx(wanted)
     shutil.move(model, tmp_path / "away")
-    with pytest.raises(
-        DataError, match=r"was encoded by the sentence model in '.*model', which is not there"
-    ):
+    with pytest.raises(DataError, match=r"was encoded by the sentence model in '.*model', which is not there"):
         Database.open(tmp_path / "store")
     rest = Database.open(tmp_path / "store", damaged="skip")
     assert rest.verify() == []

@@ -51,9 +51,7 @@ def test_a_beginning_finds_its_key_and_an_end_does_not():
     assert not people.ask("j").found
 
 
-@pytest.mark.parametrize(
-    "name", ["jaro-winkler", "levenshtein", "token-set-ratio", "spelling", scores.JaroWinkler()]
-)
+@pytest.mark.parametrize("name", ["jaro-winkler", "levenshtein", "token-set-ratio", "spelling", scores.JaroWinkler()])
 def test_every_text_score_finds_the_person(name):
     people = Database.open({"k": ["John Smith", "Jane Roe"], "v": [1.0, 2.0]}, key="k", value="v")
     assert people.ask("john smiht", score=name).rows[0].index == 0
@@ -221,9 +219,7 @@ def test_a_score_of_the_users_own_works_and_is_named():
 
 def test_a_drawn_row_needs_a_seed_and_repeats_with_it():
     database = Database.open(SQUARES, key="x", value="y")
-    first, second = (
-        database.ask([5.0] * 4, normalizer="sample", seed=3, score="gaussian:1") for _ in range(2)
-    )
+    first, second = (database.ask([5.0] * 4, normalizer="sample", seed=3, score="gaussian:1") for _ in range(2))
     assert first.value == second.value
     assert all(len(one.rows) == 1 for one in first)
     with pytest.raises(OptionError, match="seed"):

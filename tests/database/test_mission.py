@@ -34,9 +34,7 @@ def test_exact_weights_are_one_hot_on_the_equal_key():
 
 
 def test_john_doe_studies_psychology():
-    assert (
-        Database.open(MAJORS, key="name", value="major").ask("John Doe", score="exact").value == "psychology"
-    )
+    assert Database.open(MAJORS, key="name", value="major").ask("John Doe", score="exact").value == "psychology"
 
 
 def test_an_absent_name_gives_an_empty_answer_that_says_so():
@@ -91,9 +89,7 @@ def test_top_k_is_the_dense_answer_with_the_other_weights_zero_and_the_rest_reno
     kept = dense.rows[:7]
     total = sum(row.weight for row in kept)
     assert {row.index for row in best.rows} == {row.index for row in kept}
-    assert best.value == pytest.approx(
-        sum(row.weight / total * row.record["salary"] for row in kept), rel=1e-12
-    )
+    assert best.value == pytest.approx(sum(row.weight / total * row.record["salary"] for row in kept), rel=1e-12)
 
 
 # A4: numbers as keys
@@ -183,17 +179,13 @@ def test_convex_weights_keep_the_answer_in_the_hull_of_the_values(name):
 
 
 def test_hard_attention_is_a_look_up():
-    answer = Database.open(gpa_table(), key="gpa", value="salary").ask(
-        3.501, score="gaussian:0.1", normalizer="hard"
-    )
+    answer = Database.open(gpa_table(), key="gpa", value="salary").ask(3.501, score="gaussian:0.1", normalizer="hard")
     assert [row.weight for row in answer.rows] == [1.0]
     assert answer.value == answer.rows[0].record["salary"]
 
 
 def test_weights_that_do_not_sum_to_one_have_no_support():
-    answer = Database.open(gpa_table(), key="gpa", value="salary").ask(
-        3.5, score="gaussian:0.1", normalizer="sigmoid"
-    )
+    answer = Database.open(gpa_table(), key="gpa", value="salary").ask(3.5, score="gaussian:0.1", normalizer="sigmoid")
     assert answer.support is None
     assert answer.value > 0
 
@@ -213,7 +205,5 @@ def test_average_pooling_is_the_mean_of_the_values_whatever_is_asked():
 def test_a_mask_leaves_rows_out():
     table = gpa_table()
     first = np.arange(161) < 20
-    answer = Database.open(table, key="gpa", value="salary").ask(
-        3.5, normalizer="mean", mask=masks.Keys(first)
-    )
+    answer = Database.open(table, key="gpa", value="salary").ask(3.5, normalizer="mean", mask=masks.Keys(first))
     assert answer.value == pytest.approx(table["salary"][:20].mean())

@@ -10,17 +10,13 @@ import pytest
 from qkv.database import Database
 from qkv.database.columns import fold
 
-pytestmark = pytest.mark.skipif(
-    "QKV_DATA" not in os.environ, reason="QKV_DATA does not name the folder of public data"
-)
+pytestmark = pytest.mark.skipif("QKV_DATA" not in os.environ, reason="QKV_DATA does not name the folder of public data")
 
 
 @pytest.fixture(name="names", scope="module")
 def _names():
     files = sorted((Path(os.environ["QKV_DATA"]) / "names").glob("*.txt"))
-    return sorted(
-        {fold(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()} - {""}
-    )
+    return sorted({fold(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()} - {""})
 
 
 @pytest.fixture(name="people", scope="module")

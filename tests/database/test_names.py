@@ -51,9 +51,7 @@ def test_every_listed_score_can_be_built(name):
 
 @pytest.mark.parametrize("name", normalizer_names())
 def test_every_listed_normalizer_can_be_built(name):
-    assert isinstance(
-        named_normalizer(f"{name}:3" if "k" in name and "top" in name else name), normalizers.Normalizer
-    )
+    assert isinstance(named_normalizer(f"{name}:3" if "k" in name and "top" in name else name), normalizers.Normalizer)
 
 
 def test_every_exported_normalizer_has_a_name():

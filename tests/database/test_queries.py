@@ -95,16 +95,12 @@ def test_a_date_however_it_is_written(query):
     assert Database.open(DATES, key="day", value="n").ask(query, score="exact").value == 2.0
 
 
-@pytest.mark.parametrize(
-    "query", ["2020-01-02T06:00:00+00:00", "2020-01-02 08:00+02:00", dt.datetime(2020, 1, 2, 6)]
-)
+@pytest.mark.parametrize("query", ["2020-01-02T06:00:00+00:00", "2020-01-02 08:00+02:00", dt.datetime(2020, 1, 2, 6)])
 def test_a_moment_with_a_zone_however_it_is_written(query):
     assert Database.open(TIMES, key="at", value="n").ask(query, score="exact").value == 2.0
 
 
-@pytest.mark.parametrize(
-    ("query", "expected"), [(True, 1.0), ("yes", 1.0), ("False", 2.0), (0, 2.0), ("T", 1.0)]
-)
+@pytest.mark.parametrize(("query", "expected"), [(True, 1.0), ("yes", 1.0), ("False", 2.0), (0, 2.0), ("T", 1.0)])
 def test_a_boolean_however_it_is_written(query, expected):
     table = {"member": [True, False], "n": [1.0, 2.0]}
     assert Database.open(table, key="member", value="n").ask(query).value == expected
@@ -160,10 +156,7 @@ CITIES = {"name": ["a", "b", "c"], "city": ["Oslo", "Rome", "Oslo"], "n": [1.0, 
     ],
 )
 def test_where_keeps_the_rows_that_satisfy_it(where, expected):
-    assert (
-        Database.open(CITIES, key="name", value="n").ask("a", where=where, normalizer="mean").value
-        == expected
-    )
+    assert Database.open(CITIES, key="name", value="n").ask("a", where=where, normalizer="mean").value == expected
 
 
 def test_where_that_nothing_satisfies_is_no_match():

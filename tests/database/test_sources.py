@@ -173,9 +173,7 @@ def test_a_key_that_names_no_columns_is_refused(key):
         Database.open(ROWS, key=key, value="income")
 
 
-@pytest.mark.parametrize(
-    "query", ["selct 1", "select nope from t", "select 1; drop table x", "create table x (a int)"]
-)
+@pytest.mark.parametrize("query", ["selct 1", "select nope from t", "select 1; drop table x", "create table x (a int)"])
 def test_bad_sql_is_one_sentence(query):
     with pytest.raises(QueryError) as error:
         Database.sql(query, key="name", value="income")

@@ -184,9 +184,7 @@ def test_every_kind_of_value_is_weighed_as_in_memory(folder, value):
         "sigmoid",
     ],
 )
-@pytest.mark.parametrize(
-    ("key", "score"), [("vector", "dot"), ("vector", "gaussian:2"), ("x", "laplace:0.5")]
-)
+@pytest.mark.parametrize(("key", "score"), [("vector", "dot"), ("vector", "gaussian:2"), ("x", "laplace:0.5")])
 def test_every_normalizer_weighs_blocks_as_it_weighs_a_table(folder, whole, key, score, normalizer):
     for path in (folder, whole):
         same(path, key, "value", QUERIES[key][:2], score=score, normalizer=normalizer)
@@ -235,9 +233,7 @@ def test_a_predicate_sees_all_rows_but_no_deleted_one(folder):
     mean = np.mean([row["count"] for row in kept if row["count"] is not None])
     answer = far.ask(0.2, where="count > (select avg(count) from data)", normalizer="mean")
     wanted = [
-        r["value"]
-        for r in kept
-        if r["count"] is not None and r["count"] > mean and None not in (r["x"], r["value"])
+        r["value"] for r in kept if r["count"] is not None and r["count"] > mean and None not in (r["x"], r["value"])
     ]
     assert answer.value == pytest.approx(np.mean(wanted))
     assert answer.support == pytest.approx(len(wanted))
@@ -530,9 +526,7 @@ def test_memory_of_a_query_does_not_grow_with_the_rows(tmp_path, monkeypatch):
     peaks = []
     for rows in (300_000, 1_200_000):
         keys = np.random.default_rng(0).standard_normal((rows, 4)).astype(np.float32)
-        made = pa.table(
-            {"k": pa.FixedSizeListArray.from_arrays(pa.array(keys.reshape(-1)), 4), "v": keys[:, 0]}
-        )
+        made = pa.table({"k": pa.FixedSizeListArray.from_arrays(pa.array(keys.reshape(-1)), 4), "v": keys[:, 0]})
         store = Database.create(tmp_path / str(rows), made, "k", "v", memory="1 MiB")
         store.ask([0.0] * 4, score="gaussian:1")
         tracemalloc.start()

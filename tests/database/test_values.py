@@ -91,9 +91,7 @@ def test_a_vote_over_many_values_counts_every_row():
 
 def test_signed_weights_have_no_spread():
     table = {"v": [[1.0, 0.0], [-1.0, 0.0]], "n": [1.0, 5.0]}
-    answer = Database.open(table, key="v", value="n").ask(
-        [1.0, 0.0], score=scores.Dot(), normalizer="identity"
-    )
+    answer = Database.open(table, key="v", value="n").ask([1.0, 0.0], score=scores.Dot(), normalizer="identity")
     assert answer.value == pytest.approx(1.0 - 5.0)
     assert answer.spread is None
     assert answer.support is None

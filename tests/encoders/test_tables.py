@@ -68,9 +68,7 @@ def test_texts_that_share_words_are_nearer_than_others_and_have_length_one():
 
 def test_the_same_day_of_another_year_is_nearer_than_half_a_year_away():
     vectors = TableVectors(("since",)).fit(MIXED)
-    circle = vectors.encode({"since": [dt.date(2020, 1, 1), dt.date(2021, 1, 1), dt.date(2020, 7, 2)]})[
-        :, 1:3
-    ]
+    circle = vectors.encode({"since": [dt.date(2020, 1, 1), dt.date(2021, 1, 1), dt.date(2020, 7, 2)]})[:, 1:3]
     assert np.linalg.norm(circle[0] - circle[1]) < 0.02
     assert np.linalg.norm(circle[0] - circle[2]) == pytest.approx(1, abs=0.01)
 

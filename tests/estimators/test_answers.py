@@ -138,9 +138,7 @@ def test_rows_that_are_added_are_remembered_exactly():
 
 
 def test_classes_that_come_later_are_named_first():
-    model = quick(AttentionClassifier, "none", bandwidth=0.2).partial_fit(
-        X[:60], np.zeros(60), classes=[0, 1]
-    )
+    model = quick(AttentionClassifier, "none", bandwidth=0.2).partial_fit(X[:60], np.zeros(60), classes=[0, 1])
     model.partial_fit(X[60:], np.ones(60))
     assert set(model.predict(np.concatenate([X[:3], X[-3:]]))) == {0, 1}
     with pytest.raises(DataError, match=r"class 2.*none of \[0, 1\]"):
@@ -177,9 +175,7 @@ def frames(table):
         import polars
 
         found["polars"] = polars.DataFrame(table)
-        found["polars categories"] = found["polars"].with_columns(
-            polars.col("colour").cast(polars.Categorical)
-        )
+        found["polars categories"] = found["polars"].with_columns(polars.col("colour").cast(polars.Categorical))
     except ImportError:
         pass
     import pyarrow
@@ -213,9 +209,7 @@ def test_a_level_that_was_never_seen_and_a_missing_cell_are_answered():
 
 def test_arrays_of_objects_are_read_by_what_they_hold():
     table, y = mixed()
-    cells = np.array(
-        [[size, colour] for size, colour in zip(table["size"], table["colour"], strict=True)], object
-    )
+    cells = np.array([[size, colour] for size, colour in zip(table["size"], table["colour"], strict=True)], object)
     model = quick().fit(cells, y)
     assert len(model.features_["categories"]) == 1
     assert np.isfinite(model.predict(cells.tolist())).all()

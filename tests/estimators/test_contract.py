@@ -69,8 +69,7 @@ def test_leaving_a_row_out_by_weight_0_is_leaving_it_out(kind):
     weights[::3] = 0
     weighed, without = quick(kind).fit(X, y, weights), quick(kind).fit(X[weights > 0], y[weights > 0])
     found, wanted = (
-        model.predict_proba(X) if kind is AttentionClassifier else model.predict(X)
-        for model in (weighed, without)
+        model.predict_proba(X) if kind is AttentionClassifier else model.predict(X) for model in (weighed, without)
     )
     np.testing.assert_array_equal(found, wanted)
 

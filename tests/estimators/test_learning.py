@@ -13,9 +13,7 @@ from qkv.estimators.metric import Metric
 
 RNG = np.random.default_rng(0)
 ROWS, COLUMNS = 70, 3
-FEATURES = Features(
-    RNG.normal(size=(ROWS, COLUMNS)).astype(np.float32), RNG.integers(0, 3, (ROWS, 1)).astype(np.int16)
-)
+FEATURES = Features(RNG.normal(size=(ROWS, COLUMNS)).astype(np.float32), RNG.integers(0, 3, (ROWS, 1)).astype(np.int16))
 
 
 def recipe(**options):
@@ -57,9 +55,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_dense_form(kind, trend, weig
         keys, trends = learning.metric(mine, numbers[None].double(), codes[None])
         keys, moves = keys[0], 0.0 if trends is None else trends[0]
         y = torch.from_numpy(values).double()[index]
-        weight = (
-            torch.ones(len(index)).double() if shares is None else torch.from_numpy(shares).float()[index]
-        )
+        weight = torch.ones(len(index)).double() if shares is None else torch.from_numpy(shares).float()[index]
         apart = (keys[:, None] - keys[None]).square().sum(-1)
         predicted = []
         for output in range(2):
@@ -71,17 +67,13 @@ def test_the_loss_and_its_gradient_are_those_of_the_dense_form(kind, trend, weig
     wanted = torch.autograd.grad(total, [double[name] for name in names])
     assert found.item() == pytest.approx(total.item(), rel=1e-5)
     for name, mine, theirs in zip(names, gradients, wanted, strict=True):
-        np.testing.assert_allclose(
-            mine, theirs, rtol=1e-3, atol=1e-5 * (1 + float(theirs.abs().max())), err_msg=name
-        )
+        np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5 * (1 + float(theirs.abs().max())), err_msg=name)
 
 
 @pytest.mark.parametrize("candidates", [21, 40, 1000])
 def test_no_row_of_a_batch_is_predicted_from_itself(candidates):
     # Every row is the only one of its class: a share on its own class could come from itself alone.
-    learning = run(
-        metric_of("linear", ROWS, shares=True), np.eye(ROWS, dtype=np.float32), candidates=candidates
-    )
+    learning = run(metric_of("linear", ROWS, shares=True), np.eye(ROWS, dtype=np.float32), candidates=candidates)
     order = learning._shuffled()
     for number in range(3):
         loss = learning._loss(order, number).item() / 2

@@ -12,9 +12,7 @@ torch = pytest.importorskip("torch")
 
 def problem(seed=0, queries=7, documents=40, width=5):
     rng = np.random.default_rng(seed)
-    relevant = [
-        rng.choice(documents, size=rng.integers(1, 4), replace=False).tolist() for _ in range(queries)
-    ]
+    relevant = [rng.choice(documents, size=rng.integers(1, 4), replace=False).tolist() for _ in range(queries)]
     return rng.normal(size=(queries, width)), rng.normal(size=(documents, width)), relevant
 
 
@@ -61,9 +59,7 @@ def test_the_gradient_is_that_of_the_loss():
     query, key = torch.from_numpy(queries), torch.from_numpy(documents)
     ranker = AttentionRanker(temperature=0.7)
     maps = [torch.randn(3, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    assert torch.autograd.gradcheck(
-        lambda left, right: ranker._attention_loss(query, key, [left, right], at), maps
-    )
+    assert torch.autograd.gradcheck(lambda left, right: ranker._attention_loss(query, key, [left, right], at), maps)
 
 
 def test_the_softmax_fits_a_memory_that_its_weights_would_not():

@@ -42,10 +42,7 @@ PAGE = ROOT / "docs" / "gallery" / "answer.md"
 
 def row(found):
     """How the page writes it."""
-    shares = [
-        f"{count} of {found.questions} ({count / found.questions:.2f})"
-        for count in (found.first, found.three)
-    ]
+    shares = [f"{count} of {found.questions} ({count / found.questions:.2f})" for count in (found.first, found.three)]
     return f"| {shares[0]} | {shares[1]} | {found.refused} of {found.absent} |"
 
 
@@ -172,9 +169,7 @@ def test_bm25_is_what_its_formula_gives():
         np.testing.assert_allclose(row, [2.2 * count / (count + scale) for count in counts])
 
 
-@pytest.mark.parametrize(
-    "question", ["Who won the football game?", "Is there a lighthouse for zebras in Peru?"]
-)
+@pytest.mark.parametrize("question", ["Who won the football game?", "Is there a lighthouse for zebras in Peru?"])
 def test_what_is_not_there_is_not_answered(question):
     found = Text(sentences_of(STORY)).ask(question)
     assert found.answers == []

@@ -16,9 +16,7 @@ def _folder(tmp_path_factory):
     """Forty people who love horror and hate comedy or the other way round, and forty films."""
     folder = tmp_path_factory.mktemp("ratings")
     draw = np.random.default_rng(0)
-    films = [
-        f"{n:03}::Film {n} ({1980 + n % 40})::{'Horror' if n % 2 else 'Comedy|Short'}" for n in range(40)
-    ]
+    films = [f"{n:03}::Film {n} ({1980 + n % 40})::{'Horror' if n % 2 else 'Comedy|Short'}" for n in range(40)]
     rows = []
     for person in range(40):
         for film in draw.choice(40, 8, replace=False):

@@ -11,9 +11,7 @@ pytest.importorskip("pandas")
 
 from examples import table_million, tables
 
-pytestmark = pytest.mark.skipif(
-    "QKV_DATA" not in os.environ, reason="QKV_DATA does not name the folder of public data"
-)
+pytestmark = pytest.mark.skipif("QKV_DATA" not in os.environ, reason="QKV_DATA does not name the folder of public data")
 
 
 @pytest.mark.parametrize(

@@ -233,9 +233,7 @@ def test_options_that_cannot_be_are_refused_in_a_sentence(capsys, words, said):
 def test_the_page_is_filled_between_its_marks_and_nowhere_else():
     text = "a\n<!-- runs: one -->\nold\n<!-- end -->\nb\n<!-- runs: two -->\n<!-- end -->\nc\n"
     new = filled(text, {"one": "| 1 |", "two": "2"})
-    assert new == (
-        "a\n<!-- runs: one -->\n\n| 1 |\n\n<!-- end -->\nb\n<!-- runs: two -->\n\n2\n\n<!-- end -->\nc\n"
-    )
+    assert new == ("a\n<!-- runs: one -->\n\n| 1 |\n\n<!-- end -->\nb\n<!-- runs: two -->\n\n2\n\n<!-- end -->\nc\n")
     assert filled(new, {"one": "| 1 |", "two": "2"}) == new
     with pytest.raises(DataError, match="places"):
         filled(text, {"one": ""})

@@ -153,8 +153,7 @@ def test_sentences_of_like_length_are_together(examples):
     spent = sum(examples.batch(rows).wanted.numel() for rows in examples.epoch(0, 0))
     real = sum(examples.batch(rows).tokens for rows in examples.epoch(0, 0))
     at_random = sum(
-        examples.batch(rows).wanted.numel()
-        for rows in np.array_split(np.random.default_rng(0).permutation(500), 60)
+        examples.batch(rows).wanted.numel() for rows in np.array_split(np.random.default_rng(0).permutation(500), 60)
     )
     assert spent / real < 0.75 * at_random / real
 

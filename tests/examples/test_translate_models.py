@@ -20,9 +20,7 @@ from qkv.errors import OptionError
 
 from .conftest import small
 
-KINDS = [
-    (model, score) for model in MODELS for score in SCORE_NAMES if (model, score) != ("transformer", "none")
-]
+KINDS = [(model, score) for model in MODELS for score in SCORE_NAMES if (model, score) != ("transformer", "none")]
 SOURCES, TARGETS = 30, 24
 
 

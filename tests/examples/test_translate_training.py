@@ -216,7 +216,5 @@ def test_half_a_minute_on_real_sentences_reaches_a_loss_of_3_3_by_reading_the_so
     asked = [one for one in pairs.read_asked(tmp_path / "model" / "watched.tsv") if len(one.sentence) < 25]
     sources = source.encode([one.sentence for one in asked])
     targets = target.encode([one.references[0] for one in asked])
-    own, other = (
-        watched_loss(model, Examples(each, targets, 400)) for each in (sources, sources[1:] + sources[:1])
-    )
+    own, other = (watched_loss(model, Examples(each, targets, 400)) for each in (sources, sources[1:] + sources[:1]))
     assert other > own + 0.3

@@ -30,9 +30,7 @@ def run(backend: str, *arguments: str) -> Any:
         "CUDA_VISIBLE_DEVICES": "-1",
         "PYTHONPATH": paths,
     }
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, env=environment
-    )
+    done = subprocess.run([sys.executable, "-m", *arguments], cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

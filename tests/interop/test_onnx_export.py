@@ -130,9 +130,7 @@ def check(case: Case, path: Path, dynamic: bool) -> None:
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_an_exported_module_gives_the_same_for_lengths_it_was_not_exported_with(
-    name: str, tmp_path: Path
-) -> None:
+def test_an_exported_module_gives_the_same_for_lengths_it_was_not_exported_with(name: str, tmp_path: Path) -> None:
     check(QUICK[name], tmp_path / "model.onnx", dynamic=True)
 
 
@@ -170,9 +168,7 @@ def test_of_finite_data_a_call_is_one_node_which_the_reference_and_the_runtime_a
 GUARDED = {
     "causal": {"mask": masks.Causal()},
     "pairs": {"mask": masks.Window(2, 1) & masks.Lengths(5)},
-    "bias": {
-        "score": scores.Biased(scores.Dot(), torch.zeros(6, 6).masked_fill(torch.eye(6) > 0, -torch.inf))
-    },
+    "bias": {"score": scores.Biased(scores.Dot(), torch.zeros(6, 6).masked_fill(torch.eye(6) > 0, -torch.inf))},
 }
 
 
@@ -202,7 +198,7 @@ PORTABLE = {
 
 @pytest.mark.parametrize("name", PORTABLE)
 def test_while_exporting_only_the_dense_kernel_and_pytorchs_own_attention_are_chosen(name: str) -> None:
-    # As long as this, the tiled and the strip kernel are chosen where nothing is exported.
+    # As long as this, the tiled and The row-block kernel are chosen where nothing is exported.
     x = torch.randn(1, 4, 1024, 16)
     options = PORTABLE[name]
     program = torch.export.export(Call(**options), (x, x, x), strict=False)
@@ -214,9 +210,7 @@ def test_while_exporting_only_the_dense_kernel_and_pytorchs_own_attention_are_ch
     assert ("aten.scaled_dot_product_attention.default" in targets) == (name == "causal")
     assert qkv.explain(x, x, x, **options).kernel.name != "dense"
     small = torch.randn(1, 4, 1024, 16)
-    torch.testing.assert_close(
-        program.module()(small, small, small), qkv.attend(small, small, small, **options)
-    )
+    torch.testing.assert_close(program.module()(small, small, small), qkv.attend(small, small, small, **options))
 
 
 @pytest.mark.parametrize("name", ["causal", "sparsemax"])
@@ -282,7 +276,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_exporting_leaves_the_planner_as_it_was(tmp_path: Path) -> None:
-    from qkv.kernels.exported import FIRST
+    from qkv.kernels.compiled.export import FIRST
 
     x = torch.randn(2, 5, 4)
 

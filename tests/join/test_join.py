@@ -142,9 +142,7 @@ def test_equal_cells_measure_one_and_missing_cells_say_so():
     fields = fields_of([row], [other], ("name", "phone", "abv", "note"))
     assert [field.kind for field in fields] == ["text", "code", "number", "text"]
     measures = Measures(fields)
-    found = dict(
-        zip(measures.names, measures.of(Listed(np.array([0]), np.array([0])))[0].tolist(), strict=True)
-    )
+    found = dict(zip(measures.names, measures.of(Listed(np.array([0]), np.array([0])))[0].tolist(), strict=True))
     for column in ("name", "phone", "abv"):
         # Digits are shared by nobody in a name that has none.
         own = {name: value for (col, name), value in found.items() if col == column and name != "digits"}

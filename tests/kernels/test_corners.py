@@ -8,7 +8,7 @@ import pytest
 import qkv
 from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
-from qkv.kernels import StreamedKernel, TiledKernel
+from qkv.kernels import NumpyBlocksKernel, TiledKernel
 
 torch = pytest.importorskip("torch")
 
@@ -30,7 +30,7 @@ def test_score_that_holds_indices_is_differentiated_under_a_temperature() -> Non
         assert torch.allclose(mine, theirs, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("kernel", ["dense", "tiled", "strip"])
+@pytest.mark.parametrize("kernel", ["dense", "tiled", "row_blocks"])
 def test_query_of_nan_gives_nan_where_a_value_is_infinite(kernel: str) -> None:
     query, key, value = (torch.ones((3, 2), dtype=torch.float64) for _ in range(3))
     query[1, 0], value[2, 1] = torch.nan, torch.inf
@@ -39,7 +39,7 @@ def test_query_of_nan_gives_nan_where_a_value_is_infinite(kernel: str) -> None:
     assert output[0].tolist() == [1.0, torch.inf]
 
 
-@pytest.mark.parametrize("kernel", ["dense", "tiled", "strip"])
+@pytest.mark.parametrize("kernel", ["dense", "tiled", "row_blocks"])
 def test_kept_key_of_a_weight_too_small_for_a_number_is_read(kernel: str) -> None:
     query, key = torch.ones((1, 1), dtype=torch.float64), torch.tensor([[0.0], [2000.0], [1.0]]).double()
     value = torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, torch.nan]]).double()
@@ -54,14 +54,14 @@ def test_strips_of_few_keys_do_not_follow_autocast(normalizer: normalizers.Norma
     rng = np.random.default_rng(1)
     draw = [torch.tensor(rng.normal(size=shape), dtype=torch.float32) for shape in ((2, 40, 8),) * 3]
     arrays = [torch.tensor(rng.normal(size=n), dtype=torch.float32) for n in ((6, 8), (6, 8), 6, 6)]
-    parts = {"score": scores.Additive(*arrays), "normalizer": normalizer, "kernel": "strip"}
+    parts = {"score": scores.Additive(*arrays), "normalizer": normalizer, "kernel": "row_blocks"}
     wanted = qkv.attend(*draw, **parts)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(qkv.attend(*draw, **parts), wanted)
 
 
-@pytest.mark.parametrize("kernel", ["dense", StreamedKernel(budget=32)], ids=str)
-def test_bytes_in_another_order_are_the_same_numbers(kernel: str | StreamedKernel) -> None:
+@pytest.mark.parametrize("kernel", ["dense", NumpyBlocksKernel(budget=32)], ids=str)
+def test_bytes_in_another_order_are_the_same_numbers(kernel: str | NumpyBlocksKernel) -> None:
     rng = np.random.default_rng(2)
     query, key, value = (rng.normal(size=(n, 3)).astype("f4") for n in (4, 9, 9))
     allowed = np.arange(9) < 6
@@ -80,7 +80,7 @@ def test_bytes_in_another_order_are_the_same_numbers(kernel: str | StreamedKerne
 NORMALIZERS_OF_TILES = [normalizers.Mean(), normalizers.Hard(), normalizers.TopK(3), normalizers.Sigmoid()]
 
 
-@pytest.mark.parametrize("kernel", ["tiled", "strip"])
+@pytest.mark.parametrize("kernel", ["tiled", "row_blocks"])
 @pytest.mark.parametrize("far", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("mask", [None, masks.Causal()], ids=str)
 @pytest.mark.parametrize("normalizer", [*NORMALIZERS_OF_TILES, normalizers.Softmax()], ids=str)
@@ -114,15 +114,13 @@ def _of(score: str, weight: torch.Tensor, vector: torch.Tensor) -> scores.Score:
     }[score]()
 
 
-RUN = [("strip", normalizers.Entmax15())]
-RUN += [(kernel, n) for kernel in ("tiled", "strip") for n in (normalizers.Softmax(), normalizers.Sigmoid())]
+RUN = [("row_blocks", normalizers.Entmax15())]
+RUN += [(kernel, n) for kernel in ("tiled", "row_blocks") for n in (normalizers.Softmax(), normalizers.Sigmoid())]
 
 
 @pytest.mark.parametrize(("kernel", "normalizer"), RUN, ids=str)
 @pytest.mark.parametrize("score", ["bilinear", "gated", "additive", "softcap"])
-def test_a_backward_pass_does_not_follow_autocast(
-    score: str, normalizer: normalizers.Normalizer, kernel: str
-) -> None:
+def test_a_backward_pass_does_not_follow_autocast(score: str, normalizer: normalizers.Normalizer, kernel: str) -> None:
     torch.manual_seed(0)
     sides = [torch.randn(2, 40, 8, requires_grad=True) for _ in range(3)]
     parameters = [torch.randn(8, 8, requires_grad=True), torch.randn(8, requires_grad=True)]

@@ -107,9 +107,7 @@ def test_causal_and_a_mask_of_keys_together_are_right(batch: tuple[int, ...]) ->
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("gradient", [True, False])
-def test_what_is_not_finite_is_read_as_the_oracle_reads_it(
-    side: str, bad: float, dtype: Any, gradient: bool
-) -> None:
+def test_what_is_not_finite_is_read_as_the_oracle_reads_it(side: str, bad: float, dtype: Any, gradient: bool) -> None:
     # Few keys, so that no vector of the operator is full, and many; one element, and a whole row.
     for k, width, mask in itertools.product((5, 33), (slice(1, 2), slice(None)), (None, masks.Causal())):
         arrays = {name: torch.randn(1, 2, k, 8).to(dtype) for name in ("query", "key", "value")}
@@ -160,9 +158,7 @@ def test_class_table_with_few_classes_on_one_side_is_an_inner_product(shape: tup
     score = scores.ClassTable(scores.ScaledDot(), table, *classes)
     assert_same(both(query, key, value, score=score))
     found = [
-        torch.autograd.grad(qkv.attend(query, key, value, score=score, kernel=kernel).square().sum(), table)[
-            0
-        ]
+        torch.autograd.grad(qkv.attend(query, key, value, score=score, kernel=kernel).square().sum(), table)[0]
         for kernel in ("fused", "dense")
     ]
     torch.testing.assert_close(*found)

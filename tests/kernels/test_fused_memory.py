@@ -21,9 +21,7 @@ from qkv import masks
 from qkv.errors import RefusedError
 
 pytestmark = [
-    pytest.mark.skipif(
-        not Path("/proc/self/status").exists(), reason="there is no /proc to read the peak from"
-    ),
+    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc to read the peak from"),
     pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
 ]
 
@@ -107,10 +105,7 @@ def test_peak_is_far_below_an_array_of_all_pairs(case: str, peaks: dict[str, int
 
 
 def test_plain_call_that_is_forced_to_the_quadratic_backend_is_seen_by_this_measure() -> None:
-    code = (
-        "(torch.nn.functional.scaled_dot_product_attention(made(1, 1, n, 16), made(1, 1, n, 16), "
-        "made(1, 1, n, 24)))"
-    )
+    code = "(torch.nn.functional.scaled_dot_product_attention(made(1, 1, n, 16), made(1, 1, n, 16), made(1, 1, n, 24)))"
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps([N, {"quadratic": code}])],
         capture_output=True,

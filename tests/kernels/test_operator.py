@@ -15,8 +15,8 @@ from qkv import masks, normalizers, readouts, scores
 from qkv.engine import _attend
 from qkv.errors import GradientError, RefusedError, ShapeError
 from qkv.kernels.compiled.operator import operands
-from qkv.kernels.flash.flash import Flash
-from qkv.kernels.tiles import attend as tiles
+from qkv.kernels.fused.sdpa import Flash
+from qkv.kernels.tiled import autograd as tiles
 
 Tensor = torch.Tensor
 
@@ -48,20 +48,16 @@ Call = Callable[..., Tensor]
 # Every part is made within the function, as in the forward of a module.
 CALLS: dict[str, Call] = {
     "fused": lambda q, k, v, a, b, c, d: qkv.attend(q, k, v),
-    "additive": lambda q, k, v, a, b, c, d: qkv.attend(
-        q, k, v, score=scores.Additive(a, b, vector=c), kernel="tiled"
-    ),
+    "additive": lambda q, k, v, a, b, c, d: qkv.attend(q, k, v, score=scores.Additive(a, b, vector=c), kernel="tiled"),
     "alibi, causal": lambda q, k, v, a, b, c, d: qkv.attend(
         q, k, v, score=scores.ALiBi(scores.ScaledDot(), d), mask=masks.Causal(), kernel="tiled"
     ),
-    "custom": lambda q, k, v, a, b, c, d: qkv.attend(
-        q, k, v, score=scores.Custom(squared, (d,)), kernel="tiled"
-    ),
+    "custom": lambda q, k, v, a, b, c, d: qkv.attend(q, k, v, score=scores.Custom(squared, (d,)), kernel="tiled"),
     "softcap, sigmoid": lambda q, k, v, a, b, c, d: qkv.attend(
         q, k, v, score=scores.Softcap(scores.Dot(), 3.0), normalizer=normalizers.Sigmoid(), kernel="tiled"
     ),
-    "strip": lambda q, k, v, a, b, c, d: qkv.attend(
-        q, k, v, normalizer=normalizers.TopK(3, normalizers.Softmax()), kernel="strip"
+    "row_blocks": lambda q, k, v, a, b, c, d: qkv.attend(
+        q, k, v, normalizer=normalizers.TopK(3, normalizers.Softmax()), kernel="row_blocks"
     ),
 }
 
@@ -78,9 +74,7 @@ def compiled(call: Call, **options: Any) -> Call:
 @pytest.mark.parametrize("name", CALLS)
 def test_output_and_gradients_are_those_of_the_call_without_the_compiler(name: str) -> None:
     inputs, factor = sides() + parameters(), torch.randn(2, 20, 4)
-    for got, wanted in zip(
-        run(compiled(CALLS[name]), inputs, factor), run(CALLS[name], inputs, factor), strict=True
-    ):
+    for got, wanted in zip(run(compiled(CALLS[name]), inputs, factor), run(CALLS[name], inputs, factor), strict=True):
         assert (got is None) == (wanted is None)
         if wanted is not None:
             torch.testing.assert_close(got, wanted)
@@ -96,9 +90,7 @@ def test_parts_made_outside_are_taken_apart_too() -> None:
         return qkv.attend(query, key, value, score=part, mask=mask)
 
     factor = torch.randn(2, 20, 4)
-    for got, wanted in zip(
-        run(compiled(call), inputs[:3], factor), run(call, inputs[:3], factor), strict=True
-    ):
+    for got, wanted in zip(run(compiled(call), inputs[:3], factor), run(call, inputs[:3], factor), strict=True):
         torch.testing.assert_close(got, wanted)
 
 
@@ -114,9 +106,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, home: Any, name: str) -> list[str]:
     return calls
 
 
-@pytest.mark.parametrize(
-    ("name", "home", "function"), [("additive", tiles, "forward"), ("fused", Flash, "forward")]
-)
+@pytest.mark.parametrize(("name", "home", "function"), [("additive", tiles, "forward"), ("fused", Flash, "forward")])
 def test_backward_does_not_compute_forward_again(
     monkeypatch: pytest.MonkeyPatch, name: str, home: Any, function: str
 ) -> None:
@@ -125,15 +115,10 @@ def test_backward_does_not_compute_forward_again(
     assert calls == ["forward"]
 
 
-@pytest.mark.parametrize(
-    "mask", [None, masks.Causal(), masks.Keys(torch.arange(9) < 7)], ids=["all", "causal", "keys"]
-)
+@pytest.mark.parametrize("mask", [None, masks.Causal(), masks.Keys(torch.arange(9) < 7)], ids=["all", "causal", "keys"])
 @pytest.mark.parametrize("value_width", [3, 4, 6])
 def test_fused_goes_on_where_forward_ended(mask: masks.Mask | None, value_width: int) -> None:
-    inputs = [
-        torch.randn(shape, requires_grad=True)
-        for shape in ((2, 4, 9, 4), (2, 1, 9, 4), (2, 1, 9, value_width))
-    ]
+    inputs = [torch.randn(shape, requires_grad=True) for shape in ((2, 4, 9, 4), (2, 1, 9, 4), (2, 1, 9, value_width))]
 
     def call(*tensors: Tensor) -> Tensor:
         return qkv.attend(*tensors, mask=mask, kernel="fused")
@@ -178,9 +163,7 @@ def test_the_operator_passes_what_pytorch_checks_of_operators(name: str) -> None
     plain = [x.detach() for x in given[0]]
     output, numbers = torch.ops.qkv.attend(plain, *given[1:])
     assert numbers[..., 0].min() > 0
-    torch.library.opcheck(
-        torch.ops.qkv.attend_backward.default, (gradient, output, numbers, plain, wanted, *given[1:])
-    )
+    torch.library.opcheck(torch.ops.qkv.attend_backward.default, (gradient, output, numbers, plain, wanted, *given[1:]))
 
 
 def test_the_graph_does_not_break() -> None:
@@ -298,9 +281,6 @@ def test_memory_of_forward_and_backward_is_linear() -> None:
 
 
 def test_importing_and_calling_qkv_does_not_import_the_compiler() -> None:
-    code = (
-        "import sys, torch, qkv; x = torch.ones(2, 3); qkv.attend(x, x, x); "
-        "print('torch._dynamo' in sys.modules)"
-    )
+    code = "import sys, torch, qkv; x = torch.ones(2, 3); qkv.attend(x, x, x); print('torch._dynamo' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "False"

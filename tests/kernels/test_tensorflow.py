@@ -45,9 +45,7 @@ def test_output_and_gradients_are_those_of_the_equation(normalizer: str) -> None
     agree(run(case.call(), DOUBLE, "dense"), oracle(case, "float64"), DOUBLE, normalizer)
 
 
-@pytest.mark.parametrize(
-    "score", ["additive per head", "gaussian", "relative position", "class table", "cosine"]
-)
+@pytest.mark.parametrize("score", ["additive per head", "gaussian", "relative position", "class table", "cosine"])
 def test_scores_and_what_they_learned_have_gradients(score: str) -> None:
     case = Case(score, mask="pairs")
     agree(run(case.call(), DOUBLE, "dense"), oracle(case, "float64"), DOUBLE, score)

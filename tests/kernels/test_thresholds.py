@@ -6,7 +6,7 @@ from qkv.normalizers import Entmax15, Sparsemax
 
 torch = pytest.importorskip("torch")
 
-from qkv.kernels.strips.thresholds import sparse_weights  # noqa: E402 (needs torch)
+from qkv.kernels.row_blocks.thresholds import sparse_weights  # noqa: E402 (needs torch)
 
 BOTH = pytest.mark.parametrize("normalizer", [Sparsemax(), Entmax15()], ids=str)
 
@@ -32,8 +32,6 @@ def test_first_and_second_derivatives_are_right(normalizer):
 
 @BOTH
 def test_what_is_no_number_shows_in_its_row_and_nowhere_else(normalizer):
-    logits = torch.tensor(
-        [[torch.nan, 0.0, -torch.inf], [torch.inf, 0.0, -torch.inf], [0.0, 0.0, -torch.inf]]
-    )
+    logits = torch.tensor([[torch.nan, 0.0, -torch.inf], [torch.inf, 0.0, -torch.inf], [0.0, 0.0, -torch.inf]])
     got = sparse_weights(logits, normalizer.power, normalizer.scale)
     assert got.isnan().tolist() == [[True, True, False], [True, True, False], [False] * 3]

@@ -10,7 +10,7 @@ import qkv
 from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
 from qkv.kernels import TiledKernel
-from qkv.kernels.tiles import tiling
+from qkv.kernels.tiled import schedule as tiling
 from qkv.testing.calls import oracle_of, run
 from qkv.testing.cases import MASKS, SCORES, SHAPES, Case, Shape
 from qkv.testing.claims import agree
@@ -39,9 +39,7 @@ def test_tiles_of_several_batch_elements_and_several_workers_agree_with_the_orac
 
 @pytest.mark.parametrize("mask", ["none", "window", "pairs", "keys", "causal by positions"])
 @pytest.mark.parametrize("score", ["additive", "additive per head"])
-def test_additive_scores_by_units_agree_with_the_oracle(
-    monkeypatch: pytest.MonkeyPatch, score: str, mask: str
-) -> None:
+def test_additive_scores_by_units_agree_with_the_oracle(monkeypatch: pytest.MonkeyPatch, score: str, mask: str) -> None:
     """Enough pairs for `units.py`, in tiles of unequal sizes."""
     monkeypatch.setitem(SHAPES, "long", Shape(70, 83, batch=(2, 2), key_batch=(2, 1)))
     for normalizer in ("softmax", "softmax with sink", "softmax with temperature", "sigmoid"):

@@ -59,9 +59,7 @@ def test_the_pixels_of_a_known_map_are_its_weights(opened, served):
 
 def test_the_page_asks_its_own_server_alone_and_for_one_map_at_first(opened, served):
     page = opened(served)
-    paths = [
-        urlsplit(answer.url).path.split("/", 2)[2] for answer in page.asked if answer.url.startswith("http")
-    ]
+    paths = [urlsplit(answer.url).path.split("/", 2)[2] for answer in page.asked if answer.url.startswith("http")]
     assert {urlsplit(answer.url).netloc for answer in page.asked if answer.url.startswith("http")} == {
         urlsplit(served).netloc
     }

@@ -38,9 +38,7 @@ def test_the_sentence_with_happy_and_with_the_blank_are_shown_beside_each_other(
             assert spot(page, row, row - 1, 12, 12) == DARKEST
         # Another head, in both at once.
         redrawn(page, lambda: page.get_by_role("gridcell", name="layer 1, head 8", exact=True).click())
-        assert [title.split(" · ")[1] for title in page.locator("h2").all_text_contents()] == [
-            "layer 1, head 8"
-        ] * 2
+        assert [title.split(" · ")[1] for title in page.locator("h2").all_text_contents()] == ["layer 1, head 8"] * 2
         for number, view in enumerate(views):
             wanted = view.weights(1, 8)[10].max()
             said = page.locator("table").nth(number).locator("tbody tr td").nth(1).text_content()

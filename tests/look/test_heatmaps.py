@@ -70,9 +70,7 @@ def test_every_panel_has_the_scale_of_the_one_bar():
     middles = []
     for axes in figure.axes[:2]:
         box = axes.get_window_extent()
-        middles.append(
-            picture[int(picture.shape[0] - (box.y0 + box.y1) / 2 + 3), int((box.x0 + box.x1) / 2 + 3)]
-        )
+        middles.append(picture[int(picture.shape[0] - (box.y0 + box.y1) / 2 + 3), int((box.x0 + box.x1) / 2 + 3)])
     assert middles[0][1] > 200 > middles[1][1], "0.1 is pale and 1 is dark"
 
 

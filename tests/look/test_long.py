@@ -54,9 +54,7 @@ def test_every_tile_of_every_level_is_the_largest_and_the_mean_of_what_it_covers
         for y in range(math.ceil(q / SIDE / reach)):
             for x in range(math.ceil(k / SIDE / reach)):
                 shown = weights_of(long.tile(level, y, x), long.most)
-                part = whole[
-                    y * SIDE * reach : (y + 1) * SIDE * reach, x * SIDE * reach : (x + 1) * SIDE * reach
-                ]
+                part = whole[y * SIDE * reach : (y + 1) * SIDE * reach, x * SIDE * reach : (x + 1) * SIDE * reach]
                 high, wide = (math.ceil(n / reach) for n in part.shape)
                 for i, j in ((0, 0), (high - 1, wide - 1), (high // 2, wide // 3)):
                     spot = part[i * reach : (i + 1) * reach, j * reach : (j + 1) * reach]

@@ -76,9 +76,7 @@ def widgets(book):
 
 
 @needs_chromium
-def test_jupyterlab_shows_the_map_of_the_widget_and_asks_the_kernel_for_others(
-    notebook, quiet, browser, tmp_path
-):
+def test_jupyterlab_shows_the_map_of_the_widget_and_asks_the_kernel_for_others(notebook, quiet, browser, tmp_path):
     command = [
         sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.port=0",
         "--ServerApp.token=secret", f"--ServerApp.root_dir={notebook.parent}", "--ServerApp.ip=127.0.0.1",

@@ -77,9 +77,7 @@ def test_a_page_without_views_is_refused():
 
 
 def declared(name):
-    names = re.findall(
-        r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", web_file(name), re.MULTILINE
-    )
+    names = re.findall(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", web_file(name), re.MULTILINE)
     return set(names)
 
 
@@ -120,9 +118,7 @@ def test_no_module_loads_anything_from_elsewhere():
 
 
 def data_of(text):
-    return json.loads(
-        re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1]
-    )
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)[1])
 
 
 def test_an_exported_file_holds_every_map():

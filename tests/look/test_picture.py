@@ -27,9 +27,7 @@ def picture(table, query, **options):
 
 
 def words(figure):
-    return " ".join(
-        text.get_text() for text in figure.findobj(match=lambda artist: hasattr(artist, "get_text"))
-    )
+    return " ".join(text.get_text() for text in figure.findobj(match=lambda artist: hasattr(artist, "get_text")))
 
 
 @pytest.mark.parametrize(
@@ -76,9 +74,7 @@ def test_bars_are_the_weights_of_the_rows():
     answer = database.ask("Jon Smith")
     axes = draw(database, answer).axes[0]
     assert [bar.get_width() for bar in axes.patches] == [row.weight for row in answer.rows]
-    assert [label.get_text() for label in axes.get_yticklabels()] == [
-        row.record["name"] for row in answer.rows
-    ]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [row.record["name"] for row in answer.rows]
 
 
 def test_no_match_says_why():

@@ -79,9 +79,7 @@ def test_without_named_candidates_every_other_word_is_one_but_special_tokens_are
 def test_a_word_that_was_cut_off_asks_nothing():
     beyond = (100, 103)
     assert answer(np.ones((1, 7, 7)), ENCODED, Question("x", span("cat"), beyond, (span("dog"),))) is None
-    assert (
-        answer(np.zeros((1, 7, 7)), ENCODED, Question("x", span("cat"), span("dog"), (span("saw"),))) is None
-    )
+    assert answer(np.zeros((1, 7, 7)), ENCODED, Question("x", span("cat"), span("dog"), (span("saw"),))) is None
 
 
 def row(count=100, low=0.8, score=0.9, baseline=0.1, role="previous"):

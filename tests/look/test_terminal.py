@@ -10,9 +10,7 @@ WORDS = ["he", "saw", "it"]
 
 
 def test_without_colour_each_weight_is_a_digit_in_its_place():
-    lines = text_map(np.array([[1, 0, 0.5], [0.05, 0.95, 0], [0, 0, 1]]), WORDS, WORDS, colour=False).split(
-        "\n"
-    )
+    lines = text_map(np.array([[1, 0, 0.5], [0.05, 0.95, 0], [0, 0, 1]]), WORDS, WORDS, colour=False).split("\n")
     assert lines[1:4] == [" he  905", "saw  090", " it  009"]
 
 

@@ -104,9 +104,7 @@ class TestWindow(MaskContract):
 
     @pytest.mark.parametrize("sides", [(-1, 0), (0, 1.5), (True, 0)])
     def test_refuses_a_side_that_is_no_whole_number(self, sides):
-        with pytest.raises(
-            OptionError, match=r"Window was given (before|after)=.*whole number from 0, or None"
-        ):
+        with pytest.raises(OptionError, match=r"Window was given (before|after)=.*whole number from 0, or None"):
             Window(*sides)
 
 
@@ -208,6 +206,4 @@ class TestNot(MaskContract):
 def test_a_start_for_each_batch_element_shifts_its_causal_mask(align):
     tile = whole(1, 4, (2,), Positions(query_start=[0, 2]))
     assert Causal().allowed(tile, np.zeros(())).sum(axis=-1).tolist() == [[1], [3]]
-    assert Causal(align=align).allowed(tile, np.zeros(())).sum(axis=-1).tolist() == [
-        1 if align == "start" else 4
-    ]
+    assert Causal(align=align).allowed(tile, np.zeros(())).sum(axis=-1).tolist() == [1 if align == "start" else 4]

@@ -115,9 +115,7 @@ def test_axes_of_parts_are_read_as_the_table_says(
 ) -> None:
     """Batch axes (2, 4), six heads."""
     array = torch.zeros(shape)
-    part: Any = (
-        scores.ALiBi(scores.Dot(), array) if names == 0 else scores.RelativePosition(scores.Dot(), array)
-    )
+    part: Any = scores.ALiBi(scores.Dot(), array) if names == 0 else scores.RelativePosition(scores.Dot(), array)
     (found,) = fitted(part, 2, groups, per_head).arrays()
     if groups is not None and len(wanted) > names:
         heads = (2, 3) if wanted[2] == 6 else (1, 1)
@@ -155,13 +153,9 @@ def test_keys_added_later_may_always_be_attended_to(cols: tuple[int, int]) -> No
 def test_extra_keys_are_seen_whatever_the_mask_and_kernel(mask: masks.Mask, kernel: str) -> None:
     torch.manual_seed(0)
     module = nn.MultiHeadAttention(8, 2, learned_key=True, zero_key=True, kernel=kernel, dtype=torch.float64)
-    weights = module(
-        torch.randn(2, 5, 8, dtype=torch.float64), mask=mask, readouts=[readouts.Dense()]
-    ).readouts[0]
+    weights = module(torch.randn(2, 5, 8, dtype=torch.float64), mask=mask, readouts=[readouts.Dense()]).readouts[0]
     assert weights.shape == (2, 2, 5, 7)
     assert (weights[..., 5:] > 0).all()
     plain = nn.MultiHeadAttention(8, 2, dtype=torch.float64)
-    allowed = plain(
-        torch.randn(2, 5, 8, dtype=torch.float64), mask=mask, readouts=[readouts.Dense()]
-    ).readouts[0]
+    allowed = plain(torch.randn(2, 5, 8, dtype=torch.float64), mask=mask, readouts=[readouts.Dense()]).readouts[0]
     assert ((weights[..., :5] > 0) == (allowed > 0)).all()

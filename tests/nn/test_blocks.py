@@ -90,9 +90,7 @@ def test_the_cost_of_latent_attention_is_linear_in_the_input() -> None:
     for n in (4_000, 8_000, 16_000):
         with torch.no_grad():
             seen = nn.observe(reader, {"attention": [readouts.ColumnSum()]}, torch.randn(1, n, 4))
-            given = reader.attention(
-                reader.latents[None], torch.randn(1, n, 4), readouts=[readouts.ColumnSum()]
-            )
+            given = reader.attention(reader.latents[None], torch.randn(1, n, 4), readouts=[readouts.ColumnSum()])
         assert seen.readouts["attention"][0].shape == (1, 2, n)
         costs.append((given.plan.cost.flop, given.plan.cost.peak))
     for smaller, larger in itertools.pairwise(costs):

@@ -27,7 +27,7 @@ from qkv.errors import (
     RefusedError,
     ShapeError,
 )
-from qkv.kernels.pieces import Pieces
+from qkv.kernels.chunked.kernel import Pieces
 from qkv.nn.cache import KeyValueCache
 from qkv.nn.positions import Rotary
 
@@ -97,7 +97,7 @@ def test_a_normalizer_sees_the_whole_row_although_keys_lie_in_chunks(normalizer:
     assert apart(got, whole) < 1e-12
 
 
-@pytest.mark.parametrize("kernel", ["dense", "fused", "tiled", "strip"])
+@pytest.mark.parametrize("kernel", ["dense", "fused", "tiled", "row_blocks"])
 def test_every_kernel_that_serves_decode_shapes_gives_what_the_cache_gives(kernel: str) -> None:
     x = sides(2, 2)
     chosen = decoded(nn.Attention(mask=masks.Causal()), *x, KeyValueCache(chunk=16))
@@ -223,9 +223,7 @@ def test_a_step_copies_no_keys_and_its_work_is_linear_in_the_length(heads: int) 
         assert seen.bytes < 20_000 + 6 * 4 * 4 * n
     assert made[2048].bytes < kept
     assert [made[n].products for n in made] == [2 * n // 128 + attention_products(made[512]) for n in made]
-    assert made[2048].bytes - made[1024].bytes == pytest.approx(
-        2 * (made[1024].bytes - made[512].bytes), rel=0.05
-    )
+    assert made[2048].bytes - made[1024].bytes == pytest.approx(2 * (made[1024].bytes - made[512].bytes), rel=0.05)
 
 
 def attention_products(smallest: Made) -> int:
@@ -268,9 +266,7 @@ def test_a_batch_of_uneven_lengths_goes_on_where_each_sentence_ends(score: str, 
     with torch.no_grad():
         first = attention(*x, cache=cache)
         assert torch.equal(torch.as_tensor(cache.start), torch.tensor(LENGTHS))
-        steps = [
-            attention(*(y[:, t : t + n] for y in more), cache=cache) for t, n in ((0, 1), (1, 3), (4, 16))
-        ]
+        steps = [attention(*(y[:, t : t + n] for y in more), cache=cache) for t, n in ((0, 1), (1, 3), (4, 16))]
     later = torch.cat(steps, dim=1)
     for b, n in enumerate(LENGTHS):
         alone = [torch.cat([y[b : b + 1, :n], z[b : b + 1]], dim=1) for y, z in zip(x, more, strict=True)]
@@ -282,9 +278,7 @@ def test_a_batch_of_uneven_lengths_goes_on_where_each_sentence_ends(score: str, 
 
 def test_multi_head_attention_with_rotary_positions_takes_uneven_lengths() -> None:
     torch.manual_seed(1)
-    attention = nn.MultiHeadAttention(
-        8, 2, mask=masks.Causal(), positions=Rotary(4), dtype=torch.float64, key_heads=1
-    )
+    attention = nn.MultiHeadAttention(8, 2, mask=masks.Causal(), positions=Rotary(4), dtype=torch.float64, key_heads=1)
     x, more = (torch.randn(3, n, 8, dtype=torch.float64) for n in (9, 4))
     cache = KeyValueCache(chunk=4, lengths=torch.tensor(LENGTHS))
     with torch.no_grad():
@@ -301,9 +295,7 @@ def test_positions_stay_those_of_the_sequence_when_chunks_are_dropped() -> None:
     attention = nn.MultiHeadAttention(8, 2, score=nn.ALiBi, mask=masks.Causal(), **options)
     x, cache = torch.randn(2, 40, 8, dtype=torch.float64), KeyValueCache(chunk=4, window=6)
     with torch.no_grad():
-        steps = [
-            attention(x[:, t : t + n], cache=cache) for t, n in ((0, 15), *((t, 1) for t in range(15, 40)))
-        ]
+        steps = [attention(x[:, t : t + n], cache=cache) for t, n in ((0, 15), *((t, 1) for t in range(15, 40)))]
         whole = attention(x, mask=masks.Window(5, 0))
     assert cache.chunks[0].start > 20
     assert apart(torch.cat(steps, dim=1), whole) < 1e-12
@@ -456,9 +448,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
     assert os.listdir(tmp_path) == ["cache"]
 
 
-def test_without_safetensors_the_sentence_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_safetensors_the_sentence_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
     for call in (lambda: KeyValueCache().save(tmp_path / "x"), lambda: KeyValueCache.load(tmp_path / "x")):
         with pytest.raises(MissingPackageError, match=r"pip install \"qkv\["):

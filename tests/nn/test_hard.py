@@ -23,8 +23,7 @@ def problem(draws: int = DRAWS) -> tuple[Any, Any, Any, Any]:
     """One query asked many times, keys, values, and what the answer should be."""
     generator = torch.Generator().manual_seed(0)
     query, key, value, target = (
-        torch.randn(*shape, generator=generator, dtype=torch.float64)
-        for shape in ((1, 3), (5, 3), (5, 2), (2,))
+        torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((1, 3), (5, 3), (5, 2), (2,))
     )
     return query.expand(draws, 1, 3).clone().requires_grad_(), key, value, target
 
@@ -133,9 +132,7 @@ def test_gumbel_softmax_shares_the_noise_of_the_draw(temperature: float) -> None
     assert float((soft - found.output).detach().abs().max()) < 1e-6
     # The gradient is that of the soft answer with this noise held fixed.
     noisy = _WithNoise(scores.ScaledDot(), 1 / temperature)
-    soft = qkv.attend(
-        query, key, value, score=noisy, normalizer=normalizers.Softmax(0.7), seed=2, kernel="dense"
-    )
+    soft = qkv.attend(query, key, value, score=noisy, normalizer=normalizers.Softmax(0.7), seed=2, kernel="dense")
     towards = torch.randn(50, 1, 2, dtype=torch.float64)
     one, other = (torch.autograd.grad(x, query, towards)[0] for x in (hard.output, soft))
     assert float(other.abs().max()) > 1e-2

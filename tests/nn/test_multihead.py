@@ -95,9 +95,7 @@ def by_heads(
         if module.extra_key is not None:
             extra.append((module.extra_key[g], module.extra_value[g]))
         if module.zero_key:
-            extra.append(
-                (sides[1].new_zeros(1, module.head_width), sides[2].new_zeros(1, sides[2].shape[-1]))
-            )
+            extra.append((sides[1].new_zeros(1, module.head_width), sides[2].new_zeros(1, sides[2].shape[-1])))
         for more_key, more_value in extra:
             for at, x in ((1, more_key), (2, more_value)):
                 sides[at] = torch.cat([sides[at], x.expand(*sides[at].shape[:-2], *x.shape)], -2)
@@ -446,9 +444,7 @@ def test_what_does_not_fit_is_refused_when_the_module_is_made(options: dict[str,
 
 def test_an_input_of_another_width_and_a_bare_mask_are_refused() -> None:
     module = nn.MultiHeadAttention(WIDTH, 2, maps="none")
-    with pytest.raises(
-        ShapeError, match="query has shape \\(2, 3, 10\\); it must be \\(\\*batch, length, 12"
-    ):
+    with pytest.raises(ShapeError, match="query has shape \\(2, 3, 10\\); it must be \\(\\*batch, length, 12"):
         module(torch.randn(2, 3, 10))
     with pytest.raises(KindError, match=r"masks\.Keys"):
         module(torch.randn(2, 3, WIDTH), mask=torch.ones(2, 3, dtype=torch.bool))

@@ -64,9 +64,7 @@ def shaken(module: torch.nn.Module) -> Any:
 @pytest.mark.parametrize("name", MADE)
 def test_gradients_of_the_parameters_are_those_of_finite_differences(name: str, heads: int | None) -> None:
     score = shaken(MADE[name](WIDTH, WIDTH, heads=heads))
-    module = nn.MultiHeadAttention(
-        HEADS * WIDTH, HEADS, score=score, maps="none", value_map=False, output_map=False
-    )
+    module = nn.MultiHeadAttention(HEADS * WIDTH, HEADS, score=score, maps="none", value_map=False, output_map=False)
     names = [key for key, _ in score.named_parameters()]
     x = torch.randn(2, Q, HEADS * WIDTH, dtype=torch.float64)
 
@@ -132,9 +130,7 @@ def test_every_learned_score_is_exported_and_is_in_this_table() -> None:
 
 
 @pytest.mark.parametrize(("width", "least", "most"), [(4, 0.15, 1.6), (64, 0.4, 1.3)])
-@pytest.mark.parametrize(
-    "name", ["Additive", "Bilinear", "Gated", "SeparableGate", "Cosine", "Laplace", "Gaussian"]
-)
+@pytest.mark.parametrize("name", ["Additive", "Bilinear", "Gated", "SeparableGate", "Cosine", "Laplace", "Gaussian"])
 def test_logits_of_unit_variance_inputs_start_with_a_deviation_near_one(
     name: str, width: int, least: float, most: float
 ) -> None:

@@ -143,8 +143,7 @@ KEYS = {
     "talking heads": "key_map.bias key_map.weight logit_mix output_map.bias output_map.weight query_map.bias "
     "query_map.weight value_map.bias value_map.weight weight_mix",
     "no maps": "",
-    "sparsemax": "output_map.bias output_map.weight query_map.bias query_map.weight value_map.bias "
-    "value_map.weight",
+    "sparsemax": "output_map.bias output_map.weight query_map.bias query_map.weight value_map.bias value_map.weight",
     "bare": "score.bias score.key_weight score.query_weight score.vector",
 }
 SCORE_KEYS = {
@@ -190,9 +189,7 @@ def test_a_saved_state_gives_the_same_module_again(name: str) -> None:
     assert (other(x) == module(x)).all()
 
 
-@pytest.mark.parametrize(
-    "again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"]
-)
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
 @pytest.mark.parametrize("name", MODULES)
 def test_copies_and_pickles_give_the_same_and_share_nothing(name: str, again: Any) -> None:
     module = MODULES[name]()

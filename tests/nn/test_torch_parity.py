@@ -16,9 +16,7 @@ DTYPES = [torch.float32, torch.float64]
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("module", MODULES, ids=str)
-def test_output_weights_and_gradients_are_those_of_torch(
-    module: tuple[object, ...], dtype: torch.dtype
-) -> None:
+def test_output_weights_and_gradients_are_those_of_torch(module: tuple[object, ...], dtype: torch.dtype) -> None:
     """Of each module, with each pair of masks, the ways to call it in turn."""
     torch.manual_seed(0)
     mine = [config for config in SOME if (config.bias, config.kdim, config.vdim) == module[:3]]

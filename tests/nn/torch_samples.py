@@ -81,9 +81,7 @@ def attention_samples() -> list[list[str]]:
     found = []
     for dtype in DTYPES:
         for sample in info.sample_inputs("cpu", dtype, requires_grad=True):
-            said = (
-                f"{tuple(sample.input.shape)} {[tuple(x.shape) for x in sample.args]} {list(sample.kwargs)}"
-            )
+            said = f"{tuple(sample.input.shape)} {[tuple(x.shape) for x in sample.args]} {list(sample.kwargs)}"
             if sample.kwargs.get("dropout_p"):
                 result = by_draws(sample) if dtype is torch.float32 else "dropout draws differ"
                 found.append(["scaled_dot_product_attention", str(dtype), said, result])
@@ -125,9 +123,7 @@ def module_samples() -> list[list[str]]:
             for sample in info.module_inputs_func(info, "cpu", dtype, True, training):
                 made = sample.constructor_input
                 theirs = torch.nn.MultiheadAttention(*made.args, **made.kwargs).to(dtype).train(training)
-                said = (
-                    f"{'train' if training else 'eval'} {made.kwargs} {sorted(sample.forward_input.kwargs)}"
-                )
+                said = f"{'train' if training else 'eval'} {made.kwargs} {sorted(sample.forward_input.kwargs)}"
                 found.append(["MultiheadAttention", str(dtype), said, one_module(theirs, sample, dtype)])
     return found
 

@@ -206,10 +206,7 @@ class TestTopKOfSigmoid(NormalizerContract):
         return TopK(2, of=Sigmoid(draw()))
 
     def formula(self, normalizer, row, at):
-        return [
-            1 / (1 + math.exp(-x - normalizer.of.bias)) if j in best(row, 2) else 0.0
-            for j, x in enumerate(row)
-        ]
+        return [1 / (1 + math.exp(-x - normalizer.of.bias)) if j in best(row, 2) else 0.0 for j, x in enumerate(row)]
 
 
 class TestTopKOfHard(NormalizerContract):

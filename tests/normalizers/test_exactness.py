@@ -39,9 +39,7 @@ def test_entmax_is_the_square_of_what_lies_above_one_threshold(row):
 
 def test_sparsemax_of_two_keys_minimises_the_distance():
     row = np.array([0.4, -0.1])
-    best = minimize_scalar(
-        lambda p: np.sum((np.array([p, 1 - p]) - row) ** 2), bounds=(0, 1), method="bounded"
-    )
+    best = minimize_scalar(lambda p: np.sum((np.array([p, 1 - p]) - row) ** 2), bounds=(0, 1), method="bounded")
     assert Sparsemax().weights(row[None])[0, 0] == pytest.approx(best.x, abs=1e-6)
 
 

@@ -18,8 +18,8 @@ ADDITIVE = scores.Additive(np.ones((5, 8)), np.ones((5, 8)), None, np.ones(5))
 END = qkv.Positions(align="end")
 
 CHOICES: list[tuple[str, Any, dict[str, Any]]] = [
-    ("streamed", LONG, {}),
-    ("streamed", LONG, {"normalizer": normalizers.Sparsemax()}),
+    ("numpy_blocks", LONG, {}),
+    ("numpy_blocks", LONG, {"normalizer": normalizers.Sparsemax()}),
     ("dense", SMALL, {}),
     ("dense", SMALL, {"library": "jax"}),
     ("fused", LONG, {"library": "torch"}),
@@ -30,14 +30,14 @@ CHOICES: list[tuple[str, Any, dict[str, Any]]] = [
     ("tiled", LONG, {"library": "torch", "score": ADDITIVE, "gradient": True}),
     ("tiled", LONG, {"library": "torch", "normalizer": normalizers.Softmax(sink=0.0)}),
     ("tiled", LONG, {"library": "torch", "dropout": 0.1}),
-    ("strip", LONG, {"library": "torch", "normalizer": normalizers.Entmax15()}),
+    ("row_blocks", LONG, {"library": "torch", "normalizer": normalizers.Entmax15()}),
     ("tiled", LONG, {"library": "torch", "readouts": [readouts.Entropy()]}),
 ]
 
 REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
     ("fused", "it runs on torch arrays, these are numpy", {}),
     ("tiled", "it runs on torch arrays, these are jax", {"library": "jax"}),
-    ("streamed", "it runs on numpy arrays, these are torch", {"library": "torch"}),
+    ("numpy_blocks", "it runs on numpy arrays, these are torch", {"library": "torch"}),
     ("fused", r"Additive\(.*\) is no inner product", {"score": ADDITIVE, "library": "torch"}),
     (
         "fused",
@@ -72,7 +72,7 @@ REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
         {"normalizer": normalizers.Sparsemax(), "library": "torch"},
     ),
     ("dense", "it would allocate .* B, more than the 64 B allowed", {"memory": 64}),
-    ("strip", "it would allocate .* B, more than the 64 B allowed", {"memory": 64, "library": "torch"}),
+    ("row_blocks", "it would allocate .* B, more than the 64 B allowed", {"memory": 64, "library": "torch"}),
 ]
 
 
@@ -96,9 +96,7 @@ def test_named_kernel_raises_with_its_sentence_and_never_falls_back(
         explain(kernel=kernel, **options)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "sentence", "options"), [row for row in REFUSALS if "memory" not in row[2]]
-)
+@pytest.mark.parametrize(("kernel", "sentence", "options"), [row for row in REFUSALS if "memory" not in row[2]])
 def test_refusal_stands_in_the_plan_of_whatever_runs_instead(
     kernel: str, sentence: str, options: dict[str, Any]
 ) -> None:
@@ -146,16 +144,12 @@ def test_where_nothing_fits_the_memory_every_kernel_says_so() -> None:
 
 
 def test_tiles_shrink_where_less_memory_is_allowed() -> None:
-    tiles = [
-        explain(LONG, library="torch", score=ADDITIVE, kernel="tiled", memory=m) for m in ("1 GiB", "9 MiB")
-    ]
+    tiles = [explain(LONG, library="torch", score=ADDITIVE, kernel="tiled", memory=m) for m in ("1 GiB", "9 MiB")]
     assert tiles[1].cost.peak <= 9 * 2**20 < tiles[0].cost.peak
 
 
 def test_half_precision_counts_the_inputs_that_are_widened() -> None:
-    half, single = (
-        explain(LONG, library="torch", dtype=d, kernel="tiled").cost.peak for d in ("float16", "float32")
-    )
+    half, single = (explain(LONG, library="torch", dtype=d, kernel="tiled").cost.peak for d in ("float16", "float32"))
     assert half - single >= 4 * 40_000 * (8 + 8 + 3)
 
 

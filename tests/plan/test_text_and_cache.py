@@ -11,8 +11,8 @@ import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.core.arrays import is_array
 from qkv.errors import KindError, OptionError, RefusedError, ShapeError
+from qkv.plan.cache import PLANS
 from qkv.plan.cost import Cost, flop_text, memory_bytes, memory_text, tile_sides
-from qkv.plan.kept import PLANS
 
 TEN_MILLION_KEYS = """\
 asked       1 query × 10,000,000 keys, width 64, values 8 wide

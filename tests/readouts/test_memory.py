@@ -49,9 +49,7 @@ print(json.dumps({"planned": plan.cost.peak, "peak": peak() - before}))
         pytest.param(16_384, True, 200, marks=pytest.mark.long),  # 1.1 GB
     ],
 )
-def test_maps_and_received_mass_take_memory_linear_in_the_keys(
-    length: int, gradient: bool, megabytes: int
-) -> None:
+def test_maps_and_received_mass_take_memory_linear_in_the_keys(length: int, gradient: bool, megabytes: int) -> None:
     arguments: list[Any] = [sys.executable, "-c", SCRIPT, json.dumps([length, gradient])]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)

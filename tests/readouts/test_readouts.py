@@ -37,7 +37,7 @@ def test_rows_come_in_the_order_named_and_negative_ones_count_from_the_end() -> 
     assert np.array_equal(rows, everything[[2, 0, 2, 1]])
 
 
-@pytest.mark.parametrize("kernel", ["dense", "streamed"])
+@pytest.mark.parametrize("kernel", ["dense", "numpy_blocks"])
 def test_row_that_is_not_there_is_named(kernel: str) -> None:
     with pytest.raises(ShapeError, match="query 3, there are 1"):
         observe(readouts.Rows((0, 3)), kernel=kernel)
@@ -166,7 +166,7 @@ def test_dense_weights_that_do_not_fit_the_memory_are_refused() -> None:
     shape = (50_000, 8)
     with pytest.raises(RefusedError, match="streamed: it would allocate"):
         qkv.explain(shape, shape, shape, readouts=[readouts.Dense()])
-    assert qkv.explain(shape, shape, shape, readouts=[readouts.TopWeights(5)]).kernel.name == "streamed"
+    assert qkv.explain(shape, shape, shape, readouts=[readouts.TopWeights(5)]).kernel.name == "numpy_blocks"
 
 
 # -- maps, received mass, distances, heads ---------------------------------------------------------------
@@ -182,9 +182,7 @@ def test_cells_of_a_map_hold_means_and_masked_pairs_count_as_0() -> None:
         mask=masks.Causal("start"),
         readouts=[readouts.PooledMap(2), readouts.PooledMap(2, "max")],
     ).readouts
-    assert mean == pytest.approx(
-        np.array([[(1 + 1 / 2 + 1 / 2) / 4, 0], [(2 / 3 + 2 / 4) / 4, (1 / 3 + 2 / 4) / 4]])
-    )
+    assert mean == pytest.approx(np.array([[(1 + 1 / 2 + 1 / 2) / 4, 0], [(2 / 3 + 2 / 4) / 4, (1 / 3 + 2 / 4) / 4]]))
     assert largest == pytest.approx(np.array([[1, 0], [1 / 3, 1 / 3]]))
 
 
@@ -207,7 +205,7 @@ def test_map_of_few_queries_has_a_row_for_each() -> None:
 
 def test_maximum_of_negative_weights_is_negative_unless_a_pair_is_masked() -> None:
     ones = np.ones((4, 1))
-    for kernel in ("dense", "streamed"):
+    for kernel in ("dense", "numpy_blocks"):
         (all_pairs,) = qkv.observe(
             -ones,
             ones,
@@ -232,17 +230,13 @@ def test_maximum_of_negative_weights_is_negative_unless_a_pair_is_masked() -> No
 def test_received_mass_adds_up_to_the_number_of_queries_with_a_key() -> None:
     allowed = np.ones((6, 6), dtype=bool)
     allowed[2] = False
-    (received,) = qkv.observe(
-        EVEN, EVEN, EVEN, mask=masks.Pairs(allowed), readouts=[readouts.ColumnSum()]
-    ).readouts
+    (received,) = qkv.observe(EVEN, EVEN, EVEN, mask=masks.Pairs(allowed), readouts=[readouts.ColumnSum()]).readouts
     assert received == pytest.approx(np.full(6, 5 / 6))
 
 
 def test_mean_distance_is_measured_from_where_queries_stand() -> None:
     def distance(**options: Any) -> Any:
-        return qkv.observe(
-            EVEN[:1], EVEN[:3], EVEN[:3], readouts=[readouts.MeanDistance()], **options
-        ).readouts[0]
+        return qkv.observe(EVEN[:1], EVEN[:3], EVEN[:3], readouts=[readouts.MeanDistance()], **options).readouts[0]
 
     assert distance(positions=qkv.Positions(align="start")) == pytest.approx(1)
     assert distance(positions=qkv.Positions(query_start=1)) == pytest.approx(2 / 3)
@@ -291,12 +285,16 @@ def test_heads_of_what_is_no_readout_are_refused() -> None:
         readouts.Heads((0, 3), readouts.Entropy())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kernel", ["dense", "strip", "tiled"])
+@pytest.mark.parametrize("kernel", ["dense", "row_blocks", "tiled"])
 def test_gradient_of_equal_maxima_goes_to_the_first(kernel: str) -> None:
     torch = pytest.importorskip("torch")
-    from qkv.kernels import DenseKernel, StripKernel, TiledKernel
+    from qkv.kernels import DenseKernel, RowBlocksKernel, TiledKernel
 
-    chosen = {"dense": DenseKernel(), "strip": StripKernel(budget=1), "tiled": TiledKernel(strip_budget=1)}
+    chosen = {
+        "dense": DenseKernel(),
+        "row_blocks": RowBlocksKernel(budget=1),
+        "tiled": TiledKernel(strip_budget=1),
+    }
     logits = torch.zeros(4, 4, dtype=torch.float64, requires_grad=True)
     (largest,) = qkv.observe(
         torch.zeros(4, 1, dtype=torch.float64),
@@ -313,12 +311,12 @@ def test_gradient_of_equal_maxima_goes_to_the_first(kernel: str) -> None:
 
 def test_plan_of_a_map_counts_the_map_and_not_the_pairs() -> None:
     shape = (100_000, 8)
-    alone = qkv.explain(shape, shape, shape, kernel="streamed", normalizer=normalizers.Sparsemax())
+    alone = qkv.explain(shape, shape, shape, kernel="numpy_blocks", normalizer=normalizers.Sparsemax())
     mapped = qkv.explain(
         shape,
         shape,
         shape,
-        kernel="streamed",
+        kernel="numpy_blocks",
         normalizer=normalizers.Sparsemax(),
         readouts=[readouts.PooledMap(512), readouts.ColumnSum()],
     )

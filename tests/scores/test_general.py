@@ -21,9 +21,7 @@ class TestAdditive(ScoreContract):
         return Additive(draw(6, 3), draw(6, 5), draw(6), draw(6))
 
     def formula(self, score, q, k, at):
-        units = zip(
-            apply(score.query_weight, q), apply(score.key_weight, k), score.bias, score.vector, strict=True
-        )
+        units = zip(apply(score.query_weight, q), apply(score.key_weight, k), score.bias, score.vector, strict=True)
         return math.fsum(v * math.tanh(a + b + c) for a, b, c, v in units)
 
     @pytest.mark.parametrize(

@@ -162,9 +162,7 @@ class TestByColumn(ScoreContract):
     def formula(self, score, q, k, at):
         return 2.0 * (q["city"] == k["city"]) - (q["size"] - k["size"]) ** 2 / 0.5
 
-    @pytest.mark.parametrize(
-        "columns", [(), [("city", Exact(), 1.0)], (("city", Exact()),), (("city", "exact", 1.0),)]
-    )
+    @pytest.mark.parametrize("columns", [(), [("city", Exact(), 1.0)], (("city", Exact()),), (("city", "exact", 1.0),)])
     def test_refuses_what_is_no_tuple_of_name_score_weight(self, columns):
         with pytest.raises(OptionError, match=r"Give .*\(name, score, weight\)"):
             ByColumn(columns)
@@ -183,7 +181,7 @@ def test_text_that_is_missing_equals_nothing_itself_included():
 def test_neighbouring_member_numbers_are_told_apart_although_the_values_are_float32():
     members = np.array([[16_777_216], [16_777_217]])
     joined = np.array([[1.0], [2.0]], dtype=np.float32)
-    for kernel in ("dense", "streamed"):
+    for kernel in ("dense", "numpy_blocks"):
         assert qkv.attend(members, members, joined, score=Exact(), kernel=kernel).tolist() == [[1.0], [2.0]]
 
 

@@ -50,9 +50,7 @@ def printed(section):
     return {cells[0]: cells[1:] for cells in rows[start + 2 : end]}
 
 
-@pytest.mark.parametrize(
-    ("name", "title", "least"), [("cranfield", "Cranfield", 0.43), ("cisi", "CISI", 0.20)]
-)
+@pytest.mark.parametrize(("name", "title", "least"), [("cranfield", "Cranfield", 0.43), ("cisi", "CISI", 0.20)])
 def test_rankings_reach_what_was_promised_and_what_the_page_prints(public, name, title, least):
     held = read_collection(public / name)
     index = Index.of(held.documents, words=0)

@@ -48,9 +48,7 @@ def flip(path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("place", ["begin", "middle", "end"])
-def test_one_changed_bit_is_found_at_opening_and_by_verify_and_the_file_is_named(
-    path: Path, place: str
-) -> None:
+def test_one_changed_bit_is_found_at_opening_and_by_verify_and_the_file_is_named(path: Path, place: str) -> None:
     store = made(path)
     victim = rows_files(path)[1]
     size = victim.stat().st_size
@@ -155,12 +153,8 @@ def test_a_copied_store_is_read_through_until_it_was_verified(
 # -- a full disk ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "full_at", range(1, 5)
-)  # compacting syncs four times: rows, folder, manifest, folder
-def test_a_full_disk_is_said_so_and_loses_nothing(
-    path: Path, full_at: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("full_at", range(1, 5))  # compacting syncs four times: rows, folder, manifest, folder
+def test_a_full_disk_is_said_so_and_loses_nothing(path: Path, full_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     store = made(path)
     store.delete(lambda table: table.column("id").to_numpy() == 12)
     before = sorted(p.name for p in path.rglob("*"))
@@ -191,9 +185,7 @@ def test_a_full_disk_is_said_so_and_loses_nothing(
     assert len(stores.open(path)) == 329
 
 
-def test_a_disk_that_is_full_when_a_store_is_made_leaves_nothing(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_when_a_store_is_made_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, writes = os.fsync, 0
 
     def full(handle: int) -> None:
@@ -226,9 +218,7 @@ def test_writers_in_two_processes_lose_no_row(path: Path) -> None:
     assert stores.open(path).version == 17
 
 
-def test_a_writer_that_waits_too_long_says_that_another_is_writing(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_that_waits_too_long_says_that_another_is_writing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import filelock
 
     store = made(path)
@@ -315,9 +305,7 @@ def test_blocks_are_memory_mapped_and_vectors_are_read_without_a_copy(path: Path
     assert pa.total_allocated_bytes() == before
 
 
-def test_rows_are_cut_into_files_so_that_one_damage_costs_little(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_cut_into_files_so_that_one_damage_costs_little(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "BYTES", 4096)
     store = stores.create(path, numbered(0, 1).schema)
     store.append(numbered(0, 1000))

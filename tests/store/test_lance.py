@@ -141,9 +141,7 @@ def test_without_pylance_the_extra_is_named(path: Path, monkeypatch: pytest.Monk
     assert not path.exists()
 
 
-def test_a_database_of_lance_is_streamed_as_it_is_asked_in_memory(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_of_lance_is_streamed_as_it_is_asked_in_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from qkv.database import Database
     from qkv.store import pieces
 

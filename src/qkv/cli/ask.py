@@ -45,9 +45,7 @@ def ask(
         list[str] | None,
         typer.Argument(metavar="QUERY", help="What is asked; one or several.", show_default=False),
     ] = None,
-    key: Annotated[
-        str, typer.Option(metavar="A[,B]", help="The key column, or several.", show_default=False)
-    ] = "",
+    key: Annotated[str, typer.Option(metavar="A[,B]", help="The key column, or several.", show_default=False)] = "",
     value: Annotated[str, typer.Option(metavar="C", help="The value column.", show_default=False)] = "",
     sql: Annotated[
         str | None, typer.Option(metavar="SELECT", help="Ask what this query gives, in place of FILE.")
@@ -57,9 +55,7 @@ def ask(
         typer.Option(metavar="FILE", help="Read queries from a file, one per line; - is standard input."),
     ] = None,
     score: Annotated[str | None, typer.Option(metavar="NAME[:NUMBER]", help="How keys are compared.")] = None,
-    normalizer: Annotated[
-        str | None, typer.Option(metavar="NAME[:NUMBER]", help="How scores become weights.")
-    ] = None,
+    normalizer: Annotated[str | None, typer.Option(metavar="NAME[:NUMBER]", help="How scores become weights.")] = None,
     where: Annotated[
         str | None, typer.Option(metavar="SQL", help="Only rows that satisfy this predicate take part.")
     ] = None,
@@ -73,20 +69,14 @@ def ask(
     ] = None,
     format_: Annotated[
         str,
-        typer.Option(
-            "--format", metavar="table|json|csv", help="json is one object per line; csv has a header."
-        ),
+        typer.Option("--format", metavar="table|json|csv", help="json is one object per line; csv has a header."),
     ] = "table",
     explain: Annotated[bool, typer.Option("--explain", help="Print the plan that ran.")] = False,
     plot: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE.png", help="Draw the data, the weights and the answer (.png, .svg, .pdf)."
-        ),
+        typer.Option(metavar="FILE.png", help="Draw the data, the weights and the answer (.png, .svg, .pdf)."),
     ] = None,
-    version: Annotated[
-        int | None, typer.Option(metavar="N", help="Ask a store as it was in this version.")
-    ] = None,
+    version: Annotated[int | None, typer.Option(metavar="N", help="Ask a store as it was in this version.")] = None,
     memory: Annotated[
         str, typer.Option(metavar="AMOUNT", help="A store that needs more is read block by block.")
     ] = "512 MiB",

@@ -32,9 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": list(_HELP_NAMES), "max_content_width": 100},
 )
 # Unknown options pass through: a query may be a negative number, -122.23,37.88.
-app.command(
-    "ask", short_help="Ask a table soft questions.", context_settings={"ignore_unknown_options": True}
-)(ask)
+app.command("ask", short_help="Ask a table soft questions.", context_settings={"ignore_unknown_options": True})(ask)
 app.command("explain", short_help="See how a call would run, from its shapes.")(explain)
 app.command("look", short_help="See where the heads of a model look.")(look)
 app.command("search", short_help="Search texts, and see the words that were attended.")(search)
@@ -101,9 +99,7 @@ def answered(arguments: Sequence[str] | None = None) -> int:
 def _defect(error: BaseException) -> int:
     if os.environ.get("QKV_TRACEBACK"):
         raise error
-    _fail(
-        f"a defect of qkv: {type(error).__name__}: {error}. Set QKV_TRACEBACK=1 to see where, and report it."
-    )
+    _fail(f"a defect of qkv: {type(error).__name__}: {error}. Set QKV_TRACEBACK=1 to see where, and report it.")
     return 1
 
 

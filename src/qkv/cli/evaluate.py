@@ -46,12 +46,8 @@ def evaluate(
     text: TextColumn = None,
     encoder: TextEncoder = None,
     rank: Rank = None,
-    mix: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Of vectors in the mixture; else 0.5.")
-    ] = None,
-    passage: Annotated[
-        int | None, typer.Option(metavar="WORDS", help="Rank by the best passage of so many.")
-    ] = None,
+    mix: Annotated[float | None, typer.Option(metavar="SHARE", help="Of vectors in the mixture; else 0.5.")] = None,
+    passage: Annotated[int | None, typer.Option(metavar="WORDS", help="Rank by the best passage of so many.")] = None,
     stem: Stem = False,
     learned: Annotated[
         bool, typer.Option("--learned", help="Learn W_Q and W_K on half of the queries, test on the rest.")
@@ -60,9 +56,7 @@ def evaluate(
     penalty: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="With --learned: what leaving the start costs.")
     ] = None,
-    loss: Annotated[
-        str | None, typer.Option(metavar="each|mass", help="With --learned: see AttentionRanker.")
-    ] = None,
+    loss: Annotated[str | None, typer.Option(metavar="each|mass", help="With --learned: see AttentionRanker.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="One object, with every query.")] = False,
 ) -> None:
     names = measures.replace(",", " ").split()
@@ -116,16 +110,12 @@ def _runs(paths: list[str], relevant: str, names: list[str], rows: dict[str, Any
     from qkv.search.measuring import measure
 
     judged = read_judgements(Path(relevant))
-    for query in [
-        query for query, grades in judged.items() if not any(grade > 0 for grade in grades.values())
-    ]:
+    for query in [query for query, grades in judged.items() if not any(grade > 0 for grade in grades.values())]:
         del judged[query]
     for path in paths:
         ranked = read_run(Path(path))
         if not set(ranked) & set(judged):
-            raise DataError(
-                f"no query of the run {path!r} is judged in {relevant!r}. Do they belong together?"
-            )
+            raise DataError(f"no query of the run {path!r} is judged in {relevant!r}. Do they belong together?")
         if unjudged := len(set(ranked) - set(judged)):
             notes.append(f"{path}: {unjudged:,} queries are not judged, and are left out")
         if without := len(set(judged) - set(ranked)):
@@ -173,9 +163,7 @@ def _judged_index(index: Any, name: str, queries: str | None, relevant: str | No
     return judged_collection(name, list(documents.values()), queries, relevant)
 
 
-def _systems(
-    index: Any, read: Any, mix: float, names: list[str], rows: dict[str, Any], progress: Any
-) -> None:
+def _systems(index: Any, read: Any, mix: float, names: list[str], rows: dict[str, Any], progress: Any) -> None:
     """Measure every way to rank."""
     from qkv.search.encoders import Terms
     from qkv.search.measuring import measure, rankings
@@ -253,8 +241,7 @@ def _plain(rows: dict[str, Any], gained: dict[str, Any], notes: list[str]) -> di
         "means": {name: measured.means for name, measured in rows.items()},
         "queries": {name: measured.queries for name, measured in rows.items()},
         "learned": {
-            name: {"start": gain.start, "learned": gain.learned, "gains": gain.gains}
-            for name, gain in gained.items()
+            name: {"start": gain.start, "learned": gain.learned, "gains": gain.gains} for name, gain in gained.items()
         },
         "notes": notes,
     }

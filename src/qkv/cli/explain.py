@@ -29,23 +29,17 @@ has 256 hidden units.
 
 
 def explain(
-    query: Annotated[
-        str, typer.Option(metavar="SHAPE", help="Shape of the queries.", show_default=False)
-    ] = "",
+    query: Annotated[str, typer.Option(metavar="SHAPE", help="Shape of the queries.", show_default=False)] = "",
     key: Annotated[str, typer.Option(metavar="SHAPE", help="Shape of the keys.", show_default=False)] = "",
     value: Annotated[
         str | None, typer.Option(metavar="SHAPE", help="Shape of the values; as the keys if left out.")
     ] = None,
-    score: Annotated[
-        str, typer.Option(metavar="NAME[:NUMBER]", help="How keys are compared.")
-    ] = "scaled-dot",
+    score: Annotated[str, typer.Option(metavar="NAME[:NUMBER]", help="How keys are compared.")] = "scaled-dot",
     normalizer: Annotated[
         str | None,
         typer.Option(metavar="NAME[:NUMBER]", help="How scores become weights; else the score's own."),
     ] = None,
-    causal: Annotated[
-        bool, typer.Option("--causal", help="A query sees keys up to its own position.")
-    ] = False,
+    causal: Annotated[bool, typer.Option("--causal", help="A query sees keys up to its own position.")] = False,
     align: Annotated[
         str,
         typer.Option(metavar="start|end", help="Where queries stand, if there are fewer or more than keys."),
@@ -58,9 +52,7 @@ def explain(
         list[str] | None,
         typer.Option(metavar="NAME[:K]", help="Read from the weights: entropy, top-weights:10, dense, …"),
     ] = None,
-    dtype: Annotated[
-        str, typer.Option(metavar="NAME", help="float16, bfloat16, float32 or float64.")
-    ] = "float32",
+    dtype: Annotated[str, typer.Option(metavar="NAME", help="float16, bfloat16, float32 or float64.")] = "float32",
     library: Annotated[str, typer.Option(metavar="NAME", help="numpy, torch or jax.")] = "numpy",
     gradient: Annotated[bool, typer.Option("--gradient", help="A gradient will be wanted.")] = False,
     dropout: Annotated[float, typer.Option(metavar="P", help="Share of the weights dropped.")] = 0.0,
@@ -69,9 +61,7 @@ def explain(
 ) -> None:
     if not query or not key:
         missing = "key" if query else "query"
-        raise OptionError(
-            f"there is no --{missing}. Give its shape, as in --query 8,1024,64 --key 8,4096,64."
-        )
+        raise OptionError(f"there is no --{missing}. Give its shape, as in --query 8,1024,64 --key 8,4096,64.")
     for name, given, known in (
         ("dtype", dtype, _DTYPES),
         ("library", library, _LIBRARIES),
@@ -119,9 +109,7 @@ def _shape(name: str, text: str) -> tuple[int, ...]:
     except ValueError:
         shape = ()
     if not shape or min(shape) < 0:
-        raise OptionError(
-            f"--{name} is {text!r}, and a shape is whole numbers with commas, such as 8,1024,64."
-        )
+        raise OptionError(f"--{name} is {text!r}, and a shape is whole numbers with commas, such as 8,1024,64.")
     return shape
 
 
@@ -164,12 +152,8 @@ def _readout(text: str) -> Any:
     from qkv import readouts
 
     name, _, number = text.partition(":")
-    plain = {
-        kind.lower(): getattr(readouts, kind) for kind in ("Entropy", "LogSumExp", "Dense", "TopWeights")
-    }
+    plain = {kind.lower(): getattr(readouts, kind) for kind in ("Entropy", "LogSumExp", "Dense", "TopWeights")}
     kind = plain.get(name.lower().replace("-", ""))
     if kind is None or (number and not number.isdigit()):
-        raise OptionError(
-            f"there is no readout {text!r}; there are entropy, log-sum-exp, dense, top-weights:K."
-        )
+        raise OptionError(f"there is no readout {text!r}; there are entropy, log-sum-exp, dense, top-weights:K.")
     return kind(int(number or 10)) if kind is readouts.TopWeights else kind()

@@ -46,9 +46,7 @@ def fit_join(
 
     may_be_written(Path(out), "the model")
     with ProgressBar() as progress:
-        join = SoftJoin(on, id=id_).fit(
-            left, right, pairs, valid=valid, candidates=candidates, progress=progress
-        )
+        join = SoftJoin(on, id=id_).fit(left, right, pairs, valid=valid, candidates=candidates, progress=progress)
     join.save(out)
     assert join.model is not None
     for note in join.model.notes:

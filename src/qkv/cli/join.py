@@ -136,9 +136,7 @@ def _print(joined: Any, top: int) -> None:
         console.width = 140
     order = sorted(range(len(joined)), key=lambda place: -joined.weights[place])[:top]
     pairs = len(joined)
-    said = (
-        f"{pairs:,} pair{'s' * (pairs != 1)} of {joined.left.num_rows:,} and {joined.right.num_rows:,} rows"
-    )
+    said = f"{pairs:,} pair{'s' * (pairs != 1)} of {joined.left.num_rows:,} and {joined.right.num_rows:,} rows"
     console.print(said + (f", the strongest {len(order)}:" if 0 < len(order) < pairs else ""), style="bold")
     if order:
         grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
@@ -166,9 +164,7 @@ def _print(joined: Any, top: int) -> None:
         console.print(grid, markup=False)
     notes = list(joined.notes)
     if not pairs:
-        notes.append(
-            "no pair is likelier than not: name more columns (--on), or teach what is alike (qkv fit join)"
-        )
+        notes.append("no pair is likelier than not: name more columns (--on), or teach what is alike (qkv fit join)")
     for note in notes:
         console.print(f"· {note}", style="dim", markup=False, soft_wrap=True)
 

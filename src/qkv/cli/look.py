@@ -40,9 +40,7 @@ def look(
         str | None,
         typer.Argument(metavar="FILE", help="A text file, a text on each line.", show_default=False),
     ] = None,
-    text: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="A text; may be given several times.")
-    ] = None,
+    text: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A text; may be given several times.")] = None,
     model: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="The model, as save_pretrained writes it.")
     ] = None,
@@ -59,9 +57,7 @@ def look(
     generate: Annotated[
         int, typer.Option(metavar="N", min=0, help="Let the model write N tokens, and look at each step.")
     ] = 0,
-    layers: Annotated[
-        str | None, typer.Option(metavar="N,N…", help="Of long texts: these layers alone.")
-    ] = None,
+    layers: Annotated[str | None, typer.Option(metavar="N,N…", help="Of long texts: these layers alone.")] = None,
     arrays: Annotated[
         tuple[str, str] | None,
         typer.Option(metavar="QUERY.npy KEY.npy", help="Arrays in place of a text and a model."),
@@ -201,9 +197,7 @@ def _draw(page: Any, layer: int, head: int) -> None:
             )
         heads = view.layers[layer].heads
         if not 0 <= head < len(heads):
-            raise OptionError(
-                f"{view.layers[layer].name} has no head {head}: they are 0 to {len(heads) - 1}."
-            )
+            raise OptionError(f"{view.layers[layer].name} has no head {head}: they are 0 to {len(heads) - 1}.")
         print(f"{view.name}: {view.layers[layer].name}, {view.layers[layer].heads[head]}")
         keys = (view.keys or view.queries).tokens
         width = shutil.get_terminal_size().columns

@@ -44,9 +44,7 @@ def convert_quickly(group: Any, help_names: tuple[str, ...]) -> Any:
 
     # A context makes each command build its --help, which is a parameter too.
     context = typer.Context(group, help_option_names=list(help_names))
-    below = [
-        each for command in group.commands.values() for each in getattr(command, "commands", {}).values()
-    ]
+    below = [each for command in group.commands.values() for each in getattr(command, "commands", {}).values()]
     for command in (group, *group.commands.values(), *below):
         for parameter in command.get_params(context):
             descriptor: Any = getattr(parameter, "type_descriptor", None)

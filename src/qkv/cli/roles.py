@@ -31,9 +31,7 @@ _KINDS = ("text", "gap", "winobias", "conllu")
 
 
 def roles(
-    files: Annotated[
-        list[str] | None, typer.Argument(metavar="FILE", help="Sentences.", show_default=False)
-    ] = None,
+    files: Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Sentences.", show_default=False)] = None,
     model: Annotated[
         str | None, typer.Option(metavar="FOLDER", help="The model, as save_pretrained writes it.")
     ] = None,
@@ -44,9 +42,7 @@ def roles(
         list[str] | None,
         typer.Option(metavar="FILE", help="With winobias: occupations, one on each line; several are fine."),
     ] = None,
-    most: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Read this many sentences of each file; 0: all.")
-    ] = 0,
+    most: Annotated[int, typer.Option(metavar="N", min=0, help="Read this many sentences of each file; 0: all.")] = 0,
     best: Annotated[int, typer.Option(metavar="N", min=1, help="Heads shown for each role.")] = 3,
     groups: Annotated[bool, typer.Option("--groups", help="Also by length and by condition.")] = False,
     json: Annotated[str | None, typer.Option(metavar="FILE.json", help="Write every row.")] = None,

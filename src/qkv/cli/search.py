@@ -88,8 +88,7 @@ def search(
             index.save(save)
             progress.clear()
             print(
-                f"{save}: {len(index):,} passages of {index.documents:,} documents. "
-                f'Search them: qkv search {save} "…"',
+                f'{save}: {len(index):,} passages of {index.documents:,} documents. Search them: qkv search {save} "…"',
                 file=sys.stderr if json_ else sys.stdout,
             )
             if not given and queries is None:
@@ -261,9 +260,7 @@ def _window(text: str, heavy: list[tuple[int, int, float]]) -> tuple[int, int]:
     best, begin = -1.0, 0
     for start, _, _ in [(0, 0, 0.0), *heavy]:
         start = max(0, min(start - 40, len(text) - _SHOWN))
-        held = sum(
-            share for left, right, share in heavy if start <= left and right <= start + _SHOWN and share > 0
-        )
+        held = sum(share for left, right, share in heavy if start <= left and right <= start + _SHOWN and share > 0)
         if held > best + 1e-9:
             best, begin = held, start
     end = begin + _SHOWN

@@ -49,12 +49,8 @@ Folder = Annotated[str, typer.Argument(metavar="STORE", help="The folder of the 
 @store.command()
 def create(
     path: Folder,
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="The first rows, as qkv ask takes.", show_default=False)
-    ],
-    key: Annotated[
-        str, typer.Option(metavar="A[,B]", help="The key column, or several.", show_default=False)
-    ] = "",
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The first rows, as qkv ask takes.", show_default=False)],
+    key: Annotated[str, typer.Option(metavar="A[,B]", help="The key column, or several.", show_default=False)] = "",
     value: Annotated[str, typer.Option(metavar="C", help="The value column.", show_default=False)] = "",
     score: Annotated[
         str | None, typer.Option(metavar="NAME[:NUMBER]", help="How keys are compared, unless ask says.")
@@ -143,9 +139,7 @@ def versions(path: Folder) -> None:
 @store.command(short_help="Rewrite small and thinned blocks into full ones.")
 def compact(
     path: Folder,
-    keep: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Forget all but the N newest versions.")
-    ] = None,
+    keep: Annotated[int | None, typer.Option(metavar="N", min=1, help="Forget all but the N newest versions.")] = None,
 ) -> None:
     """Rewrite small and thinned blocks into full ones, and free what no version needs."""
     from qkv.cli.progress import ProgressBar

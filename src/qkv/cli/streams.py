@@ -55,9 +55,7 @@ def lines(path: str | None) -> Iterator[list[str]]:
         try:
             descriptor, name = os.open(path, os.O_RDONLY), path
         except OSError as error:
-            raise DataError(
-                f"the queries {path!r} cannot be read: {error.strerror}. Check the name."
-            ) from None
+            raise DataError(f"the queries {path!r} cannot be read: {error.strerror}. Check the name.") from None
     rest = b""
     try:
         while block := os.read(descriptor, 1 << 16):

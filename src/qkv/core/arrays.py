@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.numpy_functions import NumPyFunctions
+from qkv.core.typing import Array, Namespace
 from qkv.errors import KindError
 
 __all__ = [
@@ -49,8 +50,6 @@ __all__ = [
     "zeros",
 ]
 
-Array = Any
-Namespace = Any
 
 _HALF = ("float16", "bfloat16")
 
@@ -224,9 +223,7 @@ def like(reference: Array, value: Any, dtype: Any = None) -> Array:
         value = np.asarray(value)
     if _library(reference) == "torch":
         if isinstance(value, np.ndarray) and not value.flags.writeable:
-            value = (
-                value.copy()
-            )  # PyTorch warns of memory that it may not write to, as of JAX and of mapped files
+            value = value.copy()  # PyTorch warns of memory that it may not write to, as of JAX and of mapped files
         return xp.asarray(value, dtype=dtype, device=reference.device)
     return xp.asarray(value, dtype=dtype)
 

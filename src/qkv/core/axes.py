@@ -52,9 +52,7 @@ class Axes:
         return (*self.batch, self.q, self.value_width)
 
     @classmethod
-    def of(
-        cls, query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], text: bool = False
-    ) -> Axes:
+    def of(cls, query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], text: bool = False) -> Axes:
         """Read the axes from three shapes.
 
         Raises:

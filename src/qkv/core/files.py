@@ -55,9 +55,7 @@ def may_be_written(target: Path, what: str = "the file") -> None:
         qkv.errors.DataError: there is no folder 'no-such-folder' for the file. Make it first.
     """
     if target.parent.exists() and not target.parent.is_dir():
-        raise DataError(
-            f"{str(target.parent)!r} is no folder, so {what} cannot be in it. Choose another place."
-        )
+        raise DataError(f"{str(target.parent)!r} is no folder, so {what} cannot be in it. Choose another place.")
     if not target.parent.is_dir():
         raise DataError(f"there is no folder {str(target.parent)!r} for {what}. Make it first.")
     if not os.access(target.parent, os.W_OK | os.X_OK):
@@ -126,6 +124,4 @@ def write_whole(
                 stream.flush()
                 os.fsync(stream.fileno())
     except OSError as error:
-        raise DataError(
-            f"{what} {str(target)!r} cannot be written: {error.strerror}. Choose another folder."
-        ) from None
+        raise DataError(f"{what} {str(target)!r} cannot be written: {error.strerror}. Choose another folder.") from None

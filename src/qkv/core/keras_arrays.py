@@ -117,8 +117,7 @@ class _TensorFlow:
         if tuple(x.shape[:-2]) != tuple(y.shape[:-2]):
             batch = tf.broadcast_dynamic_shape(tf.shape(x)[:-2], tf.shape(y)[:-2])
             x, y = (
-                self._like_static(tf.broadcast_to(z, tf.concat([batch, tf.shape(z)[-2:]], 0)), x, y, z)
-                for z in (x, y)
+                self._like_static(tf.broadcast_to(z, tf.concat([batch, tf.shape(z)[-2:]], 0)), x, y, z) for z in (x, y)
             )
         return tf.matmul(x, y)
 

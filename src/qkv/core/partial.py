@@ -50,18 +50,14 @@ class ExpSum(Partial):
 def _rescale(old: Array, new: Array) -> Array:
     xp = namespace(old)
     # −inf − (−inf) would be NaN: a row without keys is scaled by 0.
-    return xp.where(
-        old == new, xp.ones_like(old), xp.exp(xp.where(old == new, xp.zeros_like(old), old - new))
-    )
+    return xp.where(old == new, xp.ones_like(old), xp.exp(xp.where(old == new, xp.zeros_like(old), old - new)))
 
 
 def times(weighted: Array, scale: Array) -> Array:
     """weighted · scale, where a scale of 0 leaves what is not finite as it is."""
     xp = namespace(weighted)
     # An infinite value that was read stays itself although later keys outweigh it: 0 · inf would make it NaN.
-    return xp.where(
-        scale == 0, xp.where(xp.isfinite(weighted), xp.zeros_like(weighted), weighted), weighted * scale
-    )
+    return xp.where(scale == 0, xp.where(xp.isfinite(weighted), xp.zeros_like(weighted), weighted), weighted * scale)
 
 
 @dataclass(frozen=True)

@@ -239,9 +239,7 @@ def _check_batch(owner: str, array: Array, names: tuple[str, ...], batch: tuple[
     own = tuple(array.shape[: array.ndim - len(names)])
     axes_said = ", ".join(("*batch", *names))
     if array.ndim < len(names):
-        raise ShapeError(
-            f"{owner} was given an array of shape {tuple(array.shape)}; it must be ({axes_said})."
-        )
+        raise ShapeError(f"{owner} was given an array of shape {tuple(array.shape)}; it must be ({axes_said}).")
     if not own:
         return
     if len(own) != len(batch):

@@ -131,9 +131,7 @@ class Tile:
         """Index of the tile's first key."""
         return self.cols[0] if self.moved is None else self.cols[0] + self.moved[1]
 
-    def by_distance(
-        self, reference: Array, function: Callable[[Array], Array], align: Align | None = None
-    ) -> Array:
+    def by_distance(self, reference: Array, function: Callable[[Array], Array], align: Align | None = None) -> Array:
         """`function(key position − query position)` for each pair of the tile, `(*batch, q, k)`.
 
         The function takes integers `(*batch, n, m)` element by element. A tile has q + k − 1 diagonals: where
@@ -143,9 +141,7 @@ class Tile:
         if span is None or span[1] < span[0] or cols[1] <= cols[0] or library(reference) in _DIRECT:
             return function(self.key_positions(reference) - self.query_positions(reference, align))
         diagonals = arange(reference, cols[0] - span[1], cols[1] - span[0])
-        return along_diagonals(
-            function(diagonals[None, :])[..., 0, :], self.rows[1] - self.rows[0], cols[1] - cols[0]
-        )
+        return along_diagonals(function(diagonals[None, :])[..., 0, :], self.rows[1] - self.rows[0], cols[1] - cols[0])
 
     def query_span(self, align: Align | None = None) -> tuple[int, int] | None:
         """First and last query position of the tile; None where they are unknown or differ over the batch."""
@@ -189,8 +185,6 @@ class Tile:
         return self.query_indices(reference)[:, None], self.key_positions(reference)
 
 
-def whole(
-    q: int, k: int, batch: tuple[int, ...] = (), positions: Positions | None = None, **more: Any
-) -> Tile:
+def whole(q: int, k: int, batch: tuple[int, ...] = (), positions: Positions | None = None, **more: Any) -> Tile:
     """The place of a whole call."""
     return Tile((0, q), (0, k), q, k, batch, positions, **more)

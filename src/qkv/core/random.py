@@ -141,9 +141,7 @@ def _by_numpy(reference: Array) -> bool:
     return type(reference) in (torch.Tensor, torch.nn.Parameter) and reference.device.type == "cpu"
 
 
-def _key_words(
-    reference: Array, seed: Any, stream: int, batch: tuple[int, ...], index: Index
-) -> tuple[Array, Array]:
+def _key_words(reference: Array, seed: Any, stream: int, batch: tuple[int, ...], index: Index) -> tuple[Array, Array]:
     """Keys `(*batch, 1, 1)` in the library of `reference`; the seed may be an array, as while JAX traces."""
     if not (isinstance(seed, int) and all(isinstance(n, int) for n in batch)):
         number = namespace(reference).reshape(arange(reference, 0, math.prod(batch)), (*batch, 1, 1))

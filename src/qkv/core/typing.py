@@ -4,9 +4,9 @@
         query: Float[Array, "*#batch q width"], key: Float[Array, "*#batch k width"]
     ) -> Float[Array, "*batch q k"]: ...
 
-Axes have the same names everywhere: `*batch`, `q`, `k`, `width`, `value_width`. `#` marks an axis that may be 1
-and is then broadcast. mypy reads `Float[Array, "q k"]` as `Array`. The annotations are not evaluated at run time;
-the tests set `QKV_CHECK_SHAPES=1`, and then every annotated call is checked by jaxtyping and beartype.
+Axes have the same names everywhere: `*batch`, `q`, `k`, `width`, `value_width`. `#` marks an axis that may
+be 1 and is then broadcast. mypy reads `Float[Array, "q k"]` as `Array`. The annotations are not evaluated at
+run time; the tests set `QKV_CHECK_SHAPES=1`, and then jaxtyping and beartype check every annotated call.
 """
 
 from __future__ import annotations

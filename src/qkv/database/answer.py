@@ -122,9 +122,7 @@ class Answer:
 
     def __getitem__(self, index: int) -> "Answer":
         entry = self.entries[index]
-        return Answer(
-            (entry,), True, self.table, self.keys, self.value_name, self.measure, self.plan, self.notes
-        )
+        return Answer((entry,), True, self.table, self.keys, self.value_name, self.measure, self.plan, self.notes)
 
     # -- other forms ------------------------------------------------------------------------------------
 
@@ -132,15 +130,12 @@ class Answer:
         """A pyarrow table, one row per query: query, value, (probability,) spread, support, found, reason."""
         import pyarrow as pa
 
-        queries = [
-            entry.asked if isinstance(entry.asked, tuple) else (entry.asked,) for entry in self.entries
-        ]
+        queries = [entry.asked if isinstance(entry.asked, tuple) else (entry.asked,) for entry in self.entries]
         columns: dict[str, Any] = {}
         for position, name in enumerate(self.keys):
             title = "query" if len(self.keys) == 1 else f"query_{name}"
             columns[title] = [
-                (asked[position] if len(asked) == len(self.keys) else asked[0]) if asked else None
-                for asked in queries
+                (asked[position] if len(asked) == len(self.keys) else asked[0]) if asked else None for asked in queries
             ]
         if len(self.keys) > 1 and any(isinstance(entry.asked, str) for entry in self.entries):
             # Typed as one text: kept as it was typed.

@@ -30,9 +30,7 @@ def chunks_of(column: Any) -> list[Any]:
     """The arrays of a chunked column, dictionaries decoded."""
     import pyarrow as pa
 
-    return [
-        chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk for chunk in column.chunks
-    ]
+    return [chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk for chunk in column.chunks]
 
 
 def nulls(chunk: Any) -> np.ndarray:

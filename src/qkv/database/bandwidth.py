@@ -103,9 +103,7 @@ def leave_one_out(
         value = best * step ** (-1.0 / (width + 4))
         method = f"leave-one-out on every {step}th row, narrowed by Scott's power"
     baseline = float(np.square(values).sum(axis=1).mean()) * scale
-    return Bandwidth(
-        value, method, len(points), error * scale, baseline, tuple((h, e * scale) for h, e in tried)
-    )
+    return Bandwidth(value, method, len(points), error * scale, baseline, tuple((h, e * scale) for h, e in tried))
 
 
 def thinning(rows: int) -> int:
@@ -131,9 +129,7 @@ class _Ladder:
         groups = [carried[:, start : start + _COLUMNS] for start in range(0, self.width, _COLUMNS)]
         self.carried = [[np.ascontiguousarray(group[rows]) for group in groups] for rows in blocks.rows]
 
-    def climb(
-        self, widest: float, number: int, progress: Progress | None
-    ) -> tuple[list[tuple[float, float]], float]:
+    def climb(self, widest: float, number: int, progress: Progress | None) -> tuple[list[tuple[float, float]], float]:
         """Bandwidths and their errors, widest first, and the share of rows alone at the narrowest."""
         cut = _OUT_OF_REACH * 2.0 * widest**2
         count = len(self.blocks.rows)

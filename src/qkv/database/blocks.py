@@ -61,9 +61,7 @@ def blocks_of(points: np.ndarray, size: int = 512) -> Blocks:
     return Blocks(points, tuple(rows), low, high)
 
 
-def squared_distances(
-    first: np.ndarray, second: np.ndarray, out: np.ndarray, spare: np.ndarray
-) -> np.ndarray:
+def squared_distances(first: np.ndarray, second: np.ndarray, out: np.ndarray, spare: np.ndarray) -> np.ndarray:
     """All squared distances `(a, b)` of two sets of points, written into `out`; `spare` is overwritten."""
     if first.shape[1] > 4:
         # One product is cheaper than many passes; what it loses to cancellation is lost by far pairs only.

@@ -42,13 +42,7 @@ def key_names(key: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ..
     Raises:
         DataError: a name is no text, or stands there twice.
     """
-    names = (
-        [key]
-        if isinstance(key, str) and key in columns
-        else key.split(",")
-        if isinstance(key, str)
-        else list(key)
-    )
+    names = [key] if isinstance(key, str) and key in columns else key.split(",") if isinstance(key, str) else list(key)
     names = [name.strip() if isinstance(name, str) else name for name in names]
     if not names or not all(isinstance(name, str) and name for name in names):
         raise DataError(f"the key is {key!r}, and column names are wanted. Give one, or several with commas.")
@@ -133,12 +127,7 @@ def _kind(type_: Any, name: str) -> Kind:
     if types.is_dictionary(type_):
         inner = _kind(type_.value_type, name)
         return "category" if inner == "text" else inner
-    if (
-        types.is_string(type_)
-        or types.is_large_string(type_)
-        or types.is_string_view(type_)
-        or types.is_null(type_)
-    ):
+    if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_) or types.is_null(type_):
         return "text"
     if types.is_boolean(type_):
         return "boolean"
@@ -173,9 +162,7 @@ def _numbers(chunked: Any, name: str, kind: Kind, origin: int | None) -> Column:
         units = np.concatenate([np.zeros(0, np.int64), *map(arrow.units, chunks)])
         if origin is None:
             origin = int(units[~missing].min()) if not missing.all() else 0
-        return Column(
-            name, kind, np.where(missing, 0, units - origin).astype(np.float64), missing, type_, origin
-        )
+        return Column(name, kind, np.where(missing, 0, units - origin).astype(np.float64), missing, type_, origin)
     # Integers beyond 2^53 are compared and averaged as the nearest float64.
     cells = np.concatenate([np.zeros(0), *(arrow.units(chunk).astype(np.float64) for chunk in chunks)])
     missing |= ~np.isfinite(cells)

@@ -146,9 +146,7 @@ class Distances(Comparison):
 
     def query(self, cells: Sequence[np.ndarray]) -> np.ndarray:
         """The columns side by side, standardised as the key is."""
-        stacked = np.stack(
-            [in_days(c, cells[i]) for c, i in zip(self.points, self.columns, strict=True)], axis=1
-        )
+        stacked = np.stack([in_days(c, cells[i]) for c, i in zip(self.points, self.columns, strict=True)], axis=1)
         return np.asarray((stacked - self.place) / self.scale)
 
     def over(self, columns: Sequence[Column]) -> Self:
@@ -200,9 +198,7 @@ class Mixture(Comparison):
 
     def over(self, columns: Sequence[Column]) -> Self:
         """In each of its parts."""
-        return replace(
-            super().over(columns), parts=tuple((name, part.over(columns)) for name, part in self.parts)
-        )
+        return replace(super().over(columns), parts=tuple((name, part.over(columns)) for name, part in self.parts))
 
     def refusals(self, query: np.ndarray, nearest: np.ndarray) -> list[str | None]:
         """The first part that is unlike its key."""

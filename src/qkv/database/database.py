@@ -53,32 +53,24 @@ class Database:
         'John Doe'
     """
 
-    def __init__(
-        self, table: Any, key: str | Sequence[str], value: str, name: str, fold: bool = True
-    ) -> None:
+    def __init__(self, table: Any, key: str | Sequence[str], value: str, name: str, fold: bool = True) -> None:
         self.table = table
         self.key = key_names(key, table.column_names)
         self.value = value
         self.name = name
         self._fold = fold
         if not isinstance(value, str):
-            raise DataError(
-                f"the value is {value!r}, and one column name is wanted. Ask once for each column."
-            )
+            raise DataError(f"the value is {value!r}, and one column name is wanted. Ask once for each column.")
         require_columns(table, (*self.key, value), name)
         if not table.num_rows:
             raise DataError(f"{name} has no rows. Give it some to answer from.")
         self._columns = tuple(Column.of(table, column, fold) for column in self.key)
         self._values = values_of(Column.of(table, value, fold))
         columns = {column.name: column for column in (*self._columns, self._values.column)}
-        self.left_out = {
-            n: int(column.missing.sum()) for n, column in columns.items() if column.missing.any()
-        }
+        self.left_out = {n: int(column.missing.sum()) for n, column in columns.items() if column.missing.any()}
         self._kept = ~np.logical_or.reduce([column.missing for column in columns.values()])
         if not self._kept.any():
-            raise DataError(
-                f"no row of {name} has all of {', '.join(columns)}. Name columns that are filled together."
-            )
+            raise DataError(f"no row of {name} has all of {', '.join(columns)}. Name columns that are filled together.")
         self._bandwidth: Bandwidth | None = None
         self._last_comparison: tuple[Any, Comparison] | None = None
         self._last_filter: tuple[str, np.ndarray] | None = None
@@ -149,9 +141,7 @@ class Database:
 
     @overload
     @classmethod
-    def open(
-        cls, source: str | PathLike[str], *, memory: int | str = ..., damaged: str = ...
-    ) -> "StoredDatabase": ...
+    def open(cls, source: str | PathLike[str], *, memory: int | str = ..., damaged: str = ...) -> "StoredDatabase": ...
 
     @overload
     @classmethod

@@ -90,9 +90,7 @@ def _reading(path: str, kind: str) -> Iterator[Any]:
     def relation(**more: Any) -> Any:
         if kind in PARQUET:
             return connection.read_parquet(literal)
-        return (
-            connection.read_json(literal) if kind in JSON else connection.read_csv(literal, **options, **more)
-        )
+        return connection.read_json(literal) if kind in JSON else connection.read_csv(literal, **options, **more)
 
     try:
         yield relation
@@ -123,9 +121,7 @@ def run_sql(query: str, tables: Mapping[str, Any]) -> Any:
             raise QueryError(f"the SQL {query!r} is not one SELECT. Write one that gives the rows to ask.")
         return connection.sql(query).to_arrow_table()
     except duckdb.Error as error:
-        raise QueryError(
-            f"the SQL query does not run: {_sentence(error)}. Correct it and ask again."
-        ) from None
+        raise QueryError(f"the SQL query does not run: {_sentence(error)}. Correct it and ask again.") from None
     finally:
         connection.close()
 

@@ -88,9 +88,7 @@ class Encoding:
                     "Give the first rows, or an encoder that is fitted."
                 )
             encoder.fit(_things(encoder, columns, table, _there(encoder, columns, table)), progress)
-        return cls(
-            columns, encoder.name, encoder.settings(), encoder.width, str(encoder), load=lambda: encoder
-        )
+        return cls(columns, encoder.name, encoder.settings(), encoder.width, str(encoder), load=lambda: encoder)
 
     @classmethod
     def kept(cls, store: Store, record: dict[str, Any], use: bool = True) -> "Encoding":
@@ -156,9 +154,7 @@ class Encoding:
             raise DataError(f"the source has a column {self.vector!r}, which is kept for vectors. Rename it.")
         return rows.append(pa.field(self.vector, pa.list_(pa.float32(), self.width)))
 
-    def encoded(
-        self, tables: Iterator[Any], progress: Progress | None = None, done: int = 0
-    ) -> Iterator[Any]:
+    def encoded(self, tables: Iterator[Any], progress: Progress | None = None, done: int = 0) -> Iterator[Any]:
         """Tables with their column of vectors.
 
         Args:

@@ -129,9 +129,7 @@ class Keys:
         reach = self._reach(stacked, 3.0 * width, "own") if threshold is None else threshold
         notes += (f"no match where the nearest key is farther than {reach:.3g}",)
         points = tuple(self.columns)
-        return Distances(
-            every, score, None, stacked, notes, ones * 0.0, ones, 1.0, _unit_name(points), reach, points
-        )
+        return Distances(every, score, None, stacked, notes, ones * 0.0, ones, 1.0, _unit_name(points), reach, points)
 
     # -- the defaults -----------------------------------------------------------------------------------
 
@@ -198,8 +196,7 @@ class Keys:
         if reach is None:
             reach = self._reach(key, min(3.0 * width, 1.0), "standard") * unit
         own = ", ".join(
-            f"{width * s:.3g} {c.name}" + " days" * (c.kind == "moment")
-            for c, s in zip(points, scale, strict=True)
+            f"{width * s:.3g} {c.name}" + " days" * (c.kind == "moment") for c, s in zip(points, scale, strict=True)
         )
         unit_name = _unit_name(points) if alone else " standard deviations"
         notes = (
@@ -228,9 +225,7 @@ class Keys:
             parts.append((column.name, own, weight / texts if column.kind == "text" else weight))
         score = ByColumn(tuple((name, part.score, weight) for name, part, weight in parts))
         key = structured({name: part.key for name, part, _ in parts})
-        notes = tuple(
-            f"{name}: {note}" for name, part, _ in parts for note in part.notes if "take part" not in note
-        )
+        notes = tuple(f"{name}: {note}" for name, part, _ in parts for note in part.notes if "take part" not in note)
         return Mixture((), score, Softmax(), key, notes, tuple((name, part) for name, part, _ in parts))
 
     # -- what the rows say ------------------------------------------------------------------------------
@@ -280,6 +275,4 @@ def _how(chosen: Bandwidth) -> str:
     if chosen.error is None:
         return how
     of_mean = (chosen.baseline or 0.0) ** 0.5
-    return (
-        f"{how}: error {number(chosen.error**0.5)} (root mean square; {number(of_mean)} for the mean of all)"
-    )
+    return f"{how}: error {number(chosen.error**0.5)} (root mean square; {number(of_mean)} for the mean of all)"

@@ -143,21 +143,16 @@ def _find(name: str, kinds: dict[str, type], module: Any, what: str) -> Any:
         return plain[wanted]
     if wanted in {other.lower() for other in module.__all__}:
         raise OptionError(
-            f"the {what} {name!r} holds learned arrays or other parts, which a name cannot give. "
-            "Build it in Python."
+            f"the {what} {name!r} holds learned arrays or other parts, which a name cannot give. Build it in Python."
         )
-    raise OptionError(
-        f"there is no {what} {name!r}; there are {', '.join(sorted(kinds))}.{nearest_name(name, kinds)}"
-    )
+    raise OptionError(f"there is no {what} {name!r}; there are {', '.join(sorted(kinds))}.{nearest_name(name, kinds)}")
 
 
 def _numbers(text: str, parts: list[str]) -> tuple[float, ...]:
     try:
         return tuple(int(part) if part.strip("+-").isdigit() else float(part) for part in parts)
     except ValueError:
-        raise OptionError(
-            f"{text!r} holds something that is no number after a colon. Write name:0.5."
-        ) from None
+        raise OptionError(f"{text!r} holds something that is no number after a colon. Write name:0.5.") from None
 
 
 def _built(kind: type[_Part], numbers: tuple[float, ...], **parts: Any) -> _Part:

@@ -150,9 +150,7 @@ class Call:
                 rows, way = slow.rows(tile), slow
             count = tile.table.num_rows
             read = values.read(tile.table, clean) if tally is not None or not clean else None
-            out = self._out(
-                way.missing(rows), None if read is None else values.missing(read), tile.number, count
-            )
+            out = self._out(way.missing(rows), None if read is None else values.missing(read), tile.number, count)
             step = max(1, _TILE_NUMBERS // (len(query) * (self.elements if way is slow else 1)))
             step = min(step, _AT_ONCE)
             for start in range(0, count, step):

@@ -104,9 +104,7 @@ class Profile:
             return
 
 
-def read_profile(
-    rows: Rows, key: Sequence[str], value: str, folded: bool, progress: Progress | None = None
-) -> Profile:
+def read_profile(rows: Rows, key: Sequence[str], value: str, folded: bool, progress: Progress | None = None) -> Profile:
     """The profile that the notes hold, or a new one."""
     asked = json.dumps([list(key), value, folded]).encode()
     name = f"{rows.store.version:010d}-{hashlib.sha256(asked).hexdigest()[:16]}.npz"

@@ -92,9 +92,7 @@ def split(queries: Any, columns: Sequence[Column]) -> tuple[list[Any], bool]:
         parts = len(queries) == len(columns) or not any(isinstance(part, str) for part in queries)
         if queries and flat and not with_commas and parts and any(part is not None for part in queries):
             return [tuple(queries)], True
-    elif (
-        getattr(columns[0], "kind", "") == "vector" and queries and isinstance(queries[0], number_types.Real)
-    ):
+    elif getattr(columns[0], "kind", "") == "vector" and queries and isinstance(queries[0], number_types.Real):
         return [queries], True
     return list(queries), False
 

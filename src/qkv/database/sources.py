@@ -95,8 +95,7 @@ def require_columns(table: Any, names: Iterable[str], where: str) -> None:
         if name not in table.column_names:
             shown = ", ".join(table.column_names[:20]) + (", …" if table.num_columns > 20 else "")
             raise DataError(
-                f"there is no column {name!r} in {where}; it has {shown}."
-                + nearest_name(name, table.column_names)
+                f"there is no column {name!r} in {where}; it has {shown}." + nearest_name(name, table.column_names)
             )
 
 
@@ -174,9 +173,7 @@ def _read_object(source: Any) -> Any:
     if type(source).__module__.split(".")[0] == "pandas" and hasattr(source, "columns"):
         # A named index is a column in its owner's eyes; the row numbers that pandas makes are not.
         named = [name for name in source.index.names if name is not None]
-        return pa.Table.from_pandas(
-            source.reset_index(level=named) if named else source, preserve_index=False
-        )
+        return pa.Table.from_pandas(source.reset_index(level=named) if named else source, preserve_index=False)
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
         return pa.table(source)
     if isinstance(source, Mapping):
@@ -197,9 +194,7 @@ def _column(values: Any) -> Any:
         flat = pa.array(np.ascontiguousarray(values).reshape(-1))
         return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
     if isinstance(values, np.ndarray) and values.ndim != 1:
-        raise DataError(
-            f"a column has {values.ndim} axes, and a table takes 1 (values) or 2 (vectors). Reshape it."
-        )
+        raise DataError(f"a column has {values.ndim} axes, and a table takes 1 (values) or 2 (vectors). Reshape it.")
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
         raise DataError(f"a column is {values!r}, and a list or an array is wanted. Put it in a list.")
     if isinstance(values, (pa.Array, pa.ChunkedArray)):

@@ -199,9 +199,7 @@ class StoredDatabase(Database):
         """
         return self.store.append(self.arriving(tables_in(source), progress))
 
-    def arriving(
-        self, tables: Iterator[Any], progress: Progress | None = None, done: int = 0
-    ) -> Iterator[Any]:
+    def arriving(self, tables: Iterator[Any], progress: Progress | None = None, done: int = 0) -> Iterator[Any]:
         """Tables of rows as the store keeps them: with their vectors, where it has an encoder.
 
         `done` rows of the same work have theirs already.

@@ -62,8 +62,7 @@ class StreamPlan:
             (
                 "cost",
                 f"{counted(self.passes, 'pass', 'passes')} of {memory_text(self.bytes)} read where it lies; "
-                f"about {memory_text(self.memory)} in memory"
-                + ("" if self.grows else ", however many rows there are"),
+                f"about {memory_text(self.memory)} in memory" + ("" if self.grows else ", however many rows there are"),
             ),
         ]
         return "\n".join(

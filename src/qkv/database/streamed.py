@@ -194,9 +194,7 @@ class Streamed:
             taking = array if taking is None else taking & array
         return taking
 
-    def _notes(
-        self, comparison: Comparison, taking: np.ndarray | None, chosen: Normalizer
-    ) -> tuple[str, ...]:
+    def _notes(self, comparison: Comparison, taking: np.ndarray | None, chosen: Normalizer) -> tuple[str, ...]:
         rows = f"{len(self):,} rows of {self.name}, version {self.table.store.version}"
         if self.left_out:
             lacking = ", ".join(f"{name} missing in {count:,}" for name, count in self.left_out.items())

@@ -98,9 +98,7 @@ class NumberValues(Values):
         """Σ w v and its weighted standard deviation."""
         spreads = _spread(output[:, 1:2], output[:, 2], output[:, 3])
         if self.column.kind == "number":
-            return [
-                Reading(float(value), spread) for value, spread in zip(output[:, 0], spreads, strict=True)
-            ]
+            return [Reading(float(value), spread) for value, spread in zip(output[:, 0], spreads, strict=True)]
         return [
             Reading(self.column.moment(value), None if spread is None else self.column.duration(spread))
             for value, spread in zip(output[:, 0], spreads, strict=True)
@@ -182,9 +180,7 @@ class VoteValues(Values):
         return readings
 
 
-def count_votes(
-    labels: list[Any], votes: np.ndarray, first: np.ndarray, total: float, negative: bool
-) -> Reading:
+def count_votes(labels: list[Any], votes: np.ndarray, first: np.ndarray, total: float, negative: bool) -> Reading:
     """The answer of a vote.
 
     Args:

@@ -189,9 +189,7 @@ def _named(text: str, progress: Progress | None) -> Encoder:
     weightings = {"latent": "log-entropy", "latent-tfidf": "tfidf"}
     if name in weightings:
         if number and not (number.isdigit() and int(number)):
-            raise OptionError(
-                f"the encoder is {text!r}, and its rank a whole number from 1, as in latent:100."
-            )
+            raise OptionError(f"the encoder is {text!r}, and its rank a whole number from 1, as in latent:100.")
         return Latent(int(number) if number else None, weightings[name])
     if text == "sentences":
         return Sentences()

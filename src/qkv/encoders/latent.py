@@ -146,9 +146,7 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         folded = np.asarray(X @ self.components_.T) - self.mean_ @ self.components_.T
         if scale:
             values = self.singular_values_
-            tiny = values <= np.finfo(np.float64).eps * max(self.rows_seen_, len(values)) * values.max(
-                initial=0
-            )
+            tiny = values <= np.finfo(np.float64).eps * max(self.rows_seen_, len(values)) * values.max(initial=0)
             folded = np.where(tiny, 0.0, folded / np.where(tiny, 1.0, values))
         return np.asarray(folded)
 

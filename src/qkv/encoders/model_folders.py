@@ -52,8 +52,7 @@ def model_in(folder: Path, *, writes: bool = False) -> tuple[Any, Any]:
         ) from None
     if not (folder / "config.json").is_file():
         raise DataError(
-            f"{str(folder)!r} holds no model: there is no config.json. "
-            "Name a folder that save_pretrained wrote."
+            f"{str(folder)!r} holds no model: there is no config.json. Name a folder that save_pretrained wrote."
         )
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:

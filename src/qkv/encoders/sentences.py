@@ -104,9 +104,7 @@ class SentenceModel:
         return list(parts), np.stack(list(parts.values()))
 
     def _tokenized(self, texts: list[str]) -> Any:
-        return self._tokenizer(
-            texts, padding=True, truncation=True, max_length=self.longest, return_tensors="pt"
-        )
+        return self._tokenizer(texts, padding=True, truncation=True, max_length=self.longest, return_tensors="pt")
 
 
 def _words(text: str, pieces: Any) -> list[str]:

@@ -29,9 +29,7 @@ def columns_of(source: Any, names: tuple[str, ...] | None) -> dict[str, Any]:
                 f"a {type(source).__name__} is no table. Give a pyarrow table, a frame or a dict of columns."
             )
     except (pa.ArrowException, ValueError) as error:
-        raise DataError(
-            f"the {type(source).__name__} makes no table: {str(error).splitlines()[0]}."
-        ) from None
+        raise DataError(f"the {type(source).__name__} makes no table: {str(error).splitlines()[0]}.") from None
     absent = [name for name in names or () if name not in table.column_names]
     if absent:
         raise DataError(f"there is no column {absent[0]!r}; the table has {', '.join(table.column_names)}.")
@@ -48,11 +46,7 @@ def cells_of(name: str, column: Any) -> tuple[str, np.ndarray]:
         cells = np.array([np.nan if cell is None else float(cell) for cell in column.to_pylist()], float)
         return "number", np.where(np.isfinite(cells), cells, np.nan)
     if types.is_date(type_) or types.is_timestamp(type_):
-        stamps = (
-            column.cast(pa.timestamp("us", getattr(type_, "tz", None)), safe=False)
-            .cast(pa.int64())
-            .to_pylist()
-        )
+        stamps = column.cast(pa.timestamp("us", getattr(type_, "tz", None)), safe=False).cast(pa.int64()).to_pylist()
         return "moment", np.array([np.nan if cell is None else cell / 86_400e6 for cell in stamps], float)
     found = column.to_pylist()
     cells = np.empty(len(found), object)
@@ -62,12 +56,7 @@ def cells_of(name: str, column: Any) -> tuple[str, np.ndarray]:
     if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
         cells[:] = [None if cell is None or None in cell else np.array(cell, float) for cell in found]
         return "vector", cells
-    if (
-        types.is_string(type_)
-        or types.is_large_string(type_)
-        or types.is_string_view(type_)
-        or types.is_null(type_)
-    ):
+    if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_) or types.is_null(type_):
         cells[:] = [cell or None for cell in found]
         return "category" if types.is_dictionary(column.type) else "text", cells
     raise DataError(f"column {name!r} holds {type_}, of which no vector is made. Leave it out by columns=….")

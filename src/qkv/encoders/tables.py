@@ -160,9 +160,7 @@ class TableVectors:
         [[0.0, 0.0, 0.0, 0.0]]
     """
 
-    def __init__(
-        self, columns: tuple[str, ...] | None = None, *, text_width: int = 30, few: int = 40
-    ) -> None:
+    def __init__(self, columns: tuple[str, ...] | None = None, *, text_width: int = 30, few: int = 40) -> None:
         for name, number in (("text_width", text_width), ("few", few)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise OptionError(f"{name} is {number!r}, and a whole number from 1 is wanted.")

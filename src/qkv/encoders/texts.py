@@ -106,9 +106,7 @@ class Latent(Counted):
 
     name = "latent"
 
-    def __init__(
-        self, rank: int | None = None, weighting: str | None = "log-entropy", stem: str | None = None
-    ) -> None:
+    def __init__(self, rank: int | None = None, weighting: str | None = "log-entropy", stem: str | None = None) -> None:
         super().__init__(weighting, stem)
         if rank is not None and rank < 1:
             raise OptionError(f"the rank is {rank}, and a whole number from 1 is wanted.")

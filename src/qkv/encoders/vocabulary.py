@@ -38,8 +38,7 @@ class Words:
             from sklearn.feature_extraction.text import CountVectorizer
         except ImportError:
             raise MissingPackageError(
-                "the words of texts are counted by scikit-learn, which is not installed. "
-                'Run: pip install "qkv[search]"'
+                'the words of texts are counted by scikit-learn, which is not installed. Run: pip install "qkv[search]"'
             ) from None
         if stem not in _STEMS:
             raise OptionError(f"the stemmer is {stem!r}, and 'english' is the one there is.")
@@ -73,8 +72,7 @@ class Words:
             return self._counter.fit_transform(texts).astype(np.float64).tocsr()
         except ValueError:
             raise DataError(
-                "the texts have no words, or only such as “the” and “of”. Give texts in words of two letters "
-                "or more."
+                "the texts have no words, or only such as “the” and “of”. Give texts in words of two letters or more."
             ) from None
 
     def counts(self, texts: Sequence[str]) -> Any:

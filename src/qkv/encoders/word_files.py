@@ -55,9 +55,7 @@ def _text(
         raise DataError(f"{name} is empty, or its first line is. Word vectors have a word and numbers on it.")
     sizes = _sizes(first) if format != "glove" else None
     if format == "word2vec" and sizes is None:
-        raise DataError(
-            f"{name}, line 1: {_shown(first)} is not the number of words and their width. Is it GloVe?"
-        )
+        raise DataError(f"{name}, line 1: {_shown(first)} is not the number of words and their width. Is it GloVe?")
     rows = _Rows(None if sizes is None else sizes[1])
     wanted = limit if sizes is None else min(sizes[0], limit or sizes[0])
 
@@ -75,9 +73,7 @@ def _text(
         if progress is not None and rows.seen % _EVERY == 0:
             progress("reading", rows.seen, wanted or rows.seen)
     if sizes is not None and rows.seen < (wanted or 0):
-        raise DataError(
-            f"{name} ends after {rows.seen:,} words, and its first line says {sizes[0]:,}. Fetch it again."
-        )
+        raise DataError(f"{name} ends after {rows.seen:,} words, and its first line says {sizes[0]:,}. Fetch it again.")
     return rows.result()
 
 
@@ -126,9 +122,7 @@ class _Rows:
         return tuple(self.words), self._rows
 
 
-def _binary(
-    stream: Any, name: str, limit: int | None, progress: Progress | None
-) -> tuple[tuple[str, ...], np.ndarray]:
+def _binary(stream: Any, name: str, limit: int | None, progress: Progress | None) -> tuple[tuple[str, ...], np.ndarray]:
     head = stream.readline(64)
     sizes = _sizes(head)
     if sizes is None:
@@ -167,9 +161,7 @@ def _binary_word(stream: Any, name: str, place: int, number: int, count: int) ->
         if letter != b"\n" or letters:
             letters += letter
         if len(letters) > _LONGEST_WORD:
-            raise DataError(
-                f"{name}, byte {start}: no word ends within {_LONGEST_WORD:,} bytes. Is it binary?"
-            )
+            raise DataError(f"{name}, byte {start}: no word ends within {_LONGEST_WORD:,} bytes. Is it binary?")
     try:
         return letters.decode("utf-8"), place
     except UnicodeDecodeError:
@@ -214,7 +206,5 @@ def _fill(stream: Any, words: tuple[str, ...], rows: np.ndarray, format: str) ->
         stream.write(f"{len(words)} {rows.shape[1]}\n".encode())
     for word, row in zip(words, rows, strict=True):
         # Nine digits tell a float32 exactly.
-        numbers = (
-            row.astype("<f4").tobytes() if format == "binary" else " ".join(f"{x:.9g}" for x in row).encode()
-        )
+        numbers = row.astype("<f4").tobytes() if format == "binary" else " ".join(f"{x:.9g}" for x in row).encode()
         stream.write(word.encode() + b" " + numbers + b"\n")

@@ -108,9 +108,7 @@ class Memory:
                 says = says + trend[:, :, None, one]
             own = torch.gather(each, 2, index.expand(len(each), -1, -1))[..., None]
             total = own.mean(dim=0)
-            says = torch.where(
-                total > 0, (own * says).mean(dim=0) / total.clamp_min(1e-300), says.mean(dim=0)
-            )
+            says = torch.where(total > 0, (own * says).mean(dim=0) / total.clamp_min(1e-300), says.mean(dim=0))
             rows.append(index)
             weights.append(heavy)
             values.append(says)

@@ -23,8 +23,7 @@ try:
     from qkv.estimators.settling import LADDER, NEARBY, settle
 except ImportError as error:
     raise MissingPackageError(
-        f"estimators need scikit-learn and PyTorch, and there is no {error.name}. "
-        'Run: pip install "qkv[learn]"'
+        f'estimators need scikit-learn and PyTorch, and there is no {error.name}. Run: pip install "qkv[learn]"'
     ) from None
 
 __all__ = ["AttentionEstimator"]
@@ -190,9 +189,7 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         if _has_objects(X):
             array = validate_data(self, X, reset=reset, dtype=object, ensure_all_finite=False)
         else:
-            array = validate_data(
-                self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan"
-            )
+            array = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         return columns_of(array)
 
     def _read(self, X: Any, y: Any, reset: bool = True) -> tuple[list[np.ndarray], np.ndarray]:
@@ -201,9 +198,7 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         columns = self._columns(X, reset)
         y = self._check_y(y)
         if len(y) != len(columns[0]):
-            raise ValueError(
-                f"Found input variables with inconsistent numbers of samples: {[len(columns[0]), len(y)]}"
-            )
+            raise ValueError(f"Found input variables with inconsistent numbers of samples: {[len(columns[0]), len(y)]}")
         return columns, y
 
     def _metric(self, outputs: int) -> Metric:

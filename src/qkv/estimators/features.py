@@ -115,9 +115,7 @@ def use_features(plan: Plan, columns: Sequence[np.ndarray]) -> Features:
     """The features of rows, by what was learned."""
     rows = len(columns[0])
     numbers = np.empty((rows, len(plan["numbers"])), np.float32)
-    for at, (place, middle, spread) in enumerate(
-        zip(plan["numbers"], plan["middles"], plan["spreads"], strict=True)
-    ):
+    for at, (place, middle, spread) in enumerate(zip(plan["numbers"], plan["middles"], plan["spreads"], strict=True)):
         column = _numbers(columns[place], place)
         z = (np.where(np.isnan(column), middle, column) - middle) / spread
         # hypot, not a square: numbers of 1e200 are far, and no overflow.

@@ -92,9 +92,7 @@ class Metric:
             # Two rows of another category are not far from each other before anything was learned.
             start["scale"][..., into - sum(self.sizes) :] = _CODES_START
             start["wave"] = drawn(self.numbers, _WAVES, spread=_WAVE_SPREAD)
-            start["phase"] = (
-                torch.rand(members, self.numbers, _WAVES, generator=generator) * 2 - 1
-            ) * math.pi
+            start["phase"] = (torch.rand(members, self.numbers, _WAVES, generator=generator) * 2 - 1) * math.pi
             start["Wave"] = drawn(self.numbers, _WAVES, _WAVE_WIDTH, spread=_WAVES**-0.5)
             for layer in range(self.layers):
                 rows = hidden if layer else into
@@ -165,9 +163,7 @@ class Metric:
         return keys, trend
 
     def _waves(self, parameters: Parameters, numbers: Tensor) -> Tensor:
-        angle = (
-            numbers[..., None] * (2 * math.pi * parameters["wave"][:, None]) + parameters["phase"][:, None]
-        )
+        angle = numbers[..., None] * (2 * math.pi * parameters["wave"][:, None]) + parameters["phase"][:, None]
         # (members, columns, rows, waves) @ (members, columns, waves, 3)
         waves = torch.cos(angle).transpose(1, 2) @ parameters["Wave"]
         return waves.transpose(1, 2).flatten(2)

@@ -117,9 +117,7 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
             )
         owners = np.arange(len(documents)) if owners is None else np.asarray(owners)
         if owners.shape != (len(documents),):
-            raise ShapeError(
-                f"owners have shape {owners.shape}, and one for each of {len(documents)} is wanted."
-            )
+            raise ShapeError(f"owners have shape {owners.shape}, and one for each of {len(documents)} is wanted.")
         wanted = [sorted({int(number) for number in numbers}) for numbers in relevant]
         pairs = _pairs(wanted, len(queries), owners, self.loss == "mass")
         penalty = self.penalty / sum(map(len, wanted))
@@ -235,9 +233,7 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
         # log Σ exp over the rows of each document; the largest is taken out so that nothing overflows.
         largest = torch.full((groups,), -torch.inf, dtype=logits.dtype)
         largest = largest.scatter_reduce(0, at.group, logits.detach(), "amax")
-        sums = torch.zeros(groups, dtype=logits.dtype).index_add(
-            0, at.group, torch.exp(logits - largest[at.group])
-        )
+        sums = torch.zeros(groups, dtype=logits.dtype).index_add(0, at.group, torch.exp(logits - largest[at.group]))
         costs = seen.readouts[0][at.group_query] - largest - torch.log(sums)
         return (costs * at.group_share).sum()
 
@@ -258,9 +254,7 @@ class _Pairs(NamedTuple):
 
 def _pairs(relevant: Sequence[Sequence[int]], queries: int, owners: np.ndarray, together: bool) -> _Pairs:
     if len(relevant) != queries:
-        raise ShapeError(
-            f"relevant has {len(relevant)} lists, and there are {queries} queries. Give one for each."
-        )
+        raise ShapeError(f"relevant has {len(relevant)} lists, and there are {queries} queries. Give one for each.")
     order = np.argsort(owners, kind="stable")
     held = owners[order]
     query, key, group, group_query = [], [], [], []

@@ -70,9 +70,7 @@ def clean(text: str) -> str:
     return " ".join("".join(apart).split())
 
 
-def read_fields(
-    left: Any, right: Any, names: tuple[str, ...], kinds: dict[str, Kind] | None = None
-) -> list[Field]:
+def read_fields(left: Any, right: Any, names: tuple[str, ...], kinds: dict[str, Kind] | None = None) -> list[Field]:
     """Read the named columns of two pyarrow tables.
 
     Args:
@@ -89,9 +87,7 @@ def read_fields(
 def _field(left: Column, right: Column, kind: Kind | None) -> Field:
     for column in (left, right):
         if column.kind == "vector":
-            raise DataError(
-                f"column {column.name!r} holds vectors, and a join compares texts, numbers and dates."
-            )
+            raise DataError(f"column {column.name!r} holds vectors, and a join compares texts, numbers and dates.")
     wanted = kind or _kind(left, right)
     cells: list[np.ndarray] = []
     missing: list[np.ndarray] = []
@@ -158,9 +154,7 @@ def _as(column: Column, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     """The cells as this kind, and which are missing."""
     if kind == "moment":
         if column.kind != "moment":
-            raise DataError(
-                f"column {column.name!r} holds {column.kind}s, and the model compares dates there."
-            )
+            raise DataError(f"column {column.name!r} holds {column.kind}s, and the model compares dates there.")
         return (column.cells + column.origin) / column.units_per_day, column.missing
     if kind == "number" and column.kind in ("number", "boolean"):
         return column.cells, column.missing

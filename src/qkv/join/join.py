@@ -53,9 +53,7 @@ class SoftJoin:
         [(0, 1), (1, 0)]
     """
 
-    def __init__(
-        self, on: Sequence[str | tuple[str, str]] | str | None = None, *, id: str | None = None
-    ) -> None:
+    def __init__(self, on: Sequence[str | tuple[str, str]] | str | None = None, *, id: str | None = None) -> None:
         self.on = None if on is None else _names(on)
         self.id = id
         self.model: Model | None = None
@@ -105,9 +103,7 @@ class SoftJoin:
                 )
         found = learn(samples[0], samples[1] if len(samples) > 1 else None, progress)
         counted = " and ".join(f"{len(sample.labels):,}" for sample in samples)
-        pairs_said = (
-            f"{len(samples[0].labels):,} labelled pairs, {int(samples[0].labels.sum())} of them matches"
-        )
+        pairs_said = f"{len(samples[0].labels):,} labelled pairs, {int(samples[0].labels.sum())} of them matches"
         notes = (
             f"learned from {pairs_said}",
             f"prior of strength {found.strength:g} and threshold {found.threshold:.2f} chosen on pairs that "
@@ -211,9 +207,7 @@ class SoftJoin:
         ids = row_numbers(first, self.id, places[0]), row_numbers(second, self.id, places[1])
         return (first, second), on, ids
 
-    def _measures(
-        self, tables: tuple[Any, Any], on: tuple[tuple[str, str], ...], model: Model | None
-    ) -> Measures:
+    def _measures(self, tables: tuple[Any, Any], on: tuple[tuple[str, str], ...], model: Model | None) -> Measures:
         left, right = tables
         kinds = None if model is None else model.kinds
         # The right columns under the names of the left ones.
@@ -239,15 +233,11 @@ def _unlabelled(around: Candidates, on: Any, kinds: Any, progress: Progress | No
     return Model(on, kinds, worth, None, prior, _HALF, notes)
 
 
-def _samples(
-    around: Candidates, known: list[Labels], worth: np.ndarray, progress: Progress | None
-) -> list[Sample]:
+def _samples(around: Candidates, known: list[Labels], worth: np.ndarray, progress: Progress | None) -> list[Sample]:
     """The labelled pairs with their measures, and with the pairs that compete with them."""
     every = np.concatenate([labels.rows for labels in known])
     rows, keys, found = around.closest(_COMPETITORS, np.unique(every), progress)
-    listed = {
-        pair for labels in known for pair in zip(labels.rows.tolist(), labels.keys.tolist(), strict=True)
-    }
+    listed = {pair for labels in known for pair in zip(labels.rows.tolist(), labels.keys.tolist(), strict=True)}
     fresh = np.array([pair not in listed for pair in zip(rows.tolist(), keys.tolist(), strict=True)], bool)
 
     def whole(found: np.ndarray) -> np.ndarray:

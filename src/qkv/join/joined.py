@@ -86,9 +86,7 @@ class Joined:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Match]:
-        for row, key, weight, probability in zip(
-            self.rows, self.keys, self.weights, self.probabilities, strict=True
-        ):
+        for row, key, weight, probability in zip(self.rows, self.keys, self.weights, self.probabilities, strict=True):
             yield Match(int(row), int(key), float(weight), float(probability))
 
     @property

@@ -106,9 +106,7 @@ class Measures:
         self.names = tuple((f.name, measure) for f in fields for measure in _MEASURES[f.kind])
         self._words = {f.name: weigh(f.left, f.right, letters=False) for f in texts}
         self._letters = {f.name: weigh(f.left, f.right, letters=True) for f in texts}
-        self._digits = {
-            f.name: weigh(_digit_words(f.left), _digit_words(f.right), letters=False) for f in texts
-        }
+        self._digits = {f.name: weigh(_digit_words(f.left), _digit_words(f.right), letters=False) for f in texts}
         self.record: tuple[Weighed, Weighed] | None = None
         if len(texts) > 1:
             left, right = (_together([getattr(f, side) for f in texts]) for side in ("left", "right"))

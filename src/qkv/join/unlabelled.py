@@ -41,9 +41,7 @@ def estimate(candidates: Candidates, progress: Progress | None = None) -> tuple[
         asked = np.random.default_rng(0).choice(candidates.rows, _MOST_ROWS, replace=False)
     rows, keys, found = candidates.closest(_CLOSEST, asked, progress)
     level = levels(agreement(measures, found))
-    drawn, often = np.unique(
-        levels(agreement(measures, candidates.random(_DRAWN))), axis=0, return_counts=True
-    )
+    drawn, often = np.unique(levels(agreement(measures, candidates.random(_DRAWN))), axis=0, return_counts=True)
     columns = level.shape[-1]
     chance = _chance(drawn, often)
     same = np.tile(np.array(_START), (columns, 1))

@@ -57,9 +57,7 @@ def gather(strips: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: in
         near = np.flatnonzero(logits >= least)
         near = near[best_of_rows(own[near], logits[near], _MOST_PER_ROW)]
         kept.append((own[near], keys[near], logits[near], weights[near]))
-    near_rows, near_keys, near_logits, near_weights = (
-        np.concatenate(parts) for parts in zip(*kept, strict=True)
-    )
+    near_rows, near_keys, near_logits, near_weights = (np.concatenate(parts) for parts in zip(*kept, strict=True))
     return Edges(near_rows, near_keys, near_logits, near_weights, no_match)
 
 

@@ -1,20 +1,20 @@
 """Kernels: ways to run the equation. `KERNELS` is all of them; on a tie the planner takes the first."""
 
-from qkv.kernels.dense import DenseKernel
-from qkv.kernels.fused import FusedKernel
-from qkv.kernels.scan import ScanKernel
-from qkv.kernels.streamed import StreamedKernel
-from qkv.kernels.strip import StripKernel
-from qkv.kernels.tiled import TiledKernel
+from qkv.kernels.dense.kernel import DenseKernel
+from qkv.kernels.fused.kernel import FusedKernel
+from qkv.kernels.jax_loops.kernel import JaxLoopsKernel
+from qkv.kernels.numpy_blocks.kernel import NumpyBlocksKernel
+from qkv.kernels.row_blocks.kernel import RowBlocksKernel
+from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.plan import Kernel
 
 __all__ = [
     "DenseKernel",
     "FusedKernel",
     "KERNELS",
-    "ScanKernel",
-    "StreamedKernel",
-    "StripKernel",
+    "JaxLoopsKernel",
+    "NumpyBlocksKernel",
+    "RowBlocksKernel",
     "TiledKernel",
 ]
 
@@ -22,7 +22,7 @@ KERNELS: tuple[Kernel, ...] = (
     FusedKernel(),
     DenseKernel(),
     TiledKernel(),
-    StripKernel(),
-    StreamedKernel(),
-    ScanKernel(),
+    RowBlocksKernel(),
+    NumpyBlocksKernel(),
+    JaxLoopsKernel(),
 )

@@ -45,9 +45,7 @@ def answer(answer: Answer, *, dark: bool = False) -> Any:
         'weight of the row; beside it, its income'
     """
     if not answer.single:
-        raise DataError(
-            f"a picture shows the answer to one query, and there are {len(answer)}. Index one: answer[0]."
-        )
+        raise DataError(f"a picture shows the answer to one query, and there are {len(answer)}. Index one: answer[0].")
     ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
     figure = new_figure((8.4, 4.0), paper=paper)
     if answer.rows:

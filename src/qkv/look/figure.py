@@ -52,9 +52,7 @@ def save_figure(figure: Any, target: Path) -> None:
     Raises:
         DataError: the file cannot be written.
     """
-    write_whole(
-        target, lambda stream: figure.savefig(stream, format=target.suffix[1:].lower()), "the picture"
-    )
+    write_whole(target, lambda stream: figure.savefig(stream, format=target.suffix[1:].lower()), "the picture")
 
 
 @cache

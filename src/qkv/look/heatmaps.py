@@ -239,9 +239,7 @@ def _panels(weights: Any) -> np.ndarray:
 def _check_names(*given: tuple[str, Sequence[str] | None, int]) -> None:
     for what, names, wanted in given:
         if names is not None and len(names) != wanted:
-            raise ShapeError(
-                f"there are {len(names)} {what} for {wanted} of them in the weights. Give one for each."
-            )
+            raise ShapeError(f"there are {len(names)} {what} for {wanted} of them in the weights. Give one for each.")
 
 
 def _limit(panels: np.ndarray, most: float | None) -> float:

@@ -168,9 +168,7 @@ def refuse(needed: int, allowed: int, what: str, advice: str) -> None:
         RefusedError: it does not.
     """
     if needed > allowed:
-        raise RefusedError(
-            f"{what} would take {memory_text(needed)}, and {memory_text(allowed)} are allowed. {advice}"
-        )
+        raise RefusedError(f"{what} would take {memory_text(needed)}, and {memory_text(allowed)} are allowed. {advice}")
 
 
 def _kept(q: int, k: int, size: int | None) -> int:

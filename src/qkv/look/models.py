@@ -63,13 +63,10 @@ def folder_of(path: str | os.PathLike[str] | None = None) -> Path:
     try:
         (folder / "config.json").open("rb").close()
     except PermissionError:
-        raise DataError(
-            f"the model in {str(folder)!r} may not be read by this user. Change its permissions."
-        ) from None
+        raise DataError(f"the model in {str(folder)!r} may not be read by this user. Change its permissions.") from None
     except OSError:
         raise DataError(
-            f"{str(folder)!r} holds no model: there is no config.json. "
-            "Name a folder that save_pretrained wrote."
+            f"{str(folder)!r} holds no model: there is no config.json. Name a folder that save_pretrained wrote."
         ) from None
     return folder
 
@@ -141,9 +138,7 @@ def views_of(
             found += _views(reader, shown, inputs, side, together)
         else:
             _say_and_refuse(reader, count, layers, memory_bytes(memory), say)
-            found.append(
-                recorded_view(reader.model, inputs, side, name=shown, called=reader.name, layers=layers)
-            )
+            found.append(recorded_view(reader.model, inputs, side, name=shown, called=reader.name, layers=layers))
         if progress is not None:
             progress("reading", number + 1, len(texts))
     return found
@@ -193,15 +188,12 @@ def _encoded(reader: Reader, text: str) -> tuple[Any, Side]:
     count = encoded["input_ids"].shape[1]
     if reader.longest is not None and count > reader.longest:
         raise DataError(
-            f"a text has {count:,} tokens, and {reader.name} takes {reader.longest:,}: {text[:40]!r}…. "
-            "Shorten it."
+            f"a text has {count:,} tokens, and {reader.name} takes {reader.longest:,}: {text[:40]!r}…. Shorten it."
         )
     return encoded, side_of(reader.tokenizer, encoded)
 
 
-def _views(
-    reader: Reader, name: str, inputs: dict[str, Any], side: Side, together: bool
-) -> list[View | LongView]:
+def _views(reader: Reader, name: str, inputs: dict[str, Any], side: Side, together: bool) -> list[View | LongView]:
     import torch
 
     from qkv.interop import record
@@ -217,9 +209,7 @@ def _views(
     return [_view(name, reader.name, "self", side, maps, together)]
 
 
-def _view(
-    name: str, model: str, kind: str, side: Side, maps: list[tuple[str, np.ndarray]], together: bool
-) -> View:
+def _view(name: str, model: str, kind: str, side: Side, maps: list[tuple[str, np.ndarray]], together: bool) -> View:
     layers = [Layer.of(f"layer {i}", weights) for i, (_, weights) in enumerate(maps)]
     same = len({weights.shape for _, weights in maps}) == 1
     note = ""

@@ -43,9 +43,7 @@ def draw(database: Database, answer: Answer, **options: Any) -> Any:
     """
     if not answer.single:
         count = len(answer)
-        raise DataError(
-            f"a picture shows the answer to one query, and there are {count}. Index one: answer[0]."
-        )
+        raise DataError(f"a picture shows the answer to one query, and there are {count}. Index one: answer[0].")
     figure = new_figure((7.2, 4.4))
     columns = [database.column(name) for name in database.key]
     points = all(column.kind in ("number", "moment") for column in columns)
@@ -95,9 +93,7 @@ def _line(figure: Any, database: Database, answer: Answer, options: dict[str, An
     curve = [one for one in database.ask(asked, **options, top=1) if one.found]
     if len(curve) > 1:
         along = [one.query for one in curve]
-        axes.plot(
-            along, [one.value for one in curve], color=_CURVE, lw=1.8, zorder=3, label="weighted answer"
-        )
+        axes.plot(along, [one.value for one in curve], color=_CURVE, lw=1.8, zorder=3, label="weighted answer")
         if all(one.spread is not None for one in curve):
             under, over = [one.value - one.spread for one in curve], [one.value + one.spread for one in curve]
             axes.fill_between(along, under, over, color=_CURVE, alpha=0.13, lw=0, zorder=2, label="± spread")
@@ -105,9 +101,7 @@ def _line(figure: Any, database: Database, answer: Answer, options: dict[str, An
     place = _cell(key, answer.query)
     axes.axvline(place, color=_ANSWER, lw=1, ls=(0, (4, 3)), zorder=4)
     bar = None if answer.spread is None else [answer.spread]
-    axes.errorbar(
-        [place], [answer.value], yerr=bar, fmt="o", ms=8, color=_ANSWER, mec="white", capsize=4, zorder=6
-    )
+    axes.errorbar([place], [answer.value], yerr=bar, fmt="o", ms=8, color=_ANSWER, mec="white", capsize=4, zorder=6)
     axes.set_xlabel(key.name, color=_INK)
     axes.set_ylabel(value.name, color=_INK)
     axes.legend(frameon=False, fontsize=8, labelcolor=_INK)
@@ -126,9 +120,7 @@ def _map(figure: Any, database: Database, answer: Answer, options: dict[str, Any
     share = np.array([row.weight for row in answer.rows]) / answer.rows[0].weight
     beside = [record[across.name] for record in rings], [record[up.name] for record in rings]
     for axes, scale in ((whole, 1.0), (near, 12.0)):
-        dots = axes.scatter(
-            x, y, c=value.cells[present], s=size * scale, cmap="cividis", lw=0, rasterized=True
-        )
+        dots = axes.scatter(x, y, c=value.cells[present], s=size * scale, cmap="cividis", lw=0, rasterized=True)
         axes.plot([place[0]], [place[1]], "*", ms=13, color=_ANSWER, mec="white", zorder=5)
         axes.set_xlabel(across.name, color=_INK)
     shade = [(*_RING, max(0.03, each)) for each in share]
@@ -179,9 +171,7 @@ def bars(axes: Any, answer: Answer, ink: str = _INK) -> None:
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 1.02 * heaviest])
     for place, weight, text in zip(places, weights, values, strict=True):
         end = (max(weight, 0), place)
-        axes.annotate(
-            text, end, xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=ink
-        )
+        axes.annotate(text, end, xytext=(5, 0), textcoords="offset points", va="center", fontsize=9, color=ink)
     axes.set_xlabel(f"weight of the row; beside it, its {answer.value_name}", color=ink)
 
 
@@ -193,9 +183,7 @@ def _weighted(figure: Any, axes: Any, answer: Answer, key: str, value: str) -> N
     order = [i for i in np.argsort(share) if share[i] > 0.01]
     x, y = [answer.rows[i].record[key] for i in order], [answer.rows[i].record[value] for i in order]
     sizes = 8 + 42 * share[order]
-    dots = axes.scatter(
-        x, y, c=weights[order], s=sizes, cmap="Reds", vmin=-0.1 * weights.max(), lw=0, zorder=5
-    )
+    dots = axes.scatter(x, y, c=weights[order], s=sizes, cmap="Reds", vmin=-0.1 * weights.max(), lw=0, zorder=5)
     bar = figure.colorbar(dots, ax=axes, label="weight", shrink=0.8, aspect=30)
     bar.ax.set_ylim(0, weights.max())
     bar.outline.set_visible(False)

@@ -115,9 +115,7 @@ def app_of(served: Served, hosts: set[str]) -> Any:
 
     def row(request: Any) -> Any:
         names = ("view", "layer", "head", "query")
-        return asked(
-            request, lambda page, place: json.dumps(page.row(*(place[name] for name in names))).encode()
-        )
+        return asked(request, lambda page, place: json.dumps(page.row(*(place[name] for name in names))).encode())
 
     def file(_: Any) -> Any:
         if served.page is None:

@@ -57,9 +57,7 @@ def text_map(
         for top in range(0, len(small), 2):
             pair = small[top : top + 2]
             name = _name(names[top // 2], margin)
-            cells = "".join(
-                _cell(pair[0, j], pair[1, j] if len(pair) > 1 else None) * each for j in range(wide)
-            )
+            cells = "".join(_cell(pair[0, j], pair[1, j] if len(pair) > 1 else None) * each for j in range(wide))
             lines.append(f"{name}  {cells}\x1b[0m")
     else:
         for row, name in zip(small, names, strict=True):

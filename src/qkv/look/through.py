@@ -82,18 +82,14 @@ def flow(weights: Any, residual: float = 0.5, *, queries: list[int] | None = Non
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import maximum_flow
     except ImportError:
-        raise MissingPackageError(
-            'flow needs scipy, which is not installed. Run: pip install "qkv[look]"'
-        ) from None
+        raise MissingPackageError('flow needs scipy, which is not installed. Run: pip install "qkv[look]"') from None
     mixed = _mixed(weights, residual)
     layers, tokens = mixed.shape[:2]
     level, above, below = np.nonzero(mixed > 0)
     capacity = np.rint(mixed[level, above, below] * _UNIT).astype(np.int32)
     # Token t after layer l is node (l + 1)·tokens + t; the inputs are nodes 0 … tokens − 1.
     size = (layers + 1) * tokens
-    pipes = coo_array(
-        (capacity, ((level + 1) * tokens + above, level * tokens + below)), shape=(size, size)
-    ).tocsr()
+    pipes = coo_array((capacity, ((level + 1) * tokens + above, level * tokens + below)), shape=(size, size)).tocsr()
     asked = range(tokens) if queries is None else queries
     found = np.zeros((len(asked), tokens))
     for row, query in enumerate(asked):

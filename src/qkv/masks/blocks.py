@@ -45,9 +45,7 @@ class Blocks(Mask):
         """Booleans, and whole sizes."""
         object.__setattr__(self, "layout", boolean("Blocks", as_array(self.layout)))
         if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in self.sizes):
-            raise OptionError(
-                f"Blocks was given size={self.size!r}. It must be a whole number of at least 1, or two."
-            )
+            raise OptionError(f"Blocks was given size={self.size!r}. It must be a whole number of at least 1, or two.")
 
     @property
     def sizes(self) -> tuple[int, int]:

@@ -41,9 +41,7 @@ class Documents(Mask):
     def validate(self) -> None:
         """Both sides as arrays."""
         object.__setattr__(self, "query_ids", as_array(self.query_ids))
-        object.__setattr__(
-            self, "key_ids", self.query_ids if self.key_ids is None else as_array(self.key_ids)
-        )
+        object.__setattr__(self, "key_ids", self.query_ids if self.key_ids is None else as_array(self.key_ids))
 
     def check(self, q: int, k: int) -> None:
         """One id per query and per key."""

@@ -40,9 +40,7 @@ class Lengths(Mask):
         if not is_array(self.lengths) and not isinstance(self.lengths, int):
             object.__setattr__(self, "lengths", as_array(self.lengths))
         if is_array(self.lengths) and "int" not in dtype_name(self.lengths):
-            raise KindError(
-                f"Lengths was given {self.lengths.dtype} elements. Give integers, one per batch element."
-            )
+            raise KindError(f"Lengths was given {self.lengths.dtype} elements. Give integers, one per batch element.")
 
     def allowed(self, tile: Tile, reference: Array) -> Array:
         """j < length"""

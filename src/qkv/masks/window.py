@@ -43,9 +43,7 @@ class Window(Mask):
         for name in ("before", "after"):
             n = getattr(self, name)
             if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
-                raise OptionError(
-                    f"Window was given {name}={n!r}. It must be a whole number from 0, or None for all."
-                )
+                raise OptionError(f"Window was given {name}={n!r}. It must be a whole number from 0, or None for all.")
 
     def allowed(self, tile: Tile, reference: Array) -> Array:
         """i − before ≤ j ≤ i + after"""

@@ -11,7 +11,7 @@ from qkv import scores
 from qkv.core.positions import Positions
 from qkv.engine import attend, observe
 from qkv.errors import KindError, OptionError
-from qkv.kernels.pieces import Pieces, attend_pieces, together
+from qkv.kernels.chunked.kernel import Pieces, attend_pieces, together
 from qkv.masks import Mask
 from qkv.masks.base import require_mask
 from qkv.nn.fitting import fitted
@@ -64,9 +64,7 @@ class Attention(torch.nn.Module):
     ) -> None:
         super().__init__()
         if spec is not None and not isinstance(spec, Spec):
-            raise KindError(
-                f"Attention was given a {type(spec).__name__} as its spec. Give qkv.Spec(…), or score=…."
-            )
+            raise KindError(f"Attention was given a {type(spec).__name__} as its spec. Give qkv.Spec(…), or score=….")
         if spec is not None:
             score = spec.score if score is None else score
             normalizer = spec.normalizer if normalizer is None else normalizer
@@ -131,9 +129,7 @@ class Attention(torch.nn.Module):
         return f"dropout={self.dropout}" if self.dropout else ""
 
 
-def run(
-    query: Tensor, key: Any, value: Any, readouts: Sequence[Readout], call: dict[str, Any]
-) -> Tensor | Attended:
+def run(query: Tensor, key: Any, value: Any, readouts: Sequence[Readout], call: dict[str, Any]) -> Tensor | Attended:
     """`attend`, or `observe` where something is to be read."""
     if isinstance(key, Pieces):  # of a cache
         asked = tuple([call[name] for name in ("score", "normalizer", "mask", "positions", "dropout")])

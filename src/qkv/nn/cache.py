@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qkv.core.positions import Positions
 from qkv.errors import DataError, GradientError, KindError, OptionError, RefusedError, ShapeError
-from qkv.kernels.pieces import Pieces
+from qkv.kernels.chunked.kernel import Pieces
 from qkv.masks import Lengths, Mask, Window
 from qkv.nn.cache_file import read, write
 from qkv.nn.chunks import Chunk, size_of_next
@@ -23,9 +23,9 @@ class KeyValueCache:
     """What a module has seen: `module(x, cache=cache)` attends to it and adds its own keys and values.
 
     It grows by chunks. Nothing that was kept is copied again: a call attends to the chunks one by one
-    (`kernels/pieces.py`). Room that stands empty is less than one chunk, or than a sixteenth of what is kept
-    where that is more. One cache serves one attention; a model wants a list of them. It keeps no graph:
-    decode under `torch.no_grad()`.
+    (`kernels/chunked/kernel.py`). Unused capacity is at most max(one chunk, 1/16 of the
+    cache). One cache serves one attention; a model holds a list of them. It keeps no graph: decode under
+    `torch.no_grad()`.
 
     Args:
         chunk: rows of the smallest chunk.

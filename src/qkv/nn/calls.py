@@ -9,7 +9,7 @@ import torch
 
 from qkv.core.positions import Positions, whole
 from qkv.errors import OptionError, ShapeError
-from qkv.kernels.pieces import together
+from qkv.kernels.chunked.kernel import together
 from qkv.masks import Mask
 from qkv.nn.extra_keys import AndAlways
 from qkv.nn.protocols import Cache, Rotary

@@ -213,9 +213,7 @@ class HardAttention(torch.nn.Module):
         told = f", baseline={self.baseline!r}" if self.gradient == "reinforce" else ""
         return f"{self.draw}, gradient={self.gradient!r}{told}"
 
-    def _call(
-        self, query: Tensor, key: Tensor, mask: Mask | None, positions: Positions | None
-    ) -> dict[str, Any]:
+    def _call(self, query: Tensor, key: Tensor, mask: Mask | None, positions: Positions | None) -> dict[str, Any]:
         axes = max(query.ndim, key.ndim) - 3
         score: Score = fitted(self.score(), max(axes, 0), None, True)
         return {"score": score, "mask": both(self.mask(), mask), "positions": positions}

@@ -34,9 +34,7 @@ class Head(NamedTuple):
     value_bias: Tensor | None
 
 
-def rows_of_head(
-    linear: torch.nn.Module | None, head: int, heads: int
-) -> tuple[Tensor | None, Tensor | None]:
+def rows_of_head(linear: torch.nn.Module | None, head: int, heads: int) -> tuple[Tensor | None, Tensor | None]:
     """The rows of a map's weight that belong to one head, and of its bias."""
     if linear is None:
         return None, None

@@ -117,9 +117,7 @@ class LatentAttention(nn.Module):
     def read(self, query: Tensor, latents: Tensor) -> Tensor:
         """What the latents answer to queries `(*batch, q, query_width)`: `(*batch, q, width)`."""
         if query.ndim < 2 or query.shape[-1] != self.query_width:
-            raise ShapeError(
-                f"query has shape {tuple(query.shape)}; it must be (*batch, q, {self.query_width})."
-            )
+            raise ShapeError(f"query has shape {tuple(query.shape)}; it must be (*batch, q, {self.query_width}).")
         asked = self.query_map(query)
         output: Tensor = asked + self.reading(self.query_norm(asked), self.memory_norm(latents))
         return output

@@ -127,9 +127,7 @@ class EncoderLayer(_Layer):
             mask: besides that of the attention, as there.
             cache: of this layer's attention: x goes on where it ends.
         """
-        x = self.added(
-            self.fitting(x), self.attention_norm, lambda y: self.attention(y, mask=mask, cache=cache)
-        )
+        x = self.added(self.fitting(x), self.attention_norm, lambda y: self.attention(y, mask=mask, cache=cache))
         return self.added(x, self.feed_forward_norm, self.feed_forward)
 
     @classmethod
@@ -214,9 +212,7 @@ class DecoderLayer(_Layer):
             memory_mask: of x with the memory.
             cache: of this layer's attention of x with itself: x goes on where it ends.
         """
-        x = self.added(
-            self.fitting(x), self.attention_norm, lambda y: self.attention(y, mask=mask, cache=cache)
-        )
+        x = self.added(self.fitting(x), self.attention_norm, lambda y: self.attention(y, mask=mask, cache=cache))
         x = self.added(x, self.cross_norm, lambda y: self.cross(y, memory, mask=memory_mask))
         return self.added(x, self.feed_forward_norm, self.feed_forward)
 

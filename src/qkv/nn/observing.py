@@ -74,13 +74,9 @@ def observe(model: nn.Module, wanted: Mapping[str, Sequence[Readout]], *args: An
     return Observed(output, calls)
 
 
-def _matched(
-    model: nn.Module, wanted: Mapping[str, Sequence[Readout]]
-) -> dict[str, tuple[nn.Module, list[Readout]]]:
+def _matched(model: nn.Module, wanted: Mapping[str, Sequence[Readout]]) -> dict[str, tuple[nn.Module, list[Readout]]]:
     there = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, (Attention, MultiHeadAttention))
+        name: module for name, module in model.named_modules() if isinstance(module, (Attention, MultiHeadAttention))
     }
     found: dict[str, tuple[nn.Module, list[Readout]]] = {}
     for pattern, readouts in wanted.items():

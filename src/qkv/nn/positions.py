@@ -240,8 +240,7 @@ class Rotary(nn.Module):
             return self(query, positions), self(key, key_positions)
         if query.shape[-2] != key.shape[-2]:
             raise ShapeError(
-                f"{query.shape[-2]} queries and {key.shape[-2]} keys cannot share positions. Give "
-                "key_positions=…."
+                f"{query.shape[-2]} queries and {key.shape[-2]} keys cannot share positions. Give key_positions=…."
             )
         _width("Rotary", key, self.width)
         angles = self.angles(query, positions)
@@ -297,9 +296,7 @@ def _placed(x: Tensor, positions: int | Tensor) -> Tensor:
         return torch.arange(positions, positions + n, device=x.device)
     if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
         said = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
-        raise KindError(
-            f"positions are {said}. Give the first one as a whole number, or a tensor of integers."
-        )
+        raise KindError(f"positions are {said}. Give the first one as a whole number, or a tensor of integers.")
     if positions.ndim == 0 or positions.shape[-1] != n:
         raise ShapeError(
             f"positions have shape {tuple(positions.shape)}, there are {n} tokens (shape {tuple(x.shape)}). "

@@ -51,9 +51,7 @@ class SelfAttention(MultiHeadAttention):
         """As `MultiHeadAttention`, of one sequence."""
         if key is not None or value is not None:
             raise KindError("SelfAttention takes one sequence. For two, use CrossAttention.")
-        return super().forward(
-            query, mask=mask, bias=bias, cache=cache, readouts=readouts, positions=positions
-        )
+        return super().forward(query, mask=mask, bias=bias, cache=cache, readouts=readouts, positions=positions)
 
 
 class CrossAttention(MultiHeadAttention):

@@ -56,8 +56,7 @@ class SqueezeExcitation(nn.Module):
         super().__init__()
         if channels < 1 or reduction < 1:
             raise OptionError(
-                f"SqueezeExcitation was given {channels} channels and reduction={reduction}. Both must be 1 "
-                "or more."
+                f"SqueezeExcitation was given {channels} channels and reduction={reduction}. Both must be 1 or more."
             )
         hidden = max(1, round(channels / reduction))
         self.channels = channels

@@ -92,9 +92,7 @@ def _excludes(name: str, mask: Tensor) -> bool:
 def from_torch(module: torch.nn.MultiheadAttention, cls: type[M]) -> M:
     """Our module with the numbers of PyTorch's."""
     if not isinstance(module, torch.nn.MultiheadAttention):
-        raise KindError(
-            f"from_torch was given a {type(module).__name__}. Give a torch.nn.MultiheadAttention."
-        )
+        raise KindError(f"from_torch was given a {type(module).__name__}. Give a torch.nn.MultiheadAttention.")
     weight = module.out_proj.weight
     make: Any = cls
     ours: M = make(
@@ -149,9 +147,7 @@ def to_torch(ours: MultiHeadAttention) -> torch.nn.MultiheadAttention:
     }
     found = [name for name, has in lacks.items() if has]
     if found:
-        raise OptionError(
-            f"torch.nn.MultiheadAttention cannot have {', '.join(found)}. Keep the module as it is."
-        )
+        raise OptionError(f"torch.nn.MultiheadAttention cannot have {', '.join(found)}. Keep the module as it is.")
     assert ours.query_map is not None
     assert ours.key_map is not None
     assert ours.value_map is not None

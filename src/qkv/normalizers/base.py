@@ -26,14 +26,14 @@ from qkv.errors import RefusedError
 __all__ = ["Normalizer", "Passes", "Summary", "excluded"]
 
 Summary = tuple[Array, ...]
-Passes = Literal["one", "strip"]
+Passes = Literal["one", "rows"]
 
 
 class Normalizer(Part, ABC):
     """Turns logits `(*batch, q, k)` into weights of the same shape.
 
     Facts, read by the planner:
-        passes: "one" where a row can be folded tile by tile, "strip" where it must be seen whole.
+        passes: "one" where a row can be folded tile by tile, "rows" where it must be seen whole.
         shift_invariant: a number added to a whole row of logits changes nothing.
         even: equal logits get equal weights, whatever they are.
         sums_to_one: weights of a row that has a key add up to 1.

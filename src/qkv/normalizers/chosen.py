@@ -52,9 +52,7 @@ def weighted_best(weights: Array, best: Best, tile: Tile, dropout: float, read: 
     xp = namespace(weights)
     read = (weights != 0 if read is None else read)[..., None]
     dropped = drop(weights, tile, dropout, keys=best.index)[..., None]
-    return xp.sum(
-        xp.where(read, dropped * xp.where(read, best.value, xp.zeros_like(best.value)), 0 * dropped), axis=-2
-    )
+    return xp.sum(xp.where(read, dropped * xp.where(read, best.value, xp.zeros_like(best.value)), 0 * dropped), axis=-2)
 
 
 def last_chosen(best: Best) -> tuple[Array, Array]:

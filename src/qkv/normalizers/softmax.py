@@ -80,9 +80,7 @@ class Softmax(Normalizer):
             return logits if self.temperature == 1 else logits / self.temperature
         # Around −inf, not through it: its gradient with respect to T would be 0 · inf.
         out, xp = excluded(logits), namespace(logits)
-        return xp.where(
-            out, logits, xp.where(out, xp.zeros_like(logits), logits) / over_pairs(self.temperature)
-        )
+        return xp.where(out, logits, xp.where(out, xp.zeros_like(logits), logits) / over_pairs(self.temperature))
 
     def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> ExpSum:
         """Exponentials relative to the tile's own maximum."""
@@ -139,9 +137,7 @@ class Softmax(Normalizer):
         if self.sink is not None:
             xp = namespace(maximum)
             sink = over_pairs(self.sink)
-            maximum = xp.maximum(
-                maximum, xp.zeros_like(maximum) + (stop_gradient(sink) if is_array(sink) else sink)
-            )
+            maximum = xp.maximum(maximum, xp.zeros_like(maximum) + (stop_gradient(sink) if is_array(sink) else sink))
         return _finite_or_zero(maximum)
 
 

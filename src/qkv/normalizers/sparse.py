@@ -25,7 +25,7 @@ FLOOR_STEPS = 3
 class SparseNormalizer(Normalizer):
     """max(0, z − τ)^p with z = l · scale."""
 
-    passes: Passes = "strip"
+    passes: Passes = "rows"
     shift_invariant = True
     even: ClassVar[bool] = True
     power: int
@@ -64,9 +64,7 @@ class SparseNormalizer(Normalizer):
         weights = xp.where(z > tau, z - tau, xp.zeros_like(z)) ** self.power
         # A comparison with NaN is False and would make 0 of it: NaN that is read shows, and so does inf
         # − inf.
-        weights = xp.where(
-            xp.any(xp.isnan(z), axis=-1, keepdims=True), xp.zeros_like(weights) + xp.nan, weights
-        )
+        weights = xp.where(xp.any(xp.isnan(z), axis=-1, keepdims=True), xp.zeros_like(weights) + xp.nan, weights)
         return xp.where(out, xp.zeros_like(weights), weights)
 
     def threshold_bound(self, largest: Array) -> Array:

@@ -62,7 +62,5 @@ class Sum(LinearNormalizer):
         """(dw − Σ w dw) / total"""
         xp = namespace(logits)
         out = excluded(logits) | (summary[0] == 0)
-        gradient = (weight_gradient - row_dot) / xp.where(
-            summary[0] == 0, xp.ones_like(summary[0]), summary[0]
-        )
+        gradient = (weight_gradient - row_dot) / xp.where(summary[0] == 0, xp.ones_like(summary[0]), summary[0])
         return xp.where(out, xp.zeros_like(gradient), gradient)

@@ -53,7 +53,7 @@ class TopK(Normalizer):
     @property
     def passes(self) -> Passes:  # type: ignore[override]
         """Fact: one, where the inner normalizer folds and neither draws nor chooses."""
-        return "strip" if self.of.stochastic or self.of.chooses else self.of.passes
+        return "rows" if self.of.stochastic or self.of.chooses else self.of.passes
 
     @property
     def keeps(self) -> int | None:  # type: ignore[override]
@@ -148,9 +148,7 @@ class TopK(Normalizer):
         """As the inner normalizer over the kept keys; 0 for the others."""
         xp = namespace(logits)
         kept = is_chosen(logits, (summary[0], summary[1]), tile)
-        gradient = self.of.logit_gradient(
-            _only(logits, kept), weights, weight_gradient, row_dot, summary[2:], tile
-        )
+        gradient = self.of.logit_gradient(_only(logits, kept), weights, weight_gradient, row_dot, summary[2:], tile)
         return xp.where(kept, gradient, xp.zeros_like(gradient))
 
     def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:

@@ -1,7 +1,7 @@
 """The planner: a spec and shapes become a plan, by facts and costs, never by data."""
 
 from qkv.plan.cost import Cost
-from qkv.plan.kernel import Kernel, Result
+from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.plan import Plan
 from qkv.plan.planner import make_plan
 from qkv.plan.problem import Problem

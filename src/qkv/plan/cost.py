@@ -60,9 +60,7 @@ def memory_bytes(amount: int | str) -> int:
     """
     if isinstance(amount, int) and not isinstance(amount, bool) and amount > 0:
         return amount
-    found = (
-        re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", amount) if isinstance(amount, str) else None
-    )
+    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", amount) if isinstance(amount, str) else None
     if found is None or found[2].lower() not in _UNITS or float(found[1]) <= 0:
         raise OptionError(f'memory is {amount!r}. Give bytes, or an amount such as "512 MiB" or "2 GB".')
     return int(float(found[1]) * _UNITS[found[2].lower()])

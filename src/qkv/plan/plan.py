@@ -6,7 +6,7 @@ import textwrap
 from dataclasses import dataclass, replace
 
 from qkv.plan.cost import Cost, counted, flop_text, memory_text
-from qkv.plan.kernel import Kernel
+from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.problem import Problem
 
 __all__ = ["Plan"]

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 from qkv.errors import OptionError, RefusedError
 from qkv.plan.cost import Cost, memory_text
-from qkv.plan.kernel import Kernel
+from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.plan import Plan
 from qkv.plan.problem import Problem
-from qkv.plan.rules import RULES
+from qkv.plan.rewrites import RULES
 
 __all__ = ["make_plan", "rewrite"]
 

@@ -57,17 +57,9 @@ class Spec(Part):
         if self.mask is not None:
             require_mask(self.mask)
         if self.positions is not None and not isinstance(self.positions, Positions):
-            raise KindError(
-                f'positions is a {_kind(self.positions)}. Give qkv.Positions(align="start" or "end").'
-            )
-        if (
-            isinstance(self.dropout, bool)
-            or not isinstance(self.dropout, (int, float))
-            or not 0 <= self.dropout < 1
-        ):
-            raise OptionError(
-                f"dropout is {self.dropout!r}. It must be a number from 0 up to, not including, 1."
-            )
+            raise KindError(f'positions is a {_kind(self.positions)}. Give qkv.Positions(align="start" or "end").')
+        if isinstance(self.dropout, bool) or not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
+            raise OptionError(f"dropout is {self.dropout!r}. It must be a number from 0 up to, not including, 1.")
 
     @property
     def positional(self) -> bool:

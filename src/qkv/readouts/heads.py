@@ -41,9 +41,7 @@ class Heads(Readout):
     def validate(self) -> None:
         """A readout and whole numbers."""
         if not isinstance(self.readout, Readout):
-            raise KindError(
-                f"Heads was given {self.readout!r}. Give a readout, such as Heads(Entropy(), (0, 3))."
-            )
+            raise KindError(f"Heads was given {self.readout!r}. Give a readout, such as Heads(Entropy(), (0, 3)).")
         object.__setattr__(self, "heads", tuple(self.heads))
         if not self.heads or not all(isinstance(n, int) and not isinstance(n, bool) for n in self.heads):
             raise OptionError(f"Heads was given {self.heads!r}. Give one or more whole numbers.")

@@ -34,9 +34,7 @@ class LogSumExp(Readout):
 
     def refuse(self, normalizer: Any) -> str | None:
         """Only exponentials have one."""
-        return (
-            None if normalizer.log_sum_exp else f"LogSumExp is the total of a softmax; {normalizer} has none."
-        )
+        return None if normalizer.log_sum_exp else f"LogSumExp is the total of a softmax; {normalizer} has none."
 
     def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
         """log Σ e^l; the sink is counted with key 0."""

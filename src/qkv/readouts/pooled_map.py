@@ -52,9 +52,7 @@ class PooledMap(Readout):
     def validate(self) -> None:
         """A whole number of at least 1, and one of two words."""
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise OptionError(
-                f"PooledMap was given size={self.size!r}. It must be a whole number of at least 1."
-            )
+            raise OptionError(f"PooledMap was given size={self.size!r}. It must be a whole number of at least 1.")
         if self.how not in ("mean", "max"):
             raise OptionError(f'PooledMap was given how={self.how!r}. It must be "mean" or "max".')
 

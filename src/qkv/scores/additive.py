@@ -73,9 +73,7 @@ class Additive(GeneralScore):
             if array is not None
         }
         if len(set(hidden.values())) > 1:
-            raise ShapeError(
-                f"Additive was given different numbers of hidden units: {hidden}. They must be equal."
-            )
+            raise ShapeError(f"Additive was given different numbers of hidden units: {hidden}. They must be equal.")
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Fact: one number per hidden unit."""

@@ -164,9 +164,7 @@ class Score(Part, ABC):
         query, key = as_array(query), as_array(key)
         core = 1 if is_text(query) else 2
         if query.ndim < core or key.ndim < core:
-            raise ShapeError(
-                f"query has shape {query.shape}, key {key.shape}; they must be (*batch, length, width)."
-            )
+            raise ShapeError(f"query has shape {query.shape}, key {key.shape}; they must be (*batch, length, width).")
         self.check_kind(is_text(query), is_text(key))
         if core == 2:
             self.check(query.shape[-1], key.shape[-1])
@@ -193,9 +191,7 @@ class Score(Part, ABC):
                 if kinds[0] == "text"
                 else "Give arrays of text, or choose a score for numbers."
             )
-            raise KindError(
-                f"{type(self).__name__} compares {self.takes}, query and key are {kinds[0]}. {advice}"
-            )
+            raise KindError(f"{type(self).__name__} compares {self.takes}, query and key are {kinds[0]}. {advice}")
 
 
 def same_width(score: Score, query_width: int, key_width: int) -> None:

@@ -46,8 +46,7 @@ class Bilinear(InnerProductScore):
         if self.key_factor is not None:
             if self.key_factor.shape[-1] != wanted[1]:
                 raise ShapeError(
-                    f"Bilinear factors have ranks {wanted[1]} and {self.key_factor.shape[-1]}. Give both the "
-                    "same rank."
+                    f"Bilinear factors have ranks {wanted[1]} and {self.key_factor.shape[-1]}. Give both the same rank."
                 )
             wanted = (wanted[0], self.key_factor.shape[-2])
         if (query_width, key_width) != wanted:

@@ -63,8 +63,7 @@ class ByColumn(GeneralScore):
             for side, rows in (("query", query), ("key", key)):
                 if name not in (rows.dtype.names or ()):
                     raise KindError(
-                        f"{side} has no column {name!r}; it has {rows.dtype.names}. ByColumn wants a "
-                        "structured array."
+                        f"{side} has no column {name!r}; it has {rows.dtype.names}. ByColumn wants a structured array."
                     )
             logits = weight * _column_logits(score, query[name], key[name], (query.ndim, key.ndim))
             total = logits if total is None else total + logits
@@ -77,7 +76,5 @@ def _column_logits(score: Score, query: Array, key: Array, axes: tuple[int, int]
         query, key = (x[..., None] if x.ndim == n else x for x, n in zip((query, key), axes, strict=True))
         query, key = cast(query, "float64"), cast(key, "float64")
         if query.shape[-1] != key.shape[-1]:
-            raise ShapeError(
-                f"a column has width {query.shape[-1]} in the query and {key.shape[-1]} in the key."
-            )
+            raise ShapeError(f"a column has width {query.shape[-1]} in the query and {key.shape[-1]} in the key.")
     return score.logits(query, key, whole(q, k))

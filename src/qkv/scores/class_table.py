@@ -93,6 +93,4 @@ def _one_hot(classes: Array, count: int, table: Array) -> Array:
 def _check_classes(side: str, classes: Array, count: int) -> None:
     # Looked up flat, a class too large would silently read another row of the table.
     if known_true(namespace(classes).any((classes < 0) | (classes >= count))):
-        raise OptionError(
-            f"a {side} has a class outside the table. Its {side} classes go from 0 to {count - 1}."
-        )
+        raise OptionError(f"a {side} has a class outside the table. Its {side} classes go from 0 to {count - 1}.")

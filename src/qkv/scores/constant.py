@@ -43,7 +43,4 @@ class Constant(GeneralScore):
         """0"""
         xp = namespace(query)
         # From fresh zeros, not 0 · q: what is not compared must not bring NaN along.
-        return (
-            xp.sum(xp.zeros_like(query), axis=-1)[..., :, None]
-            + xp.sum(xp.zeros_like(key), axis=-1)[..., None, :]
-        )
+        return xp.sum(xp.zeros_like(query), axis=-1)[..., :, None] + xp.sum(xp.zeros_like(key), axis=-1)[..., None, :]

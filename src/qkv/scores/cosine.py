@@ -53,9 +53,7 @@ class Cosine(InnerProductScore):
 def unit(x: Array) -> Array:
     """Rows of length 1; a row of zeros stays, with gradient 0."""
     xp = namespace(x)
-    largest = (
-        xp.max(xp.abs(stop_gradient(x)), axis=-1, keepdims=True) if x.shape[-1] else xp.ones_like(x[..., :1])
-    )
+    largest = xp.max(xp.abs(stop_gradient(x)), axis=-1, keepdims=True) if x.shape[-1] else xp.ones_like(x[..., :1])
     # Divide by the largest entry first: squares of 1e30 or 1e-30 leave float32.
     x = x / xp.where(largest > 0, largest, xp.ones_like(largest))
     square = xp.sum(x * x, axis=-1, keepdims=True)

@@ -53,9 +53,7 @@ def log_inside(inside: Array, kernel: Array) -> Array:
     xp = namespace(kernel)
     # The kernel is replaced before the logarithm: a gradient through log 0 would be NaN even where it is not
     # chosen.
-    return xp.where(
-        inside, xp.log(xp.where(inside, kernel, xp.ones_like(kernel))), like(kernel, -xp.inf, kernel.dtype)
-    )
+    return xp.where(inside, xp.log(xp.where(inside, kernel, xp.ones_like(kernel))), like(kernel, -xp.inf, kernel.dtype))
 
 
 def root(square: Array) -> Array:

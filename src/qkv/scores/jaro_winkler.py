@@ -34,9 +34,7 @@ class JaroWinkler(TextScore):
         from rapidfuzz import distance, process
 
         return text_blocks(
-            lambda q, k: process.cdist(
-                q, k, scorer=distance.JaroWinkler.normalized_similarity, dtype="float64"
-            ),
+            lambda q, k: process.cdist(q, k, scorer=distance.JaroWinkler.normalized_similarity, dtype="float64"),
             query,
             key,
         )

@@ -33,9 +33,7 @@ class Levenshtein(TextScore):
         from rapidfuzz import distance, process
 
         return text_blocks(
-            lambda q, k: process.cdist(
-                q, k, scorer=distance.Levenshtein.normalized_similarity, dtype="float64"
-            ),
+            lambda q, k: process.cdist(q, k, scorer=distance.Levenshtein.normalized_similarity, dtype="float64"),
             query,
             key,
         )

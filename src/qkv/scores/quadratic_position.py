@@ -59,9 +59,7 @@ class QuadraticPosition(PointwiseScore):
 
     def lift_description(self) -> str:
         """Fact: and two axes."""
-        return ", ".join(
-            said for said in (self.score.lift_description(), "two more axes for 2c·i·j and −c·j²") if said
-        )
+        return ", ".join(said for said in (self.score.lift_description(), "two more axes for 2c·i·j and −c·j²") if said)
 
     def query_term(self, query: Array, tile: Tile) -> Array | None:
         """−c·i², and that of the score within."""

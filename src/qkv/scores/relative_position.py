@@ -49,9 +49,7 @@ class RelativePosition(PointwiseScore):
 
     def validate(self) -> None:
         """A distance of at least 2."""
-        require_number(
-            "RelativePosition", "max_distance", self.max_distance, lambda d: d > 1, "larger than 1"
-        )
+        require_number("RelativePosition", "max_distance", self.max_distance, lambda d: d > 1, "larger than 1")
 
     def offset(self, tile: Tile, reference: Array) -> Array:
         """table[bucket(j − i)]"""

@@ -107,9 +107,7 @@ class SumOf(Score):
 
     def lift_description(self) -> str:
         """Fact: those of the scores."""
-        return "; ".join(
-            ["side by side", *(said for score in self.scores if (said := score.lift_description()))]
-        )
+        return "; ".join(["side by side", *(said for score in self.scores if (said := score.lift_description()))])
 
     def flat(self) -> Score:
         """Sums within are opened; one score alone is itself."""

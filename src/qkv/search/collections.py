@@ -154,9 +154,7 @@ def _named(folder: Path, names: Sequence[str]) -> Path | None:
 
 def _smart_files(folder: Path) -> tuple[Path, Path, Path] | None:
     """Documents, queries and judgements in a folder of SMART files; None where it is none."""
-    files = [
-        path for path in sorted(folder.iterdir()) if path.is_file() and "readme" not in path.name.lower()
-    ]
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and "readme" not in path.name.lower()]
     texts = [path for path in files if is_smart(path)]
     queries = [path for path in texts if _ends(path, "qry")]
     documents = [path for path in texts if path not in queries and "all" in path.name.lower()]
@@ -183,8 +181,7 @@ def _queries(path: Path) -> list[Document]:
         name, tab, text = line.partition("\t")
         if not tab:
             raise DataError(
-                f"line {number} of {str(path)!r} is no query: {line[:60]!r}. "
-                "Wanted is a number, a tab and the text."
+                f"line {number} of {str(path)!r} is no query: {line[:60]!r}. Wanted is a number, a tab and the text."
             )
         found.append(Document(name.strip(), text.strip()))
     return found

@@ -84,9 +84,7 @@ def encoder_of(name: str, *, rank: int | None = None, stem: str | None = None) -
 
     if not Path(name).is_dir():
         known = ", ".join(("latent", "latent-tfidf", *weighted, "sentences"))
-        raise OptionError(
-            f"the encoder is {name!r}. It is one of {known}, or the folder of a sentence model."
-        )
+        raise OptionError(f"the encoder is {name!r}. It is one of {known}, or the folder of a sentence model.")
     return Sentences(name)
 
 

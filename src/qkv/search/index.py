@@ -241,9 +241,7 @@ class Index:
 
     def with_metric(self, metric: np.ndarray | None) -> Index:
         """The same passages, compared through W `(width, width)`; None: as they are."""
-        return Index(
-            self.table, self.encoder, self.keys, self.words, self.splitter, mix=self.mix, metric=metric
-        )
+        return Index(self.table, self.encoder, self.keys, self.words, self.splitter, mix=self.mix, metric=metric)
 
     def with_encoder(self, encoder: Encoder, progress: Progress | None = None) -> Index:
         """The same passages and words with other vectors, which are made anew."""

@@ -119,16 +119,11 @@ def learn(
 
     if not index.keys.dense:
         raise OptionError(
-            f"the encoder {index.encoder.name!r} has no dense vectors to learn maps of. "
-            "Use latent or sentences."
+            f"the encoder {index.encoder.name!r} has no dense vectors to learn maps of. Use latent or sentences."
         )
     numbers = dict(zip(index.table.column("name").to_pylist(), index.owners.tolist(), strict=True))
     wanted = [
-        [
-            numbers[name]
-            for name, grade in relevant.get(query.name, {}).items()
-            if grade > 0 and name in numbers
-        ]
+        [numbers[name] for name, grade in relevant.get(query.name, {}).items() if grade > 0 and name in numbers]
         for query in queries
     ]
     if not any(wanted):
@@ -186,13 +181,9 @@ def gains(
         DataError: fewer than four queries.
     """
     if len(collection.queries) < 4:
-        raise DataError(
-            f"{len(collection.queries)} judged queries cannot be divided. Four are wanted, better forty."
-        )
+        raise DataError(f"{len(collection.queries)} judged queries cannot be divided. Four are wanted, better forty.")
     before = {
-        mix: measure(
-            rankings(index, collection.queries, mix=mix, top=top), collection.relevant, measures
-        ).queries
+        mix: measure(rankings(index, collection.queries, mix=mix, top=top), collection.relevant, measures).queries
         for mix in mixes
     }
     rows: dict[float, list[tuple[np.ndarray, np.ndarray]]] = {mix: [] for mix in mixes}

@@ -58,9 +58,7 @@ def save_index(index: Index, path: Path) -> None:
         with FileLock(path / _LOCK, timeout=0):
             _replace(index, path)
     except Timeout:
-        raise StoreBusyError(
-            f"another process writes the index {str(path)!r}. Wait until it is done."
-        ) from None
+        raise StoreBusyError(f"another process writes the index {str(path)!r}. Wait until it is done.") from None
     except OSError as error:
         raise DataError(
             f"the index {str(path)!r} cannot be written: {error.strerror}. Choose another folder."

@@ -127,8 +127,7 @@ def _table(source: Any, column: str | None) -> list[Document]:
     if names is None or len(set(names)) < len(names):
         names = [str(row) for row in range(1, len(texts) + 1)]
     documents = [
-        Document(name, text, title)
-        for name, text, title in zip(names, texts, titles or [""] * len(texts), strict=True)
+        Document(name, text, title) for name, text, title in zip(names, texts, titles or [""] * len(texts), strict=True)
     ]
     if not any(document.whole.strip() for document in documents):
         raise DataError(f"column {column!r} of {where} holds no text. Name another column.")
@@ -143,9 +142,7 @@ def _text_column(table: Any, where: str) -> str:
     import pyarrow as pa
 
     texts = [
-        field.name
-        for field in table.schema
-        if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+        field.name for field in table.schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     ]
     for wanted in _TEXT_NAMES:
         for name in texts:

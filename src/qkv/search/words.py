@@ -15,9 +15,7 @@ __all__ = ["BM25", "Words", "missing"]
 
 def missing(package: str) -> MissingPackageError:
     """The error that names the extra."""
-    return MissingPackageError(
-        f'search needs {package}, which is not installed. Run: pip install "qkv[search]"'
-    )
+    return MissingPackageError(f'search needs {package}, which is not installed. Run: pip install "qkv[search]"')
 
 
 class BM25:

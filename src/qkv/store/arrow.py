@@ -184,11 +184,7 @@ class ArrowStore(Store):
         import pyarrow as pa
 
         suspects = files.suspects(self._rows, _with_deleted(manifest.pieces))
-        damages = [
-            damage
-            for piece in manifest.pieces
-            for damage in self._problems(piece, read=suspects.__contains__)
-        ]
+        damages = [damage for piece in manifest.pieces for damage in self._problems(piece, read=suspects.__contains__)]
         damages += attached_damages(self.path, manifest.metadata)
         if damages and not self._skip:
             raise DamagedStoreError(

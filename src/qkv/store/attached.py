@@ -72,9 +72,7 @@ def read_attached(path: Path, metadata: Mapping[str, Any], name: str) -> bytes:
     data = file.read_bytes() if file.is_file() else b""
     if len(data) != piece.size or checksum(data) != piece.check:
         problem = files.problem_of(path / FOLDER, piece, read=True) or "bytes changed"
-        raise DamagedStoreError(
-            f"{path.name!r} is damaged: {FOLDER}/{name}: {problem}. Restore this file from a copy."
-        )
+        raise DamagedStoreError(f"{path.name!r} is damaged: {FOLDER}/{name}: {problem}. Restore this file from a copy.")
     return data
 
 

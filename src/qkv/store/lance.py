@@ -165,9 +165,7 @@ class LanceStore(Store):
                     for _ in fragment.to_batches():
                         pass
                 except Exception as error:  # whatever its decoders make of changed bytes
-                    damage = Damage(
-                        file_of(fragment), f"does not decode: {first_line(error)}", fragment.count_rows()
-                    )
+                    damage = Damage(file_of(fragment), f"does not decode: {first_line(error)}", fragment.count_rows())
             found += [] if damage is None else [damage]
             if progress is not None:
                 progress("verifying", done + 1, len(fragments))
@@ -280,8 +278,7 @@ class LanceStore(Store):
                 self._set_aside(numbers[-back:])
             return dataset
         raise DamagedStoreError(
-            f"{self.path.name!r}: no manifest of its {len(numbers)} versions can be read. "
-            "Restore it from a copy."
+            f"{self.path.name!r}: no manifest of its {len(numbers)} versions can be read. Restore it from a copy."
         )
 
     def _at(self, version: int) -> Any:

@@ -54,8 +54,7 @@ def in_words(path: Path) -> Iterator[None]:
             ) from None
         if "not found" in str(error).lower():
             raise DamagedStoreError(
-                f"{path.name!r}: {first_line(error)}. "
-                "If it was compacted, refresh; else restore it from a copy."
+                f"{path.name!r}: {first_line(error)}. If it was compacted, refresh; else restore it from a copy."
             ) from None
         raise
 

@@ -136,9 +136,7 @@ def read_manifest(folder: Path, number: int) -> Manifest:
             raise ValueError("bytes changed")
     except FileNotFoundError:
         there = ", ".join(map(str, numbers(folder)[-5:])) or "none"
-        raise DataError(
-            f"{folder.parent.name!r} has no version {number}; the newest it has are {there}."
-        ) from None
+        raise DataError(f"{folder.parent.name!r} has no version {number}; the newest it has are {there}.") from None
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedStoreError(
             f"{folder.parent.name!r}: the manifest of version {number} is damaged ({error}). "

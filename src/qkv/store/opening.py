@@ -80,9 +80,7 @@ def require_free(path: str | PathLike[str], backend: str = "arrow") -> None:
     if backend == "lance":
         lance_package()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(
-            f"{str(path)!r} is there already. Open it, remove it, or give the store another place."
-        )
+        raise DataError(f"{str(path)!r} is there already. Open it, remove it, or give the store another place.")
     may_be_made(folder, "the store")
 
 

@@ -22,15 +22,11 @@ __all__ = ["FoldContract", "folded"]
 Cuts = list[tuple[int, int]]
 
 
-def folded(
-    normalizer: Any, logits: Any, value: Any, tile: Any, cuts: Cuts, dropout: float, order: Any = None
-) -> Any:
+def folded(normalizer: Any, logits: Any, value: Any, tile: Any, cuts: Cuts, dropout: float, order: Any = None) -> Any:
     """`finish` of the partials of these tiles; `order(n)` names the next two to merge (None: the first)."""
     prepared = normalizer.prepare(logits)
     partials = [
-        normalizer.fold(
-            prepared[..., c0:c1], value[..., c0:c1, :], tile.cut(tile.rows, (c0, c1)), dropout, False
-        )
+        normalizer.fold(prepared[..., c0:c1], value[..., c0:c1, :], tile.cut(tile.rows, (c0, c1)), dropout, False)
         for c0, c1 in cuts
     ]
     while len(partials) > 1:
@@ -51,9 +47,7 @@ class FoldContract(PartContract):
 
     @settings(suppress_health_check=[HealthCheck.differing_executors])
     @given(st.data(), st.booleans(), st.sampled_from([0.0, 0.4]))
-    def test_fold_in_any_tiles_and_any_order_is_the_whole(
-        self, data: Any, batched: bool, dropout: float
-    ) -> None:
+    def test_fold_in_any_tiles_and_any_order_is_the_whole(self, data: Any, batched: bool, dropout: float) -> None:
         batch = (2,) if batched else ()
         draw = Draw(data.draw(st.integers(0, 99)), batch=batch)
         normalizer = self.make(draw)
@@ -149,9 +143,7 @@ class FoldContract(PartContract):
                 piece = tile.cut((0, 4), (c0, c1))
                 logits, own = prepared[..., c0:c1], weights[..., c0:c1]
                 tiles.append(part.logit_gradient(logits, own, gradient[..., c0:c1], row_dot, summary, piece))
-        got = torch.autograd.grad(
-            prepared, leaves, torch.cat(tiles, -1), allow_unused=True, materialize_grads=True
-        )
+        got = torch.autograd.grad(prepared, leaves, torch.cat(tiles, -1), allow_unused=True, materialize_grads=True)
         rest = part.array_gradients(summary, row_dot)
         assert len(rest) == len(part.arrays())
         for n, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
@@ -162,7 +154,7 @@ class FoldContract(PartContract):
 
     def test_without_a_fold_it_says_that_it_must_see_whole_rows(self) -> None:
         normalizer = self.make(Draw(1))
-        if normalizer.passes == "strip" and not hasattr(normalizer, "of"):
+        if normalizer.passes == "rows" and not hasattr(normalizer, "of"):
             with pytest.raises(RefusedError, match=f"{type(normalizer).__name__} has no fold.*whole rows"):
                 normalizer.fold(np.zeros((1, 1)), np.zeros((1, 1)), whole(1, 1), 0.0, True)
 

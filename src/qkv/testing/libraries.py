@@ -141,6 +141,4 @@ def assert_close(
         return
     error = np.max(np.abs(got[compared] - wanted[compared]))
     scale = max(np.max(np.abs(wanted[compared])), least, np.finfo(np.float64).tiny)
-    assert error <= tolerance * scale, (
-        f"{said} error {error / scale:.3g} of the largest, allowed {tolerance:.3g}"
-    )
+    assert error <= tolerance * scale, f"{said} error {error / scale:.3g} of the largest, allowed {tolerance:.3g}"

@@ -55,9 +55,7 @@ class MaskContract(PartContract):
 
     def test_agrees_with_its_formula(self, setting: Setting) -> None:
         for batch in setting.few((2, 3), (1, 3), ()):
-            for positions in setting.few(
-                Positions(align="end"), Positions(align="start"), Positions(query_start=2)
-            ):
+            for positions in setting.few(Positions(align="end"), Positions(align="start"), Positions(query_start=2)):
                 mask = self.make(Draw(1, 5, 7, batch))
                 tile = whole(5, 7, (2, 3), positions)
                 with setting.active():
@@ -71,9 +69,7 @@ class MaskContract(PartContract):
                 for *index, row, col in np.ndindex(*wanted.shape):
                     at = At(row, col, row + positions.offset(5, 7), col)
                     wanted[(*index, row, col)] = self.formula(element(mask, batch, tuple(index)), at)
-                assert (np.broadcast_to(np.asarray(got), wanted.shape) == wanted).all(), (
-                    f"{batch}, {positions}"
-                )
+                assert (np.broadcast_to(np.asarray(got), wanted.shape) == wanted).all(), f"{batch}, {positions}"
 
     def test_lengths_of_zero_and_one_work(self) -> None:
         for q, k in ((0, 3), (3, 0), (1, 1)):
@@ -91,9 +87,7 @@ class MaskContract(PartContract):
         mask.check(5, 7)
         for shown in (mask, ~mask, mask & Window(2, 1), mask | Keys(np.arange(7) < 3)):
             tile = whole(5, 7, (2,), positions)
-            of_all = np.broadcast_to(shown.allowed(tile, np.zeros(())), (2, 5, 7))[
-                :, slice(*rows), slice(*cols)
-            ]
+            of_all = np.broadcast_to(shown.allowed(tile, np.zeros(())), (2, 5, 7))[:, slice(*rows), slice(*cols)]
             piece = tile.cut(rows, cols)
             of_tile = shown.slice(slice(*rows), slice(*cols)).allowed(piece, np.zeros(()))
             assert (np.broadcast_to(of_tile, of_all.shape) == of_all).all()

@@ -97,9 +97,7 @@ class NormalizerContract(FoldContract):
     # -- properties -----------------------------------------------------------------------------------------
 
     @settings(suppress_health_check=[HealthCheck.differing_executors])
-    @given(
-        st.lists(st.lists(st.integers(-9, 9) | st.just(None), min_size=4, max_size=4), min_size=1, max_size=3)
-    )
+    @given(st.lists(st.lists(st.integers(-9, 9) | st.just(None), min_size=4, max_size=4), min_size=1, max_size=3))
     def test_weights_are_what_its_facts_say(self, rows: list[list[int | None]]) -> None:
         """Rows of small integers and excluded keys, so that ties are common."""
         normalizer = self.make(Draw(1))

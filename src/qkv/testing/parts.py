@@ -40,9 +40,7 @@ class PartContract:
         if "setting" in metafunc.fixturenames:
             metafunc.parametrize("setting", every, ids=str)
         if "few_setting" in metafunc.fixturenames:
-            few = [
-                setting for setting in every if setting.library != "jax" or setting.dtype == self.dtypes[-1]
-            ]
+            few = [setting for setting in every if setting.library != "jax" or setting.dtype == self.dtypes[-1]]
             metafunc.parametrize("few_setting", few, ids=str)
 
     def test_example_is_of_the_part_the_contract_names(self) -> None:
@@ -67,9 +65,7 @@ class PartContract:
 
     def test_one_array_too_many_is_refused(self) -> None:
         part = self.make(Draw(0))
-        with pytest.raises(
-            ShapeError, match=f"{len(part.arrays()) + 1} arrays .* holds {len(part.arrays())}"
-        ):
+        with pytest.raises(ShapeError, match=f"{len(part.arrays()) + 1} arrays .* holds {len(part.arrays())}"):
             part.replace_arrays([*part.arrays(), np.zeros(())])
 
     def test_part_cannot_be_changed(self) -> None:

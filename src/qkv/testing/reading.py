@@ -8,10 +8,10 @@ from typing import ClassVar
 from qkv.core.arrays import cast, quiet, zeros
 from qkv.core.batch import indices
 from qkv.core.equation import BoundCall
-from qkv.kernels.fold import fold_rows, spans
-from qkv.kernels.reading import Reading, read_rows, reads_tiles
+from qkv.kernels.runtime.tile_loop import fold_rows, spans
+from qkv.kernels.runtime.tile_readouts import Reading, read_rows, reads_tiles
 from qkv.plan.cost import Cost
-from qkv.plan.kernel import Kernel, Result
+from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 
 __all__ = ["TileReader"]

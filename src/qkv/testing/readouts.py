@@ -19,7 +19,7 @@ import pytest
 import qkv
 from qkv import masks
 from qkv.errors import RefusedError
-from qkv.kernels import DenseKernel, StreamedKernel, StripKernel, TiledKernel
+from qkv.kernels import DenseKernel, NumpyBlocksKernel, RowBlocksKernel, TiledKernel
 from qkv.plan import Kernel
 from qkv.readouts import Readout
 from qkv.testing.calls import run_plain
@@ -34,8 +34,8 @@ __all__ = ["ReadoutContract", "read"]
 READERS: dict[str, Kernel] = {
     "dense": DenseKernel(),
     "tiled": TiledKernel(budget=12, strip_budget=3000),
-    "strip": StripKernel(budget=3000),
-    "streamed": StreamedKernel(budget=12, strip_budget=3000),
+    "row_blocks": RowBlocksKernel(budget=3000),
+    "numpy_blocks": NumpyBlocksKernel(budget=12, strip_budget=3000),
     "tiles": TileReader(rows=4, cols=6, most=4),
 }
 """Kernels that run readouts, in pieces so small that several are joined."""
@@ -53,8 +53,7 @@ def read(call: Call, setting: Setting, kernel: Kernel | str | None, *readouts: R
     """The results of readouts as NumPy, named fields as tuples."""
     seen = run_plain(call, setting, kernel, readouts=readouts)
     return [
-        tuple(map(np.asarray, result)) if isinstance(result, tuple) else np.asarray(result)
-        for result in seen.readouts
+        tuple(map(np.asarray, result)) if isinstance(result, tuple) else np.asarray(result) for result in seen.readouts
     ]
 
 
@@ -169,7 +168,7 @@ class ReadoutContract:
             return
         for name, call in self.calls():
             found = []
-            for kernel in (READERS["dense"], READERS["tiled"], READERS["strip"]):
+            for kernel in (READERS["dense"], READERS["tiled"], READERS["row_blocks"]):
                 leaves = [setting.array(x).requires_grad_() for x in (call.query, call.key, call.value)]
                 normalizer = setting.part(call.normalizer)
                 held = [array.requires_grad_() for array in normalizer.arrays()]
@@ -190,12 +189,8 @@ class ReadoutContract:
                 result = result[0] if isinstance(result, tuple) else result
                 result = torch.where(torch.isfinite(result), result, torch.zeros_like(result))
                 torch.manual_seed(0)
-                total = (result * torch.randn_like(result)).sum() + (
-                    seen.output * torch.randn_like(seen.output)
-                ).sum()
-                found.append(
-                    torch.autograd.grad(total, leaves + held, allow_unused=True, materialize_grads=True)
-                )
+                total = (result * torch.randn_like(result)).sum() + (seen.output * torch.randn_like(seen.output)).sum()
+                found.append(torch.autograd.grad(total, leaves + held, allow_unused=True, materialize_grads=True))
             assert len(found) >= 2, name
             for other in found[1:]:
                 for n, (mine, theirs) in enumerate(zip(other, found[0], strict=True)):
@@ -236,9 +231,7 @@ class ReadoutContract:
                 run_plain(call, Setting("numpy", "float64"), None, readouts=[self.readout])
             assert str(refusal.value) == sentence
 
-    def test_query_without_keys_reads_finite_numbers_or_minus_infinity(
-        self, reader: str, setting: Setting
-    ) -> None:
+    def test_query_without_keys_reads_finite_numbers_or_minus_infinity(self, reader: str, setting: Setting) -> None:
         for name, call in self.calls():
             try:
                 result = read(call, setting, READERS[reader], self.readout)[0]

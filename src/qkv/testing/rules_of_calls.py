@@ -27,9 +27,7 @@ POSITIONAL: dict[str, Any] = {
     "not causal, or some keys": {"mask": ~masks.Causal() | masks.Keys(np.ones(4, dtype=bool))},
     "alibi": {"score": scores.ALiBi(scores.Dot(), 0.5)},
     "relative position": {"score": scores.RelativePosition(scores.Dot(), np.zeros(8))},
-    "quadratic position": {
-        "score": scores.SumOf((scores.QuadraticPosition(scores.Dot(), 0.5), scores.Dot()))
-    },
+    "quadratic position": {"score": scores.SumOf((scores.QuadraticPosition(scores.Dot(), 0.5), scores.Dot()))},
 }
 
 MISFITS: dict[str, tuple[Callable[[Call], Call], str]] = {
@@ -55,9 +53,7 @@ class RulesOfCalls(Claims):
 
     # -- 4. Positions ------------------------------------------------------------------------------------
 
-    def test_what_depends_on_positions_raises_where_lengths_differ_and_none_are_given(
-        self, setting: Setting
-    ) -> None:
+    def test_what_depends_on_positions_raises_where_lengths_differ_and_none_are_given(self, setting: Setting) -> None:
         for parts in POSITIONAL.values():
             with pytest.raises(PositionError, match=r'align="start".*align="end"'):
                 run_plain(replace(_small(), **parts), setting, self.kernel)
@@ -103,9 +99,7 @@ class RulesOfCalls(Claims):
                     continue
                 seen = run_plain(call, setting, self.kernel, readouts=[readout])
                 assert ((to_float64(seen.output) == 0) == (plain == 0)).all(), f"{name}, {readout}"
-                assert_close(
-                    seen.output, plain, max(1e-12, setting.tolerance), said=f"{name}, {readout}:", least=0.1
-                )
+                assert_close(seen.output, plain, max(1e-12, setting.tolerance), said=f"{name}, {readout}:", least=0.1)
 
     # -- 9. Nothing falls to quadratic memory silently ---------------------------------------------------
 
@@ -138,9 +132,7 @@ class RulesOfCalls(Claims):
     # -- 11. Every size works ----------------------------------------------------------------------------
 
     def test_empty_and_single_axes_work(self, setting: Setting) -> None:
-        for shape in self.some(
-            setting, [name for name in SHAPES if "one" in name or "no " in name or "1" in name]
-        ):
+        for shape in self.some(setting, [name for name in SHAPES if "one" in name or "no " in name or "1" in name]):
             for score, normalizer in (
                 ("dot", "softmax"),
                 ("dot", "sigmoid"),

@@ -23,9 +23,7 @@ MASKED = [1, 4, 10]
 HIDDEN = {
     "a mask of keys": masks.Keys(~np.isin(np.arange(11), MASKED)),
     "a mask of pairs": masks.Pairs(np.broadcast_to(~np.isin(np.arange(11), MASKED), (7, 11)).copy()),
-    "documents": masks.Documents(
-        np.arange(7) // 4, np.where(np.isin(np.arange(11), MASKED), 9, np.arange(11) // 6)
-    ),
+    "documents": masks.Documents(np.arange(7) // 4, np.where(np.isin(np.arange(11), MASKED), 9, np.arange(11) // 6)),
 }
 READ_ELSEWHERE = ("scaled dot", "gaussian", "additive", "cosine", "gated", "laplace", "custom")
 """Scores that read NaN in different ways: in a product, a mean, a norm, a difference."""
@@ -102,9 +100,7 @@ class RulesOfData(Claims):
             score = scores.Biased(scores.Dot(), per_key=np.array([low, low, -math.inf]))
             call = Call(query, key, value, score, normalizer)
             if self.takes(call, setting):
-                assert_close(
-                    self.see(call, setting).output, [[wanted]], max(1e-12, setting.tolerance), said=str(call)
-                )
+                assert_close(self.see(call, setting).output, [[wanted]], max(1e-12, setting.tolerance), said=str(call))
 
     def is_empty(self, call: Call, setting: Setting, name: str) -> None:
         """Query 2 has output 0 and gradient 0; nothing else is disturbed."""
@@ -147,16 +143,12 @@ class RulesOfData(Claims):
             gradients = tuple(gradient[..., :6, :] for gradient in got.gradients[:1])
             agree(
                 replace(got, output=got.output[..., :6, :], gradients=gradients),
-                replace(
-                    wanted, output=wanted.output[..., :6, :], gradients=(wanted.gradients[0][..., :6, :],)
-                ),
+                replace(wanted, output=wanted.output[..., :6, :], gradients=(wanted.gradients[0][..., :6, :],)),
                 setting,
                 name,
             )
 
-    def does_not_leak(
-        self, call: Call, setting: Setting, bad: float, said: str, hidden: list[int] = MASKED
-    ) -> None:
+    def does_not_leak(self, call: Call, setting: Setting, bad: float, said: str, hidden: list[int] = MASKED) -> None:
         """The hidden keys and values may be anything: output and gradients are those of zeros there."""
         got = self.run(_with(call, hidden, bad), setting)
         agree(got, oracle_of(_with(call, hidden, 0.0), setting), setting, f"{bad} leaks, {said}")

@@ -31,9 +31,7 @@ class RulesOfDraws(Claims):
 
     def test_another_seed_is_another_draw(self, setting: Setting) -> None:
         call = Case(dropout=0.5).call()
-        one, same, other = (
-            to_float64(self.see(replace(call, seed=seed), setting).output) for seed in (1, 1, 2)
-        )
+        one, same, other = (to_float64(self.see(replace(call, seed=seed), setting).output) for seed in (1, 1, 2))
         assert (one == same).all()
         assert (one != other).any()
 

@@ -65,9 +65,7 @@ class ScoreContract(PartContract):
     # -- values ---------------------------------------------------------------------------------------------
 
     def test_agrees_with_its_formula(self, setting: Setting) -> None:
-        for query_batch, key_batch, batch in setting.few(
-            ((2, 3), (2, 1), (1, 3)), ((2,), (), ()), ((), (), ())
-        ):
+        for query_batch, key_batch, batch in setting.few(((2, 3), (2, 1), (1, 3)), ((2,), (), ()), ((), (), ())):
             draw = Draw(5, 4, 6, batch)
             score = self.make(draw)
             query = self.rows(Draw(6, batch=query_batch), 4, self.widths[0])
@@ -86,9 +84,7 @@ class ScoreContract(PartContract):
                     assert setting.dtype in str(got.dtype)
             assert_close(got, wanted, setting.tolerance, where=compared, said=f"{setting}, {batch}:")
 
-    def _wanted(
-        self, setting: Setting, score: Any, batch: tuple[int, ...], query: Any, key: Any
-    ) -> tuple[Any, Any]:
+    def _wanted(self, setting: Setting, score: Any, batch: tuple[int, ...], query: Any, key: Any) -> tuple[Any, Any]:
         score = score.map_arrays(setting.rounded)
         core = 1 if self.libraries == ("numpy",) and query.dtype.kind in "OV" else 2
         if core == 2:
@@ -124,9 +120,7 @@ class ScoreContract(PartContract):
     def test_widths_that_cannot_be_compared_are_refused_by_naming_both(self) -> None:
         score, (left, right) = self.make(Draw(1)), self.widths
         if self.compares_widths:
-            with pytest.raises(
-                ShapeError, match=rf"\b{left + 8}\b.*\b({left}|{right})\b.*(Give|Project|must be)"
-            ):
+            with pytest.raises(ShapeError, match=rf"\b{left + 8}\b.*\b({left}|{right})\b.*(Give|Project|must be)"):
                 score(np.zeros((2, left + 8)), np.zeros((2, right)), END)
 
     def test_states_what_a_logit_costs(self) -> None:
@@ -139,9 +133,7 @@ class ScoreContract(PartContract):
 
     @settings(suppress_health_check=[HealthCheck.differing_executors])
     @given(st.tuples(*[st.integers(0, 5)] * 2), st.tuples(*[st.integers(0, 7)] * 2), st.booleans())
-    def test_tile_of_the_slice_is_the_slice_of_the_whole(
-        self, r: tuple[int, ...], c: tuple[int, ...], b: bool
-    ) -> None:
+    def test_tile_of_the_slice_is_the_slice_of_the_whole(self, r: tuple[int, ...], c: tuple[int, ...], b: bool) -> None:
         rows, cols = (min(r), max(r)), (min(c), max(c))
         batch = (2,) if b else ()
         score = self.make(Draw(1, 5, 7, batch))
@@ -226,9 +218,7 @@ class ScoreContract(PartContract):
         if self.differentiable:
             score = self.make(Draw(1))
             inputs = [*self._special_sides(), *floats(score)]
-            assert all(
-                np.isfinite(gradient).all() for gradient in torch_gradients(self._scalar(score), inputs)[1]
-            )
+            assert all(np.isfinite(gradient).all() for gradient in torch_gradients(self._scalar(score), inputs)[1])
 
     def test_what_is_masked_is_never_read_forward_or_backward(self) -> None:
         if self.libraries != ("numpy",):

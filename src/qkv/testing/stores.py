@@ -28,9 +28,7 @@ def numbered(start: int, stop: int, width: int = 4) -> Any:
 
     ids = np.arange(start, stop)
     vectors = (ids[:, None] * np.ones(width)).astype(np.float32)
-    return pa.table(
-        {"id": ids, "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), width)}
-    )
+    return pa.table({"id": ids, "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), width)})
 
 
 def ids_of(store: stores.Store) -> list[int]:
@@ -222,9 +220,7 @@ class StoreContract:
     def attached(self, path: Path) -> stores.Store:
         """A store of ten rows with a file attached."""
         files = {"notes.bin": bytes(range(200))}
-        made = stores.create(
-            path, numbered(0, 1).schema, metadata={"a": 1}, backend=self.backend, attached=files
-        )
+        made = stores.create(path, numbered(0, 1).schema, metadata={"a": 1}, backend=self.backend, attached=files)
         made.append(numbered(0, 10))
         return made
 

@@ -218,9 +218,7 @@ def _gradients(model: Any, given: dict[str, Any]) -> float:
         shown = _shown(model(**given))
         torch.manual_seed(3)
         (shown * torch.randn(shown.shape)).sum().backward()
-        all_of.append(
-            {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None and p.numel()}
-        )
+        all_of.append({n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None and p.numel()})
     model.eval()
     model.set_attn_implementation("eager")
     model.zero_grad()

@@ -28,8 +28,7 @@ def call(layer: Any, *arrays: Tensor, mask: Any = None, name: str = "qkv", **mor
 def arrays(heads: int = 4, key_heads: int = 2, q: int = 5, k: int = 7, **more: Any) -> tuple[Tensor, ...]:
     torch.manual_seed(0)
     return tuple(
-        torch.randn(2, h, n, width, **more)
-        for h, n, width in ((heads, q, 6), (key_heads, k, 6), (key_heads, k, 3))
+        torch.randn(2, h, n, width, **more) for h, n, width in ((heads, q, 6), (key_heads, k, 6), (key_heads, k, 3))
     )
 
 
@@ -90,9 +89,7 @@ def test_output_weights_and_gradients_are_those_of_the_definition(name: str, hea
 
 def test_without_scaling_the_width_scales() -> None:
     given = arrays()
-    torch.testing.assert_close(
-        call(Layer(), *given)[0].double(), dense(*given, 6**-0.5)[0], rtol=0, atol=2e-6
-    )
+    torch.testing.assert_close(call(Layer(), *given)[0].double(), dense(*given, 6**-0.5)[0], rtol=0, atol=2e-6)
 
 
 def test_without_a_mask_a_causal_layer_is_causal_and_the_room_of_a_static_cache_is_left_out() -> None:
@@ -231,9 +228,7 @@ def test_beams_find_the_same_texts() -> None:
     for name in ("eager", huggingface.register()):
         model.set_attn_implementation(name)
         found.append(
-            model.generate(
-                TEXT, attention_mask=REAL, num_beams=3, max_new_tokens=6, do_sample=False, pad_token_id=0
-            )
+            model.generate(TEXT, attention_mask=REAL, num_beams=3, max_new_tokens=6, do_sample=False, pad_token_id=0)
         )
     assert torch.equal(*found)
 

@@ -63,9 +63,7 @@ def run(*asked: int | bool) -> dict[str, int]:
     return found
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/clear_refs").exists(), reason="there is no /proc to read the peak from"
-)
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="there is no /proc to read the peak from")
 @pytest.mark.parametrize(
     ("length", "layers", "heads"),
     [
@@ -74,9 +72,7 @@ def run(*asked: int | bool) -> dict[str, int]:
         pytest.param(8192, 2, 4, marks=pytest.mark.long),  # 268 MB a head and layer
     ],
 )
-def test_recording_stays_under_one_and_a_half_times_the_memory_of_running(
-    length: int, layers: int, heads: int
-) -> None:
+def test_recording_stays_under_one_and_a_half_times_the_memory_of_running(length: int, layers: int, heads: int) -> None:
     plain, recorded = run(length, layers, heads, False), run(length, layers, heads, True)
     assert recorded["shapes"] == [[[1, heads, length, 8], [1, heads, 256, 256]]] * layers
     assert recorded["peak"] < 1.5 * plain["peak"], (plain, recorded)

@@ -41,9 +41,7 @@ def test_states_and_all_72_maps_are_those_of_eager_attention(
         theirs = model(**given, output_attentions=True)
         with record(model, [Dense()], keep=True) as seen:
             mine = model(**given)
-    torch.testing.assert_close(
-        mine.last_hidden_state[real], theirs.last_hidden_state[real], rtol=0, atol=near
-    )
+    torch.testing.assert_close(mine.last_hidden_state[real], theirs.last_hidden_state[real], rtol=0, atol=near)
     assert len(seen.layers) == 6
     for (one,), wanted in zip(seen.layers.values(), theirs.attentions, strict=True):
         assert one.readouts[0].shape == wanted.shape == (3, 12, real.shape[1], real.shape[1])

@@ -71,11 +71,7 @@ class Counter:
         """What was counted so far."""
         apart = [name for name in self.ran if not inside(name, self.calls)]
         # Of layers within layers, the innermost attends.
-        missed = [
-            name
-            for name in apart
-            if not any(other.startswith(f"{name}.") for other in apart if other != name)
-        ]
+        missed = [name for name in apart if not any(other.startswith(f"{name}.") for other in apart if other != name)]
         return Reach(dict(self.calls), tuple(missed))
 
     def stop(self) -> None:

@@ -108,9 +108,7 @@ class Record:
     ) -> None:
         for readout in readouts:
             if not isinstance(readout, Readout):
-                raise KindError(
-                    f"{readout!r} is no readout. Give instances from qkv.readouts, such as TopWeights(5)."
-                )
+                raise KindError(f"{readout!r} is no readout. Give instances from qkv.readouts, such as TopWeights(5).")
         self.readouts, self.keep = tuple(readouts), keep
         self.layers: dict[str, list[Seen]] = {}
         self.missed: tuple[str, ...] = ()
@@ -283,8 +281,7 @@ def _chosen(names: dict[Any, str], layers: Iterable[str | int] | str | int | Non
         matching = fnmatch.filter(names.values(), one)
         if not matching:
             raise OptionError(
-                f'no layer is called "{one}". Some that attend: {_few(innermost)}. Patterns as in file names '
-                "are fine."
+                f'no layer is called "{one}". Some that attend: {_few(innermost)}. Patterns as in file names are fine.'
             )
         found.update(matching)
     return frozenset(found)

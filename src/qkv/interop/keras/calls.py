@@ -37,9 +37,7 @@ class Options:
 
     def __init__(self, normalizer: str, kernel: str | None, memory: int | str) -> None:
         if normalizer not in NORMALIZERS:
-            raise OptionError(
-                f"there is no normalizer {normalizer!r}. Choose one of {', '.join(NORMALIZERS)}."
-            )
+            raise OptionError(f"there is no normalizer {normalizer!r}. Choose one of {', '.join(NORMALIZERS)}.")
         self.normalizer, self.kernel, self.memory = normalizer, kernel, memory
 
     def made(self) -> Normalizer:

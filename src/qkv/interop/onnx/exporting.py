@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from qkv.errors import DataError, KindError, MissingPackageError, OptionError
 from qkv.interop.onnx.attributes import OPSETS
 from qkv.interop.onnx.node import AttentionNode
-from qkv.kernels.exported import FIRST
+from qkv.kernels.compiled.export import FIRST
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from qkv.core.arrays import Array, is_array
 from qkv.core.equation import BoundCall
 from qkv.core.parts import over_pairs
 from qkv.plan.cost import Cost
-from qkv.plan.kernel import Kernel, Result
+from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 
 __all__ = ["AttentionNode"]

@@ -131,9 +131,7 @@ def attention(
         # Quadratic memory was asked for; the planner need not be told no.
         memory = 2**29 + 4 * sizes.pairs * max(4, itemsize(dtype_name(query)))
         readout = Dense() if mode == 3 else _Logits()
-        result = observe(
-            *grouped, score=score, mask=mask, positions=positions, readouts=[readout], memory=memory
-        )
+        result = observe(*grouped, score=score, mask=mask, positions=positions, readouts=[readout], memory=memory)
         output, seen = result.output, result.readouts[0]
     else:
         output = attend(*grouped, score=score, mask=mask, positions=positions)

@@ -23,21 +23,22 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from qkv.core.arrays import Array, result_dtype
+from qkv.core.arrays import result_dtype
 from qkv.core.axes import Axes
 from qkv.core.parts import Part
+from qkv.core.typing import Tensor
 from qkv.errors import GradientError, RefusedError
-from qkv.kernels.compiled.kept import COLUMNS, Kept, keeping
+from qkv.kernels.compiled.saved import COLUMNS, Kept, keeping
 from qkv.normalizers import NORMALIZERS, Softmax
 
 __all__ = ["compiled", "operands", "refuse"]
 
 Asked = tuple[Any, ...]
-Run = Callable[..., Array]
+Run = Callable[..., Tensor]
 Wanted = tuple[bool, ...] | None
 
 
-def compiled(query: Array, key: Array, value: Array, asked: Asked, seed: Any, run: Run, *more: Any) -> Array:
+def compiled(query: Tensor, key: Tensor, value: Tensor, asked: Asked, seed: Any, run: Run, *more: Any) -> Tensor:
     """The output of a call that `torch.compile` is tracing; arguments as in `operands`."""
     import torch
 
@@ -46,8 +47,8 @@ def compiled(query: Array, key: Array, value: Array, asked: Asked, seed: Any, ru
 
 
 def operands(
-    query: Array, key: Array, value: Array, asked: Asked, seed: Any, run: Run, *more: Any
-) -> tuple[list[Array], Array | None, str]:
+    query: Tensor, key: Tensor, value: Tensor, asked: Asked, seed: Any, run: Run, *more: Any
+) -> tuple[list[Tensor], Tensor | None, str]:
     """What the operator is called with. The compiler traces this.
 
     Args:
@@ -88,7 +89,7 @@ def refuse(sentence: str) -> NoReturn:
 # -- parts, taken apart and put together ---------------------------------------------------------------
 
 
-def _apart(value: Any, tensors: list[Array], leaves: list[Any]) -> Any:
+def _apart(value: Any, tensors: list[Tensor], leaves: list[Any]) -> Any:
     """How a value is built from tensors and constants, which are appended. The compiler traces this."""
     import torch
 
@@ -114,7 +115,7 @@ def _apart(value: Any, tensors: list[Array], leaves: list[Any]) -> Any:
     return "constant"
 
 
-def _together(form: Any, tensors: list[Array], leaves: list[Any]) -> Any:
+def _together(form: Any, tensors: list[Tensor], leaves: list[Any]) -> Any:
     """The value again; takes what it needs from the front of the lists."""
     if form == "tensor":
         return tensors.pop(0)
@@ -143,7 +144,7 @@ class _Call:
     form: Any
     leaves: tuple[Any, ...]
 
-    def __call__(self, tensors: Sequence[Array], seed: Array | None) -> Array:
+    def __call__(self, tensors: Sequence[Tensor], seed: Tensor | None) -> Tensor:
         """Run it."""
         query, key, value, *arrays = tensors
         # The same parts again find the plan again that was kept for them.
@@ -290,7 +291,7 @@ _CLOSES = (
 )
 
 
-def _refuse_hidden(output: Array, leaves: Sequence[Array]) -> None:
+def _refuse_hidden(output: Tensor, leaves: Sequence[Tensor]) -> None:
     """Raise where the graph of the output leads to a tensor that is none of the leaves."""
     known, seen = {id(x) for x in leaves}, set()
     stack = [output.grad_fn]
@@ -324,7 +325,7 @@ def _outside() -> Any:
     return inner._ForceDispatchKeyGuard(inner._dispatch_tls_local_include_set(), excluded)
 
 
-def _own(x: Array, others: Sequence[Array]) -> Array:
+def _own(x: Tensor, others: Sequence[Tensor]) -> Tensor:
     """Contiguous, as the compiler was told, and in memory that no other tensor has."""
     x = x.contiguous()
     tile = x.untyped_storage().data_ptr()

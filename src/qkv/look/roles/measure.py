@@ -94,9 +94,7 @@ def _read(reader: Reader, text: str) -> tuple[Encoded, list[np.ndarray]]:
     special = encoded.pop("special_tokens_mask")[0].bool().numpy()
     with torch.no_grad(), record(reader.model, [Dense()]) as seen:
         reader.model(**encoded)
-    maps = [
-        calls[-1].readouts[0][0].float().numpy() for calls in seen.layers.values() if calls[-1].kind == "self"
-    ]
+    maps = [calls[-1].readouts[0][0].float().numpy() for calls in seen.layers.values() if calls[-1].kind == "self"]
     return Encoded(encoded["input_ids"][0].numpy(), special, letters), maps
 
 

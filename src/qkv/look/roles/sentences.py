@@ -67,10 +67,7 @@ def gap(path: str | os.PathLike[str]) -> list[Sentence]:
     for row in reader:
         try:
             truth = [row["A-coref"].upper() == "TRUE", row["B-coref"].upper() == "TRUE"]
-            spans = [
-                (int(row[f"{name}-offset"]), int(row[f"{name}-offset"]) + len(row[name]))
-                for name in ("A", "B")
-            ]
+            spans = [(int(row[f"{name}-offset"]), int(row[f"{name}-offset"]) + len(row[name])) for name in ("A", "B")]
             at = int(row["Pronoun-offset"])
             query = (at, at + len(row["Pronoun"]))
             text = row["Text"]
@@ -155,9 +152,7 @@ def _tree(lines: list[tuple[int, str]], wanted: set[str] | None, name: str) -> S
     for number, line in lines:
         cells = line.split("\t")
         if len(cells) != 10:
-            raise DataError(
-                f"line {number} of {name!r} is none of CoNLL-U: it has {len(cells)} columns, not 10."
-            )
+            raise DataError(f"line {number} of {name!r} is none of CoNLL-U: it has {len(cells)} columns, not 10.")
         glue = "" if "SpaceAfter=No" in cells[9].split("|") else " "
         if "-" in cells[0]:  # several words written as one: the first of them stands for all
             first, last = map(int, cells[0].split("-"))

@@ -93,9 +93,7 @@ class Table:
         """
         counted = f"{self.sentences:,} sentence{'s' * (self.sentences != 1)}"
         lines = [f"{self.model}, {counted}; scores with 95 % intervals", ""]
-        lines.append(
-            f"{'role':<14}{'sentences':<18}{'head':<8}{'score':<8}{'interval':<16}{'baseline':<10}count"
-        )
+        lines.append(f"{'role':<14}{'sentences':<18}{'head':<8}{'score':<8}{'interval':<16}{'baseline':<10}count")
         for role in self.roles():
             for group in self.groups(role) if groups else ["all"]:
                 lines += [

@@ -48,9 +48,7 @@ class LearnedScore(torch.nn.Module, ABC):
         key_width = query_width if key_width is None else key_width
         for name, number in (("query_width", query_width), ("key_width", key_width), ("heads", heads)):
             if number is not None and (not isinstance(number, int) or number < 1):
-                raise OptionError(
-                    f"{type(self).__name__} was given {name}={number!r}. Give a whole number, 1 or more."
-                )
+                raise OptionError(f"{type(self).__name__} was given {name}={number!r}. Give a whole number, 1 or more.")
         self.query_width, self.key_width, self.heads = query_width, key_width, heads
         self.made_as = {"device": device, "dtype": dtype}
 

@@ -1,0 +1,150 @@
+"""The fused kernel: PyTorch's fused attention, for scores that lift to an inner product.
+
+It is used under softmax, and only where it runs in linear memory. What is not so is made so: values or
+vectors padded to one width, a last axis made contiguous, batch axes mapped to two (`flash/layout.py`), a
+causal mask that starts late split in two (`flash/flash.py`). What cannot be made so is refused in a sentence.
+
+This file says what can run and what it costs; `flash/call.py` runs it.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import ClassVar
+
+from qkv.core.equation import BoundCall
+from qkv.core.typing import Tensor
+from qkv.kernels.runtime.cost_model import PRODUCT_RATE
+from qkv.kernels.tiled.kernel import TiledKernel
+from qkv.masks.base import Mask
+from qkv.plan.cost import Cost
+from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.plan.problem import Problem
+
+__all__ = ["FusedKernel"]
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedKernel(Kernel):
+    """One call of PyTorch's fused attention on lifted query and key."""
+
+    name: ClassVar[str] = "fused"
+    libraries: ClassVar[tuple[str, ...]] = ("torch",)
+    guards: ClassVar[tuple[str, ...]] = (
+        "if query, key and value, and what they are lifted to, are finite: fused, else, with a mask of keys, "
+        "fused of masked keys set to 0, else tiled (0 · NaN would leak)",
+    )
+    traceable: ClassVar[bool] = True
+
+    def refuse(self, problem: Problem) -> str | None:
+        """By facts of score, normalizer, mask and shapes."""
+        axes, normalizer, mask = problem.axes, problem.normalizer, problem.spec.mask
+        if sentence := self.refuse_library(problem):
+            return sentence
+        from qkv.kernels.fused.layout import layout_of
+
+        if problem.score.lift_fact is None:
+            return f"{problem.score} is no inner product"
+        if not (normalizer.log_sum_exp and normalizer.passes == "one"):
+            return f"it knows softmax alone, not {normalizer}"
+        if not normalizer.shift_invariant:
+            return f"it has no sink, {normalizer} has one"
+        if problem.readouts:
+            return "it keeps no weights for readouts"
+        if problem.spec.dropout:
+            return "with dropout PyTorch would run it in quadratic memory"
+        if problem.traced in ("jvp", "twice"):
+            return "PyTorch has no forward or second derivative of it in torch.func"
+        if mask is not None and (sentence := _refuse_mask(mask, problem)):
+            return sentence
+        if 0 in (axes.q, axes.k, axes.query_width, axes.value_width, axes.batch_size):
+            return "an axis is empty"
+        if layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2]) is None:
+            return "more than two batch axes, some of them shared, would have to be copied"
+        return None
+
+    def describe(self, problem: Problem) -> str:
+        """What is lifted, mapped and padded."""
+        from qkv.kernels.fused.layout import layout_of, split
+
+        axes, score = problem.axes, problem.score
+        width = score.lifted_width(axes.query_width, axes.key_width)
+        told = [f"{score} is an inner product of width {width}", score.lift_description()]
+        if score.lift_fact != "exact":
+            told.append("the term of the query alone cancels in softmax")
+        if width != axes.value_width:
+            told.append(f"{'values' if axes.value_width < width else 'vectors'} padded with 0")
+        layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
+        if layout is not None and layout.grouped:
+            told.append(f"{layout.heads[1] // layout.key_heads[1]} queries share a key (enable_gqa)")
+        offset = split(problem.spec.mask, problem.tile)[1]
+        if offset:
+            told.append(f"causal from {offset}: " + ("two calls, merged" if offset > 0 else "later queries alone"))
+        return "; ".join(said for said in told if said)
+
+    def cost(self, problem: Problem) -> Cost:
+        """One pass, with a gradient five products more; copies of what is lifted or padded."""
+        from qkv.kernels.fused.layout import split
+
+        axes, score = problem.axes, problem.score
+        rows = [math.prod(shape[:-1]) for shape in (axes.query, axes.key, axes.value)]
+        widths = (axes.query_width, axes.key_width, axes.value_width)
+        width = max(score.lifted_width(*widths[:2]), axes.value_width)
+        # Output and one number for each of its rows; then each side that is not taken as it came.
+        output = math.prod(axes.output[:-1]) * (width + 1)
+        lifted = not score.lifts_itself
+        numbers = output + sum(
+            n * width
+            for n, own, lift in zip(rows, widths, (lifted, lifted, False), strict=True)
+            if lift or own != width
+        )
+        if problem.gradient:
+            # The gradient that comes, those of all sides, and one of them twice while it changes its layout.
+            numbers += output + (sum(rows) + max(rows)) * width + (sum(rows[:2]) * width if lifted else 0)
+        if problem.dtype in ("float16", "bfloat16"):
+            numbers += sum(n * own for n, own in zip(rows, widths, strict=True))
+        peak = numbers * problem.itemsize + _SCRATCH
+        _, offset, _ = split(problem.spec.mask, problem.tile)
+        triangle = 1.0 if offset is None else 0.55 if axes.k >= 1024 else 0.75
+        flop = axes.pairs * triangle * (4 * width + 10) * (3.5 if problem.gradient else 1)
+        traffic = (problem.input_bytes + numbers * problem.itemsize) * (2 if problem.gradient else 1)
+        overhead = 1.5e-4 if problem.gradient else 8e-5
+        arithmetic = flop / PRODUCT_RATE
+        if width > 64 and 48 <= axes.q < 768 and not problem.gradient:
+            arithmetic *= 1.25  # PyTorch takes 32 or 64 queries at once then: flat products
+        return Cost(flop, traffic, peak, overhead, arithmetic=arithmetic)
+
+    def shortcut(self, problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result | None] | None:
+        """For a plain dot product without or with a causal mask: a call that only looks and runs."""
+        from qkv.kernels.fused.call import shortcut
+
+        return shortcut(problem)
+
+    def run(self, call: BoundCall, problem: Problem) -> Result:
+        """The fused call; or the tiled kernel where the data is not finite."""
+        from qkv.kernels.fused.call import run
+
+        result = run(call, problem)
+        if result is not None:
+            return result
+        return dataclasses.replace(TiledKernel().run(call, problem), guards=("not all finite: tiled",))
+
+
+_SCRATCH = 8 * 2**20
+"""Bytes that the operator takes for its own tiles, and the library of matrix products."""
+
+
+def _refuse_mask(mask: Mask, problem: Problem) -> str | None:
+    """The sentence for a mask that would be an array of all pairs."""
+    from qkv.kernels.fused.layout import split
+    from qkv.kernels.fused.sdpa import operators
+
+    axes = problem.axes
+    keys, offset, known = split(mask, problem.tile)
+    if known and (not offset or (keys is None and not problem.traced and operators("cpu") is not None)):
+        return None
+    return f"the mask {mask} would be held as an array of {axes.q} × {axes.k}"

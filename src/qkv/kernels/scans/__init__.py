@@ -1,1 +1,0 @@
-"""Loops that JAX compiles: tiles that are folded, and strips of whole rows."""

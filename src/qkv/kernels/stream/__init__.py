@@ -1,1 +1,0 @@
-"""Softmax in NumPy, in one pass over the keys."""

@@ -1,0 +1,32 @@
+"""Which way the logits of a tile are computed, by the facts of the score."""
+
+from __future__ import annotations
+
+from qkv.core.arrays import is_array
+from qkv.core.equation import BoundCall
+from qkv.kernels.runtime.microbenchmarks import Routes
+from qkv.kernels.tiled.logits.additive import UnitSum
+from qkv.kernels.tiled.logits.base import Bent, Pairs, Product, Shifted, Traced
+from qkv.kernels.tiled.logits.gated import GatedProduct
+from qkv.scores.base import PointwiseScore
+
+__all__ = ["pairs_of"]
+
+
+def pairs_of(call: BoundCall, factor: float, routes: Routes) -> Pairs:
+    """The way for this call; logits are multiplied by `factor`."""
+    score = call.score
+    if not call.projected or call.query.dtype != call.value.dtype:
+        return Traced(call, factor, routes)
+    if score.is_product:
+        return Product(call, factor, routes)
+    if score.unit == "gate":
+        return GatedProduct(call, factor, routes)
+    if score.unit == "tanh" and not call.tile.batch:
+        return UnitSum(call, factor, routes)
+    if isinstance(score, PointwiseScore):
+        if score.adds:
+            return Shifted(call, factor, routes, pairs_of)
+        if score.bend == "tanh" and score.score.is_product and not is_array(score.cap):
+            return Bent(call, factor, routes)
+    return Traced(call, factor, routes)

@@ -1,0 +1,68 @@
+"""From the arrays of a call to its problem: their facts, and whether everything that is asked fits them."""
+
+from __future__ import annotations
+
+from qkv.core.arrays import Array, dtype_name, is_text, library, requires_gradient, result_dtype
+from qkv.core.axes import Axes
+from qkv.errors import KindError, RefusedError
+from qkv.plan.cost import memory_bytes
+from qkv.plan.problem import Problem
+from qkv.plan.spec import Spec
+from qkv.readouts import Readout
+
+__all__ = ["check_problem", "read_problem"]
+
+
+def read_problem(
+    query: Array,
+    key: Array,
+    value: Array,
+    spec: Spec,
+    readouts: tuple[Readout, ...],
+    memory: int | str,
+    traced: str = "",
+) -> Problem:
+    """The problem of these arrays.
+
+    Raises:
+        KindError: text where numbers are wanted or the reverse, complex numbers, arrays of several libraries.
+        ShapeError: the shapes do not fit each other.
+    """
+    kind = library(query, key, value)
+    texts = (is_text(query), is_text(key))
+    assert spec.score is not None
+    spec.score.check_kind(*texts)
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        if (is_text(x) and name == "value") or "complex" in dtype_name(x):
+            raise KindError(f"{name} has {dtype_name(x)} elements. It must be real numbers.")
+    axes = Axes.of(query.shape, key.shape, value.shape, texts[0])
+    numbers = (value,) if texts[0] else (query, key, value)
+    out = result_dtype(*numbers)
+    dtype = str(getattr(out, "name", out)).removeprefix("torch.")
+    gradient = _gradient(query, key, value, spec)
+    return Problem(spec, axes, kind, dtype, gradient, readouts, memory_bytes(memory), traced)
+
+
+def check_problem(problem: Problem) -> None:
+    """Raise where parts do not fit the shapes, or a readout makes no sense."""
+    axes, spec = problem.axes, problem.spec
+    if not axes.text:
+        problem.score.check(axes.query_width, axes.key_width)
+    problem.score.check_lengths(axes.q, axes.k)
+    if spec.mask is not None:
+        spec.mask.check(axes.q, axes.k)
+    if spec.positional:
+        problem.tile.offset()
+    for readout in problem.readouts:
+        if not isinstance(readout, Readout):
+            raise KindError(f"{readout!r} is no readout. Give instances from qkv.readouts, such as TopWeights(5).")
+        if sentence := readout.refuse(problem.normalizer):
+            raise RefusedError(sentence)
+        readout.check(problem.tile)
+
+
+def _gradient(query: Array, key: Array, value: Array, spec: Spec) -> bool:
+    numbers = (value,) if is_text(query) else (query, key, value)
+    assert spec.score is not None
+    assert spec.normalizer is not None
+    return any(requires_gradient(x) for x in (*numbers, *spec.score.arrays(), *spec.normalizer.arrays()))

@@ -1,0 +1,27 @@
+"""Rewrites: each turns a problem into a cheaper one with the same answer. One per file; `RULES` is all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from qkv.plan.problem import Problem
+from qkv.plan.rewrites.bias_per_key import bias_per_key
+from qkv.plan.rewrites.constant_score import constant_score
+from qkv.plan.rewrites.double_negation import double_negation
+from qkv.plan.rewrites.flat_sum import flat_sum
+from qkv.plan.rewrites.mask_allows_all import mask_allows_all
+from qkv.plan.rewrites.top_of_few import top_of_few
+from qkv.plan.spec import Spec
+
+__all__ = ["RULES"]
+
+Rule = Callable[[Problem], tuple[Spec, str] | None]
+
+RULES: tuple[Rule, ...] = (
+    double_negation,
+    mask_allows_all,
+    top_of_few,
+    flat_sum,
+    bias_per_key,
+    constant_score,
+)

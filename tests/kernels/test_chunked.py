@@ -1,0 +1,86 @@
+"""Keys and values in pieces, held to the contract of every kernel: whole arrays are cut before it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from qkv.errors import RefusedError
+from qkv.kernels.chunked.kernel import Held, Pieces, PiecesKernel, attend_pieces
+from qkv.testing.calls import oracle, run
+from qkv.testing.cases import SCORES, Case
+from qkv.testing.claims import agree, settings_of_kernel
+from qkv.testing.kernels import KernelContract
+from qkv.testing.libraries import Setting
+
+
+def cut(x: Any, rows: int, clean: bool) -> Pieces:
+    arrays = tuple(x.split(rows, dim=-2)) if x.shape[-2] else (x,)
+    return Pieces(arrays, (None,) * len(arrays), x.dtype, clean)
+
+
+class CutIntoPieces(PiecesKernel):
+    """The same kernel, of whole arrays: as if four rows at a time had come."""
+
+    def run(self, call: Any, problem: Any) -> Any:
+        pieces = cut(call.key, 4, call.clean_pairs), cut(call.value, 4, call.clean_value)
+        clean = call.clean_pairs, call.clean_value
+        return super().run(Held.of(call, pieces, clean), problem)
+
+
+class TestPieces(KernelContract):
+    kernel = CutIntoPieces()
+    quadratic = True
+
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """Float64; all dtypes in the long run."""
+        if "setting" not in metafunc.fixturenames:
+            super().pytest_generate_tests(metafunc)
+            return
+        named = []
+        for (setting,), *_ in settings_of_kernel(self.kernel):
+            quick = setting.dtype == "float64"
+            named.append(pytest.param(setting, marks=[] if quick else [pytest.mark.long]))
+        metafunc.parametrize("setting", named, ids=str)
+        if "score" in metafunc.fixturenames:
+            metafunc.parametrize("score", sorted(SCORES))
+
+    def test_hundred_thousand_keys_fit_or_are_refused(self, setting: Setting) -> None:
+        """Rows of all queries at once would not fit; a call then puts the pieces together."""
+        with pytest.raises(RefusedError, match="100000 queries are too many"):
+            self.peak(100_000, setting, "2 GiB")
+
+
+def test_where_a_row_does_not_fit_the_memory_allowed_the_pieces_are_left_to_be_put_together() -> None:
+    query, key = torch.randn(1, 8), cut(torch.randn(4000, 8), 1000, True)
+    asked = (None, None, None, None, 0.0)
+    assert attend_pieces(query, key, key, asked, memory="64 KiB") is None
+    assert attend_pieces(query, key, key, asked, memory="4 MiB") is not None
+
+
+@pytest.mark.parametrize("score", ["bilinear", "gaussian", "additive", "scaled dot"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_pieces_of_other_dtypes_agree_with_the_oracle(score: str, dtype: str) -> None:
+    setting, case = Setting("torch", dtype), Case(score, "softmax", "window")
+    agree(run(case.call(), setting, CutIntoPieces()), oracle(case, dtype), setting, str(case))
+
+
+def test_heads_that_share_a_key_do_not_copy_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from qkv.kernels.chunked import kernel as pieces
+
+    shapes, product = [], pieces._product
+
+    def watched(left: Any, right: Any) -> Any:
+        shapes.append((tuple(left.shape), tuple(right.shape)))
+        found = product(left, right)
+        assert found.shape == (left @ right).shape
+        assert torch.allclose(found, left @ right)
+        return found
+
+    monkeypatch.setattr(pieces, "_product", watched)
+    query, key = torch.randn(2, 3, 4, 1, 8), torch.randn(2, 3, 1, 10, 8)
+    with torch.no_grad():
+        attend_pieces(query, cut(key, 4, True), cut(key, 4, True), (None, None, None, None, 0.0))
+    assert [right[2] for _, right in shapes] == [1] * 6

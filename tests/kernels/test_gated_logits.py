@@ -1,0 +1,99 @@
+"""Gated products by tiles: against the sigmoid in float64, over the ranges that break exponentials."""
+
+import pytest
+
+import qkv
+from qkv import masks, normalizers, scores
+from qkv.core.equation import attend_dense
+from qkv.kernels.tiled.logits.gated import exponentials
+
+torch = pytest.importorskip("torch")
+
+RANGES = {
+    "moderate": ((-3, 3), (-3, 3)),
+    "queries wide": ((-1000, 1000), (-15, 15)),
+    "keys wide": ((-15, 15), (-1000, 1000)),
+    "far from 0": ((497, 503), (-503, -497)),
+    "far, and wide": ((-1500, 500), (480, 510)),
+    "as far as is cut off": ((-100, 100), (-20, 20)),
+    "both wide": ((-1000, 1000), (-1000, 1000)),
+}
+
+
+def problem(name, dtype, batch=()):
+    """Queries, keys, values and weights with given arguments of the gate."""
+    torch.manual_seed(0)
+    (a, b), (c, d) = RANGES[name]
+    query, key = torch.randn(*batch, 70, 4, dtype=dtype), torch.randn(*batch, 90, 4, dtype=dtype)
+    query[..., 0] = torch.linspace(a, b, 70, dtype=dtype)[torch.randperm(70)]
+    key[..., 1] = torch.linspace(c, d, 90, dtype=dtype)[torch.randperm(90)]
+    # The gate sees one column of each side; the product sees the others.
+    query[..., 1] = key[..., 0] = 0.0
+    weights = torch.eye(4, dtype=dtype)[:2]
+    return [query, key, torch.randn(*batch, 90, 3, dtype=dtype), weights[0].clone(), weights[1].clone()]
+
+
+def answers(attend, arrays, **parts):
+    """The output, and the gradients of all arrays."""
+    leaves = [x.clone().requires_grad_() for x in arrays]
+    parts = {"normalizer": normalizers.Softmax(), **parts}
+    output = attend(*leaves[:3], score=scores.Gated(*leaves[3:]), **parts)
+    towards = torch.linspace(-1, 1, output.numel(), dtype=torch.float64).reshape(output.shape)
+    gradients = torch.autograd.grad(output, leaves, towards.to(output.dtype))
+    # Sums of the other side's large numbers, which cancel: they say nothing of the gate.
+    gradients[0][..., 1] = gradients[1][..., 0] = 0.0
+    return [output.detach(), *gradients]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", RANGES)
+@pytest.mark.parametrize("scale", [1.0, 30.0], ids=["bounded", "unbounded"])
+def test_output_and_gradients_are_those_of_the_sigmoid_at_every_range(name, dtype, scale):
+    arrays = problem(name, dtype)
+    for side in arrays[:2]:
+        side[:, 2:] *= scale**0.5
+    got = answers(lambda *x, **p: qkv.attend(*x, **p, kernel="tiled"), arrays)
+    wanted = answers(lambda *x, **p: attend_dense(*x, **p).output, [x.double() for x in arrays])
+    most = 2e-5 if dtype == torch.float32 else 1e-11
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert (mine.double() - theirs).abs().max() <= most * max(1.0, float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_exponentials_are_taken_where_one_side_is_narrow(name):
+    query, key, *_ = problem(name, torch.float32)
+    left, right = query[:, :1], key[:, 1:2]
+    found = exponentials(left, right)
+    assert (found is None) == (name == "both wide")
+    if found is not None:
+        divisor = 1 + found[0] * found[1].mT
+        assert divisor.isfinite().all()
+        wanted = torch.sigmoid(left.double() + right.double().mT)
+        assert (1 / divisor.double() - wanted).abs().max() < 3e-7
+
+
+def test_what_is_no_number_or_not_there_takes_the_sigmoid():
+    some, nothing = torch.zeros(3, 1), torch.zeros(0, 1)
+    assert exponentials(some, torch.tensor([[torch.nan]])) is None
+    assert exponentials(torch.tensor([[torch.nan], [0.0]]), some) is None
+    assert exponentials(torch.full((2, 1), torch.inf), torch.full((2, 1), -torch.inf)) is None
+    assert exponentials(some, nothing) is None
+    assert exponentials(nothing, some) is None
+
+
+@pytest.mark.parametrize("name", ["moderate", "both wide"])
+def test_batches_masks_and_temperatures_meet_the_gate_as_the_formula_says(name):
+    arrays = problem(name, torch.float64, batch=(2, 3))
+    arrays[1] = arrays[1][:1]  # keys that batch elements share
+    parts = {"mask": masks.Causal(align="end"), "normalizer": normalizers.Softmax(temperature=0.3)}
+    got = answers(lambda *x, **p: qkv.attend(*x, **p, kernel="tiled"), arrays, **parts)
+    wanted = answers(lambda *x, **p: attend_dense(*x, **p).output, arrays, **parts)
+    for mine, theirs in zip(got, wanted, strict=True):
+        assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-10)
+
+
+def test_the_plan_says_how_the_guard_on_the_gate_went():
+    for name, said in (("moderate", "within exponentials"), ("both wide", "beyond exponentials")):
+        query, key, value, *weights = problem(name, torch.float32)
+        seen = qkv.observe(query, key, value, score=scores.Gated(*weights), kernel="tiled", readouts=[])
+        assert f"range of the gate {said}" in str(seen.plan)

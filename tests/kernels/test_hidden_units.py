@@ -1,0 +1,249 @@
+"""Additive scores by tiles: against tanh in float64, over the ranges that break exponentials."""
+
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from qkv.kernels.runtime.microbenchmarks import Routes  # noqa: E402
+from qkv.kernels.runtime.workers import Room  # noqa: E402
+from qkv.kernels.tiled.logits import hidden_units as units  # noqa: E402
+from qkv.kernels.tiled.logits import tanh_expansion as signs  # noqa: E402
+from qkv.kernels.tiled.logits.tanh_expansion import limit  # noqa: E402
+
+INF, NAN = float("inf"), float("nan")
+
+
+def sides(name, q=53, k=71, h=7, dtype=torch.float32):
+    """Both sides and v, drawn as the name says."""
+    draw = torch.Generator().manual_seed(5)
+    left, right, vector = (torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((q, h), (k, h), (h,)))
+    if name == "offset":
+        left, right = left + 200, right - 200
+    elif name == "offset the same way":
+        left, right = left + 200, right + 200
+    elif name == "thousand":
+        left, right = (left * 700).clamp(-1000, 1000), (right * 700).clamp(-1000, 1000)
+    elif name == "one side huge":
+        left = left * 1000
+    elif name == "one unit wide":
+        left[:, 2], right[:, 2] = left[:, 2] * 300, right[:, 2] * 300
+    elif name == "zeros":
+        left, right = left * 0, right * 0
+    elif name in ("just within", "just beyond"):
+        edge = limit(4) * (0.999 if name == "just within" else 1.001)
+        left, right = (x / x.abs().amax(dim=0) * edge for x in (left, right))
+        for unit in range(h):  # both signs of both sides, so that centring changes nothing
+            left[:2, unit] = right[:2, unit] = torch.tensor([edge, -edge])
+    elif name == "huge vector":
+        vector = vector * 1e30
+    elif name == "tiny vector":
+        vector = vector * 1e-30
+    elif name != "plain":
+        left, right = left * float(name), right * float(name)
+    return left.to(dtype), right.to(dtype), vector.to(dtype)
+
+
+def exactly(left, right, vector, d_logits):
+    """Logits and the three gradients, in float64."""
+    leaves = [x.double().requires_grad_() for x in (left, right, vector)]
+    found = torch.tanh(leaves[0][:, None] + leaves[1][None]) @ leaves[2]
+    return found.detach(), torch.autograd.grad(found, leaves, d_logits.double())
+
+
+def by_tiles(left, right, vector, d_logits, rows=20, cols=32):
+    """The same by the kernel, in tiles that do not divide the call."""
+    prepared, room = units.prepare(left, right, vector, train=True), Room()
+    found = left.new_full((len(left), len(right)), NAN)
+    to = tuple(torch.zeros_like(x) for x in (left, right, vector))
+    for i in range(0, len(left), rows):
+        for j in range(0, len(right), cols):
+            r, c = (i, min(i + rows, len(left))), (j, min(j + cols, len(right)))
+            tile = units.logits(prepared, r, c, left.new_full((r[1] - r[0], c[1] - c[0]), NAN), room)
+            found[slice(*r), slice(*c)] = tile
+            units.gradient(prepared, r, c, d_logits[slice(*r), slice(*c)].contiguous(), to, room)
+    return found, to, prepared
+
+
+RANGES = [
+    *("plain", "5", "15", "offset", "offset the same way", "thousand", "one side huge", "one unit wide"),
+    *("zeros", "just within", "just beyond", "huge vector", "tiny vector", "0.001"),
+]
+
+
+def agree(left, right, vector, eps):
+    d_logits = torch.randn(len(left), len(right), generator=torch.Generator().manual_seed(6)).to(left.dtype)
+    found, to, prepared = by_tiles(left, right, vector, d_logits)
+    wanted, gradients = exactly(left, right, vector, d_logits)
+    total = vector.double().abs().sum()
+    assert (found - wanted).abs().max() <= 2e-6 * eps * total
+    # What a gradient is made of: |dL/dS| times |v| at most, for each side and unit.
+    scales = (
+        d_logits.double().abs().sum(dim=1).max() * vector.double().abs().max(),
+        d_logits.double().abs().sum(dim=0).max() * vector.double().abs().max(),
+        d_logits.double().abs().sum(),
+    )
+    for new, old, scale in zip(to, gradients, scales, strict=True):
+        assert (new - old).abs().max() <= 1e-6 * eps * scale
+    return prepared
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_logits_and_gradients_are_those_of_tanh_at_every_range(name):
+    agree(*sides(name), eps=1.0)
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_double_precision_keeps_its_digits_at_every_range(name):
+    agree(*sides(name, dtype=torch.float64), eps=1e-8)
+
+
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.parametrize("name", ["plain", "15", "thousand", "one unit wide"])
+def test_units_beyond_exponentials_are_exact_by_tanh_and_by_sigmoid(name, sigmoid, monkeypatch):
+    monkeypatch.setattr(units, "limit", lambda itemsize: 1.0)
+    monkeypatch.setattr(units, "routes", lambda like: Routes(base2=False, logistic=sigmoid, onednn=False))
+    prepared = agree(*sides(name), eps=1.0)
+    assert ("sigmoid of every pair" if sigmoid else "tanh of every pair") in prepared.says
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("h", [1, 5, 8])
+def test_every_size_of_group_gives_the_same(size, h, monkeypatch):
+    monkeypatch.setattr(signs, "SIZES", {1: (size,), 2: (min(size, 3),)})
+    prepared = agree(*sides("plain", h=h), eps=1.0)
+    assert f"{size} at a time" in prepared.says
+
+
+def test_patterns_made_tile_by_tile_give_the_same_as_those_kept(monkeypatch):
+    left, right, vector = sides("plain")
+    kept = by_tiles(left, right, vector, torch.ones(53, 71))
+    monkeypatch.setattr(signs, "PATTERNS", 0)
+    made = by_tiles(left, right, vector, torch.ones(53, 71))
+    assert kept[2].routes[0].forward.keys is not None
+    assert made[2].routes[0].forward.keys is None
+    for one, other in zip((kept[0], *kept[1]), (made[0], *made[1]), strict=True):
+        assert torch.allclose(one, other, rtol=1e-6, atol=1e-5)
+
+
+def test_a_tile_cut_into_blocks_for_the_cache_gives_the_same(monkeypatch):
+    whole = by_tiles(*sides("plain"), torch.ones(53, 71), rows=53, cols=71)
+    monkeypatch.setattr(signs, "TILE", {1: 0, 2: 0})  # sixteen rows to a block
+    monkeypatch.setattr(units, "PLAIN", 0)  # one row to a block
+    cut = by_tiles(*sides("plain"), torch.ones(53, 71), rows=53, cols=71)
+    for one, other in zip((whole[0], *whole[1]), (cut[0], *cut[1]), strict=True):
+        assert torch.allclose(one, other, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "routes"),
+    [
+        ("plain", 1),
+        ("offset", 1),
+        ("one side huge", 1),
+        ("just within", 1),
+        ("one unit wide", 2),
+        ("just beyond", 1),
+        ("thousand", 1),
+    ],
+)
+def test_the_guard_is_by_unit_and_only_where_both_sides_are_wide(name, routes):
+    prepared = units.prepare(*sides(name))
+    assert len(prepared.routes) == routes
+    if name in ("just beyond", "thousand"):
+        assert prepared.says.startswith("range of 7 of 7 hidden units beyond")
+    elif routes == 1:
+        assert prepared.says.startswith("range of 7 of 7 hidden units within exponentials")
+    else:
+        assert prepared.says.startswith("range of 6 of 7 hidden units within")
+        assert "1 of 7 hidden units beyond" in prepared.says
+
+
+@pytest.mark.parametrize("name", ["plain", "thousand"])
+def test_a_nan_stays_in_its_row_and_its_column(name):
+    left, right, vector = sides(name)
+    left[3, 1] = right[5, 0] = NAN
+    found, _, prepared = by_tiles(left, right, vector, torch.zeros(53, 71))
+    wrong = found.isnan()
+    assert wrong[3].all()
+    assert wrong[:, 5].all()
+    wrong[3] = wrong[:, 5] = False
+    assert not wrong.any()
+    clean = torch.tanh(left[:, None].double() + right[None].double()) @ vector.double()
+    assert torch.allclose(found.double(), clean, atol=2e-5, equal_nan=True)
+    assert ("within" in prepared.says) == (name == "plain")
+
+
+@pytest.mark.parametrize("name", ["plain", "15", "one unit wide"])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_infinite_side_saturates_and_harms_no_other_pair(name, sign):
+    left, right, vector = sides(name)
+    left[3, 1], left[4], right[5, 0] = sign * INF, -sign * INF, sign * INF
+    found = units.logits(units.prepare(left, right, vector), (0, 53), (0, 71), torch.empty(53, 71), Room())
+    wanted = torch.tanh(left[:, None].double() + right[None].double()) @ vector.double()
+    assert wanted.isnan().sum() == 1  # +Inf − Inf, at (4, 5)
+    assert torch.allclose(found.double(), wanted, atol=2e-5, equal_nan=True)
+
+
+def test_both_sides_infinite_in_one_unit_are_as_tanh_has_them():
+    left, right, vector = sides("plain")
+    left[3, 1], right[5, 1], right[6, 1] = INF, INF, -INF
+    found = units.logits(units.prepare(left, right, vector), (0, 53), (0, 71), torch.empty(53, 71), Room())
+    wanted = torch.tanh(left[:, None].double() + right[None].double()) @ vector.double()
+    assert torch.allclose(found.double(), wanted, atol=2e-5, equal_nan=True)
+
+
+def test_a_vector_that_is_not_finite_is_as_tanh_has_it():
+    left, right, vector = sides("plain")
+    vector[2] = INF
+    found = units.logits(units.prepare(left, right, vector), (0, 53), (0, 71), torch.empty(53, 71), Room())
+    wanted = torch.tanh(left[:, None] + right[None]) @ vector
+    assert torch.equal(found, wanted)
+
+
+def test_saturated_gradients_keep_their_relative_digits():
+    left, right = torch.tensor([[5.0]]), torch.tensor([[4.0]])
+    found = by_tiles(left, right, torch.ones(1), torch.ones(1, 1))[1][0]
+    # In float32 1 − tanh² is 0 at 9: this is 4 e^{−18}.
+    assert found.item() == pytest.approx(6.09199e-08, rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1e8])
+def test_gradients_of_a_scaled_loss_are_scaled(scale):
+    left, right, vector = sides("just within")
+    d_logits = torch.randn(53, 71, generator=torch.Generator().manual_seed(6))
+    one, other = (by_tiles(left, right, vector, d_logits * s)[1] for s in (1.0, scale))
+    for plain, scaled in zip(one, other, strict=True):
+        assert torch.allclose(scaled / scale, plain, rtol=1e-4, atol=1e-6 * plain.abs().max())
+
+
+@pytest.mark.parametrize(("q", "k"), [(0, 5), (5, 0), (1, 1)])
+def test_empty_and_single_sides_work(q, k):
+    left, right, vector = sides("plain", q=q, k=k)
+    found, to, _ = by_tiles(left, right, vector, torch.ones(q, k))
+    assert found.shape == (q, k)
+    assert not any(x.isnan().any() for x in to)
+
+
+def test_no_array_of_a_pair_and_unit_is_ever_made():
+    # Peak of a fresh process beyond its sides: a quarter of the q · k · h numbers of one tanh.
+    program = (
+        "import resource, torch; from qkv.kernels.tiled.logits import hidden_units as units\n"
+        "torch.set_num_threads(1); torch.manual_seed(0)\n"
+        "a, b, v = torch.randn(1024, 32), torch.randn(1024, 32), torch.randn(32)\n"
+        "from qkv.kernels.runtime.workers import Room\n"
+        "to = tuple(torch.zeros_like(x) for x in (a, b, v)); room = Room()\n"
+        "def run(n):\n"
+        "    units_ = units.prepare(a[:n], b[:n], v, train=True)\n"
+        "    for i in range(0, n, 512):\n"
+        "        for j in range(0, n, 512):\n"
+        "            r, c = (i, min(i + 512, n)), (j, min(j + 512, n))\n"
+        "            t = units.logits(units_, r, c, torch.empty(r[1] - i, c[1] - j), room)\n"
+        "            units.gradient(units_, r, c, t, to, room)\n"
+        "run(64); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "run(1024); print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1024 * 1024 * 32 * 4 / 4

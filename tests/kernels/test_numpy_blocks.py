@@ -1,0 +1,8 @@
+"""The NumPy block kernel."""
+
+from qkv.kernels import NumpyBlocksKernel
+from qkv.testing.kernels import KernelContract
+
+
+class TestStreamed(KernelContract):
+    kernel = NumpyBlocksKernel(budget=12, strip_budget=3000)

@@ -1,0 +1,215 @@
+"""The NumPy block kernel's softmax: one pass over the keys, without copies or loss of digits."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import qkv
+from qkv import masks, normalizers, scores
+from qkv.core import equation
+from qkv.core.arrays import Array
+from qkv.core.equation import attend_dense
+from qkv.core.positions import Tile
+from qkv.kernels import NumpyBlocksKernel
+from qkv.kernels.numpy_blocks import logits as streamed_logits
+from qkv.kernels.numpy_blocks.exponential import BINARY, NATURAL, Exponential
+
+SMALL = NumpyBlocksKernel(budget=64)
+"""Tiles of 8 × 8."""
+KINDS: list[Exponential] = [NATURAL, BINARY]
+
+
+def drawn(*shape: int, dtype: str = "float32", seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def exact(query: Array, key: Array, value: Array, **options: Any) -> Array:
+    """The oracle in float64."""
+    wide = [np.asarray(x, dtype="float64") for x in (query, key, value)]
+    options.setdefault("normalizer", normalizers.Softmax())
+    return attend_dense(*wide, **options).output
+
+
+@dataclass(frozen=True, eq=False)
+class Watched(scores.Dot):
+    """A dot product that notes which keys it was asked to lift."""
+
+    seen: ClassVar[list[tuple[int, int]]] = []
+
+    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
+        self.seen.append(tile.cols)
+        return query, key
+
+
+# -- One pass, no copy -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("queries", [1, 30])
+def test_every_key_is_taken_up_once_however_many_the_queries(queries: int) -> None:
+    Watched.seen.clear()
+    qkv.attend(drawn(queries, 4), drawn(500, 4), drawn(500, 2), score=Watched(), kernel=SMALL)
+    tiles = [cols for cols in Watched.seen if cols != (0, 1)]  # a query is lifted beside the first key
+    assert len(tiles) > 1
+    assert [start for start, _ in tiles] == [0, *(stop for _, stop in tiles[:-1])]
+    assert tiles[-1][1] == 500
+
+
+@pytest.mark.parametrize("mask", [None, masks.Keys(np.arange(50) % 3 > 0), masks.Causal("start")])
+def test_finite_data_is_not_searched_for_what_is_not(monkeypatch: pytest.MonkeyPatch, mask: Any) -> None:
+    call = (drawn(30, 4), drawn(50, 4), drawn(50, 2))
+    monkeypatch.setattr(equation, "all_finite", None)  # to call it would raise
+    got = qkv.attend(*call, score=scores.Gaussian(), mask=mask, kernel=SMALL)
+    monkeypatch.undo()
+    np.testing.assert_allclose(got, exact(*call, score=scores.Gaussian(), mask=mask), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("score", [scores.ScaledDot(), scores.Gaussian(4.0)], ids=str)
+def test_memory_mapped_keys_are_never_copied_whole(tmp_path: Path, dtype: str, score: Any) -> None:
+    np.save(tmp_path / "keys.npy", drawn(200_000, 32, dtype=dtype))
+    key = np.load(tmp_path / "keys.npy", mmap_mode="r")
+    query, value = drawn(3, 32, dtype=dtype), drawn(200_000, 1, dtype="float64")
+    plan = qkv.explain(query, key, value, score=score, kernel="numpy_blocks")
+    tracemalloc.start()
+    got = qkv.attend(query, key, value, score=score, kernel="numpy_blocks")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 22_000_000  # a copy in float64 would take 51 million bytes
+    assert peak < 1.25 * plan.cost.peak + 10**6
+    np.testing.assert_allclose(got, exact(query, key, value, score=score), atol=1e-9)
+
+
+@pytest.mark.parametrize("score", [scores.ScaledDot(), scores.Gaussian(4.0)], ids=str)
+def test_planned_peak_is_within_a_quarter_of_what_is_allocated(score: Any) -> None:
+    query, key, value = drawn(150_000, 32), drawn(20, 32), drawn(20, 48)
+    plan = qkv.explain(query, key, value, score=score, kernel="numpy_blocks")
+    tracemalloc.start()
+    output = qkv.attend(query, key, value, score=score, kernel="numpy_blocks")
+    peak = tracemalloc.get_traced_memory()[1] - output.nbytes
+    tracemalloc.stop()
+    assert peak > 64 * 10**6
+    assert 0.8 < plan.cost.peak / peak < 1.25
+
+
+# -- Digits ----------------------------------------------------------------------------------------------
+
+
+def test_float64_values_make_a_float64_answer_of_float32_keys() -> None:
+    query, key = drawn(1, 2), drawn(300_000, 2)
+    value = 1.0 + 1e-9 * np.arange(300_000)[:, None]
+    wanted = exact(query, key, value, score=scores.Dot())
+    single = qkv.attend(query, key, value.astype("float32"), score=scores.Dot(), kernel="numpy_blocks")
+    double = qkv.attend(query, key, value, score=scores.Dot(), kernel="numpy_blocks")
+    assert (single.dtype, double.dtype) == ("float32", "float64")
+    assert abs(single - wanted).max() < 3e-7
+    assert abs(double - wanted).max() < 1e-13
+
+
+@pytest.mark.parametrize("bandwidth", [0.5, 1.0, 3.0])
+def test_gaussian_of_keys_far_from_the_origin_errs_by_less_than_1e_minus_5(bandwidth: float) -> None:
+    query, key, value = drawn(100, 8) + 100, drawn(5000, 8, seed=1) + 100, np.sin(drawn(5000, 1, seed=2))
+    score = scores.Gaussian(bandwidth)
+    got = qkv.attend(query, key, value, score=score, kernel="numpy_blocks")
+    assert abs(got - exact(query, key, value, score=score)).max() < 1e-5
+
+
+@pytest.mark.parametrize("exp", KINDS, ids=["e^x", "2^x"])
+@pytest.mark.parametrize("order", ["rising", "falling", "far below", "far above", "one peak"])
+@pytest.mark.parametrize("queries", [1, 40])
+def test_logits_of_any_size_in_any_order_agree_with_the_oracle(
+    monkeypatch: pytest.MonkeyPatch, exp: Exponential, order: str, queries: int
+) -> None:
+    monkeypatch.setattr(streamed_logits, "exponential", lambda dtype: exp)
+    rising = np.arange(60.0) * 50
+    far = np.zeros(60)
+    far[37] = 400
+    key = {"rising": rising, "falling": -rising, "far below": far - 9000, "far above": far + 9000}.get(order, far)
+    query = np.linspace(0.5, 1, queries, dtype="float32")[:, None]
+    call = (query, key.astype("float32")[:, None], drawn(60, 2))
+    got = qkv.attend(*call, score=scores.Dot(), kernel=SMALL)
+    np.testing.assert_allclose(got, exact(*call, score=scores.Dot()), rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("exp", KINDS, ids=["e^x", "2^x"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_exponentials_are_right_and_none_is_subnormal(exp: Exponential, dtype: str) -> None:
+    least = 90 if dtype == "float32" else 740
+    x = np.linspace(-least * 1.5, 10, 4001).astype(dtype)
+    got = (x * np.asarray(exp.unit, dtype=dtype)).copy()
+    exp.replace(got)
+    wanted = np.exp(x.astype("float64"))
+    floor = 2.0 ** (-100 if dtype == "float32" else -900)
+    np.testing.assert_allclose(got, wanted, rtol=2e-5 if dtype == "float32" else 2e-13, atol=2 * floor)
+    assert ((got == 0) | (got >= np.finfo(dtype).tiny)).all()
+    assert (got[wanted < floor / 2] == 0).all()
+
+
+# -- What is masked --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("large", [3e38, -3e38])
+def test_largest_number_in_a_masked_value_leaves_no_trace(large: float) -> None:
+    query, key, value = drawn(20, 4), drawn(40, 4), 1e-6 * drawn(40, 2)
+    mask = masks.Keys(np.arange(40) % 5 > 0)
+    wanted = qkv.attend(query, key, value, mask=mask, kernel=SMALL)
+    value[::5] = large
+    np.testing.assert_array_equal(qkv.attend(query, key, value, mask=mask, kernel=SMALL), wanted)
+
+
+@dataclass(frozen=True, eq=False)
+class Halves(masks.Mask):
+    """Half of the keys, said by tile; to ask for the pairs of a tile raises."""
+
+    def coverage(self, tile: Tile) -> masks.base.Coverage:
+        return "none" if tile.cols[0] >= 32 else "all" if tile.cols[1] <= 32 else "part"
+
+    def allowed(self, tile: Tile, reference: Array) -> Array:
+        raise AssertionError("a tile that is allowed as a whole was looked into")
+
+
+def test_tile_that_the_mask_allows_as_a_whole_is_not_looked_into_and_one_it_does_not_is_skipped() -> None:
+    query, key, value = drawn(8, 4), drawn(64, 4), drawn(64, 2)
+    value[32:] = np.nan
+    Watched.seen.clear()
+    got = qkv.attend(query, key, value, score=Watched(), mask=Halves(), kernel=SMALL)
+    np.testing.assert_allclose(got, exact(query, key[:32], value[:32], score=scores.Dot()), rtol=1e-5)
+    assert max(start for start, _ in Watched.seen) < 32
+
+
+# -- Facts, not types ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("score", "product"),
+    [
+        (scores.ScaledDot(), True),
+        (scores.Gaussian(), True),
+        (scores.Projected(scores.Gaussian()), True),
+        (scores.Biased(scores.Dot(), per_key=np.zeros(3)), True),
+        (scores.Biased(scores.Gaussian(), per_key=np.zeros(3)), False),
+        (scores.QuadraticPosition(scores.Dot()), False),
+        (scores.Softcap(scores.Dot()), False),
+        (scores.Laplace(), False),
+    ],
+    ids=str,
+)
+def test_score_says_whether_its_pair_is_a_product_without_loss(score: scores.Score, product: bool) -> None:
+    assert score.is_product is product
+
+
+@pytest.mark.parametrize("budget", [64, 2**18])
+def test_batch_elements_agree_with_each_alone(budget: int) -> None:
+    query, key, value = drawn(3, 2, 20, 4), drawn(3, 1, 30, 4), drawn(1, 2, 30, 5)
+    kernel = replace(SMALL, budget=budget)
+    whole = qkv.attend(query, key, value, score=scores.Gaussian(np.arange(1.0, 7).reshape(3, 2)), kernel=kernel)
+    for n in range(3):
+        for m in range(2):
+            alone = scores.Gaussian(2.0 * n + m + 1)
+            one = qkv.attend(query[n, m], key[n, 0], value[0, m], score=alone, kernel=kernel)
+            np.testing.assert_allclose(whole[n, m], one, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,58 @@
+"""The row-block kernel: its contract, and rows weighed by the few keys that matter as well as whole."""
+
+import pytest
+
+import qkv
+from qkv import masks, normalizers, scores
+from qkv.core.equation import attend_dense
+from qkv.kernels import RowBlocksKernel
+from qkv.testing.kernels import KernelContract
+
+torch = pytest.importorskip("torch")
+
+NORMALIZERS = [
+    normalizers.Sparsemax(),
+    normalizers.Entmax15(),
+    normalizers.TopK(5),
+    normalizers.Hard(),
+    normalizers.Sample(0.7),
+]
+
+
+class TestStrip(KernelContract):
+    kernel = RowBlocksKernel(budget=3000)
+
+
+@pytest.mark.parametrize("most", [512, 0])
+@pytest.mark.parametrize("mask", [None, masks.Causal("end")], ids=str)
+@pytest.mark.parametrize("normalizer", NORMALIZERS, ids=str)
+@pytest.mark.parametrize("whole", [False, True], ids=["normal", "ties"])
+def test_output_and_gradients_are_those_of_the_equation_for_rows_of_many_groups(normalizer, mask, most, whole):
+    rng = torch.Generator().manual_seed(0)
+    shapes = [(2, 2, 30, 8), (2, 1, 300, 8), (1, 2, 300, 5)]
+    inputs = [torch.randn(s, generator=rng, dtype=torch.float64) for s in shapes]
+    if whole:
+        inputs[0], inputs[1] = inputs[0].sign(), inputs[1].round()
+    inputs = [x.requires_grad_() for x in inputs]
+    options = {"score": scores.Dot(), "normalizer": normalizer, "mask": mask, "dropout": 0.2, "seed": 3}
+    got = qkv.attend(*inputs, kernel=RowBlocksKernel(budget=2**15, most=most), **options)
+    wanted = attend_dense(*inputs, **options).output
+    assert torch.allclose(got, wanted, rtol=0, atol=1e-12)
+    weight = torch.randn(wanted.shape, generator=rng, dtype=torch.float64)
+    pairs = zip(
+        torch.autograd.grad(got, inputs, weight, materialize_grads=True, allow_unused=True),
+        torch.autograd.grad(wanted, inputs, weight, materialize_grads=True, allow_unused=True),
+        strict=True,
+    )
+    for mine, theirs in pairs:
+        assert torch.allclose(mine, theirs, rtol=0, atol=1e-10)
+
+
+def test_row_with_nan_or_infinity_is_as_in_the_equation():
+    query, key, value = torch.ones(4, 2), torch.rand(300, 2), torch.rand(300, 3)
+    query[1, 0], query[2, 0] = torch.nan, torch.inf
+    for normalizer in NORMALIZERS:
+        options = {"score": scores.Dot(), "normalizer": normalizer, "seed": 1}
+        got = qkv.attend(query, key, value, kernel="row_blocks", **options)
+        wanted = attend_dense(query, key, value, **options).output
+        assert torch.allclose(got, wanted, equal_nan=True, atol=1e-6)

@@ -1,0 +1,54 @@
+"""The best keys of a row: exactly so many, ties to the first, whatever the ranks."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import qkv
+from qkv import normalizers, scores
+from qkv.core.equation import attend_dense
+
+torch = pytest.importorskip("torch")
+
+from qkv.kernels.row_blocks.top_k import best_keys  # noqa: E402
+
+GROUPS = 16
+RANKS = st.sampled_from([-np.inf, -3.5, -1.0, -1e-40, -0.0, 0.0, 1e-40, 0.5, 0.5000001, 2.0, 3e38])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(RANKS, min_size=32, max_size=32), min_size=1, max_size=4), st.integers(1, 20))
+def test_they_are_the_first_of_a_stable_sort(rows, count):
+    ranks = torch.tensor(rows)
+    largest = ranks.view(len(ranks), -1, GROUPS).amax(dim=1)
+    floor = torch.full((len(ranks), 1), torch.finfo(torch.float32).min)
+    keys, found = best_keys(ranks, largest, floor, count, most=64)
+    for row in range(len(ranks)):
+        there = int((ranks[row] > -np.inf).sum())
+        wanted = np.argsort(-ranks[row].numpy(), kind="stable")[: min(count, there)]
+        real = found[row] > -np.inf
+        assert sorted(keys[row, real].tolist()) == sorted(wanted.tolist())
+        assert (found[row, real] == ranks[row, keys[row, real].long()]).all()
+        assert (keys[row, ~real] == 0).all()
+
+
+def test_more_keys_at_the_floor_than_allowed_are_not_looked_at():
+    ranks = torch.zeros(2, 64)
+    largest, floor = ranks.view(2, -1, GROUPS).amax(dim=1), torch.zeros(2, 1)
+    assert best_keys(ranks, largest, floor, 4, most=32) is None
+    assert best_keys(ranks, largest, floor, 4, most=64) is not None
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.TopK(7), normalizers.Hard(), normalizers.Sample(0.7)])
+@pytest.mark.parametrize("levels", [3, 50], ids=["many ties", "few ties"])
+def test_weights_fall_on_the_keys_of_the_equation_to_the_last_tie(normalizer, levels):
+    """Values are rows of the identity: the output is the weights."""
+    rng = torch.Generator().manual_seed(0)
+    query = torch.randint(-levels, levels, (40, 1), generator=rng).float()
+    key = torch.randint(-levels, levels, (300, 1), generator=rng).float()
+    options = {"score": scores.Dot(), "normalizer": normalizer, "seed": 3}
+    got = qkv.attend(query, key, torch.eye(300), kernel="row_blocks", **options)
+    wanted = attend_dense(query, key, torch.eye(300), **options).output
+    assert ((got != 0) == (wanted != 0)).all()
+    assert torch.allclose(got, wanted, atol=1e-6)
