@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import Any
 
+from qkv.core.extras import require_packages
+
 _HOMES = {"SoftJoin": "join", "Joined": "joined", "Match": "joined", "Evaluation": "joined"}
 
 __all__ = ["SoftJoin", "Joined", "Match", "Evaluation"]
@@ -11,4 +13,5 @@ __all__ = ["SoftJoin", "Joined", "Match", "Evaluation"]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_packages("a join needs", "sklearn", "pyarrow", "rapidfuzz", "sklearn")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.arrays import Array
+from qkv.core.extras import require_packages
 from qkv.scores.base import GeneralScore
 
 __all__ = ["TextScore", "text_blocks"]
@@ -19,6 +20,10 @@ class TextScore(GeneralScore):
 
     takes = "text"
     default_normalizer = "sum"
+
+    def validate(self) -> None:
+        """Raise a `MissingPackageError` where RapidFuzz is not installed."""
+        require_packages("text scores need", "ask", "rapidfuzz")
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Fact: one number."""

@@ -13,6 +13,8 @@ measure(…)                nDCG, average precision and recall of rankings
 from importlib import import_module
 from typing import Any
 
+from qkv.core.extras import require_packages
+
 _HOMES = {
     "AttentionRanker": "qkv.estimators",
     "Collection": "qkv.search.collections",
@@ -39,4 +41,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_packages("search needs", "search", "pyarrow", "sklearn")
     return getattr(import_module(_HOMES[name]), name)

@@ -10,6 +10,10 @@
 A store knows nothing of queries and kernels: it gives blocks, and the engine attends to them.
 """
 
+from qkv.core.extras import require_packages
+
+require_packages("tables and stores need", "ask", "pyarrow", "filelock")
+
 from qkv.store.arrow import ArrowStore
 from qkv.store.attached import read_attached
 from qkv.store.base import Block, Choosing, Damage, Store, Version

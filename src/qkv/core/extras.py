@@ -1,0 +1,45 @@
+"""Optional packages: a missing one is reported in one sentence that names the extra to install."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+from qkv.errors import MissingPackageError
+
+__all__ = ["missing_package", "require_packages"]
+
+_DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+"""Names on a package index, where they differ from the names to import."""
+
+
+def missing_package(purpose: str, packages: str, extra: str) -> MissingPackageError:
+    """Return the error for packages that are not installed.
+
+    Args:
+        purpose: a plural or singular subject with its verb, such as "text scores need".
+        packages: the names of the missing packages, as they are written on a package index.
+        extra: the extra of `qkv` that installs them.
+
+    Example:
+        >>> print(missing_package("text scores need", "rapidfuzz", "ask"))
+        text scores need rapidfuzz, which is not installed. Run: pip install "qkv[ask]"
+        (in a clone: pip install -c constraints.txt -e ".[ask]").
+    """
+    verb = "are" if " and " in packages else "is"
+    return MissingPackageError(
+        f'{purpose} {packages}, which {verb} not installed. Run: pip install "qkv[{extra}]" '
+        f'(in a clone: pip install -c constraints.txt -e ".[{extra}]").'
+    )
+
+
+def require_packages(purpose: str, extra: str, *packages: str) -> None:
+    """Raise a `MissingPackageError` where one of the `packages` is not installed; none is imported."""
+    missing = [_DISTRIBUTIONS.get(package, package) for package in packages if not _installed(package)]
+    if missing:
+        raise missing_package(purpose, " and ".join(missing), extra)
+
+
+@cache
+def _installed(package: str) -> bool:
+    return find_spec(package) is not None
