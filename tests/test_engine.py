@@ -19,12 +19,12 @@ torch = pytest.importorskip("torch")
 
 TORCH: list[Kernel | str] = [
     DenseKernel(),
-    TiledKernel(budget=12, strip_budget=3000),
+    TiledKernel(budget=12, row_block_budget=3000),
     RowBlocksKernel(budget=3000),
     "fused",
 ]
 LEARNING = TORCH[:3]
-READING: list[Kernel] = [DenseKernel(), NumpyBlocksKernel(budget=12, strip_budget=3000)]
+READING: list[Kernel] = [DenseKernel(), NumpyBlocksKernel(budget=12, row_block_budget=3000)]
 
 
 def normal(*shape: int, seed: int = 0) -> Any:

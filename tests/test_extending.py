@@ -46,8 +46,8 @@ def canberra(query: Array, key: Array, weight: Array) -> Array:
 
 
 SMALL: dict[str, Kernel] = {
-    "numpy_blocks": NumpyBlocksKernel(budget=12, strip_budget=300),
-    "tiled": TiledKernel(budget=12, strip_budget=300),
+    "numpy_blocks": NumpyBlocksKernel(budget=12, row_block_budget=300),
+    "tiled": TiledKernel(budget=12, row_block_budget=300),
     "row_blocks": RowBlocksKernel(budget=300),
 }
 RNG = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qkv.errors import RefusedError
-from qkv.kernels.chunked.kernel import Held, Pieces, PiecesKernel, attend_pieces
+from qkv.kernels.chunked.kernel import ChunkedCall, ChunkedKernel, ChunkedTensor, attend_chunked
 from qkv.testing.calls import oracle, run
 from qkv.testing.cases import SCORES, Case
 from qkv.testing.claims import agree, settings_of_kernel
@@ -16,18 +16,18 @@ from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting
 
 
-def cut(x: Any, rows: int, clean: bool) -> Pieces:
+def cut(x: Any, rows: int, clean: bool) -> ChunkedTensor:
     arrays = tuple(x.split(rows, dim=-2)) if x.shape[-2] else (x,)
-    return Pieces(arrays, (None,) * len(arrays), x.dtype, clean)
+    return ChunkedTensor(arrays, (None,) * len(arrays), x.dtype, clean)
 
 
-class CutIntoPieces(PiecesKernel):
+class CutIntoPieces(ChunkedKernel):
     """The same kernel, of whole arrays: as if four rows at a time had come."""
 
     def run(self, call: Any, problem: Any) -> Any:
         pieces = cut(call.key, 4, call.clean_pairs), cut(call.value, 4, call.clean_value)
         clean = call.clean_pairs, call.clean_value
-        return super().run(Held.of(call, pieces, clean), problem)
+        return super().run(ChunkedCall.of(call, pieces, clean), problem)
 
 
 class TestPieces(KernelContract):
@@ -56,8 +56,8 @@ class TestPieces(KernelContract):
 def test_where_a_row_does_not_fit_the_memory_allowed_the_pieces_are_left_to_be_put_together() -> None:
     query, key = torch.randn(1, 8), cut(torch.randn(4000, 8), 1000, True)
     asked = (None, None, None, None, 0.0)
-    assert attend_pieces(query, key, key, asked, memory="64 KiB") is None
-    assert attend_pieces(query, key, key, asked, memory="4 MiB") is not None
+    assert attend_chunked(query, key, key, asked, memory="64 KiB") is None
+    assert attend_chunked(query, key, key, asked, memory="4 MiB") is not None
 
 
 @pytest.mark.parametrize("score", ["bilinear", "gaussian", "additive", "scaled dot"])
@@ -82,5 +82,5 @@ def test_heads_that_share_a_key_do_not_copy_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(pieces, "_product", watched)
     query, key = torch.randn(2, 3, 4, 1, 8), torch.randn(2, 3, 1, 10, 8)
     with torch.no_grad():
-        attend_pieces(query, cut(key, 4, True), cut(key, 4, True), (None, None, None, None, 0.0))
+        attend_chunked(query, cut(key, 4, True), cut(key, 4, True), (None, None, None, None, 0.0))
     assert [right[2] for _, right in shapes] == [1] * 6

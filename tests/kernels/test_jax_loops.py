@@ -20,7 +20,7 @@ jax = pytest.importorskip("jax")
 pytest.importorskip("torch")  # the oracle's gradients
 
 SINGLE = Setting("jax", "float32")
-SMALL = JaxLoopsKernel(budget=12, strip_budget=3000)
+SMALL = JaxLoopsKernel(budget=12, row_block_budget=3000)
 LONG = ((40_000, 8), (40_000, 8), (40_000, 3))
 
 
@@ -96,7 +96,7 @@ def test_readouts_are_those_of_the_dense_weights() -> None:
     rng = np.random.default_rng(0)
     query, key = (SINGLE.array(rng.normal(size=(2, n, 4))) for n in (12, 10))
     options: Any = {"mask": masks.Causal("end"), "readouts": READ}
-    kernel = JaxLoopsKernel(budget=16, strip_budget=900)
+    kernel = JaxLoopsKernel(budget=16, row_block_budget=900)
     mine = qkv.observe(query, key, key, kernel=kernel, **options)
     theirs = qkv.observe(query, key, key, kernel=DenseKernel(), **options)
     assert "strips of 5 queries" in str(mine.plan)

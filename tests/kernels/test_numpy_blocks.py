@@ -5,4 +5,4 @@ from qkv.testing.kernels import KernelContract
 
 
 class TestStreamed(KernelContract):
-    kernel = NumpyBlocksKernel(budget=12, strip_budget=3000)
+    kernel = NumpyBlocksKernel(budget=12, row_block_budget=3000)

@@ -23,7 +23,7 @@ class Fault(TiledKernel):
     """A sound kernel of small tiles, to be broken in one place."""
 
     budget: int = 12
-    strip_budget: int = 3000
+    row_block_budget: int = 3000
 
     def run(self, call: Any, problem: Any) -> Any:
         return super().run(self.broken(call, problem), problem)

@@ -21,7 +21,7 @@ F64, F32 = Setting("torch", "float64"), Setting("torch", "float32")
 
 
 class TestTiled(KernelContract):
-    kernel = TiledKernel(budget=30, strip_budget=3000)
+    kernel = TiledKernel(budget=30, row_block_budget=3000)
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -27,7 +27,7 @@ from qkv.errors import (
     RefusedError,
     ShapeError,
 )
-from qkv.kernels.chunked.kernel import Pieces
+from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.nn.cache import KeyValueCache
 from qkv.nn.positions import Rotary
 
@@ -139,7 +139,7 @@ def test_learned_extra_keys_are_added_to_what_the_cache_holds() -> None:
         assert apart(torch.cat(steps, dim=1), attention(x)) < 1e-6
 
 
-def test_readouts_of_a_step_are_those_of_the_whole_and_the_plan_says_pieces() -> None:
+def test_readouts_of_a_step_are_those_of_the_whole_and_the_plan_says_chunked() -> None:
     x = sides(2)
     cache, seen = KeyValueCache(chunk=16), [readouts.Dense(), readouts.TopWeights(3), readouts.Entropy()]
     attention = nn.Attention()
@@ -150,7 +150,7 @@ def test_readouts_of_a_step_are_those_of_the_whole_and_the_plan_says_pieces() ->
     assert apart(got.readouts[0], want.readouts[0]) < 1e-12
     assert torch.equal(got.readouts[1].keys, want.readouts[1].keys)
     assert apart(got.readouts[2], want.readouts[2]) < 1e-12
-    assert got.plan.kernel.name == "pieces"
+    assert got.plan.kernel.name == "chunked"
 
 
 def test_what_is_kept_is_never_copied_again() -> None:
@@ -159,9 +159,9 @@ def test_what_is_kept_is_never_copied_again() -> None:
     held = cache.chunks[0].key.data_ptr()
     for t in range(20, 60):
         keys, _ = cache.append(key[:, t : t + 1], key[:, t : t + 1])
-    assert isinstance(keys, Pieces)
+    assert isinstance(keys, ChunkedTensor)
     assert keys.arrays[0].data_ptr() == held
-    assert torch.equal(keys.whole(), key[:, :60])
+    assert torch.equal(keys.concat(), key[:, :60])
     assert keys.arrays[1].data_ptr() == cache.chunks[1].key.data_ptr()
 
 
@@ -321,13 +321,13 @@ def test_a_refused_append_leaves_the_cache_as_it_was() -> None:
     x = sides(1, n=64)[0]
     cache = KeyValueCache(chunk=8, memory=2 * 24 * 8 * 8)
     cache.append(x[:, :6], x[:, :6])
-    kept = cache.key_value()[0].whole()
+    kept = cache.key_value()[0].concat()
     with pytest.raises(RefusedError, match="KiB are allowed"):
         cache.append(x[:, 6:], x[:, 6:])
     assert len(cache) == cache.start == 6
-    assert torch.equal(cache.key_value()[0].whole(), kept)
+    assert torch.equal(cache.key_value()[0].concat(), kept)
     got, _ = cache.append(x[:, 6:20], x[:, 6:20])
-    assert torch.equal(got.whole(), x[:, :20])
+    assert torch.equal(got.concat(), x[:, :20])
 
 
 def test_an_empty_cache_can_be_saved_copied_and_reordered(tmp_path: Path) -> None:
@@ -347,8 +347,8 @@ def test_a_copy_shares_nothing() -> None:
     other = cache.copy()
     cache.append(x[1][:, 6:9], x[2][:, 6:9])
     other.append(x[1][:, 20:22], x[2][:, 20:22])
-    assert torch.equal(cache.key_value()[0].whole(), x[1][:, :9])
-    assert torch.equal(other.key_value()[0].whole()[:, 6:], x[1][:, 20:22])
+    assert torch.equal(cache.key_value()[0].concat(), x[1][:, :9])
+    assert torch.equal(other.key_value()[0].concat()[:, 6:], x[1][:, 20:22])
     assert (len(cache), len(other)) == (9, 8)
 
 
@@ -362,7 +362,7 @@ def test_int8_is_wrong_by_at_most_half_a_step_and_takes_little_more_than_a_quart
     for got, want in zip(cache.key_value(), x[1:], strict=True):
         bound = want.float().abs().amax(-1, keepdim=True) / 254
         slack = 1.001 if dtype == torch.float32 else 1.0 + 254 / 128  # bfloat16 rounds its scale and product
-        assert bool(((got.whole().float() - want.float()).abs() <= slack * bound).all())
+        assert bool(((got.concat().float() - want.float()).abs() <= slack * bound).all())
     assert cache.nbytes / plain.nbytes == pytest.approx((64 + x[0].itemsize) / (64 * x[0].itemsize))
 
 

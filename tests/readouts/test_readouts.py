@@ -293,7 +293,7 @@ def test_gradient_of_equal_maxima_goes_to_the_first(kernel: str) -> None:
     chosen = {
         "dense": DenseKernel(),
         "row_blocks": RowBlocksKernel(budget=1),
-        "tiled": TiledKernel(strip_budget=1),
+        "tiled": TiledKernel(row_block_budget=1),
     }
     logits = torch.zeros(4, 4, dtype=torch.float64, requires_grad=True)
     (largest,) = qkv.observe(

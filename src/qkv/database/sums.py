@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.core.partial import ExpSum, Total
+from qkv.core.online_softmax import ExponentialSums, WeightedSums
 from qkv.core.positions import whole
 from qkv.database.best import BestRows
 from qkv.database.tally import Tally
@@ -104,7 +104,7 @@ class SoftmaxSums(Sums):
     def finish(self) -> tuple[Any, list[Reading], np.ndarray | None]:
         """Divided by the total, to which a sink adds."""
         tile = whole(self.queries, 0)
-        partial = ExpSum(self.maximum, self.total, np.ones_like(self.total))
+        partial = ExponentialSums(self.maximum, self.total, np.ones_like(self.total))
         scale, summary = self.normalizer.finish(partial, tile, 0.0)
         return summary, self.tally.readings(scale, self.total * scale), self._support()
 
@@ -136,6 +136,6 @@ class MassSums(Sums):
 
     def finish(self) -> tuple[Any, list[Reading], np.ndarray | None]:
         """Divided by the total, where the normalizer does."""
-        partial = Total(self.total, np.ones_like(self.total))
+        partial = WeightedSums(self.total, np.ones_like(self.total))
         scale, summary = self.normalizer.finish(partial, whole(self.queries, 0), 0.0)
         return summary, self.tally.readings(scale, self.total * scale), self._support()

@@ -11,7 +11,7 @@ from qkv import scores
 from qkv.core.positions import Positions
 from qkv.engine import attend, observe
 from qkv.errors import KindError, OptionError
-from qkv.kernels.chunked.kernel import Pieces, attend_pieces, together
+from qkv.kernels.chunked.kernel import ChunkedTensor, attend_chunked, concat_chunks
 from qkv.masks import Mask
 from qkv.masks.base import require_mask
 from qkv.nn.fitting import fitted
@@ -131,13 +131,13 @@ class Attention(torch.nn.Module):
 
 def run(query: Tensor, key: Any, value: Any, readouts: Sequence[Readout], call: dict[str, Any]) -> Tensor | Attended:
     """`attend`, or `observe` where something is to be read."""
-    if isinstance(key, Pieces):  # of a cache
+    if isinstance(key, ChunkedTensor):  # of a cache
         asked = tuple([call[name] for name in ("score", "normalizer", "mask", "positions", "dropout")])
         memory = call["memory"]
-        if call["kernel"] is None and (found := attend_pieces(query, key, value, asked, readouts, memory)):
+        if call["kernel"] is None and (found := attend_chunked(query, key, value, asked, readouts, memory)):
             result, plan = found
             return Attended(result.output, result.readouts, plan) if readouts else result.output
-        key, value = together(key), together(value)
+        key, value = concat_chunks(key), concat_chunks(value)
     if not readouts:
         output: Tensor = attend(query, key, value, **call)
         return output

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qkv.core.positions import Positions
 from qkv.errors import DataError, GradientError, KindError, OptionError, RefusedError, ShapeError
-from qkv.kernels.chunked.kernel import Pieces
+from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.masks import Lengths, Mask, Window
 from qkv.nn.cache_file import read, write
 from qkv.nn.chunks import Chunk, size_of_next
@@ -196,7 +196,7 @@ class KeyValueCache:
         other.chunks, other._clean = [chunk.copy() for chunk in self.chunks], list(self._clean)
         return other
 
-    def key_value(self) -> tuple[Pieces, Pieces]:
+    def key_value(self) -> tuple[ChunkedTensor, ChunkedTensor]:
         """All that is kept, as views.
 
         Raises:
@@ -256,10 +256,10 @@ class KeyValueCache:
 
     # -- how --------------------------------------------------------------------------------------------
 
-    def _pieces(self) -> tuple[Pieces, Pieces]:
+    def _pieces(self) -> tuple[ChunkedTensor, ChunkedTensor]:
         rows = [chunk.rows() for chunk in self.chunks]
         key, value = (
-            Pieces(
+            ChunkedTensor(
                 tuple(x[side] for x in rows),
                 tuple(x.get(f"{side}_scale") for x in rows),
                 self._dtype,

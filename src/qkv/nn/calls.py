@@ -9,7 +9,7 @@ import torch
 
 from qkv.core.positions import Positions, whole
 from qkv.errors import OptionError, ShapeError
-from qkv.kernels.chunked.kernel import together
+from qkv.kernels.chunked.kernel import concat_chunks
 from qkv.masks import Mask
 from qkv.nn.extra_keys import AndAlways
 from qkv.nn.protocols import Cache, Rotary
@@ -79,7 +79,7 @@ def grouped(
         )
     if expand_to is not None and 1 < key.shape[-3] < expand_to:
         times = expand_to // key.shape[-3]
-        keys, values = together(key), together(value)
+        keys, values = concat_chunks(key), concat_chunks(value)
         return query, keys.repeat_interleave(times, -3), values.repeat_interleave(times, -3)
     return query, key, value
 
@@ -113,7 +113,7 @@ def with_extra(
 ) -> tuple[Tensor, Tensor, Mask | None]:
     """Keys and values with those that the module adds after them, which every query may attend to."""
     if pairs or zero:
-        key, value = together(key), together(value)
+        key, value = concat_chunks(key), concat_chunks(value)
     extra = [(k.to(key.dtype), v.to(value.dtype)) for k, v in pairs]
     if zero:
         extra.append((key.new_zeros(1, 1, key.shape[-1]), value.new_zeros(1, 1, value.shape[-1])))

@@ -6,7 +6,7 @@ The whole row: `weights(logits, place)`, portable and differentiable: the defini
 Piece by piece, for normalizers whose `passes` is "one":
 
     prepare(logits)                            logit by logit, differentiable (a temperature)
-    fold(logits, value, place, ...) -> Partial what one tile of these contributes; partials merge in any order
+    fold(logits, value, place, ...) -> PartialResult what one tile of these contributes; partials merge in any order
     finish(partial, ...) -> output, summary    the answer, and a few numbers per row from which ...
     tile_weights(logits, summary, place)       ... the weights of any tile can be had again, and
     logit_gradient(...)                        the gradient of its prepared logits
@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
 from qkv.core.arrays import Array, namespace
-from qkv.core.partial import Partial
+from qkv.core.online_softmax import PartialResult
 from qkv.core.parts import Part
 from qkv.core.positions import Tile
 from qkv.errors import RefusedError
@@ -99,7 +99,7 @@ class Normalizer(Part, ABC):
         """What is done to each logit by itself, before the fold; differentiable. −inf stays −inf."""
         return logits
 
-    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> Partial:
+    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> PartialResult:
         """What the tile's keys contribute; `clean`: the values are known to be finite."""
         raise self._needs_rows()
 

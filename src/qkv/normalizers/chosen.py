@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from qkv.core.arrays import Array, namespace, zeros
 from qkv.core.equation import drop
+from qkv.core.online_softmax import TopKeys
 from qkv.core.ordering import top_mask, top_order
-from qkv.core.partial import Best
 from qkv.core.positions import Tile
 
 __all__ = ["best_of_tile", "is_chosen", "largest", "last_chosen", "weighted_best"]
@@ -26,7 +26,7 @@ def largest(rank: Array, count: int) -> Array:
     return top_mask(rank, count) & (rank != -namespace(rank).inf)
 
 
-def best_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count: int) -> Best:
+def best_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count: int) -> TopKeys:
     """The best keys of a tile, by rank, with their values; fewer than `count` are filled up with nothing."""
     xp = namespace(logits)
     batch, q = logits.shape[:-2], logits.shape[-2]
@@ -44,10 +44,10 @@ def best_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count: in
         rank, logits = xp.concat([rank, nothing], axis=-1), xp.concat([logits, nothing], axis=-1)
         index = xp.concat([index, zeros(index, (*batch, q, missing)) - 1], axis=-1)
         values = xp.concat([values, zeros(value, (*batch, q, missing, width))], axis=-2)
-    return Best(rank, index, logits, values, count)
+    return TopKeys(rank, index, logits, values, count)
 
 
-def weighted_best(weights: Array, best: Best, tile: Tile, dropout: float, read: Array | None = None) -> Array:
+def weighted_best(weights: Array, best: TopKeys, tile: Tile, dropout: float, read: Array | None = None) -> Array:
     """Σ w v over the chosen keys; `read`: whose values are, None: those whose weight is not 0."""
     xp = namespace(weights)
     read = (weights != 0 if read is None else read)[..., None]
@@ -55,7 +55,7 @@ def weighted_best(weights: Array, best: Best, tile: Tile, dropout: float, read: 
     return xp.sum(xp.where(read, dropped * xp.where(read, best.value, xp.zeros_like(best.value)), 0 * dropped), axis=-2)
 
 
-def last_chosen(best: Best) -> tuple[Array, Array]:
+def last_chosen(best: TopKeys) -> tuple[Array, Array]:
     """Rank and index of the worst key that was chosen, `(*batch, q, 1)`: with them a tile finds its own."""
     return best.rank[..., -1:], best.index[..., -1:]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import Array, cast, namespace, row_max
-from qkv.core.partial import Best
+from qkv.core.online_softmax import TopKeys
 from qkv.core.positions import Tile
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.chosen import best_of_tile, is_chosen, largest, last_chosen, weighted_best
@@ -50,11 +50,11 @@ class OneKey(Normalizer):
         """1 for the first of those that rank highest."""
         return self._one(self.prepare(logits), largest(ranks, 1))
 
-    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> Best:
+    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> TopKeys:
         """The best of the tile."""
         return best_of_tile(self.rank(logits, tile), logits, value, tile, 1)
 
-    def finish(self, partial: Best, tile: Tile, dropout: float) -> tuple[Array, Summary]:
+    def finish(self, partial: TopKeys, tile: Tile, dropout: float) -> tuple[Array, Summary]:
         """Its value."""
         weights = self._one(partial.logit, partial.rank != -namespace(partial.rank).inf)
         return weighted_best(weights, partial, tile, dropout), last_chosen(partial)

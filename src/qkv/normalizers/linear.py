@@ -7,7 +7,7 @@ from abc import abstractmethod
 from qkv.core.arrays import Array, namespace
 from qkv.core.equation import drop
 from qkv.core.guard import weigh
-from qkv.core.partial import Total
+from qkv.core.online_softmax import WeightedSums
 from qkv.core.positions import Tile
 from qkv.normalizers.base import Normalizer, Summary
 
@@ -28,13 +28,13 @@ class LinearNormalizer(Normalizer):
         mass = self.mass(self.prepare(logits))
         return _share(mass, namespace(mass).sum(mass, axis=-1, keepdims=True)) if self.divides else mass
 
-    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> Total:
+    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> WeightedSums:
         """Sums over the tile."""
         mass = self.mass(logits)
         weighted = weigh(drop(mass, tile, dropout), value, self.support(logits, mass), clean)
-        return Total(namespace(mass).sum(mass, axis=-1, keepdims=True), weighted)
+        return WeightedSums(namespace(mass).sum(mass, axis=-1, keepdims=True), weighted)
 
-    def finish(self, partial: Total, tile: Tile, dropout: float) -> tuple[Array, Summary]:
+    def finish(self, partial: WeightedSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:
         """weighted / total."""
         if not self.divides:
             return partial.weighted, ()

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from qkv.core.arrays import Array, is_array, namespace, row_max, stop_gradient
 from qkv.core.equation import drop
 from qkv.core.guard import weigh
-from qkv.core.partial import ExpSum, times
+from qkv.core.online_softmax import ExponentialSums, rescale
 from qkv.core.parts import axes, over_pairs, require_number
 from qkv.core.positions import Tile
 from qkv.normalizers.base import Normalizer, Summary, excluded
@@ -82,21 +82,21 @@ class Softmax(Normalizer):
         out, xp = excluded(logits), namespace(logits)
         return xp.where(out, logits, xp.where(out, xp.zeros_like(logits), logits) / over_pairs(self.temperature))
 
-    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> ExpSum:
+    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> ExponentialSums:
         """Exponentials relative to the tile's own maximum."""
         xp = namespace(logits)
         maximum = row_max(logits)
         e = xp.exp(logits - _finite_or_zero(maximum))
         weighted = weigh(drop(e, tile, dropout), value, ~excluded(logits), clean)
-        return ExpSum(maximum, xp.sum(e, axis=-1, keepdims=True), weighted)
+        return ExponentialSums(maximum, xp.sum(e, axis=-1, keepdims=True), weighted)
 
-    def finish(self, partial: ExpSum, tile: Tile, dropout: float) -> tuple[Array, Summary]:
+    def finish(self, partial: ExponentialSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:
         """weighted / total; the summary is m and Σ e^(l − m): one logarithm would lose digits of large m."""
         xp = namespace(partial.total)
         shift = self._shift(partial.maximum)
         scale = xp.where(partial.maximum == shift, xp.ones_like(shift), xp.exp(partial.maximum - shift))
         total = partial.total * scale + self._sink_mass(shift)
-        return times(partial.weighted, scale) / _nonzero(total), (shift, total)
+        return rescale(partial.weighted, scale) / _nonzero(total), (shift, total)
 
     def tile_weights(self, logits: Array, summary: Summary, tile: Tile) -> Array:
         """e^(l − m) / Σ e^(l − m)"""

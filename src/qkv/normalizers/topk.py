@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import Array, like, namespace
+from qkv.core.online_softmax import TopKeys
 from qkv.core.ordering import kth_largest
-from qkv.core.partial import Best
 from qkv.core.positions import Tile
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer, Passes, Summary
@@ -113,11 +113,11 @@ class TopK(Normalizer):
         """As the inner normalizer."""
         return self.of.prepare(logits)
 
-    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> Best:
+    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> TopKeys:
         """The best of the tile."""
         return best_of_tile(logits, logits, value, tile, self.k)
 
-    def finish(self, partial: Best, tile: Tile, dropout: float) -> tuple[Array, Summary]:
+    def finish(self, partial: TopKeys, tile: Tile, dropout: float) -> tuple[Array, Summary]:
         """The inner fold over the kept keys alone; the summary adds the worst that was kept."""
         xp = namespace(partial.logit)
         inner = self.of.map_arrays(lambda array: array[..., None] if array.ndim else array)

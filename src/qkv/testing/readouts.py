@@ -33,9 +33,9 @@ __all__ = ["ReadoutContract", "read"]
 
 READERS: dict[str, Kernel] = {
     "dense": DenseKernel(),
-    "tiled": TiledKernel(budget=12, strip_budget=3000),
+    "tiled": TiledKernel(budget=12, row_block_budget=3000),
     "row_blocks": RowBlocksKernel(budget=3000),
-    "numpy_blocks": NumpyBlocksKernel(budget=12, strip_budget=3000),
+    "numpy_blocks": NumpyBlocksKernel(budget=12, row_block_budget=3000),
     "tiles": TileReader(rows=4, cols=6, most=4),
 }
 """Kernels that run readouts, in pieces so small that several are joined."""

@@ -35,13 +35,13 @@ from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 
-__all__ = ["PIECES", "Held", "Pieces", "PiecesKernel", "attend_pieces", "together"]
+__all__ = ["CHUNKED_KERNEL", "ChunkedCall", "ChunkedKernel", "ChunkedTensor", "attend_chunked", "concat_chunks"]
 
 Limits = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Pieces:
+class ChunkedTensor:
     """Keys, or values, `(*batch, n, width)`, in PyTorch arrays that lie one after another along n.
 
     Attributes:
@@ -76,22 +76,22 @@ class Pieces:
             start = found[-1][1]
         return found
 
-    def piece(self, n: int) -> Any:
+    def chunk(self, n: int) -> Any:
         """One of the arrays, as numbers of the dtype."""
         scale = self.scales[n]
         return self.arrays[n] if scale is None else self.arrays[n].to(self.dtype).mul_(scale)
 
-    def whole(self) -> Any:
+    def concat(self) -> Any:
         """One array: a copy."""
         import torch
 
-        return torch.cat([self.piece(n) for n in range(len(self.arrays))], dim=-2)
+        return torch.cat([self.chunk(n) for n in range(len(self.arrays))], dim=-2)
 
-    def stand_in(self) -> Any:
+    def placeholder(self) -> Any:
         """An array of the shape without memory: what facts are read from."""
         return self.arrays[0].new_zeros((), dtype=self.dtype).expand(self.shape)
 
-    def unsqueeze(self, axis: int) -> Pieces:
+    def unsqueeze(self, axis: int) -> ChunkedTensor:
         """With a batch axis of length 1, counted from the end as in the array."""
         if not -self.ndim - 1 <= axis < -2:
             raise IndexError(f"axis {axis} is no batch axis of {self.ndim} axes, counted from the end.")
@@ -100,15 +100,15 @@ class Pieces:
         return dataclasses.replace(self, arrays=arrays, scales=tuple(scales))
 
 
-def together(x: Any) -> Any:
+def concat_chunks(x: Any) -> Any:
     """One array: pieces put together, anything else as it is."""
-    return x.whole() if isinstance(x, Pieces) else x
+    return x.concat() if isinstance(x, ChunkedTensor) else x
 
 
-def attend_pieces(
+def attend_chunked(
     query: Tensor,
-    key: Pieces,
-    value: Pieces,
+    key: ChunkedTensor,
+    value: ChunkedTensor,
     asked: tuple[Any, ...],
     readouts: Sequence[Readout] = (),
     memory: int | str = "512 MiB",
@@ -127,13 +127,13 @@ def attend_pieces(
     """
     import torch
 
-    stand_ins = key.stand_in(), value.stand_in()
+    stand_ins = key.placeholder(), value.placeholder()
     problem = read_problem(query, *stand_ins, Spec(*asked), tuple(readouts), memory)
     check_problem(problem)
-    if PIECES.refuse(problem) is not None or PIECES.cost(problem).peak > problem.memory:
+    if CHUNKED_KERNEL.refuse(problem) is not None or CHUNKED_KERNEL.cost(problem).peak > problem.memory:
         return None
     # Not kept: every step of decoding has another length.
-    plan = make_plan(problem, (PIECES,))
+    plan = make_plan(problem, (CHUNKED_KERNEL,))
     problem, spec = plan.problem, plan.problem.spec
     if seed is None and (spec.dropout or problem.normalizer.stochastic):
         seed = int(torch.randint(2**62, ()).item())
@@ -152,18 +152,18 @@ def attend_pieces(
         )
         # Known since they were kept: asking every key at every step would read all of them once more.
         clean = key.clean and bool(query.isfinite().all()), value.clean
-        result = PIECES.run(Held.of(call, (key, value), clean), problem)
+        result = CHUNKED_KERNEL.run(ChunkedCall.of(call, (key, value), clean), problem)
     return result, plan.with_taken(result.guards)
 
 
 @dataclass(frozen=True)
-class Held(BoundCall):
+class ChunkedCall(BoundCall):
     """A call whose keys and values lie in pieces, and whose tiles are whole pieces."""
 
-    pieces: tuple[Pieces, Pieces] | None = None
+    pieces: tuple[ChunkedTensor, ChunkedTensor] | None = None
 
     @classmethod
-    def of(cls, call: BoundCall, pieces: tuple[Pieces, Pieces], clean: tuple[bool, bool]) -> Held:
+    def of(cls, call: BoundCall, pieces: tuple[ChunkedTensor, ChunkedTensor], clean: tuple[bool, bool]) -> ChunkedCall:
         """The call, over these pieces; `clean`: query and keys, and values, are known to be finite."""
         given = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
         held = cls(**{**given, "pieces": pieces})
@@ -176,7 +176,7 @@ class Held(BoundCall):
         key = self.key[..., :1, :] if self.score.as_given else cast(self.key[..., :1, :], self.dtype)
         return dataclasses.replace(self, query=self.queries((0, 1)), key=key)
 
-    def unmasked(self) -> Held:
+    def unmasked(self) -> ChunkedCall:
         """The call without its mask, which allows everything."""
         assert self.pieces is not None
         call = dataclasses.replace(self, mask=None)
@@ -185,14 +185,14 @@ class Held(BoundCall):
     def part(self, side: int, n: int) -> Any:
         """A piece of the keys (0) or values (1), in the dtype of accumulation."""
         assert self.pieces is not None
-        piece = self.pieces[side].piece(n)
+        piece = self.pieces[side].chunk(n)
         return piece if side == 0 and self.score.as_given else cast(piece, self.dtype)
 
 
-class PiecesKernel(Kernel):
+class ChunkedKernel(Kernel):
     """Rows of logits from pieces of the keys, weights of whole rows, output from pieces of the values."""
 
-    name: ClassVar[str] = "pieces"
+    name: ClassVar[str] = "chunked"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
     guards: ClassVar[tuple[str, ...]] = ("if all that was kept is finite: plain products, else by selection",)
     casts_tiles: ClassVar[bool] = True
@@ -217,7 +217,7 @@ class PiecesKernel(Kernel):
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Logits, weights, output, readouts."""
-        assert isinstance(call, Held)
+        assert isinstance(call, ChunkedCall)
         assert call.pieces is not None
         limits = call.pieces[0].limits
         refuse_hidden_gradients(call.first_pair())
@@ -254,7 +254,7 @@ class PiecesKernel(Kernel):
         return Result(cast(output, call.out_dtype), readouts, guards)
 
 
-PIECES = PiecesKernel()
+CHUNKED_KERNEL = ChunkedKernel()
 """It is not among `KERNELS`: calls of `attend` come with whole arrays."""
 
 
@@ -263,7 +263,7 @@ def _is_plain_softmax(normalizer: Any) -> bool:
     return normalizer.log_sum_exp and normalizer.shift_invariant and normalizer.scale is not None
 
 
-def _logits(call: Held, query: Tensor, n: int, cols: Limits) -> Tensor:
+def _logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Tensor:
     """`(*batch, q, n_i)` of one piece, −inf where a key is excluded."""
     tile, score, mask = call.tile.cut(call.tile.rows, cols), call.score, call.mask
     if mask is not None:

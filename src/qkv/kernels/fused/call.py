@@ -18,7 +18,7 @@ from qkv.core.positions import Tile
 from qkv.core.typing import Tensor
 from qkv.kernels.fused.layout import Layout, layout_of, split
 from qkv.kernels.fused.sdpa import Flash, attend, operators, public, told_finite
-from qkv.kernels.row_blocks.autograd import Strips, twice_differentiable
+from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
 from qkv.kernels.runtime.tile_sizes import STRIP_BUDGET, strip_alive, strip_rows_of
 from qkv.masks.base import Mask
 from qkv.normalizers import Softmax
@@ -216,9 +216,9 @@ class _Again:
         softmax = Softmax(1.0 / self.scale)
         call = BoundCall(left, right, value, Dot(), softmax, self.mask, self.tile, 0.0, value.dtype)
         rows = strip_rows_of(self.problem, STRIP_BUDGET, strip_alive(self.problem))
-        strips = Strips(call, (), rows, with_output=True)
+        strips = RowBlocks(call, (), rows, with_output=True)
         gradient = gradient.reshape((*self.tile.batch, *gradient.shape[-2:]))
-        return twice_differentiable(strips, (left, right, value), [gradient])
+        return double_backward(strips, (left, right, value), [gradient])
 
 
 def _autocast(x: Tensor) -> bool:

@@ -19,7 +19,7 @@ from qkv.core.parts import Part
 from qkv.core.positions import Tile
 from qkv.masks import Mask
 
-__all__ = ["Moving", "Tile", "add_piece", "add_rows", "part_at", "piece", "rows_at", "write_rows"]
+__all__ = ["DynamicCall", "DynamicTile", "add_piece", "add_rows", "part_at", "piece", "rows_at", "write_rows"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class DynamicTile:
 
 
 @dataclass(frozen=True)
-class Moving:
+class DynamicCall:
     """A call whose tiles are computed in a compiled loop.
 
     Attributes:
@@ -59,7 +59,7 @@ class Moving:
     raw: tuple[Array, Array, Array, Array] | None
 
     @classmethod
-    def of(cls, call: BoundCall) -> Moving:
+    def of(cls, call: BoundCall) -> DynamicCall:
         """What each side contributes is computed once, of numbers that are finite where others are masked."""
         import jax
         import jax.numpy as jnp

@@ -19,7 +19,7 @@ from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
 from qkv.core.positions import whole
 from qkv.core.random import seed_words
-from qkv.kernels.jax_loops.row_blocks import Strips, kinds_of
+from qkv.kernels.jax_loops.row_blocks import RowBlockLoop, kinds_of
 from qkv.kernels.jax_loops.tiles import attend_tiles
 from qkv.kernels.runtime.tile_sizes import partial_alive, said, strip_alive, strip_rows_of, tile_of
 from qkv.plan.cost import Cost
@@ -51,7 +51,7 @@ class JaxLoopsKernel(Kernel):
     name: ClassVar[str] = "jax_loops"
     libraries: ClassVar[tuple[str, ...]] = ("jax",)
     budget: int = BUDGET
-    strip_budget: int = STRIP_BUDGET
+    row_block_budget: int = STRIP_BUDGET
 
     def refuse(self, problem: Problem) -> str | None:
         """JAX, and readouts that a compiled loop can show."""
@@ -123,7 +123,7 @@ class JaxLoopsKernel(Kernel):
         """Queries in a strip; 0 where there are no strips."""
         if _in_tiles(problem) and not problem.readouts:
             return 0
-        return strip_rows_of(problem, self.strip_budget, strip_alive(problem))
+        return strip_rows_of(problem, self.row_block_budget, strip_alive(problem))
 
     def _cols(self, problem: Problem, rows: int) -> int:
         """Keys in a tile of a strip's logits."""
@@ -187,7 +187,7 @@ def _attend(how: _How, query: Any, key: Any, value: Any, parts: Any, seed: Any) 
     output = None
     if how.strip is not None:
         # The output of strips is left out by the compiler where tiles give it.
-        output, readouts = Strips(call, how.readouts, *how.strip).attend()
+        output, readouts = RowBlockLoop(call, how.readouts, *how.strip).attend()
     if how.tile_shape is not None:
         output = attend_tiles(call, how.tile_shape)
     return output, readouts

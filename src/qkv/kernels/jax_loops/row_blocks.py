@@ -14,12 +14,12 @@ from qkv.core.arrays import Array
 from qkv.core.equation import BoundCall, drop
 from qkv.core.guard import weigh
 from qkv.core.positions import Tile
-from qkv.kernels.jax_loops.dynamic_tiles import DynamicTile, Moving, part_at, rows_at
+from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, part_at, rows_at
 from qkv.readouts import Heads, Readout
 from qkv.readouts.base import Field, flat, named
 from qkv.readouts.cells import pool
 
-__all__ = ["Strips", "kinds_of"]
+__all__ = ["RowBlockLoop", "kinds_of"]
 
 
 def kinds_of(readout: Readout, tile: Tile, rows: int) -> list[str] | None:
@@ -48,7 +48,7 @@ def kinds_of(readout: Readout, tile: Tile, rows: int) -> list[str] | None:
 
 
 @dataclass(frozen=True)
-class Strips:
+class RowBlockLoop:
     """A call, some queries at a time.
 
     Attributes:
@@ -67,7 +67,7 @@ class Strips:
         """Output and readouts; differentiable, any number of times and in both modes."""
         import jax
 
-        moving, tile = Moving.of(self.call), self.call.tile
+        moving, tile = DynamicCall.of(self.call), self.call.tile
         count, q = max(1, -(-tile.q_total // self.rows)), tile.q_total
         results: list[Any] = []
 
@@ -149,7 +149,7 @@ class Strips:
         old = jax.lax.dynamic_slice_in_dim(room, first, piece.shape[-2], room.ndim - 2)
         return jax.lax.dynamic_update_slice_in_dim(room, field.met(old, piece), first, room.ndim - 2)
 
-    def _strip(self, moving: Moving, number: Any) -> tuple[Array, list[Any]]:
+    def _strip(self, moving: DynamicCall, number: Any) -> tuple[Array, list[Any]]:
         """Output and what the readouts show of the strip with this number."""
         call, normalizer = moving.call, moving.call.normalizer
         tile = call.tile
@@ -173,7 +173,7 @@ class Strips:
                 read.append(readout.read(logits, weights, normalizer, here))
         return moving.with_clean(weighed, call.value), read
 
-    def _logits(self, moving: Moving, number: Any) -> Array:
+    def _logits(self, moving: DynamicCall, number: Any) -> Array:
         """Whole rows of logits, from tiles that are computed again in backward."""
         import jax
         import jax.numpy as jnp

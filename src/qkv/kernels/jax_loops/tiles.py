@@ -22,11 +22,11 @@ import numpy as np
 from qkv.core.arrays import Array, is_array, is_floating
 from qkv.core.equation import BoundCall, drop
 from qkv.core.guard import finite
-from qkv.core.partial import Partial
+from qkv.core.online_softmax import PartialResult
 from qkv.core.positions import Tile
 from qkv.kernels.jax_loops.dynamic_tiles import (
+    DynamicCall,
     DynamicTile,
-    Moving,
     add_piece,
     add_rows,
     names_of,
@@ -45,7 +45,7 @@ def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Array:
     """Output of a call in tiles of these sides; differentiable, by the normalizer's own gradient."""
     import jax
 
-    moving = Moving.of(call)
+    moving = DynamicCall.of(call)
     call = moving.call
     arrays = [call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays()]
     floating = [is_floating(x) for x in arrays]
@@ -64,7 +64,7 @@ def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Array:
         tile = dataclasses.replace(call.tile, positions=positions, seed=seed)
         bound = dataclasses.replace(call.with_arrays(held), mask=mask, tile=tile)
         bound.__dict__.update(clean_pairs=call.clean_pairs, clean_value=call.clean_value)
-        return _Loop(Moving(bound, raw), sides, tuple(floating))
+        return _Loop(DynamicCall(bound, raw), sides, tuple(floating))
 
     # What JAX traces must come in by the door: it may be differentiated, or mapped, from outside.
     @jax.custom_vjp  # type: ignore[untyped-decorator, unused-ignore]
@@ -95,7 +95,7 @@ class _Loop:
         floating: which of query, key, value and the arrays of the parts are floating-point numbers.
     """
 
-    moving: Moving
+    moving: DynamicCall
     sides: tuple[int, int]
     floating: tuple[bool, ...]
 
@@ -267,7 +267,7 @@ def _over(step: Callable[[list[Array], Any], Any], first: list[Array], numbers: 
     return last
 
 
-def _arrays(partial: Partial) -> list[Array]:
+def _arrays(partial: PartialResult) -> list[Array]:
     """The arrays of a partial."""
     values = [getattr(partial, field.name) for field in dataclasses.fields(partial)]  # type: ignore[arg-type]
     return [x for x in values if is_array(x)]

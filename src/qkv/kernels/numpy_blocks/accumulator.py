@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.core.partial import ExpSum
+from qkv.core.online_softmax import ExponentialSums
 from qkv.kernels.numpy_blocks.exponential import Exponential
 
 __all__ = ["Sums"]
@@ -71,7 +71,7 @@ class Sums:
             piece = slice(start, start + _CHUNK)
             self.weighted += np.matmul(e[..., piece], value[..., piece, :])
 
-    def partial(self) -> ExpSum | None:
+    def partial(self) -> ExponentialSums | None:
         """The sums; None where something was not finite, in a logit or in a value that meets a weight."""
         if self.lost or not (np.isfinite(self.weighted).all() and np.isfinite(self.total).all()):
             return None
@@ -79,7 +79,7 @@ class Sums:
             return None  # a row without a key, or with nothing but logits so low that log2 e made them −inf
         dtype = self.shift.dtype
         maximum = np.where(self.met, self.shift / self.exp.unit, -np.inf).astype(dtype)
-        return ExpSum(maximum, self.total.astype(dtype), self.weighted.astype(dtype))
+        return ExponentialSums(maximum, self.total.astype(dtype), self.weighted.astype(dtype))
 
     def _exponentials(self, e: np.ndarray, ones: np.ndarray) -> np.ndarray:
         self.exp.replace(e)

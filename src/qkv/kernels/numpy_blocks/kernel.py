@@ -37,7 +37,7 @@ class NumpyBlocksKernel(Kernel):
     libraries: ClassVar[tuple[str, ...]] = ("numpy",)
     casts_tiles: ClassVar[bool] = True
     budget: int = 2**18
-    strip_budget: int = STRIP_BUDGET
+    row_block_budget: int = STRIP_BUDGET
 
     def refuse(self, problem: Problem) -> str | None:
         """NumPy only; there is no gradient to refuse."""
@@ -106,6 +106,6 @@ class NumpyBlocksKernel(Kernel):
         alive = 5 + problem.elements_per_logit
         if not self._strips(problem):
             return tile_of(problem, _FOLD * self.budget, alive)
-        rows = strip_rows_of(problem, self.strip_budget, 5)
+        rows = strip_rows_of(problem, self.row_block_budget, 5)
         pairs = _FOLD * self.budget // max(1, problem.axes.batch_size * rows * problem.elements_per_logit)
         return rows, max(1, min(problem.axes.k, pairs))

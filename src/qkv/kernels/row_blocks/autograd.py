@@ -19,13 +19,13 @@ from qkv.kernels.runtime.tile_loop import nothing, spans, weigh_rows
 from qkv.readouts import Field, Readout
 from qkv.readouts.base import flat, named
 
-__all__ = ["Strips", "twice_differentiable"]
+__all__ = ["RowBlocks", "double_backward"]
 
 Limits = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Strips:
+class RowBlocks:
     """A call in strips of `rows` queries; results are flat: the output, if wanted, and readouts' fields."""
 
     call: BoundCall
@@ -167,7 +167,7 @@ def _function() -> Any:
 
         class Attend(torch.autograd.Function):
             @staticmethod
-            def forward(ctx: Any, strips: Strips, *tensors: Any) -> Any:
+            def forward(ctx: Any, strips: RowBlocks, *tensors: Any) -> Any:
                 joined, ctx.of = strips.collect()
                 ctx.strips = strips
                 ctx.save_for_backward(*tensors)
@@ -179,7 +179,7 @@ def _function() -> Any:
                 strips = ctx.strips
                 with torch.autocast(strips.call.value.device.type, enabled=False):
                     if torch.is_grad_enabled():
-                        found = twice_differentiable(strips, ctx.saved_tensors, gradients)
+                        found = double_backward(strips, ctx.saved_tensors, gradients)
                     else:
                         found = _backward(strips, ctx.saved_tensors, gradients, ctx.of)
                 wanted = ctx.needs_input_grad[1:]
@@ -189,7 +189,7 @@ def _function() -> Any:
     return _FUNCTION
 
 
-def twice_differentiable(strips: Strips, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor | None]:
+def double_backward(strips: RowBlocks, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor | None]:
     """Gradients of the tensors, which can be differentiated again."""
     import torch
 
@@ -203,7 +203,7 @@ def twice_differentiable(strips: Strips, tensors: Sequence[Tensor], gradients: S
 
 
 def _backward(
-    strips: Strips, tensors: Sequence[Tensor], gradients: Sequence[Tensor], maxima: list[Tensor | None]
+    strips: RowBlocks, tensors: Sequence[Tensor], gradients: Sequence[Tensor], maxima: list[Tensor | None]
 ) -> list[Tensor | None]:
     import torch
 

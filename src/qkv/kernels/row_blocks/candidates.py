@@ -16,7 +16,7 @@ from qkv.core.typing import Tensor
 from qkv.kernels.row_blocks.top_k import best_keys, packs
 from qkv.normalizers import Normalizer
 
-__all__ = ["Kept", "Strip", "columns_allowed", "find_kept", "strip_logits", "strip_width"]
+__all__ = ["Candidates", "Strip", "columns_allowed", "find_kept", "strip_logits", "strip_width"]
 
 Limits = tuple[int, int]
 
@@ -29,7 +29,7 @@ PIECES = 16
 
 
 @dataclass(frozen=True)
-class Kept:
+class Candidates:
     """The keys of some queries that can get weight, in the order of the keys where that decides anything.
 
     Attributes:
@@ -150,7 +150,7 @@ def _ranks(call: BoundCall, logits: Any, rows: Limits, cols: Limits) -> Any:
     return ranks
 
 
-def find_kept(strip: Strip, normalizer: Normalizer, most: int) -> Kept | None:
+def find_kept(strip: Strip, normalizer: Normalizer, most: int) -> Candidates | None:
     """The keys of a strip that reach the normalizer's floor.
 
     None where that is not known, as with NaN, or where they are more than `most` for some query: to weigh
@@ -200,11 +200,11 @@ def find_kept(strip: Strip, normalizer: Normalizer, most: int) -> Kept | None:
         return out.view(count, longest)
 
     logits = table(strip.logits)
-    return Kept(index.view(count, longest), logits, logits if ranks is strip.logits else table(ranks))
+    return Candidates(index.view(count, longest), logits, logits if ranks is strip.logits else table(ranks))
 
 
-def _of_best(strip: Strip, keys: Any, ranks: Any) -> Kept:
+def _of_best(strip: Strip, keys: Any, ranks: Any) -> Candidates:
     if strip.ranks is strip.logits:
-        return Kept(keys + strip.cols[0], ranks, ranks)
+        return Candidates(keys + strip.cols[0], ranks, ranks)
     logits = strip.logits.gather(1, keys.long()).where(ranks > -math.inf, -math.inf)
-    return Kept(keys + strip.cols[0], logits, ranks)
+    return Candidates(keys + strip.cols[0], logits, ranks)

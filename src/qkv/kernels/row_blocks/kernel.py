@@ -96,12 +96,12 @@ class RowBlocksKernel(Kernel):
             return self._run(call, problem)
 
     def _run(self, call: BoundCall, problem: Problem) -> Result:
-        from qkv.kernels.row_blocks.autograd import Strips
+        from qkv.kernels.row_blocks.autograd import RowBlocks
 
         refuse_hidden_gradients(call)
         if self._fast(call, problem):
             return Result(cast(self._rows_of(call, problem).attend(), call.out_dtype))
-        output, readouts = Strips(call, problem.readouts, self._rows(problem), with_output=True).attend()
+        output, readouts = RowBlocks(call, problem.readouts, self._rows(problem), with_output=True).attend()
         return Result(cast(output, call.out_dtype), readouts)
 
     def _fast(self, call: BoundCall, problem: Problem) -> bool:

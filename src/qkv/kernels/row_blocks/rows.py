@@ -19,8 +19,8 @@ from qkv.core.arrays import requires_gradient
 from qkv.core.batch import Index, indices, take
 from qkv.core.equation import BoundCall, drop, side
 from qkv.core.typing import Tensor
-from qkv.kernels.row_blocks.autograd import Strips, twice_differentiable
-from qkv.kernels.row_blocks.candidates import Kept, columns_allowed, find_kept, strip_logits, strip_width
+from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
+from qkv.kernels.row_blocks.candidates import Candidates, columns_allowed, find_kept, strip_logits, strip_width
 from qkv.kernels.row_blocks.rows_backward import Backward, joined, kept_weights, sum_of_rows
 from qkv.kernels.row_blocks.thresholds import put_sparse_weights
 from qkv.kernels.runtime.tile_loop import spans
@@ -76,13 +76,13 @@ class Rows:
         rows = min(self.rows, tile.q_total)
         return self.call.value.new_empty(rows * strip_width(tile.k_total))
 
-    def forward(self, kept: list[Kept | None]) -> Tensor:
+    def forward(self, kept: list[Candidates | None]) -> Tensor:
         """The output; of each strip, what it kept is put into the list."""
         call, room = self.call, self.room()
         out = call.value.new_zeros((*call.batch, call.tile.q_total, call.value.shape[-1]))
         for index in indices(call.batch, 1):
             one, of_one = call.at(index), take(out, index, 2)
-            waiting: list[Kept] = []
+            waiting: list[Candidates] = []
             first = 0
             for rows in spans(call.tile.q_total, self.rows):
                 found = attend_strip(one, rows, side(of_one, rows), room, self.tile_keys, self.most)
@@ -99,7 +99,7 @@ class Rows:
         return out
 
 
-def attend_strip(call: BoundCall, rows: Limits, out: Any, room: Any, tile_keys: int, most: int) -> Kept | None:
+def attend_strip(call: BoundCall, rows: Limits, out: Any, room: Any, tile_keys: int, most: int) -> Candidates | None:
     """The keys that some queries keep; or None, and their output in `out`, where they were weighed whole.
 
     It writes nothing but `out` and `room`: strips may run at the same time.
@@ -120,7 +120,7 @@ def attend_strip(call: BoundCall, rows: Limits, out: Any, room: Any, tile_keys: 
     return kept
 
 
-def attend_kept(call: BoundCall, rows: Limits, strips: list[Kept], out: Any) -> list[Kept | None]:
+def attend_kept(call: BoundCall, rows: Limits, strips: list[Candidates], out: Any) -> list[Candidates | None]:
     """Output of consecutive strips from the keys they keep; and what backward needs of each."""
     kept = joined(strips)
     weights = kept_weights(call, kept, kept.logits, rows)
@@ -133,7 +133,7 @@ def attend_kept(call: BoundCall, rows: Limits, strips: list[Kept], out: Any) -> 
     weight, index = weights.gather(-1, best), kept.index.gather(-1, best)
     lengths = [len(strip.index) for strip in strips]
     pairs = zip(index.split(lengths), weight.split(lengths), strict=True)
-    return [Kept(of_index, of_weight, of_weight) for of_index, of_weight in pairs]
+    return [Candidates(of_index, of_weight, of_weight) for of_index, of_weight in pairs]
 
 
 _FUNCTION: Any = None
@@ -158,8 +158,8 @@ def _function() -> Any:
                 rows: Rows = ctx.rows
                 found: Any
                 if torch.is_grad_enabled():  # the gradient itself will be differentiated
-                    strips = Strips(rows.call, (), rows.again, with_output=True)
-                    found = twice_differentiable(strips, ctx.saved_tensors, [gradient])
+                    strips = RowBlocks(rows.call, (), rows.again, with_output=True)
+                    found = double_backward(strips, ctx.saved_tensors, [gradient])
                 else:
                     with torch.autocast(gradient.device.type, enabled=False):
                         found = Backward(rows, ctx.saved_tensors, gradient, ctx.needs_input_grad[1:]).run(ctx.kept)

@@ -10,7 +10,7 @@ from typing import Any
 from qkv.core.batch import Index, take
 from qkv.core.equation import BoundCall, drop, side
 from qkv.core.typing import Tensor
-from qkv.kernels.row_blocks.candidates import Kept, columns_allowed, strip_logits
+from qkv.kernels.row_blocks.candidates import Candidates, columns_allowed, strip_logits
 from qkv.kernels.runtime.tile_loop import weights_of
 from qkv.normalizers.sparse import SparseNormalizer
 
@@ -22,7 +22,7 @@ TOGETHER = 2**15
 """Kept keys whose gradient is taken at once: the gradient of all keys is added up as seldom as that."""
 
 
-def kept_weights(call: BoundCall, kept: Kept, logits: Any, rows: Limits) -> Any:
+def kept_weights(call: BoundCall, kept: Candidates, logits: Any, rows: Limits) -> Any:
     """Weights of the kept keys, from logits that stand in for theirs."""
     normalizer, tile = call.normalizer, call.tile.cut(rows, (0, call.tile.k_total))
     if isinstance(normalizer, SparseNormalizer):
@@ -80,10 +80,10 @@ class Backward:
         score, normalizer = self.call.score, self.call.normalizer
         return score.replace_arrays(arrays[: self.held]), normalizer.replace_arrays(arrays[self.held :])
 
-    def run(self, kept: list[Kept | None]) -> list[Tensor]:
+    def run(self, kept: list[Candidates | None]) -> list[Tensor]:
         """All gradients."""
         room = self.forward.room()
-        waiting: list[tuple[Limits, Kept]] = []
+        waiting: list[tuple[Limits, Candidates]] = []
         last: Index | None = None
         for (index, limits), of_strip in zip(self.forward.places(), kept, strict=True):
             count = sum(k.index.numel() for _, k in waiting)
@@ -111,7 +111,7 @@ class Element:
         self.wanted, self.tile_keys, self.held = backward.wanted, backward.forward.tile_keys, backward.held
         self.product = self.call.projected and self.call.score.is_product
 
-    def kept(self, strips: list[tuple[Limits, Kept]], room: Any) -> None:
+    def kept(self, strips: list[tuple[Limits, Candidates]], room: Any) -> None:
         """Of consecutive strips whose kept keys are known."""
         import torch
 
@@ -123,7 +123,7 @@ class Element:
             weights, leaves = kept.logits, []
         else:
             leaves = [kept.logits.detach().requires_grad_(), *self._normalizer_leaves()]
-            of_kept = Kept(kept.index, leaves[0], leaves[0] if kept.ranks is kept.logits else kept.ranks)
+            of_kept = Candidates(kept.index, leaves[0], leaves[0] if kept.ranks is kept.logits else kept.ranks)
             with torch.enable_grad():
                 normalizer = call.normalizer.replace_arrays(leaves[1:])
                 weights = kept_weights(replace(call, normalizer=normalizer), of_kept, leaves[0], rows)
@@ -221,7 +221,7 @@ class Element:
                     target += more
 
 
-def joined(kept: list[Kept]) -> Kept:
+def joined(kept: list[Candidates]) -> Candidates:
     """The kept keys of consecutive strips, one below the other."""
     import torch
 
@@ -236,4 +236,4 @@ def joined(kept: list[Kept]) -> Kept:
     logits = join([x.logits for x in kept], -torch.inf)
     same = all(x.ranks is x.logits for x in kept)
     ranks = logits if same else join([x.ranks for x in kept], -torch.inf)
-    return Kept(join([x.index for x in kept], 0), logits, ranks)
+    return Candidates(join([x.index for x in kept], 0), logits, ranks)

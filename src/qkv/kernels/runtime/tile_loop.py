@@ -8,7 +8,7 @@ from typing import Any
 from qkv.core.arrays import Array, library, namespace, zeros
 from qkv.core.equation import BoundCall, drop
 from qkv.core.guard import weigh
-from qkv.core.partial import Partial
+from qkv.core.online_softmax import PartialResult
 from qkv.core.positions import Tile
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.sparse import SparseNormalizer
@@ -44,7 +44,7 @@ def reached(call: BoundCall, rows: Limits, cols: int, whole: bool = False) -> It
 
 def fold_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[Array, Summary]:
     """Output and summary of some queries, from partials of tiles of `cols` keys. Empty tiles are skipped."""
-    partial: Partial | None = None
+    partial: PartialResult | None = None
     for limits in reached(call, rows, cols, whole=True):
         logits = call.logits(rows, limits)
         if logits is not None:
@@ -56,15 +56,15 @@ def fold_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[Array, Summary]
     return output, summary
 
 
-def _fold(call: BoundCall, logits: Array, rows: Limits, cols: Limits) -> Partial:
+def _fold(call: BoundCall, logits: Array, rows: Limits, cols: Limits) -> PartialResult:
     normalizer = call.normalizer
     value = call.values(cols)
     tile = call.tile.cut(rows, cols)
-    folded: Partial = normalizer.fold(normalizer.prepare(logits), value, tile, call.dropout, call.clean_value)
+    folded: PartialResult = normalizer.fold(normalizer.prepare(logits), value, tile, call.dropout, call.clean_value)
     return folded
 
 
-def _merged(partial: Any, new: Partial) -> Partial:
+def _merged(partial: Any, new: PartialResult) -> PartialResult:
     return new if partial is None else partial.merge(new)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Tensor
 from qkv.kernels.compiled.saved import kept_now
-from qkv.kernels.row_blocks.autograd import Strips, twice_differentiable
+from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
 from qkv.kernels.runtime.tile_sizes import Tiling
 from qkv.kernels.tiled.schedule import backward, forward
 
@@ -57,8 +57,8 @@ def _function() -> Any:
                 grads: Any
                 with torch.autocast(output.device.type, enabled=False):
                     if torch.is_grad_enabled():  # the gradient itself will be differentiated
-                        strips = Strips(ctx.call, (), ctx.strip, with_output=True)
-                        grads = twice_differentiable(strips, tensors, [gradient])
+                        strips = RowBlocks(ctx.call, (), ctx.strip, with_output=True)
+                        grads = double_backward(strips, tensors, [gradient])
                     else:
                         call = ctx.call.with_arrays([x.detach() for x in tensors])
                         logits_wanted = any(wanted[:2]) or any(wanted[3:])

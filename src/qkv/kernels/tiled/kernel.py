@@ -63,7 +63,7 @@ class TiledKernel(Kernel):
         "of a gate, a side of moderate range: exponentials and a division, else a sigmoid for each pair",
     )
     budget: int = BUDGET
-    strip_budget: int = STRIP_BUDGET
+    row_block_budget: int = STRIP_BUDGET
 
     def refuse(self, problem: Problem) -> str | None:
         """PyTorch, and normalizers with a fold."""
@@ -122,7 +122,7 @@ class TiledKernel(Kernel):
         import torch
 
         from qkv.kernels.compiled.saved import kept_now
-        from qkv.kernels.row_blocks.autograd import Strips
+        from qkv.kernels.row_blocks.autograd import RowBlocks
         from qkv.kernels.runtime.isolated_autograd import project_sides
         from qkv.kernels.tiled.autograd import attend
         from qkv.kernels.tiled.softmax import is_exponential
@@ -156,14 +156,14 @@ class TiledKernel(Kernel):
         output = attend(call, tiling, self._strip(problem), notes, *tensors)
         readouts: tuple[Any, ...] = ()
         if problem.readouts:
-            _, readouts = Strips(call, problem.readouts, self._strip(problem), with_output=False).attend()
+            _, readouts = RowBlocks(call, problem.readouts, self._strip(problem), with_output=False).attend()
         return Result(cast(output, call.out_dtype), readouts, tuple(notes))
 
     def _tiling(self, problem: Problem) -> Tiling:
         return tiling_of(problem, self.budget)
 
     def _strip(self, problem: Problem) -> int:
-        return strip_rows_of(problem, self.strip_budget, strip_alive(problem))
+        return strip_rows_of(problem, self.row_block_budget, strip_alive(problem))
 
 
 def _table_widths(problem: Problem, tiling: Tiling) -> int:

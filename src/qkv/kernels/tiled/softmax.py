@@ -21,7 +21,7 @@ import numpy as np
 from qkv.core.arrays import is_array
 from qkv.core.batch import Index
 from qkv.core.equation import BoundCall
-from qkv.core.partial import ExpSum
+from qkv.core.online_softmax import ExponentialSums
 from qkv.core.positions import Tile
 from qkv.core.random import rate
 from qkv.core.typing import Tensor
@@ -216,7 +216,7 @@ class Exponentials:
             # As the normalizer's own `finish`, of numbers that are known to be finite.
             maximum.masked_fill_(maximum == -math.inf, 0.0)
             return weighted.div_(total.masked_fill(total == 0, 1.0)), (maximum, total)
-        partial, tile = ExpSum(maximum, total, weighted), call.tile.cut(rows, (0, 0))
+        partial, tile = ExponentialSums(maximum, total, weighted), call.tile.cut(rows, (0, 0))
         output, summary = call.normalizer.finish(partial, tile, call.dropout)
         return output, summary
 

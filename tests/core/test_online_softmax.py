@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.core.arrays import quiet
-from qkv.core.partial import Best, ExpSum, Partial, Total, merge_all
+from qkv.core.online_softmax import ExponentialSums, PartialResult, TopKeys, WeightedSums, merge_all
 
 CELL = st.sampled_from([-np.inf, -800.0, -1.0, 0.0, 0.5, 800.0])
 ROWS = st.lists(CELL, min_size=3, max_size=3)
@@ -15,12 +15,12 @@ ROWS = st.lists(CELL, min_size=3, max_size=3)
 def exp_sum(logit, value):
     x = np.array([[logit]])
     total = np.zeros((1, 1)) if logit == -np.inf else np.ones((1, 1))
-    return ExpSum(x, total, total * value)
+    return ExponentialSums(x, total, total * value)
 
 
 def best(logit, index, size=2):
     x = np.array([[logit]])
-    return Best(x, np.array([[-1 if logit == -np.inf else index]]), x, np.array([[[float(index)]]]), size)
+    return TopKeys(x, np.array([[-1 if logit == -np.inf else index]]), x, np.array([[[float(index)]]]), size)
 
 
 def same(one, other):
@@ -56,8 +56,8 @@ def test_a_key_that_is_not_a_number_comes_first_so_that_it_shows():
 
 
 def test_an_infinite_value_that_was_read_stays_although_later_keys_outweigh_it():
-    early = ExpSum(np.array([[0.0]]), np.ones((1, 1)), np.array([[np.inf]]))
-    late = ExpSum(np.array([[2000.0]]), np.ones((1, 1)), np.array([[1.0]]))
+    early = ExponentialSums(np.array([[0.0]]), np.ones((1, 1)), np.array([[np.inf]]))
+    late = ExponentialSums(np.array([[2000.0]]), np.ones((1, 1)), np.array([[1.0]]))
     with quiet():
         assert early.merge(late).weighted.tolist() == [[np.inf]]
 
@@ -70,11 +70,11 @@ def test_rows_that_met_no_key_merge_to_a_row_that_met_none():
 
 
 def test_a_tree_of_many_is_their_sum():
-    parts = [Total(np.array([[1.0]]), np.array([[float(n)]])) for n in range(11)]
+    parts = [WeightedSums(np.array([[1.0]]), np.array([[float(n)]])) for n in range(11)]
     merged = merge_all(parts)
     assert (merged.total.item(), merged.weighted.item()) == (11, 55)
 
 
 def test_a_partial_that_does_not_say_how_it_merges_is_an_error():
-    with pytest.raises(TypeError, match=r"Partial does not say how it merges"):
-        Partial().merge(Partial())
+    with pytest.raises(TypeError, match=r"PartialResult does not say how it merges"):
+        PartialResult().merge(PartialResult())

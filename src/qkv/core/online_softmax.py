@@ -12,10 +12,10 @@ from typing import Self
 
 from qkv.core.arrays import Array, namespace
 
-__all__ = ["Best", "ExpSum", "Partial", "Total", "merge_all", "times"]
+__all__ = ["ExponentialSums", "PartialResult", "TopKeys", "WeightedSums", "merge_all", "rescale"]
 
 
-class Partial:
+class PartialResult:
     """An unfinished answer for some queries over some of the keys."""
 
     def merge(self, other: Self) -> Self:
@@ -24,7 +24,7 @@ class Partial:
 
 
 @dataclass(frozen=True)
-class ExpSum(Partial):
+class ExponentialSums(PartialResult):
     """Sums of exponentials, relative to the largest logit seen.
 
     maximum `(*batch, q, 1)`: m = max l · total `(*batch, q, 1)`: Σ e^(l−m) · weighted
@@ -35,15 +35,15 @@ class ExpSum(Partial):
     total: Array
     weighted: Array
 
-    def merge(self, other: ExpSum) -> ExpSum:
+    def merge(self, other: ExponentialSums) -> ExponentialSums:
         """Rescale both to the larger maximum and add."""
         xp = namespace(self.maximum)
         maximum = xp.maximum(self.maximum, other.maximum)
         mine, theirs = _rescale(self.maximum, maximum), _rescale(other.maximum, maximum)
-        return ExpSum(
+        return ExponentialSums(
             maximum,
             self.total * mine + other.total * theirs,
-            times(self.weighted, mine) + times(other.weighted, theirs),
+            rescale(self.weighted, mine) + rescale(other.weighted, theirs),
         )
 
 
@@ -53,7 +53,7 @@ def _rescale(old: Array, new: Array) -> Array:
     return xp.where(old == new, xp.ones_like(old), xp.exp(xp.where(old == new, xp.zeros_like(old), old - new)))
 
 
-def times(weighted: Array, scale: Array) -> Array:
+def rescale(weighted: Array, scale: Array) -> Array:
     """weighted · scale, where a scale of 0 leaves what is not finite as it is."""
     xp = namespace(weighted)
     # An infinite value that was read stays itself although later keys outweigh it: 0 · inf would make it NaN.
@@ -61,19 +61,19 @@ def times(weighted: Array, scale: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Total(Partial):
+class WeightedSums(PartialResult):
     """Plain sums. total `(*batch, q, 1)` · weighted `(*batch, q, value_width)`."""
 
     total: Array
     weighted: Array
 
-    def merge(self, other: Total) -> Total:
+    def merge(self, other: WeightedSums) -> WeightedSums:
         """Add."""
-        return Total(self.total + other.total, self.weighted + other.weighted)
+        return WeightedSums(self.total + other.total, self.weighted + other.weighted)
 
 
 @dataclass(frozen=True)
-class Best(Partial):
+class TopKeys(PartialResult):
     """The n best keys so far: rank `(*batch, q, n)`, their absolute index, their logit and their value.
 
     rank decides (it is the logit, or the logit plus a draw); ties go to the lower index. Places not filled
@@ -86,10 +86,10 @@ class Best(Partial):
     value: Array
     size: int
 
-    def merge(self, other: Best) -> Best:
+    def merge(self, other: TopKeys) -> TopKeys:
         """Put both together and keep the best."""
         xp = namespace(self.rank)
-        return Best(
+        return TopKeys(
             xp.concat([self.rank, other.rank], axis=-1),
             xp.concat([self.index, other.index], axis=-1),
             xp.concat([self.logit, other.logit], axis=-1),
@@ -97,7 +97,7 @@ class Best(Partial):
             self.size,
         ).best()
 
-    def best(self) -> Best:
+    def best(self) -> TopKeys:
         """The `size` best of these, in order."""
         xp = namespace(self.rank)
         # First by index, then stably by rank: so equal ranks keep the lower index first. NaN goes first, to
@@ -113,10 +113,10 @@ class Best(Partial):
 
         rows = xp.broadcast_to(order[..., None], (*order.shape, self.value.shape[-1]))
         value = xp.take_along_axis(self.value, rows, axis=-2)
-        return Best(pick(self.rank), pick(self.index), pick(self.logit), value, self.size)
+        return TopKeys(pick(self.rank), pick(self.index), pick(self.logit), value, self.size)
 
 
-def merge_all(partials: Iterable[Partial]) -> Partial:
+def merge_all(partials: Iterable[PartialResult]) -> PartialResult:
     """Merge as a balanced tree, so that rounding grows with the logarithm of their number."""
     queue = list(partials)
     while len(queue) > 1:
