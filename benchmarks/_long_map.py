@@ -25,17 +25,17 @@ def _measure(tokens: int, threads: int) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from qkv.look.long import SIDE, LongMap
+    from qkv.look.tiled_map import SIDE, TiledMap
 
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.randn(tokens, 64, generator=generator) for _ in range(2))
-    LongMap.of(query[:600], key[:600])
+    TiledMap.of(query[:600], key[:600])
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     before = status("VmRSS")
     began, wall = cpu_seconds(), time.perf_counter()
-    long = LongMap.of(query, key)
+    long = TiledMap.of(query, key)
     seconds, wall = cpu_seconds() - began, time.perf_counter() - wall
     growth = status("VmHWM") - before
     # Against the equation in float64, on some rows.
@@ -52,7 +52,7 @@ def _measure(tokens: int, threads: int) -> dict[str, Any]:
             long.tile(level, int(y), int(x))
             found.append(1000 * (time.process_time() - start))
         tiles[level] = float(np.median(found))
-    needs = LongMap.needs(tokens, tokens, 64)
+    needs = TiledMap.needs(tokens, tokens, 64)
     return {
         "seconds": seconds,
         "wall": wall,

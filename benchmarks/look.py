@@ -77,13 +77,13 @@ def _large(browser: Any, setting: Setting) -> Iterator[Row]:
         )
     yield Row(f"{case}, page", "DOM nodes", nodes, "nodes", AtMost(999))
     yield Row(f"{case}, before the first click", "sent", sent / 1e6, "MB", AtMost(1))
-    from qkv.look.export import exported
+    from qkv.look.html_export import page_html
     from qkv.look.page import Page
 
     setting.say("exporting")
-    size = len(exported(Page.of(view)).encode()) / 1e6
+    size = len(page_html(Page.of(view)).encode()) / 1e6
     note = "weights of a randomly initialised BERT"
-    yield Row(f"{case}, exported file", "size", size, "MB", AtMost(26), note=note)
+    yield Row(f"{case}, page_html file", "size", size, "MB", AtMost(26), note=note)
     error = max(
         float(np.abs(view.weights(i, j) - weights[i, j]).max() / weights[i, j].max())
         for i in range(layers)
@@ -100,9 +100,9 @@ def _busy() -> str:
 
 
 def _minilm() -> Iterator[Row]:
-    from qkv.look.export import exported
-    from qkv.look.models import load, views_of
+    from qkv.look.html_export import page_html
     from qkv.look.page import Page
+    from qkv.look.text_model import load, text_views
 
     reader = load()
     texts = []
@@ -111,10 +111,10 @@ def _minilm() -> Iterator[Row]:
         while len(reader.tokenizer(" ".join(words), verbose=False)["input_ids"]) > 512:
             words.pop()
         texts.append(" ".join(words))
-    views = views_of(reader, texts, together=False)
+    views = text_views(reader, texts, together=False)
     for count, limit in ((1, 15), (2, 26)):
-        size = len(exported(Page.of(views[:count])).encode()) / 1e6
-        case = f"MiniLM, {72 * count} maps of trained heads, 512 tokens, exported file"
+        size = len(page_html(Page.of(views[:count])).encode()) / 1e6
+        case = f"MiniLM, {72 * count} maps of trained heads, 512 tokens, page_html file"
         yield Row(case, "size", size, "MB", AtMost(limit), note="MiniLM's 6 × 12 heads, in one text and in two")
 
 
@@ -150,10 +150,10 @@ def _beside(browser: Any, tokens: int, setting: Setting) -> Iterator[Row]:
 def _page(browser: Any, view: Any, rounds: int) -> tuple[dict[str, list[float]], int, int]:
     """Milliseconds of each thing, nodes, and bytes before the first click."""
     from qkv.look.page import Page
-    from qkv.look.server import Served, running
+    from qkv.look.server import ServedPage, serve_in_thread
 
     found: dict[str, list[float]] = {"drawn": [], "head switch": [], "hover": []}
-    with running(Served(page=Page.of(view))) as address:
+    with serve_in_thread(ServedPage(page=Page.of(view))) as address:
         for _ in range(rounds):
             context = browser.new_context(viewport={"width": 1400, "height": 1000})
             page = context.new_page()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from examples.pictures.learning import Album, Found
-from qkv.look.figure import INK, new_figure, save_figure, target_of
+from qkv.look.figure import INK, check_figure_path, new_figure, save_figure
 
 __all__ = ["check", "save"]
 
@@ -21,7 +21,7 @@ def check(path: Path) -> None:
         DataError: the name ends otherwise than in .png, .svg or .pdf, or the folder is not there.
         MissingPackageError: matplotlib is not installed.
     """
-    target_of(path)
+    check_figure_path(path)
     _figure(1)
 
 

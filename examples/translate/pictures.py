@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qkv.look.figure import INK, new_figure, save_figure, target_of
+from qkv.look.figure import INK, check_figure_path, new_figure, save_figure
 
 __all__ = ["save"]
 
@@ -16,7 +16,7 @@ def check(path: Path) -> None:
         DataError: the name ends otherwise than in .png, .svg or .pdf, or the folder is not there.
         MissingPackageError: matplotlib is not installed.
     """
-    target_of(path)
+    check_figure_path(path)
     new_figure((1.0, 1.0))
 
 

@@ -312,7 +312,7 @@ def test_a_file_is_encoded_whose_first_part_has_no_row(tmp_path, path):
 
 def test_a_picture_of_an_encoded_answer_is_drawn(tmp_path, path):
     pytest.importorskip("matplotlib")
-    from qkv.look.picture import save
+    from qkv.look.query_plot import save
 
     made(path)
     for each in both(path):

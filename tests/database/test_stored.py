@@ -511,7 +511,7 @@ def test_tiles_of_their_real_size_answer_as_in_memory(tmp_path, monkeypatch):
 
 
 def test_a_picture_of_a_streamed_answer_is_drawn(folder, tmp_path, monkeypatch):
-    from qkv.look.picture import save
+    from qkv.look.query_plot import save
 
     monkeypatch.undo()
     far = Database.open(folder, "x", "value", memory=1)

@@ -7,17 +7,17 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from qkv.look.export import export
+from qkv.look.html_export import export
 from qkv.look.page import Page
-from qkv.look.server import Served, running
-from qkv.look.views import Role, Side, View
+from qkv.look.server import ServedPage, serve_in_thread
+from qkv.look.views import HeadRole, TokenAxis, View
 
 from .chromium import DARKEST, PAPER, needs_chromium, redrawn, spot
 
 pytestmark = needs_chromium
 
 WORDS = ["[CLS]", "un", "##happi", "##ness", "is", "<b>bold</b>", "[SEP]"]
-SIDE = Side(
+SIDE = TokenAxis(
     tuple(WORDS),
     ("[CLS]", "un", "happi", "ness", "is", "<b>bold</b>", "[SEP]"),
     (-1, 0, 0, 0, 1, 2, -1),
@@ -27,7 +27,7 @@ SIDE = Side(
 
 def known(words=None):
     """Two layers of two heads whose maps can be told apart: identity, previous, first, all alike."""
-    side = SIDE if words is None else Side.of(words)
+    side = SIDE if words is None else TokenAxis.of(words)
     n = len(side.tokens)
     previous = np.eye(n, k=-1)
     previous[0, 0] = 1
@@ -35,14 +35,14 @@ def known(words=None):
     first[:, 0] = 1
     weights = np.stack([np.stack([np.eye(n), previous]), np.stack([first, np.full((n, n), 1 / n)])])
     view = View.of(weights, side, name="known")
-    view.roles[0, 1] = (Role("previous", 1.0, 0.2),)
+    view.roles[0, 1] = (HeadRole("previous", 1.0, 0.2),)
     return view
 
 
 @pytest.fixture(scope="module")
 def served():
     page = Page.of([known(), known(["a", "b", "c"])], "known maps")
-    with running(Served(page=page)) as address:
+    with serve_in_thread(ServedPage(page=page)) as address:
         yield address
 
 
@@ -224,7 +224,7 @@ def test_what_is_awaited_is_said_on_paper_as_dark_as_the_page_will_be(browser):
     for scheme, paper in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(21, 24, 29)")):
         context = browser.new_context(color_scheme=scheme)
         page = context.new_page()
-        with running(Served(doing="loading the model")) as address:
+        with serve_in_thread(ServedPage(doing="loading the model")) as address:
             page.goto(address)
             page.wait_for_selector("progress")
             said = page.evaluate(
@@ -240,7 +240,7 @@ def test_what_is_awaited_is_said_on_paper_as_dark_as_the_page_will_be(browser):
 
 def test_all_twelve_heads_of_a_layer_are_seen_on_a_telephone(opened):
     view = View.of(np.broadcast_to(np.eye(5), (2, 12, 5, 5)), list("abcde"))
-    with running(Served(page=Page.of(view))) as address:
+    with serve_in_thread(ServedPage(page=Page.of(view))) as address:
         page = opened(address)
         page.set_viewport_size({"width": 420, "height": 800})
         inside = page.locator(".overview").evaluate("e => e.scrollWidth <= e.clientWidth")
@@ -253,7 +253,7 @@ def test_all_twelve_heads_of_a_layer_are_seen_on_a_telephone(opened):
 def test_a_sentence_and_its_map_need_no_scrolling(opened):
     words = "[CLS] when he saw his owner , the dog was happy [SEP]".split()  # noqa: SIM905
     view = View.of(np.broadcast_to(np.eye(12), (6, 12, 12, 12)), words)
-    with running(Served(page=Page.of([view, view], "two"))) as address:
+    with serve_in_thread(ServedPage(page=Page.of([view, view], "two"))) as address:
         page = opened(address)
         page.set_viewport_size({"width": 1400, "height": 900})
         assert page.evaluate("document.documentElement.scrollHeight") <= 900
@@ -262,7 +262,7 @@ def test_a_sentence_and_its_map_need_no_scrolling(opened):
 def test_the_tip_of_a_choice_is_the_whole_text_that_was_chosen(opened):
     texts = [f"When he saw his owner, the dog was very, very {mood}" for mood in ("happy", "sad")]
     views = [View.of(np.eye(3)[None, None], ["a", "b", "c"], name=text) for text in texts]
-    with running(Served(page=Page.of(views, "moods"))) as address:
+    with serve_in_thread(ServedPage(page=Page.of(views, "moods"))) as address:
         page = opened(address)
         choice = page.get_by_label("text")
         assert choice.get_attribute("title") == texts[0]
@@ -286,7 +286,7 @@ def test_twelve_by_twelve_heads_at_512_tokens_take_less_than_a_thousand_nodes_an
     rng = np.random.default_rng(0)
     weights = rng.dirichlet(np.full(512, 0.05), (1, 1, 512)).astype(np.float32)
     view = View.of(np.broadcast_to(weights, (12, 12, 512, 512)), [f"w{i}" for i in range(512)])
-    with running(Served(page=Page.of(view))) as address:
+    with serve_in_thread(ServedPage(page=Page.of(view))) as address:
         page = opened(address)
         assert page.evaluate("document.querySelectorAll('*').length") < 1000
         assert sum(len(answer.body()) for answer in page.asked if answer.url.startswith("http")) <= 1_000_000
@@ -300,7 +300,7 @@ def test_axe_finds_no_serious_violation(opened, served):
 
 
 def test_axe_finds_no_serious_violation_in_steps_of_generation(opened):
-    with running(Served(page=Page.of(cross(), "steps"))) as address:
+    with serve_in_thread(ServedPage(page=Page.of(cross(), "steps"))) as address:
         no_serious_violation(opened(address))
 
 
@@ -323,7 +323,7 @@ def cross():
 
 
 def test_generated_tokens_are_looked_at_step_by_step_with_buttons_slider_and_keys(opened):
-    with running(Served(page=Page.of([cross(), known()], "steps"))) as address:
+    with serve_in_thread(ServedPage(page=Page.of([cross(), known()], "steps"))) as address:
         page = opened(address)
         group = page.get_by_role("group", name="steps of generation")
         assert "step 1 of 3: “le”" in group.text_content()

@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
-from qkv.look.many_tokens import arrays_view
 from qkv.look.page import Page
-from qkv.look.server import Served, running
+from qkv.look.server import ServedPage, serve_in_thread
+from qkv.look.tiled_views import arrays_view
 from qkv.look.views import View
 
 from .chromium import needs_chromium
@@ -94,7 +94,7 @@ def test_random_clicks_find_no_error_of_the_page(opened, seconds):
     # `opened` fails the test for every error of the page and of its console, refusals of the policy too.
     rng = random.Random(seconds)
     done = []
-    with running(Served(page=everything())) as address:
+    with serve_in_thread(ServedPage(page=everything())) as address:
         page = opened(address)
         # Selected text that is pulled out of the window leaves the driver's mouse deaf for good.
         page.evaluate("addEventListener('dragstart', (event) => event.preventDefault())")
@@ -117,7 +117,7 @@ def test_random_clicks_find_no_error_of_the_page(opened, seconds):
 
 
 def test_words_names_and_titles_are_text_and_nothing_of_them_runs(opened):
-    with running(Served(page=everything())) as address:
+    with serve_in_thread(ServedPage(page=everything())) as address:
         page = opened(f"{address}#view=1")
         said = []
         page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))

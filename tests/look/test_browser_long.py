@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from qkv.look.many_tokens import arrays_view
 from qkv.look.page import Page
-from qkv.look.server import Served, running
+from qkv.look.server import ServedPage, serve_in_thread
+from qkv.look.tiled_views import arrays_view
 
 from .chromium import DARKEST, PAPER, needs_chromium, part, redrawn, spot
 
@@ -27,7 +27,7 @@ def lone_pair(tokens, query, key):
 def served(request):
     tokens = request.param
     query, key = 5 * tokens // 8 + 3, 3 * tokens // 8 + 1
-    with running(Served(page=Page.of(lone_pair(tokens, query, key), "long"))) as address:
+    with serve_in_thread(ServedPage(page=Page.of(lone_pair(tokens, query, key), "long"))) as address:
         yield address, tokens, query, key
 
 

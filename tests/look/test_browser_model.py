@@ -3,7 +3,7 @@
 import pytest
 
 from qkv.look.page import Page
-from qkv.look.server import Served, running
+from qkv.look.server import ServedPage, serve_in_thread
 
 from .chromium import DARKEST, needs_chromium, redrawn, spot
 
@@ -16,10 +16,10 @@ BLANK = "When he saw his owner, the dog was [MASK]"
 
 
 def test_the_sentence_with_happy_and_with_the_blank_are_shown_beside_each_other(opened):
-    from qkv.look.models import load, views_of
+    from qkv.look.text_model import load, text_views
 
-    views = views_of(load(), [HAPPY, BLANK])
-    with running(Served(page=Page.of(views))) as address:
+    views = text_views(load(), [HAPPY, BLANK])
+    with serve_in_thread(ServedPage(page=Page.of(views))) as address:
         page = opened(f"{address}#layer=0&head=2&other=1&query=10")
         page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
         assert page.locator("h1").text_content() == "all-MiniLM-L6-v2"

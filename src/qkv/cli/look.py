@@ -80,8 +80,8 @@ def look(
         raise OptionError("--arrays are shown in tiles, in the page. Leave --export and --terminal out.")
     chosen = _numbers(layers)
 
-    from qkv.look.models import folder_of, load, views_of
     from qkv.look.page import Page
+    from qkv.look.text_model import load, model_folder, text_views
     from qkv.plan.cost import memory_bytes
 
     # What can be seen to be wrong is said before a page opens.
@@ -89,18 +89,18 @@ def look(
     read = None if arrays is None else _read_arrays(arrays, memory)
     if arrays is None:
         for path in (model, *(compare or [])):
-            folder_of(path)
+            model_folder(path)
 
     def make(progress: Any) -> Page:
         if read is not None:
-            from qkv.look.many_tokens import arrays_view
+            from qkv.look.tiled_views import arrays_view
 
             name, query, key = read
             return Page.of(arrays_view(query, key, causal=causal, name=name, progress=progress))
         views: list[Any] = []
         for path in (model, *(compare or [])):
             progress("loading the model", 0, 1)
-            views += views_of(
+            views += text_views(
                 load(path),
                 texts,
                 progress=progress,
@@ -130,7 +130,7 @@ def look(
     if terminal:
         _draw(page, layer, head)
     if export is not None:
-        from qkv.look.export import export as write
+        from qkv.look.html_export import export as write
 
         target = write(page, export)
         print(f"{target} ({target.stat().st_size / 1e6:.1f} MB): open it in a browser, or send it.")
@@ -153,11 +153,11 @@ def _numbers(layers: str | None) -> list[int] | None:
 
 
 def _read_arrays(paths: tuple[str, str], memory: str) -> tuple[str, Any, Any]:
-    from qkv.look.many_tokens import needed_of_arrays, read_array, refuse
+    from qkv.look.tiled_views import arrays_required_bytes, read_array, refuse
     from qkv.plan.cost import memory_bytes, memory_text
 
     query, key = map(read_array, paths)
-    needed, allowed = needed_of_arrays(query, key), memory_bytes(memory)
+    needed, allowed = arrays_required_bytes(query, key), memory_bytes(memory)
     heads = len(query) if query.ndim == 3 else 1
     what = f"{heads} x {query.shape[-2]:,} queries x {key.shape[-2]:,} keys"
     _say(f"{what}: about {memory_text(needed)} beside the arrays, {memory_text(allowed)} allowed")

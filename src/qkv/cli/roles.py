@@ -57,11 +57,11 @@ def roles(
 
     from qkv.cli.progress import ProgressBar
     from qkv.core.files import may_be_written
-    from qkv.look.figure import save_figure, target_of
-    from qkv.look.models import load
+    from qkv.look.figure import check_figure_path, save_figure
     from qkv.look.roles import Sentence, conllu, gap, measure, plain, winobias
+    from qkv.look.text_model import load
 
-    target = None if plot is None else target_of(plot)
+    target = None if plot is None else check_figure_path(plot)
     if json is not None:
         may_be_written(Path(json))
 

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from qkv.cli.options import Passage, Rank, Stem, TextColumn
+from qkv.cli.shared_options import Passage, Rank, Stem, TextColumn
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
     from qkv.search.hits import Hit
     from qkv.search.index import Index
 
-__all__ = ["make_index", "open_index", "search"]
+__all__ = ["build_index", "open_index", "search"]
 
 _HELP = """Search texts: passages are ranked by the attention that the query pays to them.
 
@@ -81,7 +81,7 @@ def search(
 
     with ProgressBar() as progress:
         held = open_index(source, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage)
-        index = held or make_index(
+        index = held or build_index(
             source, progress, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage, mix=mix
         )
         if save is not None:
@@ -128,7 +128,7 @@ def open_index(source: str, **making: Any) -> "Index | None":
     return Index.open(source)
 
 
-def make_index(
+def build_index(
     source: Any,
     progress: Any,
     *,
@@ -157,9 +157,9 @@ def make_index(
 
 
 def _asked(given: list[str], queries: str | None) -> Any:
-    from qkv.cli.streams import query_chunks
+    from qkv.cli.query_input import read_queries
 
-    for chunk in query_chunks(given, queries, ("query",)):
+    for chunk in read_queries(given, queries, ("query",)):
         yield from chunk
 
 

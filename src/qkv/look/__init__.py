@@ -1,21 +1,21 @@
 """Seeing attention: answers and regressions, heatmaps, weights through several layers, the widget."""
 
-from qkv.look.answered import answer
+from qkv.look.answer_plot import answer
 from qkv.look.heatmaps import alignment, attention, heads, heatmaps
-from qkv.look.picture import draw, save
-from qkv.look.regression import regression
-from qkv.look.through import by_gradient, by_value_norm, flow, rollout
-from qkv.look.views import Side, View
+from qkv.look.query_plot import draw, save
+from qkv.look.regression_plot import regression
+from qkv.look.rollout import flow, gradient_weighted, norm_weighted, rollout
+from qkv.look.views import TokenAxis, View
 from qkv.look.widget import widget
 
 __all__ = [
-    "Side",
+    "TokenAxis",
     "View",
     "alignment",
     "answer",
     "attention",
-    "by_gradient",
-    "by_value_norm",
+    "gradient_weighted",
+    "norm_weighted",
     "draw",
     "flow",
     "heads",

@@ -4,9 +4,9 @@ import re
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["WEB", "bundle", "web_file"]
+__all__ = ["WEB_FILES", "bundle", "read_web_file"]
 
-WEB = (
+WEB_FILES = (
     "colour.js",
     "detail.js",
     "dom.js",
@@ -32,13 +32,13 @@ _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
 _DEFAULT = re.compile(r"^export default ", re.MULTILINE)
 
 
-def web_file(name: str) -> str:
+def read_web_file(name: str) -> str:
     """The text of one file of the page.
 
     Raises:
         KeyError: it is none of `WEB`.
     """
-    if name not in WEB:
+    if name not in WEB_FILES:
         raise KeyError(name)
     return (files("qkv.look") / "web" / name).read_text(encoding="utf-8")
 
@@ -61,7 +61,7 @@ def bundle(entry: str) -> str:
         if name in done:
             return
         done.append(name)
-        text = web_file(name)
+        text = read_web_file(name)
         defaults = {}
         for alias, _, target in _IMPORT.findall(text):
             add(target)

@@ -9,7 +9,7 @@ from typing import Any
 from qkv.core.files import may_be_written, write_whole
 from qkv.errors import DataError, MissingPackageError
 
-__all__ = ["DARK", "FORMATS", "INK", "PAPER", "new_figure", "save_figure", "target_of"]
+__all__ = ["DARK", "FORMATS", "INK", "PAPER", "new_figure", "save_figure", "check_figure_path"]
 
 INK = "#2b303a"
 PAPER = "#ffffff"
@@ -33,7 +33,7 @@ def new_figure(size: tuple[float, float], dpi: int = 150, paper: str = PAPER) ->
     return _picture_class(Figure)(figsize=size, dpi=dpi, layout="constrained", facecolor=paper)
 
 
-def target_of(path: str | os.PathLike[str]) -> Path:
+def check_figure_path(path: str | os.PathLike[str]) -> Path:
     """The file that a picture goes to, looked at before anything is drawn.
 
     Raises:

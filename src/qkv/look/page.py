@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.errors import OptionError
-from qkv.look.long import LongView
+from qkv.look.tiled_map import TiledView
 from qkv.look.views import View
 
 __all__ = ["THUMB", "Page"]
@@ -20,17 +20,17 @@ THUMB = 32
 class Page:
     """Views to be looked at together."""
 
-    views: tuple[View | LongView, ...]
+    views: tuple[View | TiledView, ...]
     title: str = "attention"
 
     @classmethod
-    def of(cls, views: View | LongView | Sequence[View | LongView], title: str | None = None) -> Page:
+    def of(cls, views: View | TiledView | Sequence[View | TiledView], title: str | None = None) -> Page:
         """One view or several; the title is the models' names if none is given.
 
         Raises:
             OptionError: there is no view.
         """
-        several = (views,) if isinstance(views, View | LongView) else tuple(views)
+        several = (views,) if isinstance(views, View | TiledView) else tuple(views)
         if not several:
             raise OptionError("there is no view. Give at least one text.")
         models = list(dict.fromkeys(view.model for view in several if view.model))
@@ -39,7 +39,7 @@ class Page:
     @property
     def long(self) -> bool:
         """Whether a map comes in tiles, which a file cannot hold."""
-        return any(isinstance(view, LongView) for view in self.views)
+        return any(isinstance(view, TiledView) for view in self.views)
 
     def meta(self) -> dict[str, Any]:
         """What there is, without maps."""
@@ -65,7 +65,7 @@ class Page:
             IndexError: there is no such view, layer or head.
         """
         one = self.views[_known(view, self.views)]
-        if isinstance(one, LongView):
+        if isinstance(one, TiledView):
             raise IndexError("a long map comes in tiles")
         heads = one.layers[_known(layer, one.layers)].heads
         return one.map(layer, _known(head, heads))
@@ -86,9 +86,9 @@ class Page:
         """
         return self._long(view).row(layer, head, query)
 
-    def _long(self, view: int) -> LongView:
+    def _long(self, view: int) -> TiledView:
         one = self.views[_known(view, self.views)]
-        if not isinstance(one, LongView):
+        if not isinstance(one, TiledView):
             raise IndexError("a short map comes whole")
         return one
 

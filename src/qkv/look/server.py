@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qkv.errors import MissingPackageError, OptionError
-from qkv.look.bundle import WEB, web_file
-from qkv.look.export import exported
+from qkv.look.bundle import WEB_FILES, read_web_file
+from qkv.look.html_export import page_html
 from qkv.look.page import Page
 
-__all__ = ["Served", "app_of", "running", "serve"]
+__all__ = ["ServedPage", "create_app", "serve_in_thread", "serve"]
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
@@ -40,7 +40,7 @@ _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
 
 
 @dataclass
-class Served:
+class ServedPage:
     """What is served: a page, or how far its making is.
 
     Fields:
@@ -70,7 +70,7 @@ class Served:
         return meta if self.page.long else {**meta, "html": "export.html"}
 
 
-def app_of(served: Served, hosts: set[str]) -> Any:
+def create_app(served: ServedPage, hosts: set[str]) -> Any:
     """The ASGI application; `hosts` are the names, with port, under which it may be asked."""
     try:
         from starlette.applications import Starlette
@@ -92,13 +92,13 @@ def app_of(served: Served, hosts: set[str]) -> Any:
             return Response(f"there is no such map: {error}", 404)
 
     def front(_: Any) -> Any:
-        return text(web_file("page.html"), "text/html")
+        return text(read_web_file("page.html"), "text/html")
 
     def web(request: Any) -> Any:
         name = request.path_params["name"]
-        if name not in WEB:
+        if name not in WEB_FILES:
             return Response("no such file", 404)
-        return text(web_file(name), _TYPES[name.rsplit(".", 1)[1]])
+        return text(read_web_file(name), _TYPES[name.rsplit(".", 1)[1]])
 
     def meta(_: Any) -> Any:
         return JSONResponse(served.state(), status_code=500 if served.error else 200)
@@ -123,7 +123,7 @@ def app_of(served: Served, hosts: set[str]) -> Any:
         if served.page.long:
             return Response("a long map does not fit a file", 404)
         return Response(
-            exported(served.page),
+            page_html(served.page),
             media_type="text/html",
             headers={"Content-Disposition": 'attachment; filename="attention.html"'},
         )
@@ -184,7 +184,7 @@ async def _refuse(send: Any, why: str, status: int = 403) -> None:
 
 
 @contextlib.contextmanager
-def running(served: Served, port: int = 0) -> Iterator[str]:
+def serve_in_thread(served: ServedPage, port: int = 0) -> Iterator[str]:
     """Serve in a thread; the address, token included, is given to the `with` block.
 
     Args:
@@ -210,7 +210,7 @@ def running(served: Served, port: int = 0) -> Iterator[str]:
     # From here on a request waits until the server takes it.
     door.listen()
     port = door.getsockname()[1]
-    app = app_of(served, {f"127.0.0.1:{port}", f"localhost:{port}"})
+    app = create_app(served, {f"127.0.0.1:{port}", f"localhost:{port}"})
     config = uvicorn.Config(app, log_level="error", lifespan="off", server_header=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
@@ -238,8 +238,8 @@ def serve(
         browser: open it in the browser.
         say: told the address.
     """
-    served = Served()
-    with running(served, port) as address:
+    served = ServedPage()
+    with serve_in_thread(served, port) as address:
         say(f"{address}\nCtrl-C ends it.")
         if browser:
             webbrowser.open(address)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from qkv.errors import DataError, ShapeError
-from qkv.look.codes import codes_of, thumbs_of, weights_of
+from qkv.look.quantize import dequantize, quantize, thumbnails
 
-__all__ = ["Layer", "Role", "Side", "View"]
+__all__ = ["LayerMaps", "HeadRole", "TokenAxis", "View"]
 
 
 @dataclass(frozen=True)
-class Side:
+class TokenAxis:
     """The words on one side of a map.
 
     Fields:
@@ -33,13 +33,13 @@ class Side:
     numbered: bool = False
 
     @classmethod
-    def numbers(cls, count: int) -> Side:
+    def numbers(cls, count: int) -> TokenAxis:
         """Words that are nothing but their numbers."""
         names = tuple(map(str, range(count)))
         return cls(names, names, tuple(range(count)), (False,) * count, numbered=True)
 
     @classmethod
-    def of(cls, tokens: Sequence[str]) -> Side:
+    def of(cls, tokens: Sequence[str]) -> TokenAxis:
         """Words that stand each for itself."""
         names = tuple(str(token) for token in tokens)
         return cls(names, names, tuple(range(len(names))), (False,) * len(names))
@@ -52,7 +52,7 @@ class Side:
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class LayerMaps:
     """The heads of a layer: names, codes `(heads, queries, keys)`, and the largest weight of each."""
 
     name: str
@@ -61,14 +61,14 @@ class Layer:
     scales: np.ndarray = field(repr=False)
 
     @classmethod
-    def of(cls, name: str, weights: Any, heads: Sequence[str] | None = None) -> Layer:
+    def of(cls, name: str, weights: Any, heads: Sequence[str] | None = None) -> LayerMaps:
         """From weights `(heads, queries, keys)` of any array library."""
-        codes, scales = codes_of(weights)
+        codes, scales = quantize(weights)
         return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, scales)
 
 
 @dataclass(frozen=True)
-class Role:
+class HeadRole:
     """What a head was found to do, over many sentences: a score, and what a rule without a model reaches."""
 
     role: str
@@ -95,10 +95,10 @@ class View:
     name: str
     model: str
     kind: str
-    queries: Side
-    keys: Side | None
-    layers: tuple[Layer, ...]
-    roles: dict[tuple[int, int], tuple[Role, ...]] = field(default_factory=dict)
+    queries: TokenAxis
+    keys: TokenAxis | None
+    layers: tuple[LayerMaps, ...]
+    roles: dict[tuple[int, int], tuple[HeadRole, ...]] = field(default_factory=dict)
     steps: bool = False
     note: str = ""
 
@@ -106,8 +106,8 @@ class View:
     def of(
         cls,
         weights: Any,
-        queries: Sequence[str] | Side,
-        keys: Sequence[str] | Side | None = None,
+        queries: Sequence[str] | TokenAxis,
+        keys: Sequence[str] | TokenAxis | None = None,
         *,
         name: str = "attention",
         model: str = "",
@@ -123,8 +123,8 @@ class View:
             >>> view.layers[0].name, view.weights(0, 0).tolist()[0]
             ('layer 0', [1.0, 0.0, 0.0])
         """
-        down = queries if isinstance(queries, Side) else Side.of(queries)
-        across = keys if isinstance(keys, Side) or keys is None else Side.of(keys)
+        down = queries if isinstance(queries, TokenAxis) else TokenAxis.of(queries)
+        across = keys if isinstance(keys, TokenAxis) or keys is None else TokenAxis.of(keys)
         shape = tuple(np.shape(weights))
         wanted = (len(down.tokens), len((across or down).tokens))
         if len(shape) != 4 or shape[-2:] != wanted or 0 in shape:
@@ -133,15 +133,15 @@ class View:
                 f"there are {wanted[0]} queries and {wanted[1]} keys."
             )
         names = layers or [f"layer {i}" for i in range(shape[0])]
-        made = tuple(Layer.of(named, one) for named, one in zip(names, weights, strict=True))
+        made = tuple(LayerMaps.of(named, one) for named, one in zip(names, weights, strict=True))
         return cls(name, model, "self" if across is None else "cross", down, across, made)
 
     @classmethod
     def recorded(
         cls,
         record: Any,
-        queries: Sequence[str] | Side,
-        keys: Sequence[str] | Side | None = None,
+        queries: Sequence[str] | TokenAxis,
+        keys: Sequence[str] | TokenAxis | None = None,
         *,
         kind: str = "self",
         element: int = 0,
@@ -174,13 +174,13 @@ class View:
                 "record(model, [Dense()]), and run the model within."
             )
         view = cls.of(maps[0][None], queries, keys, name=name, model=model)
-        layers = tuple(Layer.of(f"layer {i}", weights) for i, weights in enumerate(maps))
+        layers = tuple(LayerMaps.of(f"layer {i}", weights) for i, weights in enumerate(maps))
         return replace(view, layers=layers)
 
     def weights(self, layer: int, head: int) -> np.ndarray:
         """The weights of a head as they are shown, `(queries, keys)`."""
         one = self.layers[layer]
-        return weights_of(one.codes[head], one.scales[head])
+        return dequantize(one.codes[head], one.scales[head])
 
     def map(self, layer: int, head: int) -> bytes:
         """The codes of a head, row by row."""
@@ -188,7 +188,7 @@ class View:
 
     def thumbs(self, side: int) -> bytes:
         """Small maps of all heads, one after the other."""
-        return b"".join(thumbs_of(layer.codes, side).tobytes() for layer in self.layers)
+        return b"".join(thumbnails(layer.codes, side).tobytes() for layer in self.layers)
 
     def meta(self) -> dict[str, Any]:
         """What the page needs before it asks for maps."""

@@ -7,15 +7,15 @@ from functools import cache
 from typing import Any
 
 from qkv.errors import MissingPackageError
-from qkv.look.bundle import bundle, web_file
-from qkv.look.long import LongView
+from qkv.look.bundle import bundle, read_web_file
 from qkv.look.page import Page
+from qkv.look.tiled_map import TiledView
 from qkv.look.views import View
 
 __all__ = ["widget"]
 
 
-def widget(page: Page | View | LongView | Sequence[View | LongView]) -> Any:
+def widget(page: Page | View | TiledView | Sequence[View | TiledView]) -> Any:
     """A notebook widget that shows a page, or some views.
 
     Raises:
@@ -44,7 +44,7 @@ def _widget_class() -> Any:
         """Answers the page's questions for maps."""
 
         _esm = bundle("heads.js")
-        _css = web_file("style.css")
+        _css = read_web_file("style.css")
         meta = traitlets.Dict().tag(sync=True)
 
         def __init__(self, page: Page) -> None:
@@ -53,13 +53,13 @@ def _widget_class() -> Any:
             self.on_msg(self._asked)
 
         def _asked(self, _: Any, message: Any, buffers: Any) -> None:
-            answer, data = answer_of(self._page, message)
+            answer, data = respond(self._page, message)
             self.send(answer, data)
 
     return Heads
 
 
-def answer_of(page: Page, message: Any) -> tuple[dict[str, Any], list[bytes]]:
+def respond(page: Page, message: Any) -> tuple[dict[str, Any], list[bytes]]:
     """What the kernel says to a question: `{"id": …, "what": "map", "place": [view, layer, head]}`."""
     known: dict[str, Callable[..., bytes]] = {"thumbs": page.thumbs, "map": page.map, "tile": page.tile}
     number = message.get("id") if isinstance(message, dict) else None

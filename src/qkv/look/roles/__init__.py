@@ -6,8 +6,8 @@
 One sentence never gives a head a role: see `Table.labels`.
 """
 
+from qkv.look.roles.annotations import Question, Sentence, conllu, gap, plain, winobias
 from qkv.look.roles.measure import measure
-from qkv.look.roles.sentences import Question, Sentence, conllu, gap, plain, winobias
-from qkv.look.roles.table import Row, Table
+from qkv.look.roles.role_table import Row, Table
 
 __all__ = ["Question", "Row", "Sentence", "Table", "conllu", "gap", "measure", "plain", "winobias"]

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from qkv.errors import DataError
-from qkv.look.models import Reader
-from qkv.look.roles.counts import Answer, Encoded, answer, shares
-from qkv.look.roles.sentences import Sentence
-from qkv.look.roles.table import Row, Table
+from qkv.look.roles.annotations import Sentence
+from qkv.look.roles.role_table import Row, Table
+from qkv.look.roles.scoring import Answer, EncodedSentence, answer, position_scores
+from qkv.look.text_model import TextModel
 
 __all__ = ["measure"]
 
@@ -20,7 +20,7 @@ LENGTHS = (16, 32, 64, 128, 256, 512)
 
 
 def measure(
-    reader: Reader,
+    reader: TextModel,
     sentences: Sequence[Sentence],
     *,
     lengths: Sequence[int] = LENGTHS,
@@ -34,8 +34,8 @@ def measure(
     candidate gets the most weight, beside the nearest candidate and the best fixed offset.
 
     Args:
-        reader: a model, see `qkv.look.models.load`.
-        sentences: see `qkv.look.roles.sentences`.
+        reader: a model, see `qkv.look.text_model.load`.
+        sentences: see `qkv.look.roles.annotations`.
         lengths: sentences are also grouped by their tokens, up to each of these.
         progress: called after each sentence.
 
@@ -58,7 +58,7 @@ def measure(
         layers = [len(each) for each in maps]
         weights = np.concatenate(maps)
         length = next((f"≤ {most} tokens" for most in lengths if len(encoded.ids) <= most), "longer")
-        for role, share in shares(weights, encoded).items():
+        for role, share in position_scores(weights, encoded).items():
             masses[role, "all"].append(share)
             masses[role, length].append(share)
         for question in sentence.questions:
@@ -75,7 +75,7 @@ def measure(
     return Table(reader.name, len(sentences), tuple(rows))
 
 
-def _read(reader: Reader, text: str) -> tuple[Encoded, list[np.ndarray]]:
+def _read(reader: TextModel, text: str) -> tuple[EncodedSentence, list[np.ndarray]]:
     """A sentence, cut to what the model takes, and the weights of each layer `(heads, n, n)`."""
     import torch
 
@@ -95,7 +95,7 @@ def _read(reader: Reader, text: str) -> tuple[Encoded, list[np.ndarray]]:
     with torch.no_grad(), record(reader.model, [Dense()]) as seen:
         reader.model(**encoded)
     maps = [calls[-1].readouts[0][0].float().numpy() for calls in seen.layers.values() if calls[-1].kind == "self"]
-    return Encoded(encoded["input_ids"][0].numpy(), special, letters), maps
+    return EncodedSentence(encoded["input_ids"][0].numpy(), special, letters), maps
 
 
 def _mass_rows(role: str, group: str, heads: list[tuple[int, int]], found: list[Any]) -> list[Row]:

@@ -2,8 +2,8 @@
 
     rollout(weights)          how much of each input token is in each output token, if layers only mixed
     flow(weights)             how much could pass from input to output, each layer's weights being pipes
-    by_gradient(weights, g)   weights times how much the result depends on them
-    by_value_norm(weights, v) weights times the length of what they carry
+    gradient_weighted(weights, g)   weights times how much the result depends on them
+    norm_weighted(weights, v) weights times the length of what they carry
 
 All take the weights of one input, `(layers, heads, queries, keys)`, as arrays of any library, and give NumPy.
 """
@@ -14,7 +14,7 @@ import numpy as np
 
 from qkv.errors import MissingPackageError, OptionError, ShapeError
 
-__all__ = ["by_gradient", "by_value_norm", "flow", "rollout"]
+__all__ = ["gradient_weighted", "norm_weighted", "flow", "rollout"]
 
 _UNIT = 2**24
 """Parts of a pipe of capacity 1: maximum flow is exact on whole numbers, so it is off by roundings alone."""
@@ -98,7 +98,7 @@ def flow(weights: Any, residual: float = 0.5, *, queries: list[int] | None = Non
     return found
 
 
-def by_gradient(weights: Any, gradients: Any) -> np.ndarray:
+def gradient_weighted(weights: Any, gradients: Any) -> np.ndarray:
     """Weights times the positive part of their gradient: what raises the result, and by how much.
 
         max(0, ∂y/∂A ⊙ A)
@@ -115,7 +115,7 @@ def by_gradient(weights: Any, gradients: Any) -> np.ndarray:
         (without its relevance propagation).
 
     Example:
-        >>> by_gradient([[0.5, 0.5]], [[2.0, -2.0]]).tolist()
+        >>> gradient_weighted([[0.5, 0.5]], [[2.0, -2.0]]).tolist()
         [[1.0, 0.0]]
     """
     weights, gradients = _array(weights), _array(gradients)
@@ -127,7 +127,7 @@ def by_gradient(weights: Any, gradients: Any) -> np.ndarray:
     return np.asarray(np.maximum(weights * gradients, 0.0))
 
 
-def by_value_norm(weights: Any, values: Any, output_map: Any = None) -> np.ndarray:
+def norm_weighted(weights: Any, values: Any, output_map: Any = None) -> np.ndarray:
     """Weights times the length of what they carry, ‖a_ij v_j W_O‖: a short value counts for little.
 
     Args:
@@ -145,7 +145,7 @@ def by_value_norm(weights: Any, values: Any, output_map: Any = None) -> np.ndarr
         Kobayashi, Kuribayashi, Yokoi and Inui 2020, Attention is not only a weight, equation 5.
 
     Example:
-        >>> by_value_norm([[[0.5, 0.5]]], [[[3.0, 4.0], [0.0, 0.0]]]).tolist()
+        >>> norm_weighted([[[0.5, 0.5]]], [[[3.0, 4.0], [0.0, 0.0]]]).tolist()
         [[[2.5, 0.0]]]
     """
     weights, values = _array(weights), _array(values)

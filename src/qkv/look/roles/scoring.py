@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkv.look.roles.sentences import Question, Span
+from qkv.look.roles.annotations import Question, Span
 
-__all__ = ["POSITIONS", "Answer", "Encoded", "answer", "shares"]
+__all__ = ["POSITIONS", "Answer", "EncodedSentence", "answer", "position_scores"]
 
 
 @dataclass(frozen=True, eq=False)
-class Encoded:
+class EncodedSentence:
     """A sentence as the model has it.
 
     Fields:
@@ -36,7 +36,7 @@ class Encoded:
         return np.array(found, int)
 
 
-def _target(encoded: Encoded, role: str) -> np.ndarray:
+def _target(encoded: EncodedSentence, role: str) -> np.ndarray:
     """`(n, n)` booleans: the keys that a role asks each query to look at; a row without any asks nothing."""
     n = len(encoded.ids)
     at = np.arange(n)
@@ -62,7 +62,7 @@ def _target(encoded: Encoded, role: str) -> np.ndarray:
 POSITIONS = ("previous", "next", "self", "first", "separator", "duplicate", "induction", "broad")
 
 
-def shares(weights: np.ndarray, encoded: Encoded) -> dict[str, tuple[np.ndarray, float]]:
+def position_scores(weights: np.ndarray, encoded: EncodedSentence) -> dict[str, tuple[np.ndarray, float]]:
     """For each role of position: the mean weight on what it asks for, `(heads,)`, and that of uniform ones.
 
     Queries that are special tokens do not count. `broad` is the entropy of a row over that of uniform ones.
@@ -103,7 +103,7 @@ class Answer:
     chosen_by_offset: Callable[[int], bool]
 
 
-def answer(weights: np.ndarray, encoded: Encoded, question: Question) -> Answer | None:
+def answer(weights: np.ndarray, encoded: EncodedSentence, question: Question) -> Answer | None:
     """How every head answers: the candidate with the most weight, from the query's tokens to the candidate's.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any
 
 from qkv.core.files import write_whole
 from qkv.look.figure import INK, new_figure
-from qkv.look.views import Role
+from qkv.look.views import HeadRole
 
 __all__ = ["Row", "Table"]
 
@@ -68,19 +68,19 @@ class Table:
         """The groups of sentences of a role."""
         return list(dict.fromkeys(row.group for row in self.rows if row.role == role))
 
-    def labels(self) -> dict[tuple[int, int], tuple[Role, ...]]:
+    def labels(self) -> dict[tuple[int, int], tuple[HeadRole, ...]]:
         """Heads with a role, for the badges of a page.
 
         A head has a role where the lower end of its interval is above the baseline by a tenth, its score is
         at least one half, and there were 30 sentences or more. `broad` heads come within a tenth of uniform.
         """
-        found: dict[tuple[int, int], list[Role]] = {}
+        found: dict[tuple[int, int], list[HeadRole]] = {}
         for row in self.rows:
             if row.group != "all" or row.count < _FEWEST:
                 continue
             clear = row.low >= 0.9 if row.role == "broad" else row.low >= row.baseline + _MARGIN
             if clear and row.score >= 0.5:
-                role = Role(row.role, round(row.score, 3), round(row.baseline, 3))
+                role = HeadRole(row.role, round(row.score, 3), round(row.baseline, 3))
                 found.setdefault((row.layer, row.head), []).append(role)
         return {place: tuple(roles) for place, roles in found.items()}
 

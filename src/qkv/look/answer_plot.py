@@ -16,7 +16,7 @@ from qkv.database.answer import Answer
 from qkv.database.show import shown
 from qkv.errors import DataError
 from qkv.look.figure import DARK, INK, PAPER, new_figure
-from qkv.look.picture import bars, title_of
+from qkv.look.query_plot import answer_title, bars
 
 __all__ = ["answer"]
 
@@ -67,7 +67,7 @@ def answer(answer: Answer, *, dark: bool = False) -> Any:
         for side in axes.spines.values():
             side.set_visible(side.spine_type in ("left", "bottom"))
             side.set_color(ink)
-    figure.suptitle(title_of(answer), x=0.02, ha="left", fontsize=12, color=ink, fontweight="bold")
+    figure.suptitle(answer_title(answer), x=0.02, ha="left", fontsize=12, color=ink, fontweight="bold")
     return figure
 
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["codes_of", "thumbs_of", "weights_of"]
+__all__ = ["quantize", "thumbnails", "dequantize"]
 
 
-def codes_of(weights: Any) -> tuple[np.ndarray, np.ndarray]:
+def quantize(weights: Any) -> tuple[np.ndarray, np.ndarray]:
     """Codes `(…, queries, keys)` as uint8, and the scale of each map `(…)`: its largest weight.
 
     What is not finite or negative counts as 0.
 
     Example:
-        >>> codes, scale = codes_of(np.array([[0.25, 0.75], [0.0, 1.0]]))
+        >>> codes, scale = quantize(np.array([[0.25, 0.75], [0.0, 1.0]]))
         >>> codes.tolist(), float(scale)
         ([[128, 221], [0, 255]], 1.0)
     """
@@ -29,16 +29,16 @@ def codes_of(weights: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(255.0 * np.sqrt(share)).astype(np.uint8), scale
 
 
-def weights_of(codes: np.ndarray, scale: Any) -> np.ndarray:
+def dequantize(codes: np.ndarray, scale: Any) -> np.ndarray:
     """The weights that codes stand for."""
     return np.asarray(np.square(codes.astype(np.float32) / 255.0) * np.asarray(scale)[..., None, None])
 
 
-def thumbs_of(codes: np.ndarray, side: int) -> np.ndarray:
+def thumbnails(codes: np.ndarray, side: int) -> np.ndarray:
     """Maps `(heads, queries, keys)` as small squares `(heads, side, side)`, each spot the largest it covers.
 
     Example:
-        >>> thumbs_of(np.diag([1, 2, 3, 4]).astype(np.uint8)[None], 2).tolist()
+        >>> thumbnails(np.diag([1, 2, 3, 4]).astype(np.uint8)[None], 2).tolist()
         [[[2, 0], [0, 4]]]
     """
     for axis in (1, 2):

@@ -12,14 +12,14 @@ import numpy as np
 from qkv.core.progress import Progress
 from qkv.encoders.model_folders import default_model, model_in
 from qkv.errors import DataError, OptionError
-from qkv.look.generated import generated_views
-from qkv.look.long import LongView
-from qkv.look.many_tokens import heads_in, needed_of_heads, recorded_view, refuse
-from qkv.look.through import flow, rollout
-from qkv.look.views import Layer, Side, View
+from qkv.look.generation import generation_views
+from qkv.look.rollout import flow, rollout
+from qkv.look.tiled_map import TiledView
+from qkv.look.tiled_views import heads_required_bytes, model_dimensions, recorded_view, refuse
+from qkv.look.views import LayerMaps, TokenAxis, View
 from qkv.plan.cost import memory_bytes, memory_text
 
-__all__ = ["Reader", "folder_of", "load", "side_of", "views_of"]
+__all__ = ["TextModel", "model_folder", "load", "token_axis", "text_views"]
 
 _MOST_FLOW = 32
 """Tokens up to which the maximum flow is worth its time: one problem for each pair."""
@@ -28,7 +28,7 @@ _BEGINS = ("▁", "Ġ")
 """What words begin with in the pieces of SentencePiece and of byte pairs."""
 
 
-class Reader:
+class TextModel:
     """A model with its tokenizer.
 
     Fields:
@@ -49,7 +49,7 @@ class Reader:
         return int(stated) if isinstance(stated, int) and stated > 0 else None
 
 
-def folder_of(path: str | os.PathLike[str] | None = None) -> Path:
+def model_folder(path: str | os.PathLike[str] | None = None) -> Path:
     """The folder of a model, looked at before anything is loaded.
 
     Args:
@@ -71,7 +71,7 @@ def folder_of(path: str | os.PathLike[str] | None = None) -> Path:
     return folder
 
 
-def load(path: str | os.PathLike[str] | None = None) -> Reader:
+def load(path: str | os.PathLike[str] | None = None) -> TextModel:
     """Load a model and its tokenizer from a folder. Nothing is fetched, and no code that lies there is run.
 
     Args:
@@ -81,14 +81,14 @@ def load(path: str | os.PathLike[str] | None = None) -> Reader:
         DataError: there is no such folder, or it holds no model with a tokenizer.
         MissingPackageError: transformers is not installed.
     """
-    folder = folder_of(path)
+    folder = model_folder(path)
     tokenizer, model = model_in(folder, writes=True)
     name = "all-MiniLM-L6-v2" if path is None else folder.resolve().name
-    return Reader(model, tokenizer, name)
+    return TextModel(model, tokenizer, name)
 
 
-def views_of(
-    reader: Reader,
+def text_views(
+    reader: TextModel,
     texts: Sequence[str],
     *,
     progress: Progress | None = None,
@@ -97,7 +97,7 @@ def views_of(
     layers: Sequence[int] | None = None,
     memory: int | str = "1 GiB",
     say: Callable[[str], None] | None = None,
-) -> list[View | LongView]:
+) -> list[View | TiledView]:
     """What every head of a model attends to in each text.
 
     Maps of all pairs are made where they fit the memory; of longer texts, maps in tiles.
@@ -118,11 +118,11 @@ def views_of(
         RefusedError: a long text does not fit the memory.
 
     Example:
-        >>> views = views_of(load(), ["Hans said that he likes Mary"])  # doctest: +SKIP
+        >>> views = text_views(load(), ["Hans said that he likes Mary"])  # doctest: +SKIP
         >>> views[0].layers[0].heads[:2]  # doctest: +SKIP
         ('head 0', 'head 1')
     """
-    found: list[View | LongView] = []
+    found: list[View | TiledView] = []
     _check_layers(reader, layers)
     for number, text in enumerate(texts):
         encoded, side = _encoded(reader, text)
@@ -131,7 +131,7 @@ def views_of(
         count = len(side.tokens)
         if generate:
             _refuse_longer(reader, count, generate)
-            found += generated_views(reader, inputs, side, shown, generate)
+            found += generation_views(reader, inputs, side, shown, generate)
         elif _whole(reader, count) <= memory_bytes(memory):
             if layers is not None and say is not None:
                 say(f"{count:,} tokens are few: all layers are shown, and not only those of --layers")
@@ -144,8 +144,8 @@ def views_of(
     return found
 
 
-def _check_layers(reader: Reader, layers: Sequence[int] | None) -> None:
-    count = heads_in(reader.model)[0]
+def _check_layers(reader: TextModel, layers: Sequence[int] | None) -> None:
+    count = model_dimensions(reader.model)[0]
     for layer in layers or ():
         if not 0 <= layer < count:
             raise OptionError(
@@ -153,7 +153,7 @@ def _check_layers(reader: Reader, layers: Sequence[int] | None) -> None:
             )
 
 
-def _refuse_longer(reader: Reader, count: int, generate: int) -> None:
+def _refuse_longer(reader: TextModel, count: int, generate: int) -> None:
     both = getattr(reader.model.config, "is_encoder_decoder", False)
     total = max(count, generate) if both else count + generate
     if reader.longest is not None and total > reader.longest:
@@ -164,24 +164,24 @@ def _refuse_longer(reader: Reader, count: int, generate: int) -> None:
 
 
 def _say_and_refuse(
-    reader: Reader, count: int, layers: Sequence[int] | None, allowed: int, say: Callable[[str], None] | None
+    reader: TextModel, count: int, layers: Sequence[int] | None, allowed: int, say: Callable[[str], None] | None
 ) -> None:
-    all_layers, heads, width = heads_in(reader.model)
+    all_layers, heads, width = model_dimensions(reader.model)
     chosen = all_layers if layers is None else len(layers)
-    needed = needed_of_heads(count, width, heads * chosen)
+    needed = heads_required_bytes(count, width, heads * chosen)
     what = f"{chosen} layers of {heads} heads over {count:,} tokens"
     if say is not None:
         say(f"{what}: about {memory_text(needed)} in tiles, {memory_text(allowed)} allowed")
     refuse(needed, allowed, what, "Name fewer layers (--layers 0,1), or allow more (--memory).")
 
 
-def _whole(reader: Reader, count: int) -> int:
+def _whole(reader: TextModel, count: int) -> int:
     """Bytes of the maps of all pairs: weights as they come, and the byte of each that is kept."""
-    layers, heads, _ = heads_in(reader.model)
+    layers, heads, _ = model_dimensions(reader.model)
     return 5 * layers * heads * count**2
 
 
-def _encoded(reader: Reader, text: str) -> tuple[Any, Side]:
+def _encoded(reader: TextModel, text: str) -> tuple[Any, TokenAxis]:
     if not text.strip():
         raise DataError("a text is empty. Give it some words.")
     encoded = reader.tokenizer(text, return_tensors="pt", return_special_tokens_mask=True, verbose=False)
@@ -190,10 +190,12 @@ def _encoded(reader: Reader, text: str) -> tuple[Any, Side]:
         raise DataError(
             f"a text has {count:,} tokens, and {reader.name} takes {reader.longest:,}: {text[:40]!r}…. Shorten it."
         )
-    return encoded, side_of(reader.tokenizer, encoded)
+    return encoded, token_axis(reader.tokenizer, encoded)
 
 
-def _views(reader: Reader, name: str, inputs: dict[str, Any], side: Side, together: bool) -> list[View | LongView]:
+def _views(
+    reader: TextModel, name: str, inputs: dict[str, Any], side: TokenAxis, together: bool
+) -> list[View | TiledView]:
     import torch
 
     from qkv.interop import record
@@ -209,8 +211,10 @@ def _views(reader: Reader, name: str, inputs: dict[str, Any], side: Side, togeth
     return [_view(name, reader.name, "self", side, maps, together)]
 
 
-def _view(name: str, model: str, kind: str, side: Side, maps: list[tuple[str, np.ndarray]], together: bool) -> View:
-    layers = [Layer.of(f"layer {i}", weights) for i, (_, weights) in enumerate(maps)]
+def _view(
+    name: str, model: str, kind: str, side: TokenAxis, maps: list[tuple[str, np.ndarray]], together: bool
+) -> View:
+    layers = [LayerMaps.of(f"layer {i}", weights) for i, (_, weights) in enumerate(maps)]
     same = len({weights.shape for _, weights in maps}) == 1
     note = ""
     if together and kind == "self" and same:
@@ -223,11 +227,11 @@ def _view(name: str, model: str, kind: str, side: Side, maps: list[tuple[str, np
                 f"flow is left out: it is a maximum flow for each pair of tokens, and there are more than "
                 f"{_MOST_FLOW} tokens"
             )
-        layers.append(Layer.of("together", np.stack(list(extra.values())), list(extra)))
+        layers.append(LayerMaps.of("together", np.stack(list(extra.values())), list(extra)))
     return View(name, model, kind, side, None, tuple(layers), note=note)
 
 
-def side_of(tokenizer: Any, encoded: Any) -> Side:
+def token_axis(tokenizer: Any, encoded: Any) -> TokenAxis:
     """The words of an encoded text: tokens that can be read, and which of them make a word."""
     numbers = encoded["input_ids"][0].tolist()
     raw = tokenizer.convert_ids_to_tokens(numbers)
@@ -248,7 +252,7 @@ def side_of(tokenizer: Any, encoded: Any) -> Side:
         inside = i > 0 and words[i] >= 0 and words[i] == words[i - 1]
         tokens.append(f"##{piece}" if inside and not token.startswith("##") else token if inside else piece)
         pieces.append(piece)
-    return Side(tuple(tokens), tuple(pieces), tuple(words), tuple(number in special for number in numbers))
+    return TokenAxis(tuple(tokens), tuple(pieces), tuple(words), tuple(number in special for number in numbers))
 
 
 def _word_numbers(encoded: Any, raw: list[str]) -> list[int | None]:

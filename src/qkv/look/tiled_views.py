@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from qkv.errors import DataError, RefusedError, ShapeError
-from qkv.look.long import LongMap, LongView
-from qkv.look.views import Side
+from qkv.look.tiled_map import TiledMap, TiledView
+from qkv.look.views import TokenAxis
 from qkv.masks import Causal, Mask
 from qkv.plan.cost import memory_text
 
 __all__ = [
     "arrays_view",
-    "heads_in",
-    "needed_of_arrays",
-    "needed_of_heads",
+    "model_dimensions",
+    "arrays_required_bytes",
+    "heads_required_bytes",
     "read_array",
     "recorded_view",
     "refuse",
@@ -56,17 +56,17 @@ def read_array(path: str | os.PathLike[str]) -> np.ndarray:
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
-def needed_of_arrays(query: np.ndarray, key: np.ndarray) -> int:
+def arrays_required_bytes(query: np.ndarray, key: np.ndarray) -> int:
     """Bytes beside the arrays: the overviews of all heads, and what the pass takes on the way."""
     heads = query.shape[0] if query.ndim == 3 else 1
     q, k = query.shape[-2], key.shape[-2]
-    one = LongMap.needs(q, k, query.shape[-1], library=_library())
+    one = TiledMap.needs(q, k, query.shape[-1], library=_library())
     return one + (heads - 1) * _kept(q, k, None)
 
 
 def arrays_view(
     query: np.ndarray, key: np.ndarray, *, causal: bool = False, name: str = "arrays", progress: Any = None
-) -> LongView:
+) -> TiledView:
     """The heads of a query and a key that were saved, by scaled dot products.
 
     Args:
@@ -94,14 +94,14 @@ def arrays_view(
     maps = {}
     for head, rows in enumerate(queries):
         shared = keys[head * len(keys) // len(queries)]
-        maps[f"head {head}"] = LongMap.of(_fast(rows), _fast(shared), mask=mask)
+        maps[f"head {head}"] = TiledMap.of(_fast(rows), _fast(shared), mask=mask)
         if progress is not None:
             progress("reading heads", head + 1, len(queries))
     q, k = queries.shape[-2], keys.shape[-2]
-    return LongView(name, "", Side.numbers(q), None if q == k else Side.numbers(k), (("arrays", maps),))
+    return TiledView(name, "", TokenAxis.numbers(q), None if q == k else TokenAxis.numbers(k), (("arrays", maps),))
 
 
-def heads_in(model: Any) -> tuple[int, int, int]:
+def model_dimensions(model: Any) -> tuple[int, int, int]:
     """Layers, heads and width of a head of a model of transformers."""
     config = model.config
     layers = int(getattr(config, "num_hidden_layers", 1))
@@ -110,7 +110,7 @@ def heads_in(model: Any) -> tuple[int, int, int]:
     return layers, heads, int(width)
 
 
-def needed_of_heads(tokens: int, width: int, heads: int) -> int:
+def heads_required_bytes(tokens: int, width: int, heads: int) -> int:
     """Bytes that so many heads of a text keep: query, key, totals and overview of each."""
     return heads * (4 * tokens * (2 * width + 1) + _kept(tokens, tokens, side(tokens)))
 
@@ -123,12 +123,12 @@ def side(tokens: int) -> int:
 def recorded_view(
     model: Any,
     inputs: dict[str, Any],
-    words: Side,
+    words: TokenAxis,
     *,
     name: str,
     called: str,
     layers: Sequence[int] | None,
-) -> LongView:
+) -> TiledView:
     """The heads of a model in a long text.
 
     Args:
@@ -156,9 +156,9 @@ def recorded_view(
             raise DataError(
                 f"{called} computes attention itself: its weights are arrays of all pairs. Shorten the text."
             )
-        maps = {f"head {head}": LongMap.recorded(last, head) for head in last.heads}
+        maps = {f"head {head}": TiledMap.recorded(last, head) for head in last.heads}
         found.append((f"layer {number}", maps))
-    return LongView(name, called, words, None, tuple(found))
+    return TiledView(name, called, words, None, tuple(found))
 
 
 def refuse(needed: int, allowed: int, what: str, advice: str) -> None:

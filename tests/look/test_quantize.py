@@ -3,34 +3,34 @@
 import numpy as np
 import pytest
 
-from qkv.look.codes import codes_of, thumbs_of, weights_of
+from qkv.look.quantize import dequantize, quantize, thumbnails
 
 
 @pytest.mark.parametrize("scale", [1e-6, 0.3, 1.0, 40.0])
 def test_a_shown_weight_is_off_by_at_most_a_255th_of_its_scale(scale):
     weights = np.random.default_rng(0).random((3, 50, 60)) ** 4 * scale
-    codes, most = codes_of(weights)
+    codes, most = quantize(weights)
     assert codes.dtype == np.uint8
     assert np.allclose(most, weights.max(axis=(1, 2)))
-    assert (np.abs(weights_of(codes, most) - weights).max(axis=(1, 2)) <= most / 255).all()
+    assert (np.abs(dequantize(codes, most) - weights).max(axis=(1, 2)) <= most / 255).all()
 
 
 def test_zero_stays_zero_and_the_largest_is_exact():
-    codes, scale = codes_of(np.array([[0.0, 0.7], [0.1, 0.2]]))
-    shown = weights_of(codes, scale)
+    codes, scale = quantize(np.array([[0.0, 0.7], [0.1, 0.2]]))
+    shown = dequantize(codes, scale)
     assert shown[0, 0] == 0
     assert shown[0, 1] == pytest.approx(0.7)
 
 
 def test_a_map_of_nothing_and_one_of_nan_are_zeros():
-    codes, scale = codes_of(np.array([[[0.0]], [[np.nan]]]))
+    codes, scale = quantize(np.array([[[0.0]], [[np.nan]]]))
     assert codes.tolist() == [[[0]], [[0]]]
     assert scale.tolist() == [0, 0]
 
 
 def test_tensors_of_half_precision_are_taken():
     torch = pytest.importorskip("torch")
-    codes, _ = codes_of(torch.eye(3, dtype=torch.bfloat16, requires_grad=True))
+    codes, _ = quantize(torch.eye(3, dtype=torch.bfloat16, requires_grad=True))
     assert codes.tolist() == (255 * np.eye(3, dtype=int)).tolist()
 
 
@@ -38,6 +38,6 @@ def test_tensors_of_half_precision_are_taken():
 def test_a_thumb_keeps_the_largest_weight(size):
     codes = np.zeros((2, *size), np.uint8)
     codes[0, size[0] // 2, size[1] - 1] = 255
-    thumbs = thumbs_of(codes, 32)
+    thumbs = thumbnails(codes, 32)
     assert thumbs.shape == (2, 32, 32)
     assert (thumbs[0].max(), thumbs[1].max()) == (255, 0)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from qkv.errors import DataError, RefusedError, ShapeError
-from qkv.look.many_tokens import arrays_view, needed_of_arrays, needed_of_heads, read_array, refuse
-from qkv.look.views import Side
+from qkv.look.tiled_views import arrays_required_bytes, arrays_view, heads_required_bytes, read_array, refuse
+from qkv.look.views import TokenAxis
 
 torch = pytest.importorskip("torch")
 
@@ -70,20 +70,20 @@ def test_heads_and_widths_that_do_not_fit_are_refused():
 
 def test_what_does_not_fit_the_memory_is_refused_before_it_is_made():
     query = np.zeros((12, 5000, 4), np.float32)
-    needed = needed_of_arrays(query, query)
+    needed = arrays_required_bytes(query, query)
     overviews = 12 * (2 * 1024**2 * 4 + 5000 * 4)
     assert overviews <= needed < 2 * overviews
     with pytest.raises(RefusedError, match=r"100 MiB are allowed\. Save fewer"):
         refuse(needed, 100 * 2**20, "12 heads", "Save fewer.")
     refuse(needed, needed, "12 heads", "Save fewer.")
     # Query and key of 64 numbers each, the total, and an overview of 512 x 512, twice.
-    assert needed_of_heads(16_384, 64, 1) == 4 * 16_384 * 129 + 8 * 512**2 + 4 * 16_384
+    assert heads_required_bytes(16_384, 64, 1) == 4 * 16_384 * 129 + 8 * 512**2 + 4 * 16_384
 
 
 @pytest.fixture(scope="module")
 def reader():
     transformers = pytest.importorskip("transformers")
-    from qkv.look.models import Reader
+    from qkv.look.text_model import TextModel
 
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -94,7 +94,7 @@ def reader():
         num_attention_heads=2,
         max_position_embeddings=4096,
     )
-    return Reader(transformers.BertModel(config).eval(), tokenizer(transformers), "tiny")
+    return TextModel(transformers.BertModel(config).eval(), tokenizer(transformers), "tiny")
 
 
 def tokenizer(transformers):
@@ -109,12 +109,12 @@ def tokenizer(transformers):
 
 
 def test_a_text_whose_maps_do_not_fit_the_memory_comes_in_tiles_with_the_same_weights(reader):
-    from qkv.look.models import views_of
+    from qkv.look.text_model import text_views
 
     text = " ".join("abcdefghij"[i * i % 10] for i in range(700))
-    (short,) = views_of(reader, [text], together=False)
+    (short,) = text_views(reader, [text], together=False)
     said = []
-    (long,) = views_of(reader, [text], memory="4 MiB", layers=[0, 2], say=said.append)
+    (long,) = text_views(reader, [text], memory="4 MiB", layers=[0, 2], say=said.append)
     assert said == ["2 layers of 2 heads over 700 tokens: about 2.19 MiB in tiles, 4 MiB allowed"]
     assert [name for name, _ in long.layers] == ["layer 0", "layer 2"]
     for layer, number in ((0, 0), (1, 2)):
@@ -123,11 +123,11 @@ def test_a_text_whose_maps_do_not_fit_the_memory_comes_in_tiles_with_the_same_we
             most = short.layers[number].scales[head]
             assert np.abs(found - short.weights(number, head)).max() <= most / 255
             assert np.allclose(found.sum(axis=1), 1, atol=1e-5)
-    assert long.queries == Side.of(text.split())
+    assert long.queries == TokenAxis.of(text.split())
 
 
 def test_a_long_text_that_does_not_fit_either_is_refused_with_what_to_do(reader):
-    from qkv.look.models import views_of
+    from qkv.look.text_model import text_views
 
     with pytest.raises(RefusedError, match="--layers"):
-        views_of(reader, ["a b " * 500], memory="1 MiB")
+        text_views(reader, ["a b " * 500], memory="1 MiB")

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from qkv.errors import DataError, QueryError
 
-__all__ = ["lines", "query_chunks"]
+__all__ = ["lines", "read_queries"]
 
 _MOST = 256
 
 
-def query_chunks(given: Sequence[str], path: str | None, keys: Sequence[str]) -> Iterator[list[str]]:
+def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) -> Iterator[list[str]]:
     """Lists of queries: those on the command line, else one per line of a file or of standard input.
 
     A first line that names the key columns is a header, and is left out, as are empty lines.

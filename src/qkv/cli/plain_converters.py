@@ -11,10 +11,10 @@ import typer
 
 from qkv.errors import OptionError
 
-__all__ = ["convert_quickly"]
+__all__ = ["use_plain_converters"]
 
 
-def convert_quickly(group: Any, help_names: tuple[str, ...]) -> Any:
+def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
     """The command group, its parameters converted by `int`, `float` and `str`; `help_names` ask for help.
 
     Raises:

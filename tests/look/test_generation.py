@@ -8,9 +8,9 @@ from qkv.errors import DataError
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from qkv.look.models import Reader, views_of  # noqa: E402
+from qkv.look.text_model import TextModel, text_views  # noqa: E402
 
-from .test_many_tokens import tokenizer  # noqa: E402
+from .test_tiled_views import tokenizer  # noqa: E402
 
 TEXT = "a b c d e f g"
 SMALL = {"vocab_size": 13, "pad_token_id": 1, "eos_token_id": 2}
@@ -44,7 +44,7 @@ def reader(kind):
         for parameter in model.parameters():
             parameter.mul_(6.0)
     model.generation_config.eos_token_id = None
-    return Reader(model.eval(), tokenizer(transformers), kind)
+    return TextModel(model.eval(), tokenizer(transformers), kind)
 
 
 def steps_of(kind, count):
@@ -64,7 +64,7 @@ def steps_of(kind, count):
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_cross_maps_are_those_of_the_steps_of_generation(kind):
     out, own = steps_of(kind, 5)
-    cross, decoder, encoder = views_of(reader(kind), [TEXT], generate=5)
+    cross, decoder, encoder = text_views(reader(kind), [TEXT], generate=5)
     assert (cross.kind, decoder.kind, encoder.kind) == ("cross", "decoder", "self")
     assert [view.steps for view in (cross, decoder, encoder)] == [True, True, False]
     names = reader(kind).tokenizer.convert_ids_to_tokens(out.sequences[0].tolist())
@@ -86,7 +86,7 @@ def test_cross_maps_are_those_of_the_steps_of_generation(kind):
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_a_decoder_alone_shows_what_each_token_it_wrote_took_from_all_before():
     out, own = steps_of("gpt2", 4)
-    (view,) = views_of(reader("gpt2"), [TEXT], generate=4)
+    (view,) = text_views(reader("gpt2"), [TEXT], generate=4)
     names = reader("gpt2").tokenizer.convert_ids_to_tokens(out.sequences[0].tolist())
     assert list(view.queries.tokens) == names[7:]
     assert list(view.keys.tokens) == names[:-1]
@@ -96,7 +96,7 @@ def test_a_decoder_alone_shows_what_each_token_it_wrote_took_from_all_before():
 
 
 def test_without_generation_a_model_of_two_sides_shows_its_encoder():
-    (view,) = views_of(reader("t5"), [TEXT])
+    (view,) = text_views(reader("t5"), [TEXT])
     assert view.kind == "self"
     assert [layer.name for layer in view.layers] == ["layer 0", "layer 1", "together"]
 
@@ -106,8 +106,8 @@ def test_a_model_that_cannot_write_or_is_asked_for_too_much_says_so():
     config = transformers.BertConfig(
         vocab_size=13, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
     )
-    bert = Reader(transformers.BertModel(config).eval(), tokenizer(transformers), "bert")
+    bert = TextModel(transformers.BertModel(config).eval(), tokenizer(transformers), "bert")
     with pytest.raises(DataError, match="cannot generate"):
-        views_of(bert, [TEXT], generate=3)
+        text_views(bert, [TEXT], generate=3)
     with pytest.raises(DataError, match="Generate fewer"):
-        views_of(reader("gpt2"), [TEXT], generate=60)
+        text_views(reader("gpt2"), [TEXT], generate=60)

@@ -23,14 +23,14 @@ from qkv.core.arrays import library, namespace, zeros
 from qkv.core.equation import BoundCall, bind_call
 from qkv.core.positions import Positions
 from qkv.engine import explain, observe
-from qkv.look.views import Side
+from qkv.look.views import TokenAxis
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer, Softmax
 from qkv.readouts import LogSumExp, PooledMap, Readout
 from qkv.scores import ScaledDot
 from qkv.scores.base import Score
 
-__all__ = ["SIDE", "LongMap", "LongView"]
+__all__ = ["SIDE", "TiledMap", "TiledView"]
 
 SIDE = 256
 """Spots on a side of a tile."""
@@ -43,7 +43,7 @@ _LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True, eq=False)
-class LongMap:
+class TiledMap:
     """The weights of one head, at any resolution.
 
     Fields:
@@ -69,7 +69,7 @@ class LongMap:
         positions: Positions | None = None,
         size: int | None = None,
         memory: int | str = "512 MiB",
-    ) -> LongMap:
+    ) -> TiledMap:
         """Read a head in one pass.
 
         Args:
@@ -77,14 +77,14 @@ class LongMap:
             key: `(k, width)`.
             score, normalizer, mask, positions: as in `qkv.attend`; the normalizer has a log-sum-exp.
             size: cells along each side of the overview; None: 1,024, or 2,048 for more than 32,768 tokens.
-            memory: what may be allocated beside query and key; `LongMap.needs` says it beforehand.
+            memory: what may be allocated beside query and key; `TiledMap.needs` says it beforehand.
 
         Raises:
             RefusedError: it does not fit the memory, or the normalizer has no log-sum-exp.
 
         Example:
             >>> rows = np.random.default_rng(0).normal(size=(300, 4))
-            >>> long = LongMap.of(rows, rows, size=16)
+            >>> long = TiledMap.of(rows, rows, size=16)
             >>> long.largest.shape, long.weights((0, 2), (0, 300)).sum(axis=1).round(6).tolist()
             ((16, 16), [1.0, 1.0])
         """
@@ -104,7 +104,7 @@ class LongMap:
         return cls(bound, total, _numpy(mean), _numpy(largest))
 
     @classmethod
-    def recorded(cls, seen: Any, head: int, element: int = 0) -> LongMap:
+    def recorded(cls, seen: Any, head: int, element: int = 0) -> TiledMap:
         """A head of a model, from a call that was recorded with `keep=True` and both pooled maps.
 
         Args:
@@ -225,7 +225,7 @@ class LongMap:
 
 
 @dataclass(frozen=True, eq=False)
-class LongView:
+class TiledView:
     """Long maps of some heads with their words: what `View` is for short ones.
 
     Fields:
@@ -236,11 +236,11 @@ class LongView:
 
     name: str
     model: str
-    queries: Side
-    keys: Side | None
-    layers: tuple[tuple[str, dict[str, LongMap]], ...]
+    queries: TokenAxis
+    keys: TokenAxis | None
+    layers: tuple[tuple[str, dict[str, TiledMap]], ...]
 
-    def head(self, layer: int, head: int) -> LongMap:
+    def head(self, layer: int, head: int) -> TiledMap:
         """The map of a head.
 
         Raises:
@@ -260,10 +260,10 @@ class LongView:
 
     def thumbs(self, side: int) -> bytes:
         """Small maps of all heads."""
-        from qkv.look.codes import codes_of, thumbs_of
+        from qkv.look.quantize import quantize, thumbnails
 
         maps = [one for _, heads in self.layers for one in heads.values()]
-        return b"".join(thumbs_of(codes_of(one.largest)[0][None], side).tobytes() for one in maps)
+        return b"".join(thumbnails(quantize(one.largest)[0][None], side).tobytes() for one in maps)
 
     def meta(self) -> dict[str, Any]:
         """What the page needs before it asks for tiles."""

@@ -72,7 +72,7 @@ def test_flow_of_some_queries_is_their_rows_of_the_whole():
 
 def test_a_weight_whose_gradient_is_negative_counts_nothing():
     given, gradient = weights(7), np.random.default_rng(8).normal(size=(3, 2, 4, 4))
-    found = look.by_gradient(given, gradient)
+    found = look.gradient_weighted(given, gradient)
     assert (found[gradient < 0] == 0).all()
     assert np.allclose(found[gradient > 0], (given * gradient)[gradient > 0])
 
@@ -80,7 +80,7 @@ def test_a_weight_whose_gradient_is_negative_counts_nothing():
 def test_weights_by_value_norm_are_the_lengths_of_the_summands_of_the_output():
     rng = np.random.default_rng(9)
     given, values, maps = weights(10)[0], rng.normal(size=(2, 4, 5)), rng.normal(size=(2, 5, 6))
-    found = look.by_value_norm(given, values, maps)
+    found = look.norm_weighted(given, values, maps)
     for head, query, key in itertools.product(range(2), range(4), range(4)):
         summand = given[head, query, key] * (values[head, key] @ maps[head])
         assert found[head, query, key] == pytest.approx(np.linalg.norm(summand))
@@ -92,10 +92,10 @@ def test_weights_by_value_norm_are_the_lengths_of_the_summands_of_the_output():
         (lambda: look.rollout(np.ones((2, 3, 4, 5))), ShapeError, r"\(layers, heads, tokens, tokens\)"),
         (lambda: look.rollout(np.ones((4, 4))), ShapeError, r"\(4, 4\)"),
         (lambda: look.rollout(np.ones((1, 1, 2, 2)), residual=2), OptionError, "between 0 and 1"),
-        (lambda: look.by_gradient(np.ones((2, 2)), np.ones((2, 3))), ShapeError, r"\(2, 3\)"),
-        (lambda: look.by_value_norm(np.ones((1, 2, 2)), np.ones((1, 3, 2))), ShapeError, "belong together"),
+        (lambda: look.gradient_weighted(np.ones((2, 2)), np.ones((2, 3))), ShapeError, r"\(2, 3\)"),
+        (lambda: look.norm_weighted(np.ones((1, 2, 2)), np.ones((1, 3, 2))), ShapeError, "belong together"),
         (
-            lambda: look.by_value_norm(np.ones((1, 2, 2)), np.ones((1, 2, 3)), np.ones((1, 4, 5))),
+            lambda: look.norm_weighted(np.ones((1, 2, 2)), np.ones((1, 2, 3)), np.ones((1, 4, 5))),
             ShapeError,
             r"\(1, 3, width\)",
         ),

@@ -10,11 +10,11 @@ from typing import Any
 
 from qkv.core.files import write_whole
 from qkv.errors import DataError
-from qkv.look.bundle import bundle, web_file
-from qkv.look.long import LongView
+from qkv.look.bundle import bundle, read_web_file
 from qkv.look.page import Page
+from qkv.look.tiled_map import TiledView
 
-__all__ = ["export", "exported"]
+__all__ = ["export", "page_html"]
 
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -45,18 +45,18 @@ def export(page: Page, path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
         raise DataError(f"{target.name!r} does not end in .html. Rename it, so that a browser opens it.")
-    write_whole(target, exported(page).encode())
+    write_whole(target, page_html(page).encode())
     return target
 
 
-def exported(page: Page) -> str:
+def page_html(page: Page) -> str:
     """The text of that file.
 
     Each layer is packed by itself (gzip, base64), so that a head is shown before all are unpacked.
     """
     parts = {}
     for i, view in enumerate(page.views):
-        if isinstance(view, LongView):
+        if isinstance(view, TiledView):
             raise DataError(
                 f"{view.name!r} has {len(view.queries.tokens):,} tokens: its map is made where it is looked "
                 "at, and does not fit a file. Serve it, or save a part of it from the page."
@@ -64,7 +64,7 @@ def exported(page: Page) -> str:
         parts[f"thumbs/{i}"] = _packed(page.thumbs(i))
         for j, layer in enumerate(view.layers):
             parts[f"layer/{i}/{j}"] = _packed(layer.codes.tobytes())
-    script, style = bundle("exported.js"), web_file("style.css") + web_file("page.css")
+    script, style = bundle("exported.js"), read_web_file("style.css") + read_web_file("page.css")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"

@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 
 from qkv.errors import DataError
-from qkv.look.views import Layer, Side, View
+from qkv.look.views import LayerMaps, TokenAxis, View
 
-__all__ = ["generated_views"]
+__all__ = ["generation_views"]
 
 
-def generated_views(reader: Any, encoded: Any, side: Side, name: str, count: int) -> list[View]:
+def generation_views(reader: Any, encoded: Any, side: TokenAxis, name: str, count: int) -> list[View]:
     """Views of a text and what the model writes after it, or out of it.
 
     Of an encoder with a decoder: the encoder's own, what each generated token took from the text (cross), and
     what it took from the tokens before it. Of a decoder alone: what each took from all before it.
 
     Args:
-        reader: see `qkv.look.models.load`.
+        reader: see `qkv.look.text_model.load`.
         encoded: the text, as the tokenizer gives it, without what the model does not take.
         side: its words.
         name: what the text is called.
@@ -63,8 +63,8 @@ def generated_views(reader: Any, encoded: Any, side: Side, name: str, count: int
         weights = last.readouts[0][0].float().numpy()
         groups.setdefault(kind, []).append(weights)
 
-    def view(kind: str, title: str, queries: Side, keys: Side | None, maps: list[np.ndarray]) -> View:
-        layers = tuple(Layer.of(f"layer {i}", weights) for i, weights in enumerate(maps))
+    def view(kind: str, title: str, queries: TokenAxis, keys: TokenAxis | None, maps: list[np.ndarray]) -> View:
+        layers = tuple(LayerMaps.of(f"layer {i}", weights) for i, weights in enumerate(maps))
         return View(title, reader.name, kind, queries, keys, layers, steps=keys is not None)
 
     found = []
@@ -79,10 +79,10 @@ def generated_views(reader: Any, encoded: Any, side: Side, name: str, count: int
     return found
 
 
-def _side(tokenizer: Any, numbers: Any) -> Side:
-    from qkv.look.models import side_of
+def _side(tokenizer: Any, numbers: Any) -> TokenAxis:
+    from qkv.look.text_model import token_axis
 
-    return side_of(tokenizer, {"input_ids": numbers})
+    return token_axis(tokenizer, {"input_ids": numbers})
 
 
 def _padding(reader: Any) -> int | None:

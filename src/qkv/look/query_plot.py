@@ -16,9 +16,9 @@ from qkv.database.database import Database
 from qkv.database.show import shown, spread_shown
 from qkv.errors import DataError
 from qkv.look.figure import INK as _INK
-from qkv.look.figure import new_figure, save_figure, target_of
+from qkv.look.figure import check_figure_path, new_figure, save_figure
 
-__all__ = ["bars", "draw", "save", "title_of"]
+__all__ = ["bars", "draw", "save", "answer_title"]
 
 _DATA = "#b8bec6"
 _CURVE = "#3b6ea8"
@@ -54,7 +54,7 @@ def draw(database: Database, answer: Answer, **options: Any) -> Any:
     else:
         axes = [figure.add_subplot()]
         bars(axes[0], answer)
-    figure.suptitle(title_of(answer), x=0.02, ha="left", fontsize=12, color=_INK, fontweight="bold")
+    figure.suptitle(answer_title(answer), x=0.02, ha="left", fontsize=12, color=_INK, fontweight="bold")
     for each in axes:
         for side in ("top", "right"):
             each.spines[side].set_visible(False)
@@ -68,11 +68,11 @@ def save(database: Database, answer: Answer, path: str | os.PathLike[str], **opt
     Raises:
         DataError: the name ends otherwise, or the file cannot be written.
     """
-    target = target_of(path)
+    target = check_figure_path(path)
     save_figure(draw(database, answer, **options), target)
 
 
-def title_of(answer: Answer) -> str:
+def answer_title(answer: Answer) -> str:
     """The query, and its answer with its spread, or with its share of the vote."""
     asked = ", ".join(map(shown, answer.query)) if isinstance(answer.query, tuple) else shown(answer.query)
     if not answer.found:
