@@ -74,7 +74,7 @@ def test_a_model_can_be_estimated_without_pairs(qkv, tmp_path):
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "arrow", "jsonl"])
 def test_every_format_of_out_holds_every_pair(qkv, tmp_path, suffix):
-    from qkv.database.sources import read
+    from qkv.database.io.sources import read
 
     path = tmp_path / f"pairs.{suffix}"
     code, out, _ = qkv("join", *TABLES, *ON, "--out", str(path), "--top", "0")

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from qkv.database import Database, Evidence
-from qkv.database.show import number, shown, spread_shown
+from qkv.database.io.formatting import number, shown, spread_shown
 from qkv.errors import MissingPackageError, OptionError
 
 PEOPLE = {
@@ -59,7 +59,7 @@ def test_top_cuts_the_evidence_and_not_the_answer(people):
 def test_many_queries_answer_as_each_alone(people, monkeypatch):
     queries = ["john smith", "jane", "aisha kahn", "nobody", "john smyth"] * 3
     together = people.ask(queries)
-    monkeypatch.setattr("qkv.database.asking._CHUNK", 4)
+    monkeypatch.setattr("qkv.database.execute.in_memory._CHUNK", 4)
     assert people.ask(queries).value == together.value
     for query, value in zip(queries, together.value, strict=True):
         assert people.ask(query).value == (None if value is None else pytest.approx(value, rel=1e-12))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from qkv.database import Database
-from qkv.database.bandwidth import leave_one_out, scott
-from qkv.database.blocks import blocks_of, nearest_distances
+from qkv.database.keys.bandwidth import leave_one_out, scott
+from qkv.database.keys.neighbor_blocks import blocks_of, nearest_distances
 
 
 def by_definition(points, values, bandwidth):
@@ -82,7 +82,7 @@ def test_memory_is_linear_in_the_rows():
 
 
 def test_more_than_fifty_thousand_rows_are_thinned_and_said_so(monkeypatch):
-    monkeypatch.setattr("qkv.database.bandwidth._MOST_ROWS", 500)
+    monkeypatch.setattr("qkv.database.keys.bandwidth._MOST_ROWS", 500)
     points = np.linspace(-2, 2, 2000)[:, None]
     found = leave_one_out(points, np.sin(8 * points))
     assert found.rows == 500

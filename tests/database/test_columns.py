@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from qkv.database import Database
-from qkv.database.columns import Column, fold, plain
+from qkv.database.io.arrow_columns import with_microseconds
+from qkv.database.keys.columns import Column, fold
 
 UTC = dt.UTC
 KINDS = [
@@ -38,7 +39,7 @@ KINDS = [
 
 @pytest.mark.parametrize(("kind", "cells"), KINDS)
 def test_the_second_cell_is_missing_in_every_kind_and_in_every_slice(kind, cells):
-    table = plain(pa.table({"c": cells}))
+    table = with_microseconds(pa.table({"c": cells}))
     doubled = pa.concat_tables([table, table.slice(1)])
     assert Column.of(table, "c").kind == kind
     assert Column.of(table, "c").missing.tolist() == [False, True, False]
@@ -54,7 +55,7 @@ def test_moments_come_back_as_they_were(kind, cells):
 
 
 def test_nanoseconds_are_cut_to_what_python_holds():
-    table = plain(pa.table({"c": pa.array([1_600_000_000_123_456_789], pa.timestamp("ns"))}))
+    table = with_microseconds(pa.table({"c": pa.array([1_600_000_000_123_456_789], pa.timestamp("ns"))}))
     assert Column.of(table, "c").moment(0) == dt.datetime(2020, 9, 13, 12, 26, 40, 123456)
 
 

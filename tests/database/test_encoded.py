@@ -14,7 +14,8 @@ import pytest
 
 pytest.importorskip("sklearn")
 
-from qkv.database import Database, encoding
+from qkv.database import Database
+from qkv.database.storage import encoding
 from qkv.encoders import Latent, LatentSemantics, TableVectors, WordVectors
 from qkv.encoders.kept import Worded
 from qkv.errors import DamagedStoreError, DataError, KindError, OptionError, QueryError

@@ -10,10 +10,13 @@ import pyarrow as pa
 import pytest
 
 from qkv import masks, scores
-from qkv.database import Database, bandwidth, passes, profile, sampled
-from qkv.database import rows as rows_
+from qkv.database import Database
+from qkv.database.execute import passes, sampled
+from qkv.database.execute import row_reader as rows_
+from qkv.database.execute import statistics as profile
+from qkv.database.keys import bandwidth
 from qkv.errors import DataError, OptionError, QueryError, RefusedError
-from qkv.store import pieces
+from qkv.store import row_files as pieces
 
 ROWS = 900
 

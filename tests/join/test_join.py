@@ -490,7 +490,7 @@ def test_the_duplicates_among_a_thousand_people_are_found_without_labels(sets):
 
 @pytest.mark.long
 def test_people_without_duplicates_have_none(sets):
-    from qkv.database.sources import read
+    from qkv.database.io.sources import read
 
     people = read(sets / "febrl1" / "people.csv")
     kept = [row for row, id_ in enumerate(people.column("rec_id").to_pylist()) if id_.endswith("org")]

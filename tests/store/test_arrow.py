@@ -11,7 +11,8 @@ import pytest
 
 from qkv import store as stores
 from qkv.errors import DamagedStoreError, DataError, StoreBusyError, StoreFullError
-from qkv.store import arrow, disk, locking, pieces
+from qkv.store import arrow, disk, locking
+from qkv.store import row_files as pieces
 from qkv.testing.stores import StoreContract, ids_of, numbered
 
 from .crashes import WRITER, check_crash, die_at

@@ -143,7 +143,7 @@ def test_without_pylance_the_extra_is_named(path: Path, monkeypatch: pytest.Monk
 
 def test_a_database_of_lance_is_streamed_as_it_is_asked_in_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from qkv.database import Database
-    from qkv.store import pieces
+    from qkv.store import row_files as pieces
 
     monkeypatch.setattr(pieces, "BYTES", 4000)
     draw = np.random.default_rng(0)

@@ -73,7 +73,7 @@ def explain(
     shapes.append(_shape("value", value) if value is not None else shapes[1])
 
     from qkv.core.positions import Positions
-    from qkv.database.names import named_normalizer
+    from qkv.database.keys.part_registry import named_normalizer
     from qkv.engine import explain as explain_shapes
 
     mask = _mask(causal, window)
@@ -118,7 +118,7 @@ def _score(text: str, query_width: int, key_width: int) -> Any:
     import numpy as np
 
     from qkv import scores
-    from qkv.database.names import named_score
+    from qkv.database.keys.part_registry import named_score
 
     name, _, number = text.lower().replace("_", "-").partition(":")
     zeros = np.zeros

@@ -7,7 +7,7 @@ import typer
 from qkv.errors import DamagedStoreError, OptionError
 
 if TYPE_CHECKING:
-    from qkv.database.stored import StoredDatabase
+    from qkv.database.storage.stored import StoredDatabase
 
 __all__ = ["store"]
 
@@ -167,7 +167,7 @@ def verify(path: Folder) -> None:
 
 
 def _open(path: str, damaged: str = "refuse") -> "StoredDatabase":
-    from qkv.database.making import open_stored
+    from qkv.database.storage.create import open_stored
 
     return open_stored(path, None, None, fold=None, memory="512 MiB", damaged=damaged)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from qkv.database.answer import Answer
 from qkv.database.database import Database
-from qkv.database.show import shown, spread_shown
+from qkv.database.io.formatting import shown, spread_shown
 
 __all__ = ["Table"]
 

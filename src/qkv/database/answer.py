@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.database.show import shown, spread_shown
+from qkv.database.io.formatting import shown, spread_shown
 from qkv.errors import MissingPackageError, OptionError
 
 __all__ = ["Answer", "Entry", "Evidence"]

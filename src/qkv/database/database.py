@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.database import duck
 from qkv.database.answer import Answer
-from qkv.database.asking import Asking
-from qkv.database.bandwidth import Bandwidth, leave_one_out, scott
-from qkv.database.columns import Column, key_names, plain
-from qkv.database.comparisons import Comparison
-from qkv.database.keys import Keys
-from qkv.database.names import named_normalizer
-from qkv.database.queries import Queries
-from qkv.database.sources import describe, read, require_columns
-from qkv.database.values import values_of
+from qkv.database.execute.aggregates import values_of
+from qkv.database.execute.in_memory import Asking
+from qkv.database.io import duckdb_reader
+from qkv.database.io.arrow_columns import with_microseconds
+from qkv.database.io.sources import describe, read, require_columns
+from qkv.database.keys.bandwidth import Bandwidth, leave_one_out, scott
+from qkv.database.keys.choose import Keys
+from qkv.database.keys.columns import Column, key_names
+from qkv.database.keys.comparisons import Comparison
+from qkv.database.keys.part_registry import named_normalizer
+from qkv.database.keys.queries import Queries
 from qkv.errors import DataError, OptionError
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
@@ -30,7 +31,7 @@ from qkv.scores.base import Score
 from qkv.store import is_store
 
 if TYPE_CHECKING:
-    from qkv.database.stored import StoredDatabase
+    from qkv.database.storage.stored import StoredDatabase
 
 __all__ = ["Database"]
 
@@ -122,7 +123,7 @@ class Database:
             >>> Database.open(folder).ask(2.0, score="gaussian:1").value
             20.0
         """
-        from qkv.database.making import create_stored
+        from qkv.database.storage.create import create_stored
 
         return create_stored(
             path,
@@ -190,7 +191,7 @@ class Database:
             Database(the dict: gpa → salary, 1 row, 1 left out)
         """
         if isinstance(source, (str, PathLike)) and is_store(source):
-            from qkv.database.making import open_stored
+            from qkv.database.storage.create import open_stored
 
             return open_stored(source, key, value, fold=fold, memory=memory, damaged=damaged)
         if key is None or value is None:
@@ -199,7 +200,7 @@ class Database:
                 "Name key and value; only a store knows its own."
             )
         wanted = tuple(key.split(",")) if isinstance(key, str) else tuple(key)
-        table = plain(read(source, tuple(str(name).strip() for name in (*wanted, value))))
+        table = with_microseconds(read(source, tuple(str(name).strip() for name in (*wanted, value))))
         return cls(table, key, value, describe(source), fold is not False)
 
     @classmethod
@@ -229,7 +230,7 @@ class Database:
             2400.0
         """
         given = {name: read(source) for name, source in (tables or {}).items()}
-        return cls(plain(duck.run_sql(query, given)), key, value, "the SQL result", fold)
+        return cls(with_microseconds(duckdb_reader.run_sql(query, given)), key, value, "the SQL result", fold)
 
     def swap(self) -> "Database":
         """The same table with key and value in each other's place; nothing is copied.
@@ -264,13 +265,13 @@ class Database:
         Args:
             queries: a cell for one key column; a tuple, a record or a text with commas for several; a list or
                 a frame of these for many.
-            score: a score or its name (`"jaro-winkler"`, `"gaussian:0.1"`); None: see `qkv.database.keys`.
+            score: a score or its name (`"jaro-winkler"`, `"gaussian:0.1"`); None: see `qkv.database.keys.choose`.
             normalizer: a normalizer or its name (`"topk:10:0.02"`); None: the one that goes with the score.
             mask: over the rows of the table, such as `masks.Keys(array)`.
             where: a SQL predicate over the table's columns, `"city = 'Oslo'"`; it sees nothing else.
             top: how many rows are kept as evidence. It does not change the answer.
             threshold: the least similarity, or the largest distance, at which a key answers; None: see
-                `qkv.database.keys`.
+                `qkv.database.keys.choose`.
             seed: for normalizers that draw.
             progress: called as `progress(what, done, total)` during long work.
 
@@ -358,7 +359,7 @@ class Database:
 
     def _filter(self, where: str) -> np.ndarray:
         if self._last_filter is None or self._last_filter[0] != where:
-            self._last_filter = (where, duck.matching_rows(self.table, where))
+            self._last_filter = (where, duckdb_reader.matching_rows(self.table, where))
         return self._last_filter[1]
 
     def _notes(self, comparison: Comparison, asking: "Asking") -> tuple[str, ...]:

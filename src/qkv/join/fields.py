@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from qkv.database.columns import Column, fold
+from qkv.database.keys.columns import Column, fold
 from qkv.errors import DataError
 
 __all__ = ["Field", "Kind", "clean", "read_fields"]

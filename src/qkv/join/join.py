@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.database.sources import describe, read, require_columns
+from qkv.database.io.sources import describe, read, require_columns
 from qkv.errors import DataError, OptionError
 from qkv.join.agreement import with_worth, worth_of
 from qkv.join.candidates import Candidates

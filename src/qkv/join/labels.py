@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.database.sources import describe, read
+from qkv.database.io.sources import describe, read
 from qkv.errors import DataError
 
 __all__ = ["Labels", "read_labels", "row_numbers"]

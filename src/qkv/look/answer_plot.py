@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.database.answer import Answer
-from qkv.database.show import shown
+from qkv.database.io.formatting import shown
 from qkv.errors import DataError
 from qkv.look.figure import DARK, INK, PAPER, new_figure
 from qkv.look.query_plot import answer_title, bars

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from qkv.database.answer import Answer
-from qkv.database.columns import Column
 from qkv.database.database import Database
-from qkv.database.show import shown, spread_shown
+from qkv.database.io.formatting import shown, spread_shown
+from qkv.database.keys.columns import Column
 from qkv.errors import DataError
 from qkv.look.figure import INK as _INK
 from qkv.look.figure import check_figure_path, new_figure, save_figure
@@ -200,7 +200,7 @@ def _parts(query: Any, columns: tuple[Column, ...]) -> list[Any]:
 
 def _cell(column: Column, part: Any) -> Any:
     """A query's part on the axis: as it was typed on the command line, or as the object it is."""
-    from qkv.database.queries import Queries
+    from qkv.database.keys.queries import Queries
 
     parsed = Queries.parse([part], [column]).cells[0][0]
     return column.moment(parsed) if column.kind == "moment" else float(parsed)

@@ -113,7 +113,7 @@ def _folder(folder: Path) -> list[Document]:
 
 
 def _table(source: Any, column: str | None) -> list[Document]:
-    from qkv.database.sources import describe, read, require_columns
+    from qkv.database.io.sources import describe, read, require_columns
 
     table = read(source, () if column is None else (column,))
     where = describe(source)

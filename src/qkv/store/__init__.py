@@ -15,7 +15,7 @@ from qkv.core.extras import require_packages
 require_packages("tables and stores need", "ask", "pyarrow", "filelock")
 
 from qkv.store.arrow import ArrowStore
-from qkv.store.attached import read_attached
+from qkv.store.attachments import read_attached
 from qkv.store.base import Block, Choosing, Damage, Store, Version
 from qkv.store.lance import LanceStore
 from qkv.store.opening import create, is_store, open, remove, require_free

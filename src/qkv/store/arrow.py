@@ -3,7 +3,7 @@
     STORE/versions/0000000003.json   what version 3 consists of; written once, renamed into place, synced
     STORE/rows/….arrow               rows, and numbers of deleted rows; never changed after they are written
     STORE/rows/verified.json         when each file was last found right
-    STORE/attached/                  files of all versions, see `qkv.store.attached`
+    STORE/attached/                  files of all versions, see `qkv.store.attachments`
     STORE/notes/                     what readers found out and would find again; may be removed
     STORE/writer.lock                held by the one process that writes
 
@@ -22,8 +22,8 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.errors import DamagedStoreError, OptionError
-from qkv.store import pieces as files
-from qkv.store.attached import attached_damages
+from qkv.store import row_files
+from qkv.store.attachments import attached_damages
 from qkv.store.base import Block, Choosing, Damage, Store, Version
 from qkv.store.disk import TEMPORARY, sync_folder
 from qkv.store.locking import held
@@ -31,7 +31,7 @@ from qkv.store.manifest import Manifest, Piece, latest, manifest_path, numbers, 
 
 __all__ = ["ArrowStore"]
 
-_POOR = files.BYTES // 2
+_POOR = row_files.BYTES // 2
 
 
 class ArrowStore(Store):
@@ -104,7 +104,7 @@ class ArrowStore(Store):
                 progress("verifying", done + 1, len(pieces))
         found += attached_damages(self.path, self.metadata, read=True)
         if not found:
-            files.remember_verified(self._rows, right)
+            row_files.remember_verified(self._rows, right)
         return found
 
     def refresh(self) -> bool:
@@ -125,8 +125,8 @@ class ArrowStore(Store):
         if first is None:
             return self.version
         with self._writing():
-            parts = (part for rows in chain([first], tables) for part in files.cut(rows))
-            if pieces := files.write_rows(self._rows, parts):
+            parts = (part for rows in chain([first], tables) for part in row_files.cut(rows))
+            if pieces := row_files.write_rows(self._rows, parts):
                 self._commit("append", self._manifest.pieces + pieces)
         return self.version
 
@@ -183,7 +183,7 @@ class ArrowStore(Store):
         """Map the files of a version; those that are mapped already stay."""
         import pyarrow as pa
 
-        suspects = files.suspects(self._rows, _with_deleted(manifest.pieces))
+        suspects = row_files.suspects(self._rows, _with_deleted(manifest.pieces))
         damages = [damage for piece in manifest.pieces for damage in self._problems(piece, read=suspects.__contains__)]
         damages += attached_damages(self.path, manifest.metadata)
         if damages and not self._skip:
@@ -198,8 +198,8 @@ class ArrowStore(Store):
             if piece.name in broken or (piece.deleted and piece.deleted.name in broken):
                 continue
             old = self._blocks.get(piece.name)
-            table = old.table if old else files.load(self._rows, piece)
-            blocks[piece.name] = Block(piece.name, table, files.kept_rows(self._rows, piece))
+            table = old.table if old else row_files.load(self._rows, piece)
+            blocks[piece.name] = Block(piece.name, table, row_files.kept_rows(self._rows, piece))
         self._manifest, self._blocks, self.damages = manifest, blocks, damages
         self.version, self.metadata = manifest.number, manifest.metadata
         self.schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(manifest.schema)))
@@ -207,7 +207,7 @@ class ArrowStore(Store):
     def _problems(self, piece: Piece, read: Callable[[str], bool]) -> list[Damage]:
         found = []
         for file in _with_deleted((piece,)):
-            problem = files.problem_of(self._rows, file, read(file.name))
+            problem = row_files.problem_of(self._rows, file, read(file.name))
             if problem:
                 found.append(Damage(file.name, problem, piece.living))
         return found
@@ -249,7 +249,7 @@ class ArrowStore(Store):
         import pyarrow as pa
 
         table = pa.table({"row": np.flatnonzero(~kept).astype(np.uint32)})
-        (deleted,) = files.write_rows(self._rows, [table])
+        (deleted,) = row_files.write_rows(self._rows, [table])
         return Piece(piece.name, piece.rows, piece.size, piece.check, piece.changed, deleted)
 
     def _compacted(self, progress: Progress | None) -> tuple[Piece, ...]:
@@ -263,7 +263,7 @@ class ArrowStore(Store):
             if len(waiting) == 1 and waiting[0].deleted is None:
                 done.extend(waiting)
             elif waiting:
-                done.extend(files.write_rows(self._rows, files.cut(pa.concat_tables(tables))))
+                done.extend(row_files.write_rows(self._rows, row_files.cut(pa.concat_tables(tables))))
             waiting.clear()
             tables.clear()
 
@@ -276,7 +276,7 @@ class ArrowStore(Store):
             else:
                 waiting.append(piece)
                 tables.append(block.living())
-                if sum(table.nbytes for table in tables) >= files.BYTES:
+                if sum(table.nbytes for table in tables) >= row_files.BYTES:
                     flush()
             if progress is not None:
                 progress("compacting", number + 1, len(pieces))
@@ -289,7 +289,7 @@ class ArrowStore(Store):
             for number in numbers(self._versions)[:-keep]:
                 manifest_path(self._versions, number).unlink()
             sync_folder(self._versions)
-        needed = {files.VERIFIED}
+        needed = {row_files.VERIFIED}
         for number in numbers(self._versions):
             needed |= read_manifest(self._versions, number).files()
         unnamed = [path for path in self._rows.iterdir() if path.name not in needed]

@@ -28,8 +28,8 @@ from qkv.errors import (
     MissingPackageError,
     OptionError,
 )
-from qkv.store import pieces as files
-from qkv.store.attached import attached_damages
+from qkv.store import row_files
+from qkv.store.attachments import attached_damages
 from qkv.store.base import Block, Choosing, Damage, Store, Version
 from qkv.store.disk import sync_folder
 from qkv.store.lance_files import (
@@ -190,7 +190,7 @@ class LanceStore(Store):
         with self._writing():
             fragments: list[Any] = []
             for rows in chain([first], tables):
-                for part in files.cut(rows):
+                for part in row_files.cut(rows):
                     with in_words(self.path):
                         fragments += self._lance.fragment.write_fragments(
                             part, self._dataset, mode="append", max_rows_per_file=max(1, part.num_rows)
@@ -226,7 +226,7 @@ class LanceStore(Store):
             raise OptionError(f"keep is {keep}, and the newest version always stays. Give 1 or more.")
         with self._writing():
             rows = max(1, len(self))
-            each = max(1, int(files.BYTES / max(1.0, self.size_of(self.schema.names) / rows)))
+            each = max(1, int(row_files.BYTES / max(1.0, self.size_of(self.schema.names) / rows)))
             compaction = self._lance.optimize.Compaction
             options = {"target_rows_per_fragment": each, "materialize_deletions_threshold": 0.0}
             tasks = compaction.plan(self._dataset, options).tasks

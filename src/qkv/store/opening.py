@@ -9,7 +9,7 @@ from typing import Any
 from qkv.core.files import may_be_made
 from qkv.errors import DataError, OptionError
 from qkv.store.arrow import ArrowStore
-from qkv.store.attached import FOLDER, attach
+from qkv.store.attachments import FOLDER, attach
 from qkv.store.base import Store
 from qkv.store.lance import LanceStore, is_lance, lance_package
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer, Entry
-from qkv.database.columns import Column
-from qkv.database.queries import Queries
-from qkv.database.stream_plan import StreamPlan
+from qkv.database.execute.stream_plan import StreamPlan
+from qkv.database.keys.columns import Column
+from qkv.database.keys.queries import Queries
 from qkv.errors import DataError, OptionError
 from qkv.store import Store, read_attached
 

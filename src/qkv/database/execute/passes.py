@@ -9,21 +9,21 @@ import numpy as np
 from qkv.core.ordering import top_order
 from qkv.core.progress import Progress
 from qkv.database.answer import Entry
-from qkv.database.asking import NOBODY, Asking, Found, entries_of
-from qkv.database.best import BestRows
-from qkv.database.columns import Column
-from qkv.database.comparisons import Comparison
-from qkv.database.queries import Queries
-from qkv.database.scan import CellLogits, Logits, fast_logits
-from qkv.database.stream_plan import StreamPlan
-from qkv.database.sums import sums_over
-from qkv.database.tally import Tally, tally_of
-from qkv.database.values import values_of
+from qkv.database.execute.accumulators import sums_over
+from qkv.database.execute.aggregates import values_of
+from qkv.database.execute.in_memory import NOBODY, Asking, Found, entries_of
+from qkv.database.execute.scan import CellLogits, Logits, fast_logits
+from qkv.database.execute.stream_plan import StreamPlan
+from qkv.database.execute.streamed_aggregates import Tally, tally_of
+from qkv.database.execute.top_rows import BestRows
+from qkv.database.keys.columns import Column
+from qkv.database.keys.comparisons import Comparison
+from qkv.database.keys.queries import Queries
 from qkv.errors import RefusedError
 from qkv.normalizers.base import Normalizer
 
 if TYPE_CHECKING:
-    from qkv.database.streamed import Streamed
+    from qkv.database.execute.streamed import Streamed
 
 __all__ = ["Call"]
 

@@ -11,8 +11,8 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from qkv.database.columns import Column
-from qkv.database.show import number
+from qkv.database.io.formatting import number
+from qkv.database.keys.columns import Column
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
 from qkv.scores.exact import Exact

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from qkv.database import duck
-from qkv.database.columns import plain
+from qkv.database.io import duckdb_reader
+from qkv.database.io.arrow_columns import with_microseconds
 from qkv.errors import DataError, QkvError
 
 __all__ = ["counted", "describe", "nearest_name", "read", "read_parts", "require_columns", "tables_in"]
 
 _ARROW = (".arrow", ".feather", ".ipc")
-_KNOWN = (*duck.DELIMITED, *duck.JSON, *duck.PARQUET, *_ARROW)
+_KNOWN = (*duckdb_reader.DELIMITED, *duckdb_reader.JSON, *duckdb_reader.PARQUET, *_ARROW)
 
 
 def read(source: Any, wanted: tuple[str, ...] = ()) -> Any:
@@ -59,7 +59,7 @@ def read_parts(source: Any) -> Iterator[Any]:
         path = Path(source)
         kind = _kind(path)
         if kind not in _ARROW:
-            yield from duck.read_parts(str(path), kind)
+            yield from duckdb_reader.read_parts(str(path), kind)
             return
     yield read(source)
 
@@ -69,7 +69,7 @@ def tables_in(source: Any) -> Iterator[Any]:
     each: Iterable[Any] = source if isinstance(source, Iterator) else (source,)
     for one in each:
         for table in read_parts(one):
-            yield plain(table)
+            yield with_microseconds(table)
 
 
 def counted(tables: Iterable[Any], progress: Callable[[str, int, int], None] | None) -> Iterator[Any]:
@@ -108,7 +108,7 @@ def nearest_name(name: str, choices: Iterable[str]) -> str:
 
 def _read_path(path: Path, wanted: tuple[str, ...]) -> Any:
     kind = _kind(path)
-    return _read_arrow(path) if kind in _ARROW else duck.read_file(str(path), kind, wanted)
+    return _read_arrow(path) if kind in _ARROW else duckdb_reader.read_file(str(path), kind, wanted)
 
 
 def _kind(path: Path) -> str:

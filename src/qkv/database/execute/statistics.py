@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.database import arrow
-from qkv.database.bandwidth import Bandwidth, thinning
-from qkv.database.columns import Column
-from qkv.database.rows import Rows
+from qkv.database.execute.row_reader import Rows
+from qkv.database.io import arrow_columns
+from qkv.database.keys.bandwidth import Bandwidth, thinning
+from qkv.database.keys.columns import Column
 from qkv.errors import StoreFullError
 from qkv.store.disk import write_whole
 
@@ -221,9 +221,9 @@ class _Pass:
 
 def _whole_vectors(column: Any) -> int:
     """The width of vectors none of which is missing, as a look at their sum can tell; else 0."""
-    if column.num_chunks != 1 or arrow.float_dtype(column.type) is None or column.chunks[0].null_count:
+    if column.num_chunks != 1 or arrow_columns.float_dtype(column.type) is None or column.chunks[0].null_count:
         return 0
-    matrix = arrow.matrix(column.chunks[0])
+    matrix = arrow_columns.matrix(column.chunks[0])
     with np.errstate(over="ignore", invalid="ignore"):
         return matrix.shape[1] if matrix is not None and np.isfinite(matrix.sum()) else 0
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv.database.best import BestRows
+from qkv.database.execute.top_rows import BestRows
 
 
 def best_of(rank, count, cuts):

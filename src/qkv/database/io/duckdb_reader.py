@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.database import arrow
+from qkv.database.io import arrow_columns
 from qkv.errors import DataError, QueryError
 
 __all__ = ["DELIMITED", "JSON", "PARQUET", "read_file", "read_parts", "run_sql", "matching_rows"]
@@ -142,7 +142,7 @@ def matching_rows(table: Any, predicate: str, there: np.ndarray | None = None) -
     """
     import duckdb
 
-    numbered = table.append_column(_ROW, arrow.row_numbers(table.num_rows))
+    numbered = table.append_column(_ROW, arrow_columns.row_numbers(table.num_rows))
     if there is not None:
         import pyarrow as pa
 
@@ -164,5 +164,5 @@ def matching_rows(table: Any, predicate: str, there: np.ndarray | None = None) -
         connection.close()
     mask = np.zeros(table.num_rows, bool)
     for chunk in kept.column(0).chunks:
-        mask[arrow.units(chunk)] = True
+        mask[arrow_columns.units(chunk)] = True
     return mask

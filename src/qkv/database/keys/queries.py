@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from qkv.database import arrow
-from qkv.database.columns import Column, fold
+from qkv.database.io import arrow_columns
+from qkv.database.keys.columns import Column, fold
 from qkv.errors import QueryError
 
 __all__ = ["Queries", "split"]
@@ -175,7 +175,7 @@ def _boolean(value: Any, column: Column) -> float:
 
 
 def _moment(value: Any, column: Column) -> float:
-    return float(arrow.to_units(value, column.type) - column.origin)
+    return float(arrow_columns.to_units(value, column.type) - column.origin)
 
 
 def _vector(value: Any, column: Column) -> np.ndarray:

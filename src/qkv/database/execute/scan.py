@@ -22,10 +22,10 @@ import numpy as np
 from qkv.core.arrays import quiet
 from qkv.core.equation import BoundCall, bind_call
 from qkv.core.positions import whole
-from qkv.database import arrow
-from qkv.database.columns import Column
-from qkv.database.comparisons import Comparison, Distances
-from qkv.database.rows import RowBlock
+from qkv.database.execute.row_reader import RowBlock
+from qkv.database.io import arrow_columns
+from qkv.database.keys.columns import Column
+from qkv.database.keys.comparisons import Comparison, Distances
 from qkv.errors import StoreFullError
 from qkv.normalizers import Identity
 from qkv.scores import Cosine, Gaussian
@@ -113,7 +113,7 @@ def fast_logits(
     """A faster way for this comparison; None where there is none."""
     score = comparison.score
     own = [columns[index] for index in comparison.columns]
-    if len(own) == 1 and own[0].kind == "vector" and arrow.float_dtype(own[0].type) is not None:
+    if len(own) == 1 and own[0].kind == "vector" and arrow_columns.float_dtype(own[0].type) is not None:
         scalar = all(np.ndim(array) == 0 for array in score.arrays())
         if scalar and (isinstance(score, Cosine | Gaussian) or (score.lifts_itself and not score.positional)):
             return VectorLogits(score, own[0], query, lengths)
@@ -130,7 +130,7 @@ class VectorLogits(Logits):
     spare: int = 4
 
     def __init__(self, score: Score, column: Column, query: np.ndarray, lengths: "Lengths") -> None:
-        dtype = arrow.float_dtype(column.type)
+        dtype = arrow_columns.float_dtype(column.type)
         assert dtype is not None
         self.column, self.dtype, self.lengths = column.name, dtype, lengths
         self.kind = "squares" if isinstance(score, Gaussian) else "inverse"
@@ -156,7 +156,7 @@ class VectorLogits(Logits):
         chunks = tile.table.column(self.column).chunks
         if len(chunks) != 1 or chunks[0].null_count:
             return None
-        matrix = arrow.matrix(chunks[0])
+        matrix = arrow_columns.matrix(chunks[0])
         if matrix is None or not self.kind:
             return None if matrix is None else (matrix, None, 0.0)
         found, largest = self.lengths.of(tile, self.column, self.kind)
@@ -231,7 +231,7 @@ class Lengths:
             pass
         parts = []
         for chunk in block.table.column(column).chunks:
-            matrix = arrow.matrix(chunk)
+            matrix = arrow_columns.matrix(chunk)
             parts.append(np.full(len(chunk), np.nan) if matrix is None else _lengths(matrix, kind))
         found = np.concatenate([np.zeros(0, np.float32), *parts])
         data = io.BytesIO()
@@ -278,8 +278,8 @@ class NumberLogits(Logits):
             column = tile.table.column(name)
             if column.num_chunks != 1 or column.null_count:
                 return None
-            (chunk,) = arrow.chunks_of(column)
-            cells = arrow.units(chunk)
+            (chunk,) = arrow_columns.chunks_of(column)
+            cells = arrow_columns.units(chunk)
             single = cells.dtype == np.float32 and coarse
             found.append(cells if single or cells.dtype == np.float64 else cells.astype(np.float64))
         return found

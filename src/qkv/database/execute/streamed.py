@@ -16,16 +16,16 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer, Entry
-from qkv.database.columns import Column
-from qkv.database.comparisons import Comparison
-from qkv.database.names import named_normalizer
-from qkv.database.passes import Call
-from qkv.database.profile import read_profile
-from qkv.database.queries import Queries
-from qkv.database.rows import Rows
-from qkv.database.sampled import SampledKeys
-from qkv.database.scan import Lengths
-from qkv.database.values import values_of
+from qkv.database.execute.aggregates import values_of
+from qkv.database.execute.passes import Call
+from qkv.database.execute.row_reader import Rows
+from qkv.database.execute.sampled import SampledKeys
+from qkv.database.execute.scan import Lengths
+from qkv.database.execute.statistics import read_profile
+from qkv.database.keys.columns import Column
+from qkv.database.keys.comparisons import Comparison
+from qkv.database.keys.part_registry import named_normalizer
+from qkv.database.keys.queries import Queries
 from qkv.engine import explain
 from qkv.errors import DataError, KindError, OptionError, QueryError, RefusedError, ShapeError
 from qkv.masks import Keys as KeysMask

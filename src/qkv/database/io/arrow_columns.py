@@ -15,6 +15,7 @@ __all__ = [
     "from_units",
     "matrix",
     "nulls",
+    "with_microseconds",
     "row_numbers",
     "to_units",
     "units",
@@ -83,6 +84,17 @@ def row_numbers(count: int) -> Any:
     import pyarrow as pa
 
     return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(np.arange(count))])
+
+
+def with_microseconds(table: Any) -> Any:
+    """The table with nanosecond timestamps cut to microseconds, the finest that Python's datetime holds."""
+    import pyarrow as pa
+
+    for index, field in enumerate(table.schema):
+        if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
+            cut = table.column(index).cast(pa.timestamp("us", field.type.tz), safe=False)
+            table = table.set_column(index, field.name, cut)
+    return table
 
 
 def _bits(buffer: Any, chunk: Any) -> np.ndarray:

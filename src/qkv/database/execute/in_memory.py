@@ -7,10 +7,10 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.database.answer import Entry
-from qkv.database.comparisons import Comparison
-from qkv.database.names import named_normalizer
-from qkv.database.queries import Queries
-from qkv.database.values import Reading, Values
+from qkv.database.execute.aggregates import Reading, Values
+from qkv.database.keys.comparisons import Comparison
+from qkv.database.keys.part_registry import named_normalizer
+from qkv.database.keys.queries import Queries
 from qkv.engine import observe
 from qkv.errors import KindError, QueryError, ShapeError
 from qkv.masks import Keys as KeysMask

@@ -12,13 +12,13 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer
-from qkv.database.columns import Column, key_names
 from qkv.database.database import Database
-from qkv.database.encoding import Encoding
-from qkv.database.names import named_score
-from qkv.database.rows import matching
-from qkv.database.sources import counted, require_columns, tables_in
-from qkv.database.streamed import Streamed
+from qkv.database.execute.row_reader import matching
+from qkv.database.execute.streamed import Streamed
+from qkv.database.io.sources import counted, require_columns, tables_in
+from qkv.database.keys.columns import Column, key_names
+from qkv.database.keys.part_registry import named_score
+from qkv.database.storage.encoding import Encoding
 from qkv.errors import DataError
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer

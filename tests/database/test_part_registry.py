@@ -3,7 +3,7 @@
 import pytest
 
 from qkv import normalizers, scores
-from qkv.database.names import named_normalizer, named_score, normalizer_names, score_names
+from qkv.database.keys.part_registry import named_normalizer, named_score, normalizer_names, score_names
 from qkv.errors import OptionError
 
 

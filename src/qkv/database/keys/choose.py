@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkv.database.bandwidth import Bandwidth
-from qkv.database.blocks import nearest_distances
-from qkv.database.columns import Column
-from qkv.database.comparisons import (
+from qkv.database.io.formatting import number
+from qkv.database.keys.bandwidth import Bandwidth
+from qkv.database.keys.columns import Column
+from qkv.database.keys.comparisons import (
     Comparison,
     Distances,
     Mixture,
@@ -33,8 +33,8 @@ from qkv.database.comparisons import (
     in_days,
     structured,
 )
-from qkv.database.names import NamedScore, named_score
-from qkv.database.show import number
+from qkv.database.keys.neighbor_blocks import nearest_distances
+from qkv.database.keys.part_registry import NamedScore, named_score
 from qkv.errors import OptionError
 from qkv.normalizers import Softmax, TopK
 from qkv.scores import ByColumn, Cosine, Exact, Gaussian, Spelling

@@ -15,9 +15,9 @@ import numpy as np
 
 from qkv.core.online_softmax import ExponentialSums, WeightedSums
 from qkv.core.positions import whole
-from qkv.database.best import BestRows
-from qkv.database.tally import Tally
-from qkv.database.values import Reading
+from qkv.database.execute.aggregates import Reading
+from qkv.database.execute.streamed_aggregates import Tally
+from qkv.database.execute.top_rows import BestRows
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.linear import LinearNormalizer
 

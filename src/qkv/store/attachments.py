@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv.errors import DamagedStoreError, DataError
-from qkv.store import pieces as files
+from qkv.store import row_files
 from qkv.store.base import Damage
 from qkv.store.disk import checksum, sync_folder, write_whole
 from qkv.store.manifest import Piece
@@ -52,7 +52,7 @@ def attached_damages(path: Path, metadata: Mapping[str, Any], read: bool = False
             touched = (path / FOLDER / piece.name).stat().st_mtime_ns != piece.changed
         except FileNotFoundError:
             touched = False
-        problem = files.problem_of(path / FOLDER, piece, read or touched)
+        problem = row_files.problem_of(path / FOLDER, piece, read or touched)
         if problem:
             found.append(Damage(f"{FOLDER}/{piece.name}", problem, 0))
     return found
@@ -71,7 +71,7 @@ def read_attached(path: Path, metadata: Mapping[str, Any], name: str) -> bytes:
     file = path / FOLDER / name
     data = file.read_bytes() if file.is_file() else b""
     if len(data) != piece.size or checksum(data) != piece.check:
-        problem = files.problem_of(path / FOLDER, piece, read=True) or "bytes changed"
+        problem = row_files.problem_of(path / FOLDER, piece, read=True) or "bytes changed"
         raise DamagedStoreError(f"{path.name!r} is damaged: {FOLDER}/{name}: {problem}. Restore this file from a copy.")
     return data
 

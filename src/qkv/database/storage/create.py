@@ -10,14 +10,14 @@ import numpy as np
 
 from qkv import store as stores
 from qkv.core.progress import Progress
-from qkv.database.bandwidth import leave_one_out, scott
-from qkv.database.blocks import nearest_distances
-from qkv.database.columns import Column, key_names
-from qkv.database.encoding import FILE, Encoding
-from qkv.database.names import named_normalizer, named_score
-from qkv.database.sources import require_columns, tables_in
-from qkv.database.stored import StoredDatabase
-from qkv.database.values import values_of
+from qkv.database.execute.aggregates import values_of
+from qkv.database.io.sources import require_columns, tables_in
+from qkv.database.keys.bandwidth import leave_one_out, scott
+from qkv.database.keys.columns import Column, key_names
+from qkv.database.keys.neighbor_blocks import nearest_distances
+from qkv.database.keys.part_registry import named_normalizer, named_score
+from qkv.database.storage.encoding import FILE, Encoding
+from qkv.database.storage.stored import StoredDatabase
 from qkv.errors import DataError, OptionError
 from qkv.plan.cost import memory_bytes
 

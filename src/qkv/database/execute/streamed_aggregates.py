@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from qkv.database import arrow
-from qkv.database.columns import Column
-from qkv.database.profile import ColumnFacts
-from qkv.database.values import Reading, Values, VoteValues, count_votes, values_of
+from qkv.database.execute.aggregates import Reading, Values, VoteValues, count_votes, values_of
+from qkv.database.execute.statistics import ColumnFacts
+from qkv.database.io import arrow_columns
+from qkv.database.keys.columns import Column
 
 __all__ = ["Averages", "Tally", "Votes", "tally_of"]
 
@@ -69,8 +69,8 @@ class Averages(Tally):
         """The numbers as they lie in memory where that is all, else a column."""
         column = table.column(self.like.name)
         if clean and self.like.kind == "number" and column.num_chunks == 1:
-            (chunk,) = arrow.chunks_of(column)
-            cells = arrow.units(chunk)
+            (chunk,) = arrow_columns.chunks_of(column)
+            cells = arrow_columns.units(chunk)
             if not chunk.null_count and cells.dtype.kind == "f":
                 return cells
         return Column.of(table, self.like.name, self.folded, self.like)

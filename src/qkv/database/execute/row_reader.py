@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.database import duck
+from qkv.database.io import duckdb_reader
 from qkv.store import Block, Store
 
 __all__ = ["Rows", "RowBlock", "matching"]
@@ -90,7 +90,7 @@ class Rows:
         """Which rows satisfy a SQL predicate, as booleans.
 
         Raises:
-            QueryError: as `duck.matching_rows`.
+            QueryError: as `duckdb_reader.matching_rows`.
         """
         blocks = list(self.store.blocks(self.column_names))
         found = matching(blocks, self.store.empty(self.column_names).schema, predicate)
@@ -103,7 +103,7 @@ def matching(blocks: Sequence[Block], schema: Any, predicate: str, deleted: bool
     Args:
         blocks: of a store.
         schema: of the store.
-        predicate: SQL; see `duck.matching_rows`.
+        predicate: SQL; see `duckdb_reader.matching_rows`.
         deleted: count deleted rows too; they do not satisfy it.
     """
     import pyarrow as pa
@@ -112,7 +112,7 @@ def matching(blocks: Sequence[Block], schema: Any, predicate: str, deleted: bool
     kept = None
     if any(block.kept is not None for block in blocks):
         kept = np.concatenate([_all_kept(block) for block in blocks])
-    found = duck.matching_rows(table, predicate, kept)
+    found = duckdb_reader.matching_rows(table, predicate, kept)
     parts = np.split(found, np.cumsum([block.table.num_rows for block in blocks])[:-1]) if blocks else []
     if deleted:
         return parts

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import qkv.normalizers as normalizer_module
 import qkv.scores as score_module
-from qkv.database.sources import nearest_name
+from qkv.database.io.sources import nearest_name
 from qkv.errors import OptionError
 from qkv.normalizers import Softmax, TopK
 from qkv.normalizers.base import Normalizer

@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from qkv.database import arrow
+from qkv.database.io import arrow_columns
 from qkv.errors import DataError
 
-__all__ = ["Column", "Kind", "fold", "key_names", "plain"]
+__all__ = ["Column", "Kind", "fold", "key_names"]
 
 Kind = Literal["text", "category", "number", "boolean", "moment", "vector"]
 
@@ -49,17 +49,6 @@ def key_names(key: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ..
     if len(set(names)) != len(names):
         raise DataError(f"the key names a column twice: {', '.join(names)}. Name each once.")
     return tuple(names)
-
-
-def plain(table: Any) -> Any:
-    """The table with nanosecond timestamps cut to microseconds, the finest that Python's datetime holds."""
-    import pyarrow as pa
-
-    for index, field in enumerate(table.schema):
-        if pa.types.is_timestamp(field.type) and field.type.unit == "ns":
-            cut = table.column(index).cast(pa.timestamp("us", field.type.tz), safe=False)
-            table = table.set_column(index, field.name, cut)
-    return table
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +98,7 @@ class Column:
 
     def moment(self, number: float) -> Any:
         """The date, time or duration nearest to an averaged number of units."""
-        return arrow.from_units(round(number) + self.origin, self.type)
+        return arrow_columns.from_units(round(number) + self.origin, self.type)
 
     def duration(self, number: float) -> dt.timedelta:
         """A spread of moments."""
@@ -118,7 +107,7 @@ class Column:
     @property
     def units_per_day(self) -> float:
         """How many of a moment's own units make a day."""
-        return arrow.units_per_day(self.type)
+        return arrow_columns.units_per_day(self.type)
 
 
 def _kind(type_: Any, name: str) -> Kind:
@@ -155,16 +144,16 @@ def _texts(chunked: Any, name: str, kind: Kind, folded: bool) -> Column:
 
 
 def _numbers(chunked: Any, name: str, kind: Kind, origin: int | None) -> Column:
-    chunks = arrow.chunks_of(chunked)
+    chunks = arrow_columns.chunks_of(chunked)
     type_ = chunks[0].type if chunks else chunked.type
-    missing = np.concatenate([np.zeros(0, bool), *map(arrow.nulls, chunks)])
+    missing = np.concatenate([np.zeros(0, bool), *map(arrow_columns.nulls, chunks)])
     if kind == "moment":
-        units = np.concatenate([np.zeros(0, np.int64), *map(arrow.units, chunks)])
+        units = np.concatenate([np.zeros(0, np.int64), *map(arrow_columns.units, chunks)])
         if origin is None:
             origin = int(units[~missing].min()) if not missing.all() else 0
         return Column(name, kind, np.where(missing, 0, units - origin).astype(np.float64), missing, type_, origin)
     # Integers beyond 2^53 are compared and averaged as the nearest float64.
-    cells = np.concatenate([np.zeros(0), *(arrow.units(chunk).astype(np.float64) for chunk in chunks)])
+    cells = np.concatenate([np.zeros(0), *(arrow_columns.units(chunk).astype(np.float64) for chunk in chunks)])
     missing |= ~np.isfinite(cells)
     return Column(name, kind, np.where(missing, 0.0, cells), missing, type_)
 
@@ -202,6 +191,6 @@ def _matrix(chunk: Any) -> np.ndarray:
     width = chunk.type.list_size
     # `values` keeps the slots of null rows, which `flatten` would leave out.
     values = chunk.values.slice(chunk.offset * width, len(chunk) * width)
-    flat = np.where(arrow.nulls(values), np.nan, arrow.units(values).astype(np.float64))
+    flat = np.where(arrow_columns.nulls(values), np.nan, arrow_columns.units(values).astype(np.float64))
     cells = flat.reshape(len(chunk), width)
-    return np.where(arrow.nulls(chunk)[:, None], np.nan, cells)
+    return np.where(arrow_columns.nulls(chunk)[:, None], np.nan, cells)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.database.columns import Column
+from qkv.database.keys.columns import Column
 
 __all__ = ["Reading", "Values", "count_votes", "values_of"]
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from qkv.database.bandwidth import Bandwidth, leave_one_out, scott, thinning
-from qkv.database.columns import Column
-from qkv.database.keys import Keys
-from qkv.database.profile import ColumnFacts, Profile
+from qkv.database.execute.statistics import ColumnFacts, Profile
+from qkv.database.keys.bandwidth import Bandwidth, leave_one_out, scott, thinning
+from qkv.database.keys.choose import Keys
+from qkv.database.keys.columns import Column
 
 __all__ = ["SampledKeys"]
 

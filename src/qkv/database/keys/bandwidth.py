@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.database.blocks import Blocks, blocks_of, squared_distances
+from qkv.database.keys.neighbor_blocks import Blocks, blocks_of, squared_distances
 
 __all__ = ["Bandwidth", "Progress", "leave_one_out", "scott", "thinning"]
 

@@ -1,0 +1,1 @@
+"""Read files, frames and SQL into Arrow tables, and format values for people."""

@@ -1,0 +1,1 @@
+"""Key columns as arrays, parsed queries, and the comparison between them."""

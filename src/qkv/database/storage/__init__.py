@@ -1,0 +1,1 @@
+"""Databases on disk: creation, opening, writing, and vectors from encoders."""
