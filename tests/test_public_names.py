@@ -26,7 +26,7 @@ def test_every_part_that_is_written_is_exported(name: str) -> None:
     from qkv.core.parts import Part
 
     package = importlib.import_module(name)
-    shared = {"WrapperScore", "DistanceKernel", "TextScore", "LinearNormalizer", "OneKey", "SparseNormalizer"}
+    shared = {"WrapperScore", "DistanceKernel", "TextScore", "LinearNormalizer", "OneHot", "SparseNormalizer"}
     shared |= {"And", "Or", "Not"}
     for found in pkgutil.iter_modules(package.__path__):
         module = importlib.import_module(f"{name}.{found.name}")

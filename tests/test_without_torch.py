@@ -98,7 +98,7 @@ chosen, probability = drawn.readouts
 close(drawn.output, np.take_along_axis(value, chosen[..., None], -2), "SampledKey")
 close(probability, np.log(np.take_along_axis(w, chosen[..., None], -1))[..., 0], "LogProbability")
 READOUTS |= {"SampledKey": None, "LogProbability": None}
-assert set(READOUTS) == set(readouts.__all__) - {"Readout", "Field", "Top"}, "a readout is missing here"
+assert set(READOUTS) == set(readouts.__all__) - {"Readout", "Reduction", "Top"}, "a readout is missing here"
 assert len(set(kernels)) > 1, kernels
 
 for n, score in enumerate(SCORES):

@@ -40,7 +40,7 @@ def test_other_arrays_make_no_other_tree_and_other_numbers_do() -> None:
 
 
 def test_what_stands_for_arrays_keeps_the_tree() -> None:
-    part = normalizers.TopK(2, of=normalizers.Softmax(np.ones(2), sink=np.zeros(2)))
+    part = normalizers.TopK(2, normalizer=normalizers.Softmax(np.ones(2), sink=np.zeros(2)))
     for stand_in in (0, object()):
         other = jax.tree.map(lambda leaf, stand_in=stand_in: stand_in, part)
         assert jax.tree.structure(other) == jax.tree.structure(part)

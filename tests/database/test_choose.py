@@ -22,7 +22,7 @@ def test_a_text_key_states_how_it_is_compared():
     answer = Database.open({"k": ["aa", "bb"], "v": [1, 2]}, key="k", value="v").ask("aa")
     assert "compared by Spelling" in notes(answer)
     assert "no match under a similarity of 0.8" in notes(answer)
-    assert "TopK(10, of=Softmax(0.02))" in notes(answer)
+    assert "TopK(10, normalizer=Softmax(0.02))" in notes(answer)
 
 
 def test_a_key_that_fills_more_than_ten_rows_answers_with_all_of_them():

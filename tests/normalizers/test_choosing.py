@@ -42,7 +42,7 @@ def test_tile_by_tile_the_same_keys_are_kept(row, k, data):
     edges = sorted(data.draw(st.lists(st.integers(0, n), max_size=3)))
     cuts = list(zip([0, *edges], [*edges, n], strict=True))
     tile, logits, value = whole(1, n, seed=1), np.array([row]), np.eye(n)
-    for normalizer in (TopK(k), Hard(), TopK(k, of=Identity())):
+    for normalizer in (TopK(k), Hard(), TopK(k, normalizer=Identity())):
         with quiet():
             order = lambda size: data.draw(st.permutations(range(size)))[:2]  # noqa: E731 (two words, used once)
             output, summary = folded(normalizer, logits, value, tile, cuts, 0.0, order)
@@ -82,5 +82,5 @@ def test_a_draw_depends_on_the_seed_and_on_nothing_else():
 
 @pytest.mark.parametrize("inner", [Hard(), TopK(1), Sample()], ids=str)
 def test_what_chooses_among_the_chosen_says_that_it_must_see_whole_rows(inner):
-    assert TopK(2, of=inner).passes == "rows"
-    assert TopK(2, of=Softmax()).passes == "one"
+    assert not TopK(2, normalizer=inner).online
+    assert TopK(2, normalizer=Softmax()).online

@@ -169,19 +169,19 @@ class TestTopK(NormalizerContract):
             TopK(k)
 
     def test_refuses_an_inner_normalizer_that_is_none(self):
-        with pytest.raises(OptionError, match=r"of='softmax'.*such as Softmax\(\)"):
-            TopK(3, of="softmax")
+        with pytest.raises(OptionError, match=r"got 'softmax'.*such as Softmax\(\)"):
+            TopK(3, normalizer="softmax")
 
 
 class TestTopKOfSoftmaxWithSink(NormalizerContract):
     part = TopK
 
     def make(self, draw):
-        return TopK(2, of=Softmax(draw.positive(), sink=draw()))
+        return TopK(2, normalizer=Softmax(draw.positive(), sink=draw()))
 
     def formula(self, normalizer, row, at):
         kept = best(row, 2)
-        inner = [*(row[j] / normalizer.of.temperature for j in kept), float(normalizer.of.sink)]
+        inner = [*(row[j] / normalizer.normalizer.temperature for j in kept), float(normalizer.normalizer.sink)]
         shares = dict(zip(kept, softmax(inner), strict=False))
         return [shares.get(j, 0.0) for j in range(len(row))]
 
@@ -191,7 +191,7 @@ class TestTopKOfSum(NormalizerContract):
     non_negative_logits = True
 
     def make(self, draw):
-        return TopK(2, of=Sum())
+        return TopK(2, normalizer=Sum())
 
     def formula(self, normalizer, row, at):
         kept = best(row, 2)
@@ -203,17 +203,19 @@ class TestTopKOfSigmoid(NormalizerContract):
     part = TopK
 
     def make(self, draw):
-        return TopK(2, of=Sigmoid(draw()))
+        return TopK(2, normalizer=Sigmoid(draw()))
 
     def formula(self, normalizer, row, at):
-        return [1 / (1 + math.exp(-x - normalizer.of.bias)) if j in best(row, 2) else 0.0 for j, x in enumerate(row)]
+        return [
+            1 / (1 + math.exp(-x - normalizer.normalizer.bias)) if j in best(row, 2) else 0.0 for j, x in enumerate(row)
+        ]
 
 
 class TestTopKOfHard(NormalizerContract):
     part = TopK
 
     def make(self, draw):
-        return TopK(3, of=Hard())
+        return TopK(3, normalizer=Hard())
 
     def formula(self, normalizer, row, at):
         return one_hot(row, best(row, 1)[0])
@@ -223,7 +225,7 @@ class TestTopKOfSparsemax(NormalizerContract):
     part = TopK
 
     def make(self, draw):
-        return TopK(2, of=Sparsemax())
+        return TopK(2, normalizer=Sparsemax())
 
     def formula(self, normalizer, row, at):
         kept = best(row, 2)

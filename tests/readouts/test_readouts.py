@@ -187,7 +187,7 @@ def test_cells_of_a_map_hold_means_and_masked_pairs_count_as_0() -> None:
 
 
 def test_cell_of_an_entry_is_its_share_of_the_cells_rounded_down() -> None:
-    from qkv.readouts.cells import cell_count, cell_lengths, touched
+    from qkv.readouts.cells import cell_count, cell_lengths, cell_range
 
     for length in range(1, 30):
         for size in range(1, 35):
@@ -195,7 +195,7 @@ def test_cell_of_an_entry_is_its_share_of_the_cells_rounded_down() -> None:
             of = [i * cells // length for i in range(length)]
             assert cell_lengths(cells, length) == [of.count(c) for c in range(cells)]
             assert set(of) == set(range(cells))
-            assert touched((length // 3, length), cells, length) == (of[length // 3], cells)
+            assert cell_range((length // 3, length), cells, length) == (of[length // 3], cells)
 
 
 def test_map_of_few_queries_has_a_row_for_each() -> None:

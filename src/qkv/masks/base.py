@@ -15,7 +15,7 @@ from qkv.core.parts import Part
 from qkv.core.positions import Tile
 from qkv.errors import KindError
 
-__all__ = ["And", "Coverage", "Mask", "Not", "Or", "boolean", "require_mask"]
+__all__ = ["And", "Coverage", "Mask", "Not", "Or", "require_boolean", "require_mask"]
 
 Coverage = Literal["all", "none", "part"]
 
@@ -69,7 +69,7 @@ class Mask(Part, ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class _Pair(Mask):
+class _Combined(Mask):
     left: Mask
     right: Mask
 
@@ -95,7 +95,7 @@ class _Pair(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class And(_Pair):
+class And(_Combined):
     """Pairs that both masks allow."""
 
     def allowed(self, tile: Tile, reference: Array) -> Array:
@@ -117,7 +117,7 @@ class And(_Pair):
 
 
 @dataclass(frozen=True, eq=False)
-class Or(_Pair):
+class Or(_Combined):
     """Pairs that either mask allows."""
 
     def allowed(self, tile: Tile, reference: Array) -> Array:
@@ -194,7 +194,7 @@ def require_mask(mask: object) -> Mask:
     raise KindError(f"the mask is a {type(mask).__name__}. Give one of qkv.masks, such as masks.Causal().")
 
 
-def boolean(owner: str, array: Array) -> Array:
+def require_boolean(owner: str, array: Array) -> Array:
     """The array, if its elements are booleans.
 
     Raises:

@@ -10,8 +10,8 @@ from qkv.core.arrays import Array, as_array, namespace, to_numpy
 from qkv.core.parts import axes
 from qkv.core.positions import Tile
 from qkv.errors import OptionError, ShapeError
-from qkv.masks.base import Coverage, Mask, boolean
-from qkv.masks.keys import cover_of
+from qkv.masks.base import Coverage, Mask, require_boolean
+from qkv.masks.keys import coverage_of
 
 __all__ = ["Blocks"]
 
@@ -43,7 +43,7 @@ class Blocks(Mask):
 
     def validate(self) -> None:
         """Booleans, and whole sizes."""
-        object.__setattr__(self, "layout", boolean("Blocks", as_array(self.layout)))
+        object.__setattr__(self, "layout", require_boolean("Blocks", as_array(self.layout)))
         if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in self.sizes):
             raise OptionError(f"Blocks was given size={self.size!r}. It must be a whole number of at least 1, or two.")
 
@@ -85,4 +85,4 @@ class Blocks(Mask):
             return "part"
         (r0, r1), (c0, c1) = tile.rows, tile.cols
         size_q, size_k = self.sizes
-        return cover_of(self.layout[..., r0 // size_q : -(-r1 // size_q), c0 // size_k : -(-c1 // size_k)])
+        return coverage_of(self.layout[..., r0 // size_q : -(-r1 // size_q), c0 // size_k : -(-c1 // size_k)])

@@ -8,7 +8,7 @@ from qkv.core.arrays import Array, as_array, to_numpy
 from qkv.core.parts import axes
 from qkv.core.positions import Tile
 from qkv.errors import ShapeError
-from qkv.masks.base import Coverage, Mask, boolean
+from qkv.masks.base import Coverage, Mask, require_boolean
 
 __all__ = ["Keys"]
 
@@ -36,7 +36,7 @@ class Keys(Mask):
 
     def validate(self) -> None:
         """Booleans."""
-        object.__setattr__(self, "array", boolean("Keys", as_array(self.array)))
+        object.__setattr__(self, "array", require_boolean("Keys", as_array(self.array)))
 
     def check(self, q: int, k: int) -> None:
         """As long as the key."""
@@ -52,10 +52,10 @@ class Keys(Mask):
 
     def coverage(self, tile: Tile) -> Coverage:
         """By looking."""
-        return cover_of(self.array[..., slice(*tile.cols)] if self.array.shape[-1] != 1 else self.array)
+        return coverage_of(self.array[..., slice(*tile.cols)] if self.array.shape[-1] != 1 else self.array)
 
 
-def cover_of(array: Array) -> Coverage:
+def coverage_of(array: Array) -> Coverage:
     """Whether all, none or part of the array is True."""
     known = to_numpy(array)
     if known is None:

@@ -8,8 +8,8 @@ from qkv.core.arrays import Array, as_array
 from qkv.core.parts import axes
 from qkv.core.positions import Tile
 from qkv.errors import ShapeError
-from qkv.masks.base import Coverage, Mask, boolean
-from qkv.masks.keys import cover_of
+from qkv.masks.base import Coverage, Mask, require_boolean
+from qkv.masks.keys import coverage_of
 
 __all__ = ["Pairs"]
 
@@ -37,7 +37,7 @@ class Pairs(Mask):
 
     def validate(self) -> None:
         """Booleans."""
-        object.__setattr__(self, "array", boolean("Pairs", as_array(self.array)))
+        object.__setattr__(self, "array", require_boolean("Pairs", as_array(self.array)))
 
     def check(self, q: int, k: int) -> None:
         """As long as query and key."""
@@ -54,4 +54,4 @@ class Pairs(Mask):
 
     def coverage(self, tile: Tile) -> Coverage:
         """By looking."""
-        return cover_of(self.slice(slice(*tile.rows), slice(*tile.cols)).array)
+        return coverage_of(self.slice(slice(*tile.rows), slice(*tile.cols)).array)

@@ -14,7 +14,7 @@ from qkv.masks import Mask
 from qkv.nn.extra_keys import AndAlways
 from qkv.nn.protocols import Cache, Rotary
 from qkv.readouts import Heads, Readout
-from qkv.readouts.base import flat, named
+from qkv.readouts.base import flatten, unflatten
 
 __all__ = [
     "cut",
@@ -134,7 +134,7 @@ def heads_in_one(readouts: Sequence[Any], axes: int, groups: Groups) -> tuple[An
     """Results whose heads are two axes, with heads as one."""
     if groups is None:
         return tuple(readouts)
-    return tuple(named(tuple(x.flatten(axes, axes + 1) for x in flat(r)), r) for r in readouts)
+    return tuple(unflatten(tuple(x.flatten(axes, axes + 1) for x in flatten(r)), r) for r in readouts)
 
 
 def index_of_head(index: int, heads: int) -> int:

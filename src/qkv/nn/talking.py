@@ -57,7 +57,7 @@ class MixedWeights(Normalizer):
 
     normalizer: Normalizer
     mix: Any = axes("heads", "other_heads", default=None)
-    passes = "rows"
+    online = False
     sums_to_one = False
 
     @property

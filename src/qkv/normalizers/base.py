@@ -15,7 +15,7 @@ Piece by piece, for normalizers whose `passes` is "one":
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.online_softmax import PartialResult
@@ -23,10 +23,9 @@ from qkv.core.parts import Part
 from qkv.core.positions import Tile
 from qkv.errors import RefusedError
 
-__all__ = ["Normalizer", "Passes", "Summary", "excluded"]
+__all__ = ["Normalizer", "Summary", "excluded"]
 
 Summary = tuple[Array, ...]
-Passes = Literal["one", "rows"]
 
 
 class Normalizer(Part, ABC):
@@ -45,22 +44,22 @@ class Normalizer(Part, ABC):
         scale: `prepare` multiplies by this number and does nothing else; None where it does more.
     """
 
-    passes: Passes = "one"
+    online: bool = True
     shift_invariant: bool = False
-    even: ClassVar[bool] = False
+    symmetric: ClassVar[bool] = False
     sums_to_one: bool = True
     log_sum_exp: bool = False
-    chooses: ClassVar[bool] = False
-    keeps: int | None = None
+    selects_keys: ClassVar[bool] = False
+    top_k: int | None = None
     stochastic: ClassVar[bool] = False
-    trains_logits: ClassVar[bool] = True
+    differentiable: ClassVar[bool] = True
     scale: float | None = None
 
-    def for_keys(self, k: int) -> Normalizer:
+    def simplify(self, k: int) -> Normalizer:
         """A simpler normalizer that does the same where there are only `k` keys; else itself."""
         return self
 
-    def numbers_per_query(self, value_width: int) -> int:
+    def accumulator_width(self, value_width: int) -> int:
         """Fact: how many numbers a partial holds for each query."""
         return value_width + 2
 
@@ -74,7 +73,7 @@ class Normalizer(Part, ABC):
 
     # Where few keys of a row get weight: how a kernel finds them, and that it need not look at the others.
 
-    def ranks(self, logits: Array, tile: Tile) -> Array:
+    def selection_logits(self, logits: Array, tile: Tile) -> Array:
         """What decides which keys get weight: the logits, unless something is added to them."""
         return logits
 
@@ -91,7 +90,7 @@ class Normalizer(Part, ABC):
         """
         return None
 
-    def kept_weights(self, logits: Array, ranks: Array, tile: Tile) -> Array:
+    def candidate_weights(self, logits: Array, ranks: Array, tile: Tile) -> Array:
         """Weights of the keys that reach the floor, in the order of their keys; −inf fills up a row."""
         return self.weights(logits, tile)
 
@@ -99,11 +98,11 @@ class Normalizer(Part, ABC):
         """What is done to each logit by itself, before the fold; differentiable. −inf stays −inf."""
         return logits
 
-    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> PartialResult:
+    def accumulate(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> PartialResult:
         """What the tile's keys contribute; `clean`: the values are known to be finite."""
         raise self._needs_rows()
 
-    def finish(self, partial: Any, tile: Tile, dropout: float) -> tuple[Array, Summary]:
+    def finalize(self, partial: Any, tile: Tile, dropout: float) -> tuple[Array, Summary]:
         """Output `(*batch, q, value_width)`; and the summary that gives tiles their weights."""
         raise self._needs_rows()
 

@@ -14,54 +14,54 @@ from qkv.core.arrays import Array, cast, namespace, row_max
 from qkv.core.online_softmax import TopKeys
 from qkv.core.positions import Tile
 from qkv.normalizers.base import Normalizer, Summary
-from qkv.normalizers.chosen import best_of_tile, is_chosen, largest, last_chosen, weighted_best
+from qkv.normalizers.selection import is_selected, select_top, selection_threshold, top_keys_of_tile, weigh_top_keys
 
-__all__ = ["Hard", "OneKey"]
+__all__ = ["Hard", "OneHot"]
 
 
-class OneKey(Normalizer):
+class OneHot(Normalizer):
     """One key per query takes the whole weight: the one that ranks highest."""
 
-    chooses: ClassVar[bool] = True
-    keeps = 1
-    trains_logits: ClassVar[bool] = False
+    selects_keys: ClassVar[bool] = True
+    top_k = 1
+    differentiable: ClassVar[bool] = False
 
-    def rank(self, logits: Array, tile: Tile | None) -> Array:
+    def perturb(self, logits: Array, tile: Tile | None) -> Array:
         """What decides."""
         return logits
 
     def weights(self, logits: Array, tile: Tile | None = None) -> Array:
         """1 for the key of the highest rank; NaN where a logit is NaN."""
-        return self._one(self.prepare(logits), largest(self.rank(self.prepare(logits), tile), 1))
+        return self._one(self.prepare(logits), select_top(self.perturb(self.prepare(logits), tile), 1))
 
     def support(self, logits: Array, weights: Array) -> Array:
         """The chosen key."""
         return weights != 0
 
-    def ranks(self, logits: Array, tile: Tile) -> Array:
+    def selection_logits(self, logits: Array, tile: Tile) -> Array:
         """`rank` of the prepared logits."""
-        return self.rank(self.prepare(logits), tile)
+        return self.perturb(self.prepare(logits), tile)
 
     def threshold_bound(self, largest: Array) -> Array:
         """The largest of all."""
         return row_max(largest)
 
-    def kept_weights(self, logits: Array, ranks: Array, tile: Tile) -> Array:
+    def candidate_weights(self, logits: Array, ranks: Array, tile: Tile) -> Array:
         """1 for the first of those that rank highest."""
-        return self._one(self.prepare(logits), largest(ranks, 1))
+        return self._one(self.prepare(logits), select_top(ranks, 1))
 
-    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> TopKeys:
+    def accumulate(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> TopKeys:
         """The best of the tile."""
-        return best_of_tile(self.rank(logits, tile), logits, value, tile, 1)
+        return top_keys_of_tile(self.perturb(logits, tile), logits, value, tile, 1)
 
-    def finish(self, partial: TopKeys, tile: Tile, dropout: float) -> tuple[Array, Summary]:
+    def finalize(self, partial: TopKeys, tile: Tile, dropout: float) -> tuple[Array, Summary]:
         """Its value."""
         weights = self._one(partial.logit, partial.rank != -namespace(partial.rank).inf)
-        return weighted_best(weights, partial, tile, dropout), last_chosen(partial)
+        return weigh_top_keys(weights, partial, tile, dropout), selection_threshold(partial)
 
     def tile_weights(self, logits: Array, summary: Summary, tile: Tile) -> Array:
         """1 where the tile holds the chosen key."""
-        return self._one(logits, is_chosen(self.rank(logits, tile), (summary[0], summary[1]), tile))
+        return self._one(logits, is_selected(self.perturb(logits, tile), (summary[0], summary[1]), tile))
 
     def logit_gradient(
         self,
@@ -82,7 +82,7 @@ class OneKey(Normalizer):
 
 
 @dataclass(frozen=True, eq=False)
-class Hard(OneKey):
+class Hard(OneHot):
     """One-hot weights on the largest logit; ties go to the lowest index.
 
     Example:

@@ -28,13 +28,13 @@ class LinearNormalizer(Normalizer):
         mass = self.mass(self.prepare(logits))
         return _share(mass, namespace(mass).sum(mass, axis=-1, keepdims=True)) if self.divides else mass
 
-    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> WeightedSums:
+    def accumulate(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> WeightedSums:
         """Sums over the tile."""
         mass = self.mass(logits)
         weighted = weigh(drop(mass, tile, dropout), value, self.support(logits, mass), clean)
         return WeightedSums(namespace(mass).sum(mass, axis=-1, keepdims=True), weighted)
 
-    def finish(self, partial: WeightedSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:
+    def finalize(self, partial: WeightedSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:
         """weighted / total."""
         if not self.divides:
             return partial.weighted, ()

@@ -27,8 +27,8 @@ class Mean(LinearNormalizer):
     """
 
     shift_invariant = True
-    even: ClassVar[bool] = True
-    trains_logits: ClassVar[bool] = False
+    symmetric: ClassVar[bool] = True
+    differentiable: ClassVar[bool] = False
 
     def mass(self, logits: Array) -> Array:
         """1 for each key."""

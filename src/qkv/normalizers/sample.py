@@ -18,14 +18,14 @@ from qkv.core.arrays import Array
 from qkv.core.parts import axes
 from qkv.core.positions import Tile
 from qkv.errors import OptionError
-from qkv.normalizers.hard import OneKey
+from qkv.normalizers.hard import OneHot
 from qkv.normalizers.softmax import Softmax
 
 __all__ = ["Sample"]
 
 
 @dataclass(frozen=True, eq=False)
-class Sample(OneKey):
+class Sample(OneHot):
     """One key per query, drawn from the softmax with the call's seed.
 
     Args:
@@ -57,7 +57,7 @@ class Sample(OneKey):
         """logits / T"""
         return self.softmax.prepare(logits)
 
-    def rank(self, logits: Array, tile: Tile | None) -> Array:
+    def perturb(self, logits: Array, tile: Tile | None) -> Array:
         """l + Gumbel"""
         if tile is None:
             raise OptionError("Sample draws at random. Give seed=….")

@@ -43,7 +43,7 @@ class Softmax(Normalizer):
     temperature: Array | float = axes(default=1.0)
     sink: Array | float | None = axes(default=None)
     log_sum_exp = True
-    even: ClassVar[bool] = True
+    symmetric: ClassVar[bool] = True
 
     def validate(self) -> None:
         """T is positive."""
@@ -82,7 +82,7 @@ class Softmax(Normalizer):
         out, xp = excluded(logits), namespace(logits)
         return xp.where(out, logits, xp.where(out, xp.zeros_like(logits), logits) / over_pairs(self.temperature))
 
-    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> ExponentialSums:
+    def accumulate(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> ExponentialSums:
         """Exponentials relative to the tile's own maximum."""
         xp = namespace(logits)
         maximum = row_max(logits)
@@ -90,7 +90,7 @@ class Softmax(Normalizer):
         weighted = weigh(drop(e, tile, dropout), value, ~excluded(logits), clean)
         return ExponentialSums(maximum, xp.sum(e, axis=-1, keepdims=True), weighted)
 
-    def finish(self, partial: ExponentialSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:
+    def finalize(self, partial: ExponentialSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:
         """weighted / total; the summary is m and Σ e^(l − m): one logarithm would lose digits of large m."""
         xp = namespace(partial.total)
         shift = self._shift(partial.maximum)

@@ -11,23 +11,23 @@ from typing import ClassVar
 
 from qkv.core.arrays import Array, cast, namespace, row_max, stop_gradient
 from qkv.core.positions import Tile
-from qkv.normalizers.base import Normalizer, Passes, excluded
+from qkv.normalizers.base import Normalizer, excluded
 
 __all__ = ["SparseNormalizer"]
 
 
-FLOOR_GROUPS = 128
+BOUND_GROUPS = 128
 """So many groups, at least, are looked at for a bound of the threshold."""
-FLOOR_STEPS = 3
+BOUND_STEPS = 3
 """Newton steps for a first bound of the threshold; fewer give a lower one."""
 
 
 class SparseNormalizer(Normalizer):
     """max(0, z − τ)^p with z = l · scale."""
 
-    passes: Passes = "rows"
+    online = False
     shift_invariant = True
-    even: ClassVar[bool] = True
+    symmetric: ClassVar[bool] = True
     power: int
     scale: float
 
@@ -70,13 +70,13 @@ class SparseNormalizer(Normalizer):
     def threshold_bound(self, largest: Array) -> Array:
         """From τ of the largest keys of the groups: τ of all keys is not below it."""
         xp = namespace(largest)
-        while (half := largest.shape[-1] // 2) >= FLOOR_GROUPS:
+        while (half := largest.shape[-1] // 2) >= BOUND_GROUPS:
             # Groups of two groups: the floor falls a little, and is found in half the time.
             largest = xp.maximum(largest[..., :half], largest[..., half : 2 * half])
         maximum = row_max(largest)
         z = (largest - maximum) * self.scale
         tau = xp.zeros_like(maximum) - 1
-        for _ in range(FLOOR_STEPS):
+        for _ in range(BOUND_STEPS):
             # Newton's steps on ‖max(0, z − τ)‖_p, which is convex: none passes the root.
             above = z - tau
             above = xp.where(above > 0, above, 0.0)

@@ -15,8 +15,8 @@ from qkv.core.online_softmax import TopKeys
 from qkv.core.ordering import kth_largest
 from qkv.core.positions import Tile
 from qkv.errors import OptionError
-from qkv.normalizers.base import Normalizer, Passes, Summary
-from qkv.normalizers.chosen import best_of_tile, is_chosen, largest, last_chosen, weighted_best
+from qkv.normalizers.base import Normalizer, Summary
+from qkv.normalizers.selection import is_selected, select_top, selection_threshold, top_keys_of_tile, weigh_top_keys
 from qkv.normalizers.softmax import Softmax
 
 __all__ = ["TopK"]
@@ -28,10 +28,10 @@ class TopK(Normalizer):
 
     Args:
         k: how many, at least 1. Fewer keys than that all take part.
-        of: weighs the kept keys.
+        normalizer: weighs the kept keys.
 
     Raises:
-        OptionError: k is no whole number of at least 1, or `of` is no normalizer.
+        OptionError: k is no whole number of at least 1, or `normalizer` is none.
 
     Example:
         >>> import numpy as np
@@ -40,66 +40,66 @@ class TopK(Normalizer):
     """
 
     k: int
-    of: Normalizer = Softmax()
-    chooses: ClassVar[bool] = True
+    normalizer: Normalizer = Softmax()
+    selects_keys: ClassVar[bool] = True
 
     def validate(self) -> None:
         """A whole number of at least 1, and a normalizer."""
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
             raise OptionError(f"TopK was given k={self.k!r}. It must be a whole number of at least 1.")
-        if not isinstance(self.of, Normalizer):
-            raise OptionError(f"TopK was given of={self.of!r}. It must be a normalizer, such as Softmax().")
+        if not isinstance(self.normalizer, Normalizer):
+            raise OptionError(f"normalizer must be a Normalizer, got {self.normalizer!r}. Give one, such as Softmax().")
 
     @property
-    def passes(self) -> Passes:  # type: ignore[override]
-        """Fact: one, where the inner normalizer folds and neither draws nor chooses."""
-        return "rows" if self.of.stochastic or self.of.chooses else self.of.passes
+    def online(self) -> bool:  # type: ignore[override]
+        """True where the inner normalizer is online and neither draws nor selects keys."""
+        return self.normalizer.online and not (self.normalizer.stochastic or self.normalizer.selects_keys)
 
     @property
-    def keeps(self) -> int | None:  # type: ignore[override]
+    def top_k(self) -> int | None:  # type: ignore[override]
         """Fact: k, where the inner normalizer neither draws nor chooses."""
-        return None if self.of.stochastic or self.of.chooses else self.k
+        return None if self.normalizer.stochastic or self.normalizer.selects_keys else self.k
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
         """Fact: as the inner normalizer."""
-        return self.of.shift_invariant
+        return self.normalizer.shift_invariant
 
     @property
     def sums_to_one(self) -> bool:  # type: ignore[override]
         """Fact: as the inner normalizer."""
-        return self.of.sums_to_one
+        return self.normalizer.sums_to_one
 
     @property
     def stochastic(self) -> bool:  # type: ignore[override]
         """Fact: as the inner normalizer."""
-        return self.of.stochastic
+        return self.normalizer.stochastic
 
     @property
-    def trains_logits(self) -> bool:  # type: ignore[override]
+    def differentiable(self) -> bool:  # type: ignore[override]
         """Fact: as the inner normalizer."""
-        return self.of.trains_logits
+        return self.normalizer.differentiable
 
-    def numbers_per_query(self, value_width: int) -> int:
+    def accumulator_width(self, value_width: int) -> int:
         """Fact: rank, index, logit and value of each kept key."""
         return self.k * (value_width + 3)
 
-    def for_keys(self, k: int) -> Normalizer:
+    def simplify(self, k: int) -> Normalizer:
         """The inner normalizer, where no key would be left out."""
-        return self.of if k <= self.k else self
+        return self.normalizer if k <= self.k else self
 
     def weights(self, logits: Array, tile: Tile | None = None) -> Array:
         """The inner weights of the kept logits."""
-        return self.of.weights(_only(logits, largest(logits, self.k)), tile)
+        return self.normalizer.weights(_only(logits, select_top(logits, self.k)), tile)
 
     def support(self, logits: Array, weights: Array) -> Array:
         """The kept keys that the inner normalizer reads."""
-        kept = _only(logits, largest(logits, self.k))
-        return self.of.support(kept, weights)
+        kept = _only(logits, select_top(logits, self.k))
+        return self.normalizer.support(kept, weights)
 
     def threshold_bound(self, largest: Array) -> Array | None:
         """The k-th largest of the groups: so many keys at least reach it."""
-        if self.of.stochastic or self.of.chooses:
+        if self.normalizer.stochastic or self.normalizer.selects_keys:
             return None  # it looks at the index of a key
         xp = namespace(largest)
         if largest.shape[-1] < self.k:
@@ -111,30 +111,30 @@ class TopK(Normalizer):
 
     def prepare(self, logits: Array) -> Array:
         """As the inner normalizer."""
-        return self.of.prepare(logits)
+        return self.normalizer.prepare(logits)
 
-    def fold(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> TopKeys:
+    def accumulate(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> TopKeys:
         """The best of the tile."""
-        return best_of_tile(logits, logits, value, tile, self.k)
+        return top_keys_of_tile(logits, logits, value, tile, self.k)
 
-    def finish(self, partial: TopKeys, tile: Tile, dropout: float) -> tuple[Array, Summary]:
+    def finalize(self, partial: TopKeys, tile: Tile, dropout: float) -> tuple[Array, Summary]:
         """The inner fold over the kept keys alone; the summary adds the worst that was kept."""
         xp = namespace(partial.logit)
-        inner = self.of.map_arrays(lambda array: array[..., None] if array.ndim else array)
+        inner = self.normalizer.map_arrays(lambda array: array[..., None] if array.ndim else array)
         # Each query has keys of its own now: it becomes a batch axis with one query.
         row = partial.logit[..., None, :]
         nothing = xp.matrix_transpose(xp.zeros_like(row))
-        _, summary = inner.finish(inner.fold(row, nothing, tile, 0.0, True), tile, 0.0)
+        _, summary = inner.finalize(inner.accumulate(row, nothing, tile, 0.0, True), tile, 0.0)
         weights = inner.tile_weights(row, summary, tile)
         read = inner.support(row, weights)[..., 0, :]  # a weight may have underflowed to 0
         weights = weights[..., 0, :]
-        output = weighted_best(weights, partial, tile, dropout, read)
-        return output, (*last_chosen(partial), *(x[..., 0, :] for x in summary))
+        output = weigh_top_keys(weights, partial, tile, dropout, read)
+        return output, (*selection_threshold(partial), *(x[..., 0, :] for x in summary))
 
     def tile_weights(self, logits: Array, summary: Summary, tile: Tile) -> Array:
         """The inner weights of the tile's kept keys."""
-        kept = _only(logits, is_chosen(logits, (summary[0], summary[1]), tile))
-        return self.of.tile_weights(kept, summary[2:], tile)
+        kept = _only(logits, is_selected(logits, (summary[0], summary[1]), tile))
+        return self.normalizer.tile_weights(kept, summary[2:], tile)
 
     def logit_gradient(
         self,
@@ -147,13 +147,15 @@ class TopK(Normalizer):
     ) -> Array:
         """As the inner normalizer over the kept keys; 0 for the others."""
         xp = namespace(logits)
-        kept = is_chosen(logits, (summary[0], summary[1]), tile)
-        gradient = self.of.logit_gradient(_only(logits, kept), weights, weight_gradient, row_dot, summary[2:], tile)
+        kept = is_selected(logits, (summary[0], summary[1]), tile)
+        gradient = self.normalizer.logit_gradient(
+            _only(logits, kept), weights, weight_gradient, row_dot, summary[2:], tile
+        )
         return xp.where(kept, gradient, xp.zeros_like(gradient))
 
     def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
         """As the inner normalizer."""
-        return self.of.array_gradients(summary[2:], row_dot)
+        return self.normalizer.array_gradients(summary[2:], row_dot)
 
 
 def _only(logits: Array, kept: Array) -> Array:

@@ -105,4 +105,4 @@ def _score_fact(problem: Problem) -> str:
 
 
 def _passes(problem: Problem) -> str:
-    return "folds in one pass" if problem.normalizer.passes == "one" else "needs whole rows"
+    return "folds in one pass" if problem.normalizer.online else "needs whole rows"

@@ -86,7 +86,7 @@ class Problem:
     def kept_bytes(self) -> int:
         """Bytes beside tiles: what readouts keep; in half precision, inputs and output in float32."""
         axes = self.axes
-        numbers = sum(readout.kept(self.tile) for readout in self.readouts)
+        numbers = sum(readout.total_elements(self.tile) for readout in self.readouts)
         # The output is joined from pieces.
         numbers += math.prod(axes.output)
         if itemsize(self.dtype) < self.itemsize:

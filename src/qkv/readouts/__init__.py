@@ -1,6 +1,6 @@
 """Readouts: what can be read from the weights without keeping them. One per file."""
 
-from qkv.readouts.base import Field, Readout
+from qkv.readouts.base import Readout, Reduction
 from qkv.readouts.column_sum import ColumnSum
 from qkv.readouts.dense import Dense
 from qkv.readouts.entropy import Entropy
@@ -15,7 +15,7 @@ from qkv.readouts.top_weights import Top, TopWeights
 
 __all__ = [
     "Readout",
-    "Field",
+    "Reduction",
     "Dense",
     "Rows",
     "TopWeights",

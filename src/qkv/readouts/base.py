@@ -16,50 +16,50 @@ from qkv.core.arrays import Array, namespace, zeros
 from qkv.core.parts import Part
 from qkv.core.positions import Tile
 
-__all__ = ["Field", "How", "Readout", "flat", "named", "over_keys", "rows_of"]
+__all__ = ["Reduction", "ReduceOp", "Readout", "across_keys", "flatten", "query_slice", "unflatten"]
 
-How = Literal["put", "add", "max", "log-add", "best"]
+ReduceOp = Literal["set", "add", "max", "logaddexp", "top-k"]
 
 
 @dataclass(frozen=True)
-class Field:
+class Reduction:
     """Where one array of what a tile shows goes in the array of the whole, and how.
 
     Attributes:
         shape: the last axes of the whole; the first of them runs along the queries.
         at: the part of these axes that the tile shows.
-        how: "put" it there; or "add" it to what is there, take the larger ("max"; of equals what came first),
-            add their exponentials ("log-add"). "best" is for `Readout.merge` alone.
+        how: "set" it there; or "add" it to what is there, take the larger ("max"; of equals what came first),
+            add their exponentials ("logaddexp"). "top-k" is for `Readout.merge` alone.
         start: what is there at first.
         nothing: what a tile shows that holds no pair, where it must be told; None: what is there stays.
     """
 
     shape: tuple[int, ...]
-    at: tuple[slice, ...]
-    how: How = "put"
-    start: float = 0
-    nothing: float | None = None
+    index: tuple[slice, ...]
+    op: ReduceOp = "set"
+    initial: float = 0
+    masked: float | None = None
 
-    def room(self, piece: Array, batch: tuple[int, ...] | None = None) -> Array:
+    def allocate(self, piece: Array, batch: tuple[int, ...] | None = None) -> Array:
         """The whole, with nothing in it yet; its batch axes are those of the piece unless given."""
         batch = tuple(piece.shape[: piece.ndim - len(self.shape)]) if batch is None else batch
         empty = zeros(piece, (*batch, *self.shape))
-        return empty + self.start if self.start else empty
+        return empty + self.initial if self.initial else empty
 
-    def cut(self, whole: Array) -> Array:
+    def slice(self, whole: Array) -> Array:
         """The part of the whole that the tile shows."""
-        return whole[(..., *self.at)]
+        return whole[(..., *self.index)]
 
-    def met(self, old: Array, new: Array) -> Array:
+    def combine(self, old: Array, new: Array) -> Array:
         """What is there afterwards; differentiable."""
         xp = namespace(old)
-        if self.how == "add":
+        if self.op == "add":
             return old + new
-        if self.how == "max":
-            return xp.where(self.larger(old, new), new, old)
-        return xp.logaddexp(old, new) if self.how == "log-add" else new
+        if self.op == "max":
+            return xp.where(self.exceeds(old, new), new, old)
+        return xp.logaddexp(old, new) if self.op == "logaddexp" else new
 
-    def larger(self, old: Array, new: Array) -> Array:
+    def exceeds(self, old: Array, new: Array) -> Array:
         """Where the new one is larger; NaN is, once."""
         xp = namespace(old)
         return (new > old) | (xp.isnan(new) & ~xp.isnan(old))
@@ -75,9 +75,9 @@ class Readout(Part, ABC):
         total: it is the logarithm of each query's total, which kernels have when that pass ends.
     """
 
-    tiles: bool = True
-    blocks: str = ""
-    total: bool = False
+    accepts_tiles: bool = True
+    pooling: Literal["mean", "max"] | None = None
+    is_log_sum_exp: bool = False
 
     def refuse(self, normalizer: Any) -> str | None:
         """Why this readout makes no sense for the normalizer, as a sentence; None where it does."""
@@ -86,13 +86,13 @@ class Readout(Part, ABC):
     def check(self, tile: Tile) -> None:
         """Raise an error where the readout asks for what the call does not have."""
 
-    def numbers(self, q: int, k: int) -> int:
+    def element_count(self, q: int, k: int) -> int:
         """How many numbers it keeps for each batch element."""
         return q
 
-    def kept(self, tile: Tile) -> int:
+    def total_elements(self, tile: Tile) -> int:
         """How many numbers it keeps in all."""
-        return math.prod(tile.batch) * self.numbers(tile.q_total, tile.k_total)
+        return math.prod(tile.batch) * self.element_count(tile.q_total, tile.k_total)
 
     @abstractmethod
     def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Any:
@@ -105,36 +105,36 @@ class Readout(Part, ABC):
             place: of the tile.
         """
 
-    def fields(self, tile: Tile) -> tuple[Field, ...]:
+    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Where each array that `read` gives of this tile goes; by default a number for each query."""
-        return (Field((tile.q_total,), rows_of(tile)),)
+        return (Reduction((tile.q_total,), query_slice(tile)),)
 
     def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
         """What was there and what a tile shows of the same, together."""
-        fields = self.fields(tile)
-        return tuple(field.met(a, b) for field, a, b in zip(fields, old, new, strict=True))
+        fields = self.reductions(tile)
+        return tuple(field.combine(a, b) for field, a, b in zip(fields, old, new, strict=True))
 
-    def finish(self, whole: Any, tile: Tile) -> Any:
+    def finalize(self, whole: Any, tile: Tile) -> Any:
         """The result, from the whole that was put together."""
         return whole
 
 
-def rows_of(tile: Tile) -> tuple[slice]:
+def query_slice(tile: Tile) -> tuple[slice]:
     """Where numbers go of which each query has one."""
     return (slice(*tile.rows),)
 
 
-def over_keys(tile: Tile, how: How) -> How:
+def across_keys(tile: Tile, op: ReduceOp) -> ReduceOp:
     """How numbers of queries meet those of the same queries and other keys; there are none beside all."""
-    return "put" if tile.cols == (0, tile.k_total) else how
+    return "set" if tile.cols == (0, tile.k_total) else op
 
 
-def flat(result: Any) -> tuple[Array, ...]:
+def flatten(result: Any) -> tuple[Array, ...]:
     """The arrays of a result."""
     return tuple(result) if isinstance(result, tuple) else (result,)
 
 
-def named(arrays: tuple[Array, ...], like: Any) -> Any:
+def unflatten(arrays: tuple[Array, ...], like: Any) -> Any:
     """The arrays, named as those of another result; `like` is a result or its class."""
     kind = like if isinstance(like, type) else type(like)
     return kind(*arrays) if issubclass(kind, tuple) else arrays[0]

@@ -13,7 +13,7 @@ import numpy as np
 
 from qkv.core.arrays import Array, library, like, namespace, requires_gradient
 
-__all__ = ["cell_count", "cell_lengths", "cell_start", "pool", "touched"]
+__all__ = ["cell_count", "cell_lengths", "cell_start", "cell_range", "pool_cells"]
 
 
 def cell_count(size: int, length: int) -> int:
@@ -42,11 +42,11 @@ def cell_lengths(cells: int, length: int) -> list[int]:
     return [stop - start for start, stop in itertools.pairwise(starts)]
 
 
-def touched(limits: tuple[int, int], cells: int, length: int) -> tuple[int, int]:
+def cell_range(limits: tuple[int, int], cells: int, length: int) -> tuple[int, int]:
     """First cell with an entry within the limits, and the one after the last.
 
     Example:
-        >>> touched((3, 5), 3, 10)
+        >>> cell_range((3, 5), 3, 10)
         (0, 2)
     """
     start, stop = limits
@@ -55,7 +55,7 @@ def touched(limits: tuple[int, int], cells: int, length: int) -> tuple[int, int]
     return start * cells // length, (stop - 1) * cells // length + 1
 
 
-def pool(x: Array, axis: int, limits: tuple[int, int], cells: int, length: int, how: str) -> Array:
+def pool_cells(x: Array, axis: int, limits: tuple[int, int], cells: int, length: int, how: str) -> Array:
     """Sum or largest of each cell of the entries within the limits, which are along the axis of x.
 
     The gradient of the largest goes to the first of equals.
@@ -69,10 +69,10 @@ def pool(x: Array, axis: int, limits: tuple[int, int], cells: int, length: int, 
         how: "sum" or "max".
 
     Example:
-        >>> pool(np.arange(10.0), -1, (0, 10), 3, 10, "sum")
+        >>> pool_cells(np.arange(10.0), -1, (0, 10), 3, 10, "sum")
         array([ 6., 15., 24.])
     """
-    first, last = touched(limits, cells, length)
+    first, last = cell_range(limits, cells, length)
     shape = list(x.shape)
     tile = x.ndim + axis
     edges = [min(max(cell_start(c, cells, length), limits[0]), limits[1]) for c in range(first, last + 1)]

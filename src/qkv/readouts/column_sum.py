@@ -10,7 +10,7 @@ from typing import Any
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.positions import Tile
-from qkv.readouts.base import Field, Readout
+from qkv.readouts.base import Readout, Reduction
 
 __all__ = ["ColumnSum"]
 
@@ -26,7 +26,7 @@ class ColumnSum(Readout):
         array([0., 3.])
     """
 
-    def numbers(self, q: int, k: int) -> int:
+    def element_count(self, q: int, k: int) -> int:
         """A number for each key, and those of a strip."""
         return 2 * k
 
@@ -34,6 +34,6 @@ class ColumnSum(Readout):
         """Σ over the queries."""
         return namespace(weights).sum(weights, axis=-2)
 
-    def fields(self, tile: Tile) -> tuple[Field, ...]:
+    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """A number for each key, summed over queries."""
-        return (Field((tile.k_total,), (slice(*tile.cols),), "add"),)
+        return (Reduction((tile.k_total,), (slice(*tile.cols),), "add"),)

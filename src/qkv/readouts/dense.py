@@ -7,7 +7,7 @@ from typing import Any
 
 from qkv.core.arrays import Array
 from qkv.core.positions import Tile
-from qkv.readouts.base import Field, Readout, rows_of
+from qkv.readouts.base import Readout, Reduction, query_slice
 
 __all__ = ["Dense"]
 
@@ -24,7 +24,7 @@ class Dense(Readout):
                [0.5, 0.5]])
     """
 
-    def numbers(self, q: int, k: int) -> int:
+    def element_count(self, q: int, k: int) -> int:
         """All of them."""
         return q * k
 
@@ -32,6 +32,6 @@ class Dense(Readout):
         """The weights."""
         return weights
 
-    def fields(self, tile: Tile) -> tuple[Field, ...]:
+    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Where they stand."""
-        return (Field((tile.q_total, tile.k_total), (*rows_of(tile), slice(*tile.cols))),)
+        return (Reduction((tile.q_total, tile.k_total), (*query_slice(tile), slice(*tile.cols))),)

@@ -10,7 +10,7 @@ from typing import Any
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.positions import Tile
-from qkv.readouts.base import Field, Readout, over_keys, rows_of
+from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
 
 __all__ = ["Entropy"]
 
@@ -41,6 +41,6 @@ class Entropy(Readout):
         zero = weights == 0
         return -xp.sum(weights * xp.log(xp.where(zero, xp.ones_like(weights), weights)), axis=-1)
 
-    def fields(self, tile: Tile) -> tuple[Field, ...]:
+    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """A number for each query, summed over keys."""
-        return (Field((tile.q_total,), rows_of(tile), over_keys(tile, "add")),)
+        return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, "add")),)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.positions import Tile
 from qkv.errors import KindError, OptionError, ShapeError
-from qkv.readouts.base import Field, Readout, flat, named
+from qkv.readouts.base import Readout, Reduction, flatten, unflatten
 
 __all__ = ["Heads"]
 
@@ -47,19 +47,19 @@ class Heads(Readout):
             raise OptionError(f"Heads was given {self.heads!r}. Give one or more whole numbers.")
 
     @property
-    def tiles(self) -> bool:  # type: ignore[override]
+    def accepts_tiles(self) -> bool:  # type: ignore[override]
         """Fact: as the readout within."""
-        return self.readout.tiles
+        return self.readout.accepts_tiles
 
     @property
-    def blocks(self) -> str:  # type: ignore[override]
+    def pooling(self) -> Literal["mean", "max"] | None:  # type: ignore[override]
         """Fact: as the readout within."""
-        return self.readout.blocks
+        return self.readout.pooling
 
     @property
-    def total(self) -> bool:  # type: ignore[override]
+    def is_log_sum_exp(self) -> bool:  # type: ignore[override]
         """Fact: as the readout within."""
-        return self.readout.total
+        return self.readout.is_log_sum_exp
 
     def refuse(self, normalizer: Any) -> str | None:
         """As the readout within."""
@@ -77,13 +77,13 @@ class Heads(Readout):
                 raise ShapeError(f"Heads asks for head {head}, there are {count}.")
         self.readout.check(tile)
 
-    def numbers(self, q: int, k: int) -> int:
+    def element_count(self, q: int, k: int) -> int:
         """As the readout within, of a head that is read."""
-        return self.readout.numbers(q, k)
+        return self.readout.element_count(q, k)
 
-    def kept(self, tile: Tile) -> int:
+    def total_elements(self, tile: Tile) -> int:
         """As the readout within, of the heads that are read."""
-        of_each = self.readout.numbers(tile.q_total, tile.k_total)
+        of_each = self.readout.element_count(tile.q_total, tile.k_total)
         return math.prod(tile.batch[:-1]) * len(self.heads) * of_each
 
     def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Any:
@@ -95,18 +95,18 @@ class Heads(Readout):
             one, alone = logits[..., n : n + 1, :, :], weights[..., n : n + 1, :, :]
             found.append(self.readout.read(one, alone, normalizer.at(index), tile.at(index)))
         arrays = []
-        for pieces, field in zip(zip(*map(flat, found), strict=True), self.fields(tile), strict=True):
+        for pieces, field in zip(zip(*map(flatten, found), strict=True), self.reductions(tile), strict=True):
             arrays.append(namespace(*pieces).concat(list(pieces), axis=-len(field.shape) - 1))
-        return named(tuple(arrays), found[0])
+        return unflatten(tuple(arrays), found[0])
 
-    def fields(self, tile: Tile) -> tuple[Field, ...]:
+    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """As the readout within."""
-        return self.readout.fields(tile)
+        return self.readout.reductions(tile)
 
     def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
         """As the readout within."""
         return self.readout.merge(old, new, tile)
 
-    def finish(self, whole: Any, tile: Tile) -> Any:
+    def finalize(self, whole: Any, tile: Tile) -> Any:
         """As the readout within."""
-        return self.readout.finish(whole, tile)
+        return self.readout.finalize(whole, tile)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.positions import Tile
-from qkv.readouts.base import Field, Readout, over_keys, rows_of
+from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
 from qkv.readouts.sampled_key import refuse_without_draw
 
 __all__ = ["LogProbability"]
@@ -43,7 +43,7 @@ class LogProbability(Readout):
         """Only a draw has one."""
         return refuse_without_draw("LogProbability", normalizer)
 
-    def numbers(self, q: int, k: int) -> int:
+    def element_count(self, q: int, k: int) -> int:
         """The drawn logit, the total, and what comes of them."""
         return 3 * q
 
@@ -54,15 +54,15 @@ class LogProbability(Readout):
         drawn = xp.sum(xp.where(weights != 0, prepared, xp.zeros_like(logits)), axis=-1)
         return _Drawn(drawn, normalizer.softmax.log_total(logits)[..., 0])
 
-    def fields(self, tile: Tile) -> tuple[Field, ...]:
+    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Two numbers for each query."""
-        shape, at = (tile.q_total,), rows_of(tile)
+        shape, at = (tile.q_total,), query_slice(tile)
         return (
-            Field(shape, at, over_keys(tile, "add")),
-            Field(shape, at, over_keys(tile, "log-add"), -math.inf),
+            Reduction(shape, at, across_keys(tile, "add")),
+            Reduction(shape, at, across_keys(tile, "logaddexp"), -math.inf),
         )
 
-    def finish(self, whole: _Drawn, tile: Tile) -> Array:
+    def finalize(self, whole: _Drawn, tile: Tile) -> Array:
         """The drawn logit minus the total."""
         xp = namespace(whole.total)
         empty = whole.total == -math.inf

@@ -11,7 +11,7 @@ from typing import Any
 
 from qkv.core.arrays import Array
 from qkv.core.positions import Tile
-from qkv.readouts.base import Field, Readout, over_keys, rows_of
+from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
 
 __all__ = ["LogSumExp"]
 
@@ -30,7 +30,7 @@ class LogSumExp(Readout):
         array([4.])
     """
 
-    total = True
+    is_log_sum_exp = True
 
     def refuse(self, normalizer: Any) -> str | None:
         """Only exponentials have one."""
@@ -42,6 +42,6 @@ class LogSumExp(Readout):
             normalizer = replace(normalizer, sink=None)
         return normalizer.log_total(logits)[..., 0]
 
-    def fields(self, tile: Tile) -> tuple[Field, ...]:
+    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """A number for each query."""
-        return (Field((tile.q_total,), rows_of(tile), over_keys(tile, "log-add"), -math.inf),)
+        return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, "logaddexp"), -math.inf),)

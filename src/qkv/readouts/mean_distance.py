@@ -10,7 +10,7 @@ from typing import Any
 
 from qkv.core.arrays import Array, cast, namespace
 from qkv.core.positions import Tile
-from qkv.readouts.base import Field, Readout, over_keys, rows_of
+from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
 
 __all__ = ["MeanDistance"]
 
@@ -51,6 +51,6 @@ class MeanDistance(Readout):
         between = xp.abs(tile.query_positions(weights) - tile.key_positions(weights))
         return xp.sum(weights * cast(between, weights.dtype), axis=-1)
 
-    def fields(self, tile: Tile) -> tuple[Field, ...]:
+    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """A number for each query, summed over keys."""
-        return (Field((tile.q_total,), rows_of(tile), over_keys(tile, "add")),)
+        return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, "add")),)

@@ -14,8 +14,8 @@ import numpy as np
 from qkv.core.arrays import Array, like
 from qkv.core.positions import Tile
 from qkv.errors import OptionError
-from qkv.readouts.base import Field, Readout
-from qkv.readouts.cells import cell_count, cell_lengths, pool, touched
+from qkv.readouts.base import Readout, Reduction
+from qkv.readouts.cells import cell_count, cell_lengths, cell_range, pool_cells
 
 __all__ = ["PooledMap"]
 
@@ -57,11 +57,11 @@ class PooledMap(Readout):
             raise OptionError(f'PooledMap was given how={self.how!r}. It must be "mean" or "max".')
 
     @property
-    def blocks(self) -> str:  # type: ignore[override]
+    def pooling(self) -> Literal["mean", "max"] | None:  # type: ignore[override]
         """Fact: it is that of cells."""
         return self.how
 
-    def numbers(self, q: int, k: int) -> int:
+    def element_count(self, q: int, k: int) -> int:
         """The map; of means, their sums before."""
         return (2 if self.how == "mean" else 1) * math.prod(self.sides(q, k))
 
@@ -73,21 +73,21 @@ class PooledMap(Readout):
         """Sum or largest of each cell that the tile touches."""
         rows, cols = self.sides(tile.q_total, tile.k_total)
         how = "sum" if self.how == "mean" else "max"
-        lanes = pool(weights, -1, tile.cols, cols, tile.k_total, how)
-        return pool(lanes, -2, tile.rows, rows, tile.q_total, how)
+        lanes = pool_cells(weights, -1, tile.cols, cols, tile.k_total, how)
+        return pool_cells(lanes, -2, tile.rows, rows, tile.q_total, how)
 
-    def fields(self, tile: Tile) -> tuple[Field, ...]:
+    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """The cells that the tile touches."""
         sides = self.sides(tile.q_total, tile.k_total)
         at = (
-            slice(*touched(tile.rows, sides[0], tile.q_total)),
-            slice(*touched(tile.cols, sides[1], tile.k_total)),
+            slice(*cell_range(tile.rows, sides[0], tile.q_total)),
+            slice(*cell_range(tile.cols, sides[1], tile.k_total)),
         )
         if self.how == "max":
-            return (Field(sides, at, "max", -math.inf, 0.0),)
-        return (Field(sides, at, "add"),)
+            return (Reduction(sides, at, "max", -math.inf, 0.0),)
+        return (Reduction(sides, at, "add"),)
 
-    def finish(self, whole: Array, tile: Tile) -> Array:
+    def finalize(self, whole: Array, tile: Tile) -> Array:
         """Sums divided by the pairs of a cell."""
         if self.how == "max":
             return whole

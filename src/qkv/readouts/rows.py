@@ -10,7 +10,7 @@ import numpy as np
 from qkv.core.arrays import Array, like, namespace
 from qkv.core.positions import Tile
 from qkv.errors import OptionError, ShapeError
-from qkv.readouts.base import Field, Readout
+from qkv.readouts.base import Readout, Reduction
 
 __all__ = ["Rows"]
 
@@ -48,7 +48,7 @@ class Rows(Readout):
             if not -q <= row < q:
                 raise ShapeError(f"Rows asks for query {row}, there are {q}.")
 
-    def numbers(self, q: int, k: int) -> int:
+    def element_count(self, q: int, k: int) -> int:
         """Some rows, put in order at the end."""
         return 2 * len(self.rows) * k
 
@@ -59,13 +59,13 @@ class Rows(Readout):
         index = like(weights, np.asarray(here)) if here else None
         return weights[..., :0, :] if index is None else namespace(weights).take(weights, index, axis=-2)
 
-    def fields(self, tile: Tile) -> tuple[Field, ...]:
+    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Ascending rows: those named before this tile, then those in it."""
         before, upto = (sum(row < limit for row in self._ascending(tile)) for limit in tile.rows)
         at = (slice(before, upto), slice(*tile.cols))
-        return (Field((len(self.rows), tile.k_total), at),)
+        return (Reduction((len(self.rows), tile.k_total), at),)
 
-    def finish(self, whole: Array, tile: Tile) -> Array:
+    def finalize(self, whole: Array, tile: Tile) -> Array:
         """In the order named."""
         ascending = sorted(range(len(self.rows)), key=lambda n: self.rows[n] % tile.q_total)
         back = [ascending.index(n) for n in range(len(self.rows))]

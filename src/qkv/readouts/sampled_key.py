@@ -7,7 +7,7 @@ from typing import Any
 
 from qkv.core.arrays import Array, namespace, zeros
 from qkv.core.positions import Tile
-from qkv.readouts.base import Field, Readout, over_keys, rows_of
+from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
 
 __all__ = ["SampledKey"]
 
@@ -40,9 +40,9 @@ class SampledKey(Readout):
         index = xp.argmax(xp.astype(chosen, xp.int32), axis=-1) + tile.cols[0]
         return xp.where(xp.any(chosen, axis=-1), index, xp.zeros_like(index) - 1)
 
-    def fields(self, tile: Tile) -> tuple[Field, ...]:
+    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """A number for each query; tiles without the key show −1."""
-        return (Field((tile.q_total,), rows_of(tile), over_keys(tile, "max"), -1),)
+        return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, "max"), -1),)
 
 
 def refuse_without_draw(name: str, normalizer: Any) -> str | None:

@@ -9,7 +9,7 @@ from qkv.core.arrays import Array, namespace, zeros
 from qkv.core.ordering import finite_order
 from qkv.core.positions import Tile
 from qkv.errors import OptionError
-from qkv.readouts.base import Field, Readout, over_keys, rows_of
+from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
 
 __all__ = ["Top", "TopWeights"]
 
@@ -49,7 +49,7 @@ class TopWeights(Readout):
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
             raise OptionError(f"TopWeights was given k={self.k!r}. It must be a whole number of at least 1.")
 
-    def numbers(self, q: int, k: int) -> int:
+    def element_count(self, q: int, k: int) -> int:
         """A weight and an index, counted as two, for each."""
         return 3 * q * self.k
 
@@ -68,11 +68,11 @@ class TopWeights(Readout):
             )
         return Top(top, keys)
 
-    def fields(self, tile: Tile) -> tuple[Field, ...]:
+    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """As many as are kept, for each query."""
-        shape, at = (tile.q_total, self.k), (*rows_of(tile), slice(None))
-        how = over_keys(tile, "best")
-        return Field(shape, at, how), Field(shape, at, how, -1)
+        shape, at = (tile.q_total, self.k), (*query_slice(tile), slice(None))
+        how = across_keys(tile, "top-k")
+        return Reduction(shape, at, how), Reduction(shape, at, how, -1)
 
     def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
         """The largest of both; of equals those that came first, whose keys are lower."""

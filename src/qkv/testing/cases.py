@@ -116,10 +116,10 @@ NORMALIZERS: dict[str, Callable[[Maker], normalizers.Normalizer]] = {
     "hard": lambda m: normalizers.Hard(),
     "top-k": lambda m: normalizers.TopK(3),
     "top-k with temperature and sink": lambda m: normalizers.TopK(
-        3, of=normalizers.Softmax(m.draw.positive(), sink=m.heads())
+        3, normalizer=normalizers.Softmax(m.draw.positive(), sink=m.heads())
     ),
-    "top-k of sigmoid": lambda m: normalizers.TopK(2, of=normalizers.Sigmoid()),
-    "top-k of sparsemax": lambda m: normalizers.TopK(3, of=normalizers.Sparsemax()),
+    "top-k of sigmoid": lambda m: normalizers.TopK(2, normalizer=normalizers.Sigmoid()),
+    "top-k of sparsemax": lambda m: normalizers.TopK(3, normalizer=normalizers.Sparsemax()),
     "sparsemax": lambda m: normalizers.Sparsemax(),
     "entmax15": lambda m: normalizers.Entmax15(),
     "sample": lambda m: normalizers.Sample(),

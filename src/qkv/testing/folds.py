@@ -26,7 +26,7 @@ def folded(normalizer: Any, logits: Any, value: Any, tile: Any, cuts: Cuts, drop
     """`finish` of the partials of these tiles; `order(n)` names the next two to merge (None: the first)."""
     prepared = normalizer.prepare(logits)
     partials = [
-        normalizer.fold(prepared[..., c0:c1], value[..., c0:c1, :], tile.cut(tile.rows, (c0, c1)), dropout, False)
+        normalizer.accumulate(prepared[..., c0:c1], value[..., c0:c1, :], tile.cut(tile.rows, (c0, c1)), dropout, False)
         for c0, c1 in cuts
     ]
     while len(partials) > 1:
@@ -34,7 +34,7 @@ def folded(normalizer: Any, logits: Any, value: Any, tile: Any, cuts: Cuts, drop
         one, other = partials[i], partials[j]
         partials = [partial for n, partial in enumerate(partials) if n not in (i, j)]
         partials.insert(0, one.merge(other))
-    return normalizer.finish(partials[0], tile, dropout)
+    return normalizer.finalize(partials[0], tile, dropout)
 
 
 class FoldContract(PartContract):
@@ -51,7 +51,7 @@ class FoldContract(PartContract):
         batch = (2,) if batched else ()
         draw = Draw(data.draw(st.integers(0, 99)), batch=batch)
         normalizer = self.make(draw)
-        if normalizer.passes != "one":
+        if not normalizer.online:
             return
         logits, value = self._row_logits(draw), draw(8, 2)
         tile = whole(4, 8, batch, seed=5)
@@ -73,7 +73,7 @@ class FoldContract(PartContract):
     def test_fold_is_the_whole_in_every_library(self, few_setting: Setting) -> None:
         draw, setting = Draw(1, batch=(2,)), few_setting
         normalizer = self.make(draw)
-        if normalizer.passes != "one":
+        if not normalizer.online:
             return
         logits, value = self._row_logits(draw), draw(8, 2)
         tile = whole(4, 8, (2,), seed=5)
@@ -99,7 +99,7 @@ class FoldContract(PartContract):
 
     def test_fold_of_no_key_at_all_is_zero(self) -> None:
         normalizer = self.make(Draw(1))
-        if normalizer.passes == "one":
+        if normalizer.online:
             tile = whole(3, 0, seed=5)
             with quiet():
                 output, _ = folded(normalizer, np.zeros((3, 0)), np.zeros((0, 2)), tile, [(0, 0)], 0.0)
@@ -107,7 +107,7 @@ class FoldContract(PartContract):
 
     def test_fold_never_reads_the_value_of_an_excluded_key(self) -> None:
         normalizer = self.make(Draw(1))
-        if normalizer.passes == "one":
+        if normalizer.online:
             draw = Draw(2)
             logits, value = self._row_logits(draw), draw(8, 2)
             logits[:, 5] = -np.inf
@@ -123,7 +123,7 @@ class FoldContract(PartContract):
         torch = pytest.importorskip("torch")
         draw = Draw(1, batch=(2,))
         normalizer = self.make(draw)
-        if normalizer.passes != "one":
+        if not normalizer.online:
             return
         tile, cuts = whole(4, 8, (2,), seed=5), [(0, 3), (3, 8)]
         leaves = [torch.tensor(x, requires_grad=True) for x in (self._row_logits(draw), *floats(normalizer))]
@@ -154,9 +154,9 @@ class FoldContract(PartContract):
 
     def test_without_a_fold_it_says_that_it_must_see_whole_rows(self) -> None:
         normalizer = self.make(Draw(1))
-        if normalizer.passes == "rows" and not hasattr(normalizer, "of"):
+        if not normalizer.online and not hasattr(normalizer, "normalizer"):
             with pytest.raises(RefusedError, match=f"{type(normalizer).__name__} has no fold.*whole rows"):
-                normalizer.fold(np.zeros((1, 1)), np.zeros((1, 1)), whole(1, 1), 0.0, True)
+                normalizer.accumulate(np.zeros((1, 1)), np.zeros((1, 1)), whole(1, 1), 0.0, True)
 
     def _row_logits(self, draw: Draw) -> Any:
         logits = draw(4, 8) * 3

@@ -142,7 +142,7 @@ class NormalizerContract(FoldContract):
 
     def test_gradients_agree_with_differences(self) -> None:
         normalizer = self.make(Draw(1, batch=(2,)))
-        if normalizer.trains_logits:
+        if normalizer.differentiable:
             pytest.importorskip("torch")
             logits = some_logits(Draw(2, batch=(2,)), self.non_negative_logits)
             excluded, inputs = self._excluded(logits)
@@ -156,7 +156,7 @@ class NormalizerContract(FoldContract):
 
     def test_gradients_of_closed_over_arrays_under_jit_are_those_of_torch(self) -> None:
         normalizer = self.make(Draw(1))
-        if normalizer.trains_logits:
+        if normalizer.differentiable:
             assert_jax_agrees(self._scalar(normalizer), [self._logits(), *floats(normalizer)])
 
     # -- helpers --------------------------------------------------------------------------------------------

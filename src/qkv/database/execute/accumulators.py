@@ -105,7 +105,7 @@ class SoftmaxSums(Sums):
         """Divided by the total, to which a sink adds."""
         tile = whole(self.queries, 0)
         partial = ExponentialSums(self.maximum, self.total, np.ones_like(self.total))
-        scale, summary = self.normalizer.finish(partial, tile, 0.0)
+        scale, summary = self.normalizer.finalize(partial, tile, 0.0)
         return summary, self.tally.readings(scale, self.total * scale), self._support()
 
     def _raise_to(self, maximum: np.ndarray) -> None:
@@ -137,5 +137,5 @@ class MassSums(Sums):
     def finish(self) -> tuple[Any, list[Reading], np.ndarray | None]:
         """Divided by the total, where the normalizer does."""
         partial = WeightedSums(self.total, np.ones_like(self.total))
-        scale, summary = self.normalizer.finish(partial, whole(self.queries, 0), 0.0)
+        scale, summary = self.normalizer.finalize(partial, whole(self.queries, 0), 0.0)
         return summary, self.tally.readings(scale, self.total * scale), self._support()

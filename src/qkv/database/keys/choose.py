@@ -158,7 +158,7 @@ class Keys:
         notes += (f"the {best} best keys take part", f"no match under a similarity of {least:g}")
         if spelling:
             notes = (*notes[:-1], f"{notes[-1]}, unless the query begins the key")
-        normalizer = TopK(best, of=Softmax(temperature=_TEXT_TEMPERATURE))
+        normalizer = TopK(best, normalizer=Softmax(temperature=_TEXT_TEMPERATURE))
         names = tuple(column.original)
         return Similarities(
             (index,), score, normalizer, column.cells, notes, least, names, True, abbreviations=spelling
@@ -170,7 +170,7 @@ class Keys:
             f"compared by cosine; the {_BEST} best keys take part",
             f"no match under a cosine of {least:g}",
         )
-        normalizer = TopK(_BEST, of=Softmax(temperature=_VECTOR_TEMPERATURE))
+        normalizer = TopK(_BEST, normalizer=Softmax(temperature=_VECTOR_TEMPERATURE))
         return Similarities((index,), Cosine(), normalizer, self.columns[index].cells, notes, least, ())
 
     def _points(

@@ -81,7 +81,7 @@ def named_normalizer(text: str) -> Normalizer:
 
     Example:
         >>> print(named_normalizer("topk:10:0.02"))
-        TopK(10, of=Softmax(0.02))
+        TopK(10, normalizer=Softmax(0.02))
     """
     name, *rest = text.split(":")
     kind: type[Normalizer] = _find(name, _normalizers(), normalizer_module, "normalizer")
@@ -94,7 +94,7 @@ def named_normalizer(text: str) -> Normalizer:
             return _built(TopK, (count,))
         by_name = within[0].isalpha()
         nested = named_normalizer(within) if by_name else Softmax(temperature=_numbers(text, rest[1:2])[0])
-        return _built(TopK, (count,), of=nested)
+        return _built(TopK, (count,), normalizer=nested)
     return _built(kind, _numbers(text, rest))
 
 

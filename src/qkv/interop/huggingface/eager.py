@@ -60,4 +60,4 @@ def read_weights(readout: Readout, weights: torch.Tensor) -> Any:
     tile = whole(q, k, (batch, heads))
     readout.check(tile)
     found = readout.read(torch.log(weights), weights, Softmax(), tile)
-    return readout.finish(found, tile)
+    return readout.finalize(found, tile)

@@ -11,7 +11,7 @@ from qkv.engine import observe
 from qkv.errors import OptionError
 from qkv.interop.huggingface.call import Call
 from qkv.readouts import Heads, Readout
-from qkv.readouts.base import flat, named
+from qkv.readouts.base import flatten, unflatten
 
 __all__ = ["look", "needs_gradient"]
 
@@ -56,7 +56,7 @@ def look(
             dropout=0.0 if gradient else dropout,
             **looked.options,
         )
-    found = tuple(named(tuple(map(looked.per_head, flat(x))), x) for x in seen.readouts)
+    found = tuple(unflatten(tuple(map(looked.per_head, flatten(x))), x) for x in seen.readouts)
     if gradient:
         return seen.plan, found, None
     return seen.plan, found, seen.output.reshape(*call.query.shape[:-1], -1)
@@ -73,6 +73,6 @@ def _of_heads(call: Call, readouts: Sequence[Readout], heads: Sequence[int]) -> 
         plan = seen.plan
         each.append(seen.readouts)
     return plan, tuple(
-        named(tuple(torch.stack(same, 1) for same in zip(*map(flat, pieces), strict=True)), pieces[0])
+        unflatten(tuple(torch.stack(same, 1) for same in zip(*map(flatten, pieces), strict=True)), pieces[0])
         for pieces in zip(*each, strict=True)
     )

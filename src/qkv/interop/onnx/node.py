@@ -55,7 +55,7 @@ class AttentionNode(Kernel):
         normalizer = problem.normalizer
         if sentence := self.refuse_library(problem):
             return sentence
-        if not (normalizer.log_sum_exp and normalizer.passes == "one" and normalizer.shift_invariant):
+        if not (normalizer.log_sum_exp and normalizer.online and normalizer.shift_invariant):
             return f"the operator knows softmax without a sink, not {normalizer}"
         said = _said(problem.score)
         if said is None:

@@ -248,7 +248,7 @@ class ChunkedKernel(Kernel):
             part = _weigh(dropped[..., start:stop], call.part(1, n), read, call.clean_value)
             output = part if output is None else output.add_(part)
         readouts = tuple(
-            readout.finish(readout.read(logits, weights, normalizer, tile), tile) for readout in problem.readouts
+            readout.finalize(readout.read(logits, weights, normalizer, tile), tile) for readout in problem.readouts
         )
         guards = ("all finite: plain products" if call.clean_value else "not all finite: by selection",)
         return Result(cast(output, call.out_dtype), readouts, guards)

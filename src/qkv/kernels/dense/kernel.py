@@ -45,7 +45,7 @@ class DenseKernel(Kernel):
         cached = pairs <= _CACHE and problem.library != "numpy"
         traffic = problem.input_bytes + 2 * pairs * times / (4 if cached else 1)
         flop = problem.axes.pairs * problem.flop_per_pair * times
-        if problem.normalizer.passes != "one":
+        if not problem.normalizer.online:
             flop += problem.axes.pairs * _SORT
         return Cost(flop, traffic, peak, 2e-4)
 
@@ -53,7 +53,7 @@ class DenseKernel(Kernel):
         """Numbers in memory at once for each pair, as measured in `benchmarks/explain.py`."""
         # What a score compares is there as it came and as it went; backward makes a third of it. Sorting
         # keeps logits, order, sums and a support beside each other.
-        sorts = problem.normalizer.passes != "one"
+        sorts = not problem.normalizer.online
         if problem.gradient:
             return 8 + 3 * elements + 2 * sorts
         return 4 + 2 * elements + 3 * sorts
@@ -66,7 +66,7 @@ class DenseKernel(Kernel):
         with quiet(), _as_it_is(call.value):
             seen = dense(call)
             readouts = tuple(
-                readout.finish(readout.read(seen.logits, seen.weights, call.normalizer, call.tile), call.tile)
+                readout.finalize(readout.read(seen.logits, seen.weights, call.normalizer, call.tile), call.tile)
                 for readout in problem.readouts
             )
         return Result(seen.output, readouts)

@@ -49,7 +49,7 @@ class FusedKernel(Kernel):
 
         if problem.score.lift_fact is None:
             return f"{problem.score} is no inner product"
-        if not (normalizer.log_sum_exp and normalizer.passes == "one"):
+        if not (normalizer.log_sum_exp and normalizer.online):
             return f"it knows softmax alone, not {normalizer}"
         if not normalizer.shift_invariant:
             return f"it has no sink, {normalizer} has one"

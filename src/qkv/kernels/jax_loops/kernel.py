@@ -86,7 +86,7 @@ class JaxLoopsKernel(Kernel):
             steps += -(-axes.q // rows)
             flop += axes.pairs * problem.flop_per_pair * times
             traffic += 12 * axes.pairs * problem.itemsize * times
-        numbers = axes.batch_size * axes.q * problem.normalizer.numbers_per_query(axes.value_width)
+        numbers = axes.batch_size * axes.q * problem.normalizer.accumulator_width(axes.value_width)
         # Not only where a gradient is known to be wanted: sides of query and key are there once more.
         numbers += axes.batch_size * axes.q * axes.query_width + axes.batch_size * axes.k * axes.key_width
         if problem.gradient:
@@ -133,7 +133,7 @@ class JaxLoopsKernel(Kernel):
 
 def _in_tiles(problem: Problem) -> bool:
     """Whether rows are folded. What chooses keys would have to find them again, bit for bit, in backward."""
-    return problem.normalizer.passes == "one" and not problem.normalizer.chooses
+    return problem.normalizer.online and not problem.normalizer.selects_keys
 
 
 def _alive(problem: Problem) -> int:

@@ -16,8 +16,8 @@ from qkv.core.guard import weigh
 from qkv.core.positions import Tile
 from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, part_at, rows_at
 from qkv.readouts import Heads, Readout
-from qkv.readouts.base import Field, flat, named
-from qkv.readouts.cells import pool
+from qkv.readouts.base import Reduction, flatten, unflatten
+from qkv.readouts.cells import pool_cells
 
 __all__ = ["RowBlockLoop", "kinds_of"]
 
@@ -28,20 +28,21 @@ def kinds_of(readout: Readout, tile: Tile, rows: int) -> list[str] | None:
     "rows": each strip shows its own queries; "blocks": the cells of a map, see `readouts.base`; otherwise
     what each strip shows is of the same place, and meets as its field says.
     """
-    if readout.blocks and not isinstance(readout, Heads):
+    if readout.pooling and not isinstance(readout, Heads):
         return ["blocks"]
     q, k = tile.q_total, (0, tile.k_total)
     limits = [(0, min(q, rows)), (min(q, rows), min(q, 2 * rows)), (q - min(q, rows), q)]
     strips = [at for at in limits if at[0] < at[1]] or limits[:1]
     kinds = []
-    for fields in zip(*(readout.fields(tile.cut(at, k)) for at in strips), strict=True):
+    for fields in zip(*(readout.reductions(tile.cut(at, k)) for at in strips), strict=True):
         first = fields[0]
-        if first.how == "put" and all(
-            field.at[0] == slice(*at) and field.at[1:] == first.at[1:] for field, at in zip(fields, strips, strict=True)
+        if first.op == "set" and all(
+            field.index[0] == slice(*at) and field.index[1:] == first.index[1:]
+            for field, at in zip(fields, strips, strict=True)
         ):
             kinds.append("rows")
-        elif first.how != "put" and all(field.at == first.at for field in fields):
-            kinds.append(first.how)
+        elif first.op != "set" and all(field.index == first.index for field in fields):
+            kinds.append(first.op)
         else:
             return None
     return kinds
@@ -74,10 +75,10 @@ class RowBlockLoop:
         def strip(number: Any) -> tuple[Array, list[tuple[Array, ...]]]:
             output, found = self._strip(moving, number)
             results[:] = found  # what they are called; their arrays are of the loop
-            return output, [flat(result) for result in found]
+            return output, [flatten(result) for result in found]
 
         first = tile.cut((0, min(q, self.rows)), (0, tile.k_total))
-        fields = [field for readout in self.readouts for field in readout.fields(first)]
+        fields = [field for readout in self.readouts for field in readout.reductions(first)]
         kinds = [kind for readout in self.readouts for kind in kinds_of(readout, tile, self.rows) or ()]
         _, shapes = jax.eval_shape(strip, np.int32(0))
         # Within a loop nothing is merged with the first computation, which this would prevent.
@@ -92,7 +93,7 @@ class RowBlockLoop:
                 elif kind == "blocks":
                     new.append(self._in_cells(next(queue), x, field, number))
                 else:
-                    new.append(field.met(next(queue), x))
+                    new.append(field.combine(next(queue), x))
             return new, shown
 
         rooms = [
@@ -108,23 +109,23 @@ class RowBlockLoop:
         )
         wholes = []
         for readout, like in zip(self.readouts, results, strict=True):
-            mine = tuple(next(arrays) for _ in flat(like))
-            wholes.append(readout.finish(named(mine, like), tile))
+            mine = tuple(next(arrays) for _ in flatten(like))
+            wholes.append(readout.finalize(unflatten(mine, like), tile))
         return _joined(output, (q, output.shape[-1])), tuple(wholes)
 
-    def _room(self, field: Field, piece: Any, kind: str) -> Array:
+    def _room(self, field: Reduction, piece: Any, kind: str) -> Array:
         """Where pieces meet; of cells there is room for as many more as a strip may touch."""
         import jax.numpy as jnp
 
         batch = piece.shape[: len(piece.shape) - len(field.shape)]
         shape = (field.shape[0] + self._touched(field.shape[0]), *field.shape[1:]) if kind == "blocks" else field.shape
-        return jnp.full((*batch, *shape), field.start, piece.dtype)
+        return jnp.full((*batch, *shape), field.initial, piece.dtype)
 
     def _touched(self, cells: int) -> int:
         """How many rows of cells a strip touches at most."""
         return min(cells, -(-self.rows * cells // max(1, self.call.tile.q_total)) + 1)
 
-    def _in_cells(self, room: Array, lanes: Array, field: Field, number: Any) -> Array:
+    def _in_cells(self, room: Array, lanes: Array, field: Reduction, number: Any) -> Array:
         """The room with a strip in it, of which the keys are pooled already: its queries, cell by cell."""
         import jax
         import jax.numpy as jnp
@@ -138,7 +139,7 @@ class RowBlockLoop:
         pieces = []
         for n in range(self._touched(cells)):
             here = ((cell == first + n) & shown)[:, None]
-            if field.how == "add":
+            if field.op == "add":
                 pieces.append(jnp.sum(jnp.where(here, lanes, 0), axis=-2))
                 continue
             of_cell = jnp.where(here, lanes, -jnp.inf)
@@ -147,7 +148,7 @@ class RowBlockLoop:
             pieces.append(jnp.take_along_axis(of_cell, index, axis=-2)[..., 0, :])
         piece = jnp.stack(pieces, axis=-2)
         old = jax.lax.dynamic_slice_in_dim(room, first, piece.shape[-2], room.ndim - 2)
-        return jax.lax.dynamic_update_slice_in_dim(room, field.met(old, piece), first, room.ndim - 2)
+        return jax.lax.dynamic_update_slice_in_dim(room, field.combine(old, piece), first, room.ndim - 2)
 
     def _strip(self, moving: DynamicCall, number: Any) -> tuple[Array, list[Any]]:
         """Output and what the readouts show of the strip with this number."""
@@ -166,9 +167,9 @@ class RowBlockLoop:
         read: list[Any] = []
         for readout in self.readouts:
             if kinds_of(readout, tile, self.rows) == ["blocks"]:
-                (field,) = readout.fields(tile.cut((0, min(self.rows, tile.q_total)), (0, tile.k_total)))
-                how = "sum" if field.how == "add" else "max"
-                read.append(pool(weights, -1, here.cols, field.shape[1], tile.k_total, how))
+                (field,) = readout.reductions(tile.cut((0, min(self.rows, tile.q_total)), (0, tile.k_total)))
+                how = "sum" if field.op == "add" else "max"
+                read.append(pool_cells(weights, -1, here.cols, field.shape[1], tile.k_total, how))
             else:
                 read.append(readout.read(logits, weights, normalizer, here))
         return moving.with_clean(weighed, call.value), read
@@ -198,7 +199,7 @@ def _all(groups: Any) -> list[Any]:
     return [x for group in groups for x in group]
 
 
-def _cut(x: Array, field: Field) -> Array:
+def _cut(x: Array, field: Reduction) -> Array:
     """As much of a room as the result has."""
     return x[(..., *(slice(0, n) for n in field.shape))]
 

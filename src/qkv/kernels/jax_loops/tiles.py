@@ -119,7 +119,7 @@ class _Loop:
         call, normalizer = self.call, self.call.normalizer
         tile = call.tile.cut((0, self.lengths[0]), (0, 0))
         none = nothing(call, tile.rows, 0)
-        first = normalizer.fold(none, call.value[..., :0, :], tile, call.dropout, True)
+        first = normalizer.accumulate(none, call.value[..., :0, :], tile, call.dropout, True)
         axis = len(call.batch)
 
         def step(carried: list[Array], number: Any) -> Any:
@@ -132,7 +132,7 @@ class _Loop:
                 logits = self.moving.logits(window, left, right, part_at(call.score, window), allowed)
                 logits = normalizer.prepare(logits)
                 more = self.moving.with_clean(
-                    lambda clean: _arrays(normalizer.fold(logits, value, here, call.dropout, clean)), value
+                    lambda clean: _arrays(normalizer.accumulate(logits, value, here, call.dropout, clean)), value
                 )
                 return _arrays(_with(first, old).merge(_with(first, more)))
 
@@ -140,7 +140,7 @@ class _Loop:
             return [write_rows(x, y, window.rows[0], axis) for x, y in zip(carried, new, strict=True)], None
 
         carried = _over(step, _arrays(first), self.numbers)
-        output, summary = normalizer.finish(_with(first, carried), tile, call.dropout)
+        output, summary = normalizer.finalize(_with(first, carried), tile, call.dropout)
         return output, summary
 
     def backward(self, output: Array, summary: Summary, gradient: Array) -> list[Array]:

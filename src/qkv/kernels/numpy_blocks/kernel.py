@@ -97,7 +97,7 @@ class NumpyBlocksKernel(Kernel):
         return normalizer.log_sum_exp and not (self._strips(problem) or problem.spec.dropout)
 
     def _strips(self, problem: Problem) -> bool:
-        return bool(problem.readouts) or problem.normalizer.passes != "one"
+        return bool(problem.readouts) or not problem.normalizer.online
 
     def _sizes(self, problem: Problem) -> Sizes:
         return softmax_sizes(problem, self.budget)

@@ -123,5 +123,5 @@ def _finished(call: BoundCall, block: _Block, sizes: Sizes) -> np.ndarray:
     sums = block.sums.partial()
     if sums is None:
         return cast(fold_rows(call, block.rows, sizes.cols)[0], call.out_dtype)
-    output, _ = call.normalizer.finish(sums, call.tile.cut(block.rows, (0, 0)), 0.0)
+    output, _ = call.normalizer.finalize(sums, call.tile.cut(block.rows, (0, 0)), 0.0)
     return cast(output, call.out_dtype)

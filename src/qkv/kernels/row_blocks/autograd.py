@@ -16,8 +16,8 @@ from qkv.core.arrays import requires_gradient
 from qkv.core.equation import BoundCall, side
 from qkv.core.typing import Tensor
 from qkv.kernels.runtime.tile_loop import nothing, spans, weigh_rows
-from qkv.readouts import Field, Readout
-from qkv.readouts.base import flat, named
+from qkv.readouts import Readout, Reduction
+from qkv.readouts.base import flatten, unflatten
 
 __all__ = ["RowBlocks", "double_backward"]
 
@@ -81,7 +81,7 @@ class RowBlocks:
         found = [output] if self.with_output else []
         for n, result in enumerate(read):
             self.kinds[n] = type(result)
-            found += flat(result)
+            found += flatten(result)
         return found
 
     def collect(self) -> tuple[list[Tensor], list[Tensor | None]]:
@@ -93,25 +93,25 @@ class RowBlocks:
         for n, limits in enumerate(self.limits):
             found, fields = self.run(limits), self.fields(limits)
             if n == 0:
-                whole = [field.room(x) for field, x in zip(fields, found, strict=True)]
+                whole = [field.allocate(x) for field, x in zip(fields, found, strict=True)]
                 strips = [
-                    torch.zeros_like(room, dtype=torch.int32) if field.how == "max" else None
+                    torch.zeros_like(room, dtype=torch.int32) if field.op == "max" else None
                     for field, room in zip(fields, whole, strict=True)
                 ]
             for room, strip, x, field in zip(whole, strips, found, fields, strict=True):
-                there = field.cut(room)
+                there = field.slice(room)
                 if strip is not None:
-                    field.cut(strip)[field.larger(there, x)] = n
+                    field.slice(strip)[field.exceeds(there, x)] = n
                 # In place: small results left between large temporaries would keep the heap from shrinking.
-                there.copy_(field.met(there, x))
+                there.copy_(field.combine(there, x))
         return whole, strips
 
-    def fields(self, limits: Limits) -> list[Field]:
+    def fields(self, limits: Limits) -> list[Reduction]:
         """Where each result of a strip goes."""
         tile = self.call.tile.cut(limits, (0, self.call.tile.k_total))
         shape = (tile.q_total, self.call.value.shape[-1])
-        output = [Field(shape, (slice(*limits), slice(None)))] if self.with_output else []
-        return [*output, *(field for readout in self.readouts for field in readout.fields(tile))]
+        output = [Reduction(shape, (slice(*limits), slice(None)))] if self.with_output else []
+        return [*output, *(field for readout in self.readouts for field in readout.reductions(tile))]
 
     def checkpointed(self) -> list[Tensor]:
         """All results, differentiable to any order."""
@@ -130,10 +130,10 @@ class RowBlocks:
             found = checkpoint(strip, limits, piece, *tensors, use_reentrant=False)
             whole = whole or [[] for _ in found]
             for n, (x, field) in enumerate(zip(found, self.fields(limits), strict=True)):
-                if field.how == "put":
+                if field.op == "set":
                     whole[n].append(x)
                 else:
-                    whole[n] = _met(field.room(x) if limits[0] == 0 else whole[n], field, x)
+                    whole[n] = _met(field.allocate(x) if limits[0] == 0 else whole[n], field, x)
         axes = [-len(field.shape) for field in self.fields(self.limits[0])]
         return [torch.cat(x, dim=axis) if isinstance(x, list) else x for x, axis in zip(whole, axes, strict=True)]
 
@@ -142,18 +142,18 @@ class RowBlocks:
         output = queue.pop(0) if self.with_output else None
         results = []
         for readout, kind in zip(self.readouts, self.kinds, strict=True):
-            arrays = [queue.pop(0) for _ in readout.fields(self.call.tile)]
-            results.append(readout.finish(named(tuple(arrays), kind), self.call.tile))
+            arrays = [queue.pop(0) for _ in readout.reductions(self.call.tile)]
+            results.append(readout.finalize(unflatten(tuple(arrays), kind), self.call.tile))
         return output, tuple(results)
 
 
-def _met(whole: Tensor, field: Field, piece: Tensor) -> Tensor:
+def _met(whole: Tensor, field: Reduction, piece: Tensor) -> Tensor:
     """The whole after a piece was added, or was the larger one; not in place, for a graph."""
     import torch
 
-    axis, at = -len(field.shape), field.at[0]
+    axis, at = -len(field.shape), field.index[0]
     before, there, after = torch.split(whole, [at.start, at.stop - at.start, field.shape[0] - at.stop], dim=axis)
-    return torch.cat([before, field.met(there, piece), after], dim=axis)
+    return torch.cat([before, field.combine(there, piece), after], dim=axis)
 
 
 _FUNCTION: Any = None
@@ -227,8 +227,8 @@ def _backward(
         for result, field, gradient, of in zip(results, strips.fields(limits), gradients, maxima, strict=True):
             if result.requires_grad:
                 outputs.append(result)
-                share = field.cut(gradient)
-                weights.append(share if of is None else share.where(field.cut(of) == n, 0.0))
+                share = field.slice(gradient)
+                weights.append(share if of is None else share.where(field.slice(of) == n, 0.0))
         wanted = [x for x in leaves if x.requires_grad]
         found = torch.autograd.grad(outputs, wanted, weights, allow_unused=True)
         new = iter(found)

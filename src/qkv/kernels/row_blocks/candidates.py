@@ -142,7 +142,7 @@ def _ranks(call: BoundCall, logits: Any, rows: Limits, cols: Limits) -> Any:
     for piece in _pieces(cols, max(64, DRAWN // len(logits))):
         at = slice(piece[0] - cols[0], piece[1] - cols[0])
         of_piece = logits[:, at]
-        found = call.normalizer.ranks(of_piece, call.tile.cut(rows, piece))
+        found = call.normalizer.selection_logits(of_piece, call.tile.cut(rows, piece))
         if found is of_piece:
             return logits
         ranks = torch.full_like(logits, -math.inf) if ranks is None else ranks
@@ -167,8 +167,8 @@ def find_kept(strip: Strip, normalizer: Normalizer, most: int) -> Candidates | N
         return None
     # Below every number, so that −inf does not reach it.
     floor = floor.clamp(min=torch.finfo(floor.dtype).min)
-    if normalizer.keeps is not None and packs(ranks):
-        best = best_keys(ranks, largest, floor, normalizer.keeps, most)
+    if normalizer.top_k is not None and packs(ranks):
+        best = best_keys(ranks, largest, floor, normalizer.top_k, most)
         return None if best is None else _of_best(strip, *best)
     reached = largest >= floor
     # Each group that reaches it has a key that does.
@@ -179,7 +179,7 @@ def find_kept(strip: Strip, normalizer: Normalizer, most: int) -> Candidates | N
     at = (row * width + group).to(torch.int32)[:, None] + step
     found = ranks.view(-1).index_select(0, at.view(-1)).view(at.shape)
     at = at[found >= floor.index_select(0, row)]
-    if normalizer.chooses:
+    if normalizer.selects_keys:
         at = at.sort().values  # in the order of the keys, since ties go to the first
     row = at // width
     lengths = torch.bincount(row, minlength=count)

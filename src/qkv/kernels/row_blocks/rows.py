@@ -126,7 +126,7 @@ def attend_kept(call: BoundCall, rows: Limits, strips: list[Candidates], out: An
     weights = kept_weights(call, kept, kept.logits, rows)
     tile = call.tile.cut(rows, (0, call.tile.k_total))
     out.copy_(sum_of_rows(kept.index, call.value, drop(weights, tile, call.dropout, keys=kept.index)))
-    if call.normalizer.trains_logits:
+    if call.normalizer.differentiable:
         return list(strips)
     # One key has the weight, and no gradient asks how it came to it.
     best = weights.argmax(dim=-1, keepdim=True)

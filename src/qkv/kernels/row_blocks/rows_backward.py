@@ -28,8 +28,8 @@ def kept_weights(call: BoundCall, kept: Candidates, logits: Any, rows: Limits) -
     if isinstance(normalizer, SparseNormalizer):
         return weights_of(normalizer, logits, tile)
     # Where just the best were kept, nothing is left to choose.
-    normalizer = normalizer.for_keys(logits.shape[-1])
-    return normalizer.kept_weights(logits, logits if kept.ranks is kept.logits else kept.ranks, tile)
+    normalizer = normalizer.simplify(logits.shape[-1])
+    return normalizer.candidate_weights(logits, logits if kept.ranks is kept.logits else kept.ranks, tile)
 
 
 def sum_of_rows(index: Any, table: Any, weights: Any) -> Any:
@@ -119,7 +119,7 @@ class Element:
         kept = joined([of_strip for _, of_strip in strips])
         gradient = side(self.gradient, rows)
         tile = call.tile.cut(rows, (0, call.tile.k_total))
-        if not call.normalizer.trains_logits:
+        if not call.normalizer.differentiable:
             weights, leaves = kept.logits, []
         else:
             leaves = [kept.logits.detach().requires_grad_(), *self._normalizer_leaves()]

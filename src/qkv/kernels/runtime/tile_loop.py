@@ -52,7 +52,7 @@ def fold_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[Array, Summary]
     if partial is None:
         # No tile holds a pair: the fold of no key at all.
         partial = _fold(call, nothing(call, rows, 0), rows, (0, 0))
-    output, summary = call.normalizer.finish(partial, call.tile.cut(rows, (0, 0)), call.dropout)
+    output, summary = call.normalizer.finalize(partial, call.tile.cut(rows, (0, 0)), call.dropout)
     return output, summary
 
 
@@ -60,7 +60,9 @@ def _fold(call: BoundCall, logits: Array, rows: Limits, cols: Limits) -> Partial
     normalizer = call.normalizer
     value = call.values(cols)
     tile = call.tile.cut(rows, cols)
-    folded: PartialResult = normalizer.fold(normalizer.prepare(logits), value, tile, call.dropout, call.clean_value)
+    folded: PartialResult = normalizer.accumulate(
+        normalizer.prepare(logits), value, tile, call.dropout, call.clean_value
+    )
     return folded
 
 

@@ -25,14 +25,14 @@ from qkv.core.positions import Tile
 from qkv.kernels.runtime.tile_loop import Limits, nothing, spans
 from qkv.normalizers.base import Summary
 from qkv.readouts import Heads, Readout
-from qkv.readouts.base import flat, named
+from qkv.readouts.base import flatten, unflatten
 
 __all__ = ["Reading", "read_rows", "reads_tiles", "sees"]
 
 
 def reads_tiles(readouts: Sequence[Readout], normalizer: Any) -> bool:
     """Whether these readouts can be had tile by tile."""
-    return normalizer.passes == "one" and all(readout.tiles for readout in readouts)
+    return normalizer.online and all(readout.accepts_tiles for readout in readouts)
 
 
 def sees(readouts: Sequence[Readout], normalizer: Any) -> bool:
@@ -68,7 +68,7 @@ class Reading:
     def add(self, found: Sequence[Any], tile: Tile) -> None:
         """What each readout has read of a tile of all batch elements."""
         for part, result in zip(self.parts, found, strict=True):
-            part.add(part.readout, flat(result), tile, (), type(result))
+            part.add(part.readout, flatten(result), tile, (), type(result))
 
     def skip(self, tile: Tile, index: Index = ()) -> None:
         """Pass over a tile in which the mask allows nothing. The first tile of a row must not be skipped."""
@@ -93,7 +93,7 @@ class _Part:
     def absorb(self, logits: Array, weights: Array, normalizer: Any, tile: Tile, index: Index) -> None:
         if self.heads is None or not index:
             result = self.readout.read(logits, weights, normalizer, tile)
-            self.add(self.readout, flat(result), tile, index, type(result))
+            self.add(self.readout, flatten(result), tile, index, type(result))
             return
         assert isinstance(self.readout, Heads)
         inner = self.readout.readout
@@ -105,7 +105,7 @@ class _Part:
                 cut = (*(slice(None) for _ in tile.batch[:-1]), at, slice(None), slice(None))
                 arguments = (logits[cut], weights[cut], normalizer.at(one), _again(tile, one))
             result = inner.read(*arguments)
-            self.add(inner, flat(result), tile, to, type(result))
+            self.add(inner, flatten(result), tile, to, type(result))
 
     def _of_heads(self, index: Index) -> list[tuple[Index, int | None]]:
         """For each head that is here: where it goes, and which of the tile's heads it is (None: its only)."""
@@ -122,27 +122,27 @@ class _Part:
         return found
 
     def add(self, readout: Readout, found: tuple[Array, ...], tile: Tile, index: Index, kind: Any) -> None:
-        fields = readout.fields(tile)
+        fields = readout.reductions(tile)
         if not self.rooms:
             self.kind = kind
-            self.rooms = [field.room(x, self.batch) for field, x in zip(fields, found, strict=True)]
-        there = tuple(field.cut(_element(room, index)) for field, room in zip(fields, self.rooms, strict=True))
-        if any(field.how != "put" for field in fields):
+            self.rooms = [field.allocate(x, self.batch) for field, x in zip(fields, found, strict=True)]
+        there = tuple(field.slice(_element(room, index)) for field, room in zip(fields, self.rooms, strict=True))
+        if any(field.op != "set" for field in fields):
             found = readout.merge(there, found, tile)
         for room, x in zip(there, found, strict=True):
             room[...] = x
 
     def skip(self, tile: Tile, index: Index) -> None:
-        fields = self.readout.fields(tile)
+        fields = self.readout.reductions(tile)
         for n, field in enumerate(fields):
-            if field.nothing is None:
+            if field.masked is None:
                 continue
             for to in [index] if self.heads is None or not index else [to for to, _ in self._of_heads(index)]:
-                there = field.cut(_element(self.rooms[n], to))
-                there[...] = field.met(there, zeros(there, there.shape) + field.nothing)
+                there = field.slice(_element(self.rooms[n], to))
+                there[...] = field.combine(there, zeros(there, there.shape) + field.masked)
 
     def result(self) -> Any:
-        return self.readout.finish(named(tuple(self.rooms), self.kind), self.tile)
+        return self.readout.finalize(unflatten(tuple(self.rooms), self.kind), self.tile)
 
 
 def _element(x: Array, index: Index) -> Array:

@@ -65,7 +65,7 @@ def said(rows: int, cols: int) -> str:
 
 def partial_alive(problem: Problem) -> int:
     """Numbers in memory at once for each query of a tile: two partials, joined, and sorted."""
-    return 4 * problem.normalizer.numbers_per_query(problem.axes.value_width)
+    return 4 * problem.normalizer.accumulator_width(problem.axes.value_width)
 
 
 def strip_alive(problem: Problem) -> int:

@@ -78,7 +78,7 @@ class Folded:
             weights = call.normalizer.tile_weights(constant, summary, tile)
             target = gradients.values(cols)
             target += (drop(weights, tile, call.dropout).mT @ gradient).sum_to_size(target.shape)
-            if not (logits_wanted and normalizer.trains_logits and prepared.requires_grad):
+            if not (logits_wanted and normalizer.differentiable and prepared.requires_grad):
                 continue
             of_weights = drop(gradient @ side(value, cols).mT, tile, call.dropout)
             of_logits = call.normalizer.logit_gradient(constant, weights, of_weights, row_dot, summary, tile)

@@ -69,7 +69,7 @@ class TiledKernel(Kernel):
         """PyTorch, and normalizers with a fold."""
         if sentence := self.refuse_library(problem):
             return sentence
-        if problem.normalizer.passes != "one":
+        if not problem.normalizer.online:
             return f"{problem.normalizer} must see whole rows, a tile shows part of them"
         return None
 
@@ -148,7 +148,7 @@ class TiledKernel(Kernel):
             from qkv.kernels.tiled.schedule import forward
 
             seen = Seen(problem.readouts, call)
-            maps = [readout for readout in problem.readouts if readout.blocks]
+            maps = [readout for readout in problem.readouts if readout.pooling]
             cols = cells_aligned(tiling.cols, call.tile.k_total, maps)
             tiling = replace(tiling, cols=cols, most=1)
             output = forward(call, tiling, notes, seen)[0]
@@ -169,6 +169,6 @@ class TiledKernel(Kernel):
 def _table_widths(problem: Problem, tiling: Tiling) -> int:
     """Numbers for each query in the tables of maps that are made on the way (`tiled/pooled_map.py`)."""
     q, k = problem.axes.q, problem.axes.k
-    maps: list[Any] = [getattr(readout, "readout", readout) for readout in problem.readouts if readout.blocks]
+    maps: list[Any] = [getattr(readout, "readout", readout) for readout in problem.readouts if readout.pooling]
     # A sum or maximum for each cell, its maximum, and the scale of both.
     return sum(3 * (readout.sides(q, k)[1] + -(-k // tiling.cols) + 1) for readout in maps)

@@ -32,7 +32,7 @@ from qkv.core.batch import Index
 from qkv.core.positions import Tile
 from qkv.core.typing import Tensor
 from qkv.readouts import Heads, Readout
-from qkv.readouts.cells import cell_start, pool, touched
+from qkv.readouts.cells import cell_range, cell_start, pool_cells
 
 __all__ = ["Blocks", "OnePass", "cells_aligned", "one_pass"]
 
@@ -41,7 +41,7 @@ Limits = tuple[int, int]
 
 def one_pass(readout: Readout, normalizer: Any) -> bool:
     """Whether this readout can be had in the pass that makes the output, where no gradient is wanted."""
-    return bool(readout.blocks) and normalizer.log_sum_exp and normalizer.passes == "one"
+    return bool(readout.pooling) and normalizer.log_sum_exp and normalizer.online
 
 
 def cells_aligned(side: int, length: int, readouts: Sequence[Readout]) -> int:
@@ -88,18 +88,18 @@ class OnePass:
         found = []
         for readout, whole in zip(self.readouts, self.whole, strict=True):
             if not isinstance(readout, Heads):
-                found.append(_Map(readout.blocks, [whole[index]], self.tile))
+                found.append(_Map(readout.pooling, [whole[index]], self.tile))
                 continue
             count = self.tile.batch[-1]
             to = [n for n, head in enumerate(readout.heads) if head % count == index[-1]]
             if to:
-                found.append(_Map(readout.blocks, [whole[(*index[:-1], n)] for n in to], self.tile))
+                found.append(_Map(readout.pooling, [whole[(*index[:-1], n)] for n in to], self.tile))
         return Blocks(found)
 
     def results(self) -> tuple[Tensor, ...]:
         """The maps, in the order of the readouts."""
         both = zip(self.readouts, self.whole, strict=True)
-        return tuple(readout.finish(whole, self.tile) for readout, whole in both)
+        return tuple(readout.finalize(whole, self.tile) for readout, whole in both)
 
 
 class Blocks:
@@ -198,9 +198,9 @@ class _Map:
             scale = exp(self.maxima[:rows, : len(counts)] - shift).mul_(scale)
             scale = scale.repeat_interleave(table.new_tensor(counts, dtype=int), 1, output_size=self.width)
         table.mul_(scale)
-        at = touched(self.rows, self.sides[0], self.tile.q_total)
+        at = cell_range(self.rows, self.sides[0], self.tile.q_total)
         how = "sum" if self.how == "mean" else "max"
-        lanes = pool(table, -2, self.rows, self.sides[0], self.tile.q_total, how)
+        lanes = pool_cells(table, -2, self.rows, self.sides[0], self.tile.q_total, how)
         for target in self.targets:
             for tile in self.tiles.values():
                 # A cell may be cut by tiles: one of them after the other.
@@ -210,7 +210,7 @@ class _Map:
 
     def _new(self, cols: Limits) -> _Tile:
         length, count = self.tile.k_total, self.sides[1]
-        cells = touched(cols, count, length)
+        cells = cell_range(cols, count, length)
         edges = [min(max(cell_start(c, count, length), cols[0]), cols[1]) for c in range(cells[0], cells[1] + 1)]
         tile = self.tiles[cols] = _Tile(len(self.tiles), self.width, cells, edges)
         self.width += tile.count
@@ -232,7 +232,7 @@ class _Map:
 
     def _uneven(self, e: Tensor, cols: Limits, tile: _Tile) -> Tensor:
         if self.how == "max":
-            return pool(e, -1, cols, self.sides[1], self.tile.k_total, "max")
+            return pool_cells(e, -1, cols, self.sides[1], self.tile.k_total, "max")
         if tile.sums is None:
             tile.sums = e.new_zeros((e.shape[1], tile.count))
             for n, (start, stop) in enumerate(itertools.pairwise(tile.edges)):

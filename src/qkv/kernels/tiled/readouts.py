@@ -64,7 +64,7 @@ class Seen:
 def _kind(readout: Readout, call: BoundCall) -> str:
     if one_pass(readout, call.normalizer):
         return "map"
-    return "total" if readout.total else "tiles"
+    return "total" if readout.is_log_sum_exp else "tiles"
 
 
 class _Total:

@@ -55,7 +55,7 @@ def is_exponential(call: BoundCall) -> bool:
     normalizer = call.normalizer
     return (
         normalizer.log_sum_exp
-        and normalizer.passes == "one"
+        and normalizer.online
         and normalizer.scale is not None
         and call.clean_value
         and (call.mask is None or call.clean_pairs)
@@ -217,7 +217,7 @@ class Exponentials:
             maximum.masked_fill_(maximum == -math.inf, 0.0)
             return weighted.div_(total.masked_fill(total == 0, 1.0)), (maximum, total)
         partial, tile = ExponentialSums(maximum, total, weighted), call.tile.cut(rows, (0, 0))
-        output, summary = call.normalizer.finish(partial, tile, call.dropout)
+        output, summary = call.normalizer.finalize(partial, tile, call.dropout)
         return output, summary
 
     def _log_total(self, summary: Summary) -> Tensor:

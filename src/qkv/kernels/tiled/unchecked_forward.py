@@ -22,7 +22,7 @@ __all__ = ["believed", "may_be_believed"]
 def may_be_believed(call: BoundCall, problem: Problem) -> bool:
     """Whether the sums would show it."""
     normalizer = call.normalizer
-    softmax = normalizer.log_sum_exp and normalizer.passes == "one" and normalizer.scale is not None
+    softmax = normalizer.log_sum_exp and normalizer.online and normalizer.scale is not None
     tensors = (call.query, call.key, call.value, *call.score.arrays(), *normalizer.arrays())
     return (
         softmax

@@ -20,9 +20,9 @@ def constant_score(problem: Problem) -> tuple[Spec, str] | None:
         Spec(Constant(), normalizer=Softmax()) -> Spec(Constant(), normalizer=Mean())
     """
     normalizer = problem.normalizer
-    even = normalizer.even and normalizer.sums_to_one
+    even = normalizer.symmetric and normalizer.sums_to_one
     # Mean itself trains no logits: it is what the others become.
-    if not (problem.score.constant and even and normalizer.trains_logits):
+    if not (problem.score.constant and even and normalizer.differentiable):
         return None
     mean = Mean()
     if any(readout.refuse(mean) for readout in problem.readouts):

@@ -9,7 +9,7 @@ __all__ = ["top_of_few"]
 
 
 def top_of_few(problem: Problem) -> tuple[Spec, str] | None:
-    """TopK(k, of) with at most k keys -> of.
+    """TopK(k, normalizer) with at most k keys -> normalizer.
 
     Example:
         >>> from qkv.core.axes import Axes
@@ -18,7 +18,7 @@ def top_of_few(problem: Problem) -> tuple[Spec, str] | None:
         >>> print(before.spec, "->", top_of_few(before)[0])
         Spec(ScaledDot(), normalizer=TopK(10)) -> Spec(ScaledDot(), normalizer=Softmax())
     """
-    simpler = problem.normalizer.for_keys(problem.axes.k)
+    simpler = problem.normalizer.simplify(problem.axes.k)
     if simpler is problem.normalizer:
         return None
     return (

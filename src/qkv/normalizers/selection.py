@@ -11,22 +11,22 @@ from qkv.core.online_softmax import TopKeys
 from qkv.core.ordering import top_mask, top_order
 from qkv.core.positions import Tile
 
-__all__ = ["best_of_tile", "is_chosen", "largest", "last_chosen", "weighted_best"]
+__all__ = ["is_selected", "select_top", "selection_threshold", "top_keys_of_tile", "weigh_top_keys"]
 
 
-def largest(rank: Array, count: int) -> Array:
+def select_top(rank: Array, count: int) -> Array:
     """Which keys are among the `count` largest of their row, as booleans; NaN counts as largest, so that it
     shows.
 
     Example:
         >>> import numpy as np
-        >>> largest(np.array([[1.0, 3.0, 3.0, 2.0]]), 1)
+        >>> select_top(np.array([[1.0, 3.0, 3.0, 2.0]]), 1)
         array([[False,  True, False, False]])
     """
     return top_mask(rank, count) & (rank != -namespace(rank).inf)
 
 
-def best_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count: int) -> TopKeys:
+def top_keys_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count: int) -> TopKeys:
     """The best keys of a tile, by rank, with their values; fewer than `count` are filled up with nothing."""
     xp = namespace(logits)
     batch, q = logits.shape[:-2], logits.shape[-2]
@@ -47,7 +47,7 @@ def best_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count: in
     return TopKeys(rank, index, logits, values, count)
 
 
-def weighted_best(weights: Array, best: TopKeys, tile: Tile, dropout: float, read: Array | None = None) -> Array:
+def weigh_top_keys(weights: Array, best: TopKeys, tile: Tile, dropout: float, read: Array | None = None) -> Array:
     """Σ w v over the chosen keys; `read`: whose values are, None: those whose weight is not 0."""
     xp = namespace(weights)
     read = (weights != 0 if read is None else read)[..., None]
@@ -55,12 +55,12 @@ def weighted_best(weights: Array, best: TopKeys, tile: Tile, dropout: float, rea
     return xp.sum(xp.where(read, dropped * xp.where(read, best.value, xp.zeros_like(best.value)), 0 * dropped), axis=-2)
 
 
-def last_chosen(best: TopKeys) -> tuple[Array, Array]:
+def selection_threshold(best: TopKeys) -> tuple[Array, Array]:
     """Rank and index of the worst key that was chosen, `(*batch, q, 1)`: with them a tile finds its own."""
     return best.rank[..., -1:], best.index[..., -1:]
 
 
-def is_chosen(rank: Array, last: tuple[Array, Array], tile: Tile) -> Array:
+def is_selected(rank: Array, last: tuple[Array, Array], tile: Tile) -> Array:
     """Which keys of a tile were chosen, given the worst one that was."""
     xp = namespace(rank)
     index = tile.key_positions(rank)
