@@ -164,7 +164,7 @@ def test_refusals_name_the_readout_and_the_normalizer(readout: Any, normalizer: 
 
 def test_dense_weights_that_do_not_fit_the_memory_are_refused() -> None:
     shape = (50_000, 8)
-    with pytest.raises(RefusedError, match="streamed: it would allocate"):
+    with pytest.raises(RefusedError, match="numpy_blocks: it would allocate"):
         qkv.explain(shape, shape, shape, readouts=[readouts.Dense()])
     assert qkv.explain(shape, shape, shape, readouts=[readouts.TopWeights(5)]).kernel.name == "numpy_blocks"
 
