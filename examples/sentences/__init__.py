@@ -41,10 +41,10 @@ class Looked:
 
 def load() -> tuple[Any, Any]:
     """The model, on the engine, and its tokenizer: from the installed package, nothing is fetched."""
-    from qkv.encoders.model_folders import default_model, model_in
+    from qkv.encoders.pretrained import default_model_folder, load_model
     from qkv.interop.huggingface import attach
 
-    tokenizer, model = model_in(default_model())
+    tokenizer, model = load_model(default_model_folder())
     return attach(model), tokenizer
 
 

@@ -16,8 +16,8 @@ pytest.importorskip("sklearn")
 
 from qkv.database import Database
 from qkv.database.storage import encoding
-from qkv.encoders import Latent, LatentSemantics, TableVectors, WordVectors
-from qkv.encoders.kept import Worded
+from qkv.encoders import LatentEncoder, LatentSemantics, TableVectors, WordVectors
+from qkv.encoders.serialization import WordVectorEncoder
 from qkv.errors import DamagedStoreError, DataError, KindError, OptionError, QueryError
 from tests.database import encoded_writer
 from tests.store.crashes import die_at, expected, killed
@@ -81,8 +81,8 @@ def by_hand(rows, vectors, name, query, **how):
 def test_answers_are_those_of_vectors_made_by_hand_in_memory_and_streamed(path, backend):
     made(path, backend)
     known = [text for text in TEXTS if text and text.strip()]
-    latent = Latent(4)
-    latent.fit(known)
+    latent = LatentEncoder(4)
+    latent.fit_encode(known)
     vectors = [latent.encode([text])[0] if text in known else None for text in TEXTS]
     for asked, where in (("the golden ring", None), ("who sees a shadow: den", "book <> 'a'")):
         wanted = by_hand(ROWS, vectors, "number", latent.encode([asked])[0], where=where)
@@ -282,8 +282,8 @@ def test_rows_that_do_not_fit_are_refused_in_words_of_the_columns_that_were_give
 def test_rows_pass_the_encoder_in_batches_each_text_once_and_progress_is_told(path, monkeypatch):
     monkeypatch.setattr(encoding, "_BATCH", 4)
     seen, encoded = [], []
-    real = Latent.encode
-    monkeypatch.setattr(Latent, "encode", lambda self, texts: encoded.append(list(texts)) or real(self, texts))
+    real = LatentEncoder.encode
+    monkeypatch.setattr(LatentEncoder, "encode", lambda self, texts: encoded.append(list(texts)) or real(self, texts))
     store = made(path, progress=lambda *told: seen.append(told))
     assert [told for told in seen if told[0] == "encoding rows"] == [("encoding rows", done, 0) for done in (4, 8, 9)]
     encoded.clear()
@@ -444,7 +444,7 @@ def test_an_encoder_that_cannot_be_used_leaves_no_store(path, how, error, senten
 
 def test_what_is_there_already_is_found_before_anything_is_learned(path, monkeypatch):
     made(path)
-    monkeypatch.setattr(Latent, "fit", lambda *given: pytest.fail("it was fitted"))
+    monkeypatch.setattr(LatentEncoder, "fit", lambda *given: pytest.fail("it was fitted"))
     with pytest.raises(DataError, match="there already"):
         made(path)
 
@@ -474,8 +474,8 @@ def test_an_encoder_that_is_fitted_already_stays_as_it_is_and_makes_an_empty_sto
     store = Database.open(path)
     (vector,) = store.store.to_table(["vector of key"]).column(0).to_pylist()
     assert vector == pytest.approx(words.encode(["a b"])[0].tolist())
-    latent = Latent(2)
-    latent.fit(["red rose", "red wine", "white wine"])
+    latent = LatentEncoder(2)
+    latent.fit_encode(["red rose", "red wine", "white wine"])
     other = Database.create(path.parent / "other", ROWS, "text", "number", encoder=latent)
     assert other.ask("red wine").reason != "the encoder knows nothing of it"
     assert other.ask("golden ring").reason == "the encoder knows nothing of it"
@@ -483,7 +483,7 @@ def test_an_encoder_that_is_fitted_already_stays_as_it_is_and_makes_an_empty_sto
 
 def test_a_vector_that_is_no_number_takes_no_part(path):
     words = WordVectors(("a", "b"), np.array([[np.nan, 1], [1, 0]], np.float32))
-    Database.create(path, {"key": ["a", "b"], "value": [1.0, 2.0]}, "key", "value", encoder=Worded(words))
+    Database.create(path, {"key": ["a", "b"], "value": [1.0, 2.0]}, "key", "value", encoder=WordVectorEncoder(words))
     for each in both(path):
         assert (len(each), each.left_out) == (1, {"key": 1})
         assert each.ask(["a", "b"]).value == [None, 2.0]

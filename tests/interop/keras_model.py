@@ -49,7 +49,7 @@ def main() -> None:
         model = trained(None if sys.argv[3:] == ["unknown"] else 7)
         model.save(path)
     else:
-        import qkv.interop.keras.layers
+        import qkv.interop.keras.attention_layers
         import qkv.interop.keras.multi_head  # noqa: F401  which make Keras know the names in the file
 
         model = keras.saving.load_model(path)

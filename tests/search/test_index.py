@@ -11,9 +11,9 @@ from qkv.errors import DamagedStoreError, DataError, MissingPackageError, Option
 from qkv.normalizers import Softmax
 from qkv.scores import Dot
 from qkv.search import Document, Index
-from qkv.search.encoders import encoder_of, usual_rank
+from qkv.search.encoders import default_rank, encoder_of
 from qkv.search.saving import is_index
-from qkv.search.words import BM25, Words
+from qkv.search.words import BM25, Vocabulary
 
 QUERY = "Which shepherd saw shadows, and a golden truth?"
 ENCODERS = ["latent", "latent-tfidf", "tfidf", "log-entropy", "counts"]
@@ -30,7 +30,7 @@ def expected(index, query, mix):
     if not isinstance(vectors, np.ndarray):
         vectors, asked = vectors.toarray(), asked.toarray()
     metric = np.eye(vectors.shape[1]) if index.metric is None else index.metric
-    words = Words()
+    words = Vocabulary()
     worded = BM25.fit([words(text) for text in texts]).score([words(query)])[0].astype(float)
     near = (vectors @ (asked[0] @ metric)).astype(float)
     return (mix * standard(near) if mix else 0) + ((1 - mix) * standard(worded) if mix < 1 else 0)
@@ -175,7 +175,7 @@ def test_one_document_is_an_index(library):
 
 
 def test_the_rank_is_half_of_the_texts_from_thirty_to_three_hundred():
-    assert [usual_rank(texts) for texts in (1, 12, 50, 80, 599, 1_000_000)] == [1, 12, 30, 40, 300, 300]
+    assert [default_rank(texts) for texts in (1, 12, 50, 80, 599, 1_000_000)] == [1, 12, 30, 40, 300, 300]
 
 
 @pytest.mark.parametrize(
@@ -228,9 +228,9 @@ def test_parts_of_a_text_add_up_to_its_vector(library):
     texts = [document.whole for document in library]
     for name in ENCODERS:
         encoder = encoder_of(name)
-        keys = encoder.fit(texts)
+        keys = encoder.fit_encode(texts)
         for text, key in zip(texts[:3], keys if encoder.dense else keys.toarray(), strict=False):
-            words, parts = encoder.parts(text)
+            words, parts = encoder.word_contributions(text)
             whole = np.asarray(parts.sum(axis=0)).reshape(-1)
             assert len(words) == len(set(words)) == parts.shape[0]
             np.testing.assert_allclose(whole, key, atol=1e-6)

@@ -244,7 +244,7 @@ class _Page:
         return shown.append(text[at:end]).append("…" if end < len(text) else "")
 
     def _places(self, text: str) -> list[tuple[int, int, str]]:
-        return self._index.splitter.places(text)
+        return self._index.splitter.find_words(text)
 
 
 _LEAST = 0.005

@@ -4,15 +4,15 @@ from importlib import import_module
 from typing import Any
 
 _HOMES = {
-    "Encoder": "contract",
-    "Latent": "texts",
-    "LatentSemantics": "latent",
-    "SentenceModel": "sentences",
-    "TableVectors": "tables",
-    "WordVectors": "words",
+    "Encoder": "encoder",
+    "LatentEncoder": "text_encoders",
+    "LatentSemantics": "latent_semantics",
+    "SentenceModel": "sentence_model",
+    "TableVectors": "table_vectors",
+    "WordVectors": "word_vectors",
 }
 
-__all__ = ["Encoder", "Latent", "LatentSemantics", "SentenceModel", "TableVectors", "WordVectors"]
+__all__ = ["Encoder", "LatentEncoder", "LatentSemantics", "SentenceModel", "TableVectors", "WordVectors"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,10 +8,10 @@ import numpy as np
 
 from qkv.errors import DataError, KindError
 
-__all__ = ["absent_of", "cells_of", "columns_of"]
+__all__ = ["is_missing", "read_cells", "read_columns"]
 
 
-def columns_of(source: Any, names: tuple[str, ...] | None) -> dict[str, Any]:
+def read_columns(source: Any, names: tuple[str, ...] | None) -> dict[str, Any]:
     """The columns of a table as pyarrow arrays, those wanted in their order."""
     import pyarrow as pa
 
@@ -36,7 +36,7 @@ def columns_of(source: Any, names: tuple[str, ...] | None) -> dict[str, Any]:
     return {name: table.column(name) for name in names or table.column_names}
 
 
-def cells_of(name: str, column: Any) -> tuple[str, np.ndarray]:
+def read_cells(name: str, column: Any) -> tuple[str, np.ndarray]:
     """The kind of a column, and its cells: float64 with NaN, or strings or lists with None."""
     import pyarrow as pa
     from pyarrow import types
@@ -62,7 +62,7 @@ def cells_of(name: str, column: Any) -> tuple[str, np.ndarray]:
     raise DataError(f"column {name!r} holds {type_}, of which no vector is made. Leave it out by columns=….")
 
 
-def absent_of(cells: np.ndarray) -> np.ndarray:
+def is_missing(cells: np.ndarray) -> np.ndarray:
     """Which cells are missing."""
     if cells.dtype == object:
         return np.array([cell is None for cell in cells], bool)

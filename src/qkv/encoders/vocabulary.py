@@ -10,19 +10,19 @@ import numpy as np
 
 from qkv.errors import DataError, MissingPackageError, OptionError
 
-__all__ = ["Words"]
+__all__ = ["Vocabulary"]
 
 _STEMS = (None, "english")
 
 
-class Words:
+class Vocabulary:
     """A vocabulary: texts to words, and words to counts.
 
     Words are two or more letters or digits, in lower case, without scikit-learn's English stop words.
 
     Args:
         stem: None, or `"english"`: words are cut to their stems by PyStemmer (Porter 2).
-        known: the vocabulary, in order; None: it is learned by `fit`.
+        terms: the vocabulary, in order; None: it is learned by `fit`.
 
     Raises:
         MissingPackageError: scikit-learn, or PyStemmer where it is asked for, is not installed.
@@ -33,7 +33,7 @@ class Words:
         ['shepherd', 'golden', 'ring']
     """
 
-    def __init__(self, stem: str | None = None, known: Sequence[str] | None = None) -> None:
+    def __init__(self, stem: str | None = None, terms: Sequence[str] | None = None) -> None:
         try:
             from sklearn.feature_extraction.text import CountVectorizer
         except ImportError:
@@ -53,7 +53,7 @@ class Words:
                     "stems need PyStemmer, which is not installed. Run: pip install PyStemmer"
                 ) from None
             self._stem = Stemmer.Stemmer(stem)
-        self._counter: Any = CountVectorizer(analyzer=self, vocabulary=None if known is None else list(known))
+        self._counter: Any = CountVectorizer(analyzer=self, vocabulary=None if terms is None else list(terms))
 
     def __call__(self, text: str | Sequence[str]) -> Sequence[str]:
         """The words of a text that count, in order, as they are compared; what is split already stays so."""
@@ -62,7 +62,7 @@ class Words:
         words = self._split(text)
         return words if self._stem is None else list(self._stem.stemWords(words))
 
-    def fit(self, texts: Sequence[str | Sequence[str]]) -> Any:
+    def fit_transform(self, texts: Sequence[str | Sequence[str]]) -> Any:
         """Learn the vocabulary; the counts `(texts, words)`, sparse.
 
         Raises:
@@ -75,16 +75,16 @@ class Words:
                 "the texts have no words, or only such as “the” and “of”. Give texts in words of two letters or more."
             ) from None
 
-    def counts(self, texts: Sequence[str]) -> Any:
+    def transform(self, texts: Sequence[str]) -> Any:
         """The counts `(texts, words)`, sparse; words that are not known count nothing."""
         return self._counter.transform(texts).astype(np.float64).tocsr()
 
     @property
-    def known(self) -> list[str]:
+    def terms(self) -> list[str]:
         """The vocabulary, in the order of the columns."""
         return [str(word) for word in self._counter.get_feature_names_out()]
 
-    def places(self, text: str) -> list[tuple[int, int, str]]:
+    def find_words(self, text: str) -> list[tuple[int, int, str]]:
         """Where words that count stand in a text: start, end, and the word as it is compared."""
         found = []
         for match in re.finditer(r"\w\w+", text):

@@ -21,7 +21,7 @@ import numpy as np
 
 from qkv.errors import OptionError
 
-__all__ = ["WEIGHTINGS", "Weighting", "weighting_of"]
+__all__ = ["WEIGHTINGS", "Weighting", "get_weighting"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ WEIGHTINGS: dict[str | None, type[Weighting]] = {
 }
 
 
-def weighting_of(name: str | None) -> Weighting:
+def get_weighting(name: str | None) -> Weighting:
     """The weighting of a name, not yet fitted.
 
     Raises:
@@ -103,7 +103,7 @@ def weighting_of(name: str | None) -> Weighting:
 
     Example:
         >>> counts = np.array([[1.0, 4.0], [1.0, 0.0]])
-        >>> weighting_of("log-entropy").fit(counts).words.tolist()
+        >>> get_weighting("log-entropy").fit(counts).words.tolist()
         [0.0, 1.0]
     """
     if name not in WEIGHTINGS:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.encoders.model_folders import default_model, model_in
+from qkv.encoders.pretrained import default_model_folder, load_model
 from qkv.errors import DataError, OptionError
 from qkv.look.generation import generation_views
 from qkv.look.rollout import flow, rollout
@@ -59,7 +59,7 @@ def model_folder(path: str | os.PathLike[str] | None = None) -> Path:
         DataError: there is no such folder, or no model in it.
         MissingPackageError: no path was given, and the small model is not installed.
     """
-    folder = default_model() if path is None else Path(path)
+    folder = default_model_folder() if path is None else Path(path)
     try:
         (folder / "config.json").open("rb").close()
     except PermissionError:
@@ -82,7 +82,7 @@ def load(path: str | os.PathLike[str] | None = None) -> TextModel:
         MissingPackageError: transformers is not installed.
     """
     folder = model_folder(path)
-    tokenizer, model = model_in(folder, writes=True)
+    tokenizer, model = load_model(folder, writes=True)
     name = "all-MiniLM-L6-v2" if path is None else folder.resolve().name
     return TextModel(model, tokenizer, name)
 

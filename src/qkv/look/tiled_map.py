@@ -105,14 +105,14 @@ class TiledMap:
 
     @classmethod
     def recorded(cls, seen: Any, head: int, element: int = 0) -> TiledMap:
-        """A head of a model, from a call that was recorded with `keep=True` and both pooled maps.
+        """A head of a model, from a call that was recorded with `save_inputs=True` and both pooled maps.
 
         Args:
-            seen: of `qkv.interop.record(model, [PooledMap(size), PooledMap(size, "max")], keep=True)`.
+            seen: of `qkv.interop.record(model, [PooledMap(size), PooledMap(size, "max")], save_inputs=True)`.
             head, element: which.
         """
         mean, largest = (readout[element, head] for readout in seen.readouts)
-        call, total = seen.kept.call.at_head(head), seen.kept.log_sum_exp[element, head]
+        call, total = seen.saved.call.select_head(head), seen.kept.log_sum_exp[element, head]
         options = {name: call.options[name] for name in ("score", "mask", "positions")}
         bound = bind_call(
             call.query, call.key, call.value, normalizer=call.options["normalizer"] or Softmax(), **options

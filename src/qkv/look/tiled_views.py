@@ -146,13 +146,13 @@ def recorded_view(
 
     size = side(len(words.tokens))
     readouts = [PooledMap(size), PooledMap(size, "max")]
-    with torch.no_grad(), record(model, readouts, layers=layers, keep=True) as seen:
+    with torch.no_grad(), record(model, readouts, layers=layers, save_inputs=True) as seen:
         model(**inputs)
     found = []
     numbers = range(len(seen.layers)) if layers is None else layers
     for number, calls in zip(numbers, seen.layers.values(), strict=True):
         last = calls[-1]
-        if last.kept is None:
+        if last.saved is None:
             raise DataError(
                 f"{called} computes attention itself: its weights are arrays of all pairs. Shorten the text."
             )

@@ -5,7 +5,7 @@
     sentences   a sentence model
 
 Vectors have unit length, so an inner product is a cosine. Each is a sum over the words of its text, so a
-cosine is a sum over pairs of words. The first and the last are `qkv.encoders.texts`, which stores share.
+cosine is a sum over pairs of words. The first and the last are `qkv.encoders.text_encoders`, which stores share.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.encoders.contract import TextEncoder as Encoder
-from qkv.encoders.texts import Counted, Latent, Sentences, usual_rank
+from qkv.encoders.encoder import TextEncoder as Encoder
+from qkv.encoders.text_encoders import BagOfWordsEncoder, LatentEncoder, SentenceEncoder, default_rank
 from qkv.errors import OptionError
 
-__all__ = ["ENCODERS", "Encoder", "Latent", "Sentences", "Terms", "encoder_of", "usual_rank"]
+__all__ = ["ENCODERS", "Encoder", "LatentEncoder", "SentenceEncoder", "Terms", "encoder_of", "default_rank"]
 
 
-class Terms(Counted):
+class Terms(BagOfWordsEncoder):
     """A dimension for each word: the cosine of weighted counts.
 
     Args:
         weighting: None for plain counts, `"tfidf"` or `"log-entropy"`.
-        stem: see `Words`.
+        stem: see `Vocabulary`.
     """
 
     name = "terms"
@@ -37,13 +37,13 @@ class Terms(Counted):
     def __init__(self, weighting: str | None = "tfidf", stem: str | None = None) -> None:
         super().__init__(weighting, stem)
 
-    def fit(self, things: Sequence[str], progress: Progress | None = None) -> Any:
+    def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> Any:
         """Learn vocabulary and weights."""
         return _sparse_unit(self._weighting_of(self._learn(things)))
 
     def encode(self, things: Sequence[str]) -> Any:
         """Sparse rows of unit length."""
-        return _sparse_unit(self._weighting_of(self.words.counts(things)))
+        return _sparse_unit(self._weighting_of(self.vocabulary.transform(things)))
 
     def _weighting_of(self, counts: Any) -> Any:
         return self._weighting.apply(counts)
@@ -56,7 +56,7 @@ class Terms(Counted):
         return csr_array((row.data, row.indices, np.arange(cells + 1)), shape=(cells, row.shape[1]))
 
 
-ENCODERS: dict[str, type[Encoder]] = {kind.name: kind for kind in (Latent, Terms, Sentences)}
+ENCODERS: dict[str, type[Encoder]] = {kind.name: kind for kind in (LatentEncoder, Terms, SentenceEncoder)}
 
 
 def encoder_of(name: str, *, rank: int | None = None, stem: str | None = None) -> Encoder:
@@ -66,7 +66,7 @@ def encoder_of(name: str, *, rank: int | None = None, stem: str | None = None) -
         name: `latent` (log-entropy) or `latent-tfidf`, `tfidf`, `log-entropy` or `counts` for words without a
             latent space, `sentences`, or the folder of a sentence model.
         rank: of the latent space.
-        stem: see `Words`.
+        stem: see `Vocabulary`.
 
     Raises:
         OptionError: no such encoder, or a rank for one that has none.
@@ -75,17 +75,17 @@ def encoder_of(name: str, *, rank: int | None = None, stem: str | None = None) -
     if rank is not None and not name.startswith("latent"):
         raise OptionError(f"the encoder {name!r} has no rank. Leave --rank out, or take latent.")
     if name in ("latent", "latent-tfidf"):
-        return Latent(rank, "log-entropy" if name == "latent" else "tfidf", stem)
+        return LatentEncoder(rank, "log-entropy" if name == "latent" else "tfidf", stem)
     if name in weighted:
         return Terms(weighted[name], stem)
     if name == "sentences":
-        return Sentences()
+        return SentenceEncoder()
     from pathlib import Path
 
     if not Path(name).is_dir():
         known = ", ".join(("latent", "latent-tfidf", *weighted, "sentences"))
         raise OptionError(f"the encoder is {name!r}. It is one of {known}, or the folder of a sentence model.")
-    return Sentences(name)
+    return SentenceEncoder(name)
 
 
 def _sparse_unit(rows: Any) -> Any:

@@ -16,7 +16,7 @@ from qkv.search.hits import Evidence, Hit, joined
 from qkv.search.keys import Keys, spread_of
 from qkv.search.passages import passages_of
 from qkv.search.texts import Document
-from qkv.search.words import BM25, Words
+from qkv.search.words import BM25, Vocabulary
 
 __all__ = ["Index"]
 
@@ -61,7 +61,7 @@ class Index:
         encoder: Encoder,
         keys: Any,
         words: BM25,
-        splitter: Words,
+        splitter: Vocabulary,
         *,
         mix: float = 0.5,
         metric: np.ndarray | None = None,
@@ -116,7 +116,7 @@ class Index:
         if not documents:
             raise DataError("there is no document to index. Give some.")
         made = encoder_of(encoder, rank=rank, stem=stem) if isinstance(encoder, str) else encoder
-        splitter = Words(stem)
+        splitter = Vocabulary(stem)
         passages = passages_of(documents, words, overlap)
         texts = [documents[part.document].whole[part.start : part.end] for part in passages]
         split = []
@@ -135,8 +135,8 @@ class Index:
                 "text": texts,
             }
         )
-        given: Any = split if made.words is not None and made.words.stem == stem else texts
-        return cls(table, made, made.fit(given, progress), bm25, splitter, mix=mix)
+        given: Any = split if made.vocabulary is not None and made.vocabulary.stem == stem else texts
+        return cls(table, made, made.fit_encode(given, progress), bm25, splitter, mix=mix)
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Index:
@@ -197,7 +197,7 @@ class Index:
         mix = self.mix if mix is None else _share(mix)
         asked = _Asked(self, [query], mix)
         rows, weights = (part[0].tolist() for part in self._attended(asked, top, temperature))
-        parts = self.encoder.parts(query) if evidence and asked.near[0] else None
+        parts = self.encoder.word_contributions(query) if evidence and asked.near[0] else None
         found = []
         for row, weight in zip(rows, weights, strict=True):
             if row >= 0 and asked.found[0]:
@@ -245,7 +245,7 @@ class Index:
 
     def with_encoder(self, encoder: Encoder, progress: Progress | None = None) -> Index:
         """The same passages and words with other vectors, which are made anew."""
-        keys = encoder.fit(self.table.column("text").to_pylist(), progress)
+        keys = encoder.fit_encode(self.table.column("text").to_pylist(), progress)
         return Index(self.table, encoder, keys, self.words, self.splitter, mix=self.mix)
 
     def vectors(self, queries: Sequence[str]) -> Any:
@@ -278,7 +278,7 @@ class Index:
         """What the words of a query, whose parts are its `own`, share with those of a passage."""
         parts = []
         if own is not None:
-            (left, first), (right, second) = own, self.encoder.parts(text)
+            (left, first), (right, second) = own, self.encoder.word_contributions(text)
             through = first if self.metric is None else first @ self.metric
             shares = through @ second.T
             parts.append((left, right, asked.near[0] * (shares if self.keys.dense else shares.toarray())))

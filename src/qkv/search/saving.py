@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.core.files import may_be_made, sync, write_whole
-from qkv.encoders.contract import read_arrays
+from qkv.encoders.encoder import read_arrays
 from qkv.errors import DamagedStoreError, DataError, StoreBusyError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def open_index(path: Path) -> Index:
     from qkv.search.encoders import ENCODERS
     from qkv.search.index import Index
     from qkv.search.keys import Keys
-    from qkv.search.words import BM25, Words
+    from qkv.search.words import BM25, Vocabulary
 
     held = _described(path)
     if held is None:
@@ -132,7 +132,7 @@ def open_index(path: Path) -> Index:
         keys = Keys(load_npz(folder / "keys.npz"))
     metric = np.load(folder / "metric.npy") if (folder / "metric.npy").is_file() else None
     bm25 = BM25(scores, words["known"].tolist())
-    return Index(table, encoder, keys, bm25, Words(held["stem"]), mix=held["mix"], metric=metric)
+    return Index(table, encoder, keys, bm25, Vocabulary(held["stem"]), mix=held["mix"], metric=metric)
 
 
 def _write_parts(index: Index, folder: Path) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from qkv.encoders.vocabulary import Words
+from qkv.encoders.vocabulary import Vocabulary
 from qkv.errors import MissingPackageError
 
-__all__ = ["BM25", "Words", "missing"]
+__all__ = ["BM25", "Vocabulary", "missing"]
 
 
 def missing(package: str) -> MissingPackageError:

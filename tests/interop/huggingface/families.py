@@ -11,7 +11,7 @@ import torch
 
 from qkv.errors import RefusedError
 from qkv.interop import huggingface
-from qkv.interop.huggingface.lazy import LazyMask
+from qkv.interop.huggingface.lazy_mask import LazyMask
 from qkv.readouts import Dense
 from tests.interop.huggingface.tiny import VARIANTS, UnbuiltError, inputs_of, model_of, real
 
@@ -51,7 +51,7 @@ class Found:
     cls: str = ""
     inputs: str = ""
     what: str = "unbuilt"
-    reached: int = 0
+    covered: int = 0
     missed: int = 0
     logits: float | None = None
     weights: float | None = None
@@ -92,12 +92,12 @@ def compare(kind: str, *, gradients: bool = True, generate: bool = True) -> Foun
             found.why = f"eager does not run: {failed[0]}" if failed else "takes other inputs than ours"
             return found
         try:
-            counted = huggingface.reach(model, **first)
+            counted = huggingface.layer_coverage(model, **first)
         except RefusedError as error:
             found.what, found.why = "refused", str(error)
             return found
-        found.reached, found.missed = len(counted.reached), len(counted.missed)
-        if not counted.reached:
+        found.covered, found.missed = len(counted.covered), len(counted.missed)
+        if not counted.covered:
             found.what = "bypassed" if counted.missed else "without attention"
             return found
         found.what = "partly" if counted.missed else "reached"

@@ -11,11 +11,11 @@ masking = pytest.importorskip("transformers.masking_utils")
 
 from qkv.core.positions import whole  # noqa: E402
 from qkv.engine import attend  # noqa: E402
-from qkv.interop.huggingface.call import Asked, Call  # noqa: E402
-from qkv.interop.huggingface.closures import Frame, Function, translated  # noqa: E402
-from qkv.interop.huggingface.lazy import LazyMask  # noqa: E402
-from qkv.interop.huggingface.listed import Listed  # noqa: E402
-from qkv.interop.huggingface.masking import lazy_mask  # noqa: E402
+from qkv.interop.huggingface.attention_call import AttentionCall, Registration  # noqa: E402
+from qkv.interop.huggingface.indexed_mask import IndexedMask  # noqa: E402
+from qkv.interop.huggingface.lazy_mask import LazyMask  # noqa: E402
+from qkv.interop.huggingface.mask_functions import FunctionMask, MaskContext, translate_mask  # noqa: E402
+from qkv.interop.huggingface.mask_interface import build_mask  # noqa: E402
 from qkv.masks import Causal  # noqa: E402
 
 PACKED = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 0, 1], [0, 1, 0, 1, 2, 3, 4, 5, 6]])
@@ -59,7 +59,7 @@ def both(function: Any, q: int, k: int, q_start: int, k_start: int, real: Any, *
         "batch_size": 2, "q_length": q, "kv_length": k, "q_offset": q_start, "kv_offset": k_start,
         "mask_function": function, "attention_mask": real, "device": torch.device("cpu"), **more,
     }  # fmt: skip
-    return lazy_mask(**given, dtype=torch.float32), masking.eager_mask(**given)
+    return build_mask(**given, dtype=torch.float32), masking.eager_mask(**given)
 
 
 WHOLE = (9, 9, 0, 0)
@@ -87,9 +87,9 @@ def test_the_lazy_mask_holds_the_pairs_of_transformers_own_mask(
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_what_transformers_writes_itself_becomes_parts_and_no_function(name: str) -> None:
-    frame = Frame(2, 9, 9, 0, 0, torch.device("cpu"))
-    mask = translated(KNOWN[name], frame)
-    assert mask is None or not any(isinstance(part, Function) for part in mask.parts())
+    frame = MaskContext(2, 9, 9, 0, 0, torch.device("cpu"))
+    mask = translate_mask(KNOWN[name], frame)
+    assert mask is None or not any(isinstance(part, FunctionMask) for part in mask.parts())
 
 
 def test_a_function_that_must_be_mapped_gives_the_same_pairs() -> None:
@@ -162,7 +162,7 @@ def test_what_a_model_writes_into_it_counts() -> None:
     assert torch.equal(mask.dense(), array)
     torch.manual_seed(0)
     query, key = torch.randn(2, 3, 6, 4), torch.randn(2, 3, 9, 4)
-    found = Call.of(Asked(), torch.nn.Identity(), query, key, key, mask)
+    found = AttentionCall.of(Registration(), torch.nn.Identity(), query, key, key, mask)
     output = attend(found.query, found.key, found.value, **found.options)
     wanted = ((query @ key.mT) / 2 + array).softmax(-1) @ key
     torch.testing.assert_close(output, wanted)
@@ -170,12 +170,12 @@ def test_what_a_model_writes_into_it_counts() -> None:
 
 def test_a_mask_that_was_made_already_is_handed_back() -> None:
     mask = lazy()
-    assert lazy_mask(2, 6, 9, attention_mask=mask) is mask
+    assert build_mask(2, 6, 9, attention_mask=mask) is mask
 
 
 def test_listed_keys_are_the_same_tile_by_tile() -> None:
     indices = torch.tensor([[0, 3, -1], [5, 5, 1]])
-    mask, tile = Listed(indices, size=2), whole(2, 11)
+    mask, tile = IndexedMask(indices, size=2), whole(2, 11)
     all_of = mask.allowed(tile, torch.zeros(()))
     assert all_of.nonzero().tolist() == [
         *([0, j] for j in (0, 1, 6, 7)), *([1, j] for j in (2, 3, 10)),

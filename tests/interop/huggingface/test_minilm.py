@@ -39,7 +39,7 @@ def test_states_and_all_72_maps_are_those_of_eager_attention(
     real = given["attention_mask"].bool()
     with torch.no_grad():
         theirs = model(**given, output_attentions=True)
-        with record(model, [Dense()], keep=True) as seen:
+        with record(model, [Dense()], save_inputs=True) as seen:
             mine = model(**given)
     torch.testing.assert_close(mine.last_hidden_state[real], theirs.last_hidden_state[real], rtol=0, atol=near)
     assert len(seen.layers) == 6

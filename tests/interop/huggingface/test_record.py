@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 from qkv import normalizers, readouts  # noqa: E402
 from qkv.errors import KindError, OptionError  # noqa: E402
 from qkv.interop import huggingface, record  # noqa: E402
-from qkv.interop.huggingface.registry import LISTENERS  # noqa: E402
+from qkv.interop.huggingface.registration import LISTENERS  # noqa: E402
 
 SMALL: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
@@ -67,7 +67,7 @@ def test_every_readout_is_that_of_the_dense_weights() -> None:
         safe = weights[:, [3, 0]]
         torch.testing.assert_close(entropy, -torch.special.xlogy(safe, safe).sum(-1), rtol=0, atol=1e-5)
         assert (one.kind, one.causal, one.output_shape) == ("self", True, (2, 9, 4, 8))
-        assert one.real.tolist() == REAL.bool().tolist()
+        assert one.key_mask.tolist() == REAL.bool().tolist()
 
 
 def test_recording_changes_neither_output_nor_gradient() -> None:
@@ -148,7 +148,7 @@ def test_any_tile_comes_exactly_from_what_was_kept(name: str) -> None:
     if name == "GptOssModel":
         more |= {"num_local_experts": 2, "num_experts_per_tok": 1}
     model = model_of(name, **more)
-    with torch.no_grad(), record(model, [readouts.Dense()], keep=True) as seen:
+    with torch.no_grad(), record(model, [readouts.Dense()], save_inputs=True) as seen:
         model(TOKENS, attention_mask=REAL)
     for (one,) in seen.layers.values():
         assert len(one.readouts) == 1
@@ -159,7 +159,7 @@ def test_any_tile_comes_exactly_from_what_was_kept(name: str) -> None:
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_tiles_of_earlier_steps_stay_what_they_were(cache: str | None) -> None:
     model = model_of("MistralForCausalLM", num_key_value_heads=2, sliding_window=4)
-    with torch.no_grad(), record(model, [readouts.Dense()], heads=[1], keep=True) as seen:
+    with torch.no_grad(), record(model, [readouts.Dense()], heads=[1], save_inputs=True) as seen:
         model.generate(
             TOKENS, max_new_tokens=6, do_sample=False, cache_implementation=cache, disable_compile=True,
             pad_token_id=0, eos_token_id=None,
@@ -175,7 +175,7 @@ def test_without_keep_there_is_no_tile() -> None:
     model = model_of("BertModel")
     with torch.no_grad(), record(model, [readouts.Entropy()]) as seen:
         model(TOKENS)
-    with pytest.raises(OptionError, match="keep=True"):
+    with pytest.raises(OptionError, match="save_inputs=True"):
         next(iter(seen.layers.values()))[0].tile((0, 1), (0, 1))
 
 
@@ -229,12 +229,12 @@ def test_weights_of_a_model_that_bypasses_the_interface_are_its_own_and_it_is_sa
         own = model(TOKENS, attention_mask=REAL, output_attentions=True).attentions
     hooks = hooks_of(model)
     with (
-        pytest.warns(huggingface.UnreachedWarning, match="read from weights that the model made"),
+        pytest.warns(huggingface.BypassWarning, match="read from weights that the model made"),
         torch.no_grad(),
         record(model, [readouts.Dense(), readouts.TopWeights(2)]) as seen,
     ):
         model(TOKENS, attention_mask=REAL)
-    assert seen.eager == ("encoder.layer.0.attention.attn", "encoder.layer.1.attention.attn")
+    assert seen.materialized == ("encoder.layer.0.attention.attn", "encoder.layer.1.attention.attn")
     assert seen.missed == ()
     for (one,), weights in zip(seen.layers.values(), own, strict=True):
         assert torch.equal(one.readouts[0], weights)
@@ -248,7 +248,7 @@ def test_a_model_that_is_reached_in_full_is_recorded_without_a_warning() -> None
         warnings.simplefilter("error")
         with torch.no_grad(), record(model := model_of("BertModel"), [readouts.Entropy()]) as seen:
             model(TOKENS)
-    assert (seen.eager, seen.missed) == ((), ())
+    assert (seen.materialized, seen.missed) == ((), ())
     assert all(one.exact for calls in seen.layers.values() for one in calls)
 
 

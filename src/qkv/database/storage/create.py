@@ -71,9 +71,9 @@ def create_stored(
     settings |= {"score": score, "normalizer": normalizer, "threshold": threshold}
     encoding, attached, columns, ready = None, {}, schema, []
     if encoder is not None:
-        from qkv.encoders.kept import encoder_of, pack
+        from qkv.encoders.serialization import as_encoder, pack
 
-        made = encoder_of(encoder, progress)
+        made = as_encoder(encoder, progress)
         # The first part of a file may be its columns alone.
         while not waiting[-1].num_rows and (more := next(tables, None)) is not None:
             waiting.append(more)
@@ -81,7 +81,7 @@ def create_stored(
         columns = encoding.schema(schema)
         # What tells how vectors are compared is appended, too.
         ready, waiting = list(encoding.encoded(iter(waiting[-1:]), progress)), []
-        if made.takes == "table" and score is None:
+        if made.input_kind == "table" and score is None:
             score, reach = _near(encoding, ready[0], value, fold, progress)
             threshold = reach if threshold is None else threshold
         elif score is None and threshold is None:

@@ -23,7 +23,7 @@ from qkv.errors import DataError, OptionError
 from qkv.store import Store, read_attached
 
 if TYPE_CHECKING:
-    from qkv.encoders.contract import Encoder
+    from qkv.encoders.encoder import Encoder
 
 __all__ = ["FILE", "Asked", "Encoding"]
 
@@ -87,7 +87,7 @@ class Encoding:
                     f"the encoder {encoder.name!r} learns from rows, and the source has none. "
                     "Give the first rows, or an encoder that is fitted."
                 )
-            encoder.fit(_things(encoder, columns, table, _there(encoder, columns, table)), progress)
+            encoder.fit_encode(_things(encoder, columns, table, _there(encoder, columns, table)), progress)
         return cls(columns, encoder.name, encoder.settings(), encoder.width, str(encoder), load=lambda: encoder)
 
     @classmethod
@@ -102,12 +102,12 @@ class Encoding:
         Raises:
             DataError: a model that it needs is not there.
         """
-        from qkv.encoders.kept import KEPT, unpack
+        from qkv.encoders.serialization import ENCODER_KINDS, unpack
 
         name, settings = record["name"], record["settings"]
-        if name not in KEPT:
+        if name not in ENCODER_KINDS:
             raise DataError(f"{store.path.name!r} was written by a newer qkv. Update: pip install -U qkv.")
-        lacking = KEPT[name].lacking(settings)
+        lacking = ENCODER_KINDS[name].missing_resources(settings)
         if use and lacking:
             raise DataError(
                 f"{store.path.name!r} was encoded by {lacking}, which is not there. Put it back, or open the "
@@ -183,7 +183,7 @@ class Encoding:
         """
         parsed = Queries.parse(queries, columns, folded=False)
         vectors = np.zeros((len(parsed), self.width))
-        if self.encoder.takes == "texts":
+        if self.encoder.input_kind == "texts":
             missing = np.array([not text.strip() for text in parsed.cells[0]], bool)
             vectors[~missing] = self._texts(parsed.cells[0][~missing].tolist())
             unknown = ~missing & ~vectors.any(axis=1)
@@ -221,7 +221,7 @@ class Encoding:
         vectors = np.zeros((table.num_rows, self.width), np.float32)
         if there.any():
             things = _things(self.encoder, self.columns, table, there)
-            texts = self.encoder.takes == "texts"
+            texts = self.encoder.input_kind == "texts"
             vectors[there] = self._texts(things) if texts else self._checked(self.encoder.encode(things))
         there &= np.isfinite(vectors).all(axis=1)
         bits = pa.py_buffer(np.packbits(there, bitorder="little").tobytes())
@@ -248,7 +248,7 @@ class Encoding:
 def _check(encoder: "Encoder", columns: Sequence[str], table: Any) -> None:
     """Refuse an encoder for columns that it cannot read."""
     kinds = {name: Column.of(table.slice(0, 0), name).kind for name in columns}
-    if encoder.takes == "texts":
+    if encoder.input_kind == "texts":
         if len(columns) > 1:
             raise OptionError(
                 f"the encoder {encoder.name!r} reads one column of texts, and the key has {len(columns)}: "
@@ -269,7 +269,7 @@ def _check(encoder: "Encoder", columns: Sequence[str], table: Any) -> None:
 
 def _there(encoder: "Encoder", columns: Sequence[str], table: Any) -> np.ndarray:
     """Which rows have a key: a text that is not blank, or of several columns any cell."""
-    if encoder.takes == "texts":
+    if encoder.input_kind == "texts":
         cells = table.column(columns[0]).to_pylist()
         return np.array([cell is not None and bool(cell.strip()) for cell in cells], bool)
     return np.asarray(~np.logical_and.reduce([Column.of(table, name).missing for name in columns]))
@@ -277,7 +277,7 @@ def _there(encoder: "Encoder", columns: Sequence[str], table: Any) -> np.ndarray
 
 def _things(encoder: "Encoder", columns: Sequence[str], table: Any, there: np.ndarray) -> Any:
     """What the encoder reads of these rows."""
-    if encoder.takes == "texts":
+    if encoder.input_kind == "texts":
         cells = table.column(columns[0]).to_pylist()
         return [cell for cell, here in zip(cells, there, strict=True) if here]
     import pyarrow as pa

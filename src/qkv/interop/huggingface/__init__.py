@@ -14,23 +14,32 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.errors import MissingPackageError
 
-__all__ = ["Reach", "Record", "Seen", "UnreachedWarning", "attach", "reach", "record", "register"]
+__all__ = [
+    "LayerCoverage",
+    "Recorder",
+    "AttentionRecord",
+    "BypassWarning",
+    "attach",
+    "layer_coverage",
+    "record",
+    "register",
+]
 
 if TYPE_CHECKING:
-    from qkv.interop.huggingface.reaching import Reach, UnreachedWarning, attach, reach
-    from qkv.interop.huggingface.recorder import Record, record
-    from qkv.interop.huggingface.registry import register
-    from qkv.interop.huggingface.seen import Seen
+    from qkv.interop.huggingface.attention_record import AttentionRecord
+    from qkv.interop.huggingface.coverage import BypassWarning, LayerCoverage, attach, layer_coverage
+    from qkv.interop.huggingface.recorder import Recorder, record
+    from qkv.interop.huggingface.registration import register
 
 _HOMES = {
-    "Reach": "reaching",
-    "Record": "recorder",
-    "Seen": "seen",
-    "UnreachedWarning": "reaching",
-    "attach": "reaching",
-    "reach": "reaching",
+    "AttentionRecord": "attention_record",
+    "BypassWarning": "coverage",
+    "LayerCoverage": "coverage",
+    "Recorder": "recorder",
+    "attach": "coverage",
+    "layer_coverage": "coverage",
     "record": "recorder",
-    "register": "registry",
+    "register": "registration",
 }
 
 

@@ -13,23 +13,23 @@ import torch
 
 from qkv.core.arrays import is_array
 from qkv.errors import KindError, OptionError
-from qkv.interop.huggingface.call import Call, is_causal, padding
-from qkv.interop.huggingface.eager import asks_for_weights, read_weights, weights_in
-from qkv.interop.huggingface.layers import inside, is_attention, kind_of, names_of, uses_interface
-from qkv.interop.huggingface.looking import look
-from qkv.interop.huggingface.reaching import (
-    Counter,
-    UnreachedWarning,
-    forget,
-    implementations,
-    restore,
-    switch,
+from qkv.interop.huggingface.attention_call import AttentionCall, is_causal, padding_mask
+from qkv.interop.huggingface.attention_record import AttentionRecord, SavedCall
+from qkv.interop.huggingface.coverage import (
+    BypassWarning,
+    CallCounter,
+    remove_listener,
+    restore_implementations,
+    save_implementations,
+    switch_implementation,
 )
-from qkv.interop.huggingface.registry import LISTENERS, NAMES
-from qkv.interop.huggingface.seen import Kept, Seen
+from qkv.interop.huggingface.model_layers import attention_kind, is_attention, module_names, nested, uses_interface
+from qkv.interop.huggingface.observe import observe_call
+from qkv.interop.huggingface.output_attentions import find_weights, read_weights, request_weights
+from qkv.interop.huggingface.registration import LISTENERS, REGISTERED
 from qkv.readouts import LogSumExp, Readout
 
-__all__ = ["Record", "record"]
+__all__ = ["Recorder", "record"]
 
 
 def record(
@@ -38,9 +38,9 @@ def record(
     *,
     layers: Iterable[str | int] | str | int | None = None,
     heads: Iterable[int] | None = None,
-    keep: bool = False,
+    save_inputs: bool = False,
     name: str = "qkv",
-) -> Record:
+) -> Recorder:
     """Collect readouts of every layer and head while a model runs, for a `with` block.
 
     The model may be called as often as wanted, in any way, `generate` included. Its output is that of its
@@ -57,14 +57,14 @@ def record(
         layers: names of layers (`"encoder.layer.0.*"`: as in file names), or their numbers in the order of
             the model; None: all.
         heads: numbers of heads; None: all.
-        keep: keep query, key and log-sum-exp too, from which `Seen.tile` gives any weights exactly.
+        save_inputs: keep query, key and log-sum-exp too, from which `AttentionRecord.tile` gives any weights exactly.
         name: under which the engine was registered, for a model that does not run on it already.
 
     Returns:
-        A `Record`; what was seen is in `layers`, by the name of the layer.
+        A `Recorder`; what was seen is in `layers`, by the name of the layer.
 
     Warns:
-        UnreachedWarning: when the block ends, of layers that were read from the model's own weights, or not
+        BypassWarning: when the block ends, of layers that were read from the model's own weights, or not
             at all.
 
     Raises:
@@ -85,10 +85,10 @@ def record(
         >>> seen.layers["encoder.layer.0.attention.self"][0].readouts[0].weights.shape
         torch.Size([1, 2, 4, 3])
     """
-    return Record(model, readouts, layers, heads, keep, name)
+    return Recorder(model, readouts, layers, heads, save_inputs, name)
 
 
-class Record:
+class Recorder:
     """What was seen, layer by layer; made by `record`.
 
     Attributes:
@@ -103,19 +103,19 @@ class Record:
         readouts: Sequence[Readout],
         layers: Iterable[str | int] | str | int | None = None,
         heads: Iterable[int] | None = None,
-        keep: bool = False,
+        save_inputs: bool = False,
         name: str = "qkv",
     ) -> None:
         for readout in readouts:
             if not isinstance(readout, Readout):
                 raise KindError(f"{readout!r} is no readout. Give instances from qkv.readouts, such as TopWeights(5).")
-        self.readouts, self.keep = tuple(readouts), keep
-        self.layers: dict[str, list[Seen]] = {}
+        self.readouts, self.save_inputs = tuple(readouts), save_inputs
+        self.layers: dict[str, list[AttentionRecord]] = {}
         self.missed: tuple[str, ...] = ()
-        self.eager: tuple[str, ...] = ()
+        self.materialized: tuple[str, ...] = ()
         self._model, self._name = model, name
         self._heads = None if heads is None else tuple(heads)
-        self._names = names_of(model)
+        self._names = module_names(model)
         self._chosen = _chosen(self._names, layers)
         self._calls = 0
         self._taken: list[weakref.ref[Any]] = []
@@ -125,21 +125,21 @@ class Record:
         """How often the model ran."""
         return self._calls
 
-    def __enter__(self) -> Record:
+    def __enter__(self) -> Recorder:
         model = self._model
-        self._before = implementations(model)
+        self._before = save_implementations(model)
         self._hooks: list[Any] = []
-        self._counter = Counter(model)
+        self._counter = CallCounter(model)
         try:
-            if getattr(model.config, "_attn_implementation", None) not in NAMES:
-                switch(model, self._name)
+            if getattr(model.config, "_attn_implementation", None) not in REGISTERED:
+                switch_implementation(model, self._name)
             for module in self._names:
                 LISTENERS.setdefault(module, []).append(self._heard)
             self._hooks.append(model.register_forward_pre_hook(self._begun))
             alone = [x for x in self._names if is_attention(x)]
             direct = [x for x in alone if not any(y is not x and is_attention(y) for y in x.modules())]
             if not all(uses_interface(x) or _near_interface(x, self._names) for x in direct):
-                self._hooks += asks_for_weights(model)
+                self._hooks += request_weights(model)
                 self._hooks += [x.register_forward_hook(self._gave) for x in alone]
         except BaseException:
             self._stop()
@@ -153,17 +153,17 @@ class Record:
         self._stop()
         wanted = self._chosen is None
         missed = [name for name in found.missed if wanted or name in (self._chosen or ())]
-        self.missed = tuple(name for name in missed if not inside(name, self.eager))
-        if kind is None and (self.eager or self.missed):
+        self.missed = tuple(name for name in missed if not nested(name, self.materialized))
+        if kind is None and (self.materialized or self.missed):
             said = []
-            if self.eager:
-                said.append(f"read from weights that the model made, all pairs of them: {_few(self.eager)}")
+            if self.materialized:
+                said.append(f"read from weights that the model made, all pairs of them: {_few(self.materialized)}")
             if self.missed:
                 said.append(f"not read at all: {_few(self.missed)}")
             warnings.warn(
                 f"{type(self._model).__name__} has layers that compute attention themselves; "
                 + "; ".join(said) + ".",
-                UnreachedWarning,
+                BypassWarning,
                 stacklevel=2,
             )  # fmt: skip
 
@@ -172,42 +172,42 @@ class Record:
             hook.remove()
         self._hooks.clear()
         for module in self._names:
-            forget(module, self._heard)
+            remove_listener(module, self._heard)
         self._counter.stop()
         self._taken.clear()
-        restore(self._before)
+        restore_implementations(self._before)
 
     def _begun(self, module: Any, arguments: Any) -> None:
         self._calls += 1
         self._taken.clear()
 
-    def _heard(self, module: Any, call: Call, dropout: float) -> torch.Tensor | None:
+    def _heard(self, module: Any, call: AttentionCall, dropout: float) -> torch.Tensor | None:
         """A layer calls the engine: look."""
         name = self._names[module]
         if self._chosen is not None and name not in self._chosen:
             return None
-        wanted = (*self.readouts, LogSumExp()) if self.keep else self.readouts
-        plan, found, output = look(call, wanted, self._heads, dropout)
+        wanted = (*self.readouts, LogSumExp()) if self.save_inputs else self.readouts
+        plan, found, output = observe_call(call, wanted, self._heads, dropout)
         self._note(name, module, call, plan, found)
         return output
 
-    def _note(self, name: str, module: Any, call: Call, plan: Any, found: tuple[Any, ...]) -> None:
+    def _note(self, name: str, module: Any, call: AttentionCall, plan: Any, found: tuple[Any, ...]) -> None:
         mask, positions = call.options["mask"], call.options["positions"]
         q, k = call.query.shape[-2], call.key.shape[-2]
         start = positions.offset(q, k) if positions is not None else 0
-        kept = None
-        if self.keep:
+        saved = None
+        if self.save_inputs:
             *found, total = found  # type: ignore[assignment]
             if self._heads is not None:
-                total = look(call, [LogSumExp()], None, 0.0)[1][0]
+                total = observe_call(call, [LogSumExp()], None, 0.0)[1][0]
             light = call.detached()
             # A static cache writes later steps into the same key.
             key = light.key.clone()
-            kept = Kept(Call(light.query, key, key[..., :1], light.options, call.heads), total)
+            saved = SavedCall(AttentionCall(light.query, key, key[..., :1], light.options, call.heads), total)
         self.layers.setdefault(name, []).append(
-            Seen(
+            AttentionRecord(
                 call=max(0, self._calls - 1),
-                kind=kind_of(name, module),
+                kind=attention_kind(name, module),
                 causal=is_causal(mask, positions),
                 output_shape=(call.query.shape[0], q, call.heads, call.value.shape[-1]),
                 readouts=tuple(found),
@@ -215,18 +215,18 @@ class Record:
                 queries=q,
                 keys=k,
                 query_start=0 if is_array(start) else int(start),
-                real=padding(mask),
+                key_mask=padding_mask(mask),
                 plan=plan,
-                kept=kept,
+                saved=saved,
             )
         )
 
     def _gave(self, module: Any, arguments: Any, output: Any) -> None:
         """A layer that looks like attention has run: if it did not call the engine, take its weights."""
         name = self._names[module]
-        if inside(name, self._counter.calls) or (self._chosen is not None and name not in self._chosen):
+        if nested(name, self._counter.calls) or (self._chosen is not None and name not in self._chosen):
             return
-        weights = weights_in(output, self._taken)
+        weights = find_weights(output, self._taken)
         if weights is None:
             return
         weights = weights.detach()
@@ -234,9 +234,9 @@ class Record:
         looked = weights if self._heads is None else weights[:, list(heads)]
         _, _, q, k = weights.shape
         causal = q > 1 and q <= k and not bool((weights.triu(1 + k - q) > 0).any())
-        seen = Seen(
+        seen = AttentionRecord(
             call=max(0, self._calls - 1),
-            kind=kind_of(name, module),
+            kind=attention_kind(name, module),
             causal=causal,
             output_shape=tuple(output[0].shape),
             readouts=tuple(read_weights(readout, looked) for readout in self.readouts),
@@ -246,8 +246,8 @@ class Record:
             query_start=k - q if causal else 0,
         )
         self.layers.setdefault(name, []).append(seen)
-        if name not in self.eager:
-            self.eager = (*self.eager, name)
+        if name not in self.materialized:
+            self.materialized = (*self.materialized, name)
 
 
 def _few(names: Sequence[str]) -> str:
@@ -260,7 +260,7 @@ def _near_interface(module: Any, names: dict[Any, str]) -> bool:
     return any(
         is_attention(other) and uses_interface(other)
         for other, name in names.items()
-        if other is not module and inside(mine, [name])
+        if other is not module and nested(mine, [name])
     )
 
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 __all__ = ["AdditiveAttention", "Attention", "MultiHeadAttention"]
 
 if TYPE_CHECKING:
-    from qkv.interop.keras.layers import AdditiveAttention, Attention
+    from qkv.interop.keras.attention_layers import AdditiveAttention, Attention
     from qkv.interop.keras.multi_head import MultiHeadAttention
 
 _HOMES = {
-    "AdditiveAttention": "qkv.interop.keras.layers",
-    "Attention": "qkv.interop.keras.layers",
+    "AdditiveAttention": "qkv.interop.keras.attention_layers",
+    "Attention": "qkv.interop.keras.attention_layers",
     "MultiHeadAttention": "qkv.interop.keras.multi_head",
 }
 

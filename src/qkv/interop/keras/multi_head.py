@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from qkv.interop.keras.calls import Options, attend, both, step_seed
+from qkv.interop.keras.engine_call import EngineOptions, and_masks, attend, next_seed
 from qkv.masks import Causal, Mask, Pairs, Window
 from qkv.scores import ScaledDot
 
@@ -38,7 +38,7 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.engine = Options(normalizer, kernel, memory)
+        self.engine = EngineOptions(normalizer, kernel, memory)
 
     def get_config(self) -> dict[str, Any]:
         """Keras' configuration, and the engine's options."""
@@ -62,14 +62,14 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc,
         if plain and use_causal_mask:
             found, use_causal_mask = Causal("start"), False
         if plain and window is not None:
-            found, self._sliding_window = both(found, Window(window - 1, window - 1)), None
+            found, self._sliding_window = and_masks(found, Window(window - 1, window - 1)), None
         try:
             array = super()._compute_attention_mask(
                 query, value, query_mask, value_mask, key_mask, attention_mask, use_causal_mask
             )
         finally:
             self._sliding_window = window
-        return both(self._pairs(array, len(query.shape) + 1), found)
+        return and_masks(self._pairs(array, len(query.shape) + 1), found)
 
     def _pairs(self, mask: Any, rank: int) -> Mask | None:
         """Keras' array of pairs, before projected queries of this rank: heads and axes in between are 1."""
@@ -105,7 +105,7 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc,
         if attention_mask is not None and not isinstance(attention_mask, Mask):
             attention_mask = self._pairs(attention_mask, len(query.shape))
         if use_causal_mask:
-            attention_mask = both(attention_mask, Causal("start"))
+            attention_mask = and_masks(attention_mask, Causal("start"))
         drops = bool(training) and self._dropout > 0
         output, weights = attend(
             self._to_heads(query),
@@ -115,7 +115,7 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc,
             attention_mask,
             self.engine,
             self._dropout if drops else 0.0,
-            step_seed(self._dropout_layer.seed_generator) if drops else None,
+            next_seed(self._dropout_layer.seed_generator) if drops else None,
             return_attention_scores,
         )
         if weights is not None and len(self._attention_axes) > 1:

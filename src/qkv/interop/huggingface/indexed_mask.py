@@ -15,11 +15,11 @@ from qkv.core.parts import axes
 from qkv.core.positions import Tile
 from qkv.masks.base import Mask
 
-__all__ = ["Listed"]
+__all__ = ["IndexedMask"]
 
 
 @dataclass(frozen=True, eq=False)
-class Listed(Mask):
+class IndexedMask(Mask):
     """Key j may be attended to by query i where ⌊j / size⌋ is in `indices[i]`.
 
     Args:
@@ -28,7 +28,7 @@ class Listed(Mask):
 
     Example:
         >>> from qkv.core.positions import whole
-        >>> Listed(torch.tensor([[0, -1], [1, 0]]), size=2).allowed(whole(2, 4), torch.zeros(()))
+        >>> IndexedMask(torch.tensor([[0, -1], [1, 0]]), size=2).allowed(whole(2, 4), torch.zeros(()))
         tensor([[ True,  True, False, False],
                 [ True,  True,  True,  True]])
     """

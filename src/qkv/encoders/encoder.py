@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.core.progress import Progress
 
-__all__ = ["Encoder", "Parts", "TextEncoder", "pack_words", "read_arrays", "unpack_words"]
+if TYPE_CHECKING:
+    from qkv.encoders.vocabulary import Vocabulary
 
-Parts = tuple[list[str], Any]
+__all__ = ["Encoder", "WordContributions", "TextEncoder", "pack_words", "read_arrays", "unpack_words"]
+
+WordContributions = tuple[list[str], Any]
 
 
 class Encoder(ABC):
@@ -26,11 +29,11 @@ class Encoder(ABC):
     """
 
     name: str
-    takes = "texts"
-    learns = True
+    input_kind = "texts"
+    trainable = True
 
     @abstractmethod
-    def fit(self, things: Any, progress: Progress | None = None) -> Any:
+    def fit_encode(self, things: Any, progress: Progress | None = None) -> Any:
         """Learn what these things teach; their vectors, the keys."""
 
     @abstractmethod
@@ -64,7 +67,7 @@ class Encoder(ABC):
         """How many numbers a vector has, once fitted."""
 
     @classmethod
-    def lacking(cls, settings: dict[str, Any]) -> str:
+    def missing_resources(cls, settings: dict[str, Any]) -> str:
         """What it needs beside its arrays and is not there, in words; "" where nothing is."""
         return ""
 
@@ -78,10 +81,10 @@ class TextEncoder(Encoder):
     """
 
     dense = True
-    words: Any = None
+    vocabulary: Vocabulary | None = None
 
     @abstractmethod
-    def fit(self, things: Sequence[str], progress: Progress | None = None) -> Any:
+    def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> Any:
         """Learn what the texts teach; their vectors, the keys."""
 
     @abstractmethod
@@ -89,7 +92,7 @@ class TextEncoder(Encoder):
         """Vectors of other texts, the queries."""
 
     @abstractmethod
-    def parts(self, text: str) -> Parts:
+    def word_contributions(self, text: str) -> WordContributions:
         """The words of a text, each once, and vectors which add up to its own."""
 
 

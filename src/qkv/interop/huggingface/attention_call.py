@@ -21,19 +21,19 @@ from qkv.core.parts import Part
 from qkv.core.positions import Positions
 from qkv.core.tracing import hidden
 from qkv.errors import OptionError, RefusedError, ShapeError
-from qkv.interop.huggingface.lazy import LazyMask
-from qkv.interop.huggingface.listed import Listed
+from qkv.interop.huggingface.indexed_mask import IndexedMask
+from qkv.interop.huggingface.lazy_mask import LazyMask
 from qkv.interop.huggingface.scaled import Scaled
 from qkv.masks import Causal, Keys, Pairs, Window
 from qkv.masks.base import And, Mask
 from qkv.normalizers import Normalizer, Softmax
 from qkv.scores import Biased, ScaledDot, Score, Softcap
 
-__all__ = ["Asked", "Call", "is_causal", "padding"]
+__all__ = ["Registration", "AttentionCall", "is_causal", "padding_mask"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Registration:
     """What a name was registered with.
 
     Attributes:
@@ -58,7 +58,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """One call: arrays and parts, with the batch axes (batch, heads) or (batch, key_heads, heads of each).
 
     Attributes:
@@ -76,7 +76,7 @@ class Call:
     @classmethod
     def of(
         cls,
-        asked: Asked,
+        asked: Registration,
         module: Any,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -90,7 +90,7 @@ class Call:
         sink: torch.Tensor | None = None,
         indices: torch.Tensor | None = None,
         block_indices: torch.Tensor | None = None,
-    ) -> Call:
+    ) -> AttentionCall:
         """Read what the model gave.
 
         Raises:
@@ -104,7 +104,7 @@ class Call:
                 f"there are {heads} heads of queries and {key_heads} of keys. The first must be a multiple "
                 "of the second."
             )
-        split = _Split(heads, key_heads)
+        split = _HeadLayout(heads, key_heads)
         score = asked.score_of(module)
         if score is None:
             if isinstance(scaling, torch.Tensor):
@@ -112,7 +112,7 @@ class Call:
             score = _dot(scaling, query.shape[-1])
         if softcap is not None:
             score = Softcap(score, cap=float(softcap))
-        mask, positions, added = _said(attention_mask, module, is_causal, query.shape[2], key.shape[2])
+        mask, positions, added = _parse_mask(attention_mask, module, is_causal, query.shape[2], key.shape[2])
         for bias in (position_bias, added):
             if bias is not None:
                 score = Biased(score, bias=split.pairs(bias[..., : key.shape[2]].to(query.dtype)))
@@ -135,10 +135,10 @@ class Call:
         if mask is not None and split.groups > 1:
             mask = mask.map_arrays(split.queries if _per_head(mask) else split.one)
         if indices is not None:
-            mask = _both(mask, Listed(split.pairs(indices[:, None])))
+            mask = _both(mask, IndexedMask(split.pairs(indices[:, None])))
         if block_indices is not None:
             of_each = block_indices.repeat_interleave(heads // block_indices.shape[1], dim=1)
-            mask = _both(mask, Listed(split.pairs(of_each), module.indexer.block_size))
+            mask = _both(mask, IndexedMask(split.pairs(of_each), module.indexer.block_size))
         memory = asked.memory or 2**28 + 16 * (query.nbytes + key.nbytes + value.nbytes)
         return cls(
             split.queries(query),
@@ -164,7 +164,7 @@ class Call:
         """`(batch, key_heads, heads of each, …)` as `(batch, heads, …)`."""
         return x.flatten(1, 2) if self.grouped else x
 
-    def ungrouped(self) -> Call:
+    def ungrouped(self) -> AttentionCall:
         """The same call with keys repeated, so that heads are the last batch axis."""
         if not self.grouped:
             return self
@@ -180,27 +180,27 @@ class Call:
             return array.expand((array.shape[0], batch[1], each, *array.shape[3:])).flatten(1, 2)
 
         parts = self._parts(lambda part: part._map(flat))
-        return Call(self.query.flatten(1, 2), key.flatten(1, 2), value.flatten(1, 2), parts, self.heads)
+        return AttentionCall(self.query.flatten(1, 2), key.flatten(1, 2), value.flatten(1, 2), parts, self.heads)
 
-    def at_head(self, head: int) -> Call:
+    def select_head(self, head: int) -> AttentionCall:
         """The call of one head alone; (batch,) is its batch axis."""
         each = self.query.shape[2] if self.grouped else 1
         index = (slice(None), head // each, head % each) if self.grouped else (slice(None), head)
         query, key, value = (take(x, index, 2) for x in (self.query, self.key, self.value))
-        return Call(query, key, value, self._parts(lambda part: part.at(index)), 1)
+        return AttentionCall(query, key, value, self._parts(lambda part: part.at(index)), 1)
 
-    def detached(self) -> Call:
+    def detached(self) -> AttentionCall:
         """The same call, which no gradient comes back from."""
         query, key, value = (x.detach() for x in (self.query, self.key, self.value))
         parts = self._parts(lambda part: part.map_arrays(lambda x: x.detach()))
-        return Call(query, key, value, parts, self.heads)
+        return AttentionCall(query, key, value, parts, self.heads)
 
     def _parts(self, function: Callable[[Any], Any]) -> dict[str, Any]:
         return {name: function(x) if isinstance(x, Part) else x for name, x in self.options.items()}
 
 
 @dataclass(frozen=True)
-class _Split:
+class _HeadLayout:
     """Where heads go: (batch, heads, …) or (batch, key_heads, groups, …)."""
 
     heads: int
@@ -243,7 +243,7 @@ def _dot(scaling: float | None, width: int) -> Score:
     return ScaledDot() if scaling is None or float(scaling) == own else Scaled(float(scaling))
 
 
-def _said(
+def _parse_mask(
     mask: Any, module: Any, causal: bool | None, q: int, k: int
 ) -> tuple[Mask | None, Positions | None, torch.Tensor | None]:
     """Mask, positions and what is added to the logits."""
@@ -295,10 +295,10 @@ def is_causal(mask: Mask | None, positions: Positions | None) -> bool:
     return False
 
 
-def padding(mask: Mask | None) -> torch.Tensor | None:
+def padding_mask(mask: Mask | None) -> torch.Tensor | None:
     """Which keys are real, `(batch, k)`, where the mask says so for all queries."""
     if isinstance(mask, And):
-        found = [x for x in (padding(mask.left), padding(mask.right)) if x is not None]
+        found = [x for x in (padding_mask(mask.left), padding_mask(mask.right)) if x is not None]
         return reduce(torch.logical_and, found) if found else None
     if not isinstance(mask, Keys):
         return None

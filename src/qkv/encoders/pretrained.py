@@ -9,14 +9,14 @@ from typing import Any
 
 from qkv.errors import DataError, MissingPackageError
 
-__all__ = ["default_model", "model_in"]
+__all__ = ["default_model_folder", "load_model"]
 
 _SEQ2SEQ = ("ForConditionalGeneration", "MTModel")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 """How classes are called that can write."""
 
 
-def default_model() -> Path:
+def default_model_folder() -> Path:
     """The folder of all-MiniLM-L6-v2, a small sentence model that comes as a Python package.
 
     Raises:
@@ -32,7 +32,7 @@ def default_model() -> Path:
     return Path(get_model_path())
 
 
-def model_in(folder: Path, *, writes: bool = False) -> tuple[Any, Any]:
+def load_model(folder: Path, *, writes: bool = False) -> tuple[Any, Any]:
     """The tokenizer and the model of a folder as `save_pretrained` writes it, ready to be asked.
 
     Args:

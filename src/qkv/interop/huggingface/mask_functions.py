@@ -25,13 +25,13 @@ from qkv.core.positions import Positions, Tile
 from qkv.masks import Causal, Documents, Keys, Window
 from qkv.masks.base import And, Mask, Or
 
-__all__ = ["Frame", "Function", "simplified", "translated"]
+__all__ = ["MaskContext", "FunctionMask", "simplify_mask", "translate_mask"]
 
 _HOME = "transformers.masking_utils"
 
 
 @dataclass(frozen=True)
-class Frame:
+class MaskContext:
     """Where a mask function is asked: query i is its number q_start + i, key j its number k_start + j.
 
     `ids`, `(batch, length)`, are the numbers that stand for them inside packed texts; None: they themselves.
@@ -69,7 +69,7 @@ class Frame:
 
 
 @dataclass(frozen=True, eq=False)
-class Function(Mask):
+class FunctionMask(Mask):
     """What a function of (batch, head, query, key) says, asked for each tile.
 
     Args:
@@ -81,7 +81,7 @@ class Function(Mask):
     Example:
         >>> from qkv.core.positions import whole
         >>> elements = torch.zeros((1,), dtype=torch.int64)
-        >>> even = Function(lambda b, h, i, j: (i + j) % 2 == 0, elements)
+        >>> even = FunctionMask(lambda b, h, i, j: (i + j) % 2 == 0, elements)
         >>> even.allowed(whole(2, 2, (1,)), torch.zeros(()))
         tensor([[ True, False],
                 [False,  True]])
@@ -114,7 +114,7 @@ class Function(Mask):
         return found.reshape((*self.elements.shape, rows.shape[0], cols.shape[0]))
 
 
-def translated(function: Callable[..., Any], frame: Frame) -> Mask | None:
+def translate_mask(function: Callable[..., Any], frame: MaskContext) -> Mask | None:
     """The mask that a mask function of transformers stands for; None where all pairs meet."""
     known = _KNOWN.get(_name(function))
     if known is None:
@@ -122,10 +122,10 @@ def translated(function: Callable[..., Any], frame: Frame) -> Mask | None:
     return known(function, _closed_over(function), frame)
 
 
-def simplified(mask: Mask | None, tile: Tile) -> Mask | None:
+def simplify_mask(mask: Mask | None, tile: Tile) -> Mask | None:
     """The same mask without what allows every pair of the call: a window wider than all, no padding."""
     if isinstance(mask, And):
-        return _all_of([simplified(mask.left, tile), simplified(mask.right, tile)])
+        return _all_of([simplify_mask(mask.left, tile), simplify_mask(mask.right, tile)])
     return None if mask is None or mask.coverage(tile) == "all" else mask
 
 
@@ -139,7 +139,7 @@ def _closed_over(function: Any) -> dict[str, Any]:
     return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
 
 
-def _function(function: Callable[..., Any], frame: Frame) -> Mask:
+def _function(function: Callable[..., Any], frame: MaskContext) -> Mask:
     if frame.ids is not None:
         inner, ids = function, frame.ids
 
@@ -147,7 +147,7 @@ def _function(function: Callable[..., Any], frame: Frame) -> Mask:
             return inner(b, h, ids[b, i], ids[b, j])
 
     elements = torch.arange(frame.batch, device=frame.device)[:, None]
-    return Function(function, elements, frame.q_start, frame.k_start, frame.vmapped)
+    return FunctionMask(function, elements, frame.q_start, frame.k_start, frame.vmapped)
 
 
 def _all_of(masks: list[Mask | None]) -> Mask | None:
@@ -155,43 +155,43 @@ def _all_of(masks: list[Mask | None]) -> Mask | None:
     return reduce(And, found) if found else None
 
 
-def _and(function: Any, closed: dict[str, Any], frame: Frame) -> Mask | None:
-    return _all_of([translated(one, frame) for one in closed["mask_functions"]])
+def _and(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask | None:
+    return _all_of([translate_mask(one, frame) for one in closed["mask_functions"]])
 
 
-def _or(function: Any, closed: dict[str, Any], frame: Frame) -> Mask | None:
-    found = [translated(one, frame) for one in closed["mask_functions"]]
+def _or(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask | None:
+    found = [translate_mask(one, frame) for one in closed["mask_functions"]]
     return None if None in found else reduce(Or, found)  # type: ignore[arg-type]
 
 
-def _relative(mask: Mask, function: Any, frame: Frame) -> Mask:
+def _relative(mask: Mask, function: Any, frame: MaskContext) -> Mask:
     """A mask of distances. Inside packed texts it is asked of their own numbers."""
     return mask if frame.ids is None else _function(function, frame)
 
 
-def _causal(function: Any, closed: dict[str, Any], frame: Frame) -> Mask:
+def _causal(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask:
     return _relative(Causal(), function, frame)
 
 
-def _all(function: Any, closed: dict[str, Any], frame: Frame) -> None:
+def _all(function: Any, closed: dict[str, Any], frame: MaskContext) -> None:
     return None
 
 
-def _sliding(function: Any, closed: dict[str, Any], frame: Frame) -> Mask:
+def _sliding(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask:
     return _relative(Window(closed["sliding_window"] - 1, None), function, frame)
 
 
-def _sliding_both_ways(function: Any, closed: dict[str, Any], frame: Frame) -> Mask:
+def _sliding_both_ways(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask:
     return _relative(Window(closed["sliding_window"], closed["sliding_window"]), function, frame)
 
 
-def _chunks(function: Any, closed: dict[str, Any], frame: Frame) -> Mask:
+def _chunks(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask:
     padded, size = closed["left_padding"].to(frame.device)[:, None, None], closed["chunk_size"]
     rows, cols = ((number - padded) // size for number in frame.numbers())
     return Documents(rows, cols)
 
 
-def _blocks(function: Any, closed: dict[str, Any], frame: Frame) -> Mask:
+def _blocks(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask:
     ids = closed["block_sequence_ids"]
     if frame.ids is not None or frame.q_start + frame.q > ids.shape[-1]:
         return _function(function, frame)
@@ -200,25 +200,25 @@ def _blocks(function: Any, closed: dict[str, Any], frame: Frame) -> Mask:
     return Documents(rows, torch.where(cols < 0, -2, cols))
 
 
-def _padding(function: Any, closed: dict[str, Any], frame: Frame) -> Mask:
+def _padding(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask:
     if frame.ids is not None:
         return _function(function, frame)
     return Keys(frame.keys(closed["padding_mask"]).to(torch.bool))
 
 
-def _packed(function: Any, closed: dict[str, Any], frame: Frame) -> Mask:
+def _packed(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask:
     ids = closed["packed_sequence_mask"]
     return Documents(frame.queries(ids), frame.keys(ids))
 
 
-def _remapped(function: Any, closed: dict[str, Any], frame: Frame) -> Mask | None:
+def _remapped(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask | None:
     """Numbers within each packed text. They grow by one from token to token of a text, and it is asked
     together with `packed_sequence_mask_function`: distances are those of the call.
     """
     inner = closed["mask_function"]
     if _of_distances(inner):
-        return translated(inner, frame)
-    return translated(inner, replace(frame, ids=closed["position_ids"]))
+        return translate_mask(inner, frame)
+    return translate_mask(inner, replace(frame, ids=closed["position_ids"]))
 
 
 def _of_distances(function: Any) -> bool:
@@ -228,7 +228,7 @@ def _of_distances(function: Any) -> bool:
     return _KNOWN.get(name) in (_causal, _all, _sliding, _sliding_both_ways)
 
 
-_KNOWN: dict[str, Callable[[Any, dict[str, Any], Frame], Mask | None]] = {
+_KNOWN: dict[str, Callable[[Any, dict[str, Any], MaskContext], Mask | None]] = {
     "causal_mask_function": _causal,
     "bidirectional_mask_function": _all,
     "and_masks.<locals>.and_mask": _and,

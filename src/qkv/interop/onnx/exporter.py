@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qkv.errors import DataError, KindError, MissingPackageError, OptionError
+from qkv.interop.onnx.attention_node import AttentionNode
 from qkv.interop.onnx.attributes import OPSETS
-from qkv.interop.onnx.node import AttentionNode
 from qkv.kernels.compiled.export import FIRST
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from qkv.plan.problem import Problem
 __all__ = ["AttentionNode"]
 
 
-class _Said(NamedTuple):
+class _OperatorScore(NamedTuple):
     """A score as the operator says it: a product, a soft cap of it, and what is added."""
 
     product: Any
@@ -57,7 +57,7 @@ class AttentionNode(Kernel):
             return sentence
         if not (normalizer.log_sum_exp and normalizer.online and normalizer.shift_invariant):
             return f"the operator knows softmax without a sink, not {normalizer}"
-        said = _said(problem.score)
+        said = _operator_score(problem.score)
         if said is None:
             return f"{problem.score} is no inner product with a soft cap and a bias"
         if said.cap is not None and is_array(getattr(normalizer, "temperature", 1.0)):
@@ -76,7 +76,7 @@ class AttentionNode(Kernel):
         """Lift, guard, put into four axes, write the node."""
         import torch
 
-        said = _said(call.score)
+        said = _operator_score(call.score)
         assert said is not None
         tile, temperature = call.tile, getattr(call.normalizer, "temperature", 1.0)
         centre = said.product.centre(call.key)
@@ -123,7 +123,7 @@ class AttentionNode(Kernel):
         return Result(output.to(call.out_dtype))
 
 
-def _said(score: Any) -> _Said | None:
+def _operator_score(score: Any) -> _OperatorScore | None:
     """The score in the operator's words; None where it has none."""
     added = []
     while score.lift_fact is None and getattr(score, "adds", False):
@@ -135,7 +135,7 @@ def _said(score: Any) -> _Said | None:
     # A term of the query alone cancels in softmax, but not through a soft cap.
     if score.lift_fact is None or is_array(cap) or (cap is not None and score.lift_fact != "exact"):
         return None
-    return _Said(score, cap, tuple(added))
+    return _OperatorScore(score, cap, tuple(added))
 
 
 def _readable(allowed: Array | None, bias: Array | None) -> Array | None:

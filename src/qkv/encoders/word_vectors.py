@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.encoders.word_files import read_words, write_words
+from qkv.encoders.word_vector_files import read_word_vectors, write_word_vectors
 from qkv.errors import DataError, KindError
 
 __all__ = ["WordVectors"]
@@ -98,7 +98,7 @@ class WordVectors:
             DataError: the file is absent, cut off, or a line or byte of it is not what the format says.
             OptionError: there is no such format.
         """
-        words, vectors = read_words(Path(path), format, limit, progress)
+        words, vectors = read_word_vectors(Path(path), format, limit, progress)
         return WordVectors(words, vectors)
 
     def save(self, path: str | os.PathLike[str], *, format: str = "word2vec") -> None:
@@ -108,7 +108,7 @@ class WordVectors:
             OptionError: there is no such format.
             DataError: a word cannot stand in it, or the file cannot be written.
         """
-        write_words(Path(path), self.words, self.vectors, format)
+        write_word_vectors(Path(path), self.words, self.vectors, format)
 
     @property
     def width(self) -> int:

@@ -9,23 +9,23 @@ import torch
 
 from qkv.core.equation import bind_call
 from qkv.errors import OptionError
-from qkv.interop.huggingface.call import Call
-from qkv.interop.huggingface.layers import Kind
+from qkv.interop.huggingface.attention_call import AttentionCall
+from qkv.interop.huggingface.model_layers import AttentionKind
 from qkv.normalizers import Softmax
 
-__all__ = ["Kept", "Seen"]
+__all__ = ["SavedCall", "AttentionRecord"]
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedCall:
     """Query, key and the logarithm of each row's total, from which any tile of the weights comes exactly."""
 
-    call: Call
+    call: AttentionCall
     log_sum_exp: torch.Tensor
 
     def tile(self, element: int, head: int, rows: tuple[int, int], cols: tuple[int, int]) -> torch.Tensor:
         """Weights `(rows, cols)`: e^(logit − log-sum-exp)."""
-        one, options = self.call.at_head(head), self.call.at_head(head).options
+        one, options = self.call.select_head(head), self.call.select_head(head).options
         normalizer = options["normalizer"] or Softmax()
         bound = bind_call(
             one.query, one.key, one.value, score=options["score"], normalizer=normalizer,
@@ -40,7 +40,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Seen:
+class AttentionRecord:
     """One call of one layer.
 
     Attributes:
@@ -52,13 +52,13 @@ class Seen:
         heads: which heads were read.
         queries, keys: how many.
         query_start: position of the first query among the keys.
-        real: `(batch, keys)`, which keys are no padding; None: all.
+        key_mask: `(batch, keys)`, which keys are no padding; None: all.
         plan: how it ran; None where the model computed its weights itself.
-        kept: what tiles are made of, where that was asked for.
+        saved: what tiles are made of, where that was asked for.
     """
 
     call: int
-    kind: Kind
+    kind: AttentionKind
     causal: bool
     output_shape: tuple[int, ...]
     readouts: tuple[Any, ...]
@@ -66,9 +66,9 @@ class Seen:
     queries: int
     keys: int
     query_start: int = 0
-    real: torch.Tensor | None = None
+    key_mask: torch.Tensor | None = None
     plan: Any = field(default=None, repr=False)
-    kept: Kept | None = field(default=None, repr=False)
+    saved: SavedCall | None = field(default=None, repr=False)
 
     @property
     def exact(self) -> bool:
@@ -91,11 +91,11 @@ class Seen:
             head: of the layer.
 
         Raises:
-            OptionError: nothing was kept: `record(…, keep=True)` does.
+            OptionError: nothing was kept: `record(…, save_inputs=True)` does.
         """
-        if self.kept is None:
+        if self.saved is None:
             raise OptionError(
-                "query and key of this call were not kept. Record with keep=True, or ask for the readouts "
+                "query and key of this call were not kept. Record with save_inputs=True, or ask for the readouts "
                 "Rows or Dense."
             )
-        return self.kept.tile(element, head, rows, cols)
+        return self.saved.tile(element, head, rows, cols)

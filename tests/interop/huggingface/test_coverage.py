@@ -15,8 +15,8 @@ from tests.interop.huggingface.test_record import TOKENS, bart, hooks_of, model_
 
 
 def test_all_layers_of_an_encoder_and_decoder_are_counted() -> None:
-    found = huggingface.reach(bart(), input_ids=TOKENS)
-    assert sorted(found.reached.values()) == [1] * 5
+    found = huggingface.layer_coverage(bart(), input_ids=TOKENS)
+    assert sorted(found.covered.values()) == [1] * 5
     assert found.missed == ()
     assert str(found) == "all 5 attention layers that ran are reached"
 
@@ -24,8 +24,8 @@ def test_all_layers_of_an_encoder_and_decoder_are_counted() -> None:
 def test_layers_that_compute_attention_themselves_are_named() -> None:
     model = model_of("MPNetModel")
     hooks, before = hooks_of(model), model.config._attn_implementation
-    found = huggingface.reach(model, input_ids=TOKENS)
-    assert found.reached == {}
+    found = huggingface.layer_coverage(model, input_ids=TOKENS)
+    assert found.covered == {}
     assert found.missed == ("encoder.layer.0.attention.attn", "encoder.layer.1.attention.attn")
     assert (hooks_of(model), model.config._attn_implementation) == (hooks, before)
 
@@ -35,14 +35,14 @@ def test_a_model_that_is_reached_in_part_says_which_layers_are_not() -> None:
         vocab_size=50, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4, local_radius=3,
     )  # fmt: skip
     model = transformers.LongT5Model(config).eval()
-    found = huggingface.reach(model, input_ids=TOKENS, decoder_input_ids=TOKENS)
+    found = huggingface.layer_coverage(model, input_ids=TOKENS, decoder_input_ids=TOKENS)
     assert found.missed == ("encoder.block.0.layer.0.LocalSelfAttention",)
-    assert len(found.reached) == 2
+    assert len(found.covered) == 2
 
 
 def test_attaching_warns_after_the_first_run_and_only_then() -> None:
     model = huggingface.attach(model_of("MPNetModel"))
-    with pytest.warns(huggingface.UnreachedWarning, match="2 are not"):
+    with pytest.warns(huggingface.BypassWarning, match="2 are not"):
         model(TOKENS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -69,4 +69,4 @@ def test_from_pretrained_takes_the_name(tmp_path: object) -> None:
     huggingface.register()
     model_of("BertModel").save_pretrained(tmp_path)
     model = transformers.BertModel.from_pretrained(tmp_path, attn_implementation="qkv", local_files_only=True)
-    assert len(huggingface.reach(model, input_ids=TOKENS).reached) == 2
+    assert len(huggingface.layer_coverage(model, input_ids=TOKENS).covered) == 2

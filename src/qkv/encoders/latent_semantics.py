@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from qkv.encoders.weighting import WEIGHTINGS, Weighting, weighting_of
+from qkv.encoders.weighting import WEIGHTINGS, Weighting, get_weighting
 from qkv.errors import MissingPackageError, OptionError
 
 try:
@@ -95,7 +95,7 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         """Decompose `(rows, columns)`, dense or sparse."""
         self._check_options()
         X = self._read(X, reset=True)
-        self._weighting: Weighting = weighting_of(self.weighting).fit(X)
+        self._weighting: Weighting = get_weighting(self.weighting).fit(X)
         X = self._weighting.apply(X)
         self.mean_ = np.asarray(X.mean(axis=0)).reshape(-1) if self.center else np.zeros(X.shape[1])
         self.rows_seen_ = X.shape[0]

@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.encoders.contract import Encoder, pack_words, read_arrays, unpack_words
-from qkv.encoders.texts import Latent, Sentences
+from qkv.encoders.encoder import Encoder, pack_words, read_arrays, unpack_words
+from qkv.encoders.text_encoders import LatentEncoder, SentenceEncoder
 from qkv.errors import DataError, KindError, OptionError
 
 if TYPE_CHECKING:
-    from qkv.encoders.tables import TableVectors
-    from qkv.encoders.words import WordVectors
+    from qkv.encoders.table_vectors import TableVectors
+    from qkv.encoders.word_vectors import WordVectors
 
-__all__ = ["KEPT", "Tabled", "Worded", "encoder_of", "pack", "unpack"]
+__all__ = ["ENCODER_KINDS", "TableEncoder", "WordVectorEncoder", "as_encoder", "pack", "unpack"]
 
 
-class Worded(Encoder):
+class WordVectorEncoder(Encoder):
     """Word vectors: a text is the mean of those of its words.
 
     Args:
@@ -37,12 +37,12 @@ class Worded(Encoder):
     """
 
     name = "words"
-    learns = False
+    trainable = False
 
     def __init__(self, vectors: WordVectors | None = None) -> None:
         self._vectors = vectors
 
-    def fit(self, things: Sequence[str], progress: Progress | None = None) -> np.ndarray:
+    def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> np.ndarray:
         """Nothing is learned."""
         return self._held.encode(things, progress=progress)
 
@@ -61,7 +61,7 @@ class Worded(Encoder):
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         """Take back words, vectors and weights."""
-        from qkv.encoders.words import WordVectors
+        from qkv.encoders.word_vectors import WordVectors
 
         made = WordVectors(tuple(unpack_words(arrays["words"])), arrays["vectors"])
         self._vectors = replace(made, weights=arrays["weights"]) if "weights" in arrays else made
@@ -85,7 +85,7 @@ class Worded(Encoder):
         return f"the mean of word vectors ({len(self._held):,} words), {self.width} numbers"
 
 
-class Tabled(Encoder):
+class TableEncoder(Encoder):
     """Rows with columns of any kind.
 
     Args:
@@ -93,14 +93,14 @@ class Tabled(Encoder):
     """
 
     name = "table"
-    takes = "table"
+    input_kind = "table"
 
     def __init__(self, vectors: TableVectors | None = None) -> None:
-        from qkv.encoders.tables import TableVectors
+        from qkv.encoders.table_vectors import TableVectors
 
         self._vectors = TableVectors() if vectors is None else vectors
 
-    def fit(self, things: Any, progress: Progress | None = None) -> np.ndarray:
+    def fit_encode(self, things: Any, progress: Progress | None = None) -> np.ndarray:
         """Learn places, scales, categories and words."""
         return self._vectors.fit(things).encode(things)
 
@@ -139,10 +139,12 @@ class Tabled(Encoder):
         return f"table vectors of {', '.join(self.columns)}, {self.width} numbers"
 
 
-KEPT: dict[str, type[Encoder]] = {kind.name: kind for kind in (Latent, Sentences, Worded, Tabled)}
+ENCODER_KINDS: dict[str, type[Encoder]] = {
+    kind.name: kind for kind in (LatentEncoder, SentenceEncoder, WordVectorEncoder, TableEncoder)
+}
 
 
-def encoder_of(given: Any, progress: Progress | None = None) -> Encoder:
+def as_encoder(given: Any, progress: Progress | None = None) -> Encoder:
     """The encoder that a name, a path or an object means; see the module.
 
     Args:
@@ -162,22 +164,22 @@ def encoder_of(given: Any, progress: Progress | None = None) -> Encoder:
     """
     if isinstance(given, str | os.PathLike):
         return _named(os.fspath(given), progress)
-    if isinstance(given, Encoder) and type(given) in KEPT.values():
+    if isinstance(given, Encoder) and type(given) in ENCODER_KINDS.values():
         return given
     kind = type(given).__name__ if type(given).__module__.startswith("qkv.encoders.") else ""
     if kind == "SentenceModel":
-        return Sentences(model=given)
+        return SentenceEncoder(model=given)
     if kind == "WordVectors":
-        return Worded(given)
+        return WordVectorEncoder(given)
     if kind == "TableVectors":
-        return Tabled(given)
+        return TableEncoder(given)
     if kind == "LatentSemantics":
         if hasattr(given, "components_"):
             raise OptionError(
                 "these latent semantics were fitted to counts, and do not know which word a column is. Give "
                 f"'latent:{given.n_components}', or qkv.encoders.Latent fitted to texts."
             )
-        return Latent(given.n_components, given.weighting)
+        return LatentEncoder(given.n_components, given.weighting)
     raise KindError(
         f"the encoder is a {type(given).__name__}. Give a name, a path, or a Latent, SentenceModel, "
         "WordVectors or TableVectors of qkv.encoders."
@@ -190,17 +192,17 @@ def _named(text: str, progress: Progress | None) -> Encoder:
     if name in weightings:
         if number and not (number.isdigit() and int(number)):
             raise OptionError(f"the encoder is {text!r}, and its rank a whole number from 1, as in latent:100.")
-        return Latent(int(number) if number else None, weightings[name])
+        return LatentEncoder(int(number) if number else None, weightings[name])
     if text == "sentences":
-        return Sentences()
+        return SentenceEncoder()
     if text == "table":
-        return Tabled()
+        return TableEncoder()
     if Path(text).is_dir():
-        return Sentences(text)
+        return SentenceEncoder(text)
     if Path(text).is_file():
-        from qkv.encoders.words import WordVectors
+        from qkv.encoders.word_vectors import WordVectors
 
-        return Worded(WordVectors.load(text, progress=progress))
+        return WordVectorEncoder(WordVectors.load(text, progress=progress))
     raise OptionError(
         f"the encoder is {text!r}. It is one of latent, latent:RANK, latent-tfidf, sentences, table, the "
         "folder of a sentence model, or a file of word vectors."
@@ -220,8 +222,8 @@ def unpack(name: str, settings: dict[str, Any], data: bytes) -> Encoder:
     Raises:
         DataError: what it needs beside its arrays is not there, or is another.
     """
-    if lacking := KEPT[name].lacking(settings):
+    if lacking := ENCODER_KINDS[name].missing_resources(settings):
         raise DataError(f"the vectors were made by {lacking}, which is not there. Put it back.")
-    made = KEPT[name](**settings)
+    made = ENCODER_KINDS[name](**settings)
     made.restore(read_arrays(io.BytesIO(data)))
     return made

@@ -14,7 +14,7 @@ from qkv.core.files import write_whole
 from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 
-__all__ = ["FORMATS", "read_words", "write_words"]
+__all__ = ["FORMATS", "read_word_vectors", "write_word_vectors"]
 
 FORMATS = ("word2vec", "glove", "binary")
 _EVERY = 10_000
@@ -22,7 +22,7 @@ _LONGEST_WORD = 10_000
 _MOST_NUMBERS = 10**6
 
 
-def read_words(
+def read_word_vectors(
     path: Path, format: str | None, limit: int | None, progress: Progress | None
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """The words of a file and their vectors; see `WordVectors.load`."""
@@ -182,7 +182,7 @@ def _shown(line: bytes) -> str:
     return repr(text + "…" if len(line) > 40 else text)
 
 
-def write_words(path: Path, words: tuple[str, ...], vectors: np.ndarray, format: str) -> None:
+def write_word_vectors(path: Path, words: tuple[str, ...], vectors: np.ndarray, format: str) -> None:
     """Write a file; see `WordVectors.save`."""
     if format not in FORMATS:
         raise OptionError(f"the format is {format!r}, and it is one of {', '.join(FORMATS)}.")

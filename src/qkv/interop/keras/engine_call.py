@@ -18,12 +18,12 @@ from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.readouts import Dense
 from qkv.scores import Score
 
-__all__ = ["Options", "attend", "both", "step_seed"]
+__all__ = ["EngineOptions", "attend", "and_masks", "next_seed"]
 
 _START = Positions(align="start")
 
 
-class Options:
+class EngineOptions:
     """What the layers take beside Keras' arguments, and keep in their files.
 
     Args:
@@ -40,7 +40,7 @@ class Options:
             raise OptionError(f"there is no normalizer {normalizer!r}. Choose one of {', '.join(NORMALIZERS)}.")
         self.normalizer, self.kernel, self.memory = normalizer, kernel, memory
 
-    def made(self) -> Normalizer:
+    def build_normalizer(self) -> Normalizer:
         """The normalizer."""
         return NORMALIZERS[self.normalizer]()
 
@@ -55,13 +55,13 @@ def attend(
     value: Any,
     score: Score,
     mask: Mask | None,
-    options: Options,
+    options: EngineOptions,
     dropout: float,
     seed: Any,
     with_scores: bool,
 ) -> tuple[Any, Any]:
     """Output and, where they are wanted, weights before dropout. Query 0 stands at key 0."""
-    normalizer = options.made()
+    normalizer = options.build_normalizer()
     if not all(isinstance(n, int) for x in (query, key, value) for n in ops.shape(x)):
         return _unknown(query, key, value, score, normalizer, mask, dropout, seed, with_scores)
     asked = {
@@ -117,11 +117,11 @@ def _unknown(
     return seen.output, ops.cast(seen.weights, dtype) if with_scores else None
 
 
-def both(left: Mask | None, right: Mask | None) -> Mask | None:
+def and_masks(left: Mask | None, right: Mask | None) -> Mask | None:
     """What both masks allow; None allows all."""
     return right if left is None else left if right is None else left & right
 
 
-def step_seed(generator: Any) -> Any:
+def next_seed(generator: Any) -> Any:
     """A seed of the engine from the next state of a Keras generator: another one for each call."""
     return generator.next()  # two words, which the engine takes as they are

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.encoders.model_folders import default_model, model_in
+from qkv.encoders.pretrained import default_model_folder, load_model
 from qkv.errors import DataError
 
 __all__ = ["SentenceModel"]
@@ -50,7 +50,7 @@ class SentenceModel:
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, longest: int | None = None, batch: int = 32
     ) -> None:
-        folder = default_model() if path is None else Path(path)
+        folder = default_model_folder() if path is None else Path(path)
         self.path = None if path is None else str(folder.resolve())
         self._tokenizer, self._model = _load(folder)
         _check_pooling(folder)
@@ -82,7 +82,7 @@ class SentenceModel:
                 progress("encoding", begin + len(rows), len(order))
         return found
 
-    def parts(self, text: str) -> tuple[list[str], np.ndarray]:
+    def word_contributions(self, text: str) -> tuple[list[str], np.ndarray]:
         """The words of a text, and for each the part of the vector that it makes.
 
         Returns:
@@ -120,7 +120,7 @@ def _words(text: str, pieces: Any) -> list[str]:
 
 
 def _load(folder: Path) -> tuple[Any, Any]:
-    tokenizer, model = model_in(folder)
+    tokenizer, model = load_model(folder)
     if getattr(model.config, "is_encoder_decoder", False):
         raise DataError(f"the model in {str(folder)!r} has a decoder. Name one that only encodes.")
     return tokenizer, model

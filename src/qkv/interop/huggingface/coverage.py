@@ -12,18 +12,27 @@ from typing import Any
 import torch
 
 from qkv.errors import OptionError
-from qkv.interop.huggingface.layers import configs, inside, is_attention, names_of
-from qkv.interop.huggingface.registry import LISTENERS, NAMES, register
+from qkv.interop.huggingface.model_layers import attention_configs, is_attention, module_names, nested
+from qkv.interop.huggingface.registration import LISTENERS, REGISTERED, register
 
-__all__ = ["Counter", "Reach", "UnreachedWarning", "attach", "implementations", "reach", "restore", "switch"]
+__all__ = [
+    "CallCounter",
+    "LayerCoverage",
+    "BypassWarning",
+    "attach",
+    "save_implementations",
+    "layer_coverage",
+    "restore_implementations",
+    "switch_implementation",
+]
 
 
-class UnreachedWarning(UserWarning):
+class BypassWarning(UserWarning):
     """Some layers of a model compute attention on their own: what was asked for does not hold there."""
 
 
 @dataclass(frozen=True)
-class Reach:
+class LayerCoverage:
     """Which layers called the engine.
 
     Attributes:
@@ -31,24 +40,24 @@ class Reach:
         missed: names of layers that ran and look like attention, and did not call.
     """
 
-    reached: dict[str, int] = field(default_factory=dict)
+    covered: dict[str, int] = field(default_factory=dict)
     missed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         if not self.missed:
-            return f"all {len(self.reached)} attention layers that ran are reached"
+            return f"all {len(self.covered)} attention layers that ran are reached"
         shown = ", ".join(self.missed[:4]) + (", …" if len(self.missed) > 4 else "")
         return (
-            f"{len(self.reached)} attention layers are reached, {len(self.missed)} are not: they do not call "
+            f"{len(self.covered)} attention layers are reached, {len(self.missed)} are not: they do not call "
             f"transformers' attention interface ({shown})"
         )
 
 
-class Counter:
+class CallCounter:
     """Counts calls of the engine and runs of layers that look like attention, until it is stopped."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self.names = names_of(model)
+        self.names = module_names(model)
         self.calls: dict[str, int] = {}
         self.ran: dict[str, int] = {}
         self._hooks: list[Any] = []
@@ -67,12 +76,12 @@ class Counter:
         name = self.names[module]
         self.calls[name] = self.calls.get(name, 0) + 1
 
-    def result(self) -> Reach:
+    def result(self) -> LayerCoverage:
         """What was counted so far."""
-        apart = [name for name in self.ran if not inside(name, self.calls)]
+        apart = [name for name in self.ran if not nested(name, self.calls)]
         # Of layers within layers, the innermost attends.
         missed = [name for name in apart if not any(other.startswith(f"{name}.") for other in apart if other != name)]
-        return Reach(dict(self.calls), tuple(missed))
+        return LayerCoverage(dict(self.calls), tuple(missed))
 
     def stop(self) -> None:
         """Count no longer."""
@@ -80,10 +89,10 @@ class Counter:
             hook.remove()
         self._hooks.clear()
         for module in self.names:
-            forget(module, self._heard)
+            remove_listener(module, self._heard)
 
 
-def forget(module: torch.nn.Module, listener: Any) -> None:
+def remove_listener(module: torch.nn.Module, listener: Any) -> None:
     """Tell a listener no longer of a layer's calls."""
     others = [other for other in LISTENERS.get(module, ()) if other != listener]
     if others:
@@ -92,27 +101,27 @@ def forget(module: torch.nn.Module, listener: Any) -> None:
         LISTENERS.pop(module, None)
 
 
-def implementations(model: Any) -> list[tuple[Any, Any]]:
+def save_implementations(model: Any) -> list[tuple[Any, Any]]:
     """Every config of the model and the attention it names, for `restore`."""
-    return [(config, config._attn_implementation) for config in configs(model)]
+    return [(config, config._attn_implementation) for config in attention_configs(model)]
 
 
-def restore(before: list[tuple[Any, Any]]) -> None:
+def restore_implementations(before: list[tuple[Any, Any]]) -> None:
     """Let every config name the attention that it named before."""
     for config, name in before:
         config._attn_implementation_internal = name
 
 
-def switch(model: Any, name: str) -> bool:
+def switch_implementation(model: Any, name: str) -> bool:
     """Let the model take the attention of that name where it can; whether any of it can.
 
     Raises:
         OptionError: nothing is registered under the name.
     """
-    if name not in NAMES:
+    if name not in REGISTERED:
         if name != "qkv":
             raise OptionError(
-                f'nothing is registered as "{name}", only {", ".join(NAMES) or "nothing yet"}. '
+                f'nothing is registered as "{name}", only {", ".join(REGISTERED) or "nothing yet"}. '
                 "Call qkv.interop.huggingface.register first."
             )
         register()
@@ -137,7 +146,7 @@ def attach(model: Any, name: str = "qkv") -> Any:
         The model.
 
     Warns:
-        UnreachedWarning: after the first run, where layers did not call the engine.
+        BypassWarning: after the first run, where layers did not call the engine.
 
     Raises:
         OptionError: nothing is registered under the name.
@@ -152,21 +161,21 @@ def attach(model: Any, name: str = "qkv") -> Any:
         >>> model(torch.tensor([[1, 2, 3]])).last_hidden_state.shape
         torch.Size([1, 3, 8])
     """
-    switch(model, name)
-    counter = Counter(model)
+    switch_implementation(model, name)
+    counter = CallCounter(model)
 
     def told(module: Any, arguments: Any, output: Any) -> None:
         hook.remove()
         counter.stop()
         found = counter.result()
         if found.missed:
-            warnings.warn(f"{type(model).__name__}: {found}.", UnreachedWarning, stacklevel=2)
+            warnings.warn(f"{type(model).__name__}: {found}.", BypassWarning, stacklevel=2)
 
     hook = model.register_forward_hook(told)
     return model
 
 
-def reach(model: Any, name: str = "qkv", **inputs: Any) -> Reach:
+def layer_coverage(model: Any, name: str = "qkv", **inputs: Any) -> LayerCoverage:
     """Run the model once and count which layers call the engine; the model is as before afterwards.
 
     Args:
@@ -179,16 +188,16 @@ def reach(model: Any, name: str = "qkv", **inputs: Any) -> Reach:
         >>> config = transformers.BertConfig(
         ...     vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2
         ... )
-        >>> reach(transformers.BertModel(config), input_ids=torch.tensor([[1, 2, 3]])).reached
+        >>> layer_coverage(transformers.BertModel(config), input_ids=torch.tensor([[1, 2, 3]])).covered
         {'encoder.layer.0.attention.self': 1}
     """
-    before = implementations(model)
-    counter = Counter(model)
+    before = save_implementations(model)
+    counter = CallCounter(model)
     try:
-        switch(model, name)
+        switch_implementation(model, name)
         with torch.no_grad():
             model(**inputs)
         return counter.result()
     finally:
         counter.stop()
-        restore(before)
+        restore_implementations(before)

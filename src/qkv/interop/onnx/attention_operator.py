@@ -36,10 +36,10 @@ from qkv.readouts import Dense
 from qkv.scores import Biased, Constant, Softcap
 from qkv.scores.base import InnerProductScore
 
-__all__ = ["Attended", "attention"]
+__all__ = ["AttentionOutputs", "attention"]
 
 
-class Attended(NamedTuple):
+class AttentionOutputs(NamedTuple):
     """The four outputs of the operator.
 
     Attributes:
@@ -67,7 +67,7 @@ def attention(
     *,
     opset: int = 25,
     **attributes: Any,
-) -> Attended:
+) -> AttentionOutputs:
     """Run the `Attention` operator of ONNX on NumPy or PyTorch arrays.
 
         Y = softmax(softcap(scale · Q Kᵀ) + bias) V
@@ -115,7 +115,7 @@ def attention(
     flat = Q.ndim == 3
     query, key, value = _with_heads(Q, K, V, node, opset)
     present = _present(key, value, past_key, past_value, nonpad_kv_seqlen, opset)
-    sizes = _Sizes.of(query, *present)
+    sizes = _CallShape.of(query, *present)
     mask, bias = _masks(sizes, attn_mask, nonpad_kv_seqlen, node, opset)
     positions = _positions(sizes, past_key, nonpad_kv_seqlen)
 
@@ -143,7 +143,7 @@ def attention(
     output = xp.reshape(cast(output, Q.dtype), (*sizes.batch_heads, sizes.q, output.shape[-1]))
     if flat:
         output = xp.reshape(xp.permute_dims(output, (0, 2, 1, 3)), (Q.shape[0], sizes.q, -1))
-    return Attended(output, *present, seen)
+    return AttentionOutputs(output, *present, seen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +172,7 @@ class _Logits(Dense):
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class _CallShape:
     """The axes of a call. Where several heads of the query share one of the key, they become an axis."""
 
     batch: int
@@ -182,7 +182,7 @@ class _Sizes:
     k: int
 
     @classmethod
-    def of(cls, query: Array, key: Array, value: Array) -> _Sizes:
+    def of(cls, query: Array, key: Array, value: Array) -> _CallShape:
         """Those of query, key and value with four axes."""
         (batch, heads, q, width), (key_batch, kv_heads, k, key_width) = query.shape, key.shape
         if width != key_width:
@@ -310,7 +310,7 @@ def _present(
 
 
 def _masks(
-    sizes: _Sizes, attn_mask: Array | None, lengths: Array | None, node: Attributes, opset: int
+    sizes: _CallShape, attn_mask: Array | None, lengths: Array | None, node: Attributes, opset: int
 ) -> tuple[Mask | None, Array | None]:
     """What excludes pairs, as a mask; and what is added to their logits."""
     parts: list[Mask] = []
@@ -341,7 +341,7 @@ def _masks(
     return reduce(lambda left, right: left & right, parts) if parts else None, bias
 
 
-def _fitted(mask: Array, sizes: _Sizes, opset: int) -> Array:
+def _fitted(mask: Array, sizes: _CallShape, opset: int) -> Array:
     """The mask with four axes, its last one as long as the keys."""
     xp = namespace(mask)
     wanted = (sizes.batch, sizes.heads, sizes.q, sizes.k)
@@ -363,7 +363,7 @@ def _fitted(mask: Array, sizes: _Sizes, opset: int) -> Array:
     return xp.concat([mask, rest - math.inf if is_floating(mask) else rest], axis=-1)
 
 
-def _positions(sizes: _Sizes, past_key: Array | None, lengths: Array | None) -> Positions:
+def _positions(sizes: _CallShape, past_key: Array | None, lengths: Array | None) -> Positions:
     """Where query 0 stands among the keys."""
     if lengths is not None:
         return Positions(query_start=sizes.per_batch(lengths) - sizes.q)

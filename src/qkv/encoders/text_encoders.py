@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.encoders.contract import Parts, TextEncoder, pack_words, unpack_words
-from qkv.encoders.vocabulary import Words
+from qkv.encoders.encoder import TextEncoder, WordContributions, pack_words, unpack_words
+from qkv.encoders.vocabulary import Vocabulary
 from qkv.errors import DataError, OptionError
 
-__all__ = ["Counted", "Latent", "Sentences", "usual_rank"]
+__all__ = ["BagOfWordsEncoder", "LatentEncoder", "SentenceEncoder", "default_rank"]
 
 FEWEST_DIMENSIONS, MOST_DIMENSIONS = 30, 300
 """Of a latent space: about so many were best in the studies of Dumais (1991) and Bradford (2008)."""
@@ -31,29 +31,29 @@ _PROBE = "The same model makes the same vector of this sentence."
 _SAME = 0.999
 
 
-class Counted(TextEncoder):
+class BagOfWordsEncoder(TextEncoder):
     """Counts of words, weighted; a child says what becomes of them."""
 
-    words: Words
+    vocabulary: Vocabulary
 
     def __init__(self, weighting: str | None, stem: str | None = None) -> None:
-        from qkv.encoders.weighting import weighting_of
+        from qkv.encoders.weighting import get_weighting
 
-        self._weighting = weighting_of(weighting)
+        self._weighting = get_weighting(weighting)
         self.weighting = weighting
-        self.words = Words(stem)
+        self.vocabulary = Vocabulary(stem)
         self._known: list[str] = []
 
-    def parts(self, text: str) -> Parts:
+    def word_contributions(self, text: str) -> WordContributions:
         """One part for each word that counts."""
-        rows = self._weighting.apply(self.words.counts([text]))
+        rows = self._weighting.apply(self.vocabulary.transform([text]))
         known = self._known
         vectors = self._each(rows)
         return [known[column] for column in rows.indices], vectors
 
     def settings(self) -> dict[str, Any]:
         """Weighting and stemmer."""
-        return {"weighting": self.weighting, "stem": self.words.stem}
+        return {"weighting": self.weighting, "stem": self.vocabulary.stem}
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The vocabulary, and what each word weighs."""
@@ -63,7 +63,7 @@ class Counted(TextEncoder):
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         """Take back vocabulary and weights."""
         self._known = unpack_words(arrays["known"])
-        self.words = Words(self.words.stem, self._known)
+        self.vocabulary = Vocabulary(self.vocabulary.stem, self._known)
         if "weights" in arrays:
             self._weighting = replace(self._weighting, words=arrays["weights"])
 
@@ -78,8 +78,8 @@ class Counted(TextEncoder):
         return len(self._known)
 
     def _learn(self, texts: Sequence[str | Sequence[str]]) -> Any:
-        counts = self.words.fit(texts)
-        self._known = self.words.known
+        counts = self.vocabulary.fit_transform(texts)
+        self._known = self.vocabulary.terms
         self._weighting = self._weighting.fit(counts)
         return counts
 
@@ -88,18 +88,18 @@ class Counted(TextEncoder):
         """Of a weighted row, the vector of each of its cells, as they add up to that of the text."""
 
 
-class Latent(Counted):
+class LatentEncoder(BagOfWordsEncoder):
     """Latent semantics of weighted counts, at unit length.
 
     Args:
         rank: dimensions; None: half as many as there are texts, from 30 to 300.
         weighting: `"log-entropy"`, `"tfidf"` or None.
-        stem: see `Words`.
+        stem: see `Vocabulary`.
 
     Example:
         >>> texts = ["a golden ring", "the ring of gold", "a dark den", "shadows in the den"]
         >>> latent = Latent(2)
-        >>> keys = latent.fit(texts)
+        >>> keys = latent.fit_encode(texts)
         >>> int((latent.encode(["golden"]) @ keys.T).argmax()), float(latent.encode(["of the"]).max())
         (0, 0.0)
     """
@@ -113,12 +113,12 @@ class Latent(Counted):
         self.rank = rank
         self._components = np.zeros((0, 0), np.float32)
 
-    def fit(self, things: Sequence[str], progress: Progress | None = None) -> np.ndarray:
+    def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> np.ndarray:
         """Learn vocabulary, weights and space."""
-        from qkv.encoders.latent import LatentSemantics
+        from qkv.encoders.latent_semantics import LatentSemantics
 
         counts = self._learn(things)
-        rank = usual_rank(len(things)) if self.rank is None else self.rank
+        rank = default_rank(len(things)) if self.rank is None else self.rank
         if progress is not None:
             progress("latent semantics", 0, 1)
         space = LatentSemantics(rank, weighting=self.weighting, solver="randomized", random_state=0)
@@ -129,7 +129,7 @@ class Latent(Counted):
 
     def encode(self, things: Sequence[str]) -> np.ndarray:
         """Texts folded in, at unit length; zeros where no word is known."""
-        return self._unit(self.words.counts(things))
+        return self._unit(self.vocabulary.transform(things))
 
     def settings(self) -> dict[str, Any]:
         """Rank, weighting and stemmer."""
@@ -161,7 +161,7 @@ class Latent(Counted):
         return np.asarray(folded / max(float(np.linalg.norm(folded.sum(axis=0))), 1e-12))
 
 
-class Sentences(TextEncoder):
+class SentenceEncoder(TextEncoder):
     """A sentence model. It is kept by its folder, with one vector that tells whether it is still the same.
 
     Args:
@@ -171,15 +171,15 @@ class Sentences(TextEncoder):
     """
 
     name = "sentences"
-    learns = False
+    trainable = False
     fitted = True
 
     def __init__(self, path: str | None = None, longest: int | None = None, *, model: Any = None) -> None:
-        from qkv.encoders.sentences import SentenceModel
+        from qkv.encoders.sentence_model import SentenceModel
 
         self._model: SentenceModel = SentenceModel(path, longest=longest) if model is None else model
 
-    def fit(self, things: Sequence[str], progress: Progress | None = None) -> np.ndarray:
+    def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> np.ndarray:
         """Nothing is learned."""
         return self._model.encode(things, progress)
 
@@ -187,9 +187,9 @@ class Sentences(TextEncoder):
         """Vectors of the model."""
         return self._model.encode(things)
 
-    def parts(self, text: str) -> Parts:
+    def word_contributions(self, text: str) -> WordContributions:
         """One part for each word, and one for the model's own tokens."""
-        return self._model.parts(text)
+        return self._model.word_contributions(text)
 
     def settings(self) -> dict[str, Any]:
         """The folder, and how much of a text is read."""
@@ -214,7 +214,7 @@ class Sentences(TextEncoder):
         return self._model.width
 
     @classmethod
-    def lacking(cls, settings: dict[str, Any]) -> str:
+    def missing_resources(cls, settings: dict[str, Any]) -> str:
         """The folder, or the package, of the model."""
         path = settings["path"]
         if path is None:
@@ -230,13 +230,13 @@ def _called(path: str | None) -> str:
     return "the sentence model all-MiniLM-L6-v2" if path is None else f"the sentence model in {path!r}"
 
 
-def usual_rank(texts: int) -> int:
+def default_rank(texts: int) -> int:
     """Dimensions of a latent space of so many texts: half as many, from 30 to 300.
 
     It looks at no query. Fewer than 30 texts keep a dimension each, so that they are all told apart.
 
     Example:
-        >>> usual_rank(12), usual_rank(100), usual_rank(100_000)
+        >>> default_rank(12), default_rank(100), default_rank(100_000)
         (12, 50, 300)
     """
     return min(texts, max(FEWEST_DIMENSIONS, min(MOST_DIMENSIONS, -(-texts // 2))))

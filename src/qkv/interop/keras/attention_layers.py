@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from qkv.interop.keras.calls import Options, attend, both, step_seed
+from qkv.interop.keras.engine_call import EngineOptions, and_masks, attend, next_seed
 from qkv.masks import Causal, Keys, Mask
 from qkv.scores import Additive, Bilinear, Dot, Score
 
@@ -33,7 +33,7 @@ class _Engine:
         query_mask, value_mask = (mask[0], mask[1]) if mask else (None, None)
         allowed: Mask | None = Causal("start") if use_causal_mask else None
         if value_mask is not None:
-            allowed = both(_keys(value_mask, len(query.shape)), allowed)
+            allowed = and_masks(_keys(value_mask, len(query.shape)), allowed)
         drops = bool(training) and layer.dropout > 0
         output, scores = attend(
             query,
@@ -43,7 +43,7 @@ class _Engine:
             allowed,
             layer.engine,
             layer.dropout if drops else 0.0,
-            step_seed(layer.seed_generator) if drops else None,
+            next_seed(layer.seed_generator) if drops else None,
             return_attention_scores,
         )
         if query_mask is not None:
@@ -81,7 +81,7 @@ class Attention(_Engine, keras.layers.Attention):  # type: ignore[misc, name-def
         **kwargs: Any,
     ) -> None:
         super().__init__(use_scale=use_scale, score_mode=score_mode, dropout=dropout, seed=seed, **kwargs)
-        self.engine = Options(normalizer, kernel, memory)
+        self.engine = EngineOptions(normalizer, kernel, memory)
 
     def _score(self, query: Any) -> Score:
         width, dtype = query.shape[-1], query.dtype
@@ -113,7 +113,7 @@ class AdditiveAttention(_Engine, keras.layers.AdditiveAttention):  # type: ignor
         **kwargs: Any,
     ) -> None:
         super().__init__(use_scale=use_scale, dropout=dropout, **kwargs)
-        self.engine = Options(normalizer, kernel, memory)
+        self.engine = EngineOptions(normalizer, kernel, memory)
 
     def _score(self, query: Any) -> Score:
         width, dtype = query.shape[-1], query.dtype

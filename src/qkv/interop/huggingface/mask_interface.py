@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from qkv.core.positions import whole
-from qkv.interop.huggingface.closures import Frame, simplified, translated
-from qkv.interop.huggingface.lazy import LazyMask
+from qkv.interop.huggingface.lazy_mask import LazyMask
+from qkv.interop.huggingface.mask_functions import MaskContext, simplify_mask, translate_mask
 from qkv.masks import Keys
 from qkv.masks.base import And, Mask
 
-__all__ = ["lazy_mask"]
+__all__ = ["build_mask"]
 
 
-def lazy_mask(
+def build_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -49,15 +49,15 @@ def lazy_mask(
         )  # fmt: skip
     if isinstance(attention_mask, LazyMask) or (attention_mask is not None and attention_mask.ndim == 4):
         return attention_mask
-    frame = Frame(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), device, use_vmap)
-    mask = translated(function, frame)
+    frame = MaskContext(batch_size, q_length, kv_length, int(q_offset), int(kv_offset), device, use_vmap)
+    mask = translate_mask(function, frame)
     if attention_mask is not None and attention_mask.ndim == 2:
         real = attention_mask.to(device=device, dtype=torch.bool)
         if (short := frame.k_start + kv_length - real.shape[-1]) > 0:
             # Slots of a static cache that nothing was written to yet.
             real = torch.nn.functional.pad(real, (0, short))
         mask = _and(mask, Keys(frame.keys(real)))
-    mask = simplified(mask, whole(q_length, kv_length, (batch_size, 1), frame.positions))
+    mask = simplify_mask(mask, whole(q_length, kv_length, (batch_size, 1), frame.positions))
     if mask is None and allow_is_bidirectional_skip:
         return None
     return LazyMask(mask, frame.positions, (batch_size, 1, q_length, kv_length), device, dtype)

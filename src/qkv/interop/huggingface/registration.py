@@ -15,24 +15,24 @@ import torch
 
 from qkv.engine import attend, observe
 from qkv.errors import OptionError
-from qkv.interop.huggingface.call import Asked, Call
-from qkv.interop.huggingface.masking import lazy_mask
+from qkv.interop.huggingface.attention_call import AttentionCall, Registration
+from qkv.interop.huggingface.mask_interface import build_mask
 from qkv.normalizers import Normalizer
 from qkv.readouts import Dense
 from qkv.scores import Score
 
-__all__ = ["LISTENERS", "NAMES", "Listener", "register"]
+__all__ = ["LISTENERS", "REGISTERED", "Listener", "register"]
 
-NAMES: dict[str, Asked] = {}
+REGISTERED: dict[str, Registration] = {}
 """What was registered under each name."""
 
-Listener = Callable[[Any, Call, float], torch.Tensor | None]
+Listener = Callable[[Any, AttentionCall, float], torch.Tensor | None]
 """Called with the layer, its call and the dropout; gives the output if it made it."""
 
 LISTENERS: WeakKeyDictionary[Any, list[Listener]] = WeakKeyDictionary()
 """Who is told of the calls of which layer."""
 
-_TAKEN = ("eager", "sdpa", "flex_attention")
+_RESERVED = ("eager", "sdpa", "flex_attention")
 
 
 def register(
@@ -70,22 +70,22 @@ def register(
         >>> huggingface.register("qkv-sparsemax", normalizer=qkv.normalizers.Sparsemax())
         'qkv-sparsemax'
     """
-    if not name or "flash" in name or "|" in name or name in _TAKEN:
+    if not name or "flash" in name or "|" in name or name in _RESERVED:
         raise OptionError(
             f'{name!r} cannot be the name: transformers reads "flash", "|" and the names '
-            f'{", ".join(_TAKEN)} in its own way. Choose another, such as "qkv".'
+            f'{", ".join(_RESERVED)} in its own way. Choose another, such as "qkv".'
         )
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    asked = Asked(score, normalizer, kernel, memory)
+    asked = Registration(score, normalizer, kernel, memory)
     AttentionInterface.register(name, functools.partial(_attention, asked))
-    AttentionMaskInterface.register(name, lazy_mask)
-    NAMES[name] = asked
+    AttentionMaskInterface.register(name, build_mask)
+    REGISTERED[name] = asked
     return name
 
 
 def _attention(
-    asked: Asked,
+    asked: Registration,
     module: Any,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -107,7 +107,7 @@ def _attention(
 
     What else models give (sliding windows, lengths of packed texts) is in the mask already.
     """
-    call = Call.of(
+    call = AttentionCall.of(
         asked, module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal,
         softcap=softcap, position_bias=position_bias, sink=s_aux if s_aux is not None else sinks,
         indices=indices, block_indices=block_indices,

@@ -9,16 +9,24 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = ["Kind", "configs", "inside", "is_attention", "kind_of", "names_of", "uses_interface"]
+__all__ = [
+    "AttentionKind",
+    "attention_configs",
+    "nested",
+    "is_attention",
+    "attention_kind",
+    "module_names",
+    "uses_interface",
+]
 
-Kind = Literal["self", "cross"]
+AttentionKind = Literal["self", "cross"]
 
 _CROSS = re.compile(r"cross|enc_?dec|encoder_attn|encoder_decoder", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _NO_ATTENTION = re.compile(r"output|dropout|norm|pool|bias", re.IGNORECASE)
 
 
-def names_of(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
+def module_names(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
     """The name of every module of a model, as `named_modules` gives it."""
     return {module: name for name, module in model.named_modules()}
 
@@ -34,7 +42,7 @@ def is_attention(module: torch.nn.Module) -> bool:
     return bool(_ATTENTION.search(name)) and not _NO_ATTENTION.search(name)
 
 
-def kind_of(name: str, module: torch.nn.Module) -> Kind:
+def attention_kind(name: str, module: torch.nn.Module) -> AttentionKind:
     """Whether a layer looks at another sequence: by what models call such layers.
 
     Example:
@@ -61,7 +69,7 @@ def uses_interface(module: torch.nn.Module) -> bool:
     return False
 
 
-def inside(name: str, names: Iterable[str]) -> bool:
+def nested(name: str, names: Iterable[str]) -> bool:
     """Whether a module is one of these, holds one of them or is held by one.
 
     Example:
@@ -71,7 +79,7 @@ def inside(name: str, names: Iterable[str]) -> bool:
     return any(f"{a}.".startswith(f"{b}.") for other in names for a, b in ((name, other), (other, name)))
 
 
-def configs(model: Any) -> list[Any]:
+def attention_configs(model: Any) -> list[Any]:
     """Every config that says which attention a part of the model takes."""
     found: dict[int, Any] = {}
     queue = [module.config for module in model.modules() if hasattr(module, "config")]

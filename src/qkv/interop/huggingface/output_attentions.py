@@ -16,10 +16,10 @@ from qkv.core.positions import whole
 from qkv.normalizers import Softmax
 from qkv.readouts import LogSumExp, Readout
 
-__all__ = ["asks_for_weights", "read_weights", "weights_in"]
+__all__ = ["request_weights", "read_weights", "find_weights"]
 
 
-def asks_for_weights(model: Any) -> list[Any]:
+def request_weights(model: Any) -> list[Any]:
     """Let every part of the model that can be called by itself be asked for its weights; gives the hooks."""
     from transformers import PreTrainedModel
 
@@ -35,7 +35,7 @@ def asks_for_weights(model: Any) -> list[Any]:
     return hooks
 
 
-def weights_in(output: Any, taken: list[weakref.ref[Any]]) -> torch.Tensor | None:
+def find_weights(output: Any, taken: list[weakref.ref[Any]]) -> torch.Tensor | None:
     """The weights `(batch, heads, q, k)` among what a layer gave: not negative, and no row above one."""
     if not isinstance(output, (tuple, list)) or not isinstance(output[0], torch.Tensor):
         return None
