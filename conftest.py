@@ -1,6 +1,10 @@
-"""What `pytest` leaves out of the source: modules that load Keras and its backend, which take many seconds.
+"""Settings for pytest at the root: array annotations are checked, and some modules hold no doctests.
 
-They hold no examples; their tests run them in processes of their own.
+Modules of Keras load it and its backend, which takes many seconds; their tests run in processes of their own.
 """
+
+import tests.shapes
+
+tests.shapes.check_shapes()
 
 collect_ignore_glob = ["src/qkv/interop/keras/*"]

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from qkv.core.arrays import Array, cast, is_floating, is_text, known_true, namespace, quiet, stop_gradient
+from qkv.core.arrays import cast, is_floating, is_text, known_true, namespace, quiet, stop_gradient
+from qkv.core.typing import Array, Bool, Float
 
 __all__ = ["all_finite", "finite", "guarded_logits", "weigh"]
 
@@ -45,13 +46,18 @@ def guarded_logits(score: Callable[[Array, Array], Array], query: Array, key: Ar
     return xp.where(bad_query | bad_key, raw, score(finite(query), finite(key)))
 
 
-def weigh(weights: Array, value: Array, support: Array | None, clean: bool) -> Array:
+def weigh(
+    weights: Float[Array, "*#batch q k"],
+    value: Float[Array, "*#batch k value_width"],
+    support: Bool[Array, "*#batch #q #k"] | None,
+    clean: bool,
+) -> Float[Array, "*batch q value_width"]:
     """`weights @ value`, reading a value only where its key takes part.
 
     Args:
         weights: `(*batch, q, k)`.
         value: `(*batch, k, value_width)`.
-        takes_part: boolean, broadcasting to the weights: which keys are read. None: all.
+        support: boolean, broadcasting to the weights: which keys are read. None: all.
         clean: the values are known to be finite, so the plain product does.
     """
     xp = namespace(weights)

@@ -1,0 +1,20 @@
+"""Annotations of arrays are checked while the tests run."""
+
+import jaxtyping
+import numpy as np
+import pytest
+
+import qkv
+from qkv.core.guard import weigh
+
+
+def test_an_array_of_other_axes_than_annotated_is_noticed() -> None:
+    weights, value = np.ones((2, 3)), np.ones((3, 1))
+    assert weigh(weights, value, None, True).shape == (2, 1)
+    with pytest.raises(jaxtyping.TypeCheckError):
+        weigh(np.ones((2, 5)), value, None, True)
+
+
+def test_users_get_the_error_of_the_library_and_not_that_of_the_checker() -> None:
+    with pytest.raises(qkv.errors.QkvError):
+        qkv.attend(np.ones((2, 3)), np.ones((4, 5)), np.ones((4, 1)))
