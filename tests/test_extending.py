@@ -11,7 +11,7 @@ import pytest
 import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.core.arrays import Array, namespace
-from qkv.core.parts import axes
+from qkv.core.parts import array_field
 from qkv.kernels import NumpyBlocksKernel, RowBlocksKernel, TiledKernel
 from qkv.plan import Kernel, Result
 from qkv.scores import GeneralScore, InnerProductScore
@@ -21,7 +21,7 @@ from qkv.scores import GeneralScore, InnerProductScore
 class Canberra(GeneralScore):
     """Minus the weighted Canberra distance: −Σ_c w_c |q_c − k_c| / (|q_c| + |k_c| + 1)."""
 
-    weight: Array = axes("width")
+    weight: Array = array_field("width")
 
     def compare(self, query: Array, key: Array) -> Array:
         xp = namespace(query)
@@ -34,7 +34,7 @@ class Canberra(GeneralScore):
 class Weighted(InnerProductScore):
     """An inner product with a weight for each unit of width; its lift brings the fused kernel."""
 
-    weight: Array = axes("width")
+    weight: Array = array_field("width")
 
     def lift(self, query: Array, key: Array, tile: Any) -> tuple[Array, Array]:
         return query * self.weight[..., None, :], key

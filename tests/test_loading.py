@@ -56,7 +56,7 @@ def test_importing_qkv_loads_neither_numpy_nor_a_part_of_its_own():
 @pytest.mark.parametrize("stable", [False, True])
 def test_numpy_is_ordered_as_the_package_of_the_standard_orders_it(descending, stable):
     package = pytest.importorskip("array_api_compat.numpy")
-    from qkv.core.numpy_functions import argsort
+    from qkv.core.numpy_namespace import argsort
 
     x = np.array([[2.0, np.nan, 1.0, 2.0, -np.inf], [0.0, 0.0, -0.0, 5.0, np.inf]])
     for axis in (0, 1, -1):
@@ -66,7 +66,7 @@ def test_numpy_is_ordered_as_the_package_of_the_standard_orders_it(descending, s
 
 def test_what_is_taken_from_numpy_itself_is_what_the_package_of_the_standard_gives():
     package = pytest.importorskip("array_api_compat.numpy")
-    from qkv.core.numpy_functions import OWN, STANDARD, NumPyFunctions
+    from qkv.core.numpy_namespace import OWN, STANDARD, NumPyFunctions
 
     if getattr(np, "__array_api_version__", "") < STANDARD:
         pytest.skip("this NumPy states an earlier standard: everything is taken from the package")

@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 
 import qkv
-from qkv.core.guard import weigh
+from qkv.core.guard import apply_weights
 
 
 def test_an_array_of_other_axes_than_annotated_is_noticed() -> None:
     weights, value = np.ones((2, 3)), np.ones((3, 1))
-    assert weigh(weights, value, None, True).shape == (2, 1)
+    assert apply_weights(weights, value, None, True).shape == (2, 1)
     with pytest.raises(jaxtyping.TypeCheckError):
-        weigh(np.ones((2, 5)), value, None, True)
+        apply_weights(np.ones((2, 5)), value, None, True)
 
 
 def test_users_get_the_error_of_the_library_and_not_that_of_the_checker() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from qkv.core.files import write_whole
+from qkv.core.files import write_atomic
 from qkv.errors import DataError
 
 __all__ = ["read_json", "write", "write_json"]
@@ -17,7 +17,7 @@ def write(target: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
     Raises:
         DataError: the file cannot be written there.
     """
-    write_whole(target, content, sync=True)
+    write_atomic(target, content, sync=True)
 
 
 def write_json(target: Path, held: Any) -> None:

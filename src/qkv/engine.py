@@ -18,7 +18,7 @@ from qkv.core.arrays import Array, as_array, dtype_name, is_array, library
 from qkv.core.axes import Axes
 from qkv.core.equation import BoundCall, bind_call
 from qkv.core.positions import Positions
-from qkv.core.tracing import hidden
+from qkv.core.tracing import tracing_mode
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.kernels import KERNELS
 from qkv.kernels.compiled.export import export_plan
@@ -257,7 +257,7 @@ class Prepared:
             KindError: they are of another library.
         """
         query, key, value = (as_array(x) for x in (query, key, value))
-        if hidden(query, key, value) == "compile":
+        if tracing_mode(query, key, value) == "compile":
             refuse(_UNREAD)
         axes = self.plan.asked.axes
         got = tuple(tuple(x.shape) for x in (query, key, value))
@@ -287,7 +287,7 @@ def _run(
 ) -> tuple[Result, Plan | None]:
     """Run what is `asked`: the fields of a spec. No plan yet where `torch.compile` traces the call."""
     query, key, value = as_array(query), as_array(key), as_array(value)
-    traced = hidden(query, key, value)
+    traced = tracing_mode(query, key, value)
     if traced == "compile":
         return Result(compiled(query, key, value, asked, seed, _attend, kernel, memory)), None
     planned = readouts or seed is not None or traced == "export"

@@ -7,19 +7,19 @@ from qkv.core.arrays import (
     accumulation_dtype,
     arange,
     as_array,
+    asarray_like,
     dtype_name,
     gather,
     is_array,
     is_floating,
     is_text,
     itemsize,
-    known_true,
     library,
-    like,
     namespace,
     result_dtype,
     row_max,
     sigmoid,
+    statically_known_true,
     stop_gradient,
     to_numpy,
     zeros,
@@ -109,18 +109,18 @@ def test_made_arrays_are_of_the_library_of_their_reference(setting):
     for made in (
         arange(reference, 1, 4),
         zeros(reference, (3,)),
-        like(reference, np.ones(3)),
-        like(reference, [1.0]),
+        asarray_like(reference, np.ones(3)),
+        asarray_like(reference, [1.0]),
     ):
         assert library(made, reference) == setting.library
-    assert dtype_name(like(reference, np.ones(3), reference.dtype)) == "float32"
+    assert dtype_name(asarray_like(reference, np.ones(3), reference.dtype)) == "float32"
 
 
 @pytest.mark.parametrize("source", LIBRARIES)
 @EACH
 def test_an_array_is_carried_to_another_library(setting, source):
     x = Setting(source, "float32").array(np.arange(3.0))
-    assert to_numpy(like(setting.array(0.0), x)).tolist() == [0.0, 1.0, 2.0]
+    assert to_numpy(asarray_like(setting.array(0.0), x)).tolist() == [0.0, 1.0, 2.0]
 
 
 def test_half_precision_accumulates_in_single():
@@ -146,9 +146,9 @@ def test_integers_are_answered_in_the_default_of_their_library():
 def test_what_cannot_be_known_under_jit_is_not_true():
     jax = pytest.importorskip("jax")
     seen = []
-    jax.jit(lambda x: seen.append((known_true(x.all()), to_numpy(x))) or x)(jax.numpy.ones(2))
+    jax.jit(lambda x: seen.append((statically_known_true(x.all()), to_numpy(x))) or x)(jax.numpy.ones(2))
     assert seen == [(False, None)]
-    assert known_true(np.ones(2).all())
+    assert statically_known_true(np.ones(2).all())
 
 
 def test_a_stopped_gradient_is_a_constant():

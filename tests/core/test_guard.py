@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from qkv.core.arrays import quiet
+from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.equation import attend_dense
-from qkv.core.guard import all_finite, guarded_logits, weigh
+from qkv.core.guard import all_finite, apply_weights, guarded_logits
 from qkv.masks import Keys, Pairs
 from qkv.normalizers import Hard, Identity, Softmax, Sparsemax, Sum, TopK
 from qkv.scores import Additive, Biased, Dot, Gaussian
@@ -112,8 +112,8 @@ def test_a_finite_row_beside_nan_has_the_gradient_of_the_finite_inputs():
 )
 def test_a_value_that_is_read_is_read_as_it_is_and_no_other(weights, column, wanted):
     weights, value = np.array([weights]), np.array(column)[:, None]
-    with quiet():
-        got = weigh(weights, value, weights != 0, clean=False)
+    with ignore_numpy_warnings():
+        got = apply_weights(weights, value, weights != 0, clean=False)
     assert np.array_equal(got, [[wanted]], equal_nan=True)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.core.arrays import quiet
+from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.online_softmax import ExponentialSums, PartialResult, TopKeys, WeightedSums, merge_all
 
 CELL = st.sampled_from([-np.inf, -800.0, -1.0, 0.0, 0.5, 800.0])
@@ -31,7 +31,7 @@ def same(one, other):
 @given(ROWS)
 def test_sums_of_exponentials_merge_in_any_order_and_grouping(logits):
     a, b, c = (exp_sum(logit, value) for value, logit in enumerate(logits, 1))
-    with quiet():
+    with ignore_numpy_warnings():
         assert same(a.merge(b), b.merge(a))
         assert same(a.merge(b).merge(c), a.merge(b.merge(c)))
 
@@ -58,13 +58,13 @@ def test_a_key_that_is_not_a_number_comes_first_so_that_it_shows():
 def test_an_infinite_value_that_was_read_stays_although_later_keys_outweigh_it():
     early = ExponentialSums(np.array([[0.0]]), np.ones((1, 1)), np.array([[np.inf]]))
     late = ExponentialSums(np.array([[2000.0]]), np.ones((1, 1)), np.array([[1.0]]))
-    with quiet():
+    with ignore_numpy_warnings():
         assert early.merge(late).weighted.tolist() == [[np.inf]]
 
 
 def test_rows_that_met_no_key_merge_to_a_row_that_met_none():
     nothing = exp_sum(-np.inf, 1.0)
-    with quiet():
+    with ignore_numpy_warnings():
         merged = nothing.merge(nothing)
     assert (merged.maximum, merged.total, merged.weighted) == (-np.inf, 0, 0)
 

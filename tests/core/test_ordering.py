@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.core.ordering import finite_order, top_mask, top_order
+from qkv.core.ordering import finite_top_k_indices, top_k_indices, top_k_mask
 
 ENTRIES = st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, np.inf, np.nan])
 
@@ -16,8 +16,8 @@ ENTRIES = st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0, np.inf, np.nan])
 def test_ties_go_to_the_lowest_index_whether_or_not_whole_rows_are_sorted(rows, data, count):
     x = np.array(data.draw(st.lists(st.lists(ENTRIES, min_size=41, max_size=41), min_size=rows, max_size=rows)))
     wanted = [sorted(range(41), key=lambda i: (-(np.inf if np.isnan(r[i]) else r[i]), i))[:count] for r in x]
-    assert top_order(x, count).tolist() == wanted
-    assert [np.flatnonzero(row).tolist() for row in top_mask(x, count)] == [sorted(w) for w in wanted]
+    assert top_k_indices(x, count).tolist() == wanted
+    assert [np.flatnonzero(row).tolist() for row in top_k_mask(x, count)] == [sorted(w) for w in wanted]
 
 
 @pytest.mark.parametrize("library", ["torch", "jax"])
@@ -26,13 +26,13 @@ def test_other_libraries_take_the_same_keys_as_numpy(library):
     x = rng.integers(0, 4, (3, 50)).astype(np.float32)
     xp = pytest.importorskip("torch" if library == "torch" else "jax.numpy")
     other = xp.asarray(x)
-    assert np.asarray(top_order(other, 5)).tolist() == top_order(x, 5).tolist()
-    assert np.asarray(top_mask(other, 5)).tolist() == top_mask(x, 5).tolist()
+    assert np.asarray(top_k_indices(other, 5)).tolist() == top_k_indices(x, 5).tolist()
+    assert np.asarray(top_k_mask(other, 5)).tolist() == top_k_mask(x, 5).tolist()
 
 
 def test_a_row_shorter_than_asked_gives_all_of_it():
-    assert top_order(np.array([[1.0, 2.0]]), 5).tolist() == [[1, 0]]
-    assert top_mask(np.array([[1.0, 2.0]]), 5).tolist() == [[True, True]]
+    assert top_k_indices(np.array([[1.0, 2.0]]), 5).tolist() == [[1, 0]]
+    assert top_k_mask(np.array([[1.0, 2.0]]), 5).tolist() == [[True, True]]
 
 
 @pytest.mark.parametrize("levels", [2, 5, 1000])
@@ -43,7 +43,7 @@ def test_order_without_sorting_is_that_of_sorting_where_entries_are_finite(level
     x[0, 3, 5:], x[1, 2, 7] = -math.inf, math.nan
     x[x == 0] = -math.inf
     for count in (1, 3, 12):
-        found, wanted = finite_order(x, count), top_order(x, count)
+        found, wanted = finite_top_k_indices(x, count), top_k_indices(x, count)
         there = torch.take_along_dim(x, wanted, -1) != -math.inf
         assert torch.equal(torch.take_along_dim(x, found, -1) != -math.inf, there)
         assert torch.equal(found[there], wanted[there])

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkv.core.parts import Part, axes, require_number
+from qkv.core.parts import Part, array_field, require_number
 from qkv.errors import OptionError, ShapeError
 from qkv.scores import Biased, Dot, Gaussian, SumOf
 
@@ -16,9 +16,9 @@ class Example(Part):
     """Every kind of field there is."""
 
     name: str = "x"
-    scale: Any = axes(default=1.0)
-    pairs: Any = axes("q", "k", default=None)
-    table: Any = axes("k", "width", default=None)
+    scale: Any = array_field(default=1.0)
+    pairs: Any = array_field("q", "k", default=None)
+    table: Any = array_field("k", "width", default=None)
     inner: Any = None
     several: tuple[Any, ...] = ()
     function: Any = None
@@ -83,11 +83,11 @@ def test_cutting_reaches_the_parts_within():
 )
 def test_batch_axes_that_could_be_misread_are_refused_with_a_way_out(array, batch, words):
     with pytest.raises(ShapeError, match=words):
-        Example(pairs=array).fit(np.zeros(()), batch)
+        Example(pairs=array).bind(np.zeros(()), batch)
 
 
 def test_fitting_brings_floating_arrays_to_the_dtype_and_leaves_integers():
-    part = Example(scale=np.ones(()), several=(np.arange(3),)).fit(np.zeros(()), (), np.float32)
+    part = Example(scale=np.ones(()), several=(np.arange(3),)).bind(np.zeros(()), (), np.float32)
     assert part.scale.dtype == np.float32
     assert part.several[0].dtype == np.arange(3).dtype
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from qkv.core.positions import Positions, whole
+from qkv.core.positions import Positions
+from qkv.core.tile import Tile
 from qkv.errors import KindError, OptionError, PositionError, ShapeError
 
 
@@ -18,36 +19,36 @@ from qkv.errors import KindError, OptionError, PositionError, ShapeError
     ids=str,
 )
 def test_queries_stand_where_it_is_said(positions, of_queries):
-    tile = whole(2, 5, (), positions)
+    tile = Tile.whole(2, 5, (), positions)
     assert tile.query_positions(np.zeros(()))[:, 0].tolist() == of_queries
     assert tile.key_positions(np.zeros(())).tolist() == [0, 1, 2, 3, 4]
-    assert tile.query_span() == (of_queries[0], of_queries[-1])
+    assert tile.query_position_range() == (of_queries[0], of_queries[-1])
 
 
 @pytest.mark.parametrize("start", [[0, 4], (0, 4), np.array([0, 4])], ids=["list", "tuple", "array"])
 def test_a_start_per_batch_element_may_be_a_list_or_an_array(start):
-    tile = whole(2, 5, (2,), Positions(query_start=start))
+    tile = Tile.whole(2, 5, (2,), Positions(query_start=start))
     assert tile.query_positions(np.zeros(()))[..., 0].tolist() == [[0, 1], [4, 5]]
-    assert tile.query_span() is None
+    assert tile.query_position_range() is None
 
 
 def test_a_start_in_numpy_serves_a_call_in_torch():
     torch = pytest.importorskip("torch")
-    tile = whole(2, 5, (2,), Positions(query_start=[0, 4]))
+    tile = Tile.whole(2, 5, (2,), Positions(query_start=[0, 4]))
     assert tile.query_positions(torch.zeros(()))[..., 0].tolist() == [[0, 1], [4, 5]]
 
 
 def test_equal_lengths_need_no_positions():
-    assert whole(3, 3).query_positions(np.zeros(()))[:, 0].tolist() == [0, 1, 2]
+    assert Tile.whole(3, 3).query_positions(np.zeros(()))[:, 0].tolist() == [0, 1, 2]
 
 
 def test_different_lengths_without_positions_are_refused_with_both_choices():
     with pytest.raises(PositionError, match=r'2 queries meet 5 keys.*align="start".*align="end"'):
-        whole(2, 5).query_positions(np.zeros(()))
+        Tile.whole(2, 5).query_positions(np.zeros(()))
 
 
 def test_a_tile_stands_at_its_own_rows_and_columns():
-    tile = whole(4, 6, (), Positions(align="end")).cut((1, 3), (2, 5))
+    tile = Tile.whole(4, 6, (), Positions(align="end")).restrict((1, 3), (2, 5))
     assert tile.query_positions(np.zeros(()))[:, 0].tolist() == [3, 4]
     assert tile.key_positions(np.zeros(())).tolist() == [2, 3, 4]
 
@@ -71,4 +72,4 @@ def test_a_start_that_is_no_integer_is_refused(start):
 
 def test_starts_for_another_number_of_batch_elements_are_refused():
     with pytest.raises(ShapeError, match=r"must be equal, or 1"):
-        Positions(query_start=[0, 1, 2]).fit(np.zeros(()), (2,))
+        Positions(query_start=[0, 1, 2]).bind(np.zeros(()), (2,))

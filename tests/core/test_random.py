@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from qkv.core import random
-from qkv.core.positions import whole
-from qkv.core.words import pair_words
+from qkv.core.threefry import pair_words
+from qkv.core.tile import Tile
 from qkv.errors import OptionError
 from qkv.testing import Setting
 from qkv.testing.draws import plain_gumbel, plain_kept, plain_threefry, plain_uniform
@@ -71,10 +71,10 @@ def test_the_plain_generator_of_the_suites_gives_the_published_vectors(rounds):
 def test_every_library_draws_what_plain_integers_draw(library, seed):
     setting = Setting(library, "float64")
     with setting.active():
-        tile = whole(3, 4, (2,), seed=seed)
+        tile = Tile.whole(3, 4, (2,), seed=seed)
         uniform = tile.uniform(setting.array(0.0), random.DROPOUT)
         gumbel = tile.gumbel(setting.array(0.0), random.SAMPLE)
-        kept = to_float64(tile.kept(setting.array(0.0), 0.4))
+        kept = to_float64(tile.dropout_mask(setting.array(0.0), 0.4))
     for b, i, j in np.ndindex(2, 3, 4):
         assert kept[b, i, j] == plain_kept(seed, random.DROPOUT, b, i, j, 0.4)
         assert to_float64(uniform)[b, i, j] == plain_uniform(seed, random.DROPOUT, b, i, j)
@@ -85,13 +85,13 @@ def test_every_library_draws_what_plain_integers_draw(library, seed):
 def test_single_precision_draws_are_the_double_ones_rounded(library):
     setting = Setting(library, "float32")
     with setting.active():
-        got = whole(3, 4, seed=1).uniform(setting.array(0.0), random.DROPOUT)
-    wanted = whole(3, 4, seed=1).uniform(np.zeros(()), random.DROPOUT)
+        got = Tile.whole(3, 4, seed=1).uniform(setting.array(0.0), random.DROPOUT)
+    wanted = Tile.whole(3, 4, seed=1).uniform(np.zeros(()), random.DROPOUT)
     assert np.abs(to_float64(got) - wanted).max() < 2.0**-23
 
 
 def test_numbers_are_uniform():
-    u = whole(300, 300, (2,), seed=3).uniform(np.zeros(()), random.DROPOUT)
+    u = Tile.whole(300, 300, (2,), seed=3).uniform(np.zeros(()), random.DROPOUT)
     assert stats.kstest(u.ravel(), "uniform").pvalue > 0.01
     assert u.min() > 0
     assert u.max() < 1
@@ -108,16 +108,16 @@ def test_neither_zero_nor_one_is_ever_drawn(monkeypatch):
 
 
 def test_gumbel_numbers_follow_their_distribution():
-    g = whole(300, 300, (2,), seed=4).gumbel(np.zeros(()), random.SAMPLE)
+    g = Tile.whole(300, 300, (2,), seed=4).gumbel(np.zeros(()), random.SAMPLE)
     assert stats.kstest(g.ravel(), "gumbel_r").pvalue > 0.01
 
 
 def test_streams_seeds_batch_elements_rows_and_columns_are_unrelated():
-    tile = whole(100, 100, (2,), seed=5)
+    tile = Tile.whole(100, 100, (2,), seed=5)
     u = tile.uniform(np.zeros(()), random.DROPOUT)
     others = [
         tile.uniform(np.zeros(()), random.SAMPLE),
-        whole(100, 100, (2,), seed=6).uniform(np.zeros(()), random.DROPOUT),
+        Tile.whole(100, 100, (2,), seed=6).uniform(np.zeros(()), random.DROPOUT),
         u[::-1],
         np.roll(u, 1, axis=-1),
         np.roll(u, 1, axis=-2),
@@ -129,9 +129,9 @@ def test_streams_seeds_batch_elements_rows_and_columns_are_unrelated():
 
 @pytest.mark.parametrize("rows", [(0, 2), (3, 7)])
 def test_a_tile_draws_what_the_whole_draws_there(rows):
-    tile = whole(7, 9, (2,), seed=8)
+    tile = Tile.whole(7, 9, (2,), seed=8)
     of_all = tile.gumbel(np.zeros(()), random.SAMPLE)
-    piece = tile.cut(rows, (4, 9)).gumbel(np.zeros(()), random.SAMPLE)
+    piece = tile.restrict(rows, (4, 9)).gumbel(np.zeros(()), random.SAMPLE)
     assert (piece == of_all[:, slice(*rows), 4:9]).all()
 
 
@@ -141,29 +141,31 @@ def test_a_tile_draws_what_the_whole_draws_there(rows):
 def test_a_tile_keeps_what_the_whole_keeps_there(library, rows, cols):
     setting = Setting(library, "float32")
     with setting.active():
-        piece = to_float64(whole(7, 9, (2,), seed=8).cut(rows, cols).kept(setting.array(0.0), 0.5))
-    assert (piece == whole(7, 9, (2,), seed=8).kept(np.zeros(()), 0.5)[:, slice(*rows), slice(*cols)]).all()
+        piece = to_float64(Tile.whole(7, 9, (2,), seed=8).restrict(rows, cols).dropout_mask(setting.array(0.0), 0.5))
+    assert (
+        piece == Tile.whole(7, 9, (2,), seed=8).dropout_mask(np.zeros(()), 0.5)[:, slice(*rows), slice(*cols)]
+    ).all()
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_keys_named_by_index_keep_what_they_keep_in_place(library):
-    tile, index = whole(3, 6, seed=8), np.array([[5, 0], [1, 1], [2, 4]])
+    tile, index = Tile.whole(3, 6, seed=8), np.array([[5, 0], [1, 1], [2, 4]])
     setting = Setting(library, "float32")
     with setting.active():
-        named = to_float64(tile.kept(setting.array(0.0), 0.5, keys=setting.array(index)))
-    assert (named == np.take_along_axis(tile.kept(np.zeros(()), 0.5), index, axis=-1)).all()
+        named = to_float64(tile.dropout_mask(setting.array(0.0), 0.5, keys=setting.array(index)))
+    assert (named == np.take_along_axis(tile.dropout_mask(np.zeros(()), 0.5), index, axis=-1)).all()
 
 
 def test_long_rows_are_drawn_in_pieces_that_fit_together(monkeypatch):
-    wanted = whole(33, 50, (2,), seed=8).kept(np.zeros(()), 0.5)
-    monkeypatch.setattr("qkv.core.words.CHUNK", 70)
-    assert (whole(33, 50, (2,), seed=8).kept(np.zeros(()), 0.5) == wanted).all()
+    wanted = Tile.whole(33, 50, (2,), seed=8).dropout_mask(np.zeros(()), 0.5)
+    monkeypatch.setattr("qkv.core.threefry.CHUNK", 70)
+    assert (Tile.whole(33, 50, (2,), seed=8).dropout_mask(np.zeros(()), 0.5) == wanted).all()
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
 def test_as_many_are_kept_as_the_rate_says_in_every_row_column_and_half(dropout):
-    kept = whole(400, 600, (2,), seed=9).kept(np.zeros(()), dropout)
-    chance = 1 - random.rate(dropout)
+    kept = Tile.whole(400, 600, (2,), seed=9).dropout_mask(np.zeros(()), dropout)
+    chance = 1 - random.dropout_rate(dropout)
     for axes in [(0, 1, 2), (1,), (2,), (0, 1)]:
         found = kept.mean(axis=axes)
         deviation = np.sqrt(chance * (1 - chance) / (kept.size / found.size))
@@ -174,7 +176,7 @@ def test_as_many_are_kept_as_the_rate_says_in_every_row_column_and_half(dropout)
 
 def test_drawing_without_a_seed_is_refused_with_what_to_give():
     with pytest.raises(OptionError, match=r"draws at random. Give seed="):
-        whole(1, 1).uniform(np.zeros(()), random.DROPOUT)
+        Tile.whole(1, 1).uniform(np.zeros(()), random.DROPOUT)
 
 
 @pytest.mark.parametrize("seed", [0, 5, -3, 2**31 - 1, 2**40 + 7, -(2**40) - 1])

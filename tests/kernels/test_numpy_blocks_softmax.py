@@ -15,7 +15,7 @@ from qkv import masks, normalizers, scores
 from qkv.core import equation
 from qkv.core.arrays import Array
 from qkv.core.equation import attend_dense
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.kernels import NumpyBlocksKernel
 from qkv.kernels.numpy_blocks import logits as streamed_logits
 from qkv.kernels.numpy_blocks.exponential import BINARY, NATURAL, Exponential

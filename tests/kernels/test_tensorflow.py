@@ -84,7 +84,7 @@ def test_lengths_that_fit_no_memory_are_refused() -> None:
 
 
 def test_matrix_product_broadcasts_whichever_side_has_batch_axes_of_1() -> None:
-    from qkv.core.keras_arrays import tensorflow_namespace
+    from qkv.core.tensorflow_arrays import tensorflow_namespace
 
     rng, xp = np.random.default_rng(0), tensorflow_namespace()
     for left, right in (

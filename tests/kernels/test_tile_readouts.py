@@ -11,7 +11,7 @@ import pytest
 
 import qkv
 from qkv.core.equation import bind_call
-from qkv.core.positions import whole
+from qkv.core.tile import Tile
 from qkv.kernels.tiled.pooled_map import OnePass, cells_aligned, one_pass
 from qkv.kernels.tiled.readouts import Seen
 from qkv.readouts import Heads, PooledMap, Readout, TopWeights
@@ -28,7 +28,7 @@ def forward(query: Any, key: Any, readouts: Sequence[Readout], rows: int, cols: 
     """
     base, bound, allowed = how.get("base", 1), how.get("bound"), how.get("allowed")
     exp = torch.exp2 if base == 2 else torch.exp
-    tile = whole(query.shape[-2], key.shape[-2], tuple(query.shape[:-2]))
+    tile = Tile.whole(query.shape[-2], key.shape[-2], tuple(query.shape[:-2]))
     maps = OnePass(readouts, tile, query)
     for index in np.ndindex(*tile.batch):
         blocks = maps.element(index)

@@ -102,9 +102,9 @@ def test_no_tile_out_of_the_reach_of_a_mask_is_computed(mask: str) -> None:
     run(call, F64, TiledKernel(1))
     allowed = np.ones((2, 3, 7, 11), dtype=bool)
     if call.mask is not None:
-        from qkv.core.positions import whole
+        from qkv.core.tile import Tile
 
-        tile = whole(7, 11, (2, 3), call.positions)
+        tile = Tile.whole(7, 11, (2, 3), call.positions)
         allowed = np.broadcast_to(call.mask.allowed(tile, np.zeros(())), allowed.shape)
     # One pair to a tile: forward, backward, and once for a gradient that is not handed over. Batch elements
     # whose mask differs share what can be skipped.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import qkv.masks
-from qkv.core.positions import whole
+from qkv.core.tile import Tile
 from qkv.errors import KindError
 from qkv.masks import Causal, Keys, Lengths, Window
 from qkv.masks.base import require_mask
@@ -75,4 +75,4 @@ def test_combinations_print_as_they_were_written():
     ids=str,
 )
 def test_whole_tiles_are_known_without_looking_at_pairs(mask, rows, cols, cover):
-    assert mask.coverage(whole(8, 8, (2,)).cut(rows, cols)) == cover
+    assert mask.coverage(Tile.whole(8, 8, (2,)).restrict(rows, cols)) == cover

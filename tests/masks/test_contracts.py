@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from qkv.core.positions import Positions, whole
+from qkv.core.positions import Positions
+from qkv.core.tile import Tile
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.masks import Blocks, Causal, Documents, Keys, Lengths, Pairs, Prefix, Window
 from qkv.masks.base import And, Not, Or
@@ -49,7 +50,7 @@ class TestLengths(MaskContract):
             Lengths(lengths)
 
     def test_takes_a_list_of_one_integer_per_batch_element(self):
-        allowed = Lengths([1, 3]).allowed(whole(1, 3, (2,)), np.zeros(()))
+        allowed = Lengths([1, 3]).allowed(Tile.whole(1, 3, (2,)), np.zeros(()))
         assert allowed.tolist() == [[[True, False, False]], [[True, True, True]]]
 
 
@@ -87,9 +88,9 @@ class TestPairs(MaskContract):
 
     def test_mission_c4_padding_mask_of_shape_batch_1_1_length(self):
         array = np.array([True, True, False])[None, None, None]
-        tile = whole(2, 3, (1, 4))
+        tile = Tile.whole(2, 3, (1, 4))
         Pairs(array).check(2, 3)
-        allowed = Pairs(array).fit(np.zeros(()), (1, 4)).allowed(tile, np.zeros(()))
+        allowed = Pairs(array).bind(np.zeros(()), (1, 4)).allowed(tile, np.zeros(()))
         assert np.broadcast_to(allowed, (1, 4, 2, 3)).all(axis=(0, 1, 2)).tolist() == [True, True, False]
 
 
@@ -132,7 +133,7 @@ class TestDocuments(MaskContract):
             Documents([0, 0, 1]).check(5, 7)
 
     def test_without_key_ids_the_keys_are_the_queries(self):
-        allowed = Documents([0, 1]).allowed(whole(2, 2), np.zeros(()))
+        allowed = Documents([0, 1]).allowed(Tile.whole(2, 2), np.zeros(()))
         assert allowed.tolist() == [[True, False], [False, True]]
 
 
@@ -204,6 +205,6 @@ class TestNot(MaskContract):
 
 @pytest.mark.parametrize("align", ["start", "end"])
 def test_a_start_for_each_batch_element_shifts_its_causal_mask(align):
-    tile = whole(1, 4, (2,), Positions(query_start=[0, 2]))
+    tile = Tile.whole(1, 4, (2,), Positions(query_start=[0, 2]))
     assert Causal().allowed(tile, np.zeros(())).sum(axis=-1).tolist() == [[1], [3]]
     assert Causal(align=align).allowed(tile, np.zeros(())).sum(axis=-1).tolist() == [1 if align == "start" else 4]

@@ -11,7 +11,7 @@ import torch
 import qkv
 from qkv import masks, nn, normalizers, readouts, scores
 from qkv.core.equation import attend_dense
-from qkv.core.positions import whole
+from qkv.core.tile import Tile
 from qkv.errors import KindError, OptionError
 from qkv.nn.extra_keys import AndAlways
 from qkv.nn.fitting import fitted
@@ -133,7 +133,7 @@ def test_keys_added_later_may_always_be_attended_to(cols: tuple[int, int]) -> No
     array = np.random.default_rng(0).random((4, 6)) < 0.5
     mask = AndAlways(masks.Pairs(array), 2)
     whole_of_it = np.concatenate([array, np.ones((4, 2), bool)], -1)
-    tile = whole(4, 8).cut((1, 3), cols)
+    tile = Tile.whole(4, 8).restrict((1, 3), cols)
     cut = mask.slice(slice(1, 3), slice(*cols))
     got = np.broadcast_to(cut.allowed(tile, np.zeros(())), (2, cols[1] - cols[0]))
     assert (got == whole_of_it[1:3, slice(*cols)]).all()

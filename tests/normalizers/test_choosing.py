@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qkv.core.arrays import quiet
-from qkv.core.positions import whole
+from qkv.core.arrays import ignore_numpy_warnings
+from qkv.core.tile import Tile
 from qkv.normalizers import Hard, Identity, Sample, Softmax, TopK
 from qkv.testing.folds import folded
 from qkv.testing.libraries import LIBRARIES, Setting, to_float64
@@ -41,12 +41,12 @@ def test_tile_by_tile_the_same_keys_are_kept(row, k, data):
     n = len(row)
     edges = sorted(data.draw(st.lists(st.integers(0, n), max_size=3)))
     cuts = list(zip([0, *edges], [*edges, n], strict=True))
-    tile, logits, value = whole(1, n, seed=1), np.array([row]), np.eye(n)
+    tile, logits, value = Tile.whole(1, n, seed=1), np.array([row]), np.eye(n)
     for normalizer in (TopK(k), Hard(), TopK(k, normalizer=Identity())):
-        with quiet():
+        with ignore_numpy_warnings():
             order = lambda size: data.draw(st.permutations(range(size)))[:2]  # noqa: E731 (two words, used once)
             output, summary = folded(normalizer, logits, value, tile, cuts, 0.0, order)
-            tiles = [normalizer.tile_weights(logits[:, a:b], summary, tile.cut((0, 1), (a, b))) for a, b in cuts]
+            tiles = [normalizer.tile_weights(logits[:, a:b], summary, tile.restrict((0, 1), (a, b))) for a, b in cuts]
         weights = normalizer.weights(logits, tile)
         assert np.allclose(output, weights, rtol=1e-13)
         assert np.allclose(np.concatenate(tiles, axis=-1), weights, rtol=1e-13)
@@ -59,15 +59,15 @@ def test_more_keys_asked_for_than_there_are_is_all_of_them():
 
 def test_a_key_that_is_not_chosen_is_not_read():
     value = np.array([[1.0], [np.nan], [3.0]])
-    logits, tile = np.array([[2.0, -5.0, 2.0]]), whole(1, 3, seed=1)
-    with quiet():
+    logits, tile = np.array([[2.0, -5.0, 2.0]]), Tile.whole(1, 3, seed=1)
+    with ignore_numpy_warnings():
         assert folded(TopK(2), logits, value, tile, [(0, 3)], 0.0)[0].tolist() == [[2.0]]
         assert folded(Hard(), logits, value, tile, [(0, 1), (1, 3)], 0.0)[0].tolist() == [[1.0]]
 
 
 def test_draws_have_the_frequencies_of_the_softmax():
     logits = np.broadcast_to(np.array([0.0, 1.0, 2.0, -np.inf]), (30_000, 4))
-    share = Sample().weights(logits, whole(30_000, 4, seed=9)).mean(axis=0)
+    share = Sample().weights(logits, Tile.whole(30_000, 4, seed=9)).mean(axis=0)
     wanted = Softmax().weights(logits[:1])[0]
     assert np.abs(share - wanted).max() < 5 * np.sqrt(0.25 / 30_000)
     assert share[3] == 0
@@ -75,9 +75,9 @@ def test_draws_have_the_frequencies_of_the_softmax():
 
 def test_a_draw_depends_on_the_seed_and_on_nothing_else():
     logits = np.zeros((50, 20))
-    one = Sample().weights(logits, whole(50, 20, seed=1))
-    assert (one == Sample().weights(logits, whole(50, 20, seed=1))).all()
-    assert (one != Sample().weights(logits, whole(50, 20, seed=2))).any()
+    one = Sample().weights(logits, Tile.whole(50, 20, seed=1))
+    assert (one == Sample().weights(logits, Tile.whole(50, 20, seed=1))).all()
+    assert (one != Sample().weights(logits, Tile.whole(50, 20, seed=2))).any()
 
 
 @pytest.mark.parametrize("inner", [Hard(), TopK(1), Sample()], ids=str)

@@ -4,8 +4,8 @@ import math
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
 from qkv.scores import InnerProductScore
 from qkv.testing import ScoreContract
 
@@ -14,7 +14,7 @@ from qkv.testing import ScoreContract
 class WeightedDot(InnerProductScore):
     """Inner product with a learned weight for each unit of width."""
 
-    weight: Array = axes("width")
+    weight: Array = array_field("width")
 
     def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         return query * self.weight[..., None, :], key

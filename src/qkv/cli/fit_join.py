@@ -41,10 +41,10 @@ def fit_join(
         raise DataError("there is no --out. Name a file for the model, as in --out model.json.")
 
     from qkv.cli.progress import ProgressBar
-    from qkv.core.files import may_be_written
+    from qkv.core.files import check_writable
     from qkv.join import SoftJoin
 
-    may_be_written(Path(out), "the model")
+    check_writable(Path(out), "the model")
     with ProgressBar() as progress:
         join = SoftJoin(on, id=id_).fit(left, right, pairs, valid=valid, candidates=candidates, progress=progress)
     join.save(out)

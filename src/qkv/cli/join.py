@@ -88,11 +88,11 @@ join.__doc__ = _HELP
 
 
 def _check_out(path: Path) -> None:
-    from qkv.core.files import may_be_written
+    from qkv.core.files import check_writable
 
     if path.suffix.lower() not in _SUFFIXES:
         raise OptionError(f"{path.name!r} ends in none of {', '.join(_SUFFIXES)}. Choose one for --out.")
-    may_be_written(path, "the pairs")
+    check_writable(path, "the pairs")
 
 
 def _write(table: Any, path: Path) -> None:
@@ -101,7 +101,7 @@ def _write(table: Any, path: Path) -> None:
 
     import pyarrow as pa
 
-    from qkv.core.files import write_whole
+    from qkv.core.files import write_atomic
 
     def fill(stream: Any) -> None:
         kind = path.suffix.lower()
@@ -124,7 +124,7 @@ def _write(table: Any, path: Path) -> None:
         except pa.ArrowException as error:
             raise DataError(f"the pairs cannot be written as {kind[1:]}: {error}. Choose .arrow.") from None
 
-    write_whole(path, fill, "the pairs")
+    write_atomic(path, fill, "the pairs")
 
 
 def _print(joined: Any, top: int) -> None:

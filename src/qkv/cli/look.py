@@ -120,11 +120,11 @@ def look(
     from qkv.cli.progress import ProgressBar
 
     if export is not None:
-        from qkv.core.files import may_be_written
+        from qkv.core.files import check_writable
 
         if Path(export).suffix.lower() not in (".html", ".htm"):
             raise DataError(f"{export!r} does not end in .html. Rename it, so that a browser opens it.")
-        may_be_written(Path(export))
+        check_writable(Path(export))
     with ProgressBar() as progress:
         page = make(progress)
     if terminal:

@@ -56,14 +56,14 @@ def roles(
         raise OptionError("winobias wants --occupations: a file with an occupation on each line.")
 
     from qkv.cli.progress import ProgressBar
-    from qkv.core.files import may_be_written
+    from qkv.core.files import check_writable
     from qkv.look.figure import check_figure_path, save_figure
     from qkv.look.roles import Sentence, conllu, gap, measure, plain, winobias
     from qkv.look.text_model import load
 
     target = None if plot is None else check_figure_path(plot)
     if json is not None:
-        may_be_written(Path(json))
+        check_writable(Path(json))
 
     def read(path: str) -> list[Sentence]:
         if kind == "gap":

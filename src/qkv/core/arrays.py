@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.core.numpy_functions import NumPyFunctions
+from qkv.core.numpy_namespace import NumPyFunctions
 from qkv.core.typing import Array, Namespace
 from qkv.errors import KindError
 
@@ -25,7 +25,7 @@ __all__ = [
     "Array",
     "Namespace",
     "accumulation_dtype",
-    "along_diagonals",
+    "toeplitz",
     "arange",
     "as_array",
     "cast",
@@ -35,11 +35,11 @@ __all__ = [
     "is_floating",
     "is_text",
     "itemsize",
-    "known_true",
+    "statically_known_true",
     "library",
-    "like",
+    "asarray_like",
     "namespace",
-    "quiet",
+    "ignore_numpy_warnings",
     "requires_gradient",
     "result_dtype",
     "row_max",
@@ -123,7 +123,7 @@ _NUMPY = NumPyFunctions()
 
 
 def _tensorflow() -> Namespace:
-    from qkv.core.keras_arrays import tensorflow_namespace
+    from qkv.core.tensorflow_arrays import tensorflow_namespace
 
     return tensorflow_namespace()
 
@@ -212,7 +212,7 @@ def cast(x: Array, dtype: Any) -> Array:
     return x if x.dtype == dtype else namespace(x).astype(x, dtype)
 
 
-def like(reference: Array, value: Any, dtype: Any = None) -> Array:
+def asarray_like(reference: Array, value: Any, dtype: Any = None) -> Array:
     """`value` as an array of the library and on the device of `reference`."""
     xp = namespace(reference)
     if _library(value) == _library(reference):
@@ -267,7 +267,7 @@ def requires_gradient(x: Array) -> bool:
     return bool(sys.modules["torch"].is_grad_enabled())
 
 
-def known_true(x: Array) -> bool:
+def statically_known_true(x: Array) -> bool:
     """`bool(x)`, and False where that cannot be known now, as under `jax.jit` and `torch.func.vmap`."""
     try:
         return bool(x)
@@ -333,11 +333,11 @@ def gather(table: Array, index: Array) -> Array:
     return xp.reshape(xp.take_along_axis(table, flat, axis=-1), (*batch, *pair))
 
 
-def along_diagonals(vector: Array, rows: int, cols: int) -> Array:
+def toeplitz(vector: Array, rows: int, cols: int) -> Array:
     """`(*batch, rows, cols)` with `vector[..., j − i + rows − 1]` at (i, j), for NumPy and PyTorch.
 
     Example:
-        >>> along_diagonals(np.array([1.0, 2.0, 3.0]), 2, 2)
+        >>> toeplitz(np.array([1.0, 2.0, 3.0]), 2, 2)
         array([[2., 3.],
                [1., 2.]])
     """
@@ -348,7 +348,7 @@ def along_diagonals(vector: Array, rows: int, cols: int) -> Array:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def ignore_numpy_warnings() -> Iterator[None]:
     """No NumPy warnings: what is NaN or infinite here is meant to be, or is replaced a line later."""
     with np.errstate(all="ignore"):
         yield

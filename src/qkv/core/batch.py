@@ -10,19 +10,19 @@ from collections.abc import Iterator
 
 from qkv.core.arrays import Array
 
-__all__ = ["Index", "indices", "shape_at", "take"]
+__all__ = ["BatchIndex", "batch_indices", "batch_shape", "take_batch"]
 
-Index = tuple[int | slice, ...]
+BatchIndex = tuple[int | slice, ...]
 
 
-def take(x: Array, index: Index, core: int) -> Array:
+def take_batch(x: Array, index: BatchIndex, core: int) -> Array:
     """The batch elements at `index` of an array with `core` axes after its batch axes.
 
     An axis of length 1 is shared by all, and an array with fewer axes has none of the first.
 
     Example:
         >>> import numpy as np
-        >>> take(np.zeros((4, 1, 5, 6)), (slice(2, 4), 1), core=2).shape
+        >>> take_batch(np.zeros((4, 1, 5, 6)), (slice(2, 4), 1), core=2).shape
         (2, 5, 6)
     """
     own = x.ndim - core
@@ -34,24 +34,24 @@ def take(x: Array, index: Index, core: int) -> Array:
     return x[tuple(entries)]
 
 
-def shape_at(batch: tuple[int, ...], index: Index) -> tuple[int, ...]:
+def batch_shape(batch: tuple[int, ...], index: BatchIndex) -> tuple[int, ...]:
     """The batch axes that remain.
 
     Example:
-        >>> shape_at((4, 8), (3, slice(2, 4)))
+        >>> batch_shape((4, 8), (3, slice(2, 4)))
         (2,)
     """
     lengths = zip(batch, index, strict=True)
     return tuple(len(range(*at.indices(n))) for n, at in lengths if isinstance(at, slice))
 
 
-def indices(batch: tuple[int, ...], most: int) -> Iterator[Index]:
+def batch_indices(batch: tuple[int, ...], most: int) -> Iterator[BatchIndex]:
     """Indices that together cover the batch, each of at most `most` elements (one at least).
 
     Example:
-        >>> list(indices((2, 3), 1))[:2]
+        >>> list(batch_indices((2, 3), 1))[:2]
         [(0, 0), (0, 1)]
-        >>> list(indices((2, 3), 4))
+        >>> list(batch_indices((2, 3), 4))
         [(0, slice(0, 3, None)), (1, slice(0, 3, None))]
     """
     if not batch or 0 in batch:
@@ -70,5 +70,5 @@ def indices(batch: tuple[int, ...], most: int) -> Iterator[Index]:
             yield (start if stop - start == 1 else slice(start, stop), *rest)
         return
     for n in range(batch[0]):
-        for rest_index in indices(batch[1:], most):
+        for rest_index in batch_indices(batch[1:], most):
             yield (n, *rest_index)

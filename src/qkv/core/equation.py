@@ -15,18 +15,19 @@ from qkv.core import random
 from qkv.core.arrays import (
     Array,
     accumulation_dtype,
+    asarray_like,
     cast,
+    ignore_numpy_warnings,
     is_text,
-    like,
     namespace,
-    quiet,
     result_dtype,
     zeros,
 )
 from qkv.core.axes import Axes
-from qkv.core.batch import Index, take
-from qkv.core.guard import all_finite, guarded_logits, weigh
-from qkv.core.positions import Positions, Tile, whole
+from qkv.core.batch import BatchIndex, take_batch
+from qkv.core.guard import all_finite, apply_weights, guarded_logits
+from qkv.core.positions import Positions
+from qkv.core.tile import Tile
 
 __all__ = ["Dense", "BoundCall", "attend_dense", "dense", "drop", "bind_call", "masked_logits", "side"]
 
@@ -137,17 +138,17 @@ class BoundCall:
         call.__dict__.update(clean_pairs=self.clean_pairs, clean_value=self.clean_value)
         return call
 
-    def at(self, index: Index) -> BoundCall:
+    def select_batch(self, index: BatchIndex) -> BoundCall:
         """The call of some of its batch elements."""
         call = replace(
             self,
-            query=take(self.query, index, 1 if is_text(self.query) else 2),
-            key=take(self.key, index, 1 if is_text(self.key) else 2),
-            value=take(self.value, index, 2),
-            score=self.score.at(index),
-            normalizer=self.normalizer.at(index),
-            mask=None if self.mask is None else self.mask.at(index),
-            tile=self.tile.at(index),
+            query=take_batch(self.query, index, 1 if is_text(self.query) else 2),
+            key=take_batch(self.key, index, 1 if is_text(self.key) else 2),
+            value=take_batch(self.value, index, 2),
+            score=self.score.select_batch(index),
+            normalizer=self.normalizer.select_batch(index),
+            mask=None if self.mask is None else self.mask.select_batch(index),
+            tile=self.tile.select_batch(index),
         )
         call.__dict__.update(clean_pairs=self.clean_pairs, clean_value=self.clean_value)
         return call
@@ -166,7 +167,7 @@ class BoundCall:
         `query`, `key` and `score`, all cut to the tile, stand in for the call's own: what a gradient is
         wanted of.
         """
-        tile = self.tile.cut(rows, cols)
+        tile = self.tile.restrict(rows, cols)
         cut = (slice(*rows), slice(*cols))
         mask = self.mask
         if mask is not None:
@@ -215,14 +216,14 @@ def bind_call(
         query,
         key,
         value,
-        score.fit(value, shape.batch, dtype, lengths),
-        normalizer.fit(value, shape.batch, dtype, lengths),
-        mask.fit(value, shape.batch, None, lengths) if mask is not None else None,
-        whole(
+        score.bind(value, shape.batch, dtype, lengths),
+        normalizer.bind(value, shape.batch, dtype, lengths),
+        mask.bind(value, shape.batch, None, lengths) if mask is not None else None,
+        Tile.whole(
             shape.q,
             shape.k,
             shape.batch,
-            positions.fit(value, shape.batch) if positions is not None else None,
+            positions.bind(value, shape.batch) if positions is not None else None,
             seed=seed,
         ),
         dropout,
@@ -260,7 +261,7 @@ def masked_logits(
     shape = (*tile.batch, tile.rows[1] - tile.rows[0], tile.cols[1] - tile.cols[0])
     if mask is not None:
         allowed = mask.allowed(tile, logits)
-        logits = xp.where(allowed, logits, like(logits, -math.inf, logits.dtype))
+        logits = xp.where(allowed, logits, asarray_like(logits, -math.inf, logits.dtype))
     known = all(isinstance(n, int) for n in shape)
     return logits if known and tuple(logits.shape) == shape else xp.broadcast_to(logits, shape)
 
@@ -274,8 +275,8 @@ def drop(weights: Array, tile: Tile, dropout: float, keys: Array | None = None) 
     if not dropout:
         return weights
     xp = namespace(weights)
-    kept = tile.kept(weights, dropout, keys)
-    return xp.where(kept, weights / (1.0 - random.rate(dropout)), xp.zeros_like(weights))
+    kept = tile.dropout_mask(weights, dropout, keys)
+    return xp.where(kept, weights / (1.0 - random.dropout_rate(dropout)), xp.zeros_like(weights))
 
 
 def attend_dense(
@@ -314,7 +315,7 @@ def attend_dense(
         dropout=dropout,
         seed=seed,
     )
-    with quiet():
+    with ignore_numpy_warnings():
         return dense(call)
 
 
@@ -326,5 +327,5 @@ def dense(call: BoundCall) -> Dense:
         logits = zeros(call.value, (*tile.batch, tile.q_total, tile.k_total)) - xp.inf
     weights = call.normalizer.weights(logits, tile)
     support = call.normalizer.support(logits, weights)
-    output = weigh(drop(weights, tile, call.dropout), call.value, support, call.clean_value)
+    output = apply_weights(drop(weights, tile, call.dropout), call.value, support, call.clean_value)
     return Dense(cast(output, call.out_dtype), weights, logits)

@@ -10,11 +10,11 @@ from typing import IO
 
 from qkv.errors import DataError
 
-__all__ = ["beside", "may_be_made", "may_be_written", "sync", "write_whole"]
+__all__ = ["atomic_path", "check_creatable", "check_writable", "fsync", "write_atomic"]
 
 
 @contextmanager
-def beside(target: Path) -> Iterator[Path]:
+def atomic_path(target: Path) -> Iterator[Path]:
     """A file beside the target, to be filled in the `with` block; then it takes the target's name.
 
     A reader sees the old file or the new one, never a part, and a block that fails leaves nothing.
@@ -24,7 +24,7 @@ def beside(target: Path) -> Iterator[Path]:
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with beside(Path(folder) / "a.txt") as partial:
+        ...     with atomic_path(Path(folder) / "a.txt") as partial:
         ...         _ = partial.write_text("whole")
         ...     [path.name for path in Path(folder).iterdir()]
         ['a.txt']
@@ -43,14 +43,14 @@ def beside(target: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def may_be_written(target: Path, what: str = "the file") -> None:
+def check_writable(target: Path, what: str = "the file") -> None:
     """Look where a file will go, before the long work that fills it.
 
     Raises:
         DataError: its folder is not there, or this user may not write in it.
 
     Example:
-        >>> may_be_written(Path("no-such-folder/a.txt"))
+        >>> check_writable(Path("no-such-folder/a.txt"))
         Traceback (most recent call last):
         qkv.errors.DataError: there is no folder 'no-such-folder' for the file. Make it first.
     """
@@ -64,22 +64,22 @@ def may_be_written(target: Path, what: str = "the file") -> None:
         )
 
 
-def may_be_made(folder: Path, what: str) -> None:
+def check_creatable(folder: Path, what: str) -> None:
     """Look where a folder will be, with those above it, before the long work that fills it.
 
     Raises:
         DataError: this user may not make it, or what is above it is a file.
 
     Example:
-        >>> may_be_made(Path("/dev/null/a"), "the store")
+        >>> check_creatable(Path("/dev/null/a"), "the store")
         Traceback (most recent call last):
         qkv.errors.DataError: '/dev/null' is no folder, so the store cannot be in it. Choose another place.
     """
     above = next(part for part in (folder, *folder.parents) if part.exists())
-    may_be_written(above / folder.name, what)
+    check_writable(above / folder.name, what)
 
 
-def sync(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Wait until the bytes of a file, or the names in a folder, are on the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
@@ -88,7 +88,7 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def write_whole(
+def write_atomic(
     target: Path,
     content: bytes | Callable[[IO[bytes]], object],
     what: str = "the file",
@@ -109,13 +109,13 @@ def write_whole(
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_whole(Path(folder) / "a.txt", b"whole")
+        ...     write_atomic(Path(folder) / "a.txt", b"whole")
         ...     (Path(folder) / "a.txt").read_text()
         'whole'
     """
-    may_be_written(target, what)
+    check_writable(target, what)
     try:
-        with beside(target) as partial, partial.open("wb") as stream:
+        with atomic_path(target) as partial, partial.open("wb") as stream:
             if isinstance(content, bytes):
                 stream.write(content)
             else:

@@ -10,10 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from qkv.core.arrays import cast, is_floating, is_text, known_true, namespace, quiet, stop_gradient
+from qkv.core.arrays import (
+    cast,
+    ignore_numpy_warnings,
+    is_floating,
+    is_text,
+    namespace,
+    statically_known_true,
+    stop_gradient,
+)
 from qkv.core.typing import Array, Bool, Float
 
-__all__ = ["all_finite", "finite", "guarded_logits", "weigh"]
+__all__ = ["all_finite", "zero_nonfinite", "guarded_logits", "apply_weights"]
 
 
 def all_finite(x: Array) -> bool:
@@ -23,11 +31,11 @@ def all_finite(x: Array) -> bool:
     xp = namespace(x)
     # A finite sum has finite terms, and needs no array of booleans as large as the data; the sum may
     # overflow, though.
-    with quiet():
-        return known_true(xp.isfinite(xp.sum(x))) or known_true(xp.all(xp.isfinite(x)))
+    with ignore_numpy_warnings():
+        return statically_known_true(xp.isfinite(xp.sum(x))) or statically_known_true(xp.all(xp.isfinite(x)))
 
 
-def finite(x: Array) -> Array:
+def zero_nonfinite(x: Array) -> Array:
     """`x` with zeros where it is not finite."""
     xp = namespace(x)
     return xp.where(xp.isfinite(x), x, xp.zeros_like(x))
@@ -43,10 +51,10 @@ def guarded_logits(score: Callable[[Array, Array], Array], query: Array, key: Ar
     bad_query = ~xp.all(xp.isfinite(query), axis=-1)[..., :, None]
     bad_key = ~xp.all(xp.isfinite(key), axis=-1)[..., None, :]
     raw = stop_gradient(score(stop_gradient(query), stop_gradient(key)))
-    return xp.where(bad_query | bad_key, raw, score(finite(query), finite(key)))
+    return xp.where(bad_query | bad_key, raw, score(zero_nonfinite(query), zero_nonfinite(key)))
 
 
-def weigh(
+def apply_weights(
     weights: Float[Array, "*#batch q k"],
     value: Float[Array, "*#batch k value_width"],
     support: Bool[Array, "*#batch #q #k"] | None,
@@ -63,7 +71,7 @@ def weigh(
     xp = namespace(weights)
     if clean or support is None:
         return xp.matmul(weights, value)
-    clean_product = xp.matmul(weights, finite(value))
+    clean_product = xp.matmul(weights, zero_nonfinite(value))
     constant = stop_gradient(value)
     plus, minus = constant == math.inf, constant == -math.inf
     negative = support & (stop_gradient(weights) < 0)

@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from qkv.core.arrays import Array, known_true, library, namespace, stop_gradient
-from qkv.core.keras_arrays import top_indices, top_values
+from qkv.core.arrays import Array, library, namespace, statically_known_true, stop_gradient
+from qkv.core.tensorflow_arrays import top_indices, top_values
 
-__all__ = ["finite_order", "kth_largest", "top_mask", "top_order"]
+__all__ = ["finite_top_k_indices", "kth_largest", "top_k_mask", "top_k_indices"]
 
 
-def top_order(x: Array, count: int) -> Array:
+def top_k_indices(x: Array, count: int) -> Array:
     """Indices of the `count` largest entries along the last axis (fewer where it is shorter), largest first.
 
     Example:
-        >>> top_order(np.array([[1.0, 3.0, 3.0, 2.0, np.nan]]), 3)
+        >>> top_k_indices(np.array([[1.0, 3.0, 3.0, 2.0, np.nan]]), 3)
         array([[4, 1, 2]])
     """
     xp = namespace(x)
@@ -45,16 +45,16 @@ def _not_nan(x: Array) -> Array:
     return xp.where(xp.isnan(x), xp.zeros_like(x) + xp.inf, x)
 
 
-def finite_order(x: Array, count: int) -> Array:
-    """As `top_order`, but of entries that are −inf any may come, in any order: long rows are not sorted.
+def finite_top_k_indices(x: Array, count: int) -> Array:
+    """As `top_k_indices`, but of entries that are −inf any may come, in any order: long rows are not sorted.
 
     Example:
-        >>> finite_order(np.array([[1.0, 3.0, 3.0, 2.0, np.nan]]), 3)
+        >>> finite_top_k_indices(np.array([[1.0, 3.0, 3.0, 2.0, np.nan]]), 3)
         array([[4, 1, 2]])
     """
     xp = namespace(x)
     if library(x) != "torch" or 4 * count >= x.shape[-1]:
-        return top_order(x, count)
+        return top_k_indices(x, count)
     x = xp.where(xp.isnan(x), xp.zeros_like(x) + xp.inf, x)
     best, index = x.topk(count, dim=-1)
     last = best[..., -1:]
@@ -63,24 +63,24 @@ def finite_order(x: Array, count: int) -> Array:
     try:
         some = bool(unsure.any())
     except Exception:  # tracers do not know
-        return top_order(x, count)
+        return top_k_indices(x, count)
     if some:
-        index[unsure] = top_order(x[unsure], count)
+        index[unsure] = top_k_indices(x[unsure], count)
     index = index.sort(dim=-1).values
     by_rank = xp.argsort(xp.take_along_axis(x, index, axis=-1), axis=-1, descending=True, stable=True)
     return xp.take_along_axis(index, by_rank, axis=-1)
 
 
-def top_mask(x: Array, count: int) -> Array:
+def top_k_mask(x: Array, count: int) -> Array:
     """Which entries are among the `count` largest of their row, as booleans.
 
     Example:
-        >>> top_mask(np.array([[1.0, 3.0, 3.0, 2.0]]), 1)
+        >>> top_k_mask(np.array([[1.0, 3.0, 3.0, 2.0]]), 1)
         array([[False,  True, False, False]])
     """
     if count >= x.shape[-1]:
         return namespace(x).ones_like(x, dtype=namespace(x).bool)
-    order, name = top_order(x, count), library(x)
+    order, name = top_k_indices(x, count), library(x)
     if name == "torch":
         import torch
 
@@ -128,9 +128,9 @@ def _by_topk(x: Any, count: int) -> Any:
     # One more than wanted shows whether the last one was a choice among equals.
     values, order = x.topk(count + 1, dim=-1)
     tied = (values[..., 1:] == values[..., :-1]).any(dim=-1)
-    if known_true(~tied.any()):
+    if statically_known_true(~tied.any()):
         return order[..., :count]
-    if not known_true(tied.any()):  # a tracer, whose ties cannot be seen
+    if not statically_known_true(tied.any()):  # a tracer, whose ties cannot be seen
         return torch.argsort(x, dim=-1, descending=True, stable=True)[..., :count]
     order = order[..., :count]
     order[tied] = _among_equals(x[tied], values[tied][:, count - 1 : count], count)

@@ -17,22 +17,22 @@ import numpy as np
 
 from qkv.core.arrays import (
     Array,
+    asarray_like,
     cast,
     dtype_name,
     is_array,
     is_floating,
     library,
-    like,
     namespace,
     variable_value,
 )
-from qkv.core.batch import Index, take
+from qkv.core.batch import BatchIndex, take_batch
 from qkv.errors import KindError, OptionError, ShapeError
 
-__all__ = ["Part", "axes", "over_pairs", "require_number"]
+__all__ = ["Part", "array_field", "expand_to_pairs", "require_number"]
 
 
-def axes(*names: str, default: Any = dataclasses.MISSING) -> Any:
+def array_field(*names: str, default: Any = dataclasses.MISSING) -> Any:
     """A field that may hold an array of shape `(*batch, *names)`; `"q"` and `"k"` are cut with the tile.
 
     `axes()` is a number, or one number per batch element.
@@ -94,11 +94,11 @@ class Part:
 
         return self._map(cut)
 
-    def at(self, index: Index) -> Self:
+    def select_batch(self, index: BatchIndex) -> Self:
         """The part for these batch elements of its call."""
-        return self._map(lambda x, names: x if names is None else take(x, index, len(names)))
+        return self._map(lambda x, names: x if names is None else take_batch(x, index, len(names)))
 
-    def fit(
+    def bind(
         self,
         reference: Array,
         batch: tuple[int, ...],
@@ -123,7 +123,7 @@ class Part:
                         f"{type(self).__name__} holds an array of {library(array)}, the call is in "
                         f"{library(reference)}. Convert the part's array."
                     )
-                array = like(reference, array)
+                array = asarray_like(reference, array)
             if library(array) == "tensorflow" and dtype_name(array) == "int32":
                 array = cast(array, namespace(array).int64)  # it compares with no other integers than its own
             return cast(array, dtype) if dtype is not None and is_floating(array) else array
@@ -171,7 +171,7 @@ class Part:
 
 
 def _known_to_jax(kind: type[Part]) -> None:
-    from qkv.core.jax_parts import register
+    from qkv.core.pytrees import register
 
     register(kind)
 
@@ -265,7 +265,7 @@ def _check_lengths(owner: str, array: Array, names: tuple[str, ...], lengths: di
             )
 
 
-def over_pairs(x: Any) -> Any:
+def expand_to_pairs(x: Any) -> Any:
     """A number per batch element, ready to meet logits `(*batch, q, k)`."""
     return x[..., None, None] if is_array(x) and x.ndim else x
 

@@ -26,18 +26,18 @@ import numpy as np
 from qkv.core.arrays import (
     Array,
     arange,
+    asarray_like,
     cast,
     dtype_name,
     is_array,
     itemsize,
     library,
-    like,
     namespace,
 )
-from qkv.core.batch import Index, take
-from qkv.core.words import PARITY, ROTATIONS, pair_words
+from qkv.core.batch import BatchIndex, take_batch
+from qkv.core.threefry import PARITY, ROTATIONS, pair_words
 
-__all__ = ["DROPOUT", "ROUNDS", "SAMPLE", "gumbel", "kept", "rate", "seed_words", "threefry", "uniform"]
+__all__ = ["DROPOUT", "ROUNDS", "SAMPLE", "gumbel", "dropout_mask", "dropout_rate", "seed_words", "threefry", "uniform"]
 
 DROPOUT, SAMPLE = 1, 2
 """Streams: what a draw is for. Different streams of one seed are independent."""
@@ -58,12 +58,12 @@ def _word(reference: Array, value: Any) -> Array:
         if isinstance(value, int):
             value = value & _MASK
             value = value - (1 << 32) if value >> 31 else value
-            return like(reference, np.int64(value).reshape(())).to(namespace(reference).int32)
+            return asarray_like(reference, np.int64(value).reshape(())).to(namespace(reference).int32)
         return value.to(namespace(reference).int32)
     xp = namespace(reference)
     if isinstance(value, int):
-        return like(reference, np.asarray(value & _MASK, dtype=np.uint32))
-    return xp.astype(like(reference, value), xp.uint32)
+        return asarray_like(reference, np.asarray(value & _MASK, dtype=np.uint32))
+    return xp.astype(asarray_like(reference, value), xp.uint32)
 
 
 def _rotate(x: Array, by: int) -> Array:
@@ -122,10 +122,10 @@ def _element_keys(seed: int, stream: int, count: int) -> tuple[Array, Array]:
     return threefry(key, (np.arange(count, dtype=np.uint32), _word(reference, stream)))
 
 
-def _keys(seed: int, stream: int, batch: tuple[int, ...], index: Index) -> tuple[Array, Array]:
+def _keys(seed: int, stream: int, batch: tuple[int, ...], index: BatchIndex) -> tuple[Array, Array]:
     """Keys `(*batch, 1, 1)` of some batch elements."""
     found = _element_keys(seed, stream, math.prod(batch))
-    one, two = (take(x.reshape(*batch, 1, 1), index, 2) for x in found)
+    one, two = (take_batch(x.reshape(*batch, 1, 1), index, 2) for x in found)
     return one, two
 
 
@@ -141,16 +141,18 @@ def _by_numpy(reference: Array) -> bool:
     return type(reference) in (torch.Tensor, torch.nn.Parameter) and reference.device.type == "cpu"
 
 
-def _key_words(reference: Array, seed: Any, stream: int, batch: tuple[int, ...], index: Index) -> tuple[Array, Array]:
+def _key_words(
+    reference: Array, seed: Any, stream: int, batch: tuple[int, ...], index: BatchIndex
+) -> tuple[Array, Array]:
     """Keys `(*batch, 1, 1)` in the library of `reference`; the seed may be an array, as while JAX traces."""
     if not (isinstance(seed, int) and all(isinstance(n, int) for n in batch)):
         number = namespace(reference).reshape(arange(reference, 0, math.prod(batch)), (*batch, 1, 1))
         low, high = (_word(reference, x) for x in seed_words(seed))
-        counter = (_word(reference, take(number, index, 2)), _word(reference, stream))
+        counter = (_word(reference, take_batch(number, index, 2)), _word(reference, stream))
         return threefry((low, high), counter)
     found = _keys(seed, stream, batch, index)
     bits = (x.view(np.int32) if library(reference) == "torch" else x for x in found)
-    one, two = (like(reference, x) for x in bits)
+    one, two = (asarray_like(reference, x) for x in bits)
     return one, two
 
 
@@ -181,7 +183,7 @@ def uniform(
     batch: tuple[int, ...],
     rows: Indices,
     cols: Indices,
-    index: Index = (),
+    index: BatchIndex = (),
 ) -> Array:
     """Uniform numbers in (0, 1) `(*batch, q, k)` of queries and keys, in the dtype of `reference`; of some
     batch elements where `index` names them.
@@ -190,7 +192,7 @@ def uniform(
     """
     if _known(rows) and _known(cols) and _by_numpy(reference):
         return cast(
-            like(reference, _numpy_uniform(reference, seed, stream, batch, rows, cols, index)),
+            asarray_like(reference, _numpy_uniform(reference, seed, stream, batch, rows, cols, index)),
             reference.dtype,
         )
     bits = _words(reference, _key_words(reference, seed, stream, batch, index), rows, cols)
@@ -206,7 +208,7 @@ def _numpy_uniform(
     batch: tuple[int, ...],
     rows: Limits,
     cols: Limits,
-    index: Index,
+    index: BatchIndex,
 ) -> np.ndarray:
     """As `uniform`, in place."""
     bits = pair_words(_keys(seed, stream, batch, index), rows, cols, ROUNDS)
@@ -223,7 +225,7 @@ def _open(u: Array) -> Array:
     # Half a step up: 0 is never drawn, and small numbers keep their relative precision for the Gumbel below.
     u = (u + 0.5) * 2.0**-32
     # Nor is 1, to which the largest words would be rounded.
-    return xp.minimum(u, like(u, np.asarray(_HIGHEST), u.dtype))
+    return xp.minimum(u, asarray_like(u, np.asarray(_HIGHEST), u.dtype))
 
 
 def gumbel(
@@ -233,7 +235,7 @@ def gumbel(
     batch: tuple[int, ...],
     rows: Indices,
     cols: Indices,
-    index: Index = (),
+    index: BatchIndex = (),
 ) -> Array:
     """Standard Gumbel numbers: the key with the largest logit plus Gumbel is a draw from the softmax."""
     # −log(1 − u) is a standard exponential; its small values, which win, are drawn finely because u is.
@@ -241,17 +243,17 @@ def gumbel(
         u = _numpy_uniform(reference, seed, stream, batch, rows, cols, index)
         for step in (np.negative, np.log1p, np.negative, np.log, np.negative):
             step(u, out=u)
-        return cast(like(reference, u), reference.dtype)
+        return cast(asarray_like(reference, u), reference.dtype)
     xp = namespace(reference)
     u = uniform(reference, seed, stream, batch, rows, cols, index)
     return -xp.log(-xp.log1p(-u))
 
 
-def rate(dropout: float) -> float:
+def dropout_rate(dropout: float) -> float:
     """The probability with which a weight is dropped: a multiple of 2^-16, as its draw has 16 bits.
 
     Example:
-        >>> rate(0.25), round(rate(0.1), 6)
+        >>> dropout_rate(0.25), round(dropout_rate(0.1), 6)
         (0.25, 0.100006)
     """
     return _least(dropout) / 2**16
@@ -261,14 +263,14 @@ def _least(dropout: float) -> int:
     return min(round(dropout * 2**16), 2**16 - 1)
 
 
-def kept(
+def dropout_mask(
     reference: Array,
     seed: Any,
     batch: tuple[int, ...],
     rows: Indices,
     cols: Indices,
     dropout: float,
-    index: Index = (),
+    index: BatchIndex = (),
 ) -> Array:
     """Which weights dropout keeps, `(*batch, q, k)` booleans, each with probability `1 - rate(dropout)`."""
     least = _least(dropout)
@@ -283,7 +285,7 @@ def kept(
         made = pair_words(_keys(seed, DROPOUT, batch, index), rows, halves, ROUNDS)
         # The bits as two signed numbers: what compares with them is lower by half of the range.
         signed = made.view(np.int16)[..., skip : skip + cols[1] - cols[0]]
-        return like(reference, signed >= np.int16(least - _HALF))
+        return asarray_like(reference, signed >= np.int16(least - _HALF))
     xp = namespace(reference)
     words = _words(reference, _key_words(reference, seed, DROPOUT, batch, index), rows, halves)
     both = xp.stack([_half(words, 0), _half(words, 1)], axis=-1)

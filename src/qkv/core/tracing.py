@@ -10,17 +10,17 @@ import sys
 
 from qkv.core.arrays import Array
 
-__all__ = ["hidden"]
+__all__ = ["tracing_mode"]
 
 
-def hidden(*arrays: Array) -> str:
+def tracing_mode(*arrays: Array) -> str:
     """What hides the data of a call: "compile", "export", "vmap", "jvp" or "twice"; "" where nothing does.
 
     "vmap" stands for `torch.func.grad` too; "twice" is a gradient of a gradient there.
 
     Example:
         >>> import numpy as np
-        >>> hidden(np.zeros(2))
+        >>> tracing_mode(np.zeros(2))
         ''
     """
     torch = sys.modules.get("torch")

@@ -25,7 +25,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from qkv.core.files import write_whole
+from qkv.core.files import write_atomic
 from qkv.encoders.encoder import read_arrays
 from qkv.encoders.latent_semantics import LatentSemantics
 from qkv.encoders.table_cells import is_missing, read_cells, read_columns
@@ -276,7 +276,7 @@ class TableVectors:
             DataError: it cannot be written.
         """
         arrays = self.arrays()
-        write_whole(Path(path), lambda stream: np.savez_compressed(stream, **arrays), "the table vectors")  # type: ignore[arg-type]
+        write_atomic(Path(path), lambda stream: np.savez_compressed(stream, **arrays), "the table vectors")  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

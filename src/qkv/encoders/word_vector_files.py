@@ -10,7 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from qkv.core.files import write_whole
+from qkv.core.files import write_atomic
 from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 
@@ -198,7 +198,7 @@ def write_word_vectors(path: Path, words: tuple[str, ...], vectors: np.ndarray, 
         else:
             _fill(stream, words, rows, format)
 
-    write_whole(path, fill, "the word vectors")
+    write_atomic(path, fill, "the word vectors")
 
 
 def _fill(stream: Any, words: tuple[str, ...], rows: np.ndarray, format: str) -> None:

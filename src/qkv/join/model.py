@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.core.files import write_whole
+from qkv.core.files import write_atomic
 from qkv.errors import DataError
 from qkv.join.agreement import LEVELS, with_worth, worth_of
 from qkv.join.fields import KINDS, Kind
@@ -59,7 +59,7 @@ class Model:
         content = {"format": _FORMAT, "version": _VERSION, **asdict(self), "worth": self.worth.tolist()}
         content["learned"] = None if self.learned is None else self.learned.tolist()
         text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-        write_whole(Path(path), text.encode() + b"\n", "the model")
+        write_atomic(Path(path), text.encode() + b"\n", "the model")
 
     @staticmethod
     def load(path: str | Path) -> Model:

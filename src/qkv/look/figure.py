@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from qkv.core.files import may_be_written, write_whole
+from qkv.core.files import check_writable, write_atomic
 from qkv.errors import DataError, MissingPackageError
 
 __all__ = ["DARK", "FORMATS", "INK", "PAPER", "new_figure", "save_figure", "check_figure_path"]
@@ -42,7 +42,7 @@ def check_figure_path(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix.lower() not in FORMATS:
         raise DataError(f"the picture {target.name!r} ends in none of {', '.join(FORMATS)}. Rename it.")
-    may_be_written(target, "the picture")
+    check_writable(target, "the picture")
     return target
 
 
@@ -52,7 +52,7 @@ def save_figure(figure: Any, target: Path) -> None:
     Raises:
         DataError: the file cannot be written.
     """
-    write_whole(target, lambda stream: figure.savefig(stream, format=target.suffix[1:].lower()), "the picture")
+    write_atomic(target, lambda stream: figure.savefig(stream, format=target.suffix[1:].lower()), "the picture")
 
 
 @cache

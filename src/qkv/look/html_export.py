@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from qkv.core.files import write_whole
+from qkv.core.files import write_atomic
 from qkv.errors import DataError
 from qkv.look.bundle import bundle, read_web_file
 from qkv.look.page import Page
@@ -45,7 +45,7 @@ def export(page: Page, path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
         raise DataError(f"{target.name!r} does not end in .html. Rename it, so that a browser opens it.")
-    write_whole(target, page_html(page).encode())
+    write_atomic(target, page_html(page).encode())
     return target
 
 

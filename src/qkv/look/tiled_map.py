@@ -116,7 +116,7 @@ class TiledMap:
         options = {name: call.options[name] for name in ("score", "mask", "positions")}
         bound = bind_call(
             call.query, call.key, call.value, normalizer=call.options["normalizer"] or Softmax(), **options
-        ).at((element,))
+        ).select_batch((element,))
         return cls(bound, total, _numpy(mean), _numpy(largest))
 
     @staticmethod

@@ -12,7 +12,7 @@ from typing import Literal
 
 from qkv.core.arrays import Array, is_array
 from qkv.core.parts import Part
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.errors import KindError
 
 __all__ = ["And", "Coverage", "Mask", "Not", "Or", "require_boolean", "require_mask"]

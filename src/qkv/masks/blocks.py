@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from qkv.core.arrays import Array, as_array, namespace, to_numpy
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
 from qkv.errors import OptionError, ShapeError
 from qkv.masks.base import Coverage, Mask, require_boolean
 from qkv.masks.keys import coverage_of
@@ -31,14 +31,14 @@ class Blocks(Mask):
 
     Example:
         >>> import numpy as np
-        >>> from qkv.core.positions import whole
-        >>> Blocks(np.array([[True, False], [True, True]]), 2).allowed(whole(3, 3), np.zeros(()))
+        >>> from qkv.core.tile import Tile
+        >>> Blocks(np.array([[True, False], [True, True]]), 2).allowed(Tile.whole(3, 3), np.zeros(()))
         array([[ True,  True, False],
                [ True,  True, False],
                [ True,  True,  True]])
     """
 
-    layout: Array = axes("query_blocks", "key_blocks")
+    layout: Array = array_field("query_blocks", "key_blocks")
     size: int | tuple[int, int] = 64
 
     def validate(self) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array
-from qkv.core.positions import Align, Positions, Tile
+from qkv.core.positions import Align, Positions
+from qkv.core.tile import Tile
 from qkv.masks.base import Coverage, Mask
 
 __all__ = ["Causal"]
@@ -24,8 +25,8 @@ class Causal(Mask):
 
     Example:
         >>> import numpy as np
-        >>> from qkv.core.positions import whole
-        >>> Causal(align="end").allowed(whole(2, 3), np.zeros(()))
+        >>> from qkv.core.tile import Tile
+        >>> Causal(align="end").allowed(Tile.whole(2, 3), np.zeros(()))
         array([[ True,  True, False],
                [ True,  True,  True]])
     """
@@ -50,16 +51,16 @@ class Causal(Mask):
 
     def allowed(self, tile: Tile, reference: Array) -> Array:
         """j ≤ i"""
-        return tile.by_distance(reference, lambda distance: distance <= 0, self.align)
+        return tile.map_relative_positions(reference, lambda distance: distance <= 0, self.align)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
         """Up to the last query's position."""
-        span = tile.query_span(self.align)
+        span = tile.query_position_range(self.align)
         return 0, tile.k_total if span is None else min(tile.k_total, span[1] + 1)
 
     def coverage(self, tile: Tile) -> Coverage:
         """All up to the first query, none after the last."""
-        span = tile.query_span(self.align)
+        span = tile.query_position_range(self.align)
         if span is None:
             return "part"
         return "all" if tile.cols[1] - 1 <= span[0] else "none" if tile.cols[0] > span[1] else "part"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from qkv.core.arrays import Array, as_array, to_numpy
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
 from qkv.errors import ShapeError
 from qkv.masks.base import Coverage, Mask
 
@@ -28,15 +28,15 @@ class Documents(Mask):
 
     Example:
         >>> import numpy as np
-        >>> from qkv.core.positions import whole
-        >>> Documents(np.array([0, 0, 1])).allowed(whole(3, 3), np.zeros(()))
+        >>> from qkv.core.tile import Tile
+        >>> Documents(np.array([0, 0, 1])).allowed(Tile.whole(3, 3), np.zeros(()))
         array([[ True,  True, False],
                [ True,  True, False],
                [False, False,  True]])
     """
 
-    query_ids: Array = axes("q")
-    key_ids: Array | None = axes("k", default=None)
+    query_ids: Array = array_field("q")
+    key_ids: Array | None = array_field("k", default=None)
 
     def validate(self) -> None:
         """Both sides as arrays."""

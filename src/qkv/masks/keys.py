@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array, as_array, to_numpy
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
 from qkv.errors import ShapeError
 from qkv.masks.base import Coverage, Mask, require_boolean
 
@@ -26,12 +26,12 @@ class Keys(Mask):
 
     Example:
         >>> import numpy as np
-        >>> from qkv.core.positions import whole
-        >>> Keys(np.array([True, False])).allowed(whole(1, 2), np.zeros(()))
+        >>> from qkv.core.tile import Tile
+        >>> Keys(np.array([True, False])).allowed(Tile.whole(1, 2), np.zeros(()))
         array([[ True, False]])
     """
 
-    array: Array = axes("k")
+    array: Array = array_field("k")
     key_only = True
 
     def validate(self) -> None:

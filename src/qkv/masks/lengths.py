@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.core.arrays import Array, as_array, dtype_name, is_array, to_numpy
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
 from qkv.errors import KindError
 from qkv.masks.base import Coverage, Mask
 
@@ -26,13 +26,13 @@ class Lengths(Mask):
 
     Example:
         >>> import numpy as np
-        >>> from qkv.core.positions import whole
-        >>> Lengths(np.array([1, 2])).allowed(whole(1, 2, (2,)), np.zeros(()))
+        >>> from qkv.core.tile import Tile
+        >>> Lengths(np.array([1, 2])).allowed(Tile.whole(1, 2, (2,)), np.zeros(()))
         array([[[ True, False]],
                [[ True,  True]]])
     """
 
-    lengths: Any = axes()
+    lengths: Any = array_field()
     key_only = True
 
     def validate(self) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array, as_array
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
 from qkv.errors import ShapeError
 from qkv.masks.base import Coverage, Mask, require_boolean
 from qkv.masks.keys import coverage_of
@@ -28,12 +28,12 @@ class Pairs(Mask):
 
     Example:
         >>> import numpy as np
-        >>> from qkv.core.positions import whole
-        >>> Pairs(np.array([[True, False]])).allowed(whole(3, 2), np.zeros(()))
+        >>> from qkv.core.tile import Tile
+        >>> Pairs(np.array([[True, False]])).allowed(Tile.whole(3, 2), np.zeros(()))
         array([[ True, False]])
     """
 
-    array: Array = axes("q", "k")
+    array: Array = array_field("q", "k")
 
     def validate(self) -> None:
         """Booleans."""

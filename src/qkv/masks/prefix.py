@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.core.arrays import Array, as_array, dtype_name, is_array, to_numpy
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
 from qkv.errors import KindError
 from qkv.masks.base import Coverage, Mask
 from qkv.masks.causal import Causal
@@ -31,14 +31,14 @@ class Prefix(Mask):
 
     Example:
         >>> import numpy as np
-        >>> from qkv.core.positions import whole
-        >>> Prefix(2).allowed(whole(3, 3), np.zeros(()))
+        >>> from qkv.core.tile import Tile
+        >>> Prefix(2).allowed(Tile.whole(3, 3), np.zeros(()))
         array([[ True,  True, False],
                [ True,  True, False],
                [ True,  True,  True]])
     """
 
-    length: Any = axes()
+    length: Any = array_field()
     positional = True
 
     def validate(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.errors import OptionError
 from qkv.masks.base import Coverage, Mask
 
@@ -26,8 +26,8 @@ class Window(Mask):
 
     Example:
         >>> import numpy as np
-        >>> from qkv.core.positions import whole
-        >>> Window(1, 0).allowed(whole(3, 3), np.zeros(()))
+        >>> from qkv.core.tile import Tile
+        >>> Window(1, 0).allowed(Tile.whole(3, 3), np.zeros(()))
         array([[ True, False, False],
                [ True,  True, False],
                [False,  True,  True]])
@@ -54,11 +54,11 @@ class Window(Mask):
                 out = out & (distance >= -self.before)
             return out if self.after is None else out & (distance <= self.after)
 
-        return tile.by_distance(reference, near)
+        return tile.map_relative_positions(reference, near)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
         """From `before` the first query to `after` the last."""
-        span = tile.query_span()
+        span = tile.query_position_range()
         if span is None:
             return 0, tile.k_total
         start = 0 if self.before is None else max(0, span[0] - self.before)
@@ -67,7 +67,7 @@ class Window(Mask):
 
     def coverage(self, tile: Tile) -> Coverage:
         """By the corners of the tile."""
-        span = tile.query_span()
+        span = tile.query_position_range()
         if span is None:
             return "part"
         first, last = tile.cols[0], tile.cols[1] - 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from qkv.core.files import beside
+from qkv.core.files import atomic_path
 from qkv.errors import DataError, MissingPackageError
 
 __all__ = ["read", "write"]
@@ -24,7 +24,7 @@ def write(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None
     """
     package = _safetensors()
     about = {"kind": _KIND, "facts": json.dumps(facts)}
-    with beside(path) as partial:
+    with atomic_path(path) as partial:
         package.torch.save_file({k: x.contiguous() for k, x in tensors.items()}, partial, metadata=about)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from qkv.core.positions import Positions, whole
+from qkv.core.positions import Positions
+from qkv.core.tile import Tile
 from qkv.errors import OptionError, ShapeError
 from qkv.kernels.chunked.kernel import concat_chunks
 from qkv.masks import Mask
@@ -92,7 +93,7 @@ def rotated(
     if cache is not None:
         start = key_start = cache.start
     else:
-        start, key_start = whole(q, k, (), positions).offset(), 0
+        start, key_start = Tile.whole(q, k, (), positions).offset(), 0
     return rotary.rotate(query, key, _stand(start, q, query), _stand(key_start, k, key))
 
 

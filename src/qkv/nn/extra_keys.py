@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from qkv.core.arrays import Array, namespace
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.masks.base import Mask
 
 __all__ = ["AndAlways"]
@@ -22,9 +22,9 @@ class AndAlways(Mask):
 
     Example:
         >>> import numpy as np
-        >>> from qkv.core.positions import whole
+        >>> from qkv.core.tile import Tile
         >>> from qkv.masks import Causal
-        >>> AndAlways(Causal(), 1).allowed(whole(2, 3), np.zeros(()))
+        >>> AndAlways(Causal(), 1).allowed(Tile.whole(2, 3), np.zeros(()))
         array([[ True, False,  True],
                [ True,  True,  True]])
     """
@@ -36,7 +36,7 @@ class AndAlways(Mask):
         """The mask within fits the keys that were given."""
         self.mask.check(q, k - self.extra)
 
-    def fit(
+    def bind(
         self,
         reference: Array,
         batch: tuple[int, ...],
@@ -47,7 +47,7 @@ class AndAlways(Mask):
         lengths = dict(lengths or {})
         if "k" in lengths:
             lengths["k"] -= self.extra
-        return dataclasses.replace(self, mask=self.mask.fit(reference, batch, dtype, lengths))
+        return dataclasses.replace(self, mask=self.mask.bind(reference, batch, dtype, lengths))
 
     def allowed(self, tile: Tile, reference: Array) -> Array:
         """The mask within, then True."""

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from qkv.core import random
 from qkv.core.arrays import Array
-from qkv.core.positions import Positions, Tile
+from qkv.core.positions import Positions
+from qkv.core.tile import Tile
 from qkv.engine import attend, observe
 from qkv.errors import OptionError, ShapeError
 from qkv.masks import Mask

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from qkv.core.arrays import Array
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
 from qkv.normalizers import Normalizer
 from qkv.normalizers.base import excluded
 from qkv.scores import PointwiseScore, Score
@@ -39,7 +39,7 @@ class MixedLogits(PointwiseScore):
     """
 
     score: Score
-    mix: Any = axes("heads", "other_heads", default=None)
+    mix: Any = array_field("heads", "other_heads", default=None)
 
     def point(self, logits: Array, tile: Tile) -> Array:
         """L · logits; a pair that the score within excludes adds nothing, and stays excluded."""
@@ -56,7 +56,7 @@ class MixedWeights(Normalizer):
     """
 
     normalizer: Normalizer
-    mix: Any = axes("heads", "other_heads", default=None)
+    mix: Any = array_field("heads", "other_heads", default=None)
     online = False
     sums_to_one = False
 

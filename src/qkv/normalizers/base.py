@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from qkv.core.arrays import Array, namespace
 from qkv.core.online_softmax import PartialResult
 from qkv.core.parts import Part
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.errors import RefusedError
 
 __all__ = ["Normalizer", "Summary", "excluded"]

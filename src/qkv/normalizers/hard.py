@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from qkv.core.arrays import Array, cast, namespace, row_max
 from qkv.core.online_softmax import TopKeys
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.selection import is_selected, select_top, selection_threshold, top_keys_of_tile, weigh_top_keys
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array, namespace
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.normalizers.base import Summary, excluded
 from qkv.normalizers.linear import LinearNormalizer
 

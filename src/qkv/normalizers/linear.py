@@ -6,9 +6,9 @@ from abc import abstractmethod
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.equation import drop
-from qkv.core.guard import weigh
+from qkv.core.guard import apply_weights
 from qkv.core.online_softmax import WeightedSums
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.normalizers.base import Normalizer, Summary
 
 __all__ = ["LinearNormalizer"]
@@ -31,7 +31,7 @@ class LinearNormalizer(Normalizer):
     def accumulate(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> WeightedSums:
         """Sums over the tile."""
         mass = self.mass(logits)
-        weighted = weigh(drop(mass, tile, dropout), value, self.support(logits, mass), clean)
+        weighted = apply_weights(drop(mass, tile, dropout), value, self.support(logits, mass), clean)
         return WeightedSums(namespace(mass).sum(mass, axis=-1, keepdims=True), weighted)
 
     def finalize(self, partial: WeightedSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import Array, cast, namespace
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.normalizers.base import Summary, excluded
 from qkv.normalizers.linear import LinearNormalizer
 

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from qkv.core import random
 from qkv.core.arrays import Array
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
 from qkv.errors import OptionError
 from qkv.normalizers.hard import OneHot
 from qkv.normalizers.softmax import Softmax
@@ -36,12 +36,12 @@ class Sample(OneHot):
 
     Example:
         >>> import numpy as np
-        >>> from qkv.core.positions import whole
-        >>> Sample().weights(np.array([[0.0, 50.0]]), whole(1, 2, seed=7))
+        >>> from qkv.core.tile import Tile
+        >>> Sample().weights(np.array([[0.0, 50.0]]), Tile.whole(1, 2, seed=7))
         array([[0., 1.]])
     """
 
-    temperature: Array | float = axes(default=1.0)
+    temperature: Array | float = array_field(default=1.0)
     stochastic: ClassVar[bool] = True
 
     def validate(self) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from qkv.core.arrays import Array, namespace, zeros
 from qkv.core.equation import drop
 from qkv.core.online_softmax import TopKeys
-from qkv.core.ordering import top_mask, top_order
-from qkv.core.positions import Tile
+from qkv.core.ordering import top_k_indices, top_k_mask
+from qkv.core.tile import Tile
 
 __all__ = ["is_selected", "select_top", "selection_threshold", "top_keys_of_tile", "weigh_top_keys"]
 
@@ -23,14 +23,14 @@ def select_top(rank: Array, count: int) -> Array:
         >>> select_top(np.array([[1.0, 3.0, 3.0, 2.0]]), 1)
         array([[False,  True, False, False]])
     """
-    return top_mask(rank, count) & (rank != -namespace(rank).inf)
+    return top_k_mask(rank, count) & (rank != -namespace(rank).inf)
 
 
 def top_keys_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count: int) -> TopKeys:
     """The best keys of a tile, by rank, with their values; fewer than `count` are filled up with nothing."""
     xp = namespace(logits)
     batch, q = logits.shape[:-2], logits.shape[-2]
-    order = top_order(rank, count)
+    order = top_k_indices(rank, count)
     n, width = order.shape[-1], value.shape[-1]
     rank = xp.take_along_axis(rank, order, axis=-1)
     index = xp.where(rank == -xp.inf, xp.zeros_like(order) - 1, order + tile.first_key)

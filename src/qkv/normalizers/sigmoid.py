@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array, is_array, namespace, sigmoid
-from qkv.core.parts import axes, over_pairs
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field, expand_to_pairs
+from qkv.core.tile import Tile
 from qkv.normalizers.base import Summary, excluded
 from qkv.normalizers.linear import LinearNormalizer
 
@@ -32,13 +32,13 @@ class Sigmoid(LinearNormalizer):
         array([[0.5, 1. , 0. ]])
     """
 
-    bias: Array | float = axes(default=0.0)
+    bias: Array | float = array_field(default=0.0)
     divides = False
     sums_to_one = False
 
     def prepare(self, logits: Array) -> Array:
         """logits + b"""
-        return logits + over_pairs(self.bias) if is_array(self.bias) or self.bias else logits
+        return logits + expand_to_pairs(self.bias) if is_array(self.bias) or self.bias else logits
 
     def mass(self, logits: Array) -> Array:
         """σ(l), 0 at −inf."""

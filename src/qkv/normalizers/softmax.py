@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 
 from qkv.core.arrays import Array, is_array, namespace, row_max, stop_gradient
 from qkv.core.equation import drop
-from qkv.core.guard import weigh
+from qkv.core.guard import apply_weights
 from qkv.core.online_softmax import ExponentialSums, rescale
-from qkv.core.parts import axes, over_pairs, require_number
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field, expand_to_pairs, require_number
+from qkv.core.tile import Tile
 from qkv.normalizers.base import Normalizer, Summary, excluded
 
 __all__ = ["Softmax"]
@@ -40,8 +40,8 @@ class Softmax(Normalizer):
         array([[0.25, 0.75]])
     """
 
-    temperature: Array | float = axes(default=1.0)
-    sink: Array | float | None = axes(default=None)
+    temperature: Array | float = array_field(default=1.0)
+    sink: Array | float | None = array_field(default=None)
     log_sum_exp = True
     symmetric: ClassVar[bool] = True
 
@@ -80,14 +80,14 @@ class Softmax(Normalizer):
             return logits if self.temperature == 1 else logits / self.temperature
         # Around −inf, not through it: its gradient with respect to T would be 0 · inf.
         out, xp = excluded(logits), namespace(logits)
-        return xp.where(out, logits, xp.where(out, xp.zeros_like(logits), logits) / over_pairs(self.temperature))
+        return xp.where(out, logits, xp.where(out, xp.zeros_like(logits), logits) / expand_to_pairs(self.temperature))
 
     def accumulate(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> ExponentialSums:
         """Exponentials relative to the tile's own maximum."""
         xp = namespace(logits)
         maximum = row_max(logits)
         e = xp.exp(logits - _finite_or_zero(maximum))
-        weighted = weigh(drop(e, tile, dropout), value, ~excluded(logits), clean)
+        weighted = apply_weights(drop(e, tile, dropout), value, ~excluded(logits), clean)
         return ExponentialSums(maximum, xp.sum(e, axis=-1, keepdims=True), weighted)
 
     def finalize(self, partial: ExponentialSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:
@@ -119,7 +119,7 @@ class Softmax(Normalizer):
         xp = namespace(row_dot)
         of: list[Array | None] = [None] if is_array(self.temperature) else []
         if is_array(self.sink):
-            of.append(-xp.exp(over_pairs(self.sink) - summary[0]) / _nonzero(summary[1]) * row_dot)
+            of.append(-xp.exp(expand_to_pairs(self.sink) - summary[0]) / _nonzero(summary[1]) * row_dot)
         return tuple(of)
 
     def _exponentials(self, logits: Array) -> tuple[Array, Array, Array]:
@@ -131,12 +131,12 @@ class Softmax(Normalizer):
         return e, xp.sum(e, axis=-1, keepdims=True) + self._sink_mass(shift), shift
 
     def _sink_mass(self, shift: Array) -> Any:
-        return 0.0 if self.sink is None else namespace(shift).exp(over_pairs(self.sink) - shift)
+        return 0.0 if self.sink is None else namespace(shift).exp(expand_to_pairs(self.sink) - shift)
 
     def _shift(self, maximum: Array) -> Array:
         if self.sink is not None:
             xp = namespace(maximum)
-            sink = over_pairs(self.sink)
+            sink = expand_to_pairs(self.sink)
             maximum = xp.maximum(maximum, xp.zeros_like(maximum) + (stop_gradient(sink) if is_array(sink) else sink))
         return _finite_or_zero(maximum)
 

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 from qkv.core.arrays import Array, cast, namespace, row_max, stop_gradient
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.normalizers.base import Normalizer, excluded
 
 __all__ = ["SparseNormalizer"]

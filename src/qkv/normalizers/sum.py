@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, known_true, namespace
-from qkv.core.positions import Tile
+from qkv.core.arrays import Array, namespace, statically_known_true
+from qkv.core.tile import Tile
 from qkv.errors import NegativeScoreError
 from qkv.normalizers.base import Summary, excluded
 from qkv.normalizers.linear import LinearNormalizer
@@ -39,7 +39,7 @@ class Sum(LinearNormalizer):
         out = excluded(logits)
         mass = xp.where(out, xp.zeros_like(logits), logits)
         negative = mass < 0
-        if known_true(xp.any(negative)):
+        if statically_known_true(xp.any(negative)):
             raise NegativeScoreError(
                 f"Sum was given a negative score, {float(xp.min(mass)):.4g}. It takes scores ≥ 0 (matches, "
                 f"similarities, counts); normalise logits with Softmax."

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import Array, like, namespace
+from qkv.core.arrays import Array, asarray_like, namespace
 from qkv.core.online_softmax import TopKeys
 from qkv.core.ordering import kth_largest
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.selection import is_selected, select_top, selection_threshold, top_keys_of_tile, weigh_top_keys
@@ -160,4 +160,4 @@ class TopK(Normalizer):
 
 def _only(logits: Array, kept: Array) -> Array:
     xp = namespace(logits)
-    return xp.where(kept, logits, like(logits, -xp.inf, logits.dtype))
+    return xp.where(kept, logits, asarray_like(logits, -xp.inf, logits.dtype))

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from qkv.core.arrays import Array, dtype_name
 from qkv.core.axes import Axes
 from qkv.core.parts import Part
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.plan import Plan
 from qkv.plan.planner import make_plan, rewrite

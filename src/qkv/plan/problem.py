@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from qkv.core.arrays import itemsize
 from qkv.core.axes import Axes
-from qkv.core.positions import Tile, whole
+from qkv.core.tile import Tile
 from qkv.normalizers import Normalizer
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
@@ -57,7 +57,7 @@ class Problem:
     @property
     def tile(self) -> Tile:
         """Of the whole call."""
-        return whole(self.axes.q, self.axes.k, self.axes.batch, self.spec.positions)
+        return Tile.whole(self.axes.q, self.axes.k, self.axes.batch, self.spec.positions)
 
     @property
     def itemsize(self) -> int:

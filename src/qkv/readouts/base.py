@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from qkv.core.arrays import Array, namespace, zeros
 from qkv.core.parts import Part
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 
 __all__ = ["Reduction", "ReduceOp", "Readout", "across_keys", "flatten", "query_slice", "unflatten"]
 

@@ -11,7 +11,7 @@ import itertools
 
 import numpy as np
 
-from qkv.core.arrays import Array, library, like, namespace, requires_gradient
+from qkv.core.arrays import Array, asarray_like, library, namespace, requires_gradient
 
 __all__ = ["cell_count", "cell_lengths", "cell_start", "cell_range", "pool_cells"]
 
@@ -85,14 +85,14 @@ def pool_cells(x: Array, axis: int, limits: tuple[int, int], cells: int, length:
         # The last entry of a short cell fills it up: it changes no largest one, and is counted once.
         step = np.minimum(np.arange(widest), lengths[:, None] - 1)
         index = (np.asarray(edges[:-1])[:, None] - limits[0] + step).ravel()
-        x = xp.take(x, like(x, index), axis=axis)
+        x = xp.take(x, asarray_like(x, index), axis=axis)
     apart = xp.reshape(x, (*shape[:tile], len(lengths), widest, *shape[tile + 1 :]))
     if how == "max":
         return _first_largest(apart, axis)
     if not even:
         counted = np.arange(widest) < lengths[:, None]
         counted = counted if axis == -1 else counted[..., None]
-        apart = xp.where(like(x, counted), apart, xp.zeros_like(apart))
+        apart = xp.where(asarray_like(x, counted), apart, xp.zeros_like(apart))
     return xp.sum(apart, axis=axis)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from qkv.core.arrays import Array, namespace
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.readouts.base import Readout, Reduction, flatten, unflatten
 
@@ -93,7 +93,7 @@ class Heads(Readout):
             n = head % weights.shape[-3]
             index = (*(slice(None) for _ in tile.batch[:-1]), slice(n, n + 1))
             one, alone = logits[..., n : n + 1, :, :], weights[..., n : n + 1, :, :]
-            found.append(self.readout.read(one, alone, normalizer.at(index), tile.at(index)))
+            found.append(self.readout.read(one, alone, normalizer.select_batch(index), tile.select_batch(index)))
         arrays = []
         for pieces, field in zip(zip(*map(flatten, found), strict=True), self.reductions(tile), strict=True):
             arrays.append(namespace(*pieces).concat(list(pieces), axis=-len(field.shape) - 1))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from qkv.core.arrays import Array, namespace
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
 from qkv.readouts.sampled_key import refuse_without_draw
 

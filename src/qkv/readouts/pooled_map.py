@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from qkv.core.arrays import Array, like
-from qkv.core.positions import Tile
+from qkv.core.arrays import Array, asarray_like
+from qkv.core.tile import Tile
 from qkv.errors import OptionError
 from qkv.readouts.base import Readout, Reduction
 from qkv.readouts.cells import cell_count, cell_lengths, cell_range, pool_cells
@@ -95,6 +95,6 @@ class PooledMap(Readout):
         of_rows, of_cols = cell_lengths(rows, tile.q_total), cell_lengths(cols, tile.k_total)
         if len({*of_rows}) == len({*of_cols}) == 1:
             return whole / (of_rows[0] * of_cols[0])
-        down, across = (like(whole, np.asarray(of), whole.dtype) for of in (of_rows, of_cols))
+        down, across = (asarray_like(whole, np.asarray(of), whole.dtype) for of in (of_rows, of_cols))
         # One side after the other: an array of all cells would be as large as the map.
         return whole / down[:, None] / across

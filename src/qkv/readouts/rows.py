@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from qkv.core.arrays import Array, like, namespace
-from qkv.core.positions import Tile
+from qkv.core.arrays import Array, asarray_like, namespace
+from qkv.core.tile import Tile
 from qkv.errors import OptionError, ShapeError
 from qkv.readouts.base import Readout, Reduction
 
@@ -56,7 +56,7 @@ class Rows(Readout):
         """Those of the named queries that are here, in ascending order."""
         first, last = tile.rows
         here = [row - first for row in self._ascending(tile) if first <= row < last]
-        index = like(weights, np.asarray(here)) if here else None
+        index = asarray_like(weights, np.asarray(here)) if here else None
         return weights[..., :0, :] if index is None else namespace(weights).take(weights, index, axis=-2)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
@@ -69,7 +69,7 @@ class Rows(Readout):
         """In the order named."""
         ascending = sorted(range(len(self.rows)), key=lambda n: self.rows[n] % tile.q_total)
         back = [ascending.index(n) for n in range(len(self.rows))]
-        return namespace(whole).take(whole, like(whole, np.asarray(back)), axis=-2)
+        return namespace(whole).take(whole, asarray_like(whole, np.asarray(back)), axis=-2)
 
     def _ascending(self, tile: Tile) -> list[int]:
         return sorted(row % tile.q_total for row in self.rows)

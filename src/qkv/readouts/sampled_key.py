@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.core.arrays import Array, namespace, zeros
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
 
 __all__ = ["SampledKey"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from qkv.core.arrays import Array, namespace, zeros
-from qkv.core.ordering import finite_order
-from qkv.core.positions import Tile
+from qkv.core.ordering import finite_top_k_indices
+from qkv.core.tile import Tile
 from qkv.errors import OptionError
 from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
 
@@ -56,7 +56,7 @@ class TopWeights(Readout):
     def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Top:
         """The largest, in order."""
         xp = namespace(weights)
-        order = finite_order(_rank(weights), self.k)
+        order = finite_top_k_indices(_rank(weights), self.k)
         top = xp.take_along_axis(weights, order, axis=-1)
         keys = xp.where(top == 0, xp.zeros_like(order) - 1, order + tile.cols[0])
         missing = self.k - order.shape[-1]
@@ -78,7 +78,7 @@ class TopWeights(Readout):
         """The largest of both; of equals those that came first, whose keys are lower."""
         xp = namespace(*old)
         weights, keys = (xp.concat(list(both), axis=-1) for both in zip(old, new, strict=True))
-        order = finite_order(_rank(weights), self.k)
+        order = finite_top_k_indices(_rank(weights), self.k)
         return tuple(xp.take_along_axis(x, order, axis=-1) for x in (weights, keys))
 
 

@@ -9,8 +9,8 @@ appendix A.1.2, https://arxiv.org/abs/1409.0473.
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array, namespace
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
 from qkv.errors import ShapeError
 from qkv.scores.base import GeneralScore
 
@@ -40,10 +40,10 @@ class Additive(GeneralScore):
         array([[0., 1.]])
     """
 
-    query_weight: Array = axes("hidden", "query_width")
-    key_weight: Array = axes("hidden", "key_width")
-    bias: Array | None = axes("hidden", default=None)
-    vector: Array = axes("hidden", default=None)
+    query_weight: Array = array_field("hidden", "query_width")
+    key_weight: Array = array_field("hidden", "key_width")
+    bias: Array | None = array_field("hidden", default=None)
+    vector: Array = array_field("hidden", default=None)
     unit = "tanh"
 
     @property

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import Array, cast, namespace
-from qkv.core.parts import axes, over_pairs
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field, expand_to_pairs
+from qkv.core.tile import Tile
 from qkv.scores.base import PointwiseScore, Score
 
 __all__ = ["ALiBi"]
@@ -37,11 +37,11 @@ class ALiBi(PointwiseScore):
     """
 
     score: Score
-    slope: Array | float = axes(default=1.0)
+    slope: Array | float = array_field(default=1.0)
     moves: ClassVar[bool] = True
 
     def offset(self, tile: Tile, reference: Array) -> Array:
         """−slope · |i − j|"""
-        slope, xp = over_pairs(self.slope), namespace(reference)
+        slope, xp = expand_to_pairs(self.slope), namespace(reference)
         # The distance is taken in integers: slope · i and slope · j apart would lose digits at long range.
-        return tile.by_distance(reference, lambda d: -slope * cast(xp.abs(d), reference.dtype))
+        return tile.map_relative_positions(reference, lambda d: -slope * cast(xp.abs(d), reference.dtype))

@@ -19,7 +19,8 @@ import numpy as np
 
 from qkv.core.arrays import Array, as_array, is_text, namespace
 from qkv.core.parts import Part
-from qkv.core.positions import Positions, Tile, whole
+from qkv.core.positions import Positions
+from qkv.core.tile import Tile
 from qkv.errors import KindError, ShapeError
 
 __all__ = [
@@ -29,9 +30,9 @@ __all__ = [
     "PointwiseScore",
     "Score",
     "WrapperScore",
-    "joined",
+    "concat_features",
     "product_bound",
-    "same_width",
+    "check_same_width",
 ]
 
 Lift = Literal["exact", "up_to_query_constant"]
@@ -84,7 +85,7 @@ class Score(Part, ABC):
 
     def check(self, query_width: int, key_width: int) -> None:
         """Raise a `ShapeError` where these widths cannot be compared."""
-        same_width(self, query_width, key_width)
+        check_same_width(self, query_width, key_width)
 
     @abstractmethod
     def logits(self, query: Array, key: Array, tile: Tile) -> Array:
@@ -141,7 +142,7 @@ class Score(Part, ABC):
         if term is None:
             return left, right
         one = namespace(right).ones_like(right[..., :1])
-        return joined([left, term[..., None]]), joined([right, one])
+        return concat_features([left, term[..., None]]), concat_features([right, one])
 
     def projected_logits(self, left: Array, right: Array, tile: Tile) -> Array:
         """Logits `(*batch, q, k)` of a tile, from its sides. The part is already cut to the tile."""
@@ -178,7 +179,7 @@ class Score(Part, ABC):
                 "equal, or 1 where one side is shared."
             ) from None
         self.check_lengths(q, k)
-        return self.logits(query, key, whole(q, k, batch, positions))
+        return self.logits(query, key, Tile.whole(q, k, batch, positions))
 
     def check_kind(self, text_query: bool, text_key: bool) -> None:
         """Raise a `KindError` where text meets numbers, or this score takes the other kind."""
@@ -194,7 +195,7 @@ class Score(Part, ABC):
             raise KindError(f"{type(self).__name__} compares {self.takes}, query and key are {kinds[0]}. {advice}")
 
 
-def same_width(score: Score, query_width: int, key_width: int) -> None:
+def check_same_width(score: Score, query_width: int, key_width: int) -> None:
     """Raise a `ShapeError` where the widths differ."""
     if query_width != key_width:
         raise ShapeError(
@@ -347,7 +348,7 @@ class GeneralScore(Score):
         return self.compare(query, key)
 
 
-def joined(sides: list[Array]) -> Array:
+def concat_features(sides: list[Array]) -> Array:
     """Vectors put side by side, after their batch axes are made equal."""
     xp = namespace(*sides)
     widths = [side.shape[-1] for side in sides]

@@ -6,10 +6,10 @@ logit = score(q_i, k_j) + B_ij          or          + b_j
 from dataclasses import dataclass, replace
 
 from qkv.core.arrays import Array, namespace
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
 from qkv.errors import OptionError
-from qkv.scores.base import Lift, PointwiseScore, Score, joined
+from qkv.scores.base import Lift, PointwiseScore, Score, concat_features
 
 __all__ = ["Biased"]
 
@@ -34,8 +34,8 @@ class Biased(PointwiseScore):
     """
 
     score: Score
-    bias: Array | None = axes("q", "k", default=None)
-    per_key: Array | None = axes("k", default=None)
+    bias: Array | None = array_field("q", "k", default=None)
+    per_key: Array | None = array_field("k", default=None)
 
     def validate(self) -> None:
         """One of the two."""
@@ -52,7 +52,7 @@ class Biased(PointwiseScore):
         left, right = self.score.lift(query, key, tile)
         one = namespace(left).ones_like(left[..., :1])
         assert self.per_key is not None
-        return joined([left, one]), joined([right, self.per_key[..., None]])
+        return concat_features([left, one]), concat_features([right, self.per_key[..., None]])
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
         """Fact: one more axis, of the bias."""

@@ -9,8 +9,8 @@ section 3.1 ("general"), https://arxiv.org/abs/1508.04025.
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array, namespace
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
 from qkv.errors import ShapeError
 from qkv.scores.base import InnerProductScore
 
@@ -37,8 +37,8 @@ class Bilinear(InnerProductScore):
         array([[6., 0.]])
     """
 
-    weight: Array = axes("query_width", "key_width")
-    key_factor: Array | None = axes("key_width", "rank", default=None)
+    weight: Array = array_field("query_width", "key_width")
+    key_factor: Array | None = array_field("key_width", "rank", default=None)
 
     def check(self, query_width: int, key_width: int) -> None:
         """The weights fit query and key."""

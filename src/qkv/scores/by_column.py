@@ -8,7 +8,7 @@ Rows are NumPy structured arrays, so text and numbers can stand side by side.
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array, cast
-from qkv.core.positions import whole
+from qkv.core.tile import Tile
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.scores.base import GeneralScore, Score
 
@@ -77,4 +77,4 @@ def _column_logits(score: Score, query: Array, key: Array, axes: tuple[int, int]
         query, key = cast(query, "float64"), cast(key, "float64")
         if query.shape[-1] != key.shape[-1]:
             raise ShapeError(f"a column has width {query.shape[-1]} in the query and {key.shape[-1]} in the key.")
-    return score.logits(query, key, whole(q, k))
+    return score.logits(query, key, Tile.whole(q, k))

@@ -8,11 +8,11 @@ runs it, and the table's gradient is that of a product, not of an array of pairs
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, arange, cast, gather, known_true, namespace
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
+from qkv.core.arrays import Array, arange, cast, gather, namespace, statically_known_true
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
 from qkv.errors import OptionError
-from qkv.scores.base import Lift, PointwiseScore, Score, joined
+from qkv.scores.base import Lift, PointwiseScore, Score, concat_features
 
 __all__ = ["ClassTable"]
 
@@ -43,9 +43,9 @@ class ClassTable(PointwiseScore):
     """
 
     score: Score
-    table: Array = axes("query_classes", "key_classes")
-    query_classes: Array = axes("q", default=None)
-    key_classes: Array = axes("k", default=None)
+    table: Array = array_field("query_classes", "key_classes")
+    query_classes: Array = array_field("q", default=None)
+    key_classes: Array = array_field("k", default=None)
 
     @property
     def lift_fact(self) -> Lift | None:
@@ -65,7 +65,7 @@ class ClassTable(PointwiseScore):
             keys = xp.matmul(keys, xp.matrix_transpose(self.table))
         else:
             queries = xp.matmul(queries, self.table)
-        return joined([left, queries]), joined([right, keys])
+        return concat_features([left, queries]), concat_features([right, keys])
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
         """Fact: one more axis for each class of the smaller side."""
@@ -92,5 +92,5 @@ def _one_hot(classes: Array, count: int, table: Array) -> Array:
 
 def _check_classes(side: str, classes: Array, count: int) -> None:
     # Looked up flat, a class too large would silently read another row of the table.
-    if known_true(namespace(classes).any((classes < 0) | (classes >= count))):
+    if statically_known_true(namespace(classes).any((classes < 0) | (classes >= count))):
         raise OptionError(f"a {side} has a class outside the table. Its {side} classes go from 0 to {count - 1}.")

@@ -8,8 +8,8 @@ A zero vector has cosine 0 with everything.
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array, namespace, stop_gradient
-from qkv.core.parts import axes, over_pairs, require_number
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field, expand_to_pairs, require_number
+from qkv.core.tile import Tile
 from qkv.scores.base import InnerProductScore
 
 __all__ = ["Cosine", "unit"]
@@ -35,7 +35,7 @@ class Cosine(InnerProductScore):
         array([[ 1.,  0., -1.]])
     """
 
-    temperature: Array | float = axes(default=1.0)
+    temperature: Array | float = array_field(default=1.0)
 
     def validate(self) -> None:
         """T is positive."""
@@ -47,7 +47,7 @@ class Cosine(InnerProductScore):
 
     def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """Fact: exact. Both sides are brought to length 1."""
-        return unit(query) / over_pairs(self.temperature), unit(key)
+        return unit(query) / expand_to_pairs(self.temperature), unit(key)
 
 
 def unit(x: Array) -> Array:

@@ -9,8 +9,8 @@ Source: Hastie, Tibshirani, Friedman (2009), The elements of statistical learnin
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, like, namespace
-from qkv.core.parts import axes, over_pairs, require_number
+from qkv.core.arrays import Array, asarray_like, namespace
+from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.scores.base import GeneralScore
 
 __all__ = ["DistanceKernel", "log_inside", "root"]
@@ -20,7 +20,7 @@ __all__ = ["DistanceKernel", "log_inside", "root"]
 class DistanceKernel(GeneralScore):
     """Logarithm of a kernel of the distance over a bandwidth."""
 
-    bandwidth: Array | float = axes(default=1.0)
+    bandwidth: Array | float = array_field(default=1.0)
 
     def validate(self) -> None:
         """h is positive."""
@@ -44,7 +44,7 @@ class DistanceKernel(GeneralScore):
 
 
 def _wide(bandwidth: Array | float) -> Array | float:
-    wide = over_pairs(bandwidth)
+    wide = expand_to_pairs(bandwidth)
     return wide[..., None] if wide is not bandwidth else bandwidth
 
 
@@ -53,7 +53,9 @@ def log_inside(inside: Array, kernel: Array) -> Array:
     xp = namespace(kernel)
     # The kernel is replaced before the logarithm: a gradient through log 0 would be NaN even where it is not
     # chosen.
-    return xp.where(inside, xp.log(xp.where(inside, kernel, xp.ones_like(kernel))), like(kernel, -xp.inf, kernel.dtype))
+    return xp.where(
+        inside, xp.log(xp.where(inside, kernel, xp.ones_like(kernel))), asarray_like(kernel, -xp.inf, kernel.dtype)
+    )
 
 
 def root(square: Array) -> Array:

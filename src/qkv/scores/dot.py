@@ -9,7 +9,7 @@ section 3.1 ("dot"), https://arxiv.org/abs/1508.04025.
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.scores.base import InnerProductScore
 
 __all__ = ["Dot"]

@@ -9,10 +9,10 @@ https://arxiv.org/abs/1606.01549, for gates on attention; here the gate is a sca
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array, namespace, sigmoid
-from qkv.core.parts import axes, over_pairs
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field, expand_to_pairs
+from qkv.core.tile import Tile
 from qkv.errors import ShapeError
-from qkv.scores.base import GeneralScore, Score, joined, product_bound, same_width
+from qkv.scores.base import GeneralScore, Score, check_same_width, concat_features, product_bound
 
 __all__ = ["Gated"]
 
@@ -38,14 +38,14 @@ class Gated(GeneralScore):
         array([[3.]])
     """
 
-    query_weight: Array = axes("width")
-    key_weight: Array = axes("width")
-    bias: Array | float = axes(default=0.0)
+    query_weight: Array = array_field("width")
+    key_weight: Array = array_field("width")
+    bias: Array | float = array_field(default=0.0)
     unit = "gate"
 
     def check(self, query_width: int, key_width: int) -> None:
         """Equal widths, and the gate fits them."""
-        same_width(self, query_width, key_width)
+        check_same_width(self, query_width, key_width)
         check_gate(self, (self.query_weight, self.key_weight), query_width)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
@@ -69,8 +69,8 @@ class Gated(GeneralScore):
         return product_bound(left[..., :-1], right[..., :-1])
 
     def _gates(self, query: Array, key: Array) -> tuple[Array, Array]:
-        gate = project(query, self.query_weight)[..., None] + over_pairs(self.bias)
-        return joined([query, gate]), joined([key, project(key, self.key_weight)[..., None]])
+        gate = project(query, self.query_weight)[..., None] + expand_to_pairs(self.bias)
+        return concat_features([query, gate]), concat_features([key, project(key, self.key_weight)[..., None]])
 
     def _meet(self, left: Array, right: Array) -> Array:
         xp = namespace(left)

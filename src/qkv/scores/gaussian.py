@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import Array, namespace, stop_gradient
-from qkv.core.parts import axes, over_pairs, require_number
-from qkv.core.positions import Tile
-from qkv.scores.base import InnerProductScore, Lift, joined
+from qkv.core.parts import array_field, expand_to_pairs, require_number
+from qkv.core.tile import Tile
+from qkv.scores.base import InnerProductScore, Lift, concat_features
 
 __all__ = ["Gaussian"]
 
@@ -38,7 +38,7 @@ class Gaussian(InnerProductScore):
         array([[ 0., -2., -2.]])
     """
 
-    bandwidth: Array | float = axes(default=1.0)
+    bandwidth: Array | float = array_field(default=1.0)
     fact: ClassVar[Lift] = "up_to_query_constant"
 
     def validate(self) -> None:
@@ -57,7 +57,7 @@ class Gaussian(InnerProductScore):
         xp = namespace(query)
         query, key = self._measured(query, tile), self._measured(key, tile)
         length = -0.5 * xp.sum(key * key, axis=-1, keepdims=True)
-        return joined([query, xp.ones_like(query[..., :1])]), joined([key, length])
+        return concat_features([query, xp.ones_like(query[..., :1])]), concat_features([key, length])
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
         """Fact: one more axis, of the squared length."""
@@ -73,4 +73,4 @@ class Gaussian(InnerProductScore):
         return -0.5 * namespace(query).sum(query * query, axis=-1)
 
     def _measured(self, x: Array, tile: Tile) -> Array:
-        return (x if tile.centre is None else x - tile.centre) / over_pairs(self.bandwidth)
+        return (x if tile.centre is None else x - tile.centre) / expand_to_pairs(self.bandwidth)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.core.arrays import Array, namespace
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
 from qkv.errors import ShapeError
 from qkv.scores.base import Lift, Score, WrapperScore
 
@@ -41,8 +41,8 @@ class Projected(WrapperScore):
     """
 
     score: Score
-    query_weight: Array | None = axes("hidden", "query_width", default=None)
-    key_weight: Array | None = axes("hidden", "key_width", default=None)
+    query_weight: Array | None = array_field("hidden", "query_width", default=None)
+    key_weight: Array | None = array_field("hidden", "key_width", default=None)
 
     @property
     def is_product(self) -> bool:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import Array, cast, namespace
-from qkv.core.parts import axes, over_pairs
-from qkv.core.positions import Tile
-from qkv.scores.base import Lift, PointwiseScore, Score, joined
+from qkv.core.parts import array_field, expand_to_pairs
+from qkv.core.tile import Tile
+from qkv.scores.base import Lift, PointwiseScore, Score, concat_features
 
 __all__ = ["QuadraticPosition"]
 
@@ -36,7 +36,7 @@ class QuadraticPosition(PointwiseScore):
     """
 
     score: Score
-    coefficient: Array | float = axes(default=1.0)
+    coefficient: Array | float = array_field(default=1.0)
     moves: ClassVar[bool] = True
 
     @property
@@ -49,9 +49,9 @@ class QuadraticPosition(PointwiseScore):
         left, right = self.score.lift(query, key, tile)
         i = self._measured(tile.query_positions(left), tile, left)
         j = self._measured(tile.key_positions(right), tile, right)[:, None]
-        c = over_pairs(self.coefficient)
+        c = expand_to_pairs(self.coefficient)
         one = namespace(left).ones_like(i)
-        return joined([left, 2 * c * i, one]), joined([right, j, -c * j * j])
+        return concat_features([left, 2 * c * i, one]), concat_features([right, j, -c * j * j])
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
         """Fact: two more axes, of the position."""
@@ -64,7 +64,7 @@ class QuadraticPosition(PointwiseScore):
     def query_term(self, query: Array, tile: Tile) -> Array | None:
         """−c·i², and that of the score within."""
         i = self._measured(tile.query_positions(query), tile, query)
-        own = (-over_pairs(self.coefficient) * i * i)[..., 0]
+        own = (-expand_to_pairs(self.coefficient) * i * i)[..., 0]
         inner = self.score.query_term(query, tile)
         return own if inner is None else own + inner
 
@@ -74,10 +74,10 @@ class QuadraticPosition(PointwiseScore):
 
     def offset(self, tile: Tile, reference: Array) -> Array:
         """−c · (i − j)²"""
-        coefficient = over_pairs(self.coefficient)
+        coefficient = expand_to_pairs(self.coefficient)
 
         def penalty(distance: Array) -> Array:
             distance = cast(distance, reference.dtype)
             return -coefficient * distance * distance
 
-        return tile.by_distance(reference, penalty)
+        return tile.map_relative_positions(reference, penalty)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import Array, cast, gather, namespace
-from qkv.core.parts import axes, require_number
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field, require_number
+from qkv.core.tile import Tile
 from qkv.scores.base import PointwiseScore, Score
 
 __all__ = ["RelativePosition", "bucket"]
@@ -42,7 +42,7 @@ class RelativePosition(PointwiseScore):
     """
 
     score: Score
-    table: Array = axes("buckets")
+    table: Array = array_field("buckets")
     bidirectional: bool = True
     max_distance: int = 128
     moves: ClassVar[bool] = True
@@ -54,7 +54,7 @@ class RelativePosition(PointwiseScore):
     def offset(self, tile: Tile, reference: Array) -> Array:
         """table[bucket(j − i)]"""
         buckets = (self.table.shape[-1], self.bidirectional, self.max_distance)
-        return tile.by_distance(reference, lambda d: gather(self.table, bucket(d, *buckets)))
+        return tile.map_relative_positions(reference, lambda d: gather(self.table, bucket(d, *buckets)))
 
 
 def bucket(relative: Array, buckets: int, bidirectional: bool, max_distance: int) -> Array:

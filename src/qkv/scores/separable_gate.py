@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.core.arrays import Array, is_array, sigmoid
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
-from qkv.scores.base import InnerProductScore, same_width
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
+from qkv.scores.base import InnerProductScore, check_same_width
 from qkv.scores.gated import check_gate, project
 
 __all__ = ["SeparableGate"]
@@ -39,14 +39,14 @@ class SeparableGate(InnerProductScore):
         array([[3.]])
     """
 
-    query_weight: Array = axes("width")
-    key_weight: Array = axes("width")
-    query_bias: Array | float = axes(default=0.0)
-    key_bias: Array | float = axes(default=0.0)
+    query_weight: Array = array_field("width")
+    key_weight: Array = array_field("width")
+    query_bias: Array | float = array_field(default=0.0)
+    key_bias: Array | float = array_field(default=0.0)
 
     def check(self, query_width: int, key_width: int) -> None:
         """Equal widths, and the gates fit them."""
-        same_width(self, query_width, key_width)
+        check_same_width(self, query_width, key_width)
         check_gate(self, (self.query_weight, self.key_weight), query_width)
 
     def lift_description(self) -> str:

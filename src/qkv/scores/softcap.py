@@ -8,9 +8,9 @@ Source: Gemma Team (2024), Gemma 2, section 2, https://arxiv.org/abs/2408.00118.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import Array, like, namespace
-from qkv.core.parts import axes, over_pairs, require_number
-from qkv.core.positions import Tile
+from qkv.core.arrays import Array, asarray_like, namespace
+from qkv.core.parts import array_field, expand_to_pairs, require_number
+from qkv.core.tile import Tile
 from qkv.scores.base import PointwiseScore, Score
 
 __all__ = ["Softcap"]
@@ -35,7 +35,7 @@ class Softcap(PointwiseScore):
     """
 
     score: Score
-    cap: Array | float = axes(default=50.0)
+    cap: Array | float = array_field(default=50.0)
 
     def validate(self) -> None:
         """The cap is positive."""
@@ -45,12 +45,12 @@ class Softcap(PointwiseScore):
 
     def bound(self, left: Array, right: Array) -> Array | None:
         """The cap."""
-        return namespace(left).max(like(left, self.cap, left.dtype))
+        return namespace(left).max(asarray_like(left, self.cap, left.dtype))
 
     def point(self, logits: Array, tile: Tile) -> Array:
         """cap · tanh(logit / cap)"""
         xp = namespace(logits)
-        cap = over_pairs(self.cap)
+        cap = expand_to_pairs(self.cap)
         # A pair that the inner score excludes stays excluded: tanh would make −cap of its −inf.
         excluded = logits == -xp.inf
         bent = cap * xp.tanh(xp.where(excluded, xp.zeros_like(logits), logits) / cap)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qkv.core.arrays import Array
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.errors import OptionError
-from qkv.scores.base import Lift, Score, joined
+from qkv.scores.base import Lift, Score, concat_features
 
 __all__ = ["SumOf"]
 
@@ -99,7 +99,7 @@ class SumOf(Score):
             score.lift(query, key, replace(tile, centre=centre))
             for score, centre in zip(self.scores, centres, strict=True)
         ]
-        return joined([left for left, _ in lifted]), joined([right for _, right in lifted])
+        return concat_features([left for left, _ in lifted]), concat_features([right for _, right in lifted])
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
         """Fact: all of them, side by side."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.core.files import may_be_made, sync, write_whole
+from qkv.core.files import check_creatable, fsync, write_atomic
 from qkv.encoders.encoder import read_arrays
 from qkv.errors import DamagedStoreError, DataError, StoreBusyError
 
@@ -45,7 +45,7 @@ def may_be_saved(path: Path) -> None:
     before = _described(path)
     if before is None and path.exists() and (not path.is_dir() or any(map(_foreign, path.iterdir()))):
         raise DataError(f"{str(path)!r} is there already, and is no index. Choose another folder.")
-    may_be_made(path, "the index")
+    check_creatable(path, "the index")
 
 
 def save_index(index: Index, path: Path) -> None:
@@ -72,7 +72,7 @@ def _replace(index: Index, path: Path) -> None:
         _write_parts(index, folder)
         sizes = {part.name: part.stat().st_size for part in sorted(folder.iterdir())}
         for part in (*folder.iterdir(), folder):
-            sync(part)
+            fsync(part)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
@@ -87,8 +87,8 @@ def _replace(index: Index, path: Path) -> None:
         "passages": len(index),
         "files": sizes,
     }
-    write_whole(path / "index.json", json.dumps(described, indent=1).encode(), "the index", sync=True)
-    sync(path)
+    write_atomic(path / "index.json", json.dumps(described, indent=1).encode(), "the index", sync=True)
+    fsync(path)
     for other in path.glob("g-*"):
         if other.name != folder.name:
             shutil.rmtree(other, ignore_errors=True)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qkv.core.files import sync
+from qkv.core.files import fsync
 from qkv.errors import StoreFullError
 
 __all__ = ["TEMPORARY", "checksum", "full_disk_in_words", "sync_folder", "write_whole"]
@@ -70,4 +70,4 @@ def write_whole(path: Path, data: Any) -> None:
 def sync_folder(path: Path) -> None:
     """Sync the names in a folder, so that a rename survives a loss of power."""
     with full_disk_in_words(path.name):
-        sync(path)
+        fsync(path)

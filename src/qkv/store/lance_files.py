@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qkv.core.files import sync
+from qkv.core.files import fsync
 from qkv.errors import DamagedStoreError, StoreFullError
 from qkv.store.disk import sync_folder
 
@@ -31,7 +31,7 @@ def sync_all(folder: Path, known: set[Path]) -> None:
         return
     for path in {*folder.iterdir()} - known | {folder / HINT} & {*folder.iterdir()}:
         with in_words(folder):
-            sync(path)
+            fsync(path)
     sync_folder(folder)
 
 

@@ -6,7 +6,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from qkv.core.files import may_be_made
+from qkv.core.files import check_creatable
 from qkv.errors import DataError, OptionError
 from qkv.store.arrow import ArrowStore
 from qkv.store.attachments import FOLDER, attach
@@ -81,7 +81,7 @@ def require_free(path: str | PathLike[str], backend: str = "arrow") -> None:
         lance_package()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{str(path)!r} is there already. Open it, remove it, or give the store another place.")
-    may_be_made(folder, "the store")
+    check_creatable(folder, "the store")
 
 
 def remove(path: str | PathLike[str]) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qkv.core.arrays import namespace, quiet
+from qkv.core.arrays import ignore_numpy_warnings, namespace
 from qkv.core.equation import drop
-from qkv.core.positions import whole
+from qkv.core.tile import Tile
 from qkv.errors import RefusedError
 from qkv.testing.examples import Draw, floats, with_floats
 from qkv.testing.libraries import Setting, assert_close, to_float64
@@ -26,7 +26,9 @@ def folded(normalizer: Any, logits: Any, value: Any, tile: Any, cuts: Cuts, drop
     """`finish` of the partials of these tiles; `order(n)` names the next two to merge (None: the first)."""
     prepared = normalizer.prepare(logits)
     partials = [
-        normalizer.accumulate(prepared[..., c0:c1], value[..., c0:c1, :], tile.cut(tile.rows, (c0, c1)), dropout, False)
+        normalizer.accumulate(
+            prepared[..., c0:c1], value[..., c0:c1, :], tile.restrict(tile.rows, (c0, c1)), dropout, False
+        )
         for c0, c1 in cuts
     ]
     while len(partials) > 1:
@@ -54,19 +56,19 @@ class FoldContract(PartContract):
         if not normalizer.online:
             return
         logits, value = self._row_logits(draw), draw(8, 2)
-        tile = whole(4, 8, batch, seed=5)
+        tile = Tile.whole(4, 8, batch, seed=5)
         edges = sorted(data.draw(st.lists(st.integers(0, 8), max_size=4)))
         cuts = list(zip([0, *edges], [*edges, 8], strict=True))
 
         def order(n: int) -> Any:
             return data.draw(st.permutations(range(n)))[:2]
 
-        with quiet():
+        with ignore_numpy_warnings():
             weights = normalizer.weights(logits, tile)
             output, summary = folded(normalizer, logits, value, tile, cuts, dropout, order)
             assert_close(output, drop(weights, tile, dropout) @ value, 1e-12, least=1.0)
             for c0, c1 in cuts:
-                piece = tile.cut((0, 4), (c0, c1))
+                piece = tile.restrict((0, 4), (c0, c1))
                 got = normalizer.tile_weights(normalizer.prepare(logits)[..., c0:c1], summary, piece)
                 assert_close(got, weights[..., c0:c1], 1e-12, said="weights of a tile:", least=1e-3)
 
@@ -76,9 +78,9 @@ class FoldContract(PartContract):
         if not normalizer.online:
             return
         logits, value = self._row_logits(draw), draw(8, 2)
-        tile = whole(4, 8, (2,), seed=5)
+        tile = Tile.whole(4, 8, (2,), seed=5)
         dropout = 0.0 if setting.library == "jax" else 0.4  # there the draw takes seconds to compile
-        cut = tile.cut((0, 4), (3, 8))
+        cut = tile.restrict((0, 4), (3, 8))
 
         def both(x: Any, v: Any) -> Any:
             part = setting.part(normalizer)
@@ -92,7 +94,7 @@ class FoldContract(PartContract):
                 weights[..., 3:8],
             )
 
-        with setting.active(), quiet():
+        with setting.active(), ignore_numpy_warnings():
             output, wanted, again, weights = setting.call(both, setting.array(logits), setting.array(value))
         assert_close(output, to_float64(wanted), 2 * setting.tolerance, said=str(setting))
         assert_close(again, to_float64(weights), 2 * setting.tolerance, said=f"{setting} weights:")
@@ -100,8 +102,8 @@ class FoldContract(PartContract):
     def test_fold_of_no_key_at_all_is_zero(self) -> None:
         normalizer = self.make(Draw(1))
         if normalizer.online:
-            tile = whole(3, 0, seed=5)
-            with quiet():
+            tile = Tile.whole(3, 0, seed=5)
+            with ignore_numpy_warnings():
                 output, _ = folded(normalizer, np.zeros((3, 0)), np.zeros((0, 2)), tile, [(0, 0)], 0.0)
             assert output.tolist() == [[0.0, 0.0]] * 3
 
@@ -111,9 +113,9 @@ class FoldContract(PartContract):
             draw = Draw(2)
             logits, value = self._row_logits(draw), draw(8, 2)
             logits[:, 5] = -np.inf
-            tile, hurt = whole(4, 8, seed=5), value.copy()
+            tile, hurt = Tile.whole(4, 8, seed=5), value.copy()
             hurt[5] = [np.nan, np.inf]
-            with quiet():
+            with ignore_numpy_warnings():
                 clean, _ = folded(normalizer, logits, value, tile, [(0, 4), (4, 8)], 0.0)
                 got, _ = folded(normalizer, logits, hurt, tile, [(0, 4), (4, 8)], 0.0)
             assert_close(got, clean, 1e-15)
@@ -125,7 +127,7 @@ class FoldContract(PartContract):
         normalizer = self.make(draw)
         if not normalizer.online:
             return
-        tile, cuts = whole(4, 8, (2,), seed=5), [(0, 3), (3, 8)]
+        tile, cuts = Tile.whole(4, 8, (2,), seed=5), [(0, 3), (3, 8)]
         leaves = [torch.tensor(x, requires_grad=True) for x in (self._row_logits(draw), *floats(normalizer))]
         part = with_floats(Setting("torch", "float64").part(normalizer), leaves[1:])
         gradient = torch.tensor(draw(4, 8))
@@ -140,7 +142,7 @@ class FoldContract(PartContract):
             row_dot = (weights * gradient).sum(dim=-1, keepdim=True)
             tiles = []
             for c0, c1 in cuts:
-                piece = tile.cut((0, 4), (c0, c1))
+                piece = tile.restrict((0, 4), (c0, c1))
                 logits, own = prepared[..., c0:c1], weights[..., c0:c1]
                 tiles.append(part.logit_gradient(logits, own, gradient[..., c0:c1], row_dot, summary, piece))
         got = torch.autograd.grad(prepared, leaves, torch.cat(tiles, -1), allow_unused=True, materialize_grads=True)
@@ -156,7 +158,7 @@ class FoldContract(PartContract):
         normalizer = self.make(Draw(1))
         if not normalizer.online and not hasattr(normalizer, "normalizer"):
             with pytest.raises(RefusedError, match=f"{type(normalizer).__name__} has no fold.*whole rows"):
-                normalizer.accumulate(np.zeros((1, 1)), np.zeros((1, 1)), whole(1, 1), 0.0, True)
+                normalizer.accumulate(np.zeros((1, 1)), np.zeros((1, 1)), Tile.whole(1, 1), 0.0, True)
 
     def _row_logits(self, draw: Draw) -> Any:
         logits = draw(4, 8) * 3

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from qkv.core.arrays import namespace
 from qkv.core.equation import attend_dense
-from qkv.core.positions import Positions, Tile, whole
+from qkv.core.positions import Positions
+from qkv.core.tile import Tile
 from qkv.errors import PositionError
 from qkv.masks import Keys, Window
 from qkv.normalizers import Softmax
@@ -57,7 +58,7 @@ class MaskContract(PartContract):
         for batch in setting.few((2, 3), (1, 3), ()):
             for positions in setting.few(Positions(align="end"), Positions(align="start"), Positions(query_start=2)):
                 mask = self.make(Draw(1, 5, 7, batch))
-                tile = whole(5, 7, (2, 3), positions)
+                tile = Tile.whole(5, 7, (2, 3), positions)
                 with setting.active():
 
                     def allowed(arrays: Any, mask: Any = mask, tile: Tile = tile) -> Any:
@@ -73,7 +74,7 @@ class MaskContract(PartContract):
 
     def test_lengths_of_zero_and_one_work(self) -> None:
         for q, k in ((0, 3), (3, 0), (1, 1)):
-            mask, tile = self.make(Draw(1, q, k)), whole(q, k, (), Positions(align="end"))
+            mask, tile = self.make(Draw(1, q, k)), Tile.whole(q, k, (), Positions(align="end"))
             mask.check(q, k)
             assert np.broadcast_to(mask.allowed(tile, np.zeros(())), (q, k)).shape == (q, k)
             assert mask.coverage(tile) in ("all", "none", "part")
@@ -86,15 +87,15 @@ class MaskContract(PartContract):
         mask = self.make(Draw(seed, 5, 7, (2,)))
         mask.check(5, 7)
         for shown in (mask, ~mask, mask & Window(2, 1), mask | Keys(np.arange(7) < 3)):
-            tile = whole(5, 7, (2,), positions)
+            tile = Tile.whole(5, 7, (2,), positions)
             of_all = np.broadcast_to(shown.allowed(tile, np.zeros(())), (2, 5, 7))[:, slice(*rows), slice(*cols)]
-            piece = tile.cut(rows, cols)
+            piece = tile.restrict(rows, cols)
             of_tile = shown.slice(slice(*rows), slice(*cols)).allowed(piece, np.zeros(()))
             assert (np.broadcast_to(of_tile, of_all.shape) == of_all).all()
             cover = shown.coverage(piece)
             assert cover != "all" or of_all.all()
             assert cover != "none" or not of_all.any()
-            start, stop = shown.key_range(tile.cut(rows, (0, 7)))
+            start, stop = shown.key_range(tile.restrict(rows, (0, 7)))
             out_of_reach = np.ones(7, dtype=bool)
             out_of_reach[max(0, start) : max(0, stop)] = False
             of_rows = np.broadcast_to(shown.allowed(tile, np.zeros(())), (2, 5, 7))[:, slice(*rows)]
@@ -104,7 +105,7 @@ class MaskContract(PartContract):
         """Under `jax.jit` the arrays of a mask are tracers: a tile must not be skipped on a guess."""
         jax = pytest.importorskip("jax")
         mask = self.make(Draw(1, 5, 7, (2,)))
-        tile = whole(5, 7, (2,), Positions(align="end"))
+        tile = Tile.whole(5, 7, (2,), Positions(align="end"))
         if mask.arrays():
             known = mask.coverage(tile)
 
@@ -116,7 +117,7 @@ class MaskContract(PartContract):
             assert int(jax.jit(count)(list(mask.arrays()))) == int(mask.allowed(tile, np.zeros(())).sum())
 
     def test_masks_of_keys_alone_say_so(self) -> None:
-        mask, tile = self.make(Draw(1, 5, 7)), whole(5, 7, (), Positions(align="start"))
+        mask, tile = self.make(Draw(1, 5, 7)), Tile.whole(5, 7, (), Positions(align="start"))
         if mask.key_only:
             allowed = np.broadcast_to(mask.allowed(tile, np.zeros(())), (5, 7))
             assert (allowed == allowed[:1]).all()
@@ -125,13 +126,13 @@ class MaskContract(PartContract):
         mask = self.make(Draw(1, 5, 7))
         if mask.positional:
             with pytest.raises(PositionError, match=r'5 queries meet 7 keys.*align="start".*align="end"'):
-                mask.allowed(whole(5, 7), np.zeros(()))
+                mask.allowed(Tile.whole(5, 7), np.zeros(()))
         else:
-            mask.allowed(whole(5, 7), np.zeros(()))
+            mask.allowed(Tile.whole(5, 7), np.zeros(()))
 
     def test_combinations_are_and_or_and_not(self) -> None:
         mask, other = self.make(Draw(1, 5, 7)), self.make(Draw(2, 5, 7)) & Keys(np.arange(7) % 2 == 0)
-        tile, zero = whole(5, 7, (), Positions(align="end")), np.zeros(())
+        tile, zero = Tile.whole(5, 7, (), Positions(align="end")), np.zeros(())
         a, b = (np.broadcast_to(x.allowed(tile, zero), (5, 7)) for x in (mask, other))
         assert (np.broadcast_to((mask & other).allowed(tile, zero), (5, 7)) == (a & b)).all()
         assert (np.broadcast_to((mask | other).allowed(tile, zero), (5, 7)) == (a | b)).all()
@@ -142,7 +143,7 @@ class MaskContract(PartContract):
         draw = Draw(3, 5, 7)
         inputs = (draw(5, 4), draw(7, 4), draw(7, 2))
         mask, positions = self.make(draw), Positions(align="end")
-        allowed = np.broadcast_to(mask.allowed(whole(5, 7, (), positions), np.zeros(())), (5, 7))
+        allowed = np.broadcast_to(mask.allowed(Tile.whole(5, 7, (), positions), np.zeros(())), (5, 7))
         for setting in settings_of(("numpy", "torch"), ("float64",)):
             seen = attend_dense(
                 *(setting.array(x) for x in inputs),

@@ -20,8 +20,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qkv.core.arrays import is_floating, namespace, quiet
-from qkv.core.positions import Tile, whole
+from qkv.core.arrays import ignore_numpy_warnings, is_floating, namespace
+from qkv.core.tile import Tile
 from qkv.normalizers import Normalizer
 from qkv.testing.examples import Draw, RowAt, anew, element, floats, with_floats
 from qkv.testing.folds import FoldContract
@@ -62,13 +62,13 @@ class NormalizerContract(FoldContract):
             draw = Draw(3, batch=batch)
             normalizer = self.make(draw)
             logits = some_logits(Draw(4, batch=shape), self.non_negative_logits)
-            tile = whole(5, 7, shape, seed=SEED)
+            tile = Tile.whole(5, 7, shape, seed=SEED)
             with setting.active():
                 rounded, exact = setting.rounded(logits), normalizer.map_arrays(setting.rounded)
                 arrays = [setting.array(x) for x in normalizer.arrays()]
 
                 def weights(logits: Any, arrays: Any, part: Any = normalizer, tile: Tile = tile) -> Any:
-                    with quiet():
+                    with ignore_numpy_warnings():
                         return part.replace_arrays(arrays).weights(logits, tile)
 
                 got = setting.call(weights, setting.array(logits), arrays)
@@ -85,9 +85,9 @@ class NormalizerContract(FoldContract):
 
     def test_no_key_at_all_is_no_error(self) -> None:
         normalizer = self.make(Draw(1))
-        with quiet():
-            assert normalizer.weights(np.zeros((2, 0)), whole(2, 0, seed=1)).shape == (2, 0)
-            assert normalizer.weights(np.zeros((0, 3)), whole(0, 3, seed=1)).shape == (0, 3)
+        with ignore_numpy_warnings():
+            assert normalizer.weights(np.zeros((2, 0)), Tile.whole(2, 0, seed=1)).shape == (2, 0)
+            assert normalizer.weights(np.zeros((0, 3)), Tile.whole(0, 3, seed=1)).shape == (0, 3)
 
     def test_numbers_mean_the_same_as_arrays_of_one_number(self) -> None:
         normalizer = self.make(Draw(1))
@@ -150,7 +150,7 @@ class NormalizerContract(FoldContract):
 
             def weights(logits: Any, *arrays: Any) -> Any:
                 shown = namespace(logits).where(excluded(logits), -np.inf, logits)
-                return with_floats(template, arrays).weights(shown, whole(5, 7, (2,), seed=SEED))
+                return with_floats(template, arrays).weights(shown, Tile.whole(5, 7, (2,), seed=SEED))
 
             assert_numerical(weights, [inputs, *floats(normalizer)], self.second_derivatives)
 
@@ -173,15 +173,15 @@ class NormalizerContract(FoldContract):
         return some_logits(Draw(2), self.non_negative_logits)
 
     def _weights(self, normalizer: Normalizer, logits: Any) -> Any:
-        with quiet():
-            return normalizer.weights(logits, whole(*logits.shape, seed=SEED))
+        with ignore_numpy_warnings():
+            return normalizer.weights(logits, Tile.whole(*logits.shape, seed=SEED))
 
     def _scalar(self, normalizer: Normalizer) -> Any:
         def scalar(logits: Any, *arrays: Any) -> Any:
             xp = namespace(logits)
             part = normalizer.map_arrays(lambda array: array if is_floating(array) else xp.asarray(array))
             part = anew(with_floats(part, arrays))
-            weights = part.weights(logits, whole(*logits.shape, seed=SEED))
+            weights = part.weights(logits, Tile.whole(*logits.shape, seed=SEED))
             by = np.cos(np.arange(np.prod(weights.shape)).reshape(weights.shape))
             return xp.sum(weights * xp.asarray(by))
 

@@ -83,25 +83,25 @@ class PartContract:
         part = self.make(Draw(0, batch=(2,)))
         if _has_batch_axes(part):
             with pytest.raises(ShapeError, match=r"none or all of them.*x\[:, None\]"):
-                part.fit(np.zeros(()), (2, 3))
+                part.bind(np.zeros(()), (2, 3))
 
     def test_arrays_with_batch_axes_of_another_length_are_refused(self) -> None:
         part = self.make(Draw(0, batch=(2,)))
         if _has_batch_axes(part):
             with pytest.raises(ShapeError, match="equal, or 1"):
-                part.fit(np.zeros(()), (3,))
+                part.bind(np.zeros(()), (3,))
 
     def test_batch_axes_of_length_one_serve_any_batch(self) -> None:
-        assert type(self.make(Draw(0, batch=(1, 1))).fit(np.zeros(()), (2, 3))) is self.part
+        assert type(self.make(Draw(0, batch=(1, 1))).bind(np.zeros(()), (2, 3))) is self.part
 
     def test_floating_arrays_of_another_library_are_refused_and_the_rest_is_converted(self) -> None:
         torch = pytest.importorskip("torch")
         part = self.make(Draw(0))
         if floats(part):
             with pytest.raises(KindError, match=r"numpy.*torch.*Convert"):
-                part.fit(torch.zeros(()), ())
+                part.bind(torch.zeros(()), ())
         elif "torch" in self.libraries:
-            assert all(isinstance(array, torch.Tensor) for array in part.fit(torch.zeros(()), ()).arrays())
+            assert all(isinstance(array, torch.Tensor) for array in part.bind(torch.zeros(()), ()).arrays())
 
 
 def _has_batch_axes(part: Part) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import cast, quiet, zeros
-from qkv.core.batch import indices
+from qkv.core.arrays import cast, ignore_numpy_warnings, zeros
+from qkv.core.batch import batch_indices
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.tile_loop import fold_rows, spans
 from qkv.kernels.runtime.tile_readouts import Reading, read_rows, reads_tiles
@@ -50,9 +50,9 @@ class TileReader(Kernel):
         """Fold some queries, then read them."""
         tile, reading = call.tile, Reading(problem.readouts, call.tile)
         output = zeros(call.value, (*tile.batch, tile.q_total, call.value.shape[-1]))
-        with quiet():
-            for index in indices(tile.batch, self.most):
-                one = call.at(index) if index else call
+        with ignore_numpy_warnings():
+            for index in batch_indices(tile.batch, self.most):
+                one = call.select_batch(index) if index else call
                 for rows in spans(tile.q_total, self.rows):
                     folded, summary = fold_rows(one, rows, self.cols)
                     output[(*index, slice(*rows)) if index else (..., slice(*rows), slice(None))] = folded

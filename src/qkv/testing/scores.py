@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 
 from qkv.core.arrays import is_floating, namespace
 from qkv.core.equation import attend_dense
-from qkv.core.positions import Positions, whole
+from qkv.core.positions import Positions
+from qkv.core.tile import Tile
 from qkv.errors import ShapeError
 from qkv.masks import Pairs
 from qkv.normalizers import NORMALIZERS, Softmax
@@ -139,12 +140,12 @@ class ScoreContract(PartContract):
         score = self.make(Draw(1, 5, 7, batch))
         query = self.rows(Draw(2, batch=batch), 5, self.widths[0])
         key = self.rows(Draw(3, batch=batch), 7, self.widths[1])
-        tile = whole(5, 7, batch, END)
+        tile = Tile.whole(5, 7, batch, END)
         logits = score.logits(query, key, tile)
         where = (slice(*rows), slice(*cols))
         axis = len(batch)
         sides = (query[(slice(None),) * axis + where[:1]], key[(slice(None),) * axis + where[1:]])
-        piece = score.slice(*where).logits(*sides, tile.cut(rows, cols))
+        piece = score.slice(*where).logits(*sides, tile.restrict(rows, cols))
         assert_close(piece, logits[(..., *where)], 1e-12)
 
     def test_lift_gives_the_logit_as_far_as_it_says(self) -> None:
@@ -153,7 +154,7 @@ class ScoreContract(PartContract):
             query, key = self._sides(batch)
             if score.lift_fact is None:
                 continue
-            tile = whole(query.shape[-2], key.shape[-2], batch, END)
+            tile = Tile.whole(query.shape[-2], key.shape[-2], batch, END)
             left, right = score.lift(query, key, tile)
             rest = score(query, key, END) - left @ np.swapaxes(right, -1, -2)
             if score.lift_fact == "up_to_query_constant":
@@ -169,15 +170,15 @@ class ScoreContract(PartContract):
                 self.rows(Draw(2, batch=batch), 4, self.widths[0]),
                 self.rows(Draw(3, batch=batch), 6, self.widths[1]),
             )
-            tile = whole(4, 6, batch, END)
+            tile = Tile.whole(4, 6, batch, END)
             logits = score.logits(query, key, tile)
             left, right = score.project(query, key, tile)
             where = (slice(1, 3), slice(2, 6))
             largest = np.abs(np.where(np.isfinite(logits), logits, 0.0)).max(initial=1.0)
             for index in np.ndindex(*batch):
-                one = score.at(index)
+                one = score.select_batch(index)
                 cut = one.slice(*where).projected_logits(
-                    left[index][where[0]], right[index][where[1]], tile.at(index).cut((1, 3), (2, 6))
+                    left[index][where[0]], right[index][where[1]], tile.select_batch(index).restrict((1, 3), (2, 6))
                 )
                 assert_close(cut, logits[(*index, *where)], 1e-12 * largest)
             bound = score.bound(left, right)

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 masking = pytest.importorskip("transformers.masking_utils")
 
-from qkv.core.positions import whole  # noqa: E402
+from qkv.core.tile import Tile  # noqa: E402
 from qkv.engine import attend  # noqa: E402
 from qkv.interop.huggingface.attention_call import AttentionCall, Registration  # noqa: E402
 from qkv.interop.huggingface.indexed_mask import IndexedMask  # noqa: E402
@@ -175,11 +175,11 @@ def test_a_mask_that_was_made_already_is_handed_back() -> None:
 
 def test_listed_keys_are_the_same_tile_by_tile() -> None:
     indices = torch.tensor([[0, 3, -1], [5, 5, 1]])
-    mask, tile = IndexedMask(indices, size=2), whole(2, 11)
+    mask, tile = IndexedMask(indices, size=2), Tile.whole(2, 11)
     all_of = mask.allowed(tile, torch.zeros(()))
     assert all_of.nonzero().tolist() == [
         *([0, j] for j in (0, 1, 6, 7)), *([1, j] for j in (2, 3, 10)),
     ]  # fmt: skip
     for start, stop in ((0, 3), (3, 8), (8, 11)):
-        piece = mask.allowed(tile.cut((0, 2), (start, stop)), torch.zeros(()))
+        piece = mask.allowed(tile.restrict((0, 2), (start, stop)), torch.zeros(()))
         assert torch.equal(piece, all_of[:, start:stop])

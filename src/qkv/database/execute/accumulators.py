@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.online_softmax import ExponentialSums, WeightedSums
-from qkv.core.positions import whole
+from qkv.core.tile import Tile
 from qkv.database.execute.aggregates import Reading
 from qkv.database.execute.streamed_aggregates import Tally
 from qkv.database.execute.top_rows import BestRows
@@ -58,7 +58,7 @@ class Sums(ABC):
 
     def weights(self, logits: np.ndarray, summary: Any) -> np.ndarray:
         """Weights of some rows."""
-        tile = whole(*logits.shape)
+        tile = Tile.whole(*logits.shape)
         return np.asarray(self.normalizer.tile_weights(self.normalizer.prepare(logits), summary, tile))
 
     def _support(self) -> np.ndarray | None:
@@ -103,7 +103,7 @@ class SoftmaxSums(Sums):
 
     def finish(self) -> tuple[Any, list[Reading], np.ndarray | None]:
         """Divided by the total, to which a sink adds."""
-        tile = whole(self.queries, 0)
+        tile = Tile.whole(self.queries, 0)
         partial = ExponentialSums(self.maximum, self.total, np.ones_like(self.total))
         scale, summary = self.normalizer.finalize(partial, tile, 0.0)
         return summary, self.tally.readings(scale, self.total * scale), self._support()
@@ -137,5 +137,5 @@ class MassSums(Sums):
     def finish(self) -> tuple[Any, list[Reading], np.ndarray | None]:
         """Divided by the total, where the normalizer does."""
         partial = WeightedSums(self.total, np.ones_like(self.total))
-        scale, summary = self.normalizer.finalize(partial, whole(self.queries, 0), 0.0)
+        scale, summary = self.normalizer.finalize(partial, Tile.whole(self.queries, 0), 0.0)
         return summary, self.tally.readings(scale, self.total * scale), self._support()

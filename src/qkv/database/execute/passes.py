@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.core.ordering import top_order
+from qkv.core.ordering import top_k_indices
 from qkv.core.progress import Progress
 from qkv.database.answer import Entry
 from qkv.database.execute.accumulators import sums_over
@@ -233,6 +233,6 @@ def _heaviest(weights: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
     if not weights.shape[1]:
         return np.full((len(weights), 1), -1), np.zeros((len(weights), 1))
     rank = np.where(weights == 0, -np.inf, weights)
-    order = top_order(rank, min(top, weights.shape[1]))
+    order = top_k_indices(rank, min(top, weights.shape[1]))
     heavy = np.take_along_axis(weights, order, axis=1)
     return np.where(heavy == 0, -1, order), heavy

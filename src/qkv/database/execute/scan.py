@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from qkv.core.arrays import quiet
+from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.equation import BoundCall, bind_call
-from qkv.core.positions import whole
+from qkv.core.tile import Tile
 from qkv.database.execute.row_reader import RowBlock
 from qkv.database.io import arrow_columns
 from qkv.database.keys.columns import Column
@@ -97,7 +97,7 @@ class CellLogits(Logits):
     def of(self, rows: Any, start: int, stop: int) -> np.ndarray:
         """By the score."""
         call: BoundCall = rows[0]
-        with quiet():
+        with ignore_numpy_warnings():
             logits = call.logits((0, call.tile.q_total), (start, stop))
         return np.array(logits)  # a broadcast cannot be written to
 
@@ -139,14 +139,14 @@ class VectorLogits(Logits):
         self.said = f"one product of the mapped vectors with the queries, in {dtype}"
         query = np.asarray(query, np.float64)
         if isinstance(score, Cosine):
-            tile = whole(len(query), 1)
+            tile = Tile.whole(len(query), 1)
             query = np.asarray(score.lift(query, query[:1], tile)[0])
         elif isinstance(score, Gaussian):
             self.half = 0.5 / float(score.bandwidth) ** 2
             self.exact, self.square = query, np.square(query).sum(axis=1)
             query = query * (2 * self.half)
         else:
-            query, _, scale = score.factors(query, query[:1], whole(len(query), 1))
+            query, _, scale = score.factors(query, query[:1], Tile.whole(len(query), 1))
             query = query * scale
         self.query = np.ascontiguousarray(query, dtype)
         self._room, self._out = np.empty(0, dtype), np.empty((1, 0), dtype)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from qkv.core.ordering import top_order
+from qkv.core.ordering import top_k_indices
 
 __all__ = ["BestRows"]
 
@@ -54,7 +54,7 @@ class BestRows:
         inside = np.flatnonzero(rank > least if largest == largest else ~(rank <= least))
         new = rank[inside].astype(np.float64)
         if len(inside) > len(known):
-            order = np.sort(top_order(new, len(known)))
+            order = np.sort(top_k_indices(new, len(known)))
             inside, new = inside[order], new[order]
         both = np.concatenate([known, np.where(np.isnan(new), np.inf, new)])
         row = np.concatenate([self.row[query], inside + first])

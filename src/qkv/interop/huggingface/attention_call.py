@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from qkv.core.batch import take
+from qkv.core.batch import take_batch
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
-from qkv.core.tracing import hidden
+from qkv.core.tracing import tracing_mode
 from qkv.errors import OptionError, RefusedError, ShapeError
 from qkv.interop.huggingface.indexed_mask import IndexedMask
 from qkv.interop.huggingface.lazy_mask import LazyMask
@@ -186,8 +186,8 @@ class AttentionCall:
         """The call of one head alone; (batch,) is its batch axis."""
         each = self.query.shape[2] if self.grouped else 1
         index = (slice(None), head // each, head % each) if self.grouped else (slice(None), head)
-        query, key, value = (take(x, index, 2) for x in (self.query, self.key, self.value))
-        return AttentionCall(query, key, value, self._parts(lambda part: part.at(index)), 1)
+        query, key, value = (take_batch(x, index, 2) for x in (self.query, self.key, self.value))
+        return AttentionCall(query, key, value, self._parts(lambda part: part.select_batch(index)), 1)
 
     def detached(self) -> AttentionCall:
         """The same call, which no gradient comes back from."""
@@ -265,7 +265,7 @@ def _parse_mask(
         mask = mask[None]
     if mask.dtype == torch.bool:
         return Pairs(mask), None, None
-    if not mask.requires_grad and not hidden(mask):
+    if not mask.requires_grad and not tracing_mode(mask):
         # Only 0 and what excludes: then it is a mask, and what is masked is not read.
         allowed = mask == 0
         if bool((allowed | (mask <= torch.finfo(mask.dtype).min / 2)).all()):

@@ -30,7 +30,7 @@ class SavedCall:
         bound = bind_call(
             one.query, one.key, one.value, score=options["score"], normalizer=normalizer,
             mask=options["mask"], positions=options["positions"],
-        ).at((element,))  # fmt: skip
+        ).select_batch((element,))  # fmt: skip
         logits = bound.logits(rows, cols)
         if logits is None:
             return self.log_sum_exp.new_zeros((rows[1] - rows[0], cols[1] - cols[0]))

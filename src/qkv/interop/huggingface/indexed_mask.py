@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from qkv.core.arrays import Array
-from qkv.core.parts import axes
-from qkv.core.positions import Tile
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
 from qkv.masks.base import Mask
 
 __all__ = ["IndexedMask"]
@@ -27,13 +27,13 @@ class IndexedMask(Mask):
         size: keys in a block.
 
     Example:
-        >>> from qkv.core.positions import whole
-        >>> IndexedMask(torch.tensor([[0, -1], [1, 0]]), size=2).allowed(whole(2, 4), torch.zeros(()))
+        >>> from qkv.core.tile import Tile
+        >>> IndexedMask(torch.tensor([[0, -1], [1, 0]]), size=2).allowed(Tile.whole(2, 4), torch.zeros(()))
         tensor([[ True,  True, False, False],
                 [ True,  True,  True,  True]])
     """
 
-    indices: Array = axes("q", "n")
+    indices: Array = array_field("q", "n")
     size: int = 1
 
     def allowed(self, tile: Tile, reference: Array) -> Array:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
-from qkv.core.positions import Positions, whole
+from qkv.core.positions import Positions
+from qkv.core.tile import Tile
 from qkv.masks.base import Mask
 
 __all__ = ["LazyMask"]
@@ -76,7 +77,7 @@ class LazyMask(torch.Tensor):
             mask, positions = self.parts()
             self.array = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
             if mask is not None:
-                allowed = mask.allowed(whole(q, k, (batch, 1), positions), self.array)
+                allowed = mask.allowed(Tile.whole(q, k, (batch, 1), positions), self.array)
                 self.array.masked_fill_(~allowed, torch.finfo(self.dtype).min)
         return self.array
 

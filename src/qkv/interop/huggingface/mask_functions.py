@@ -20,8 +20,9 @@ from typing import Any
 import torch
 
 from qkv.core.arrays import Array, arange
-from qkv.core.parts import axes
-from qkv.core.positions import Positions, Tile
+from qkv.core.parts import array_field
+from qkv.core.positions import Positions
+from qkv.core.tile import Tile
 from qkv.masks import Causal, Documents, Keys, Window
 from qkv.masks.base import And, Mask, Or
 
@@ -79,16 +80,16 @@ class FunctionMask(Mask):
         vmapped: it takes four single integers only.
 
     Example:
-        >>> from qkv.core.positions import whole
+        >>> from qkv.core.tile import Tile
         >>> elements = torch.zeros((1,), dtype=torch.int64)
         >>> even = FunctionMask(lambda b, h, i, j: (i + j) % 2 == 0, elements)
-        >>> even.allowed(whole(2, 2, (1,)), torch.zeros(()))
+        >>> even.allowed(Tile.whole(2, 2, (1,)), torch.zeros(()))
         tensor([[ True, False],
                 [False,  True]])
     """
 
     function: Callable[..., Any]
-    elements: Array = axes()
+    elements: Array = array_field()
     q_start: int = 0
     k_start: int = 0
     vmapped: bool = False

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from qkv.core.positions import whole
+from qkv.core.tile import Tile
 from qkv.interop.huggingface.lazy_mask import LazyMask
 from qkv.interop.huggingface.mask_functions import MaskContext, simplify_mask, translate_mask
 from qkv.masks import Keys
@@ -57,7 +57,7 @@ def build_mask(
             # Slots of a static cache that nothing was written to yet.
             real = torch.nn.functional.pad(real, (0, short))
         mask = _and(mask, Keys(frame.keys(real)))
-    mask = simplify_mask(mask, whole(q_length, kv_length, (batch_size, 1), frame.positions))
+    mask = simplify_mask(mask, Tile.whole(q_length, kv_length, (batch_size, 1), frame.positions))
     if mask is None and allow_is_bidirectional_skip:
         return None
     return LazyMask(mask, frame.positions, (batch_size, 1, q_length, kv_length), device, dtype)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from qkv.core.positions import whole
+from qkv.core.tile import Tile
 from qkv.normalizers import Softmax
 from qkv.readouts import LogSumExp, Readout
 
@@ -57,7 +57,7 @@ def read_weights(readout: Readout, weights: torch.Tensor) -> Any:
     if isinstance(getattr(readout, "readout", readout), LogSumExp):
         return None
     batch, heads, q, k = weights.shape
-    tile = whole(q, k, (batch, heads))
+    tile = Tile.whole(q, k, (batch, heads))
     readout.check(tile)
     found = readout.read(torch.log(weights), weights, Softmax(), tile)
     return readout.finalize(found, tile)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import Array
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.scores.base import InnerProductScore
 
 __all__ = ["Scaled"]

@@ -11,7 +11,8 @@ from keras import ops
 
 import qkv
 from qkv.core.equation import BoundCall, dense
-from qkv.core.positions import Positions, whole
+from qkv.core.positions import Positions
+from qkv.core.tile import Tile
 from qkv.errors import OptionError
 from qkv.masks import Mask
 from qkv.normalizers import NORMALIZERS, Normalizer
@@ -112,7 +113,7 @@ def _unknown(
     half = keras.backend.standardize_dtype(value.dtype) in ("float16", "bfloat16")
     dtype = value.dtype
     query, key, value = (ops.cast(x, "float32") if half else x for x in (query, key, value))
-    tile = whole(q, k, tuple(batch), _START, seed=seed)
+    tile = Tile.whole(q, k, tuple(batch), _START, seed=seed)
     seen = dense(BoundCall(query, key, value, score, normalizer, mask, tile, dropout, dtype))
     return seen.output, ops.cast(seen.weights, dtype) if with_scores else None
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from qkv.core.arrays import Array, is_array
 from qkv.core.equation import BoundCall
-from qkv.core.parts import over_pairs
+from qkv.core.parts import expand_to_pairs
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
@@ -83,7 +83,7 @@ class AttentionNode(Kernel):
         lifted = tile if centre is None else replace(tile, centre=centre)
         left, right, scale = said.product.factors(call.query, call.key, lifted)
         if is_array(temperature):
-            temperature = over_pairs(temperature)
+            temperature = expand_to_pairs(temperature)
             left = left / temperature
         else:
             scale = scale / temperature

@@ -27,7 +27,8 @@ from qkv.core.arrays import (
     namespace,
     zeros,
 )
-from qkv.core.positions import Positions, Tile
+from qkv.core.positions import Positions
+from qkv.core.tile import Tile
 from qkv.engine import attend, observe
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.interop.onnx.attributes import Attributes

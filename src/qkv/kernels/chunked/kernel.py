@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 
 from qkv.core.arrays import cast, namespace
 from qkv.core.equation import BoundCall, bind_call, drop, masked_logits
-from qkv.core.guard import weigh
-from qkv.core.positions import Tile
+from qkv.core.guard import apply_weights
+from qkv.core.tile import Tile
 from qkv.core.typing import Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_hidden_gradients
 from qkv.kernels.runtime.tile_loop import nothing, weights_of
@@ -265,7 +265,7 @@ def _is_plain_softmax(normalizer: Any) -> bool:
 
 def _logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Tensor:
     """`(*batch, q, n_i)` of one piece, −inf where a key is excluded."""
-    tile, score, mask = call.tile.cut(call.tile.rows, cols), call.score, call.mask
+    tile, score, mask = call.tile.restrict(call.tile.rows, cols), call.score, call.mask
     if mask is not None:
         cover = mask.coverage(tile)
         if cover == "none":
@@ -287,7 +287,7 @@ def _logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Tensor:
 
 
 def _weigh(weights: Tensor, value: Tensor, support: Tensor | None, clean: bool) -> Tensor:
-    return _product(weights, value) if clean else weigh(weights, value, support, clean)
+    return _product(weights, value) if clean else apply_weights(weights, value, support, clean)
 
 
 def _product(left: Tensor, right: Tensor) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import Array, library, quiet
+from qkv.core.arrays import Array, ignore_numpy_warnings, library
 from qkv.core.equation import BoundCall, dense
 from qkv.kernels.runtime.closure_gradients import refuse_hidden_gradients
 from qkv.plan.cost import Cost
@@ -63,7 +63,7 @@ class DenseKernel(Kernel):
         if problem.library == "torch":
             # Autograd would find it here; larger calls run where it would not: size must not change meaning.
             refuse_hidden_gradients(call)
-        with quiet(), _as_it_is(call.value):
+        with ignore_numpy_warnings(), _as_it_is(call.value):
             seen = dense(call)
             readouts = tuple(
                 readout.finalize(readout.read(seen.logits, seen.weights, call.normalizer, call.tile), call.tile)

@@ -14,7 +14,7 @@ from typing import Any
 
 from qkv.core.arrays import cast, is_array
 from qkv.core.equation import BoundCall
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.core.typing import Tensor
 from qkv.kernels.fused.layout import Layout, layout_of, split
 from qkv.kernels.fused.sdpa import Flash, attend, operators, public, told_finite

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.core.typing import Tensor
 from qkv.masks.base import And, Mask
 

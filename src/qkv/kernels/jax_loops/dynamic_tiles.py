@@ -14,9 +14,9 @@ import numpy as np
 
 from qkv.core.arrays import Array, cast
 from qkv.core.equation import BoundCall
-from qkv.core.guard import finite
+from qkv.core.guard import zero_nonfinite
 from qkv.core.parts import Part
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.masks import Mask
 
 __all__ = ["DynamicCall", "DynamicTile", "add_piece", "add_rows", "part_at", "piece", "rows_at", "write_rows"]
@@ -69,7 +69,7 @@ class DynamicCall:
         if not (call.mask is None or call.clean_pairs):
             bad = [~jnp.all(jnp.isfinite(x), axis=-1) for x in (query, key)]
             raw = (jax.lax.stop_gradient(query), jax.lax.stop_gradient(key), bad[0], bad[1])
-            query, key = finite(query), finite(key)
+            query, key = zero_nonfinite(query), zero_nonfinite(key)
         return cls(call.with_projections(*call.score.project(query, key, call.tile)), raw)
 
     def tile_of(self, window: DynamicTile) -> Tile:
@@ -78,7 +78,7 @@ class DynamicCall:
             self.call.tile,
             rows=(0, window.rows[1]),
             cols=(0, window.cols[1]),
-            moved=(window.rows[0], window.cols[0]),
+            dynamic_start=(window.rows[0], window.cols[0]),
         )
 
     def allowed(self, window: DynamicTile) -> Array:

@@ -17,8 +17,8 @@ import numpy as np
 
 from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
-from qkv.core.positions import whole
 from qkv.core.random import seed_words
+from qkv.core.tile import Tile
 from qkv.kernels.jax_loops.row_blocks import RowBlockLoop, kinds_of
 from qkv.kernels.jax_loops.tiles import attend_tiles
 from qkv.kernels.runtime.tile_sizes import partial_alive, said, strip_alive, strip_rows_of, tile_of
@@ -180,7 +180,7 @@ def _compiled() -> Any:
 
 def _attend(how: _How, query: Any, key: Any, value: Any, parts: Any, seed: Any) -> Any:
     score, normalizer, mask, positions = parts
-    tile = whole(*how.lengths, how.batch, positions, seed=seed)
+    tile = Tile.whole(*how.lengths, how.batch, positions, seed=seed)
     call = BoundCall(query, key, value, score, normalizer, mask, tile, how.dropout, value.dtype)
     call.__dict__.update(clean_pairs=how.clean[0], clean_value=how.clean[1])
     readouts: tuple[Any, ...] = ()

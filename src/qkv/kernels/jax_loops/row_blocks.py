@@ -12,8 +12,8 @@ import numpy as np
 
 from qkv.core.arrays import Array
 from qkv.core.equation import BoundCall, drop
-from qkv.core.guard import weigh
-from qkv.core.positions import Tile
+from qkv.core.guard import apply_weights
+from qkv.core.tile import Tile
 from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, part_at, rows_at
 from qkv.readouts import Heads, Readout
 from qkv.readouts.base import Reduction, flatten, unflatten
@@ -34,7 +34,7 @@ def kinds_of(readout: Readout, tile: Tile, rows: int) -> list[str] | None:
     limits = [(0, min(q, rows)), (min(q, rows), min(q, 2 * rows)), (q - min(q, rows), q)]
     strips = [at for at in limits if at[0] < at[1]] or limits[:1]
     kinds = []
-    for fields in zip(*(readout.reductions(tile.cut(at, k)) for at in strips), strict=True):
+    for fields in zip(*(readout.reductions(tile.restrict(at, k)) for at in strips), strict=True):
         first = fields[0]
         if first.op == "set" and all(
             field.index[0] == slice(*at) and field.index[1:] == first.index[1:]
@@ -77,7 +77,7 @@ class RowBlockLoop:
             results[:] = found  # what they are called; their arrays are of the loop
             return output, [flatten(result) for result in found]
 
-        first = tile.cut((0, min(q, self.rows)), (0, tile.k_total))
+        first = tile.restrict((0, min(q, self.rows)), (0, tile.k_total))
         fields = [field for readout in self.readouts for field in readout.reductions(first)]
         kinds = [kind for readout in self.readouts for kind in kinds_of(readout, tile, self.rows) or ()]
         _, shapes = jax.eval_shape(strip, np.int32(0))
@@ -162,12 +162,12 @@ class RowBlockLoop:
 
         def weighed(clean: bool) -> Array:
             support = None if clean else normalizer.support(logits, weights)
-            return weigh(dropped, call.value, support, clean)
+            return apply_weights(dropped, call.value, support, clean)
 
         read: list[Any] = []
         for readout in self.readouts:
             if kinds_of(readout, tile, self.rows) == ["blocks"]:
-                (field,) = readout.reductions(tile.cut((0, min(self.rows, tile.q_total)), (0, tile.k_total)))
+                (field,) = readout.reductions(tile.restrict((0, min(self.rows, tile.q_total)), (0, tile.k_total)))
                 how = "sum" if field.op == "add" else "max"
                 read.append(pool_cells(weights, -1, here.cols, field.shape[1], tile.k_total, how))
             else:

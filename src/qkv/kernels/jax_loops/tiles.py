@@ -21,9 +21,9 @@ import numpy as np
 
 from qkv.core.arrays import Array, is_array, is_floating
 from qkv.core.equation import BoundCall, drop
-from qkv.core.guard import finite
+from qkv.core.guard import zero_nonfinite
 from qkv.core.online_softmax import PartialResult
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.kernels.jax_loops.dynamic_tiles import (
     DynamicCall,
     DynamicTile,
@@ -117,7 +117,7 @@ class _Loop:
         import jax
 
         call, normalizer = self.call, self.call.normalizer
-        tile = call.tile.cut((0, self.lengths[0]), (0, 0))
+        tile = call.tile.restrict((0, self.lengths[0]), (0, 0))
         none = nothing(call, tile.rows, 0)
         first = normalizer.accumulate(none, call.value[..., :0, :], tile, call.dropout, True)
         axis = len(call.batch)
@@ -203,7 +203,7 @@ class _Loop:
         prepared, back = jax.vjp(prepared_of, self._floats(pieces))
         weights = normalizer.tile_weights(prepared, summary, tile)
         dropped = drop(weights, tile, call.dropout)
-        value = pieces[2] if call.clean_value else finite(pieces[2])
+        value = pieces[2] if call.clean_value else zero_nonfinite(pieces[2])
         of_weights = drop(gradient @ jnp.matrix_transpose(value), tile, call.dropout)
         of_logits = normalizer.logit_gradient(prepared, weights, of_weights, row_dot, summary, tile)
         (found,) = back(of_logits)
@@ -241,16 +241,16 @@ def tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Any:
     """Numbers, `(n, 2)`, of the tiles in which the mask may allow something, row after row.
 
     Example:
-        >>> from qkv.core.positions import whole
+        >>> from qkv.core.tile import Tile
         >>> from qkv.masks import Causal
-        >>> tile_numbers(Causal(), whole(6, 6), (3, 2)).tolist()
+        >>> tile_numbers(Causal(), Tile.whole(6, 6), (3, 2)).tolist()
         [[0, 0], [0, 1], [1, 0], [1, 1], [1, 2]]
     """
     (rows, cols), q, k = sides, tile.q_total, tile.k_total
     found = []
     for i in range(-(-q // rows)):
         for j in range(-(-k // cols)):
-            here = tile.cut((i * rows, min(q, (i + 1) * rows)), (j * cols, min(k, (j + 1) * cols)))
+            here = tile.restrict((i * rows, min(q, (i + 1) * rows)), (j * cols, min(k, (j + 1) * cols)))
             if mask is None or mask.coverage(here) != "none":
                 found.append((i, j))
     return np.asarray(found, dtype=np.int32).reshape(-1, 2)

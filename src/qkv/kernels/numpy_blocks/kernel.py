@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from qkv.core.arrays import cast, namespace, quiet
+from qkv.core.arrays import cast, ignore_numpy_warnings, namespace
 from qkv.core.equation import BoundCall
 from qkv.kernels.numpy_blocks.softmax import attend_softmax
 from qkv.kernels.numpy_blocks.tile_shapes import Sizes, softmax_sizes
@@ -73,18 +73,18 @@ class NumpyBlocksKernel(Kernel):
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Some queries at a time."""
         if self._softmax(problem):
-            with quiet():
+            with ignore_numpy_warnings():
                 return Result(attend_softmax(call, self._sizes(problem)))
         call = call.with_all_cast()
         rows, cols = self._sides(problem)
         outputs, reading = [], Reading(problem.readouts, call.tile)
-        with quiet():
+        with ignore_numpy_warnings():
             for limits in spans(call.tile.q_total, rows):
                 output: Any
                 if self._strips(problem):
                     logits = row_logits(call, limits, cols)
                     output, found = weigh_rows(call, limits, logits, problem.readouts)
-                    reading.add(found, call.tile.cut(limits, (0, call.tile.k_total)))
+                    reading.add(found, call.tile.restrict(limits, (0, call.tile.k_total)))
                 else:
                     output, _ = fold_rows(call, limits, cols)
                 outputs.append(cast(output, call.out_dtype))

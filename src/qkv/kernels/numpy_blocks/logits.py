@@ -21,8 +21,8 @@ import numpy as np
 
 from qkv.core.arrays import cast, is_text
 from qkv.core.equation import BoundCall
-from qkv.core.guard import finite
-from qkv.core.positions import Tile
+from qkv.core.guard import zero_nonfinite
+from qkv.core.tile import Tile
 from qkv.kernels.numpy_blocks.exponential import NATURAL, Exponential, exponential
 from qkv.kernels.runtime.tile_loop import Limits
 
@@ -78,7 +78,7 @@ class Logits(ABC):
         """The score, queries, keys and place of a tile."""
         call = self.call
         score = call.score.slice(slice(*rows), slice(*cols))
-        return score, call.queries(rows), call.keys(cols), self.tile.cut(rows, cols)
+        return score, call.queries(rows), call.keys(cols), self.tile.restrict(rows, cols)
 
 
 class ProductLogits(Logits):
@@ -166,7 +166,7 @@ class PairLogits(Logits):
     ) -> None:
         """The score's pair, prepared."""
         score = self.call.score.slice(slice(*rows), slice(*cols))
-        logits = cast(score.projected_logits(left.vectors, right, self.tile.cut(rows, cols)), self.dtype)
+        logits = cast(score.projected_logits(left.vectors, right, self.tile.restrict(rows, cols)), self.dtype)
         logits = self.call.normalizer.prepare(logits)
         np.subtract(logits, 0 if shift is None else shift, out=e)
 
@@ -183,7 +183,7 @@ def _centre(call: BoundCall) -> Any:
     if is_text(call.key) or call.score.centre(call.key[..., :1, :]) is None:
         return None
     key = call.key[..., :: max(1, -(-call.key.shape[-2] // _SAMPLE)), :]
-    return call.score.centre(finite(key if call.score.as_given else cast(key, call.dtype)))
+    return call.score.centre(zero_nonfinite(key if call.score.as_given else cast(key, call.dtype)))
 
 
 def _last(vectors: np.ndarray, term: np.ndarray | None, shift: np.ndarray | None) -> None:

@@ -16,9 +16,9 @@ from functools import partial
 import numpy as np
 
 from qkv.core.arrays import cast
-from qkv.core.batch import indices
+from qkv.core.batch import batch_indices
 from qkv.core.equation import BoundCall
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.kernels.numpy_blocks.accumulator import Sums
 from qkv.kernels.numpy_blocks.logits import Logits, Side, logits_of
 from qkv.kernels.numpy_blocks.tile_shapes import Sizes
@@ -32,7 +32,7 @@ def attend_softmax(call: BoundCall, sizes: Sizes) -> np.ndarray:
     """Output `(*batch, q, value_width)`; the normalizer keeps sums of exponentials and has no dropout."""
     tile = call.tile
     output = np.empty((*tile.batch, tile.q_total, call.value.shape[-1]), dtype=call.out_dtype)
-    for index in indices(tile.batch, sizes.batch):
+    for index in batch_indices(tile.batch, sizes.batch):
         part = _element(call, index) if index else call
         for group in spans(tile.q_total, sizes.group):
             _group(part, group, sizes, output[index])
@@ -43,7 +43,7 @@ def _element(call: BoundCall, index: tuple[int | slice, ...]) -> BoundCall:
     known = dataclasses.replace(call)
     # `at` hands on what is known of the data; to look it up would be a pass over all keys.
     known.__dict__.update(clean_pairs=False, clean_value=False)
-    part = known.at(index)
+    part = known.select_batch(index)
     for name in ("clean_pairs", "clean_value"):
         part.__dict__.pop(name)
     return part
@@ -97,7 +97,7 @@ def _tile(call: BoundCall, block: _Block, cols: Limits) -> _TileOfKeys | None:
         return None
     if call.mask is None:
         return _TileOfKeys(block, cols, call.tile, None)
-    tile = call.tile.cut(block.rows, cols)
+    tile = call.tile.restrict(block.rows, cols)
     cover = call.mask.coverage(tile)
     if cover == "none":
         return None
@@ -123,5 +123,5 @@ def _finished(call: BoundCall, block: _Block, sizes: Sizes) -> np.ndarray:
     sums = block.sums.partial()
     if sums is None:
         return cast(fold_rows(call, block.rows, sizes.cols)[0], call.out_dtype)
-    output, _ = call.normalizer.finalize(sums, call.tile.cut(block.rows, (0, 0)), 0.0)
+    output, _ = call.normalizer.finalize(sums, call.tile.restrict(block.rows, (0, 0)), 0.0)
     return cast(output, call.out_dtype)

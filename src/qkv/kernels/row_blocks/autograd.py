@@ -108,7 +108,7 @@ class RowBlocks:
 
     def fields(self, limits: Limits) -> list[Reduction]:
         """Where each result of a strip goes."""
-        tile = self.call.tile.cut(limits, (0, self.call.tile.k_total))
+        tile = self.call.tile.restrict(limits, (0, self.call.tile.k_total))
         shape = (tile.q_total, self.call.value.shape[-1])
         output = [Reduction(shape, (slice(*limits), slice(None)))] if self.with_output else []
         return [*output, *(field for readout in self.readouts for field in readout.reductions(tile))]

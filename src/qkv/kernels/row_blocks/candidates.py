@@ -76,7 +76,7 @@ def columns_allowed(call: BoundCall, rows: Limits) -> Limits:
     if call.mask is None:
         return 0, k
     found = [
-        piece for piece in _pieces((0, k), _step(call)) if call.mask.coverage(call.tile.cut(rows, piece)) != "none"
+        piece for piece in _pieces((0, k), _step(call)) if call.mask.coverage(call.tile.restrict(rows, piece)) != "none"
     ]
     return (found[0][0], found[-1][1]) if found else (0, 0)
 
@@ -125,7 +125,7 @@ def _mask(call: BoundCall, logits: Any, rows: Limits, cols: Limits) -> None:
     if call.mask is None:
         return
     for piece in _pieces(cols, _step(call)):
-        tile = call.tile.cut(rows, piece)
+        tile = call.tile.restrict(rows, piece)
         into = logits[:, piece[0] - cols[0] : piece[1] - cols[0]]
         cover = call.mask.coverage(tile)
         if cover == "none":
@@ -142,7 +142,7 @@ def _ranks(call: BoundCall, logits: Any, rows: Limits, cols: Limits) -> Any:
     for piece in _pieces(cols, max(64, DRAWN // len(logits))):
         at = slice(piece[0] - cols[0], piece[1] - cols[0])
         of_piece = logits[:, at]
-        found = call.normalizer.selection_logits(of_piece, call.tile.cut(rows, piece))
+        found = call.normalizer.selection_logits(of_piece, call.tile.restrict(rows, piece))
         if found is of_piece:
             return logits
         ranks = torch.full_like(logits, -math.inf) if ranks is None else ranks

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qkv.core.arrays import requires_gradient
-from qkv.core.batch import Index, indices, take
+from qkv.core.batch import BatchIndex, batch_indices, take_batch
 from qkv.core.equation import BoundCall, drop, side
 from qkv.core.typing import Tensor
 from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
@@ -64,9 +64,9 @@ class Rows:
             return _function().apply(self, *self.tensors)
         return self.forward([])
 
-    def places(self) -> Iterator[tuple[Index, Limits]]:
+    def places(self) -> Iterator[tuple[BatchIndex, Limits]]:
         """Batch element and queries of each strip."""
-        for index in indices(self.call.batch, 1):
+        for index in batch_indices(self.call.batch, 1):
             for limits in spans(self.call.tile.q_total, self.rows):
                 yield index, limits
 
@@ -80,8 +80,8 @@ class Rows:
         """The output; of each strip, what it kept is put into the list."""
         call, room = self.call, self.room()
         out = call.value.new_zeros((*call.batch, call.tile.q_total, call.value.shape[-1]))
-        for index in indices(call.batch, 1):
-            one, of_one = call.at(index), take(out, index, 2)
+        for index in batch_indices(call.batch, 1):
+            one, of_one = call.select_batch(index), take_batch(out, index, 2)
             waiting: list[Candidates] = []
             first = 0
             for rows in spans(call.tile.q_total, self.rows):
@@ -110,7 +110,7 @@ def attend_strip(call: BoundCall, rows: Limits, out: Any, room: Any, tile_keys: 
     strip = strip_logits(call, rows, cols, room, tile_keys, ranked=most > 0)
     kept = find_kept(strip, call.normalizer, most)
     if kept is None:
-        tile = call.tile.cut(rows, cols)
+        tile = call.tile.restrict(rows, cols)
         normalizer = call.normalizer
         if isinstance(normalizer, SparseNormalizer):
             weights = put_sparse_weights(strip.keys, normalizer.power, normalizer.scale, strip.largest)
@@ -124,7 +124,7 @@ def attend_kept(call: BoundCall, rows: Limits, strips: list[Candidates], out: An
     """Output of consecutive strips from the keys they keep; and what backward needs of each."""
     kept = joined(strips)
     weights = kept_weights(call, kept, kept.logits, rows)
-    tile = call.tile.cut(rows, (0, call.tile.k_total))
+    tile = call.tile.restrict(rows, (0, call.tile.k_total))
     out.copy_(sum_of_rows(kept.index, call.value, drop(weights, tile, call.dropout, keys=kept.index)))
     if call.normalizer.differentiable:
         return list(strips)

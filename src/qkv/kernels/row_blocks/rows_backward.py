@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from qkv.core.batch import Index, take
+from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.equation import BoundCall, drop, side
 from qkv.core.typing import Tensor
 from qkv.kernels.row_blocks.candidates import Candidates, columns_allowed, strip_logits
@@ -24,7 +24,7 @@ TOGETHER = 2**15
 
 def kept_weights(call: BoundCall, kept: Candidates, logits: Any, rows: Limits) -> Any:
     """Weights of the kept keys, from logits that stand in for theirs."""
-    normalizer, tile = call.normalizer, call.tile.cut(rows, (0, call.tile.k_total))
+    normalizer, tile = call.normalizer, call.tile.restrict(rows, (0, call.tile.k_total))
     if isinstance(normalizer, SparseNormalizer):
         return weights_of(normalizer, logits, tile)
     # Where just the best were kept, nothing is left to choose.
@@ -84,7 +84,7 @@ class Backward:
         """All gradients."""
         room = self.forward.room()
         waiting: list[tuple[Limits, Candidates]] = []
-        last: Index | None = None
+        last: BatchIndex | None = None
         for (index, limits), of_strip in zip(self.forward.places(), kept, strict=True):
             count = sum(k.index.numel() for _, k in waiting)
             if waiting and (of_strip is None or index != last or count >= TOGETHER):
@@ -103,11 +103,11 @@ class Backward:
 class Element:
     """Gradients of one batch element, added to those of the call."""
 
-    def __init__(self, backward: Backward, index: Index) -> None:
-        self.call = backward.call.at(index)
-        self.query, self.key, self.value = (take(x, index, 2) for x in backward.grads[:3])
-        self.score, self.normalizer = (part.at(index) for part in backward.parts)
-        self.gradient = take(backward.gradient, index, 2)
+    def __init__(self, backward: Backward, index: BatchIndex) -> None:
+        self.call = backward.call.select_batch(index)
+        self.query, self.key, self.value = (take_batch(x, index, 2) for x in backward.grads[:3])
+        self.score, self.normalizer = (part.select_batch(index) for part in backward.parts)
+        self.gradient = take_batch(backward.gradient, index, 2)
         self.wanted, self.tile_keys, self.held = backward.wanted, backward.forward.tile_keys, backward.held
         self.product = self.call.projected and self.call.score.is_product
 
@@ -118,7 +118,7 @@ class Element:
         call, rows = self.call, (strips[0][0][0], strips[-1][0][1])
         kept = joined([of_strip for _, of_strip in strips])
         gradient = side(self.gradient, rows)
-        tile = call.tile.cut(rows, (0, call.tile.k_total))
+        tile = call.tile.restrict(rows, (0, call.tile.k_total))
         if not call.normalizer.differentiable:
             weights, leaves = kept.logits, []
         else:
@@ -162,7 +162,7 @@ class Element:
             return
         strip = strip_logits(call, rows, cols, room, self.tile_keys).keys
         leaves = [strip.detach().requires_grad_(), *self._normalizer_leaves()]
-        tile, gradient = call.tile.cut(rows, cols), side(self.gradient, rows)
+        tile, gradient = call.tile.restrict(rows, cols), side(self.gradient, rows)
         with torch.enable_grad():
             normalizer = call.normalizer.replace_arrays(leaves[1:])
             dropped = drop(weights_of(normalizer, leaves[0], tile), tile, call.dropout)

@@ -16,7 +16,7 @@ def refuse_hidden_gradients(call: BoundCall) -> None:
     """
     import torch
 
-    tile = call.tile.cut((0, 1), (0, 1))
+    tile = call.tile.restrict((0, 1), (0, 1))
     if not torch.is_grad_enabled() or call.tile.q_total == 0 or call.tile.k_total == 0:
         return
     score = call.score.map_arrays(lambda array: array.detach()).slice(slice(0, 1), slice(0, 1))

@@ -46,6 +46,6 @@ def reached_pairs(problem: Problem, rows: int) -> float:
     starts = range(0, axes.q, max(rows, -(-axes.q // 16)))
     reached = 0
     for start in starts:
-        first, last = mask.key_range(problem.tile.cut((start, min(axes.q, start + rows)), (0, axes.k)))
+        first, last = mask.key_range(problem.tile.restrict((start, min(axes.q, start + rows)), (0, axes.k)))
         reached += max(0, last - first)
     return axes.pairs * reached / (len(starts) * axes.k)

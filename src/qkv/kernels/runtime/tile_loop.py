@@ -7,9 +7,9 @@ from typing import Any
 
 from qkv.core.arrays import Array, library, namespace, zeros
 from qkv.core.equation import BoundCall, drop
-from qkv.core.guard import weigh
+from qkv.core.guard import apply_weights
 from qkv.core.online_softmax import PartialResult
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.sparse import SparseNormalizer
 from qkv.readouts import Readout
@@ -32,7 +32,7 @@ def reached(call: BoundCall, rows: Limits, cols: int, whole: bool = False) -> It
     """
     start, stop = 0, call.tile.k_total
     if call.mask is not None:
-        start, stop = call.mask.key_range(call.tile.cut(rows, (0, stop)))
+        start, stop = call.mask.key_range(call.tile.restrict(rows, (0, stop)))
     if start >= stop:
         return
     if whole:
@@ -52,14 +52,14 @@ def fold_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[Array, Summary]
     if partial is None:
         # No tile holds a pair: the fold of no key at all.
         partial = _fold(call, nothing(call, rows, 0), rows, (0, 0))
-    output, summary = call.normalizer.finalize(partial, call.tile.cut(rows, (0, 0)), call.dropout)
+    output, summary = call.normalizer.finalize(partial, call.tile.restrict(rows, (0, 0)), call.dropout)
     return output, summary
 
 
 def _fold(call: BoundCall, logits: Array, rows: Limits, cols: Limits) -> PartialResult:
     normalizer = call.normalizer
     value = call.values(cols)
-    tile = call.tile.cut(rows, cols)
+    tile = call.tile.restrict(rows, cols)
     folded: PartialResult = normalizer.accumulate(
         normalizer.prepare(logits), value, tile, call.dropout, call.clean_value
     )
@@ -90,14 +90,14 @@ def weigh_rows(
 ) -> tuple[Array | None, tuple[Any, ...]]:
     """Output and readouts of some queries, from their whole rows of logits."""
     normalizer = call.normalizer
-    tile = call.tile.cut(rows, (0, call.tile.k_total))
+    tile = call.tile.restrict(rows, (0, call.tile.k_total))
     weights = weights_of(normalizer, logits, tile)
     output = None
     if with_output:
         dropped = drop(weights, tile, call.dropout)
         # Which values are read matters only where one is not finite.
         support = None if call.clean_value else normalizer.support(logits, weights)
-        output = weigh(dropped, call.value, support, call.clean_value)
+        output = apply_weights(dropped, call.value, support, call.clean_value)
     return output, tuple(readout.read(logits, weights, normalizer, tile) for readout in readouts)
 
 

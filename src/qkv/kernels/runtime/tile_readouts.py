@@ -19,9 +19,9 @@ from dataclasses import replace
 from typing import Any
 
 from qkv.core.arrays import Array, zeros
-from qkv.core.batch import Index
+from qkv.core.batch import BatchIndex
 from qkv.core.equation import BoundCall
-from qkv.core.positions import Tile
+from qkv.core.tile import Tile
 from qkv.kernels.runtime.tile_loop import Limits, nothing, spans
 from qkv.normalizers.base import Summary
 from qkv.readouts import Heads, Readout
@@ -52,7 +52,7 @@ class Reading:
         self.tile = tile
         self.parts = [_Part(readout, tile) for readout in readouts]
 
-    def absorb(self, logits: Array, weights: Array, normalizer: Any, tile: Tile, index: Index = ()) -> None:
+    def absorb(self, logits: Array, weights: Array, normalizer: Any, tile: Tile, index: BatchIndex = ()) -> None:
         """Read a tile.
 
         Args:
@@ -70,7 +70,7 @@ class Reading:
         for part, result in zip(self.parts, found, strict=True):
             part.add(part.readout, flatten(result), tile, (), type(result))
 
-    def skip(self, tile: Tile, index: Index = ()) -> None:
+    def skip(self, tile: Tile, index: BatchIndex = ()) -> None:
         """Pass over a tile in which the mask allows nothing. The first tile of a row must not be skipped."""
         for part in self.parts:
             part.skip(tile, index)
@@ -90,7 +90,7 @@ class _Part:
         self.rooms: list[Array] = []
         self.kind: Any = None
 
-    def absorb(self, logits: Array, weights: Array, normalizer: Any, tile: Tile, index: Index) -> None:
+    def absorb(self, logits: Array, weights: Array, normalizer: Any, tile: Tile, index: BatchIndex) -> None:
         if self.heads is None or not index:
             result = self.readout.read(logits, weights, normalizer, tile)
             self.add(self.readout, flatten(result), tile, index, type(result))
@@ -101,17 +101,17 @@ class _Part:
             if at is None:
                 arguments = (logits, weights, normalizer, tile)
             else:
-                one: Index = (*(slice(None) for _ in tile.batch[:-1]), at)
+                one: BatchIndex = (*(slice(None) for _ in tile.batch[:-1]), at)
                 cut = (*(slice(None) for _ in tile.batch[:-1]), at, slice(None), slice(None))
-                arguments = (logits[cut], weights[cut], normalizer.at(one), _again(tile, one))
+                arguments = (logits[cut], weights[cut], normalizer.select_batch(one), _again(tile, one))
             result = inner.read(*arguments)
             self.add(inner, flatten(result), tile, to, type(result))
 
-    def _of_heads(self, index: Index) -> list[tuple[Index, int | None]]:
+    def _of_heads(self, index: BatchIndex) -> list[tuple[BatchIndex, int | None]]:
         """For each head that is here: where it goes, and which of the tile's heads it is (None: its only)."""
         assert self.heads is not None
         count, at = self.tile.batch[-1], index[-1]
-        found: list[tuple[Index, int | None]] = []
+        found: list[tuple[BatchIndex, int | None]] = []
         for n, head in enumerate(self.heads):
             head %= count
             if isinstance(at, int):
@@ -121,7 +121,7 @@ class _Part:
                 found.append(((*index[:-1], n), here.index(head)))
         return found
 
-    def add(self, readout: Readout, found: tuple[Array, ...], tile: Tile, index: Index, kind: Any) -> None:
+    def add(self, readout: Readout, found: tuple[Array, ...], tile: Tile, index: BatchIndex, kind: Any) -> None:
         fields = readout.reductions(tile)
         if not self.rooms:
             self.kind = kind
@@ -132,7 +132,7 @@ class _Part:
         for room, x in zip(there, found, strict=True):
             room[...] = x
 
-    def skip(self, tile: Tile, index: Index) -> None:
+    def skip(self, tile: Tile, index: BatchIndex) -> None:
         fields = self.readout.reductions(tile)
         for n, field in enumerate(fields):
             if field.masked is None:
@@ -145,16 +145,18 @@ class _Part:
         return self.readout.finalize(unflatten(tuple(self.rooms), self.kind), self.tile)
 
 
-def _element(x: Array, index: Index) -> Array:
+def _element(x: Array, index: BatchIndex) -> Array:
     return x[index] if index else x
 
 
-def _again(tile: Tile, index: Index) -> Tile:
+def _again(tile: Tile, index: BatchIndex) -> Tile:
     """The place of some elements of a place that is already of some: for readouts, which draw nothing."""
-    return replace(tile.at(index), origin=None)
+    return replace(tile.select_batch(index), batch_batch_batch_batch_origin=None)
 
 
-def read_rows(reading: Reading, call: BoundCall, summary: Summary, rows: Limits, cols: int, index: Index = ()) -> None:
+def read_rows(
+    reading: Reading, call: BoundCall, summary: Summary, rows: Limits, cols: int, index: BatchIndex = ()
+) -> None:
     """Read some queries of a call, tile by tile.
 
     A normalizer that chooses finds its keys again by their logits, bit for bit: read the rows, tiles and
@@ -170,7 +172,7 @@ def read_rows(reading: Reading, call: BoundCall, summary: Summary, rows: Limits,
     """
     normalizer = call.normalizer
     for limits in spans(call.tile.k_total, cols):
-        tile = call.tile.cut(rows, limits)
+        tile = call.tile.restrict(rows, limits)
         logits = call.logits(rows, limits)
         if logits is None:
             if limits[0] > 0:

@@ -122,7 +122,7 @@ def _narrowed(problem: Problem, rows: int) -> int:
 
     def cost(rows: int) -> float:
         middle = (q - rows) // 2
-        start, stop = mask.key_range(problem.tile.cut((middle, middle + rows), (0, problem.axes.k)))
+        start, stop = mask.key_range(problem.tile.restrict((middle, middle + rows), (0, problem.axes.k)))
         return max(1, stop - start) + _TILE_OVERHEAD / rows
 
     return min((rows, rows // 2, rows // 4, rows // 8), key=cost)

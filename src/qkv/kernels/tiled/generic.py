@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.equation import BoundCall, drop, side
-from qkv.core.guard import finite
+from qkv.core.guard import zero_nonfinite
 from qkv.core.typing import Tensor
 from qkv.kernels.runtime.tile_loop import fold_rows, reached
 from qkv.kernels.runtime.workers import Room
@@ -55,10 +55,10 @@ class Folded:
         import torch
 
         call = self.call
-        value = call.value if call.clean_value else finite(call.value)
+        value = call.value if call.clean_value else zero_nonfinite(call.value)
         held = len(call.score.arrays())
         for cols in reached(call, rows, self.cols, whole=True):
-            tile, limits = call.tile.cut(rows, cols), (slice(*rows), slice(*cols))
+            tile, limits = call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
             score = call.score.slice(*limits)
             originals = [
                 side(call.query, rows),

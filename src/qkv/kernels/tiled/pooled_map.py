@@ -28,8 +28,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qkv.core.batch import Index
-from qkv.core.positions import Tile
+from qkv.core.batch import BatchIndex
+from qkv.core.tile import Tile
 from qkv.core.typing import Tensor
 from qkv.readouts import Heads, Readout
 from qkv.readouts.cells import cell_range, cell_start, pool_cells
@@ -83,7 +83,7 @@ class OnePass:
             sides = _map(readout).sides(tile.q_total, tile.k_total)
             self.whole.append(like.new_zeros((*batch, *sides)))
 
-    def element(self, index: Index) -> Blocks:
+    def element(self, index: BatchIndex) -> Blocks:
         """What the loop over the tiles of one batch element calls; elements may run at the same time."""
         found = []
         for readout, whole in zip(self.readouts, self.whole, strict=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from qkv.core.batch import Index
+from qkv.core.batch import BatchIndex
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Tensor
 from qkv.kernels.runtime.tile_readouts import Reading
@@ -42,11 +42,11 @@ class Seen:
         """Whether batch elements may be read at the same time."""
         return self.reading is None
 
-    def blocks(self, index: Index) -> Blocks | None:
+    def blocks(self, index: BatchIndex) -> Blocks | None:
         """What the loop over the tiles of one batch element calls."""
         return None if self._maps is None else self._maps.element(index)
 
-    def totals(self, index: Index, rows: tuple[int, int], found: Callable[[], Tensor]) -> None:
+    def totals(self, index: BatchIndex, rows: tuple[int, int], found: Callable[[], Tensor]) -> None:
         """Some queries were folded; `found` gives the logarithm of the total of each, `(rows, 1)`."""
         for one in self._totals:
             one.put(index, rows, found())
@@ -77,7 +77,7 @@ class _Total:
         batch = tile.batch if self.heads is None else (*tile.batch[:-1], len(self.heads))
         self.whole = call.value.new_empty((*batch, tile.q_total))
 
-    def put(self, index: Index, rows: tuple[int, int], found: Tensor) -> None:
+    def put(self, index: BatchIndex, rows: tuple[int, int], found: Tensor) -> None:
         if self.heads is None:
             self.whole[(*index, slice(*rows))] = found[..., 0]
             return

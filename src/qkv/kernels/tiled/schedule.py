@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any
 
-from qkv.core.batch import Index, indices, take
+from qkv.core.batch import BatchIndex, batch_indices, take_batch
 from qkv.core.equation import BoundCall, side
 from qkv.core.typing import Tensor
 from qkv.kernels.runtime.tile_loop import spans
@@ -20,7 +20,7 @@ from qkv.kernels.tiled.softmax import Exponentials, bound_of, is_exponential
 __all__ = ["backward", "forward"]
 
 Limits = tuple[int, int]
-Task = tuple[Index, Limits]
+Task = tuple[BatchIndex, Limits]
 
 
 def forward(call: BoundCall, tiling: Tiling, notes: list[str], seen: Seen | None = None) -> list[Tensor]:
@@ -45,7 +45,7 @@ def forward(call: BoundCall, tiling: Tiling, notes: list[str], seen: Seen | None
         shares = chunks(_tasks(call, tiling), threads(call.value))
     else:
         # What is read of one batch element is put together by one worker.
-        every = list(indices(tile.batch, tiling.most))
+        every = list(batch_indices(tile.batch, tiling.most))
         shares = [
             [(index, rows) for index in some for rows in _rows(call, tiling)]
             for some in chunks(every, threads(call.value) if seen.many_workers else 1)
@@ -83,9 +83,9 @@ def backward(
                     last, there = index, own.at(index)
                 elements(index).unfold(
                     rows,
-                    tuple(side(take(x, index, 2), rows) for x in summary),
-                    side(take(row_dot, index, 2), rows),
-                    side(take(gradient, index, 2), rows),
+                    tuple(side(take_batch(x, index, 2), rows) for x in summary),
+                    side(take_batch(row_dot, index, 2), rows),
+                    side(take_batch(gradient, index, 2), rows),
                     there,
                     room,
                     logits_wanted,
@@ -117,7 +117,7 @@ def backward(
 
 
 def _tasks(call: BoundCall, tiling: Tiling) -> list[Task]:
-    every = indices(call.tile.batch, tiling.most)
+    every = batch_indices(call.tile.batch, tiling.most)
     return [(index, rows) for index in every for rows in _rows(call, tiling)]
 
 
@@ -125,24 +125,24 @@ def _rows(call: BoundCall, tiling: Tiling) -> list[Limits]:
     return list(spans(call.tile.q_total, tiling.rows))
 
 
-def _elements(call: BoundCall, tiling: Tiling, seen: Seen | None = None) -> Callable[[Index], Any]:
+def _elements(call: BoundCall, tiling: Tiling, seen: Seen | None = None) -> Callable[[BatchIndex], Any]:
     """What folds and unfolds the batch elements at an index."""
     if is_exponential(call):
         bound = bound_of(call)
 
-        def made(index: Index) -> Any:
-            return Exponentials(call.at(index), tiling.cols, bound, index, seen)
+        def made(index: BatchIndex) -> Any:
+            return Exponentials(call.select_batch(index), tiling.cols, bound, index, seen)
 
     else:
 
-        def made(index: Index) -> Any:
-            return Folded(call.at(index), tiling.cols)
+        def made(index: BatchIndex) -> Any:
+            return Folded(call.select_batch(index), tiling.cols)
 
     held: dict[Any, Any] = {}
     lock, workers = Lock(), threads(call.value)
     most = workers + (workers > 1)
 
-    def get(index: Index) -> Any:
+    def get(index: BatchIndex) -> Any:
         key = repr(index)
         with lock:
             # Rows of one batch element follow each other: one for each worker, and the one it comes from. The
@@ -165,7 +165,7 @@ class Whole:
         self._place, self._lock = call.tile, Lock()
         self.pieces: list[Tensor] = []
 
-    def write(self, index: Index, rows: Limits, pieces: Sequence[Tensor]) -> None:
+    def write(self, index: BatchIndex, rows: Limits, pieces: Sequence[Tensor]) -> None:
         """Copy what belongs to some batch elements and queries."""
         with self._lock:
             if not self.pieces:
@@ -173,4 +173,4 @@ class Whole:
                 self.pieces = [x.new_empty((*lead, x.shape[-1])) for x in pieces]
         # In place: small results left between large temporaries would keep the heap from shrinking.
         for room, x in zip(self.pieces, pieces, strict=True):
-            side(take(room, index, 2), rows).copy_(x)
+            side(take_batch(room, index, 2), rows).copy_(x)

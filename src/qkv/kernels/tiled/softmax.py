@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from qkv.core.arrays import is_array
-from qkv.core.batch import Index
+from qkv.core.batch import BatchIndex
 from qkv.core.equation import BoundCall
 from qkv.core.online_softmax import ExponentialSums
-from qkv.core.positions import Tile
-from qkv.core.random import rate
+from qkv.core.random import dropout_rate
+from qkv.core.tile import Tile
 from qkv.core.typing import Tensor
 from qkv.kernels.runtime.microbenchmarks import add_product, routes
 from qkv.kernels.runtime.tile_loop import reached, spans
@@ -122,7 +122,7 @@ class Exponentials:
     call: BoundCall
     cols: int
     bound: float
-    index: Index = ()
+    index: BatchIndex = ()
     seen: Seen | None = None
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ class Exponentials:
         factor = self.call.normalizer.scale * (LOG2_E if self._base2 else 1.0)
         self._pairs: Pairs = pairs_of(self.call, factor, self._routes)
         # What dropout keeps is raised, once for each row.
-        self._raised = 1.0 / (1.0 - rate(self.call.dropout))
+        self._raised = 1.0 / (1.0 - dropout_rate(self.call.dropout))
         self._values = Slices(self.call.value)
 
     def _exponential_(self, x: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ class Exponentials:
             # As the normalizer's own `finish`, of numbers that are known to be finite.
             maximum.masked_fill_(maximum == -math.inf, 0.0)
             return weighted.div_(total.masked_fill(total == 0, 1.0)), (maximum, total)
-        partial, tile = ExponentialSums(maximum, total, weighted), call.tile.cut(rows, (0, 0))
+        partial, tile = ExponentialSums(maximum, total, weighted), call.tile.restrict(rows, (0, 0))
         output, summary = call.normalizer.finalize(partial, tile, call.dropout)
         return output, summary
 
@@ -233,7 +233,7 @@ class Exponentials:
         shift, total = summary
         inverse = total.masked_fill(total == 0, 1.0).reciprocal_()
         for cols in spans(tile.k_total, self.cols):
-            here = tile.cut(rows, cols)
+            here = tile.restrict(rows, cols)
             cover = "all" if call.mask is None else call.mask.coverage(here)
             if cover == "none" and cols[0] > 0:
                 reading.skip(here, self.index)
@@ -254,7 +254,7 @@ class Exponentials:
     def _kept(self, rows: Limits, cols: Limits) -> Tensor | None:
         """Which weights of a tile dropout keeps; None: all."""
         dropout = self.call.dropout
-        return self.call.tile.cut(rows, cols).kept(self.call.value, dropout) if dropout else None
+        return self.call.tile.restrict(rows, cols).dropout_mask(self.call.value, dropout) if dropout else None
 
     def unfold(
         self,
@@ -305,7 +305,7 @@ class Exponentials:
             if mask is None:
                 yield cols, None
                 continue
-            here = tile.cut(rows, cols)
+            here = tile.restrict(rows, cols)
             cover = mask.coverage(here)
             if cover == "part":
                 yield cols, self._out(mask, here, room)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from qkv.core.files import write_whole
+from qkv.core.files import write_atomic
 from qkv.look.figure import INK, new_figure
 from qkv.look.views import HeadRole
 
@@ -110,7 +110,7 @@ class Table:
             DataError: the file cannot be written.
         """
         body = {"model": self.model, "sentences": self.sentences, "rows": [asdict(row) for row in self.rows]}
-        write_whole(Path(path), json.dumps(body, indent=0).encode())
+        write_atomic(Path(path), json.dumps(body, indent=0).encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Table:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from qkv.core.batch import Index, take
+from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.equation import BoundCall, side
 from qkv.core.typing import Tensor
 from qkv.kernels.runtime.microbenchmarks import Routes, add_product
@@ -89,10 +89,10 @@ class Gradients:
             call.normalizer.map_arrays(zeros),
         )
 
-    def at(self, index: Index) -> Gradients:
+    def at(self, index: BatchIndex) -> Gradients:
         """Those of some batch elements: views."""
-        query, key, value = (take(x, index, 2) for x in (self.query, self.key, self.value))
-        return Gradients(query, key, value, self.score.at(index), self.normalizer.at(index))
+        query, key, value = (take_batch(x, index, 2) for x in (self.query, self.key, self.value))
+        return Gradients(query, key, value, self.score.select_batch(index), self.normalizer.select_batch(index))
 
     def tensors(self) -> list[Tensor]:
         """All, in the order of the call's own."""
@@ -172,7 +172,7 @@ class Shifted(Pairs):
 
     def logits(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> Tensor:
         """The inner ones, with the offset added in place."""
-        tile, score = self.call.tile.cut(rows, cols), self.call.score.slice(slice(*rows), slice(*cols))
+        tile, score = self.call.tile.restrict(rows, cols), self.call.score.slice(slice(*rows), slice(*cols))
         offset = score.offset(tile, self.call.value)
         return self._inner.logits(rows, cols, room, shift).add_(offset, alpha=self.factor)
 
@@ -180,7 +180,7 @@ class Shifted(Pairs):
         """The gradient passes on to the score within; the arrays of the offset get theirs by autograd."""
         import torch
 
-        tile, cut = self.call.tile.cut(rows, cols), (slice(*rows), slice(*cols))
+        tile, cut = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
         score = self.call.score.slice(*cut)
         leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in score.arrays()]
         with torch.enable_grad():
@@ -228,7 +228,7 @@ class Traced(Pairs):
 
     def logits(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> Tensor:
         """The score's tile, copied: what it gives may be a view of something."""
-        tile, cut = self.call.tile.cut(rows, cols), (slice(*rows), slice(*cols))
+        tile, cut = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
         score = self.call.score.slice(*cut)
         return self._own(
             self._function(score)(side(self.call.query, rows), side(self.call.key, cols), tile),
@@ -242,7 +242,7 @@ class Traced(Pairs):
         """The tile's graph is kept until the way back is taken."""
         import torch
 
-        tile, cut = self.call.tile.cut(rows, cols), (slice(*rows), slice(*cols))
+        tile, cut = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
         score = self.call.score.slice(*cut)
         originals = [side(self.call.query, rows), side(self.call.key, cols), *score.arrays()]
         leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in originals]

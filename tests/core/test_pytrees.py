@@ -50,11 +50,11 @@ def test_what_stands_for_arrays_keeps_the_tree() -> None:
 def test_a_part_of_ones_own_is_known_once_it_is_made() -> None:
     from dataclasses import dataclass
 
-    from qkv.core.parts import axes
+    from qkv.core.parts import array_field
 
     @dataclass(frozen=True, eq=False)
     class Mine(scores.Score):
-        weight: Any = axes("width")
+        weight: Any = array_field("width")
 
         def logits(self, query: Any, key: Any, tile: Any) -> Any:
             return query @ key.T

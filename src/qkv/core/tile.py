@@ -1,0 +1,188 @@
+"""The `Tile` of a call: a range of queries and keys, with their positions, batch elements and random seed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from qkv.core import random
+from qkv.core.arrays import Array, arange, asarray_like, is_array, library, toeplitz
+from qkv.core.batch import BatchIndex, batch_shape, take_batch
+from qkv.core.positions import Align, Positions
+from qkv.errors import OptionError, PositionError
+
+__all__ = ["Tile"]
+
+_COMPILED = ("jax", "tensorflow")
+"""Libraries whose compilers fuse elementwise functions of pairs, so evaluating per diagonal saves nothing."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A range of the queries and keys of a call, with what depends on their place in it.
+
+    Attributes:
+        rows: first query of the tile and one past the last.
+        cols: first key of the tile and one past the last.
+        q_total, k_total: number of queries and of keys in the call.
+        batch: batch axes of the tile.
+        positions: how query positions relate to key positions; None where the call does not say.
+        seed: seed of the random draws, or None.
+        centre: reference point of the score (`Score.centre`), or None.
+        batch_origin: batch axes of the call and the index of this tile's elements in them; None: all elements.
+        dynamic_start: first query and first key as traced values, added to `rows` and `cols`. Compiled loops
+            know the size of a tile when they are traced, and its position only when they run. None: `rows`
+            and `cols` are absolute.
+    """
+
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+    q_total: int
+    k_total: int
+    batch: tuple[int, ...] = ()
+    positions: Positions | None = None
+    seed: Any = None
+    centre: Array | None = None
+    batch_origin: tuple[tuple[int, ...], BatchIndex] | None = None
+    dynamic_start: tuple[Any, Any] | None = None
+
+    @classmethod
+    def whole(
+        cls,
+        q: int,
+        k: int,
+        batch: tuple[int, ...] = (),
+        positions: Positions | None = None,
+        *,
+        seed: Any = None,
+    ) -> Tile:
+        """Return the tile that covers all `q` queries and `k` keys of a call.
+
+        Example:
+            >>> Tile.whole(2, 5, positions=Positions(align="end")).query_position_range()
+            (3, 4)
+        """
+        return cls((0, q), (0, k), q, k, batch, positions, seed)
+
+    def restrict(self, rows: tuple[int, int], cols: tuple[int, int]) -> Tile:
+        """Return the tile of the given absolute ranges of queries and keys."""
+        # dataclasses.replace takes ten times as long, and kernels call this for every tile.
+        tile = object.__new__(Tile)
+        tile.__dict__.update(self.__dict__, rows=rows, cols=cols)
+        return tile
+
+    def select_batch(self, index: BatchIndex) -> Tile:
+        """Return the tile of the batch elements at `index`; this tile must cover the whole batch."""
+        return dataclasses.replace(
+            self,
+            batch=batch_shape(self.batch, index),
+            positions=None if self.positions is None else self.positions.select_batch(index),
+            centre=None if self.centre is None else take_batch(self.centre, index, 2),
+            batch_origin=(self.batch, index),
+        )
+
+    def offset(self, align: Align | None = None) -> Any:
+        """Return the position of query 0: an int, or an integer array of the batch's shape.
+
+        Args:
+            align: overrides the positions of the call.
+
+        Raises:
+            PositionError: query and key differ in length and the call gives no positions.
+        """
+        if align is not None:
+            return Positions(align=align).offset(self.q_total, self.k_total)
+        if self.positions is not None:
+            return self.positions.offset(self.q_total, self.k_total)
+        if self.q_total != self.k_total:
+            raise PositionError(
+                f"{self.q_total} queries meet {self.k_total} keys and positions matter here. "
+                f'Give positions=Positions(align="start") if query 0 stands at key 0, or '
+                f'Positions(align="end") if the last query stands at the last key.'
+            )
+        return 0
+
+    def query_positions(self, reference: Array, align: Align | None = None) -> Array:
+        """Return the positions of the tile's queries, `(q, 1)` or `(*batch, q, 1)`."""
+        offset = self.offset(align)
+        rows = self.query_indices(reference)[:, None]
+        return rows + (asarray_like(rows, offset)[..., None, None] if is_array(offset) else offset)
+
+    def query_indices(self, reference: Array) -> Array:
+        """Return the indices of the tile's queries, `(q,)`, as an array of the library of `reference`."""
+        rows = arange(reference, *self.rows)
+        return rows if self.dynamic_start is None else rows + self.dynamic_start[0]
+
+    def key_positions(self, reference: Array) -> Array:
+        """Return the positions of the tile's keys, which are their indices, `(k,)`."""
+        cols = arange(reference, *self.cols)
+        return cols if self.dynamic_start is None else cols + self.dynamic_start[1]
+
+    @property
+    def first_key(self) -> Any:
+        """Index of the tile's first key."""
+        return self.cols[0] if self.dynamic_start is None else self.cols[0] + self.dynamic_start[1]
+
+    def map_relative_positions(
+        self, reference: Array, function: Callable[[Array], Array], align: Align | None = None
+    ) -> Array:
+        """Return `function(key position - query position)` for each pair of the tile, `(*batch, q, k)`.
+
+        Args:
+            reference: an array of the library and device of the result.
+            function: applied elementwise to integers `(*batch, n, m)`. Where the whole batch has the same
+                positions it is evaluated once for each of the q + k - 1 diagonals.
+            align: overrides the positions of the call.
+        """
+        span, cols = self.query_position_range(align), self.cols
+        if span is None or span[1] < span[0] or cols[1] <= cols[0] or library(reference) in _COMPILED:
+            return function(self.key_positions(reference) - self.query_positions(reference, align))
+        diagonals = arange(reference, cols[0] - span[1], cols[1] - span[0])
+        return toeplitz(function(diagonals[None, :])[..., 0, :], self.rows[1] - self.rows[0], cols[1] - cols[0])
+
+    def query_position_range(self, align: Align | None = None) -> tuple[int, int] | None:
+        """Return the first and last query position; None where they are traced or differ over the batch."""
+        offset = self.offset(align)
+        # While a graph is traced, lengths may be symbols (PyTorch) or tensors (TensorFlow).
+        if self.dynamic_start is not None or not (isinstance(offset, int) and isinstance(self.rows[1], int)):
+            return None
+        return self.rows[0] + offset, self.rows[1] - 1 + offset
+
+    def uniform(self, reference: Array, stream: int) -> Array:
+        """Draw uniform numbers in (0, 1) for the pairs of this tile, `(*batch, q, k)`."""
+        return self._draw(random.uniform, reference, stream)
+
+    def gumbel(self, reference: Array, stream: int) -> Array:
+        """Draw standard Gumbel numbers for the pairs of this tile, `(*batch, q, k)`."""
+        return self._draw(random.gumbel, reference, stream)
+
+    def dropout_mask(self, reference: Array, dropout: float, keys: Array | None = None) -> Array:
+        """Return which weights dropout keeps, booleans `(*batch, q, k)`.
+
+        Args:
+            reference: an array of the library and device of the result.
+            dropout: probability of dropping a weight.
+            keys: absolute indices of other keys, `(*batch, q, n)`, in place of the tile's own.
+        """
+        batch, index = self.batch_origin or (self.batch, ())
+        rows, cols = self._indices(reference)
+        if keys is not None:
+            cols = keys
+        return random.dropout_mask(reference, self._require_seed(), batch, rows, cols, dropout, index)
+
+    def _draw(self, function: Callable[..., Array], reference: Array, stream: int) -> Array:
+        batch, index = self.batch_origin or (self.batch, ())
+        return function(reference, self._require_seed(), stream, batch, *self._indices(reference), index)
+
+    def _require_seed(self) -> Any:
+        if self.seed is None:
+            raise OptionError("This draws at random. Give seed=….")
+        return self.seed
+
+    def _indices(self, reference: Array) -> tuple[random.Indices, random.Indices]:
+        """Return the ranges of queries and keys, or arrays of indices where Python does not know the ranges."""
+        if self.dynamic_start is None and library(reference) != "tensorflow":
+            return self.rows, self.cols
+        return self.query_indices(reference)[:, None], self.key_positions(reference)
