@@ -106,7 +106,7 @@ class Call:
         Raises:
             WrongError: it is more than the tolerance (ten times that for gradients).
         """
-        axes = self.plan.asked.axes
+        axes = self.plan.requested.axes
         elements = self.options["score"].elements_per_logit(axes.query_width, axes.key_width)
         count = max(1, min(16, axes.q, 2**25 // (axes.batch_size * axes.k * max(elements, axes.key_width))))
         start = (axes.q - count) // 3

@@ -33,11 +33,16 @@ def package(path: Path) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    """The packages of qkv that a module imports; the lazy public names count as what they lead to."""
+    """The packages of qkv that a module imports at run time; lazy public names count as the modules they load."""
     from qkv import _HOMES
 
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    # Types of arguments are no arrows: `core` names the parts that a call is bound to.
+    annotations = {id(node) for guard in ast.walk(tree) if _is_type_checking(guard) for node in ast.walk(guard)}
+    for node in ast.walk(tree):
+        if id(node) in annotations:
+            continue
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -47,6 +52,10 @@ def imports(path: Path) -> set[str]:
                 names = [_HOMES.get(alias.name, f"qkv.{alias.name}") for alias in node.names]
         found |= {name.split(".")[1] for name in names if name.startswith("qkv.")}
     return found
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 MODULES = sorted(SOURCE.rglob("*.py"))

@@ -26,7 +26,7 @@ from qkv.kernels.compiled.operator import compiled, refuse
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan import Kernel, Plan, Problem, Spec
-from qkv.plan.cache import CALLS, call_facts, keep_call, kept_plan
+from qkv.plan.cache import CALLS, cached_plan, call_facts, keep_call
 from qkv.plan.checks import check_problem, read_problem
 from qkv.plan.cost import memory_bytes
 from qkv.plan.kernel_protocol import Result
@@ -146,7 +146,7 @@ def observe(
     result, plan = _run(query, key, value, asked, tuple(readouts), seed, kernel, memory)
     if plan is None:
         refuse(_UNREAD)
-    return Observation(result.output, result.readouts, plan.with_taken(result.guards))
+    return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))
 
 
 _UNREAD = (
@@ -196,7 +196,7 @@ def explain(
         query, key, value = (as_array(x) for x in (query, key, value))
         problem = read_problem(query, key, value, spec, tuple(readouts), memory)
     check_problem(problem)
-    return kept_plan(problem, KERNELS, kernel)
+    return cached_plan(problem, KERNELS, kernel)
 
 
 def prepare(
@@ -259,20 +259,21 @@ class Prepared:
         query, key, value = (as_array(x) for x in (query, key, value))
         if tracing_mode(query, key, value) == "compile":
             refuse(_UNREAD)
-        axes = self.plan.asked.axes
+        axes = self.plan.requested.axes
         got = tuple(tuple(x.shape) for x in (query, key, value))
         if got != (axes.query, axes.key, axes.value):
             raise ShapeError(
                 f"the plan was prepared for shapes {axes.query}, {axes.key}, {axes.value}; the arrays have "
                 f"{got[0]}, {got[1]}, {got[2]}. Prepare another plan, or call qkv.attend."
             )
-        if library(query, key, value) != self.plan.asked.library:
+        if (given := library(query, key, value)) != self.plan.requested.library:
             raise KindError(
-                f"the plan was prepared for {self.plan.asked.library}, the arrays are of {library(query, key, value)}."
+                f"arrays must be of the plan's library, {self.plan.requested.library}, got {given}. Prepare another "
+                f"plan, or call qkv.attend."
             )
         plan = self.plan
         result = plan.kernel.run(_ready(query, key, value, plan.problem, seed, plan.kernel), plan.problem)
-        return Observation(result.output, result.readouts, plan.with_taken(result.guards))
+        return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))
 
 
 def _run(
@@ -308,7 +309,7 @@ def _run(
             return plan.kernel.run(call, problem), plan
     problem = read_problem(query, key, value, Spec(*asked), readouts, memory, traced)
     check_problem(problem)
-    plan = (export_plan if traced == "export" else kept_plan)(problem, KERNELS, kernel)
+    plan = (export_plan if traced == "export" else cached_plan)(problem, KERNELS, kernel)
     if facts is not None:
         keep_call(facts, plan, query, key, value)
     return plan.kernel.run(_ready(query, key, value, plan.problem, seed, plan.kernel), plan.problem), plan

@@ -25,8 +25,8 @@ class CutIntoPieces(ChunkedKernel):
     """The same kernel, of whole arrays: as if four rows at a time had come."""
 
     def run(self, call: Any, problem: Any) -> Any:
-        pieces = cut(call.key, 4, call.clean_pairs), cut(call.value, 4, call.clean_value)
-        clean = call.clean_pairs, call.clean_value
+        pieces = cut(call.key, 4, call.finite_sides), cut(call.value, 4, call.finite_value)
+        clean = call.finite_sides, call.finite_value
         return super().run(ChunkedCall.of(call, pieces, clean), problem)
 
 

@@ -125,7 +125,7 @@ def test_padding_that_is_not_finite_runs_fused_and_leaks_nothing() -> None:
         side[0, :, 4:] = torch.nan
     key.requires_grad_()
     seen = qkv.observe(query, key, value, mask=mask, kernel="fused")
-    assert seen.plan.taken == ("finite but for masked keys: fused",)
+    assert seen.plan.guards_taken == ("finite but for masked keys: fused",)
     torch.testing.assert_close(seen.output, wanted)
     (gradient,) = torch.autograd.grad(seen.output.sum(), key)
     assert (gradient[0, :, 4:] == 0).all()

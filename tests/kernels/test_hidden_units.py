@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from qkv.kernels.runtime.microbenchmarks import Routes  # noqa: E402
-from qkv.kernels.runtime.workers import Room  # noqa: E402
+from qkv.kernels.runtime.workers import Workspace  # noqa: E402
 from qkv.kernels.tiled.logits import hidden_units as units  # noqa: E402
 from qkv.kernels.tiled.logits import tanh_expansion as signs  # noqa: E402
 from qkv.kernels.tiled.logits.tanh_expansion import limit  # noqa: E402
@@ -55,7 +55,7 @@ def exactly(left, right, vector, d_logits):
 
 def by_tiles(left, right, vector, d_logits, rows=20, cols=32):
     """The same by the kernel, in tiles that do not divide the call."""
-    prepared, room = units.prepare(left, right, vector, train=True), Room()
+    prepared, room = units.prepare(left, right, vector, train=True), Workspace()
     found = left.new_full((len(left), len(right)), NAN)
     to = tuple(torch.zeros_like(x) for x in (left, right, vector))
     for i in range(0, len(left), rows):
@@ -181,7 +181,7 @@ def test_a_nan_stays_in_its_row_and_its_column(name):
 def test_an_infinite_side_saturates_and_harms_no_other_pair(name, sign):
     left, right, vector = sides(name)
     left[3, 1], left[4], right[5, 0] = sign * INF, -sign * INF, sign * INF
-    found = units.logits(units.prepare(left, right, vector), (0, 53), (0, 71), torch.empty(53, 71), Room())
+    found = units.logits(units.prepare(left, right, vector), (0, 53), (0, 71), torch.empty(53, 71), Workspace())
     wanted = torch.tanh(left[:, None].double() + right[None].double()) @ vector.double()
     assert wanted.isnan().sum() == 1  # +Inf − Inf, at (4, 5)
     assert torch.allclose(found.double(), wanted, atol=2e-5, equal_nan=True)
@@ -190,7 +190,7 @@ def test_an_infinite_side_saturates_and_harms_no_other_pair(name, sign):
 def test_both_sides_infinite_in_one_unit_are_as_tanh_has_them():
     left, right, vector = sides("plain")
     left[3, 1], right[5, 1], right[6, 1] = INF, INF, -INF
-    found = units.logits(units.prepare(left, right, vector), (0, 53), (0, 71), torch.empty(53, 71), Room())
+    found = units.logits(units.prepare(left, right, vector), (0, 53), (0, 71), torch.empty(53, 71), Workspace())
     wanted = torch.tanh(left[:, None].double() + right[None].double()) @ vector.double()
     assert torch.allclose(found.double(), wanted, atol=2e-5, equal_nan=True)
 
@@ -198,7 +198,7 @@ def test_both_sides_infinite_in_one_unit_are_as_tanh_has_them():
 def test_a_vector_that_is_not_finite_is_as_tanh_has_it():
     left, right, vector = sides("plain")
     vector[2] = INF
-    found = units.logits(units.prepare(left, right, vector), (0, 53), (0, 71), torch.empty(53, 71), Room())
+    found = units.logits(units.prepare(left, right, vector), (0, 53), (0, 71), torch.empty(53, 71), Workspace())
     wanted = torch.tanh(left[:, None] + right[None]) @ vector
     assert torch.equal(found, wanted)
 
@@ -233,8 +233,8 @@ def test_no_array_of_a_pair_and_unit_is_ever_made():
         "import resource, torch; from qkv.kernels.tiled.logits import hidden_units as units\n"
         "torch.set_num_threads(1); torch.manual_seed(0)\n"
         "a, b, v = torch.randn(1024, 32), torch.randn(1024, 32), torch.randn(32)\n"
-        "from qkv.kernels.runtime.workers import Room\n"
-        "to = tuple(torch.zeros_like(x) for x in (a, b, v)); room = Room()\n"
+        "from qkv.kernels.runtime.workers import Workspace\n"
+        "to = tuple(torch.zeros_like(x) for x in (a, b, v)); room = Workspace()\n"
         "def run(n):\n"
         "    units_ = units.prepare(a[:n], b[:n], v, train=True)\n"
         "    for i in range(0, n, 512):\n"

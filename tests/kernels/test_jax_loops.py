@@ -124,7 +124,7 @@ def test_planner_chooses_it_where_dense_would_need_more_memory(options: dict[str
     plan = qkv.explain(*LONG, library="jax", **options)
     assert plan.kernel.name == "jax_loops"
     assert "more than the 512 MiB allowed" in dict(plan.refused)["dense"]
-    assert plan.cost.peak <= plan.asked.memory
+    assert plan.cost.peak <= plan.requested.memory
 
 
 def test_call_that_is_traced_counts_the_memory_of_a_gradient() -> None:
@@ -133,7 +133,7 @@ def test_call_that_is_traced_counts_the_memory_of_a_gradient() -> None:
     x, seen = jnp.ones((3, 2)), []
     jax.eval_shape(lambda x: seen.append(qkv.observe(x, x, x).plan) or x, x)
     seen.append(qkv.observe(x, x, x).plan)
-    assert [plan.asked.gradient for plan in seen] == [True, False]
+    assert [plan.requested.gradient for plan in seen] == [True, False]
 
 
 def test_seed_may_be_an_array_and_another_one_is_another_draw() -> None:

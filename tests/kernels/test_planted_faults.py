@@ -42,9 +42,7 @@ class NanLeaks(Fault):
             # Tiles out of the reach of a causal mask are not read at all.
             allowed = mask.allowed(call.tile, call.value)
             mask = Pairs(allowed.expand((*call.tile.batch, *allowed.shape[-2:])))
-        broken = replace(call, mask=mask)
-        broken.__dict__.update(clean_pairs=True, clean_value=True)
-        return broken
+        return replace(call, mask=mask, finite=(True, True))
 
 
 class MeanOfValuesOnEmptyRow(Fault):

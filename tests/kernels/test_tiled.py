@@ -68,7 +68,7 @@ def test_logits_too_large_for_exponentials_without_a_maximum_are_measured_from_i
     query, key = torch.randn(300, 8), torch.randn(50, 8) + 100.0
     for scale, taken in ((0.01, "no maximum"), (10.0, "maximum of each row")):
         seen = qkv.observe(query * scale, key, key, score=scores.Dot(), kernel="tiled")
-        assert any(taken in sentence for sentence in seen.plan.taken)
+        assert any(taken in sentence for sentence in seen.plan.guards_taken)
         wanted = attend_dense(
             (query * scale).double(),
             key.double(),

@@ -85,7 +85,7 @@ def explain(shapes: Any = SMALL, **options: Any) -> Any:
 def test_planner_chooses(kernel: str, shapes: Any, options: dict[str, Any]) -> None:
     plan = explain(shapes, **options)
     assert plan.kernel.name == kernel
-    assert plan.cost.peak <= plan.asked.memory
+    assert plan.cost.peak <= plan.requested.memory
 
 
 @pytest.mark.parametrize(("kernel", "sentence", "options"), REFUSALS)

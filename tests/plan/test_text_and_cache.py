@@ -177,7 +177,7 @@ def test_cache_holds_no_arrays_and_does_not_grow_without_end() -> None:
         qkv.explain((1, 2), (n + 1, 2), (n + 1, 2), score=scores.Bilinear(np.ones((2, 2))))
     assert len(PLANS) == 256
     for plan in PLANS.values():
-        for problem in (plan.asked, plan.problem):
+        for problem in (plan.requested, plan.problem):
             assert not any(is_array(x) for x in (*problem.spec.arrays(), *problem.spec.parts()))
 
 
@@ -196,7 +196,7 @@ def test_prepared_plan_refuses_arrays_of_other_shapes_or_libraries() -> None:
     with pytest.raises(ShapeError, match=r"prepared for shapes \(5, 3\).*have \(4, 3\)"):
         run(*[np.ones((4, 3))] * 3)
     torch = pytest.importorskip("torch")
-    with pytest.raises(KindError, match="prepared for numpy, the arrays are of torch"):
+    with pytest.raises(KindError, match="the plan.s library, numpy, got torch"):
         run(*[torch.ones(5, 3)] * 3)
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 from qkv.core import random
 from qkv.core.arrays import (
@@ -28,6 +28,12 @@ from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.guard import all_finite, apply_weights, guarded_logits
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
+from qkv.core.typing import DType
+
+if TYPE_CHECKING:
+    from qkv.masks.base import Mask
+    from qkv.normalizers.base import Normalizer
+    from qkv.scores.base import Score
 
 __all__ = ["Dense", "BoundCall", "attend_dense", "dense", "drop", "bind_call", "masked_logits", "side"]
 
@@ -46,48 +52,56 @@ class Dense:
 
 @dataclass(frozen=True)
 class BoundCall:
-    """A call bound to its arrays: one dtype, parts fitted to it, and what is known of the data.
+    """A call bound to its arrays: one dtype, and parts fitted to the call.
 
     Attributes:
-        query, key, value: in the dtype of accumulation (text as it is).
-        score, normalizer, mask: fitted to the call.
-        place: of the whole call.
-        projected: query and key are the `sides` of the score, and tiles are their `pair`.
-        out_dtype: of the answer.
-        tile_dtype: query, key and value are as they came, and their tiles are cast to this; None: all are.
+        query, key, value: in the dtype of accumulation, or as given where `tile_dtype` is set; text is not cast.
+        score, normalizer, mask: with batch axes, lengths and dtypes checked against the call.
+        tile: the tile that covers the whole call.
+        dropout: probability of dropping a weight.
+        out_dtype: dtype of the output.
+        projected: query and key are the projections of the score, and logits are its `projected_logits`.
+        tile_dtype: dtype to which tiles of query, key and value are cast; None if whole arrays already are.
+        finite: whether query and key, and whether value, are known to be finite; None if not checked yet.
     """
 
     query: Array
     key: Array
     value: Array
-    score: Any
-    normalizer: Any
-    mask: Any
+    score: Score
+    normalizer: Normalizer
+    mask: Mask | None
     tile: Tile
     dropout: float
-    out_dtype: Any
+    out_dtype: DType
     projected: bool = False
-    tile_dtype: Any = None
+    tile_dtype: DType = None
+    finite: tuple[bool, bool] | None = None
 
     @property
-    def dtype(self) -> Any:
-        """Of accumulation."""
+    def dtype(self) -> DType:
+        """The dtype of accumulation."""
         return self.value.dtype if self.tile_dtype is None else self.tile_dtype
 
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """The batch axes of the call."""
+        return self.tile.batch
+
     def queries(self, rows: tuple[int, int]) -> Array:
-        """Some of the queries, as the score takes them."""
+        """Return the queries within `rows`, in the dtype in which the score compares them."""
         return self._compared(side(self.query, rows))
 
     def keys(self, cols: tuple[int, int]) -> Array:
-        """Some of the keys, as the score takes them."""
+        """Return the keys within `cols`, in the dtype in which the score compares them."""
         return self._compared(side(self.key, cols))
 
     def values(self, cols: tuple[int, int]) -> Array:
-        """The values of some of the keys, in the dtype of accumulation."""
+        """Return the values within `cols`, in the dtype of accumulation."""
         return cast(side(self.value, cols), self.dtype)
 
     def with_all_cast(self) -> BoundCall:
-        """The same call with whole inputs in the dtype of accumulation."""
+        """Return the call with whole arrays in the dtype of accumulation."""
         if self.tile_dtype is None:
             return self
         q, k = (0, self.tile.q_total), (0, self.tile.k_total)
@@ -97,50 +111,39 @@ class BoundCall:
         return x if self.tile_dtype is None or self.score.as_given or is_text(x) else cast(x, self.dtype)
 
     @cached_property
-    def clean_pairs(self) -> bool:
-        """Whether query and key are known to be finite; looked up when first asked."""
-        return all_finite(self.query) and all_finite(self.key)
+    def finite_sides(self) -> bool:
+        """Whether query and key are known to be finite; checked on first access."""
+        return all_finite(self.query) and all_finite(self.key) if self.finite is None else self.finite[0]
 
     @cached_property
-    def clean_value(self) -> bool:
-        """Whether the values are known to be finite; looked up when first asked."""
-        return all_finite(self.value)
-
-    @property
-    def batch(self) -> tuple[int, ...]:
-        """Batch axes of the call."""
-        return self.tile.batch
+    def finite_value(self) -> bool:
+        """Whether the values are known to be finite; checked on first access."""
+        return all_finite(self.value) if self.finite is None else self.finite[1]
 
     def with_projections(self, query: Array, key: Array) -> BoundCall:
-        """The same call, of the score's sides: rows that no longer need their part of the work for each tile.
+        """Return the call on the score's projections `query` and `key`, which are not projected again per tile.
 
-        What is finite stays so for the call as a whole: ask before.
+        Whether the call is finite is decided by its own query and key.
         """
-        call = replace(self, query=query, key=key, projected=True)
-        # A cached property is no field: hand on what is known, it belongs to the data that came.
-        call.__dict__.update(clean_pairs=self.clean_pairs, clean_value=self.clean_value)
-        return call
+        return replace(self, query=query, key=key, projected=True, finite=(self.finite_sides, self.finite_value))
 
     def with_arrays(self, tensors: Sequence[Array]) -> BoundCall:
-        """The same call with other arrays that hold the same data: query, key, value, those of score and
-        normalizer, in this order.
-        """
+        """Return the call with other arrays of the same data: query, key, value, those of score and normalizer."""
         query, key, value, *arrays = tensors
-        held = len(self.score.arrays())
-        call = replace(
+        count = len(self.score.arrays())
+        return replace(
             self,
             query=query,
             key=key,
             value=value,
-            score=self.score.replace_arrays(arrays[:held]),
-            normalizer=self.normalizer.replace_arrays(arrays[held:]),
+            score=self.score.replace_arrays(arrays[:count]),
+            normalizer=self.normalizer.replace_arrays(arrays[count:]),
+            finite=(self.finite_sides, self.finite_value),
         )
-        call.__dict__.update(clean_pairs=self.clean_pairs, clean_value=self.clean_value)
-        return call
 
     def select_batch(self, index: BatchIndex) -> BoundCall:
-        """The call of some of its batch elements."""
-        call = replace(
+        """Return the call of the batch elements at `index`."""
+        return replace(
             self,
             query=take_batch(self.query, index, 1 if is_text(self.query) else 2),
             key=take_batch(self.key, index, 1 if is_text(self.key) else 2),
@@ -149,9 +152,8 @@ class BoundCall:
             normalizer=self.normalizer.select_batch(index),
             mask=None if self.mask is None else self.mask.select_batch(index),
             tile=self.tile.select_batch(index),
+            finite=(self.finite_sides, self.finite_value),
         )
-        call.__dict__.update(clean_pairs=self.clean_pairs, clean_value=self.clean_value)
-        return call
 
     def logits(
         self,
@@ -159,7 +161,7 @@ class BoundCall:
         cols: tuple[int, int],
         query: Array | None = None,
         key: Array | None = None,
-        score: Any = None,
+        score: Score | None = None,
     ) -> Array | None:
         """Logits `(*batch, rows, cols)` of a tile, −inf where a key is excluded; None where the mask allows
         nothing.
@@ -179,7 +181,7 @@ class BoundCall:
         key = self.keys(cols) if key is None else key
         score = self.score.slice(*cut) if score is None else score
         compare = score.projected_logits if self.projected else score.logits
-        clean = mask is None or self.clean_pairs
+        clean = mask is None or self.finite_sides
         reference = self.value if self.tile_dtype is None else zeros(self.value, (0,), self.dtype)
         return masked_logits(compare, mask, query, key, tile, reference, clean)
 
@@ -189,9 +191,9 @@ def bind_call(
     key: Array,
     value: Array,
     *,
-    score: Any,
-    normalizer: Any,
-    mask: Any = None,
+    score: Score,
+    normalizer: Normalizer,
+    mask: Mask | None = None,
     positions: Positions | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
@@ -239,7 +241,7 @@ def side(x: Array, limits: tuple[int, int]) -> Array:
 
 def masked_logits(
     function: Callable[[Array, Array, Tile], Array],
-    mask: Any,
+    mask: Mask | None,
     query: Array,
     key: Array,
     tile: Tile,
@@ -284,9 +286,9 @@ def attend_dense(
     key: Array,
     value: Array,
     *,
-    score: Any,
-    normalizer: Any,
-    mask: Any = None,
+    score: Score,
+    normalizer: Normalizer,
+    mask: Mask | None = None,
     positions: Positions | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
@@ -327,5 +329,5 @@ def dense(call: BoundCall) -> Dense:
         logits = zeros(call.value, (*tile.batch, tile.q_total, tile.k_total)) - xp.inf
     weights = call.normalizer.weights(logits, tile)
     support = call.normalizer.support(logits, weights)
-    output = apply_weights(drop(weights, tile, call.dropout), call.value, support, call.clean_value)
+    output = apply_weights(drop(weights, tile, call.dropout), call.value, support, call.finite_value)
     return Dense(cast(output, call.out_dtype), weights, logits)

@@ -166,7 +166,7 @@ def bars(axes: Any, answer: Answer, ink: str = _INK) -> None:
     axes.barh(places, weights, color=shade, height=0.66)
     axes.set_yticks(places, names)
     axes.invert_yaxis()
-    # Room at the end of the longest bar for its value.
+    # Workspace at the end of the longest bar for its value.
     axes.set_xlim(min(0.0, 1.1 * weights.min()), 1.25 * heaviest)
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 1.02 * heaviest])
     for place, weight, text in zip(places, weights, values, strict=True):

@@ -12,7 +12,7 @@ __all__ = ["Chunk", "packed", "size_of_next"]
 
 @dataclass
 class Chunk:
-    """Room for keys and values that stand at `start` and after.
+    """Workspace for keys and values that stand at `start` and after.
 
     Attributes:
         start: position of the first row.
@@ -30,7 +30,7 @@ class Chunk:
 
     @classmethod
     def empty(cls, start: int, size: int, key: Tensor, value: Tensor, int8: bool) -> Chunk:
-        """Room for `size` rows like those of these keys and values."""
+        """Workspace for `size` rows like those of these keys and values."""
 
         def room(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
             # Zeros: in a batch of uneven lengths, rows that are never written are multiplied by weights of 0.

@@ -41,6 +41,7 @@ class Normalizer(Part, ABC):
         keeps: so many keys of the highest rank, the first of equal ones, get weight; None where more decides.
         stochastic: the weights are drawn and need a seed.
         trains_logits: a gradient reaches the logits.
+        power: p if weights are max(0, scale · logit − τ)^p with τ such that they add up to 1; otherwise None.
         scale: `prepare` multiplies by this number and does nothing else; None where it does more.
     """
 
@@ -53,6 +54,7 @@ class Normalizer(Part, ABC):
     top_k: int | None = None
     stochastic: ClassVar[bool] = False
     differentiable: ClassVar[bool] = True
+    power: int | None = None
     scale: float | None = None
 
     def simplify(self, k: int) -> Normalizer:

@@ -24,7 +24,7 @@ from qkv.plan.planner import make_plan, rewrite
 from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
 
-__all__ = ["CALLS", "KEPT", "PLANS", "call_facts", "keep_call", "kept_plan"]
+__all__ = ["CALLS", "KEPT", "PLANS", "call_facts", "keep_call", "cached_plan"]
 
 Short = Callable[[Array, Array, Array], Result | None]
 
@@ -40,7 +40,7 @@ _BARE: WeakKeyDictionary[Part, Hashable] = WeakKeyDictionary()
 """Signatures of parts without arrays: a part is a value and does not change."""
 
 
-def kept_plan(problem: Problem, kernels: Sequence[Kernel], pinned: str | Kernel | None) -> Plan:
+def cached_plan(problem: Problem, kernels: Sequence[Kernel], pinned: str | Kernel | None) -> Plan:
     """The plan, kept by facts and shapes. A kept plan holds no arrays: those of the call are put in again."""
     signature = (problem.signature(), pinned)
     kept = PLANS.get(signature)
@@ -49,25 +49,25 @@ def kept_plan(problem: Problem, kernels: Sequence[Kernel], pinned: str | Kernel 
             plan = make_plan(problem, (pinned,), pinned.name)
         else:
             plan = make_plan(problem, kernels, pinned)
-        PLANS[signature] = dataclasses.replace(plan, asked=_EMPTY, problem=_EMPTY)
+        PLANS[signature] = dataclasses.replace(plan, requested=_EMPTY, problem=_EMPTY)
         if len(PLANS) > KEPT:
             PLANS.popitem(last=False)
         return plan
     rewritten = rewrite(problem)[0] if kept.rewrites else problem
-    return dataclasses.replace(kept, asked=problem, problem=rewritten)
+    return dataclasses.replace(kept, requested=problem, problem=rewritten)
 
 
-def call_facts(query: Array, key: Array, value: Array, asked: tuple[Any, ...]) -> Hashable:
+def call_facts(query: Array, key: Array, value: Array, requested: tuple[Any, ...]) -> Hashable:
     """All that a call without arrays in its parts depends on, but its data; None for other calls.
 
     Args:
         query, key, value: the arrays.
         asked: score, normalizer, mask, positions, dropout, as they were given.
     """
-    if not isinstance(asked[4], (int, float)):
+    if not isinstance(requested[4], (int, float)):
         return None
     signatures: list[Hashable] = []
-    for part in asked[:4]:
+    for part in requested[:4]:
         if part is None:
             signatures.append(None)
             continue
@@ -87,7 +87,7 @@ def call_facts(query: Array, key: Array, value: Array, asked: tuple[Any, ...]) -
     if torch is not None and torch.is_grad_enabled():
         gradient = [x.requires_grad if isinstance(x, torch.Tensor) else False for x in (query, key, value)]
     return (
-        *signatures, type(asked[4]), asked[4], gradient is not None and any(gradient),
+        *signatures, type(requested[4]), requested[4], gradient is not None and any(gradient),
         type(query), type(key), type(value), query.shape, key.shape, value.shape,
         query.dtype, key.dtype, value.dtype,
     )  # fmt: skip

@@ -28,7 +28,7 @@ class Plan:
         taken: which way the kernel's guards on the data went; empty before it ran.
     """
 
-    asked: Problem
+    requested: Problem
     problem: Problem
     kernel: Kernel
     reason: str
@@ -36,14 +36,14 @@ class Plan:
     rewrites: tuple[str, ...] = ()
     refused: tuple[tuple[str, str], ...] = ()
     slower: tuple[tuple[str, Cost], ...] = ()
-    taken: tuple[str, ...] = ()
+    guards_taken: tuple[str, ...] = ()
 
-    def with_taken(self, taken: tuple[str, ...]) -> Plan:
+    def with_guards_taken(self, guards_taken: tuple[str, ...]) -> Plan:
         """The plan after it ran."""
-        return replace(self, taken=taken) if taken else self
+        return replace(self, guards_taken=guards_taken) if guards_taken else self
 
     def __str__(self) -> str:
-        asked, axes = self.asked, self.asked.axes
+        requested, axes = self.requested, self.requested.axes
         batch = f"{'×'.join(map(str, axes.batch))} × " if axes.batch else ""
         widths = (
             "text"
@@ -58,25 +58,25 @@ class Plan:
                 f"{batch}{counted(axes.q, 'query', 'queries')} × {counted(axes.k, 'key', 'keys')}, {widths}, "
                 f"values {axes.value_width} wide",
             ),
-            ("", f"{asked.dtype} in {asked.library}{', with gradient' if asked.gradient else ''}"),
-            ("score", f"{asked.score}   {_score_fact(asked)}"),
-            ("normalizer", f"{asked.normalizer}   {_passes(asked)}"),
-            ("mask", str(asked.spec.mask) if asked.spec.mask is not None else "none"),
+            ("", f"{requested.dtype} in {requested.library}{', with gradient' if requested.gradient else ''}"),
+            ("score", f"{requested.score}   {_score_fact(requested)}"),
+            ("normalizer", f"{requested.normalizer}   {_passes(requested)}"),
+            ("mask", str(requested.spec.mask) if requested.spec.mask is not None else "none"),
         ]
-        if asked.spec.positions is not None:
-            rows.append(("positions", str(asked.spec.positions)))
-        if asked.spec.dropout:
-            rows.append(("dropout", f"{asked.spec.dropout:g} of the weights, from the seed"))
-        if asked.readouts:
-            rows.append(("readouts", ", ".join(map(str, asked.readouts))))
+        if requested.spec.positions is not None:
+            rows.append(("positions", str(requested.spec.positions)))
+        if requested.spec.dropout:
+            rows.append(("dropout", f"{requested.spec.dropout:g} of the weights, from the seed"))
+        if requested.readouts:
+            rows.append(("readouts", ", ".join(map(str, requested.readouts))))
         rows += [("rewrites" if n == 0 else "", text) for n, text in enumerate(self.rewrites or ("none",))]
         rows.append(("kernel", f"{self.kernel.name}   {self.reason}"))
         described = self.kernel.describe(self.problem)
         if described:
             rows.append(("", described))
         rows += [("guard", text) for text in self.kernel.guards]
-        rows += [("taken", text) for text in self.taken]
-        rows.append(("cost", _cost(self.cost) + f"; {memory_text(asked.memory)} allowed"))
+        rows += [("taken", text) for text in self.guards_taken]
+        rows.append(("cost", _cost(self.cost) + f"; {memory_text(requested.memory)} allowed"))
         rows += [("slower", f"{name}: {_cost(cost)}") for name, cost in self.slower]
         rows += [("refused", f"{name}: {sentence}") for name, sentence in self.refused]
         return "\n".join(_row(name, text) for name, text in rows)

@@ -34,7 +34,7 @@ def rewrite(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
     return problem, tuple(said)
 
 
-def make_plan(asked: Problem, kernels: Sequence[Kernel], pinned: str | None = None) -> Plan:
+def make_plan(requested: Problem, kernels: Sequence[Kernel], pinned: str | None = None) -> Plan:
     """Choose a kernel.
 
     Raises:
@@ -44,7 +44,7 @@ def make_plan(asked: Problem, kernels: Sequence[Kernel], pinned: str | None = No
     names = [kernel.name for kernel in kernels]
     if pinned is not None and pinned not in names:
         raise OptionError(f"there is no kernel {pinned!r}. The kernels are {', '.join(names)}.")
-    problem, rewrites = rewrite(asked)
+    problem, rewrites = rewrite(requested)
     refused: list[tuple[str, str]] = []
     able: list[tuple[Kernel, Cost]] = []
     for kernel in kernels:
@@ -53,28 +53,28 @@ def make_plan(asked: Problem, kernels: Sequence[Kernel], pinned: str | None = No
             sentence = _TRACED[problem.traced]
         if sentence is None:
             cost = kernel.cost(problem)
-            if cost.peak <= asked.memory:
+            if cost.peak <= requested.memory:
                 able.append((kernel, cost))
                 continue
-            amounts = memory_text(cost.peak), memory_text(asked.memory)
+            amounts = memory_text(cost.peak), memory_text(requested.memory)
             sentence = "it would allocate {}, more than the {} allowed".format(*amounts)
         refused.append((kernel.name, sentence))
     if pinned is not None:
         for kernel, cost in able:
             if kernel.name == pinned:
-                return Plan(asked, problem, kernel, "named in the call", cost, rewrites, tuple(refused))
+                return Plan(requested, problem, kernel, "named in the call", cost, rewrites, tuple(refused))
         raise RefusedError(f"the kernel {pinned} cannot run this: {dict(refused)[pinned]}.")
     if not able:
         sentences = "; ".join(f"{name}: {sentence}" for name, sentence in refused)
         raise RefusedError(
-            f"no kernel can run this within {memory_text(asked.memory)}. {sentences}. Allow more with "
+            f"no kernel can run this within {memory_text(requested.memory)}. {sentences}. Allow more with "
             f"memory=…, or change what a kernel names."
         )
     order = sorted(able, key=lambda pair: pair[1].seconds)
     kernel, cost = order[0]
     reason = "the only one that can" if len(able) == 1 else f"the lowest estimate of {len(able)} that can"
     slower = tuple((other.name, price) for other, price in order[1:])
-    return Plan(asked, problem, kernel, reason, cost, rewrites, tuple(refused), slower)
+    return Plan(requested, problem, kernel, reason, cost, rewrites, tuple(refused), slower)
 
 
 _TRACED = {

@@ -83,7 +83,7 @@ class Problem:
         return axes.batch_size * rows * itemsize(self.dtype)
 
     @property
-    def kept_bytes(self) -> int:
+    def untiled_bytes(self) -> int:
         """Bytes beside tiles: what readouts keep; in half precision, inputs and output in float32."""
         axes = self.axes
         numbers = sum(readout.total_elements(self.tile) for readout in self.readouts)

@@ -79,6 +79,16 @@ class Readout(Part, ABC):
     pooling: Literal["mean", "max"] | None = None
     is_log_sum_exp: bool = False
 
+    @property
+    def head_indices(self) -> tuple[int, ...] | None:
+        """Indices along the last batch axis of the heads that are read; None if all heads are."""
+        return None
+
+    @property
+    def per_head(self) -> Readout:
+        """The readout of each head that is read; the readout itself if all heads are."""
+        return self
+
     def refuse(self, normalizer: Any) -> str | None:
         """Why this readout makes no sense for the normalizer, as a sentence; None where it does."""
         return None

@@ -47,6 +47,16 @@ class Heads(Readout):
             raise OptionError(f"Heads was given {self.heads!r}. Give one or more whole numbers.")
 
     @property
+    def head_indices(self) -> tuple[int, ...]:
+        """The heads named."""
+        return self.heads
+
+    @property
+    def per_head(self) -> Readout:
+        """The inner readout."""
+        return self.readout
+
+    @property
     def accepts_tiles(self) -> bool:  # type: ignore[override]
         """Fact: as the readout within."""
         return self.readout.accepts_tiles

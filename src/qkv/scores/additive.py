@@ -44,11 +44,10 @@ class Additive(GeneralScore):
     key_weight: Array = array_field("hidden", "key_width")
     bias: Array | None = array_field("hidden", default=None)
     vector: Array = array_field("hidden", default=None)
-    unit = "tanh"
 
     @property
-    def unit_vector(self) -> Array:
-        """Fact: v."""
+    def tanh_vector(self) -> Array | None:  # type: ignore[override]
+        """The vector v."""
         return self.vector
 
     def check(self, query_width: int, key_width: int) -> None:

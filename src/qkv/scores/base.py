@@ -50,9 +50,12 @@ class Score(Part, ABC):
         as_given: query and key are compared in the dtype they come in, not in that of the answer.
         default_normalizer: name of the normalizer used where none is given.
         is_product: `pair` is the plain matrix product of the sides, without a loss of digits.
-        unit: "tanh" where the logit is Σ_h unit_vector_h tanh(left_h + right_h) of the `sides`, which kernels
-            know to compute without a tanh for every pair; "gate" where it is σ(last columns, added) times the
-            product of the others; "" where it is neither.
+        tanh_vector: v if the logit is Σ_h v_h tanh(left_h + right_h) of the projections; otherwise None.
+        gated_product: whether the logit is σ(left_w + right_w) · <left_:w, right_:w> of the projections, whose last
+            column w is the gate's.
+        inner: the score whose logits this score changes one by one; otherwise None.
+        adds_offset: whether the logit is that of `inner` plus `offset(tile)`, which does not depend on logits.
+        tanh_cap: c if the logit is c · tanh(logit of `inner` / c) with one number c; otherwise None.
         lifts_itself: `factors` gives query and key as they came, so nothing is copied.
     """
 
@@ -61,9 +64,16 @@ class Score(Part, ABC):
     takes: str = "numbers"
     constant: bool = False
     as_given: bool = False
-    unit: str = ""
-    unit_vector: Any = None
+    tanh_vector: Array | None = None
+    gated_product: bool = False
+    adds_offset: bool = False
+    tanh_cap: float | None = None
     lifts_itself: bool = False
+
+    @property
+    def inner(self) -> Score | None:
+        """The score whose logits this score changes one by one; None for other scores."""
+        return None
 
     @property
     def is_product(self) -> bool:
@@ -278,19 +288,16 @@ class WrapperScore(Score):
 
 
 class PointwiseScore(WrapperScore):
-    """Another score, changed logit by logit, with positions if it wants them. Define `offset` or `point`.
-
-    Facts, read by kernels:
-        adds: `point` adds `offset`, whatever the logits are.
-        bend: "tanh" where `point` is cap · tanh(logit / cap); "" where it is not.
-    """
-
-    bend: ClassVar[str] = ""
-    cap: Any
+    """Another score, changed logit by logit, with positions if it wants them. Define `offset` or `point`."""
 
     @property
-    def adds(self) -> bool:
-        """Fact: `point` is the one of this class."""
+    def inner(self) -> Score | None:
+        """The score within."""
+        return self.score
+
+    @property
+    def adds_offset(self) -> bool:  # type: ignore[override]
+        """True unless the class overrides `point`."""
         return type(self).point is PointwiseScore.point
 
     def offset(self, tile: Tile, reference: Array) -> Array:

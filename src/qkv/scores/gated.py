@@ -41,7 +41,7 @@ class Gated(GeneralScore):
     query_weight: Array = array_field("width")
     key_weight: Array = array_field("width")
     bias: Array | float = array_field(default=0.0)
-    unit = "gate"
+    gated_product = True
 
     def check(self, query_width: int, key_width: int) -> None:
         """Equal widths, and the gate fits them."""

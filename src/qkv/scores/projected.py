@@ -50,14 +50,14 @@ class Projected(WrapperScore):
         return self.score.is_product
 
     @property
-    def unit(self) -> str:  # type: ignore[override]
-        """Fact: as the score within."""
-        return self.score.unit
+    def tanh_vector(self) -> Array | None:  # type: ignore[override]
+        """The fact of the inner score."""
+        return self.score.tanh_vector
 
     @property
-    def unit_vector(self) -> Any:
-        """Fact: as the score within."""
-        return self.score.unit_vector
+    def gated_product(self) -> bool:  # type: ignore[override]
+        """The fact of the inner score."""
+        return self.score.gated_product
 
     @property
     def lift_fact(self) -> Lift | None:

@@ -6,9 +6,8 @@ Source: Gemma Team (2024), Gemma 2, section 2, https://arxiv.org/abs/2408.00118.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from qkv.core.arrays import Array, asarray_like, namespace
+from qkv.core.arrays import Array, asarray_like, is_array, namespace
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.scores.base import PointwiseScore, Score
@@ -41,7 +40,10 @@ class Softcap(PointwiseScore):
         """The cap is positive."""
         require_number("Softcap", "cap", self.cap, lambda c: c > 0, "a positive number")
 
-    bend: ClassVar[str] = "tanh"
+    @property
+    def tanh_cap(self) -> float | None:  # type: ignore[override]
+        """The cap, if it is one number; None for one cap per batch element."""
+        return None if is_array(self.cap) else self.cap
 
     def bound(self, left: Array, right: Array) -> Array | None:
         """The cap."""

@@ -8,8 +8,8 @@ from typing import ClassVar
 from qkv.core.arrays import cast, ignore_numpy_warnings, zeros
 from qkv.core.batch import batch_indices
 from qkv.core.equation import BoundCall
-from qkv.kernels.runtime.tile_loop import fold_rows, spans
-from qkv.kernels.runtime.tile_readouts import Reading, read_rows, reads_tiles
+from qkv.kernels.runtime.tile_loop import attend_rows, ranges
+from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, read_rows, readable_by_tile
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
@@ -38,7 +38,7 @@ class TileReader(Kernel):
             return sentence
         if problem.gradient:
             return "it has no gradient"
-        if not reads_tiles(problem.readouts, problem.normalizer):
+        if not readable_by_tile(problem.readouts, problem.normalizer):
             return "this cannot be read by tiles"
         return None
 
@@ -48,13 +48,13 @@ class TileReader(Kernel):
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """Fold some queries, then read them."""
-        tile, reading = call.tile, Reading(problem.readouts, call.tile)
+        tile, reading = call.tile, ReadoutAccumulator(problem.readouts, call.tile)
         output = zeros(call.value, (*tile.batch, tile.q_total, call.value.shape[-1]))
         with ignore_numpy_warnings():
             for index in batch_indices(tile.batch, self.most):
                 one = call.select_batch(index) if index else call
-                for rows in spans(tile.q_total, self.rows):
-                    folded, summary = fold_rows(one, rows, self.cols)
+                for rows in ranges(tile.q_total, self.rows):
+                    folded, summary = attend_rows(one, rows, self.cols)
                     output[(*index, slice(*rows)) if index else (..., slice(*rows), slice(None))] = folded
                     read_rows(reading, one, summary, rows, self.cols, index)
         return Result(cast(output, call.out_dtype), reading.results())

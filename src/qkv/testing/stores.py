@@ -74,10 +74,10 @@ class StoreContract:
         """Where the store will be."""
         return tmp_path / "store"
 
-    def made(self, path: Path, *spans: tuple[int, int]) -> stores.Store:
+    def made(self, path: Path, *ranges: tuple[int, int]) -> stores.Store:
         """A store of numbered rows, one append for each span."""
         made = stores.create(path, numbered(0, 1).schema, backend=self.backend)
-        for span in spans:
+        for span in ranges:
             made.append(numbered(*span))
         return made
 

@@ -23,9 +23,9 @@ from qkv.core.equation import BoundCall, bind_call, drop, masked_logits
 from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
 from qkv.core.typing import Tensor
-from qkv.kernels.runtime.closure_gradients import refuse_hidden_gradients
-from qkv.kernels.runtime.tile_loop import nothing, weights_of
-from qkv.kernels.runtime.tile_sizes import STRIP_BUDGET, strip_alive, strip_rows_of
+from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
+from qkv.kernels.runtime.tile_loop import fully_masked, row_weights
+from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
 from qkv.plan.checks import check_problem, read_problem
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -153,7 +153,7 @@ def attend_chunked(
         # Known since they were kept: asking every key at every step would read all of them once more.
         clean = key.clean and bool(query.isfinite().all()), value.clean
         result = CHUNKED_KERNEL.run(ChunkedCall.of(call, (key, value), clean), problem)
-    return result, plan.with_taken(result.guards)
+    return result, plan.with_guards_taken(result.guards)
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,7 @@ class ChunkedCall(BoundCall):
     def of(cls, call: BoundCall, pieces: tuple[ChunkedTensor, ChunkedTensor], clean: tuple[bool, bool]) -> ChunkedCall:
         """The call, over these pieces; `clean`: query and keys, and values, are known to be finite."""
         given = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
-        held = cls(**{**given, "pieces": pieces})
-        # A cached property is no field.
-        held.__dict__.update(clean_pairs=clean[0], clean_value=clean[1])
-        return held
+        return cls(**{**given, "pieces": pieces, "finite": clean})
 
     def first_pair(self) -> BoundCall:
         """A call of one query and one key, in the dtype of accumulation."""
@@ -180,7 +177,7 @@ class ChunkedCall(BoundCall):
         """The call without its mask, which allows everything."""
         assert self.pieces is not None
         call = dataclasses.replace(self, mask=None)
-        return self.of(call, self.pieces, (self.clean_pairs, self.clean_value))
+        return self.of(call, self.pieces, (self.finite_sides, self.finite_value))
 
     def part(self, side: int, n: int) -> Any:
         """A piece of the keys (0) or values (1), in the dtype of accumulation."""
@@ -201,7 +198,7 @@ class ChunkedKernel(Kernel):
         """Where whole rows of all queries do not fit a strip."""
         if sentence := self.refuse_library(problem):
             return sentence
-        if strip_rows_of(problem, STRIP_BUDGET, strip_alive(problem)) < problem.axes.q:
+        if row_block_size(problem, ROW_BLOCK_BUDGET, row_block_arrays(problem)) < problem.axes.q:
             return f"the rows of {problem.axes.q} queries are too many numbers to be kept at once"
         return None
 
@@ -212,7 +209,7 @@ class ChunkedKernel(Kernel):
     def cost(self, problem: Problem) -> Cost:
         """Keys and values are read once; a few arrays of all pairs, which are few."""
         pairs = problem.axes.pairs
-        peak = pairs * problem.itemsize * strip_alive(problem) + problem.kept_bytes
+        peak = pairs * problem.itemsize * row_block_arrays(problem) + problem.untiled_bytes
         return Cost(pairs * problem.flop_per_pair, problem.input_bytes + 2 * peak, peak, 3e-4)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
@@ -220,7 +217,7 @@ class ChunkedKernel(Kernel):
         assert isinstance(call, ChunkedCall)
         assert call.pieces is not None
         limits = call.pieces[0].limits
-        refuse_hidden_gradients(call.first_pair())
+        refuse_closure_gradients(call.first_pair())
         if call.mask is not None and call.mask.coverage(call.tile) == "all":  # a last query under Causal
             call = call.unmasked()
         tile, normalizer = call.tile, call.normalizer
@@ -236,21 +233,21 @@ class ChunkedKernel(Kernel):
         logits = namespace(query).concat(found, axis=-1)
         if tuple(logits.shape[:-2]) != call.batch:
             logits = logits.expand(*call.batch, *logits.shape[-2:])
-        if plain and call.clean_pairs and _is_plain_softmax(normalizer):
+        if plain and call.finite_sides and _is_plain_softmax(normalizer):
             weights = (logits * normalizer.scale).softmax(-1)
         else:
-            weights = weights_of(normalizer, logits, tile)
+            weights = row_weights(normalizer, logits, tile)
         dropped = drop(weights, tile, call.dropout)
-        support = None if call.clean_value else normalizer.support(logits, weights)
+        support = None if call.finite_value else normalizer.support(logits, weights)
         output = None
         for n, (start, stop) in enumerate(limits):
             read = None if support is None else support[..., start:stop]
-            part = _weigh(dropped[..., start:stop], call.part(1, n), read, call.clean_value)
+            part = _weigh(dropped[..., start:stop], call.part(1, n), read, call.finite_value)
             output = part if output is None else output.add_(part)
         readouts = tuple(
             readout.finalize(readout.read(logits, weights, normalizer, tile), tile) for readout in problem.readouts
         )
-        guards = ("all finite: plain products" if call.clean_value else "not all finite: by selection",)
+        guards = ("all finite: plain products" if call.finite_value else "not all finite: by selection",)
         return Result(cast(output, call.out_dtype), readouts, guards)
 
 
@@ -269,7 +266,7 @@ def _logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Tensor:
     if mask is not None:
         cover = mask.coverage(tile)
         if cover == "none":
-            return nothing(call, call.tile.rows, cols[1] - cols[0])
+            return fully_masked(call, call.tile.rows, cols[1] - cols[0])
         mask = mask.slice(slice(*tile.rows), slice(*cols)) if cover == "part" else None
     if score.arrays():
         score = score.slice(slice(*tile.rows), slice(*cols))
@@ -282,7 +279,7 @@ def _logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Tensor:
         left, right = score.project(query, key, tile)
         return _product(left, right.mT)
 
-    reference, clean = query.new_zeros(0, dtype=call.dtype), mask is None or call.clean_pairs
+    reference, clean = query.new_zeros(0, dtype=call.dtype), mask is None or call.finite_sides
     return masked_logits(compare, mask, query, call.part(0, n), tile, reference, clean)
 
 

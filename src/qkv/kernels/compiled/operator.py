@@ -28,7 +28,7 @@ from qkv.core.axes import Axes
 from qkv.core.parts import Part
 from qkv.core.typing import Tensor
 from qkv.errors import GradientError, RefusedError
-from qkv.kernels.compiled.saved import COLUMNS, Kept, keeping
+from qkv.kernels.compiled.saved import COLUMNS, SavedNumbers, saving
 from qkv.normalizers import NORMALIZERS, Softmax
 
 __all__ = ["compiled", "operands", "refuse"]
@@ -220,14 +220,14 @@ def _register() -> None:
         wanted = known.wanted or (False,) * len(tensors)
         with _outside(), torch.set_grad_enabled(known.wanted is not None):
             leaves = [x.detach().requires_grad_(w) for x, w in zip(tensors, wanted, strict=True)]
-            with keeping(Kept()) as kept:
+            with saving(SavedNumbers()) as kept:
                 output = known(leaves, seed)
             _refuse_hidden(output, leaves)
             output = _own(output.detach(), tensors)
             return output, kept.table(output) if any(wanted) else output.new_empty(0)
 
     def attend_backward(gradient, output, numbers, tensors, wanted, seed, call):  # type: ignore[no-untyped-def]
-        with _outside(), torch.enable_grad(), keeping(Kept((output, numbers))):
+        with _outside(), torch.enable_grad(), saving(SavedNumbers((output, numbers))):
             leaves = [x.detach().requires_grad_(w) for x, w in zip(tensors, wanted, strict=True)]
             again = _found(call)(leaves, seed)
             of = [x for x in leaves if x.requires_grad]

@@ -15,13 +15,13 @@ from typing import Any
 
 from qkv.core.typing import Tensor
 
-__all__ = ["COLUMNS", "Kept", "keeping", "kept_now"]
+__all__ = ["COLUMNS", "SavedNumbers", "saving", "current_saved"]
 
 COLUMNS = 4
 """Width of the tensor that is handed on."""
 
 
-class Kept:
+class SavedNumbers:
     """Numbers of each query, noted in forward or given in backward.
 
     Args:
@@ -64,9 +64,9 @@ _THREAD = threading.local()
 
 
 @contextmanager
-def keeping(kept: Kept) -> Iterator[Kept]:
+def saving(kept: SavedNumbers) -> Iterator[SavedNumbers]:
     """Kernels that run within, on this thread, note into it and take from it."""
-    before = kept_now()
+    before = current_saved()
     _THREAD.kept = kept
     try:
         yield kept
@@ -74,6 +74,6 @@ def keeping(kept: Kept) -> Iterator[Kept]:
         _THREAD.kept = before
 
 
-def kept_now() -> Kept | None:
+def current_saved() -> SavedNumbers | None:
     """Where the kernel that runs now notes or takes; None outside of operators."""
     return getattr(_THREAD, "kept", None)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from qkv.core.arrays import Array, ignore_numpy_warnings, library
 from qkv.core.equation import BoundCall, dense
-from qkv.kernels.runtime.closure_gradients import refuse_hidden_gradients
+from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
@@ -39,7 +39,7 @@ class DenseKernel(Kernel):
         # Written: logits, their exponentials, weights, a mask; with a gradient all that is kept for it.
         written = (4 + elements) * (2 if problem.gradient else 1)
         pairs = problem.axes.pairs * problem.itemsize * written
-        peak = problem.axes.pairs * problem.itemsize * self._alive(problem, elements) + problem.kept_bytes
+        peak = problem.axes.pairs * problem.itemsize * self._alive(problem, elements) + problem.untiled_bytes
         times = 3 if problem.gradient else 1
         # What fits the cache stays there.
         cached = pairs <= _CACHE and problem.library != "numpy"
@@ -62,7 +62,7 @@ class DenseKernel(Kernel):
         """The oracle, and readouts of its weights."""
         if problem.library == "torch":
             # Autograd would find it here; larger calls run where it would not: size must not change meaning.
-            refuse_hidden_gradients(call)
+            refuse_closure_gradients(call)
         with ignore_numpy_warnings(), _as_it_is(call.value):
             seen = dense(call)
             readouts = tuple(

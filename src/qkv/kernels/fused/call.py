@@ -19,7 +19,7 @@ from qkv.core.typing import Tensor
 from qkv.kernels.fused.layout import Layout, layout_of, split
 from qkv.kernels.fused.sdpa import Flash, attend, operators, public, told_finite
 from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
-from qkv.kernels.runtime.tile_sizes import STRIP_BUDGET, strip_alive, strip_rows_of
+from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
 from qkv.masks.base import Mask
 from qkv.normalizers import Softmax
 from qkv.plan.kernel_protocol import Result
@@ -215,7 +215,7 @@ class _Again:
         """Of left, right and value."""
         softmax = Softmax(1.0 / self.scale)
         call = BoundCall(left, right, value, Dot(), softmax, self.mask, self.tile, 0.0, value.dtype)
-        rows = strip_rows_of(self.problem, STRIP_BUDGET, strip_alive(self.problem))
+        rows = row_block_size(self.problem, ROW_BLOCK_BUDGET, row_block_arrays(self.problem))
         strips = RowBlocks(call, (), rows, with_output=True)
         gradient = gradient.reshape((*self.tile.batch, *gradient.shape[-2:]))
         return double_backward(strips, (left, right, value), [gradient])

@@ -22,7 +22,7 @@ from itertools import product
 from typing import Any
 
 from qkv.core.typing import Tensor
-from qkv.kernels.compiled.saved import kept_now
+from qkv.kernels.compiled.saved import current_saved
 from qkv.kernels.fused.layout import Layout
 
 __all__ = ["Flash", "attend", "operators", "public", "told_finite"]
@@ -187,7 +187,7 @@ def _function() -> Any:
         class Attend(torch.autograd.Function):
             @staticmethod
             def forward(ctx: Any, flash: Flash, left: Any, right: Any, value: Any) -> Any:
-                layout, kept = flash.layout, kept_now()
+                layout, kept = flash.layout, current_saved()
                 sides = layout.four(left, 0), layout.four(right, 1), layout.four(value, 2)
                 if kept is not None and (known := kept.take()) is not None:
                     output, total = layout.known(known[0], known[1][0], sides[2].shape[-1])

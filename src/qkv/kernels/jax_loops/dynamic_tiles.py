@@ -66,7 +66,7 @@ class DynamicCall:
 
         raw = None
         query, key = call.query, call.key
-        if not (call.mask is None or call.clean_pairs):
+        if not (call.mask is None or call.finite_sides):
             bad = [~jnp.all(jnp.isfinite(x), axis=-1) for x in (query, key)]
             raw = (jax.lax.stop_gradient(query), jax.lax.stop_gradient(key), bad[0], bad[1])
             query, key = zero_nonfinite(query), zero_nonfinite(key)
@@ -122,7 +122,7 @@ class DynamicCall:
         import jax
         import jax.numpy as jnp
 
-        if self.call.clean_value:
+        if self.call.finite_value:
             return function(True)
         return jax.lax.cond(jnp.all(jnp.isfinite(value)), lambda: function(True), lambda: function(False))
 

@@ -21,7 +21,7 @@ from qkv.core.random import seed_words
 from qkv.core.tile import Tile
 from qkv.kernels.jax_loops.row_blocks import RowBlockLoop, kinds_of
 from qkv.kernels.jax_loops.tiles import attend_tiles
-from qkv.kernels.runtime.tile_sizes import partial_alive, said, strip_alive, strip_rows_of, tile_of
+from qkv.kernels.runtime.tile_sizes import partial_numbers, row_block_arrays, row_block_size, size_text, tile_shape
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
@@ -31,7 +31,7 @@ __all__ = ["JaxLoopsKernel"]
 
 BUDGET = 2**20
 """Numbers in the widest array of a tile."""
-STRIP_BUDGET = 2**23
+ROW_BLOCK_BUDGET = 2**23
 """Numbers in all arrays of a strip together."""
 STEP = 3e-4
 """Seconds to begin the work of a tile, whose operations are many and small."""
@@ -51,7 +51,7 @@ class JaxLoopsKernel(Kernel):
     name: ClassVar[str] = "jax_loops"
     libraries: ClassVar[tuple[str, ...]] = ("jax",)
     budget: int = BUDGET
-    row_block_budget: int = STRIP_BUDGET
+    row_block_budget: int = ROW_BLOCK_BUDGET
 
     def refuse(self, problem: Problem) -> str | None:
         """JAX, and readouts that a compiled loop can show."""
@@ -65,8 +65,8 @@ class JaxLoopsKernel(Kernel):
     def describe(self, problem: Problem) -> str:
         """Tile or strip sizes."""
         if _in_tiles(problem) and not problem.readouts:
-            return f"tiles of {said(*self._tile(problem))}; logits are computed again in backward"
-        strips = f"strips of {said(self._rows(problem), problem.axes.k)}"
+            return f"tiles of {size_text(*self._tile(problem))}; logits are computed again in backward"
+        strips = f"strips of {size_text(self._rows(problem), problem.axes.k)}"
         return f"tiles, and for the readouts {strips}" if _in_tiles(problem) else strips
 
     def cost(self, problem: Problem) -> Cost:
@@ -76,7 +76,7 @@ class JaxLoopsKernel(Kernel):
         peak, steps, flop, traffic = 0.0, 0.0, 0.0, float(problem.input_bytes)
         if _in_tiles(problem):
             rows, cols = self._tile(problem)
-            peak = axes.batch_size * rows * (cols * _alive(problem) + partial_alive(problem))
+            peak = axes.batch_size * rows * (cols * _alive(problem) + partial_numbers(problem))
             steps = -(-axes.q // rows) * -(-axes.k // cols)
             flop = axes.pairs * problem.flop_per_pair * times
         if not _in_tiles(problem) or problem.readouts:
@@ -94,7 +94,7 @@ class JaxLoopsKernel(Kernel):
         return Cost(
             flop,
             traffic,
-            (peak + numbers) * problem.itemsize + problem.kept_bytes,
+            (peak + numbers) * problem.itemsize + problem.untiled_bytes,
             5e-4 + steps * STEP * (2 if problem.gradient else 1),
         )
 
@@ -108,7 +108,7 @@ class JaxLoopsKernel(Kernel):
             dropout=call.dropout,
             tile_shape=self._tile(problem) if _in_tiles(problem) else None,
             strip=(rows, self._cols(problem, rows)) if (rows := self._rows(problem)) else None,
-            clean=(call.clean_pairs, call.clean_value),
+            clean=(call.finite_sides, call.finite_value),
             readouts=tuple(problem.readouts),
         )
         parts = (call.score, call.normalizer, call.mask, tile.positions)
@@ -116,14 +116,14 @@ class JaxLoopsKernel(Kernel):
         return Result(cast(output, call.out_dtype), tuple(readouts))
 
     def _tile(self, problem: Problem) -> tuple[int, int]:
-        rows, cols = tile_of(problem, self.budget, _alive(problem))
+        rows, cols = tile_shape(problem, self.budget, _alive(problem))
         return max(1, min(rows, problem.axes.q)), max(1, min(cols, problem.axes.k))
 
     def _rows(self, problem: Problem) -> int:
         """Queries in a strip; 0 where there are no strips."""
         if _in_tiles(problem) and not problem.readouts:
             return 0
-        return strip_rows_of(problem, self.row_block_budget, strip_alive(problem))
+        return row_block_size(problem, self.row_block_budget, row_block_arrays(problem))
 
     def _cols(self, problem: Problem, rows: int) -> int:
         """Keys in a tile of a strip's logits."""
@@ -181,8 +181,7 @@ def _compiled() -> Any:
 def _attend(how: _How, query: Any, key: Any, value: Any, parts: Any, seed: Any) -> Any:
     score, normalizer, mask, positions = parts
     tile = Tile.whole(*how.lengths, how.batch, positions, seed=seed)
-    call = BoundCall(query, key, value, score, normalizer, mask, tile, how.dropout, value.dtype)
-    call.__dict__.update(clean_pairs=how.clean[0], clean_value=how.clean[1])
+    call = BoundCall(query, key, value, score, normalizer, mask, tile, how.dropout, value.dtype, finite=how.clean)
     readouts: tuple[Any, ...] = ()
     output = None
     if how.strip is not None:

@@ -15,7 +15,7 @@ from qkv.core.equation import BoundCall, drop
 from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
 from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, part_at, rows_at
-from qkv.readouts import Heads, Readout
+from qkv.readouts import Readout
 from qkv.readouts.base import Reduction, flatten, unflatten
 from qkv.readouts.cells import pool_cells
 
@@ -28,7 +28,7 @@ def kinds_of(readout: Readout, tile: Tile, rows: int) -> list[str] | None:
     "rows": each strip shows its own queries; "blocks": the cells of a map, see `readouts.base`; otherwise
     what each strip shows is of the same place, and meets as its field says.
     """
-    if readout.pooling and not isinstance(readout, Heads):
+    if readout.pooling and readout.head_indices is None:
         return ["blocks"]
     q, k = tile.q_total, (0, tile.k_total)
     limits = [(0, min(q, rows)), (min(q, rows), min(q, 2 * rows)), (q - min(q, rows), q)]

@@ -34,7 +34,7 @@ from qkv.kernels.jax_loops.dynamic_tiles import (
     rows_at,
     write_rows,
 )
-from qkv.kernels.runtime.tile_loop import nothing
+from qkv.kernels.runtime.tile_loop import fully_masked
 from qkv.masks import Mask
 from qkv.normalizers.base import Summary
 
@@ -63,7 +63,6 @@ def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Array:
         held = [next(queues[0] if some else queues[1]) for some in floating]
         tile = dataclasses.replace(call.tile, positions=positions, seed=seed)
         bound = dataclasses.replace(call.with_arrays(held), mask=mask, tile=tile)
-        bound.__dict__.update(clean_pairs=call.clean_pairs, clean_value=call.clean_value)
         return _Loop(DynamicCall(bound, raw), sides, tuple(floating))
 
     # What JAX traces must come in by the door: it may be differentiated, or mapped, from outside.
@@ -118,7 +117,7 @@ class _Loop:
 
         call, normalizer = self.call, self.call.normalizer
         tile = call.tile.restrict((0, self.lengths[0]), (0, 0))
-        none = nothing(call, tile.rows, 0)
+        none = fully_masked(call, tile.rows, 0)
         first = normalizer.accumulate(none, call.value[..., :0, :], tile, call.dropout, True)
         axis = len(call.batch)
 
@@ -203,7 +202,7 @@ class _Loop:
         prepared, back = jax.vjp(prepared_of, self._floats(pieces))
         weights = normalizer.tile_weights(prepared, summary, tile)
         dropped = drop(weights, tile, call.dropout)
-        value = pieces[2] if call.clean_value else zero_nonfinite(pieces[2])
+        value = pieces[2] if call.finite_value else zero_nonfinite(pieces[2])
         of_weights = drop(gradient @ jnp.matrix_transpose(value), tile, call.dropout)
         of_logits = normalizer.logit_gradient(prepared, weights, of_weights, row_dot, summary, tile)
         (found,) = back(of_logits)

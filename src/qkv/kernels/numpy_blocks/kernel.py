@@ -9,9 +9,9 @@ from qkv.core.arrays import cast, ignore_numpy_warnings, namespace
 from qkv.core.equation import BoundCall
 from qkv.kernels.numpy_blocks.softmax import attend_softmax
 from qkv.kernels.numpy_blocks.tile_shapes import Sizes, softmax_sizes
-from qkv.kernels.runtime.tile_loop import fold_rows, row_logits, spans, weigh_rows
-from qkv.kernels.runtime.tile_readouts import Reading
-from qkv.kernels.runtime.tile_sizes import STRIP_BUDGET, partial_alive, said, strip_rows_of, tile_of
+from qkv.kernels.runtime.tile_loop import attend_rows, ranges, row_logits, weigh_rows
+from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
+from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, partial_numbers, row_block_size, size_text, tile_shape
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
@@ -37,7 +37,7 @@ class NumpyBlocksKernel(Kernel):
     libraries: ClassVar[tuple[str, ...]] = ("numpy",)
     casts_tiles: ClassVar[bool] = True
     budget: int = 2**18
-    row_block_budget: int = STRIP_BUDGET
+    row_block_budget: int = ROW_BLOCK_BUDGET
 
     def refuse(self, problem: Problem) -> str | None:
         """NumPy only; there is no gradient to refuse."""
@@ -47,11 +47,11 @@ class NumpyBlocksKernel(Kernel):
         """Tile or strip sizes."""
         if self._softmax(problem):
             sizes = self._sizes(problem)
-            return f"tiles of {said(sizes.rows, sizes.cols)}, one pass over the keys"
+            return f"tiles of {size_text(sizes.rows, sizes.cols)}, one pass over the keys"
         rows, cols = self._sides(problem)
         if self._strips(problem):
-            return f"strips of whole rows, {said(rows, problem.axes.k)} at a time"
-        return f"tiles of {said(rows, cols)}"
+            return f"strips of whole rows, {size_text(rows, problem.axes.k)} at a time"
+        return f"tiles of {size_text(rows, cols)}"
 
     def cost(self, problem: Problem) -> Cost:
         """One tile or strip at a time, and what the readouts keep."""
@@ -60,14 +60,14 @@ class NumpyBlocksKernel(Kernel):
             return self._sizes(problem).cost(problem)
         rows, cols = self._sides(problem)
         tile = axes.batch_size * rows * cols * problem.itemsize * (5 + problem.elements_per_logit)
-        tile += axes.batch_size * rows * problem.itemsize * partial_alive(problem)
+        tile += axes.batch_size * rows * problem.itemsize * partial_numbers(problem)
         if self._strips(problem):
             tile += axes.batch_size * rows * axes.k * problem.itemsize * 5
         tiles = -(-axes.q // rows) * -(-axes.k // cols)
         traffic = problem.input_bytes + (-(-axes.q // rows) - 1) * axes.k * axes.key_width * problem.itemsize
         if self._strips(problem):
             traffic += axes.pairs * problem.itemsize * 6
-        tile += problem.kept_bytes
+        tile += problem.untiled_bytes
         return Cost(axes.pairs * problem.flop_per_pair, traffic, tile, 2.5e-4 + tiles * 1e-4)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
@@ -77,16 +77,16 @@ class NumpyBlocksKernel(Kernel):
                 return Result(attend_softmax(call, self._sizes(problem)))
         call = call.with_all_cast()
         rows, cols = self._sides(problem)
-        outputs, reading = [], Reading(problem.readouts, call.tile)
+        outputs, reading = [], ReadoutAccumulator(problem.readouts, call.tile)
         with ignore_numpy_warnings():
-            for limits in spans(call.tile.q_total, rows):
+            for limits in ranges(call.tile.q_total, rows):
                 output: Any
                 if self._strips(problem):
                     logits = row_logits(call, limits, cols)
                     output, found = weigh_rows(call, limits, logits, problem.readouts)
                     reading.add(found, call.tile.restrict(limits, (0, call.tile.k_total)))
                 else:
-                    output, _ = fold_rows(call, limits, cols)
+                    output, _ = attend_rows(call, limits, cols)
                 outputs.append(cast(output, call.out_dtype))
             joined = outputs[0] if len(outputs) == 1 else namespace(call.value).concat(outputs, axis=-2)
             return Result(joined, reading.results())
@@ -105,7 +105,7 @@ class NumpyBlocksKernel(Kernel):
     def _sides(self, problem: Problem) -> tuple[int, int]:
         alive = 5 + problem.elements_per_logit
         if not self._strips(problem):
-            return tile_of(problem, _FOLD * self.budget, alive)
-        rows = strip_rows_of(problem, self.row_block_budget, 5)
+            return tile_shape(problem, _FOLD * self.budget, alive)
+        rows = row_block_size(problem, self.row_block_budget, 5)
         pairs = _FOLD * self.budget // max(1, problem.axes.batch_size * rows * problem.elements_per_logit)
         return rows, max(1, min(problem.axes.k, pairs))

@@ -22,7 +22,7 @@ from qkv.core.tile import Tile
 from qkv.kernels.numpy_blocks.accumulator import Sums
 from qkv.kernels.numpy_blocks.logits import Logits, Side, logits_of
 from qkv.kernels.numpy_blocks.tile_shapes import Sizes
-from qkv.kernels.runtime.tile_loop import Limits, fold_rows, spans
+from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges
 from qkv.masks import Mask
 
 __all__ = ["attend_softmax"]
@@ -34,19 +34,14 @@ def attend_softmax(call: BoundCall, sizes: Sizes) -> np.ndarray:
     output = np.empty((*tile.batch, tile.q_total, call.value.shape[-1]), dtype=call.out_dtype)
     for index in batch_indices(tile.batch, sizes.batch):
         part = _element(call, index) if index else call
-        for group in spans(tile.q_total, sizes.group):
+        for group in ranges(tile.q_total, sizes.group):
             _group(part, group, sizes, output[index])
     return output
 
 
 def _element(call: BoundCall, index: tuple[int | slice, ...]) -> BoundCall:
-    known = dataclasses.replace(call)
-    # `at` hands on what is known of the data; to look it up would be a pass over all keys.
-    known.__dict__.update(clean_pairs=False, clean_value=False)
-    part = known.select_batch(index)
-    for name in ("clean_pairs", "clean_value"):
-        part.__dict__.pop(name)
-    return part
+    # `select_batch` checks the whole call, which passes over all keys; here elements are checked when needed.
+    return dataclasses.replace(dataclasses.replace(call, finite=(False, False)).select_batch(index), finite=None)
 
 
 @dataclass
@@ -72,13 +67,13 @@ def _group(call: BoundCall, group: Limits, sizes: Sizes, output: np.ndarray) -> 
     """The answers of some queries, written into the output."""
     logits = logits_of(call)
     blocks = []
-    for start, stop in spans(group[1] - group[0], sizes.rows):
+    for start, stop in ranges(group[1] - group[0], sizes.rows):
         rows = (group[0] + start, group[0] + stop)
         sums = Sums(call.batch, rows[1] - rows[0], call.value.shape[-1], logits.dtype, logits.exp)
         blocks.append(_Block(rows, logits.left(rows) if call.tile.k_total else None, sums))
     room = np.empty(math.prod(call.batch) * sizes.rows * sizes.cols, dtype=logits.dtype)
     ones = np.ones((sizes.cols, 1), dtype=logits.dtype)
-    for cols in spans(call.tile.k_total, sizes.cols):
+    for cols in ranges(call.tile.k_total, sizes.cols):
         right: np.ndarray | None = None
         value: np.ndarray | None = None
         for block in blocks:
@@ -122,6 +117,6 @@ def _meet(
 def _finished(call: BoundCall, block: _Block, sizes: Sizes) -> np.ndarray:
     sums = block.sums.partial()
     if sums is None:
-        return cast(fold_rows(call, block.rows, sizes.cols)[0], call.out_dtype)
+        return cast(attend_rows(call, block.rows, sizes.cols)[0], call.out_dtype)
     output, _ = call.normalizer.finalize(sums, call.tile.restrict(block.rows, (0, 0)), 0.0)
     return cast(output, call.out_dtype)

@@ -15,7 +15,7 @@ from typing import Any
 from qkv.core.arrays import requires_gradient
 from qkv.core.equation import BoundCall, side
 from qkv.core.typing import Tensor
-from qkv.kernels.runtime.tile_loop import nothing, spans, weigh_rows
+from qkv.kernels.runtime.tile_loop import fully_masked, ranges, weigh_rows
 from qkv.readouts import Readout, Reduction
 from qkv.readouts.base import flatten, unflatten
 
@@ -36,7 +36,7 @@ class RowBlocks:
     @cached_property
     def limits(self) -> list[Limits]:
         """First and last query of each strip."""
-        return list(spans(self.call.tile.q_total, self.rows))
+        return list(ranges(self.call.tile.q_total, self.rows))
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -76,7 +76,7 @@ class RowBlocks:
         with torch.autocast(value.device.type, enabled=False):
             logits = call.logits(limits, columns, side(call.query, limits) if query is None else query, key, cut_score)
             if logits is None:
-                logits = nothing(call, limits, columns[1])
+                logits = fully_masked(call, limits, columns[1])
             output, read = weigh_rows(call, limits, logits, self.readouts, self.with_output)
         found = [output] if self.with_output else []
         for n, result in enumerate(read):

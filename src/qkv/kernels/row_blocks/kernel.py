@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
-from qkv.kernels.runtime.closure_gradients import refuse_hidden_gradients
-from qkv.kernels.runtime.tile_sizes import STRIP_BUDGET, said, strip_alive, strip_rows_of
+from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
+from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size, size_text
 from qkv.normalizers import Normalizer
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -40,7 +40,7 @@ class RowBlocksKernel(Kernel):
 
     name: ClassVar[str] = "row_blocks"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
-    budget: int = STRIP_BUDGET
+    budget: int = ROW_BLOCK_BUDGET
     most: int = 128
 
     def refuse(self, problem: Problem) -> str | None:
@@ -49,7 +49,7 @@ class RowBlocksKernel(Kernel):
 
     def describe(self, problem: Problem) -> str:
         """Strip size."""
-        return f"strips of {said(self._rows(problem), problem.axes.k)}"
+        return f"strips of {size_text(self._rows(problem), problem.axes.k)}"
 
     def cost(self, problem: Problem) -> Cost:
         """One strip at a time: with all that its backward pass keeps, or with the few keys that matter."""
@@ -58,8 +58,8 @@ class RowBlocksKernel(Kernel):
         axes, rows = problem.axes, self._rows(problem)
         times = 4 if problem.gradient else 1
         strips = -(-axes.q // rows)
-        peak = axes.batch_size * rows * axes.k * problem.itemsize * strip_alive(problem) + problem.kept_bytes
-        traffic = problem.input_bytes + strip_alive(problem) * axes.pairs * problem.itemsize * times
+        peak = axes.batch_size * rows * axes.k * problem.itemsize * row_block_arrays(problem) + problem.untiled_bytes
+        traffic = problem.input_bytes + row_block_arrays(problem) * axes.pairs * problem.itemsize * times
         if problem.gradient:
             # Each strip adds its gradient of all keys and values.
             sides = (math.prod(axes.key) + math.prod(axes.value)) * problem.itemsize
@@ -84,7 +84,7 @@ class RowBlocksKernel(Kernel):
         return Cost(
             flop,
             problem.input_bytes,
-            numbers * problem.itemsize + problem.kept_bytes,
+            numbers * problem.itemsize + problem.untiled_bytes,
             5e-4 + strips * (8e-4 if problem.gradient else 5e-4),
         )
 
@@ -98,7 +98,7 @@ class RowBlocksKernel(Kernel):
     def _run(self, call: BoundCall, problem: Problem) -> Result:
         from qkv.kernels.row_blocks.autograd import RowBlocks
 
-        refuse_hidden_gradients(call)
+        refuse_closure_gradients(call)
         if self._fast(call, problem):
             return Result(cast(self._rows_of(call, problem).attend(), call.out_dtype))
         output, readouts = RowBlocks(call, problem.readouts, self._rows(problem), with_output=True).attend()
@@ -107,15 +107,15 @@ class RowBlocksKernel(Kernel):
     def _fast(self, call: BoundCall, problem: Problem) -> bool:
         """Whether rows are taken one batch element at a time, and few of their keys looked at."""
         some = problem.axes.pairs > 0 and call.value.shape[-1] > 0
-        return some and not problem.readouts and call.clean_value and _keeps_few(problem.normalizer)
+        return some and not problem.readouts and call.finite_value and _keeps_few(problem.normalizer)
 
     def _rows_of(self, call: BoundCall, problem: Problem) -> Rows:
         """The call for `rows.py`, of the score's sides where nothing masked could be read through them."""
         from qkv.kernels.row_blocks.rows import Rows
-        from qkv.kernels.runtime.isolated_autograd import project_sides
+        from qkv.kernels.runtime.isolated_autograd import project_call
 
-        if call.mask is None or call.clean_pairs:
-            call = project_sides(call)
+        if call.mask is None or call.finite_sides:
+            call = project_call(call)
         rows = self._whole_rows(problem)
         tile = max(1, self.budget // 8 // (rows * problem.elements_per_logit))
         return Rows(call, rows, min(tile, problem.axes.k), self.most, self._rows(problem))
@@ -129,7 +129,7 @@ class RowBlocksKernel(Kernel):
         return max(1, min(axes.q, 512, rows, allowed))
 
     def _rows(self, problem: Problem) -> int:
-        return strip_rows_of(problem, self.budget, strip_alive(problem))
+        return row_block_size(problem, self.budget, row_block_arrays(problem))
 
 
 def _keeps_few(normalizer: Normalizer) -> bool:

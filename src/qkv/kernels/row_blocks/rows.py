@@ -23,8 +23,7 @@ from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
 from qkv.kernels.row_blocks.candidates import Candidates, columns_allowed, find_kept, strip_logits, strip_width
 from qkv.kernels.row_blocks.rows_backward import Backward, joined, kept_weights, sum_of_rows
 from qkv.kernels.row_blocks.thresholds import put_sparse_weights
-from qkv.kernels.runtime.tile_loop import spans
-from qkv.normalizers.sparse import SparseNormalizer
+from qkv.kernels.runtime.tile_loop import ranges
 
 __all__ = ["Rows", "attend_kept", "attend_strip"]
 
@@ -67,7 +66,7 @@ class Rows:
     def places(self) -> Iterator[tuple[BatchIndex, Limits]]:
         """Batch element and queries of each strip."""
         for index in batch_indices(self.call.batch, 1):
-            for limits in spans(self.call.tile.q_total, self.rows):
+            for limits in ranges(self.call.tile.q_total, self.rows):
                 yield index, limits
 
     def room(self) -> Any:
@@ -84,7 +83,7 @@ class Rows:
             one, of_one = call.select_batch(index), take_batch(out, index, 2)
             waiting: list[Candidates] = []
             first = 0
-            for rows in spans(call.tile.q_total, self.rows):
+            for rows in ranges(call.tile.q_total, self.rows):
                 found = attend_strip(one, rows, side(of_one, rows), room, self.tile_keys, self.most)
                 if found is not None:
                     first = first if waiting else rows[0]
@@ -112,7 +111,7 @@ def attend_strip(call: BoundCall, rows: Limits, out: Any, room: Any, tile_keys: 
     if kept is None:
         tile = call.tile.restrict(rows, cols)
         normalizer = call.normalizer
-        if isinstance(normalizer, SparseNormalizer):
+        if normalizer.power is not None:
             weights = put_sparse_weights(strip.keys, normalizer.power, normalizer.scale, strip.largest)
         else:
             weights = normalizer.weights(strip.keys, tile)

@@ -11,8 +11,7 @@ from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.equation import BoundCall, drop, side
 from qkv.core.typing import Tensor
 from qkv.kernels.row_blocks.candidates import Candidates, columns_allowed, strip_logits
-from qkv.kernels.runtime.tile_loop import weights_of
-from qkv.normalizers.sparse import SparseNormalizer
+from qkv.kernels.runtime.tile_loop import row_weights
 
 __all__ = ["Backward", "joined", "kept_weights", "sum_of_rows"]
 
@@ -25,8 +24,8 @@ TOGETHER = 2**15
 def kept_weights(call: BoundCall, kept: Candidates, logits: Any, rows: Limits) -> Any:
     """Weights of the kept keys, from logits that stand in for theirs."""
     normalizer, tile = call.normalizer, call.tile.restrict(rows, (0, call.tile.k_total))
-    if isinstance(normalizer, SparseNormalizer):
-        return weights_of(normalizer, logits, tile)
+    if normalizer.power is not None:
+        return row_weights(normalizer, logits, tile)
     # Where just the best were kept, nothing is left to choose.
     normalizer = normalizer.simplify(logits.shape[-1])
     return normalizer.candidate_weights(logits, logits if kept.ranks is kept.logits else kept.ranks, tile)
@@ -165,7 +164,7 @@ class Element:
         tile, gradient = call.tile.restrict(rows, cols), side(self.gradient, rows)
         with torch.enable_grad():
             normalizer = call.normalizer.replace_arrays(leaves[1:])
-            dropped = drop(weights_of(normalizer, leaves[0], tile), tile, call.dropout)
+            dropped = drop(row_weights(normalizer, leaves[0], tile), tile, call.dropout)
         side(self.value, cols).addmm_(dropped.detach().T, gradient)
         weight_gradient = gradient @ side(call.value, cols).T
         logit_gradient = self._through_weights(dropped, leaves, weight_gradient)

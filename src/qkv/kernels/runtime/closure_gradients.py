@@ -5,10 +5,10 @@ from __future__ import annotations
 from qkv.core.equation import BoundCall, side
 from qkv.errors import GradientError
 
-__all__ = ["refuse_hidden_gradients"]
+__all__ = ["refuse_closure_gradients"]
 
 
-def refuse_hidden_gradients(call: BoundCall) -> None:
+def refuse_closure_gradients(call: BoundCall) -> None:
     """Raise where the score of constants requires a gradient: it closes over a parameter.
 
     Raises:

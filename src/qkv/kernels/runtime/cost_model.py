@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from qkv.plan.problem import Problem
-from qkv.scores.base import PointwiseScore, Score
+from qkv.scores.base import Score
 
-__all__ = ["PRODUCT_RATE", "reached_pairs", "tile_seconds"]
+__all__ = ["PRODUCT_RATE", "visible_pairs", "tile_seconds"]
 
 PRODUCT_RATE = 125e9
 """Operations of matrix products per second."""
@@ -31,14 +31,16 @@ def _passes(score: Score, query_width: int, key_width: int, elements: int, expon
     """Passes over the numbers of a tile, beside the products."""
     if score.is_product:
         return 0.0
-    if exponential and score.unit:
-        return 4.0 if score.unit == "gate" else 1.15 * elements
-    if isinstance(score, PointwiseScore):
-        return 3.0 + _passes(score.score, query_width, key_width, elements, exponential)
+    if exponential and score.gated_product:
+        return 4.0
+    if exponential and score.tanh_vector is not None:
+        return 1.15 * elements
+    if score.inner is not None:
+        return 3.0 + _passes(score.inner, query_width, key_width, elements, exponential)
     return 4.0 * elements + 4
 
 
-def reached_pairs(problem: Problem, rows: int) -> float:
+def visible_pairs(problem: Problem, rows: int) -> float:
     """Pairs in the tiles that the mask lets queries reach, from some of the blocks of so many rows."""
     axes, mask = problem.axes, problem.spec.mask
     if mask is None or 0 in (axes.q, axes.k):

@@ -13,20 +13,20 @@ from qkv.core.arrays import requires_gradient
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Tensor
 
-__all__ = ["made_apart", "project_sides"]
+__all__ = ["isolated_autograd", "project_call"]
 
 
-def project_sides(call: BoundCall) -> BoundCall:
+def project_call(call: BoundCall) -> BoundCall:
     """The call, of what its score makes of each side."""
 
     def sides(query: Tensor, key: Tensor, *arrays: Tensor) -> tuple[Tensor, Tensor]:
         left, right = call.score.replace_arrays(arrays).project(query, key, call.tile)
         return left, right
 
-    return call.with_projections(*made_apart(sides, call.query, call.key, *call.score.arrays()))
+    return call.with_projections(*isolated_autograd(sides, call.query, call.key, *call.score.arrays()))
 
 
-def made_apart(function: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> list[Tensor]:
+def isolated_autograd(function: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> list[Tensor]:
     """`function(*tensors)`, differentiable as often as it is.
 
     Args:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.typing import Tensor
-from qkv.kernels.runtime.workers import Room
+from qkv.kernels.runtime.workers import Workspace
 
 __all__ = ["Routes", "add_product", "onednn_product", "routes"]
 
@@ -45,7 +45,7 @@ class Routes:
         """tanh in place."""
         return x.mul_(2.0).sigmoid_().mul_(2.0).sub_(1.0) if self.logistic else x.tanh_()
 
-    def product(self, left: Tensor, right: Tensor, room: Room, name: str) -> Tensor:
+    def product(self, left: Tensor, right: Tensor, room: Workspace, name: str) -> Tensor:
         """left @ rightᵀ in an array that may be written to: the buffer of this name."""
         import torch
 

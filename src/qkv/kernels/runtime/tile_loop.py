@@ -11,21 +11,20 @@ from qkv.core.guard import apply_weights
 from qkv.core.online_softmax import PartialResult
 from qkv.core.tile import Tile
 from qkv.normalizers.base import Normalizer, Summary
-from qkv.normalizers.sparse import SparseNormalizer
 from qkv.readouts import Readout
 
-__all__ = ["fold_rows", "nothing", "reached", "row_logits", "spans", "weigh_rows", "weights_of"]
+__all__ = ["attend_rows", "fully_masked", "visible_tiles", "row_logits", "ranges", "weigh_rows", "row_weights"]
 
 Limits = tuple[int, int]
 
 
-def spans(length: int, step: int) -> Iterator[Limits]:
+def ranges(length: int, step: int) -> Iterator[Limits]:
     """`(start, stop)` of consecutive pieces; one empty piece where the length is 0."""
     for start in range(0, max(length, 1), step):
         yield start, min(start + step, length)
 
 
-def reached(call: BoundCall, rows: Limits, cols: int, whole: bool = False) -> Iterator[Limits]:
+def visible_tiles(call: BoundCall, rows: Limits, cols: int, whole: bool = False) -> Iterator[Limits]:
     """Keys of the tiles that the mask lets these queries reach; tiles between them may still be empty.
 
     `whole`: tiles are cut at the same keys for all queries.
@@ -38,20 +37,20 @@ def reached(call: BoundCall, rows: Limits, cols: int, whole: bool = False) -> It
     if whole:
         start -= start % cols
         stop = min(call.tile.k_total, stop + -stop % cols)
-    for first, last in spans(stop - start, cols):
+    for first, last in ranges(stop - start, cols):
         yield start + first, start + last
 
 
-def fold_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[Array, Summary]:
+def attend_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[Array, Summary]:
     """Output and summary of some queries, from partials of tiles of `cols` keys. Empty tiles are skipped."""
     partial: PartialResult | None = None
-    for limits in reached(call, rows, cols, whole=True):
+    for limits in visible_tiles(call, rows, cols, whole=True):
         logits = call.logits(rows, limits)
         if logits is not None:
             partial = _merged(partial, _fold(call, logits, rows, limits))
     if partial is None:
         # No tile holds a pair: the fold of no key at all.
-        partial = _fold(call, nothing(call, rows, 0), rows, (0, 0))
+        partial = _fold(call, fully_masked(call, rows, 0), rows, (0, 0))
     output, summary = call.normalizer.finalize(partial, call.tile.restrict(rows, (0, 0)), call.dropout)
     return output, summary
 
@@ -61,7 +60,7 @@ def _fold(call: BoundCall, logits: Array, rows: Limits, cols: Limits) -> Partial
     value = call.values(cols)
     tile = call.tile.restrict(rows, cols)
     folded: PartialResult = normalizer.accumulate(
-        normalizer.prepare(logits), value, tile, call.dropout, call.clean_value
+        normalizer.prepare(logits), value, tile, call.dropout, call.finite_value
     )
     return folded
 
@@ -70,7 +69,7 @@ def _merged(partial: Any, new: PartialResult) -> PartialResult:
     return new if partial is None else partial.merge(new)
 
 
-def nothing(call: BoundCall, rows: Limits, keys: int) -> Array:
+def fully_masked(call: BoundCall, rows: Limits, keys: int) -> Array:
     """Logits of some queries that may attend to none of so many keys."""
     shape = (*call.batch, rows[1] - rows[0], keys)
     return zeros(call.value, shape, call.dtype) - namespace(call.value).inf
@@ -79,9 +78,9 @@ def nothing(call: BoundCall, rows: Limits, keys: int) -> Array:
 def row_logits(call: BoundCall, rows: Limits, cols: int) -> Array:
     """Whole rows of logits, put together from tiles of `cols` keys."""
     tiles = []
-    for limits in spans(call.tile.k_total, cols):
+    for limits in ranges(call.tile.k_total, cols):
         logits = call.logits(rows, limits)
-        tiles.append(nothing(call, rows, limits[1] - limits[0]) if logits is None else logits)
+        tiles.append(fully_masked(call, rows, limits[1] - limits[0]) if logits is None else logits)
     return tiles[0] if len(tiles) == 1 else namespace(call.value).concat(tiles, axis=-1)
 
 
@@ -91,19 +90,19 @@ def weigh_rows(
     """Output and readouts of some queries, from their whole rows of logits."""
     normalizer = call.normalizer
     tile = call.tile.restrict(rows, (0, call.tile.k_total))
-    weights = weights_of(normalizer, logits, tile)
+    weights = row_weights(normalizer, logits, tile)
     output = None
     if with_output:
         dropped = drop(weights, tile, call.dropout)
         # Which values are read matters only where one is not finite.
-        support = None if call.clean_value else normalizer.support(logits, weights)
-        output = apply_weights(dropped, call.value, support, call.clean_value)
+        support = None if call.finite_value else normalizer.support(logits, weights)
+        output = apply_weights(dropped, call.value, support, call.finite_value)
     return output, tuple(readout.read(logits, weights, normalizer, tile) for readout in readouts)
 
 
-def weights_of(normalizer: Normalizer, logits: Array, tile: Tile) -> Array:
+def row_weights(normalizer: Normalizer, logits: Array, tile: Tile) -> Array:
     """The normalizer's weights of whole rows; sparse projections of long rows without sorting, in PyTorch."""
-    if isinstance(normalizer, SparseNormalizer) and library(logits) == "torch":
+    if normalizer.power is not None and library(logits) == "torch":
         from qkv.kernels.row_blocks.thresholds import sparse_weights
 
         return sparse_weights(logits, normalizer.power, normalizer.scale)

@@ -22,25 +22,25 @@ from qkv.core.arrays import Array, zeros
 from qkv.core.batch import BatchIndex
 from qkv.core.equation import BoundCall
 from qkv.core.tile import Tile
-from qkv.kernels.runtime.tile_loop import Limits, nothing, spans
+from qkv.kernels.runtime.tile_loop import Limits, fully_masked, ranges
 from qkv.normalizers.base import Summary
-from qkv.readouts import Heads, Readout
+from qkv.readouts import Readout
 from qkv.readouts.base import flatten, unflatten
 
-__all__ = ["Reading", "read_rows", "reads_tiles", "sees"]
+__all__ = ["ReadoutAccumulator", "read_rows", "readable_by_tile", "readable_in_forward"]
 
 
-def reads_tiles(readouts: Sequence[Readout], normalizer: Any) -> bool:
+def readable_by_tile(readouts: Sequence[Readout], normalizer: Any) -> bool:
     """Whether these readouts can be had tile by tile."""
     return normalizer.online and all(readout.accepts_tiles for readout in readouts)
 
 
-def sees(readouts: Sequence[Readout], normalizer: Any) -> bool:
+def readable_in_forward(readouts: Sequence[Readout], normalizer: Any) -> bool:
     """Whether they can be read on the way to an output without a gradient, in PyTorch."""
-    return bool(normalizer.log_sum_exp and reads_tiles(readouts, normalizer))
+    return bool(normalizer.log_sum_exp and readable_by_tile(readouts, normalizer))
 
 
-class Reading:
+class ReadoutAccumulator:
     """The results of readouts while they are put together.
 
     Args:
@@ -85,7 +85,7 @@ class _Part:
 
     def __init__(self, readout: Readout, tile: Tile) -> None:
         self.readout, self.tile = readout, tile
-        self.heads = readout.heads if isinstance(readout, Heads) else None
+        self.heads = readout.head_indices
         self.batch = tile.batch if self.heads is None else (*tile.batch[:-1], len(self.heads))
         self.rooms: list[Array] = []
         self.kind: Any = None
@@ -95,8 +95,7 @@ class _Part:
             result = self.readout.read(logits, weights, normalizer, tile)
             self.add(self.readout, flatten(result), tile, index, type(result))
             return
-        assert isinstance(self.readout, Heads)
-        inner = self.readout.readout
+        inner = self.readout.per_head
         for to, at in self._of_heads(index):
             if at is None:
                 arguments = (logits, weights, normalizer, tile)
@@ -155,7 +154,7 @@ def _again(tile: Tile, index: BatchIndex) -> Tile:
 
 
 def read_rows(
-    reading: Reading, call: BoundCall, summary: Summary, rows: Limits, cols: int, index: BatchIndex = ()
+    reading: ReadoutAccumulator, call: BoundCall, summary: Summary, rows: Limits, cols: int, index: BatchIndex = ()
 ) -> None:
     """Read some queries of a call, tile by tile.
 
@@ -171,7 +170,7 @@ def read_rows(
         index: of the batch elements in the whole call; (): all of them.
     """
     normalizer = call.normalizer
-    for limits in spans(call.tile.k_total, cols):
+    for limits in ranges(call.tile.k_total, cols):
         tile = call.tile.restrict(rows, limits)
         logits = call.logits(rows, limits)
         if logits is None:
@@ -179,6 +178,6 @@ def read_rows(
                 reading.skip(tile, index)
                 continue
             # The first tile is always read: results are made of it, and the sink is counted there.
-            logits = nothing(call, rows, limits[1])
+            logits = fully_masked(call, rows, limits[1])
         weights = normalizer.tile_weights(normalizer.prepare(logits), summary, tile)
         reading.absorb(logits, weights, normalizer, tile, index)

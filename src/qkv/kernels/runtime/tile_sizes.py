@@ -8,26 +8,26 @@ from qkv.plan.cost import counted, tile_sides
 from qkv.plan.problem import Problem
 
 __all__ = [
-    "PATTERNS",
-    "STRIP_BUDGET",
-    "Tiling",
-    "beside_tiles",
-    "partial_alive",
-    "said",
-    "strip_alive",
-    "strip_rows_of",
-    "tile_alive",
-    "tile_of",
-    "tiling_of",
+    "MAX_PATTERN_BYTES",
+    "ROW_BLOCK_BUDGET",
+    "TileSizes",
+    "projection_bytes",
+    "partial_numbers",
+    "size_text",
+    "row_block_arrays",
+    "row_block_size",
+    "tile_arrays",
+    "tile_shape",
+    "tile_sizes",
 ]
 
-PATTERNS = 2**23
+MAX_PATTERN_BYTES = 2**23
 """Bytes up to which the patterns of all keys of an additive score are kept; beyond, for each tile."""
-STRIP_BUDGET = 2**23
+ROW_BLOCK_BUDGET = 2**23
 """Numbers in all arrays of a strip together."""
 
 
-def tile_of(problem: Problem, budget: int, alive: int) -> tuple[int, int]:
+def tile_shape(problem: Problem, budget: int, alive: int) -> tuple[int, int]:
     """Rows and columns of a tile.
 
     Args:
@@ -40,11 +40,11 @@ def tile_of(problem: Problem, budget: int, alive: int) -> tuple[int, int]:
     # Below 256 pairs the work of a tile is nothing beside the Python around it.
     pairs = max(min(256, budget), budget // (batch * problem.elements_per_logit))
     allowed = problem.memory // 2 // (batch * problem.itemsize * alive)
-    rows = max(1, problem.memory // 4 // (batch * problem.itemsize * partial_alive(problem)))
+    rows = max(1, problem.memory // 4 // (batch * problem.itemsize * partial_numbers(problem)))
     return tile_sides(min(axes.q, rows), axes.k, max(1, min(pairs, allowed)))
 
 
-def strip_rows_of(problem: Problem, budget: int, alive: int) -> int:
+def row_block_size(problem: Problem, budget: int, alive: int) -> int:
     """Queries in a strip of whole rows, at least 1.
 
     Args:
@@ -58,23 +58,23 @@ def strip_rows_of(problem: Problem, budget: int, alive: int) -> int:
     return max(1, min(axes.q, min(budget, allowed) // row))
 
 
-def said(rows: int, cols: int) -> str:
+def size_text(rows: int, cols: int) -> str:
     """The size of a tile or strip in words."""
     return f"{counted(rows, 'query', 'queries')} × {counted(cols, 'key', 'keys')}"
 
 
-def partial_alive(problem: Problem) -> int:
+def partial_numbers(problem: Problem) -> int:
     """Numbers in memory at once for each query of a tile: two partials, joined, and sorted."""
     return 4 * problem.normalizer.accumulator_width(problem.axes.value_width)
 
 
-def strip_alive(problem: Problem) -> int:
+def row_block_arrays(problem: Problem) -> int:
     """Numbers in memory at once for each pair of a strip; with a gradient, all that backward keeps."""
     return (12 if problem.gradient else 5) + 3 * problem.elements_per_logit
 
 
 @dataclass(frozen=True)
-class Tiling:
+class TileSizes:
     """Sizes of a tile.
 
     Attributes:
@@ -87,7 +87,7 @@ class Tiling:
     most: int
 
 
-def tiling_of(problem: Problem, budget: int, careful: bool = False) -> Tiling:
+def tile_sizes(problem: Problem, budget: int, careful: bool = False) -> TileSizes:
     """Tiles of at most `budget` numbers in their widest array.
 
     One batch element after the other, so that a tile is a plain matrix; small ones together. `careful`: for
@@ -95,19 +95,21 @@ def tiling_of(problem: Problem, budget: int, careful: bool = False) -> Tiling:
     """
     axes = problem.axes
     # Half of the memory allowed is for tiles.
-    allowed = max(0, problem.memory - beside_tiles(problem)) // 2 // (problem.itemsize * tile_alive(problem, careful))
+    allowed = (
+        max(0, problem.memory - projection_bytes(problem)) // 2 // (problem.itemsize * tile_arrays(problem, careful))
+    )
     elements = _elements_of(problem, careful)
-    by_units = problem.score.unit == "tanh" and elements == 1
+    additive = problem.score.tanh_vector is not None and elements == 1
     pairs = max(1, min(budget // elements, allowed))
     if axes.q * axes.k <= pairs:
-        most = 1 if by_units else pairs // max(1, axes.q * axes.k)
-        return Tiling(max(1, axes.q), max(1, axes.k), max(1, most))
+        most = 1 if additive else pairs // max(1, axes.q * axes.k)
+        return TileSizes(max(1, axes.q), max(1, axes.k), max(1, most))
     rows = _narrowed(problem, tile_sides(axes.q, axes.k, pairs)[0])
     if rows >= 128:
         rows = 2 ** (rows.bit_length() - 1)
     cols = max(1, pairs // rows)
     # Whole vectors of the processor: odd lengths cost matrix products a tenth.
-    return Tiling(rows, min(axes.k, cols - cols % 64 if cols > 64 else cols), 1)
+    return TileSizes(rows, min(axes.k, cols - cols % 64 if cols > 64 else cols), 1)
 
 
 _TILE_OVERHEAD = 25_000
@@ -128,20 +130,20 @@ def _narrowed(problem: Problem, rows: int) -> int:
     return min((rows, rows // 2, rows // 4, rows // 8), key=cost)
 
 
-def tile_alive(problem: Problem, careful: bool = False) -> int:
+def tile_arrays(problem: Problem, careful: bool = False) -> int:
     """Numbers in memory at once for each pair of a tile."""
     elements = _elements_of(problem, careful)
     return (8 + 4 * elements) if problem.gradient else (4 + 2 * elements)
 
 
-def beside_tiles(problem: Problem) -> int:
+def projection_bytes(problem: Problem) -> int:
     """Bytes of an additive score's two sides, and of the patterns of its keys (`tiled/logits/tanh_expansion.py`)."""
     axes = problem.axes
-    if problem.score.unit != "tanh":
+    if problem.score.tanh_vector is None:
         return 0
     sides = axes.batch_size * (axes.q + axes.k) * problem.elements_per_logit * problem.itemsize
     patterns = 4 * axes.k * problem.elements_per_logit * problem.itemsize
-    return sides + (patterns * (2 if problem.gradient else 1) if patterns <= PATTERNS else 0)
+    return sides + (patterns * (2 if problem.gradient else 1) if patterns <= MAX_PATTERN_BYTES else 0)
 
 
 def _elements_of(problem: Problem, careful: bool) -> int:
@@ -149,7 +151,7 @@ def _elements_of(problem: Problem, careful: bool) -> int:
     axes, normalizer = problem.axes, problem.normalizer
     # `units.py` never holds the hidden units of a tile, but takes one batch element after the other.
     tiles = normalizer.log_sum_exp and normalizer.scale is not None and not careful
-    if problem.score.unit == "gate" and tiles:
+    if problem.score.gated_product and tiles:
         return 1
-    by_units = problem.score.unit == "tanh" and tiles and axes.q * axes.k >= 64 * 64
-    return 1 if by_units else problem.elements_per_logit
+    additive = problem.score.tanh_vector is not None and tiles and axes.q * axes.k >= 64 * 64
+    return 1 if additive else problem.elements_per_logit

@@ -18,12 +18,12 @@ import numpy as np
 
 from qkv.core.typing import Tensor
 
-__all__ = ["Room", "chunks", "lent_room", "run", "threads"]
+__all__ = ["Workspace", "chunks", "borrow_workspace", "run", "threads"]
 
 Item = TypeVar("Item")
 
 
-class Room:
+class Workspace:
     """Buffers of one worker, by name: allocated when first wanted, and used again.
 
     `held` is for what one tile leaves to the next; it is emptied when the work is done.
@@ -62,13 +62,13 @@ class Room:
         return sum(held.numel() * held.element_size() for held in self._flat.values())
 
 
-_SPARE: list[Room] = []
+_SPARE: list[Workspace] = []
 _LOCK = Lock()
 _KEPT = 16 * 2**20
 
 
 @contextmanager
-def lent_room() -> Iterator[Room]:
+def borrow_workspace() -> Iterator[Workspace]:
     """A room that nobody else uses; small ones are kept for the next call.
 
     Fresh memory costs more to touch than a tile does to compute.
@@ -76,7 +76,7 @@ def lent_room() -> Iterator[Room]:
     with _LOCK:
         if not _SPARE:
             _settle_heap()
-        room = _SPARE.pop() if _SPARE else Room()
+        room = _SPARE.pop() if _SPARE else Workspace()
     try:
         yield room
     finally:
@@ -132,7 +132,7 @@ def chunks(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
     return [items[start : start + step] for start in range(0, len(items), max(1, step))]
 
 
-def run(work: Sequence[Callable[[Room], None]]) -> None:
+def run(work: Sequence[Callable[[Workspace], None]]) -> None:
     """Run each on a worker, the first on this thread if it is the only one. The first error is raised again.
 
     Workers are in the state of this thread: inference mode, and no autocast.
@@ -140,17 +140,17 @@ def run(work: Sequence[Callable[[Room], None]]) -> None:
     import torch
 
     if len(work) <= 1:
-        with no_denormals(), torch.no_grad(), lent_room() as room:
+        with no_denormals(), torch.no_grad(), borrow_workspace() as room:
             for one in work:
                 one(room)
         return
     inference = torch.is_inference_mode_enabled()
     own = torch.get_num_threads()
 
-    def on_worker(one: Callable[[Room], None]) -> None:
+    def on_worker(one: Callable[[Workspace], None]) -> None:
         # Of this thread alone, as far as arithmetic goes; what new threads start with is set back below.
         torch.set_num_threads(1)
-        with no_denormals(), torch.inference_mode(inference), torch.no_grad(), lent_room() as room:
+        with no_denormals(), torch.inference_mode(inference), torch.no_grad(), borrow_workspace() as room:
             one(room)
 
     try:

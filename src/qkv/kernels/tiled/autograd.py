@@ -10,15 +10,15 @@ from typing import Any
 
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Tensor
-from qkv.kernels.compiled.saved import kept_now
+from qkv.kernels.compiled.saved import current_saved
 from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
-from qkv.kernels.runtime.tile_sizes import Tiling
+from qkv.kernels.runtime.tile_sizes import TileSizes
 from qkv.kernels.tiled.schedule import backward, forward
 
 __all__ = ["attend"]
 
 
-def attend(call: BoundCall, tiling: Tiling, strip: int, notes: list[str], *tensors: Tensor) -> Tensor:
+def attend(call: BoundCall, tiling: TileSizes, strip: int, notes: list[str], *tensors: Tensor) -> Tensor:
     """The output.
 
     Args:
@@ -39,8 +39,10 @@ def _function() -> Any:
 
         class Attend(torch.autograd.Function):
             @staticmethod
-            def forward(ctx: Any, call: BoundCall, tiling: Tiling, strip: int, notes: list[str], *tensors: Any) -> Any:
-                kept = kept_now()
+            def forward(
+                ctx: Any, call: BoundCall, tiling: TileSizes, strip: int, notes: list[str], *tensors: Any
+            ) -> Any:
+                kept = current_saved()
                 known = kept.take() if kept is not None else None
                 output, *summary = forward(call, tiling, notes) if known is None else (known[0], *known[1])
                 if kept is not None:

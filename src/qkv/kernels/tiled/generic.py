@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from qkv.core.equation import BoundCall, drop, side
 from qkv.core.guard import zero_nonfinite
 from qkv.core.typing import Tensor
-from qkv.kernels.runtime.tile_loop import fold_rows, reached
-from qkv.kernels.runtime.workers import Room
+from qkv.kernels.runtime.tile_loop import attend_rows, visible_tiles
+from qkv.kernels.runtime.workers import Workspace
 from qkv.kernels.tiled.logits.base import Gradients
 from qkv.normalizers.base import Summary
 
@@ -37,9 +37,9 @@ class Folded:
         """There are no guards."""
         return ()
 
-    def fold(self, rows: Limits, room: Room) -> tuple[Tensor, Summary]:
+    def fold(self, rows: Limits, room: Workspace) -> tuple[Tensor, Summary]:
         """Output of some queries, and the normalizer's summary of each."""
-        return fold_rows(self.call, rows, self.cols)
+        return attend_rows(self.call, rows, self.cols)
 
     def unfold(
         self,
@@ -48,16 +48,16 @@ class Folded:
         row_dot: Tensor,
         gradient: Tensor,
         gradients: Gradients,
-        room: Room,
+        room: Workspace,
         logits_wanted: bool,
     ) -> None:
         """Add the gradients that some queries give; arguments as in `Exponentials.unfold`."""
         import torch
 
         call = self.call
-        value = call.value if call.clean_value else zero_nonfinite(call.value)
+        value = call.value if call.finite_value else zero_nonfinite(call.value)
         held = len(call.score.arrays())
-        for cols in reached(call, rows, self.cols, whole=True):
+        for cols in visible_tiles(call, rows, self.cols, whole=True):
             tile, limits = call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
             score = call.score.slice(*limits)
             originals = [

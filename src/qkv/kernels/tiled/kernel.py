@@ -22,18 +22,18 @@ from typing import Any, ClassVar
 
 from qkv.core.arrays import cast, requires_gradient
 from qkv.core.equation import BoundCall
-from qkv.kernels.runtime.closure_gradients import refuse_hidden_gradients
-from qkv.kernels.runtime.cost_model import reached_pairs, tile_seconds
-from qkv.kernels.runtime.tile_readouts import sees
+from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
+from qkv.kernels.runtime.cost_model import tile_seconds, visible_pairs
+from qkv.kernels.runtime.tile_readouts import readable_in_forward
 from qkv.kernels.runtime.tile_sizes import (
-    STRIP_BUDGET,
-    Tiling,
-    beside_tiles,
-    said,
-    strip_alive,
-    strip_rows_of,
-    tile_alive,
-    tiling_of,
+    ROW_BLOCK_BUDGET,
+    TileSizes,
+    projection_bytes,
+    row_block_arrays,
+    row_block_size,
+    size_text,
+    tile_arrays,
+    tile_sizes,
 )
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -63,7 +63,7 @@ class TiledKernel(Kernel):
         "of a gate, a side of moderate range: exponentials and a division, else a sigmoid for each pair",
     )
     budget: int = BUDGET
-    row_block_budget: int = STRIP_BUDGET
+    row_block_budget: int = ROW_BLOCK_BUDGET
 
     def refuse(self, problem: Problem) -> str | None:
         """PyTorch, and normalizers with a fold."""
@@ -76,7 +76,7 @@ class TiledKernel(Kernel):
     def describe(self, problem: Problem) -> str:
         """Tile size."""
         tiling = self._tiling(problem)
-        return f"tiles of {said(tiling.rows, tiling.cols)}; logits are computed again in backward"
+        return f"tiles of {size_text(tiling.rows, tiling.cols)}; logits are computed again in backward"
 
     def cost(self, problem: Problem) -> Cost:
         """Tiles stay in cache; with a gradient everything is computed once more, and then differentiated."""
@@ -84,29 +84,29 @@ class TiledKernel(Kernel):
         tiling = self._tiling(problem)
         exponential = normalizer.log_sum_exp and normalizer.scale is not None
         peak = min(axes.batch_size, tiling.most) * tiling.rows * tiling.cols * problem.itemsize
-        peak *= tile_alive(problem)
+        peak *= tile_arrays(problem)
         numbers = axes.batch_size * axes.q * (axes.value_width + 4)
         if problem.gradient:
             # All gradients, and one of them twice while it changes its layout; one product with the output.
             numbers += 3 * axes.batch_size * (axes.q + axes.k) * (axes.query_width + axes.value_width) // 2
-        peak += beside_tiles(problem)
-        pairs = reached_pairs(problem, tiling.rows)
+        peak += projection_bytes(problem)
+        pairs = visible_pairs(problem, tiling.rows)
         blocks = -(-axes.batch_size // max(1, tiling.most))
         tiles = blocks * -(-axes.q // tiling.rows) * -(-axes.k // tiling.cols) * pairs / max(1, axes.pairs)
         flop = pairs * problem.flop_per_pair * (3.5 if problem.gradient else 1)
         seconds = pairs * tile_seconds(problem, exponential)
         if problem.readouts:
             flop, seconds = 2 * flop, 2 * seconds
-            if problem.gradient or not sees(problem.readouts, normalizer):
+            if problem.gradient or not readable_in_forward(problem.readouts, normalizer):
                 strip = axes.batch_size * self._strip(problem) * axes.k * problem.itemsize
-                peak = max(peak, strip * strip_alive(problem))
+                peak = max(peak, strip * row_block_arrays(problem))
             else:
                 peak += tiling.rows * _table_widths(problem, tiling) * problem.itemsize
         overhead = (1.5e-3 if problem.gradient else 6e-4) + tiles * (1.5e-4 if problem.gradient else 5e-5)
         return Cost(
             flop,
             (problem.input_bytes + numbers * problem.itemsize) * (2 if problem.gradient else 1),
-            peak + numbers * problem.itemsize + problem.kept_bytes,
+            peak + numbers * problem.itemsize + problem.untiled_bytes,
             overhead + blocks * 1e-4,
             arithmetic=seconds,
         )
@@ -121,28 +121,32 @@ class TiledKernel(Kernel):
     def _run(self, call: BoundCall, problem: Problem) -> Result:
         import torch
 
-        from qkv.kernels.compiled.saved import kept_now
+        from qkv.kernels.compiled.saved import current_saved
         from qkv.kernels.row_blocks.autograd import RowBlocks
-        from qkv.kernels.runtime.isolated_autograd import project_sides
+        from qkv.kernels.runtime.isolated_autograd import project_call
         from qkv.kernels.tiled.autograd import attend
         from qkv.kernels.tiled.softmax import is_exponential
         from qkv.kernels.tiled.unchecked_forward import believed, may_be_believed
 
         tensors = (call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays())
         if any(requires_gradient(x) for x in tensors) or torch.is_grad_enabled():
-            refuse_hidden_gradients(call)
+            refuse_closure_gradients(call)
         notes: list[str] = []
-        if kept_now() is None and may_be_believed(call, problem):
+        if current_saved() is None and may_be_believed(call, problem):
             output = believed(call, self._tiling(problem), notes)
             if output is not None:
                 return Result(cast(output, call.out_dtype), (), tuple(notes))
         # What is not finite must not meet other rows, as it would in a mean or under a mask.
-        if call.clean_pairs:
-            call = project_sides(call)
+        if call.finite_sides:
+            call = project_call(call)
         tensors = (call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays())
         careful = not (call.projected and is_exponential(call))
-        tiling = tiling_of(problem, self.budget, careful)
-        if problem.readouts and not (careful or problem.gradient) and sees(problem.readouts, call.normalizer):
+        tiling = tile_sizes(problem, self.budget, careful)
+        if (
+            problem.readouts
+            and not (careful or problem.gradient)
+            and readable_in_forward(problem.readouts, call.normalizer)
+        ):
             from qkv.kernels.tiled.pooled_map import cells_aligned
             from qkv.kernels.tiled.readouts import Seen
             from qkv.kernels.tiled.schedule import forward
@@ -159,16 +163,16 @@ class TiledKernel(Kernel):
             _, readouts = RowBlocks(call, problem.readouts, self._strip(problem), with_output=False).attend()
         return Result(cast(output, call.out_dtype), readouts, tuple(notes))
 
-    def _tiling(self, problem: Problem) -> Tiling:
-        return tiling_of(problem, self.budget)
+    def _tiling(self, problem: Problem) -> TileSizes:
+        return tile_sizes(problem, self.budget)
 
     def _strip(self, problem: Problem) -> int:
-        return strip_rows_of(problem, self.row_block_budget, strip_alive(problem))
+        return row_block_size(problem, self.row_block_budget, row_block_arrays(problem))
 
 
-def _table_widths(problem: Problem, tiling: Tiling) -> int:
+def _table_widths(problem: Problem, tiling: TileSizes) -> int:
     """Numbers for each query in the tables of maps that are made on the way (`tiled/pooled_map.py`)."""
     q, k = problem.axes.q, problem.axes.k
-    maps: list[Any] = [getattr(readout, "readout", readout) for readout in problem.readouts if readout.pooling]
+    maps: list[Any] = [readout.per_head for readout in problem.readouts if readout.pooling]
     # A sum or maximum for each cell, its maximum, and the scale of both.
     return sum(3 * (readout.sides(q, k)[1] + -(-k // tiling.cols) + 1) for readout in maps)

@@ -31,7 +31,7 @@ from typing import Any
 from qkv.core.batch import BatchIndex
 from qkv.core.tile import Tile
 from qkv.core.typing import Tensor
-from qkv.readouts import Heads, Readout
+from qkv.readouts import Readout
 from qkv.readouts.cells import cell_range, cell_start, pool_cells
 
 __all__ = ["Blocks", "OnePass", "cells_aligned", "one_pass"]
@@ -53,15 +53,11 @@ def cells_aligned(side: int, length: int, readouts: Sequence[Readout]) -> int:
         480
     """
     for readout in readouts:
-        size = _map(readout).size
+        size = readout.per_head.size
         width = length // min(size, length) if length else 1
         if length % max(1, width) == 0 and 1 < width <= side:
             return side - side % width
     return side
-
-
-def _map(readout: Readout) -> Any:
-    return readout.readout if isinstance(readout, Heads) else readout
 
 
 class OnePass:
@@ -78,20 +74,20 @@ class OnePass:
         self.whole = []
         for readout in self.readouts:
             batch = tile.batch
-            if isinstance(readout, Heads):
-                batch = (*batch[:-1], len(readout.heads))
-            sides = _map(readout).sides(tile.q_total, tile.k_total)
+            if readout.head_indices is not None:
+                batch = (*batch[:-1], len(readout.head_indices))
+            sides = readout.per_head.sides(tile.q_total, tile.k_total)
             self.whole.append(like.new_zeros((*batch, *sides)))
 
     def element(self, index: BatchIndex) -> Blocks:
         """What the loop over the tiles of one batch element calls; elements may run at the same time."""
         found = []
         for readout, whole in zip(self.readouts, self.whole, strict=True):
-            if not isinstance(readout, Heads):
+            if readout.head_indices is None:
                 found.append(_Map(readout.pooling, [whole[index]], self.tile))
                 continue
             count = self.tile.batch[-1]
-            to = [n for n, head in enumerate(readout.heads) if head % count == index[-1]]
+            to = [n for n, head in enumerate(readout.head_indices) if head % count == index[-1]]
             if to:
                 found.append(_Map(readout.pooling, [whole[(*index[:-1], n)] for n in to], self.tile))
         return Blocks(found)

@@ -13,9 +13,9 @@ from typing import Any
 from qkv.core.batch import BatchIndex
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Tensor
-from qkv.kernels.runtime.tile_readouts import Reading
+from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.tiled.pooled_map import Blocks, OnePass, one_pass
-from qkv.readouts import Heads, Readout
+from qkv.readouts import Readout
 
 __all__ = ["Seen"]
 
@@ -35,7 +35,7 @@ class Seen:
         self._kinds = [_kind(readout, call) for readout in readouts]
         self._maps = OnePass(of("map"), call.tile, like=call.value) if "map" in self._kinds else None
         self._totals = [_Total(readout, call) for readout in of("total")]
-        self.reading = Reading(of("tiles"), call.tile) if "tiles" in self._kinds else None
+        self.reading = ReadoutAccumulator(of("tiles"), call.tile) if "tiles" in self._kinds else None
 
     @property
     def many_workers(self) -> bool:
@@ -72,7 +72,7 @@ class _Total:
 
     def __init__(self, readout: Readout, call: BoundCall) -> None:
         tile = call.tile
-        self.heads = readout.heads if isinstance(readout, Heads) else None
+        self.heads = readout.head_indices
         self.count = tile.batch[-1] if tile.batch else 1
         batch = tile.batch if self.heads is None else (*tile.batch[:-1], len(self.heads))
         self.whole = call.value.new_empty((*batch, tile.q_total))

@@ -9,9 +9,9 @@ from typing import Any
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
 from qkv.core.equation import BoundCall, side
 from qkv.core.typing import Tensor
-from qkv.kernels.runtime.tile_loop import spans
-from qkv.kernels.runtime.tile_sizes import Tiling
-from qkv.kernels.runtime.workers import Room, chunks, run, threads
+from qkv.kernels.runtime.tile_loop import ranges
+from qkv.kernels.runtime.tile_sizes import TileSizes
+from qkv.kernels.runtime.workers import Workspace, chunks, run, threads
 from qkv.kernels.tiled.generic import Folded
 from qkv.kernels.tiled.logits.base import Gradients
 from qkv.kernels.tiled.readouts import Seen
@@ -23,7 +23,7 @@ Limits = tuple[int, int]
 Task = tuple[BatchIndex, Limits]
 
 
-def forward(call: BoundCall, tiling: Tiling, notes: list[str], seen: Seen | None = None) -> list[Tensor]:
+def forward(call: BoundCall, tiling: TileSizes, notes: list[str], seen: Seen | None = None) -> list[Tensor]:
     """Output, and what the normalizer keeps of each query.
 
     `notes` gets how guards on the data went, `seen` what is read of the weights on the way.
@@ -31,8 +31,8 @@ def forward(call: BoundCall, tiling: Tiling, notes: list[str], seen: Seen | None
     tile, out = call.tile, Whole(call)
     elements = _elements(call, tiling, seen)
 
-    def work(tasks: Sequence[Task]) -> Callable[[Room], None]:
-        def on_worker(room: Room) -> None:
+    def work(tasks: Sequence[Task]) -> Callable[[Workspace], None]:
+        def on_worker(room: Workspace) -> None:
             for index, rows in tasks:
                 element = elements(index)
                 output, summary = element.fold(rows, room)
@@ -56,7 +56,7 @@ def forward(call: BoundCall, tiling: Tiling, notes: list[str], seen: Seen | None
 
 def backward(
     call: BoundCall,
-    tiling: Tiling,
+    tiling: TileSizes,
     output: Tensor,
     summary: Sequence[Tensor],
     gradient: Tensor,
@@ -66,7 +66,7 @@ def backward(
 
     As in `core.guard.weigh`, an output that read an infinite value or NaN is a constant.
     """
-    if not call.clean_value:
+    if not call.finite_value:
         known = output.isfinite()
         output, gradient = output.where(known, 0.0), gradient.where(known, 0.0)
     row_dot = (gradient * output).sum(dim=-1, keepdim=True)
@@ -75,8 +75,8 @@ def backward(
     # Each worker adds into arrays of its own, so that the sum does not depend on who is first.
     sums = [Gradients.zeros(call) for _ in shares]
 
-    def work(tasks: Sequence[Task], own: Gradients) -> Callable[[Room], None]:
-        def on_worker(room: Room) -> None:
+    def work(tasks: Sequence[Task], own: Gradients) -> Callable[[Workspace], None]:
+        def on_worker(room: Workspace) -> None:
             last, there = None, own
             for index, rows in tasks:
                 if index != last:
@@ -107,7 +107,7 @@ def backward(
         if x is not None:
             target = target[..., None, None] if target.ndim else target
             target += x.sum_to_size(target.shape)
-    if not call.clean_value:
+    if not call.finite_value:
         total.value.masked_fill_(~call.value.isfinite(), 0.0)
     found = total.tensors()
     del total, sums
@@ -116,16 +116,16 @@ def backward(
     return found
 
 
-def _tasks(call: BoundCall, tiling: Tiling) -> list[Task]:
+def _tasks(call: BoundCall, tiling: TileSizes) -> list[Task]:
     every = batch_indices(call.tile.batch, tiling.most)
     return [(index, rows) for index in every for rows in _rows(call, tiling)]
 
 
-def _rows(call: BoundCall, tiling: Tiling) -> list[Limits]:
-    return list(spans(call.tile.q_total, tiling.rows))
+def _rows(call: BoundCall, tiling: TileSizes) -> list[Limits]:
+    return list(ranges(call.tile.q_total, tiling.rows))
 
 
-def _elements(call: BoundCall, tiling: Tiling, seen: Seen | None = None) -> Callable[[BatchIndex], Any]:
+def _elements(call: BoundCall, tiling: TileSizes, seen: Seen | None = None) -> Callable[[BatchIndex], Any]:
     """What folds and unfolds the batch elements at an index."""
     if is_exponential(call):
         bound = bound_of(call)

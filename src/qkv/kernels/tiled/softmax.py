@@ -26,9 +26,9 @@ from qkv.core.random import dropout_rate
 from qkv.core.tile import Tile
 from qkv.core.typing import Tensor
 from qkv.kernels.runtime.microbenchmarks import add_product, routes
-from qkv.kernels.runtime.tile_loop import reached, spans
-from qkv.kernels.runtime.tile_readouts import Reading
-from qkv.kernels.runtime.workers import Room
+from qkv.kernels.runtime.tile_loop import ranges, visible_tiles
+from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
+from qkv.kernels.runtime.workers import Workspace
 from qkv.kernels.tiled.logits.base import Back, Gradients, Pairs, Slices
 from qkv.kernels.tiled.logits.dispatch import pairs_of
 from qkv.kernels.tiled.readouts import Seen
@@ -57,8 +57,8 @@ def is_exponential(call: BoundCall) -> bool:
         normalizer.log_sum_exp
         and normalizer.online
         and normalizer.scale is not None
-        and call.clean_value
-        and (call.mask is None or call.clean_pairs)
+        and call.finite_value
+        and (call.mask is None or call.finite_sides)
     )
 
 
@@ -93,7 +93,7 @@ def _moderate(sums: tuple[Tensor, Tensor, Tensor]) -> bool:
     return float(low) >= 1e-12 and float(high) <= 1e12 and bool(torch.isfinite(weighted).all())
 
 
-def _only(x: Tensor, kept: Tensor | None, room: Room) -> Tensor:
+def _only(x: Tensor, kept: Tensor | None, room: Workspace) -> Tensor:
     """`x` where it is kept, 0 elsewhere; in a buffer."""
     import torch
 
@@ -151,7 +151,7 @@ class Exponentials:
         of_bound = f"logits within ±{BOUND:.0f}: no maximum" if self.bounded else "maximum of each row"
         return (of_bound, *self._pairs.notes())
 
-    def fold(self, rows: Limits, room: Room) -> tuple[Tensor, Summary]:
+    def fold(self, rows: Limits, room: Workspace) -> tuple[Tensor, Summary]:
         """Output of some queries, and the shift and total of each."""
         import torch
 
@@ -169,7 +169,7 @@ class Exponentials:
             self._read(self.seen.reading, rows, summary, room)
         return output, summary
 
-    def _sums(self, rows: Limits, room: Room, running: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def _sums(self, rows: Limits, room: Workspace, running: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Shift, total and weighted sum of some queries.
 
         The shift is 0 where logits are bounded; otherwise the maximum of the first tile, which is near enough
@@ -225,14 +225,14 @@ class Exponentials:
         shift, total = summary
         return total.log().add_(shift, alpha=math.log(2) if self._base2 else 1.0)
 
-    def _read(self, reading: Reading, rows: Limits, summary: Summary, room: Room) -> None:
+    def _read(self, reading: ReadoutAccumulator, rows: Limits, summary: Summary, room: Workspace) -> None:
         """The tiles of some queries again, for what wants the weights themselves."""
         import torch
 
         call, tile = self.call, self.call.tile
         shift, total = summary
         inverse = total.masked_fill(total == 0, 1.0).reciprocal_()
-        for cols in spans(tile.k_total, self.cols):
+        for cols in ranges(tile.k_total, self.cols):
             here = tile.restrict(rows, cols)
             cover = "all" if call.mask is None else call.mask.coverage(here)
             if cover == "none" and cols[0] > 0:
@@ -263,7 +263,7 @@ class Exponentials:
         row_dot: Tensor,
         gradient: Tensor,
         gradients: Gradients,
-        room: Room,
+        room: Workspace,
         logits_wanted: bool,
     ) -> None:
         """Add the gradients that some queries give. Those of the score lack the normalizer's `scale`.
@@ -298,10 +298,10 @@ class Exponentials:
                 of_weights = _only(of_weights, kept, room)
             back(of_weights.sub_(row_dot).mul_(exponentials), gradients)
 
-    def _tiles(self, rows: Limits, room: Room) -> Iterator[tuple[Limits, Any]]:
+    def _tiles(self, rows: Limits, room: Workspace) -> Iterator[tuple[Limits, Any]]:
         """Keys of each tile that is not empty, and which of its pairs are out (None: none is)."""
         mask, tile = self.call.mask, self.call.tile
-        for cols in reached(self.call, rows, self.cols, whole=self.seen is not None):
+        for cols in visible_tiles(self.call, rows, self.cols, whole=self.seen is not None):
             if mask is None:
                 yield cols, None
                 continue
@@ -312,7 +312,7 @@ class Exponentials:
             elif cover == "all":
                 yield cols, None
 
-    def _out(self, mask: Mask, here: Tile, room: Room) -> Tensor:
+    def _out(self, mask: Mask, here: Tile, room: Workspace) -> Tensor:
         """Which pairs of a tile the mask leaves out."""
         rows, cols = here.rows, here.cols
         # Tiles that stand alike to the diagonal share this.

@@ -12,7 +12,7 @@ from dataclasses import replace
 from qkv.core.arrays import requires_gradient
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Tensor
-from qkv.kernels.runtime.tile_sizes import Tiling
+from qkv.kernels.runtime.tile_sizes import TileSizes
 from qkv.kernels.tiled.schedule import forward
 from qkv.plan.problem import Problem
 
@@ -35,12 +35,11 @@ def may_be_believed(call: BoundCall, problem: Problem) -> bool:
     )
 
 
-def believed(call: BoundCall, tiling: Tiling, notes: list[str]) -> Tensor | None:
+def believed(call: BoundCall, tiling: TileSizes, notes: list[str]) -> Tensor | None:
     """The output; None where something was not finite, or may not have been."""
     import torch
 
-    known = replace(call)
-    known.__dict__.update(clean_pairs=True, clean_value=True)
+    known = replace(call, finite=(True, True))
     known = known.with_projections(*known.score.project(known.query, known.key, known.tile))
     said: list[str] = []
     output, _, total = forward(known, tiling, said)

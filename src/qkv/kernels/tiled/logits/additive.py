@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from qkv.core.typing import Tensor
-from qkv.kernels.runtime.workers import Room
+from qkv.kernels.runtime.workers import Workspace
 from qkv.kernels.tiled.logits import hidden_units as units
 from qkv.kernels.tiled.logits.base import Back, Gradients, Pairs, moved
 from qkv.kernels.tiled.logits.hidden_units import Units
@@ -18,15 +18,15 @@ Limits = tuple[int, int]
 class UnitSum(Pairs):
     """A score whose `unit` is "tanh", of one batch element."""
 
-    def logits(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> Tensor:
+    def logits(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> Tensor:
         """By exponentials or tanh, as the range of each hidden unit allows."""
         return moved(self._logits(self._forward, rows, cols, room), self.factor, shift)
 
-    def trace(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> tuple[Tensor, Back]:
+    def trace(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> tuple[Tensor, Back]:
         """The tile again, from what both directions were prepared for."""
 
         def back(gradient: Tensor, gradients: Gradients) -> None:
-            to = (gradients.query, gradients.key, gradients.score.unit_vector)
+            to = (gradients.query, gradients.key, gradients.score.tanh_vector)
             units.gradient(self._backward, rows, cols, gradient, to, room)
 
         return moved(self._logits(self._backward, rows, cols, room), self.factor, shift), back
@@ -35,7 +35,7 @@ class UnitSum(Pairs):
         """How the guard on the range went."""
         return (self._forward.says,)
 
-    def _logits(self, prepared: Units, rows: Limits, cols: Limits, room: Room) -> Tensor:
+    def _logits(self, prepared: Units, rows: Limits, cols: Limits, room: Workspace) -> Tensor:
         shape = (rows[1] - rows[0], cols[1] - cols[0])
         return units.logits(prepared, rows, cols, room.take("logits", shape, self.call.value), room)
 
@@ -48,4 +48,4 @@ class UnitSum(Pairs):
         return self._prepared(train=True)
 
     def _prepared(self, train: bool) -> Units:
-        return units.prepare(self.call.query, self.call.key, self.call.score.unit_vector, train)
+        return units.prepare(self.call.query, self.call.key, self.call.score.tanh_vector, train)

@@ -23,7 +23,7 @@ from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.equation import BoundCall, side
 from qkv.core.typing import Tensor
 from qkv.kernels.runtime.microbenchmarks import Routes, add_product
-from qkv.kernels.runtime.workers import Room
+from qkv.kernels.runtime.workers import Workspace
 
 __all__ = ["Back", "Bent", "Gradients", "Pairs", "Product", "Shifted", "Slices", "Traced", "moved"]
 
@@ -119,7 +119,7 @@ class Pairs(ABC):
         return ()
 
     @abstractmethod
-    def logits(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> Tensor:
+    def logits(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> Tensor:
         """factor · logits − shift `(*batch, rows, cols)`, without mask, in an array that may be written to.
 
         Args:
@@ -129,7 +129,7 @@ class Pairs(ABC):
         """
 
     @abstractmethod
-    def trace(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> tuple[Tensor, Back]:
+    def trace(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> tuple[Tensor, Back]:
         """As `logits`; and a function that adds what a gradient of the logits (of the plain ones, not
         multiplied by the factor) gives to query, key and the score's arrays.
         """
@@ -143,11 +143,11 @@ class Product(Pairs):
         self._queries, self._keys = Slices(call.query), Slices(call.key)
         self._left = self._queries if factor == 1 else Slices(call.query * factor)
 
-    def logits(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> Tensor:
+    def logits(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> Tensor:
         """One matrix product."""
         return moved(self.routes.product(self._left(rows), self._keys(cols), room, "logits"), 1.0, shift)
 
-    def trace(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> tuple[Tensor, Back]:
+    def trace(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> tuple[Tensor, Back]:
         """dL += dS R, dR += dSᵀ L"""
 
         def back(gradient: Tensor, gradients: Gradients) -> None:
@@ -170,13 +170,13 @@ class Shifted(Pairs):
         super().__init__(call, factor, routes)
         self._inner = inner(replace(call, score=call.score.score), factor, routes)
 
-    def logits(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> Tensor:
+    def logits(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> Tensor:
         """The inner ones, with the offset added in place."""
         tile, score = self.call.tile.restrict(rows, cols), self.call.score.slice(slice(*rows), slice(*cols))
         offset = score.offset(tile, self.call.value)
         return self._inner.logits(rows, cols, room, shift).add_(offset, alpha=self.factor)
 
-    def trace(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> tuple[Tensor, Back]:
+    def trace(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> tuple[Tensor, Back]:
         """The gradient passes on to the score within; the arrays of the offset get theirs by autograd."""
         import torch
 
@@ -203,12 +203,12 @@ class Bent(Pairs):
         super().__init__(call, factor, routes)
         self._inner = Product(replace(call, score=call.score.score), 1.0 / call.score.cap, routes)
 
-    def logits(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> Tensor:
+    def logits(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> Tensor:
         """In place on the inner logits."""
         bent = self.routes.tanh_(self._inner.logits(rows, cols, room))
         return moved(bent, self.call.score.cap * self.factor, shift)
 
-    def trace(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> tuple[Tensor, Back]:
+    def trace(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> tuple[Tensor, Back]:
         """d(inner logit) = (1 − tanh²) dS"""
         import torch
 
@@ -226,7 +226,7 @@ class Bent(Pairs):
 class Traced(Pairs):
     """The score's own function, differentiated by autograd."""
 
-    def logits(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> Tensor:
+    def logits(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> Tensor:
         """The score's tile, copied: what it gives may be a view of something."""
         tile, cut = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
         score = self.call.score.slice(*cut)
@@ -238,7 +238,7 @@ class Traced(Pairs):
             shift,
         )
 
-    def trace(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> tuple[Tensor, Back]:
+    def trace(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> tuple[Tensor, Back]:
         """The tile's graph is kept until the way back is taken."""
         import torch
 
@@ -262,7 +262,7 @@ class Traced(Pairs):
         function: Callable[..., Tensor] = score.projected_logits if self.call.projected else score.logits
         return function
 
-    def _own(self, logits: Tensor, rows: Limits, cols: Limits, room: Room, shift: Tensor | None) -> Tensor:
+    def _own(self, logits: Tensor, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None) -> Tensor:
         import torch
 
         shape = (*self.call.tile.batch, rows[1] - rows[0], cols[1] - cols[0])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from qkv.core.arrays import is_array
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.microbenchmarks import Routes
 from qkv.kernels.tiled.logits.additive import UnitSum
 from qkv.kernels.tiled.logits.base import Bent, Pairs, Product, Shifted, Traced
 from qkv.kernels.tiled.logits.gated import GatedProduct
-from qkv.scores.base import PointwiseScore
 
 __all__ = ["pairs_of"]
 
@@ -20,13 +18,12 @@ def pairs_of(call: BoundCall, factor: float, routes: Routes) -> Pairs:
         return Traced(call, factor, routes)
     if score.is_product:
         return Product(call, factor, routes)
-    if score.unit == "gate":
+    if score.gated_product:
         return GatedProduct(call, factor, routes)
-    if score.unit == "tanh" and not call.tile.batch:
+    if score.tanh_vector is not None and not call.tile.batch:
         return UnitSum(call, factor, routes)
-    if isinstance(score, PointwiseScore):
-        if score.adds:
-            return Shifted(call, factor, routes, pairs_of)
-        if score.bend == "tanh" and score.score.is_product and not is_array(score.cap):
-            return Bent(call, factor, routes)
+    if score.inner is not None and score.adds_offset:
+        return Shifted(call, factor, routes, pairs_of)
+    if score.inner is not None and score.tanh_cap is not None and score.inner.is_product:
+        return Bent(call, factor, routes)
     return Traced(call, factor, routes)

@@ -13,7 +13,7 @@ from typing import Any
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Tensor
 from qkv.kernels.runtime.microbenchmarks import Routes, add_product
-from qkv.kernels.runtime.workers import Room
+from qkv.kernels.runtime.workers import Workspace
 from qkv.kernels.tiled.logits.base import Back, Gradients, Pairs, Slices, moved
 
 __all__ = ["GatedProduct"]
@@ -51,7 +51,7 @@ class GatedProduct(Pairs):
         how = "within exponentials: a division" if self._divides else "beyond exponentials: sigmoid"
         return (f"range of the gate {how} for each pair",)
 
-    def logits(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> Tensor:
+    def logits(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> Tensor:
         """The product, times the gate."""
         product = self.routes.product(self._scaled(rows), self._right(cols), room, "logits")
         if self._divides:
@@ -60,7 +60,7 @@ class GatedProduct(Pairs):
             product.mul_(self._sigmoid(rows, cols, room))
         return moved(product, 1.0, shift)
 
-    def trace(self, rows: Limits, cols: Limits, room: Room, shift: Tensor | None = None) -> tuple[Tensor, Back]:
+    def trace(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> tuple[Tensor, Back]:
         """The gate is kept, and the logits, which its own argument's gradient needs."""
         import torch
 
@@ -95,11 +95,11 @@ class GatedProduct(Pairs):
 
         return logits, back
 
-    def _divisor(self, rows: Limits, cols: Limits, room: Room) -> Any:
+    def _divisor(self, rows: Limits, cols: Limits, room: Workspace) -> Any:
         """1 / G = 1 + u vᵀ"""
         return self.routes.product(self._of_rows(rows), self._of_cols(cols), room, "gate")
 
-    def _sigmoid(self, rows: Limits, cols: Limits, room: Room) -> Any:
+    def _sigmoid(self, rows: Limits, cols: Limits, room: Workspace) -> Any:
         import torch
 
         left, right = self._queries(rows), self._keys(cols).mT

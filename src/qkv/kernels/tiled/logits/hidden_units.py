@@ -15,7 +15,7 @@ from typing import Any
 
 from qkv.core.typing import Tensor
 from qkv.kernels.runtime.microbenchmarks import routes
-from qkv.kernels.runtime.workers import Room
+from qkv.kernels.runtime.workers import Workspace
 from qkv.kernels.tiled.logits.tanh_expansion import Signs, limit, make_signs
 
 __all__ = ["Units", "gradient", "logits", "prepare"]
@@ -42,7 +42,7 @@ class Plain:
     sigmoid: bool
     units: Tensor | None
 
-    def add_logits(self, rows: tuple[int, int], cols: tuple[int, int], out: Tensor, room: Room) -> None:
+    def add_logits(self, rows: tuple[int, int], cols: tuple[int, int], out: Tensor, room: Workspace) -> None:
         """Add the logits of a tile to `out` `(rows, cols)`."""
         vector = self.vector * 2 if self.sigmoid else self.vector
         for start, stop, bent in self._bent(rows, cols, PLAIN, room):
@@ -57,7 +57,7 @@ class Plain:
         cols: tuple[int, int],
         gradient: Tensor,
         to: tuple[Tensor, ...],
-        room: Room,
+        room: Workspace,
     ) -> None:
         """Add what a tile contributes to the gradients of left `(q, h)`, right `(k, h)` and vector `(h,)`."""
         import torch
@@ -88,7 +88,7 @@ class Plain:
         else:
             target.index_add_(-1, self.units, found)
 
-    def _bent(self, rows: tuple[int, int], cols: tuple[int, int], size: int, room: Room) -> Any:
+    def _bent(self, rows: tuple[int, int], cols: tuple[int, int], size: int, room: Workspace) -> Any:
         """Some rows at a time, within `size` bytes: their limits, and tanh or sigmoid `(h, rows, cols)`."""
         import torch
 
@@ -139,9 +139,9 @@ def prepare(left: Tensor, right: Tensor, vector: Tensor, train: bool = False) ->
 
     Example:
         >>> import torch
-        >>> from qkv.kernels.runtime.workers import Room
+        >>> from qkv.kernels.runtime.workers import Workspace
         >>> units = prepare(torch.tensor([[0.5], [9.0]]), torch.tensor([[-0.5], [0.5]]), torch.ones(1))
-        >>> logits(units, (0, 2), (0, 2), torch.empty(2, 2), Room()).round(decimals=3)
+        >>> logits(units, (0, 2), (0, 2), torch.empty(2, 2), Workspace()).round(decimals=3)
         tensor([[0.0000, 0.7620],
                 [1.0000, 1.0000]])
         >>> units.says
@@ -177,7 +177,7 @@ def prepare(left: Tensor, right: Tensor, vector: Tensor, train: bool = False) ->
     return Units(tuple(found), f"range of {says}")
 
 
-def logits(units: Units, rows: tuple[int, int], cols: tuple[int, int], out: Tensor, room: Room) -> Tensor:
+def logits(units: Units, rows: tuple[int, int], cols: tuple[int, int], out: Tensor, room: Workspace) -> Tensor:
     """Write the logits of a tile to `out` `(rows, cols)`, contiguous, and return it.
 
     Tiles beside each other, one after the other with the same `room`, share what is made of their rows.
@@ -194,7 +194,7 @@ def gradient(
     cols: tuple[int, int],
     d_logits: Tensor,
     to: tuple[Tensor, Tensor, Tensor],
-    room: Room,
+    room: Workspace,
 ) -> None:
     """Add what a tile contributes to the gradients of left `(q, h)`, right `(k, h)` and vector `(h,)`.
 

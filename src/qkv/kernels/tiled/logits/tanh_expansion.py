@@ -32,8 +32,8 @@ from itertools import product
 from typing import Any
 
 from qkv.core.typing import Tensor
-from qkv.kernels.runtime.tile_sizes import PATTERNS
-from qkv.kernels.runtime.workers import Room, lent_room
+from qkv.kernels.runtime.tile_sizes import MAX_PATTERN_BYTES
+from qkv.kernels.runtime.workers import Workspace, borrow_workspace
 
 __all__ = ["TILE", "Signs", "limit", "make_signs"]
 
@@ -135,13 +135,13 @@ class Signs:
     def keys(self) -> Tensor | None:
         """The patterns of all keys, `(groups, patterns, k)`; None where they are many: then tile by tile."""
         numbers = len(self.vector) * self.sign.shape[1] * len(self.right)
-        if numbers * self.right.element_size() > PATTERNS:
+        if numbers * self.right.element_size() > MAX_PATTERN_BYTES:
             return None
-        with lent_room() as room:
+        with borrow_workspace() as room:
             shape = (len(self.vector), self.sign.shape[1], len(self.right))
             return self._patterns(self.right, -1, room, out=self.right.new_empty(shape))
 
-    def add_logits(self, rows: tuple[int, int], cols: tuple[int, int], out: Tensor, room: Room) -> None:
+    def add_logits(self, rows: tuple[int, int], cols: tuple[int, int], out: Tensor, room: Workspace) -> None:
         """Add the logits of a tile to `out` `(rows, cols)`. One draw."""
         import torch
 
@@ -161,7 +161,7 @@ class Signs:
         cols: tuple[int, int],
         gradient: Tensor,
         to: tuple[Tensor, ...],
-        room: Room,
+        room: Workspace,
     ) -> None:
         """Add what a tile gives to the gradients of left `(q, h)`, right `(k, h)`, vector `(h,)`. Two draws.
 
@@ -203,7 +203,7 @@ class Signs:
         """Add what stands group after group, `(groups, g, n)`, to the units of `target` `(n, h)`."""
         target.index_add_(1, self.order[self.filled], grouped.flatten(0, 1)[self.filled].T)
 
-    def _keys(self, cols: tuple[int, int], room: Room) -> list[Tensor]:
+    def _keys(self, cols: tuple[int, int], room: Workspace) -> list[Tensor]:
         """The patterns of the keys of a tile, for each group."""
         if self.keys is None:
             side = self.right[slice(*cols)]
@@ -218,7 +218,7 @@ class Signs:
             room.held[name] = (self, found)
         return found
 
-    def _blocks(self, rows: tuple[int, int], wide: int, room: Room) -> list[Block]:
+    def _blocks(self, rows: tuple[int, int], wide: int, room: Workspace) -> list[Block]:
         """The rows of a tile with their patterns; they serve all tiles beside it."""
         step = max(16, TILE[self.draws] // (2 * max(1, wide) * self.left.element_size()))
         seen: Any
@@ -233,7 +233,7 @@ class Signs:
             room.held["blocks", self.draws] = ((self, rows, step), blocks)
         return blocks
 
-    def _block(self, patterns: Tensor, limits: tuple[int, int], room: Room) -> Block:
+    def _block(self, patterns: Tensor, limits: tuple[int, int], room: Workspace) -> Block:
         import torch
 
         if self.draws == 2:
@@ -244,7 +244,7 @@ class Signs:
         torch.mul(patterns, self.above, out=both[..., rows:])
         return Block(limits, patterns, list(both.mT), [])
 
-    def _patterns(self, side: Tensor, turn: int, room: Room, out: Tensor) -> Tensor:
+    def _patterns(self, side: Tensor, turn: int, room: Workspace, out: Tensor) -> Tensor:
         """e^{ε·a − Σ|a|} for all sums of draws: `(n, units)` -> `(groups, patterns, n)`, the far ones 0.
 
         Args:
