@@ -196,7 +196,7 @@ def test_prepared_plan_refuses_arrays_of_other_shapes_or_libraries() -> None:
     with pytest.raises(ShapeError, match=r"prepared for shapes \(5, 3\).*have \(4, 3\)"):
         run(*[np.ones((4, 3))] * 3)
     torch = pytest.importorskip("torch")
-    with pytest.raises(KindError, match="the plan.s library, numpy, got torch"):
+    with pytest.raises(KindError, match=r"the plan.s library, numpy, got torch"):
         run(*[torch.ones(5, 3)] * 3)
 
 
