@@ -31,7 +31,7 @@ from qkv import masks, normalizers, readouts
 from qkv.errors import RefusedError
 from qkv.kernels import KERNELS
 from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, Case
-from qkv.testing.calls import run_plain
+from qkv.testing.execution import run_plain
 from qkv.testing.libraries import Setting
 from qkv.core.equation import attend_dense
 

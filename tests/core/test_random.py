@@ -9,8 +9,8 @@ from qkv.core.threefry import pair_words
 from qkv.core.tile import Tile
 from qkv.errors import OptionError
 from qkv.testing import Setting
-from qkv.testing.draws import plain_gumbel, plain_kept, plain_threefry, plain_uniform
 from qkv.testing.libraries import LIBRARIES, to_float64
+from qkv.testing.reference_draws import reference_dropout_mask, reference_gumbel, reference_threefry, reference_uniform
 
 # Random123, tests/kat_vectors: threefry2x32 by rounds; key, counter, words.
 VECTORS = {
@@ -63,7 +63,7 @@ def test_the_words_made_in_place_are_the_published_vectors(rounds):
 @ROUNDS
 def test_the_plain_generator_of_the_suites_gives_the_published_vectors(rounds):
     vectors = VECTORS[rounds]
-    assert [plain_threefry(key, counter, rounds) for key, counter, _ in vectors] == [v[2] for v in vectors]
+    assert [reference_threefry(key, counter, rounds) for key, counter, _ in vectors] == [v[2] for v in vectors]
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -76,9 +76,9 @@ def test_every_library_draws_what_plain_integers_draw(library, seed):
         gumbel = tile.gumbel(setting.array(0.0), random.SAMPLE)
         kept = to_float64(tile.dropout_mask(setting.array(0.0), 0.4))
     for b, i, j in np.ndindex(2, 3, 4):
-        assert kept[b, i, j] == plain_kept(seed, random.DROPOUT, b, i, j, 0.4)
-        assert to_float64(uniform)[b, i, j] == plain_uniform(seed, random.DROPOUT, b, i, j)
-        assert to_float64(gumbel)[b, i, j] == pytest.approx(plain_gumbel(seed, random.SAMPLE, b, i, j), rel=1e-14)
+        assert kept[b, i, j] == reference_dropout_mask(seed, random.DROPOUT, b, i, j, 0.4)
+        assert to_float64(uniform)[b, i, j] == reference_uniform(seed, random.DROPOUT, b, i, j)
+        assert to_float64(gumbel)[b, i, j] == pytest.approx(reference_gumbel(seed, random.SAMPLE, b, i, j), rel=1e-14)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

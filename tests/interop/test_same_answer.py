@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv.testing.calls import run_plain
 from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, SHAPES, Case
+from qkv.testing.execution import run_eagerly
 from qkv.testing.libraries import Setting, assert_close, to_float64
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
@@ -54,10 +54,10 @@ def test_every_library_gives_the_same_answer(score: str) -> None:
     )
     def check(normalizer: str, mask: str, shape: str, seed: int) -> None:
         call = Case(score, normalizer, mask, shape).call(seed)
-        wanted = to_float64(run_plain(call, Setting("numpy", "float32"), None).output)
+        wanted = to_float64(run_eagerly(call, Setting("numpy", "float32"), None).output)
         assert wanted.size
         for library in OTHERS:
-            got = run_plain(call, Setting(library, "float32"), None)
+            got = run_eagerly(call, Setting(library, "float32"), None)
             # What should be 0 is a rounding away from it: values are of the size of 1.
             assert_close(got.output, wanted, 1e-5, said=f"{library} {got.plan.kernel.name}", least=1e-2)
 

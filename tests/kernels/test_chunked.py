@@ -9,9 +9,9 @@ import torch
 
 from qkv.errors import RefusedError
 from qkv.kernels.chunked.kernel import ChunkedCall, ChunkedKernel, ChunkedTensor, attend_chunked
-from qkv.testing.calls import oracle, run
 from qkv.testing.cases import SCORES, Case
-from qkv.testing.claims import agree, settings_of_kernel
+from qkv.testing.execution import oracle, run
+from qkv.testing.kernel_harness import assert_agrees, settings_of_kernel
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting
 
@@ -64,7 +64,7 @@ def test_where_a_row_does_not_fit_the_memory_allowed_the_pieces_are_left_to_be_p
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_pieces_of_other_dtypes_agree_with_the_oracle(score: str, dtype: str) -> None:
     setting, case = Setting("torch", dtype), Case(score, "softmax", "window")
-    agree(run(case.call(), setting, CutIntoPieces()), oracle(case, dtype), setting, str(case))
+    assert_agrees(run(case.call(), setting, CutIntoPieces()), oracle(case, dtype), setting, str(case))
 
 
 def test_heads_that_share_a_key_do_not_copy_it(monkeypatch: pytest.MonkeyPatch) -> None:

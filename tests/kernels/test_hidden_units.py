@@ -73,7 +73,7 @@ RANGES = [
 ]
 
 
-def agree(left, right, vector, eps):
+def assert_agrees(left, right, vector, eps):
     d_logits = torch.randn(len(left), len(right), generator=torch.Generator().manual_seed(6)).to(left.dtype)
     found, to, prepared = by_tiles(left, right, vector, d_logits)
     wanted, gradients = exactly(left, right, vector, d_logits)
@@ -92,12 +92,12 @@ def agree(left, right, vector, eps):
 
 @pytest.mark.parametrize("name", RANGES)
 def test_logits_and_gradients_are_those_of_tanh_at_every_range(name):
-    agree(*sides(name), eps=1.0)
+    assert_agrees(*sides(name), eps=1.0)
 
 
 @pytest.mark.parametrize("name", RANGES)
 def test_double_precision_keeps_its_digits_at_every_range(name):
-    agree(*sides(name, dtype=torch.float64), eps=1e-8)
+    assert_agrees(*sides(name, dtype=torch.float64), eps=1e-8)
 
 
 @pytest.mark.parametrize("sigmoid", [False, True])
@@ -105,7 +105,7 @@ def test_double_precision_keeps_its_digits_at_every_range(name):
 def test_units_beyond_exponentials_are_exact_by_tanh_and_by_sigmoid(name, sigmoid, monkeypatch):
     monkeypatch.setattr(units, "limit", lambda itemsize: 1.0)
     monkeypatch.setattr(units, "routes", lambda like: Routes(base2=False, logistic=sigmoid, onednn=False))
-    prepared = agree(*sides(name), eps=1.0)
+    prepared = assert_agrees(*sides(name), eps=1.0)
     assert ("sigmoid of every pair" if sigmoid else "tanh of every pair") in prepared.says
 
 
@@ -113,7 +113,7 @@ def test_units_beyond_exponentials_are_exact_by_tanh_and_by_sigmoid(name, sigmoi
 @pytest.mark.parametrize("h", [1, 5, 8])
 def test_every_size_of_group_gives_the_same(size, h, monkeypatch):
     monkeypatch.setattr(signs, "SIZES", {1: (size,), 2: (min(size, 3),)})
-    prepared = agree(*sides("plain", h=h), eps=1.0)
+    prepared = assert_agrees(*sides("plain", h=h), eps=1.0)
     assert f"{size} at a time" in prepared.says
 
 

@@ -10,9 +10,9 @@ import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.errors import RefusedError
 from qkv.kernels import DenseKernel, JaxLoopsKernel
-from qkv.testing.calls import oracle, oracle_of, run
 from qkv.testing.cases import Case
-from qkv.testing.claims import agree
+from qkv.testing.execution import oracle, oracle_of, run
+from qkv.testing.kernel_harness import assert_agrees
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting, assert_close, to_float64
 
@@ -39,7 +39,7 @@ class TestScan(KernelContract):
     ids=str,
 )
 def test_output_and_gradients_of_every_array_are_those_of_the_equation(case: Case) -> None:
-    agree(run(case.call(), SINGLE, SMALL), oracle(case, "float32"), SINGLE, str(case))
+    assert_agrees(run(case.call(), SINGLE, SMALL), oracle(case, "float32"), SINGLE, str(case))
 
 
 def test_masked_nan_and_infinity_leak_neither_into_output_nor_into_gradients() -> None:
@@ -48,7 +48,7 @@ def test_masked_nan_and_infinity_leak_neither_into_output_nor_into_gradients() -
     call = replace(call, mask=masks.Keys(~hidden))
     hurt = replace(call, key=call.key.copy(), value=call.value.copy())
     hurt.key[..., hidden, :], hurt.value[..., hidden, :] = np.nan, np.inf
-    agree(run(hurt, SINGLE, SMALL), oracle_of(call, SINGLE), SINGLE)
+    assert_agrees(run(hurt, SINGLE, SMALL), oracle_of(call, SINGLE), SINGLE)
 
 
 def test_no_keys_give_zero_and_no_gradient() -> None:

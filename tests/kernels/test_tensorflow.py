@@ -12,9 +12,9 @@ import qkv
 from qkv import masks, scores
 from qkv.errors import RefusedError
 from qkv.kernels import DenseKernel
-from qkv.testing.calls import oracle, oracle_of, run
 from qkv.testing.cases import NORMALIZERS, Case
-from qkv.testing.claims import agree
+from qkv.testing.execution import oracle, oracle_of, run
+from qkv.testing.kernel_harness import assert_agrees
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting, assert_close, to_float64
 
@@ -42,13 +42,13 @@ class TestDenseOnTensorFlow(KernelContract):
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 def test_output_and_gradients_are_those_of_the_equation(normalizer: str) -> None:
     case = Case("similarity", normalizer, "causal at the end", dropout=0.4)
-    agree(run(case.call(), DOUBLE, "dense"), oracle(case, "float64"), DOUBLE, normalizer)
+    assert_agrees(run(case.call(), DOUBLE, "dense"), oracle(case, "float64"), DOUBLE, normalizer)
 
 
 @pytest.mark.parametrize("score", ["additive per head", "gaussian", "relative position", "class table", "cosine"])
 def test_scores_and_what_they_learned_have_gradients(score: str) -> None:
     case = Case(score, mask="pairs")
-    agree(run(case.call(), DOUBLE, "dense"), oracle(case, "float64"), DOUBLE, score)
+    assert_agrees(run(case.call(), DOUBLE, "dense"), oracle(case, "float64"), DOUBLE, score)
 
 
 def test_masked_nan_and_infinity_leak_neither_into_output_nor_into_gradients() -> None:
@@ -56,7 +56,7 @@ def test_masked_nan_and_infinity_leak_neither_into_output_nor_into_gradients() -
     call = replace(Case("additive").call(), mask=masks.Keys(~hidden))
     hurt = replace(call, key=call.key.copy(), value=call.value.copy())
     hurt.key[..., hidden, :], hurt.value[..., hidden, :] = np.nan, np.inf
-    agree(run(hurt, DOUBLE, "dense"), oracle_of(call, DOUBLE), DOUBLE)
+    assert_agrees(run(hurt, DOUBLE, "dense"), oracle_of(call, DOUBLE), DOUBLE)
 
 
 def test_function_that_tensorflow_compiles_gives_the_same_output_and_gradients() -> None:

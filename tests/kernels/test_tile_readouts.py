@@ -15,7 +15,7 @@ from qkv.core.tile import Tile
 from qkv.kernels.tiled.pooled_map import OnePass, cells_aligned, one_pass
 from qkv.kernels.tiled.readouts import Seen
 from qkv.readouts import Heads, PooledMap, Readout, TopWeights
-from qkv.testing.reading import TileReader
+from qkv.testing.tile_reader import TileReader
 
 torch = pytest.importorskip("torch")
 

@@ -11,9 +11,9 @@ from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
 from qkv.kernels import TiledKernel
 from qkv.kernels.tiled import schedule as tiling
-from qkv.testing.calls import oracle_of, run
 from qkv.testing.cases import MASKS, SCORES, SHAPES, Case, Shape
-from qkv.testing.claims import agree
+from qkv.testing.execution import oracle_of, run
+from qkv.testing.kernel_harness import assert_agrees
 from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting
 
@@ -34,7 +34,7 @@ def test_tiles_of_several_batch_elements_and_several_workers_agree_with_the_orac
     for score in sorted(SCORES):
         for case in (Case(score, "softmax", "pairs", dropout=0.3), Case(score, "softmax with temperature")):
             call = case.call()
-            agree(run(call, F64, TiledKernel(budget)), oracle_of(call, F64), F64, f"{case}, {budget}")
+            assert_agrees(run(call, F64, TiledKernel(budget)), oracle_of(call, F64), F64, f"{case}, {budget}")
 
 
 @pytest.mark.parametrize("mask", ["none", "window", "pairs", "keys", "causal by positions"])
@@ -47,7 +47,7 @@ def test_additive_scores_by_units_agree_with_the_oracle(monkeypatch: pytest.Monk
             case = Case(score, normalizer, mask, "long", dropout=0.2 if normalizer == "softmax" else 0.0)
             call = case.call()
             # Softmax with an array for temperature, and sigmoid, are folded with the score's own function.
-            agree(run(call, setting, TiledKernel(900)), oracle_of(call, setting), setting, str(case))
+            assert_agrees(run(call, setting, TiledKernel(900)), oracle_of(call, setting), setting, str(case))
 
 
 @pytest.mark.parametrize("size", [1.0, 30.0, 1000.0])

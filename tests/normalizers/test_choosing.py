@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.tile import Tile
 from qkv.normalizers import Hard, Identity, Sample, Softmax, TopK
-from qkv.testing.folds import folded
+from qkv.testing.accumulation import accumulate_tiles
 from qkv.testing.libraries import LIBRARIES, Setting, to_float64
 
 TIES = st.lists(st.sampled_from([-np.inf, 0.0, 1.0, 2.0]), min_size=1, max_size=9)
@@ -45,7 +45,7 @@ def test_tile_by_tile_the_same_keys_are_kept(row, k, data):
     for normalizer in (TopK(k), Hard(), TopK(k, normalizer=Identity())):
         with ignore_numpy_warnings():
             order = lambda size: data.draw(st.permutations(range(size)))[:2]  # noqa: E731 (two words, used once)
-            output, summary = folded(normalizer, logits, value, tile, cuts, 0.0, order)
+            output, summary = accumulate_tiles(normalizer, logits, value, tile, cuts, 0.0, order)
             tiles = [normalizer.tile_weights(logits[:, a:b], summary, tile.restrict((0, 1), (a, b))) for a, b in cuts]
         weights = normalizer.weights(logits, tile)
         assert np.allclose(output, weights, rtol=1e-13)
@@ -61,8 +61,8 @@ def test_a_key_that_is_not_chosen_is_not_read():
     value = np.array([[1.0], [np.nan], [3.0]])
     logits, tile = np.array([[2.0, -5.0, 2.0]]), Tile.whole(1, 3, seed=1)
     with ignore_numpy_warnings():
-        assert folded(TopK(2), logits, value, tile, [(0, 3)], 0.0)[0].tolist() == [[2.0]]
-        assert folded(Hard(), logits, value, tile, [(0, 1), (1, 3)], 0.0)[0].tolist() == [[1.0]]
+        assert accumulate_tiles(TopK(2), logits, value, tile, [(0, 3)], 0.0)[0].tolist() == [[2.0]]
+        assert accumulate_tiles(Hard(), logits, value, tile, [(0, 1), (1, 3)], 0.0)[0].tolist() == [[1.0]]
 
 
 def test_draws_have_the_frequencies_of_the_softmax():

@@ -9,7 +9,7 @@ from qkv.core import random
 from qkv.errors import NegativeScoreError, OptionError
 from qkv.normalizers import Entmax15, Hard, Identity, Mean, Sample, Sigmoid, Softmax, Sparsemax, Sum, TopK
 from qkv.testing import NormalizerContract
-from qkv.testing.draws import plain_gumbel
+from qkv.testing.reference_draws import reference_gumbel
 
 
 def softmax(row):
@@ -268,7 +268,7 @@ class TestSample(NormalizerContract):
         return Sample(draw.positive())
 
     def formula(self, normalizer, row, at):
-        draws = [plain_gumbel(at.seed, random.SAMPLE, at.batch, at.row, key) for key in at.keys]
+        draws = [reference_gumbel(at.seed, random.SAMPLE, at.batch, at.row, key) for key in at.keys]
         rank = [x / normalizer.temperature + g for x, g in zip(row, draws, strict=True)]
         return one_hot(row, best(rank, 1)[0])
 

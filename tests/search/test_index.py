@@ -11,9 +11,9 @@ from qkv.errors import DamagedStoreError, DataError, MissingPackageError, Option
 from qkv.normalizers import Softmax
 from qkv.scores import Dot
 from qkv.search import Document, Index
-from qkv.search.encoders import default_rank, encoder_of
-from qkv.search.saving import is_index
-from qkv.search.words import BM25, Vocabulary
+from qkv.search.bm25 import BM25, Vocabulary
+from qkv.search.encoder_registry import default_rank, encoder_of
+from qkv.search.index_files import is_index
 
 QUERY = "Which shepherd saw shadows, and a golden truth?"
 ENCODERS = ["latent", "latent-tfidf", "tfidf", "log-entropy", "counts"]
@@ -39,7 +39,7 @@ def expected(index, query, mix):
 @pytest.mark.parametrize("mix", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("encoder", ENCODERS)
 def test_scores_weights_and_evidence_are_those_of_the_formula(library, encoder, mix):
-    index = Index.of(library, encoder=encoder, words=8, overlap=2, mix=mix)
+    index = Index.from_texts(library, encoder=encoder, words=8, overlap=2, mix=mix)
     hits = index.search(QUERY, top=len(index), temperature=0.7)
     scores = expected(index, QUERY, mix)
     order = [(row["name"], row["start"]) for row in index.table.to_pylist()]
@@ -58,7 +58,7 @@ def test_scores_weights_and_evidence_are_those_of_the_formula(library, encoder, 
 
 
 def test_evidence_adds_up_through_learned_maps(library):
-    index = Index.of(library, words=0)
+    index = Index.from_texts(library, words=0)
     width = index.keys.rows.shape[1]
     learned = index.with_metric(np.eye(width) + 0.3 * np.random.default_rng(0).normal(size=(width, width)))
     scores = expected(learned, QUERY, 0.5)
@@ -69,7 +69,7 @@ def test_evidence_adds_up_through_learned_maps(library):
 
 
 def test_words_that_only_resemble_those_of_the_query_are_evidence_too(library):
-    index = Index.of(library, rank=4, words=0, mix=1.0)
+    index = Index.from_texts(library, rank=4, words=0, mix=1.0)
     hit = next(hit for hit in index.search("shadows", top=12) if hit.document == "cave")
     assert hit.evidence.asked == ["shadows"]
     shares = hit.evidence.of_words()
@@ -77,7 +77,7 @@ def test_words_that_only_resemble_those_of_the_query_are_evidence_too(library):
 
 
 def test_a_document_is_ranked_by_its_best_passage(library):
-    index = Index.of(library, words=8, overlap=0)
+    index = Index.from_texts(library, words=8, overlap=0)
     ranked = next(index.rank([QUERY], top=len(index)))
     weights = {}
     for hit in index.search(QUERY, top=len(index)):
@@ -88,7 +88,7 @@ def test_a_document_is_ranked_by_its_best_passage(library):
 
 @pytest.mark.parametrize("encoder", ["latent", "tfidf"])
 def test_an_index_that_was_saved_answers_as_before(library, encoder, tmp_path):
-    index = Index.of(library, encoder=encoder, words=8, overlap=2, mix=0.4)
+    index = Index.from_texts(library, encoder=encoder, words=8, overlap=2, mix=0.4)
     if encoder == "latent":
         width = index.keys.rows.shape[1]
         index = index.with_metric(np.eye(width) + 0.1)
@@ -103,27 +103,27 @@ def test_an_index_that_was_saved_answers_as_before(library, encoder, tmp_path):
 
 def test_stems_are_kept_with_the_index(tmp_path):
     pytest.importorskip("Stemmer")
-    index = Index.of([Document("a", "Two rings shone."), Document("b", "A dark den.")], stem="english", mix=0)
+    index = Index.from_texts([Document("a", "Two rings shone."), Document("b", "A dark den.")], stem="english", mix=0)
     index.save(tmp_path / "i")
     assert Index.open(tmp_path / "i").search("ringing")[0].document == "a"
-    assert Index.of([Document("a", "Two rings."), Document("b", "A den.")]).search("ringing") == []
+    assert Index.from_texts([Document("a", "Two rings."), Document("b", "A den.")]).search("ringing") == []
 
 
 def test_saving_again_replaces_the_index_and_leaves_nothing_behind(library, tmp_path):
-    Index.of(library).save(tmp_path / "i")
+    Index.from_texts(library).save(tmp_path / "i")
     reader = Index.open(tmp_path / "i")
-    Index.of(library[:3], encoder="tfidf").save(tmp_path / "i")
+    Index.from_texts(library[:3], encoder="tfidf").save(tmp_path / "i")
     assert len(list((tmp_path / "i").glob("*.json"))) == len(list((tmp_path / "i").glob("g-*"))) == 1
     assert Index.open(tmp_path / "i").documents == 3
     assert reader.search(QUERY)[0].text  # what was opened before stays as it was
 
 
 def test_a_save_that_fails_leaves_the_index_that_was_there(library, tmp_path, monkeypatch):
-    Index.of(library).save(tmp_path / "i")
+    Index.from_texts(library).save(tmp_path / "i")
     before = sorted(path.name for path in (tmp_path / "i").rglob("*"))
     monkeypatch.setattr(np, "savez", _full)
     with pytest.raises(DataError, match="No space left"):
-        Index.of(library[:3]).save(tmp_path / "i")
+        Index.from_texts(library[:3]).save(tmp_path / "i")
     assert sorted(path.name for path in (tmp_path / "i").rglob("*")) == before
     assert Index.open(tmp_path / "i").documents == len(library)
 
@@ -131,7 +131,7 @@ def test_a_save_that_fails_leaves_the_index_that_was_there(library, tmp_path, mo
 def test_two_writers_do_not_meet(library, tmp_path):
     from filelock import FileLock
 
-    index = Index.of(library)
+    index = Index.from_texts(library)
     index.save(tmp_path / "i")
     with FileLock(tmp_path / "i" / "writer.lock"), pytest.raises(StoreBusyError, match="another process"):
         index.save(tmp_path / "i")
@@ -142,7 +142,7 @@ def _full(*arguments, **options):
 
 
 def test_a_file_that_is_cut_off_or_gone_is_named_at_open(library, tmp_path):
-    Index.of(library).save(tmp_path / "i")
+    Index.from_texts(library).save(tmp_path / "i")
     keys = next((tmp_path / "i").glob("g-*/keys.npy"))
     keys.write_bytes(keys.read_bytes()[:-1])
     with pytest.raises(DamagedStoreError, match=r"keys\.npy is .* bytes long"):
@@ -157,18 +157,18 @@ def test_a_folder_of_something_else_is_neither_opened_nor_overwritten(library, t
     with pytest.raises(DataError, match="is no index"):
         Index.open(tmp_path)
     with pytest.raises(DataError, match="is no index"):
-        Index.of(library).save(tmp_path)
+        Index.from_texts(library).save(tmp_path)
     assert not is_index(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
 def test_a_query_without_a_known_word_finds_nothing(library):
-    assert Index.of(library).search("zeppelin xylophone") == []
-    assert next(Index.of(library).rank(["zeppelin"])) == {}
+    assert Index.from_texts(library).search("zeppelin xylophone") == []
+    assert next(Index.from_texts(library).rank(["zeppelin"])) == {}
 
 
 def test_one_document_is_an_index(library):
-    index = Index.of(library[:1])
+    index = Index.from_texts(library[:1])
     (hit,) = index.search("shadows")  # nothing to tell it from: all attention, no deviation
     assert (hit.document, hit.weight, hit.score) == ("cave", 1.0, 0.0)
     assert index.search("zeppelin") == []
@@ -191,11 +191,11 @@ def test_the_rank_is_half_of_the_texts_from_thirty_to_three_hundred():
 )
 def test_an_option_that_is_not_allowed_is_refused_in_a_sentence(library, options, says):
     with pytest.raises(OptionError, match=says):
-        Index.of(library, **options)
+        Index.from_texts(library, **options)
 
 
 def test_searching_wants_a_query_a_number_and_a_temperature(library):
-    index = Index.of(library)
+    index = Index.from_texts(library)
     for arguments, says in (((" ",), "empty"), (("x", 0), "top is 0")):
         with pytest.raises(OptionError, match=says):
             index.search(*arguments)
@@ -205,9 +205,9 @@ def test_searching_wants_a_query_a_number_and_a_temperature(library):
 
 def test_texts_without_words_are_refused():
     with pytest.raises(DataError, match="no words"):
-        Index.of([Document("a", "of the"), Document("b", "")])
+        Index.from_texts([Document("a", "of the"), Document("b", "")])
     with pytest.raises(DataError, match="no document"):
-        Index.of([])
+        Index.from_texts([])
 
 
 @pytest.mark.parametrize(("package", "named"), [("bm25s", "bm25s"), ("sklearn", "scikit-learn")])
@@ -221,7 +221,7 @@ def test_a_missing_package_is_named_with_the_extra(library, monkeypatch, package
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingPackageError, match=rf'{named}.*pip install "qkv\[search\]"'):
-        Index.of(library)
+        Index.from_texts(library)
 
 
 def test_parts_of_a_text_add_up_to_its_vector(library):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from qkv.errors import OptionError
 from qkv.search.passages import passages_of, split
-from qkv.search.texts import Document
+from qkv.search.text_sources import Document
 
 TEXT = st.lists(
     st.sampled_from(["a", "ring", "Den.", "Who?", "Mr.", "e.g.", "\n\n", "\n", " ", "“So!”", "x" * 30]),

@@ -11,7 +11,7 @@ from qkv.search import Index
 
 @pytest.mark.parametrize("named", [False, True])
 def test_a_sentence_model_finds_what_has_no_word_of_the_query(library, tmp_path, named):
-    index = Index.of(library, encoder=str(default_model_folder()) if named else "sentences", mix=1.0)
+    index = Index.from_texts(library, encoder=str(default_model_folder()) if named else "sentences", mix=1.0)
     hits = index.search("boats and captains", top=2)
     assert hits[0].document == "ship"
     assert hits[0].evidence.score == pytest.approx(hits[0].score, abs=1e-4)

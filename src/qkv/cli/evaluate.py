@@ -106,8 +106,8 @@ evaluate.__doc__ = _HELP
 
 
 def _runs(paths: list[str], relevant: str, names: list[str], rows: dict[str, Any], notes: list[str]) -> None:
+    from qkv.search.evaluation import measure
     from qkv.search.judgements import read_judgements, read_run
-    from qkv.search.measuring import measure
 
     judged = read_judgements(Path(relevant))
     for query in [query for query, grades in judged.items() if not any(grade > 0 for grade in grades.values())]:
@@ -155,7 +155,7 @@ def judged(
 def _judged_index(index: Any, name: str, queries: str | None, relevant: str | None) -> Any:
     """The queries and judgements for what an index holds."""
     from qkv.search.collections import judged_collection
-    from qkv.search.texts import Document
+    from qkv.search.text_sources import Document
 
     # Its texts are not read for this: names are enough.
     names, titles = index.table.column("name").to_pylist(), index.table.column("title").to_pylist()
@@ -165,8 +165,8 @@ def _judged_index(index: Any, name: str, queries: str | None, relevant: str | No
 
 def _systems(index: Any, read: Any, mix: float, names: list[str], rows: dict[str, Any], progress: Any) -> None:
     """Measure every way to rank."""
-    from qkv.search.encoders import Terms
-    from qkv.search.measuring import measure, rankings
+    from qkv.search.encoder_registry import Terms
+    from qkv.search.evaluation import measure, rankings
 
     called = {"latent": "latent semantics", "terms": "weighted words", "sentences": "sentence model"}
     vectors = called.get(index.encoder.name, index.encoder.name)
@@ -192,7 +192,7 @@ def _depth(index: Any) -> int:
 def _learned(
     index: Any, read: Any, mix: float, repeats: int, names: list[str], progress: Any, options: Any
 ) -> dict[str, Any]:
-    from qkv.search.measuring import gains
+    from qkv.search.evaluation import gains
 
     found = gains(
         index.with_metric(None),

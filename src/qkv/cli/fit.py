@@ -67,8 +67,8 @@ def fit_search(
     from qkv.cli.evaluate import judged
     from qkv.cli.progress import ProgressBar
     from qkv.cli.search import open_index
-    from qkv.search.measuring import learn
-    from qkv.search.saving import may_be_saved
+    from qkv.search.evaluation import learn
+    from qkv.search.index_files import may_be_saved
 
     index = open_index(collection, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage)
     target = collection if save is None else save

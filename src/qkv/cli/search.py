@@ -75,7 +75,7 @@ def search(
     from qkv.cli.progress import ProgressBar
 
     if save is not None:
-        from qkv.search.saving import may_be_saved
+        from qkv.search.index_files import may_be_saved
 
         may_be_saved(Path(save))
 
@@ -114,7 +114,7 @@ def open_index(source: str, **making: Any) -> "Index | None":
     Raises:
         OptionError: one was given.
     """
-    from qkv.search.saving import is_index
+    from qkv.search.index_files import is_index
 
     if not is_index(Path(source)):
         return None
@@ -143,7 +143,7 @@ def build_index(
     from qkv.search.index import Index
 
     words = 200 if passage is None else passage
-    return Index.of(
+    return Index.from_texts(
         source,
         encoder=encoder or "latent",
         rank=rank,

@@ -5,9 +5,9 @@ from typing import Any
 
 from qkv.core.extras import require_packages
 
-_HOMES = {"SoftJoin": "join", "Joined": "joined", "Match": "joined", "Evaluation": "joined"}
+_HOMES = {"SoftJoin": "soft_join", "JoinResult": "result", "Match": "result", "Evaluation": "result"}
 
-__all__ = ["SoftJoin", "Joined", "Match", "Evaluation"]
+__all__ = ["SoftJoin", "JoinResult", "Match", "Evaluation"]
 
 
 def __getattr__(name: str) -> Any:

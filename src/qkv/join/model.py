@@ -11,18 +11,18 @@ import numpy as np
 
 from qkv.core.files import write_atomic
 from qkv.errors import DataError
-from qkv.join.agreement import LEVELS, with_worth, worth_of
-from qkv.join.fields import KINDS, Kind
-from qkv.join.measures import Measures
+from qkv.join.agreement_levels import LEVELS, with_worth, worth_of
+from qkv.join.compared_columns import KINDS, Kind
+from qkv.join.comparison_vectors import ComparisonVectors
 
-__all__ = ["Model"]
+__all__ = ["JoinModel"]
 
 _FORMAT = "qkv join"
 _VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
-class Model:
+class JoinModel:
     """The score of a pair, less what a match needs.
 
     Fields:
@@ -43,7 +43,7 @@ class Model:
     threshold: float
     notes: tuple[str, ...]
 
-    def logits(self, measures: Measures, found: np.ndarray) -> np.ndarray:
+    def logits(self, measures: ComparisonVectors, found: np.ndarray) -> np.ndarray:
         """Log-odds of a match from `(pairs, measures)`: the score, "no match" having 0."""
         worth = worth_of(measures, found, self.worth)
         if self.learned is None:
@@ -62,7 +62,7 @@ class Model:
         write_atomic(Path(path), text.encode() + b"\n", "the model")
 
     @staticmethod
-    def load(path: str | Path) -> Model:
+    def load(path: str | Path) -> JoinModel:
         """Read what `save` wrote.
 
         Raises:
@@ -88,8 +88,8 @@ class Model:
             raise DataError(f"the model {name!r} is damaged ({error}). Fit it again.") from None
 
 
-def _built(content: dict[str, Any]) -> Model:
-    model = Model(
+def _built(content: dict[str, Any]) -> JoinModel:
+    model = JoinModel(
         on=tuple((str(left), str(right)) for left, right in content["on"]),
         kinds=dict(content["kinds"]),
         worth=np.array(content["worth"], np.float64),
@@ -104,7 +104,7 @@ def _built(content: dict[str, Any]) -> Model:
     if model.worth.shape != shape:
         raise ValueError(f"its worth has the shape {model.worth.shape}, and {shape} is wanted")
     learned = np.zeros(0) if model.learned is None else model.learned
-    count = Measures.count([model.kinds[left] for left, _ in model.on]) + len(model.on)
+    count = ComparisonVectors.count([model.kinds[left] for left, _ in model.on]) + len(model.on)
     if model.learned is not None and learned.shape != (count,):
         raise ValueError(f"it holds {learned.shape} weights, and {count} are wanted")
     if not np.isfinite([*model.worth.ravel(), *learned, model.bias, model.threshold]).all():

@@ -5,7 +5,7 @@ weights = softmax(score / T)                                                over
 
 read_texts(source)        a folder, a file or a table of texts
 read_collection(source)   texts with queries and judgements: SMART, BEIR, TREC
-Index.of(texts)           passages, keys and words, ready to be searched, saved and opened
+Index.from_texts(texts)   passages, keys and words, ready to be searched, saved and opened
 AttentionRanker           W_Q and W_K, learned from queries and what was relevant to them
 measure(…)                nDCG, average precision and recall of rankings
 """
@@ -18,12 +18,12 @@ from qkv.core.extras import require_packages
 _HOMES = {
     "AttentionRanker": "qkv.estimators",
     "Collection": "qkv.search.collections",
-    "Document": "qkv.search.texts",
+    "Document": "qkv.search.text_sources",
     "Hit": "qkv.search.hits",
     "Index": "qkv.search.index",
-    "measure": "qkv.search.measuring",
+    "measure": "qkv.search.evaluation",
     "read_collection": "qkv.search.collections",
-    "read_texts": "qkv.search.texts",
+    "read_texts": "qkv.search.text_sources",
 }
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Any
 from qkv.errors import DataError
 from qkv.search.judgements import Judgements, read_judgements
 from qkv.search.smart import is_smart, read_smart
-from qkv.search.texts import Document, read_file, read_texts
+from qkv.search.text_sources import Document, read_file, read_texts
 
 __all__ = ["Collection", "judged_collection", "read_collection", "read_documents"]
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
-from qkv.search.encoders import Encoder, encoder_of
+from qkv.search.bm25 import BM25, Vocabulary
+from qkv.search.encoder_registry import Encoder, encoder_of
 from qkv.search.hits import Evidence, Hit, joined
-from qkv.search.keys import Keys, spread_of
+from qkv.search.passage_vectors import PassageVectors, spread_of
 from qkv.search.passages import passages_of
-from qkv.search.texts import Document
-from qkv.search.words import BM25, Vocabulary
+from qkv.search.text_sources import Document
 
 __all__ = ["Index"]
 
@@ -36,7 +36,7 @@ class Index:
     z takes away the mean over all passages and divides by their standard deviation, so that m = ½ lets both
     comparisons count alike, whatever their units. W = W_Qᵀ W_K is learned, or 1.
 
-    Make one with `Index.of` or `Index.open`.
+    Make one with `Index.from_texts` or `Index.open`.
 
     Attributes:
         table: a pyarrow table, one row for each passage: document, name, title, start, end, text.
@@ -47,7 +47,7 @@ class Index:
         metric: W `(width, width)`; None: 1.
 
     Example:
-        >>> index = Index.of([Document("a", "A shepherd found a golden ring."),
+        >>> index = Index.from_texts([Document("a", "A shepherd found a golden ring."),
         ...                   Document("b", "The den is dark, and the prisoners see shadows."),
         ...                   Document("c", "The shepherd turned the ring and was invisible.")])
         >>> hits = index.search("Who saw shadows in the den?")
@@ -68,7 +68,7 @@ class Index:
     ) -> None:
         self.table = table
         self.encoder = encoder
-        self.keys = keys if isinstance(keys, Keys) else Keys(keys)
+        self.keys = keys if isinstance(keys, PassageVectors) else PassageVectors(keys)
         self.words = words
         self.splitter = splitter
         self.mix = _share(mix)
@@ -76,7 +76,7 @@ class Index:
         self.owners: np.ndarray = table.column("document").to_numpy()
 
     @classmethod
-    def of(
+    def from_texts(
         cls,
         source: Any,
         *,
@@ -146,7 +146,7 @@ class Index:
             DataError: it is no index.
             DamagedStoreError: a file is missing or cut off.
         """
-        from qkv.search.saving import open_index
+        from qkv.search.index_files import open_index
 
         return open_index(Path(path))
 
@@ -156,7 +156,7 @@ class Index:
         Raises:
             DataError: something else is there, or it cannot be written.
         """
-        from qkv.search.saving import save_index
+        from qkv.search.index_files import save_index
 
         save_index(self, Path(path))
 

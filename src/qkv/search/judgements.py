@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from qkv.errors import DataError
-from qkv.search.texts import read_file
+from qkv.search.text_sources import read_file
 
 __all__ = ["Judgements", "read_judgements", "read_run"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from qkv.errors import OptionError
-from qkv.search.texts import Document
+from qkv.search.text_sources import Document
 
 __all__ = ["Passage", "passages_of", "split"]
 

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from qkv.errors import DataError
-from qkv.search.texts import Document, read_file
+from qkv.search.text_sources import Document, read_file
 
 __all__ = ["is_smart", "read_smart"]
 

@@ -16,7 +16,7 @@ from qkv.core.arrays import namespace
 from qkv.core.positions import Positions
 from qkv.testing.examples import Draw
 
-__all__ = ["MASKS", "NORMALIZERS", "SCORES", "SHAPES", "Call", "Case", "Shape"]
+__all__ = ["Call", "Case", "MASKS", "NORMALIZERS", "SCORES", "SHAPES", "Shape"]
 
 
 @dataclass(frozen=True)

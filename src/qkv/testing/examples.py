@@ -10,7 +10,7 @@ import numpy as np
 from qkv.core.arrays import Array, is_floating
 from qkv.core.parts import Part
 
-__all__ = ["At", "Draw", "RowAt", "anew", "element", "floats", "with_floats"]
+__all__ = ["At", "Draw", "RowAt", "element", "floats", "rebuilt", "with_floats"]
 
 P = TypeVar("P", bound=Part)
 
@@ -71,7 +71,7 @@ def element(part: P, batch: tuple[int, ...], index: tuple[int, ...]) -> P:
     return part._map(lambda array, names: array if names is None else array[own])
 
 
-def anew(part: P) -> P:
+def rebuilt(part: P) -> P:
     """The part constructed once more from its fields, so that construction is seen to let tracers pass."""
     made: Any = part
     return type(part)(**{field.name: getattr(part, field.name) for field in dataclasses.fields(made)})

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 import qkv
 from qkv.errors import RefusedError
-from qkv.testing.calls import oracle, oracle_of, run
+from qkv.testing.call_semantics import CallSemanticsContract
 from qkv.testing.cases import MASKS, NONNEGATIVE, NORMALIZERS, SCORES, SHAPES, Case
-from qkv.testing.claims import Claims, agree, settings_of_kernel
+from qkv.testing.data_semantics import DataSemanticsContract
+from qkv.testing.draw_semantics import DrawSemanticsContract
+from qkv.testing.execution import oracle, oracle_of, run
+from qkv.testing.kernel_harness import KernelHarness, assert_agrees, settings_of_kernel
 from qkv.testing.libraries import Setting
-from qkv.testing.rules_of_calls import RulesOfCalls
-from qkv.testing.rules_of_data import RulesOfData
-from qkv.testing.rules_of_draws import RulesOfDraws
 
 __all__ = ["KernelContract"]
 
@@ -47,7 +47,7 @@ TWICE = [
 ]
 
 
-class KernelContract(RulesOfData, RulesOfCalls, RulesOfDraws, Claims):
+class KernelContract(DataSemanticsContract, CallSemanticsContract, DrawSemanticsContract, KernelHarness):
     """Inherit and name the kernel; `quadratic = True` for one whose memory is q · k."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
@@ -59,39 +59,39 @@ class KernelContract(RulesOfData, RulesOfCalls, RulesOfDraws, Claims):
 
     def test_runs_scaled_dot_product_attention(self, setting: Setting) -> None:
         case = Case("scaled dot", "softmax", "none")
-        assert self.takes(case.call(), setting)
-        self.agrees(setting, [case])
+        assert self.accepts(case.call(), setting)
+        self.check_cases(setting, [case])
 
     def test_agrees_with_the_oracle_for_every_score(self, setting: Setting) -> None:
-        self.agrees(setting, (Case(score, "softmax", "window") for score in self.some(setting, SCORES)))
+        self.check_cases(setting, (Case(score, "softmax", "window") for score in self.sample(setting, SCORES)))
 
     def test_agrees_with_the_oracle_for_every_normalizer(self, setting: Setting) -> None:
-        names = self.some(setting, NORMALIZERS)
-        self.agrees(setting, (Case("similarity", normalizer, "causal at the end") for normalizer in names))
+        names = self.sample(setting, NORMALIZERS)
+        self.check_cases(setting, (Case("similarity", normalizer, "causal at the end") for normalizer in names))
 
     def test_agrees_with_the_oracle_for_every_mask(self, setting: Setting) -> None:
-        self.agrees(setting, (Case("gaussian", "softmax", mask) for mask in self.some(setting, MASKS)))
+        self.check_cases(setting, (Case("gaussian", "softmax", mask) for mask in self.sample(setting, MASKS)))
 
     @settings(max_examples=40, suppress_health_check=list(HealthCheck))
     @given(case=CASES)
     def test_agrees_with_the_oracle_for_combinations_drawn_at_random(self, case: Case) -> None:
         for setting in settings_of_kernel(self.kernel, drawn=True):
-            self.agrees(setting, [case])
+            self.check_cases(setting, [case])
 
     @pytest.mark.long
     def test_agrees_with_the_oracle_for_all_combinations(self, setting: Setting, score: str) -> None:
         names = [name for name in NORMALIZERS if name != "sum" or score in NONNEGATIVE]
-        masks = self.some(setting, MASKS)
+        masks = self.sample(setting, MASKS)
         if setting.library == "jax":  # which compiles each for half a second
             names, masks = ["softmax", "top-k"], masks[::4]
-        self.agrees(setting, (Case(score, name, mask) for name in names for mask in masks))
+        self.check_cases(setting, (Case(score, name, mask) for name in names for mask in masks))
 
     @pytest.mark.long
     def test_agrees_with_the_oracle_for_every_shape(self, setting: Setting, score: str) -> None:
         name = "sum" if score in NONNEGATIVE else "softmax"
-        self.agrees(setting, (Case(score, name, "causal by positions", shape) for shape in SHAPES))
+        self.check_cases(setting, (Case(score, name, "causal by positions", shape) for shape in SHAPES))
 
-    def agrees(self, setting: Setting, cases: Any) -> None:
+    def check_cases(self, setting: Setting, cases: Any) -> None:
         """Compare output and gradient of those cases that the kernel does not refuse."""
         for case in cases:
             try:
@@ -100,7 +100,7 @@ class KernelContract(RulesOfData, RulesOfCalls, RulesOfDraws, Claims):
                 continue
             # The logarithm of a compact kernel is steep at its edge.
             slack = 10.0 if case.score in ("epanechnikov", "triangular") else 1.0
-            agree(got, oracle(case, setting.dtype), setting, str(case), slack)
+            assert_agrees(got, oracle(case, setting.dtype), setting, str(case), slack)
 
     @pytest.mark.parametrize("case", TWICE, ids=str)
     def test_second_derivatives_are_right(self, case: Case) -> None:
@@ -130,4 +130,4 @@ class KernelContract(RulesOfData, RulesOfCalls, RulesOfDraws, Claims):
 
     def test_arrays_laid_out_in_strides_give_the_same(self, setting: Setting) -> None:
         call = Case("scaled dot", "softmax", "none", "strided").call()
-        agree(run(call, setting, self.kernel), oracle_of(call, setting), setting)
+        assert_agrees(run(call, setting, self.kernel), oracle_of(call, setting), setting)

@@ -23,17 +23,17 @@ from hypothesis import strategies as st
 from qkv.core.arrays import ignore_numpy_warnings, is_floating, namespace
 from qkv.core.tile import Tile
 from qkv.normalizers import Normalizer
-from qkv.testing.examples import Draw, RowAt, anew, element, floats, with_floats
-from qkv.testing.folds import FoldContract
+from qkv.testing.accumulation import AccumulationContract
+from qkv.testing.examples import Draw, RowAt, element, floats, rebuilt, with_floats
 from qkv.testing.gradients import assert_jax_agrees, assert_numerical, torch_gradients
 from qkv.testing.libraries import Setting, assert_close
 
-__all__ = ["NormalizerContract", "some_logits"]
+__all__ = ["NormalizerContract", "example_logits"]
 
 SEED = 11
 
 
-def some_logits(draw: Draw, non_negative: bool = False) -> Any:
+def example_logits(draw: Draw, non_negative: bool = False) -> Any:
     """Logits `(*batch, 5, 7)`: rows that are full, with excluded keys, empty, with one key, and wide."""
     logits = draw(5, 7)
     logits[..., 4, :] *= 6
@@ -44,7 +44,7 @@ def some_logits(draw: Draw, non_negative: bool = False) -> Any:
     return logits
 
 
-class NormalizerContract(FoldContract):
+class NormalizerContract(AccumulationContract):
     """Inherit, write `make` and `formula`; the class attributes say what cannot be asked of every one."""
 
     reads_logits: ClassVar[bool] = True
@@ -61,7 +61,7 @@ class NormalizerContract(FoldContract):
         for shape, batch in setting.few(((2, 3), (1, 3)), ((2,), (2,)), ((), ())):
             draw = Draw(3, batch=batch)
             normalizer = self.make(draw)
-            logits = some_logits(Draw(4, batch=shape), self.non_negative_logits)
+            logits = example_logits(Draw(4, batch=shape), self.non_negative_logits)
             tile = Tile.whole(5, 7, shape, seed=SEED)
             with setting.active():
                 rounded, exact = setting.rounded(logits), normalizer.map_arrays(setting.rounded)
@@ -144,7 +144,7 @@ class NormalizerContract(FoldContract):
         normalizer = self.make(Draw(1, batch=(2,)))
         if normalizer.differentiable:
             pytest.importorskip("torch")
-            logits = some_logits(Draw(2, batch=(2,)), self.non_negative_logits)
+            logits = example_logits(Draw(2, batch=(2,)), self.non_negative_logits)
             excluded, inputs = self._excluded(logits)
             template = Setting("torch", "float64").part(normalizer)
 
@@ -170,7 +170,7 @@ class NormalizerContract(FoldContract):
         return excluded, np.where(out, 0.0, logits)
 
     def _logits(self) -> Any:
-        return some_logits(Draw(2), self.non_negative_logits)
+        return example_logits(Draw(2), self.non_negative_logits)
 
     def _weights(self, normalizer: Normalizer, logits: Any) -> Any:
         with ignore_numpy_warnings():
@@ -180,7 +180,7 @@ class NormalizerContract(FoldContract):
         def scalar(logits: Any, *arrays: Any) -> Any:
             xp = namespace(logits)
             part = normalizer.map_arrays(lambda array: array if is_floating(array) else xp.asarray(array))
-            part = anew(with_floats(part, arrays))
+            part = rebuilt(with_floats(part, arrays))
             weights = part.weights(logits, Tile.whole(*logits.shape, seed=SEED))
             by = np.cos(np.arange(np.prod(weights.shape)).reshape(weights.shape))
             return xp.sum(weights * xp.asarray(by))

@@ -22,12 +22,12 @@ from qkv.errors import RefusedError
 from qkv.kernels import DenseKernel, NumpyBlocksKernel, RowBlocksKernel, TiledKernel
 from qkv.plan import Kernel
 from qkv.readouts import Readout
-from qkv.testing.calls import run_plain
 from qkv.testing.cases import NORMALIZERS, SCORES, Call, Case
 from qkv.testing.examples import with_floats
+from qkv.testing.execution import run_eagerly
 from qkv.testing.gradients import assert_numerical
 from qkv.testing.libraries import LIBRARIES, Setting, assert_close, to_float64
-from qkv.testing.reading import TileReader
+from qkv.testing.tile_reader import TileReader
 
 __all__ = ["ReadoutContract", "read"]
 
@@ -51,7 +51,7 @@ PIECEWISE = [
 
 def read(call: Call, setting: Setting, kernel: Kernel | str | None, *readouts: Readout) -> Any:
     """The results of readouts as NumPy, named fields as tuples."""
-    seen = run_plain(call, setting, kernel, readouts=readouts)
+    seen = run_eagerly(call, setting, kernel, readouts=readouts)
     return [
         tuple(map(np.asarray, result)) if isinstance(result, tuple) else np.asarray(result) for result in seen.readouts
     ]
@@ -123,10 +123,10 @@ class ReadoutContract:
     def test_asking_leaves_the_output_as_it_is(self, reader: str, setting: Setting) -> None:
         for name, call in self.calls():
             try:
-                seen = run_plain(call, setting, READERS[reader], readouts=[self.readout])
+                seen = run_eagerly(call, setting, READERS[reader], readouts=[self.readout])
             except RefusedError:
                 continue
-            alone = run_plain(call, setting, READERS[reader]).output
+            alone = run_eagerly(call, setting, READERS[reader]).output
             assert_close(seen.output, to_float64(alone), 1e-13, said=name, least=1.0)
             assert np.array_equal(to_float64(seen.output) == 0, to_float64(alone) == 0), name
 
@@ -228,7 +228,7 @@ class ReadoutContract:
             assert str(call.normalizer) in sentence
             assert sentence.endswith(".")
             with pytest.raises(RefusedError) as refusal:
-                run_plain(call, Setting("numpy", "float64"), None, readouts=[self.readout])
+                run_eagerly(call, Setting("numpy", "float64"), None, readouts=[self.readout])
             assert str(refusal.value) == sentence
 
     def test_query_without_keys_reads_finite_numbers_or_minus_infinity(self, reader: str, setting: Setting) -> None:

@@ -30,7 +30,7 @@ from qkv.errors import ShapeError
 from qkv.masks import Pairs
 from qkv.normalizers import NORMALIZERS, Softmax
 from qkv.scores import Score
-from qkv.testing.examples import At, Draw, anew, element, floats, with_floats
+from qkv.testing.examples import At, Draw, element, floats, rebuilt, with_floats
 from qkv.testing.gradients import assert_jax_agrees, assert_numerical, torch_gradients
 from qkv.testing.libraries import Setting, assert_close
 from qkv.testing.parts import PartContract
@@ -283,7 +283,7 @@ class ScoreContract(PartContract):
         def scalar(query: Any, key: Any, *arrays: Any) -> Any:
             xp = namespace(query)
             part = score.map_arrays(lambda array: array if is_floating(array) else xp.asarray(array))
-            part = anew(with_floats(part, arrays))
+            part = rebuilt(with_floats(part, arrays))
             logits = _finite(part(query, key, END))
             weights = np.cos(np.arange(np.prod(logits.shape)).reshape(logits.shape))
             return xp.sum(logits * xp.asarray(weights))

@@ -99,10 +99,10 @@ def open_index(path: Path) -> Index:
     import pyarrow as pa
     from scipy.sparse import csc_array, load_npz
 
-    from qkv.search.encoders import ENCODERS
+    from qkv.search.bm25 import BM25, Vocabulary
+    from qkv.search.encoder_registry import ENCODERS
     from qkv.search.index import Index
-    from qkv.search.keys import Keys
-    from qkv.search.words import BM25, Vocabulary
+    from qkv.search.passage_vectors import PassageVectors
 
     held = _described(path)
     if held is None:
@@ -127,9 +127,9 @@ def open_index(path: Path) -> Index:
     if dense:
         held_moments = read_arrays(folder / "moments.npz")
         moments = held_moments["mean"], held_moments["covariance"]
-        keys = Keys(np.load(folder / "keys.npy", mmap_mode="r"), moments)
+        keys = PassageVectors(np.load(folder / "keys.npy", mmap_mode="r"), moments)
     else:
-        keys = Keys(load_npz(folder / "keys.npz"))
+        keys = PassageVectors(load_npz(folder / "keys.npz"))
     metric = np.load(folder / "metric.npy") if (folder / "metric.npy").is_file() else None
     bm25 = BM25(scores, words["known"].tolist())
     return Index(table, encoder, keys, bm25, Vocabulary(held["stem"]), mix=held["mix"], metric=metric)

@@ -7,8 +7,8 @@ import pytest
 
 from qkv.errors import DataError, OptionError
 from qkv.search import Collection, Document, Index, measure, read_collection
-from qkv.search.encoders import Terms
-from qkv.search.measuring import gains, learn, rankings
+from qkv.search.encoder_registry import Terms
+from qkv.search.evaluation import gains, learn, rankings
 
 
 def average_precision(ranked, relevant):
@@ -53,7 +53,7 @@ def printed(section):
 @pytest.mark.parametrize(("name", "title", "least"), [("cranfield", "Cranfield", 0.43), ("cisi", "CISI", 0.20)])
 def test_rankings_reach_what_was_promised_and_what_the_page_prints(public, name, title, least):
     held = read_collection(public / name)
-    index = Index.of(held.documents, words=0)
+    index = Index.from_texts(held.documents, words=0)
     assert index.keys.rows.shape[1] == 300
 
     def measured(which, mix):
@@ -80,7 +80,7 @@ def test_rankings_reach_what_was_promised_and_what_the_page_prints(public, name,
 def test_learned_maps_beat_their_start_by_more_than_the_spread(public, name, title):
     pytest.importorskip("torch")
     held = read_collection(public / name)
-    index = Index.of(held.documents, words=0)
+    index = Index.from_texts(held.documents, words=0)
     page = printed("tested on the other half")
     found = gains(index, held, mixes=(1.0, 0.5), measures=["MAP", "nDCG@10"], top=len(index))
     for mix, gain in found.items():
@@ -112,7 +112,7 @@ def twins(count=30):
 def test_what_is_learned_from_half_of_the_queries_helps_the_other_half():
     pytest.importorskip("torch")
     held = twins()
-    index = Index.of(held.documents, words=0)
+    index = Index.from_texts(held.documents, words=0)
     found = gains(index, held, mixes=(1.0,), repeats=3, measures=["MAP"], penalty=20.0)[1.0]
     mean, spread = found.gain("MAP")
     assert mean > max(2 * spread, 0.05)
@@ -122,7 +122,7 @@ def test_what_is_learned_from_half_of_the_queries_helps_the_other_half():
 def test_learning_keeps_the_passages_and_wants_vectors_and_documents(tmp_path):
     pytest.importorskip("torch")
     held = twins(8)
-    index = Index.of(held.documents, words=4, overlap=1)
+    index = Index.from_texts(held.documents, words=4, overlap=1)
     learned, losses = learn(index, held.queries, held.relevant, steps=2)
     assert learned.metric.shape == (index.keys.rows.shape[1],) * 2
     assert losses[-1] < losses[0]
@@ -130,6 +130,6 @@ def test_learning_keeps_the_passages_and_wants_vectors_and_documents(tmp_path):
     with pytest.raises(DataError, match="no document that the judgements name"):
         learn(index, held.queries, {query.name: {"elsewhere": 1} for query in held.queries})
     with pytest.raises(OptionError, match="no dense vectors"):
-        learn(Index.of(held.documents, encoder="tfidf"), held.queries, held.relevant)
+        learn(Index.from_texts(held.documents, encoder="tfidf"), held.queries, held.relevant)
     with pytest.raises(DataError, match="3 judged queries"):
         gains(index, Collection("few", held.documents, held.queries[:3], held.relevant))

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from qkv.errors import MissingPackageError
-from qkv.join.fields import Field, Kind
-from qkv.join.pairs import Pairs
+from qkv.join.compared_columns import ComparedColumn, Kind
+from qkv.join.pair_sets import PairSet
 
 try:
     import scipy.sparse as sparse
@@ -38,7 +38,7 @@ except ImportError:
         'a join needs scikit-learn, which is not installed. Run: pip install "qkv[sklearn]"'
     ) from None
 
-__all__ = ["Measures", "Weighed", "weigh"]
+__all__ = ["ComparisonVectors", "Weighed", "weigh"]
 
 _MEASURES = {
     "text": ("spelling", "words", "letters", "contained", "shared", "part", "digits", "missing"),
@@ -93,14 +93,14 @@ def weigh(left: np.ndarray, right: np.ndarray, letters: bool) -> Weighed:
     return Weighed(unit[:n], unit[n:], there[:n], there[n:], total[:n], total[n:])
 
 
-class Measures:
+class ComparisonVectors:
     """All measures of the fields of two tables.
 
     Attributes:
         names: `(column, measure)` of each, in the order of the last axis of `of`.
     """
 
-    def __init__(self, fields: list[Field]) -> None:
+    def __init__(self, fields: list[ComparedColumn]) -> None:
         self.fields = fields
         texts = [field for field in fields if field.kind == "text"]
         self.names = tuple((f.name, measure) for f in fields for measure in _MEASURES[f.kind])
@@ -119,7 +119,7 @@ class Measures:
         record = len(_MEASURES["record"]) if kinds.count("text") > 1 else 0
         return sum(len(_MEASURES[kind]) for kind in kinds) + record
 
-    def of(self, pairs: Pairs) -> np.ndarray:
+    def of(self, pairs: PairSet) -> np.ndarray:
         """The measures of pairs, `(*pairs, measures)` float32."""
         parts = [part for field in self.fields for part in self._field(field, pairs)]
         if self.record is not None:
@@ -131,12 +131,12 @@ class Measures:
             ]
         return np.stack([np.asarray(part, np.float32) for part in parts], axis=-1)
 
-    def _field(self, field: Field, pairs: Pairs) -> list[np.ndarray]:
+    def _field(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
         missing = pairs.of(np.logical_or, field.left_missing, field.right_missing)
         parts = _KINDS[field.kind](self, field, pairs)
         return [np.where(missing, 0.0, part) for part in parts] + [missing]
 
-    def _text(self, field: Field, pairs: Pairs) -> list[np.ndarray]:
+    def _text(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
         words, letters = self._words[field.name], self._letters[field.name]
         return [
             _spelling(pairs, field.left, field.right),
@@ -147,7 +147,7 @@ class Measures:
             _shares(self._digits[field.name], pairs)[0],
         ]
 
-    def _code(self, field: Field, pairs: Pairs) -> list[np.ndarray]:
+    def _code(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
         ends = [np.array([cell[-_ENDING:] for cell in side], object) for side in (field.left, field.right)]
         return [
             pairs.of(np.equal, field.left, field.right),
@@ -155,14 +155,14 @@ class Measures:
             pairs.of(np.equal, *ends),
         ]
 
-    def _number(self, field: Field, pairs: Pairs) -> list[np.ndarray]:
+    def _number(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
         return [*self._near(field, pairs), pairs.of(_ratio, field.left, field.right)]
 
-    def _moment(self, field: Field, pairs: Pairs) -> list[np.ndarray]:
+    def _moment(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
         sides = [_day_digits(side) for side in (field.left, field.right)]
         return [*self._near(field, pairs), _spelling(pairs, *sides)]
 
-    def _near(self, field: Field, pairs: Pairs) -> list[np.ndarray]:
+    def _near(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
         present = np.concatenate([field.left[~field.left_missing], field.right[~field.right_missing]])
         scale = float(present.std()) if len(present) else 0.0
         distance = pairs.of(lambda a, b: np.abs(a - b), field.left, field.right)
@@ -170,10 +170,10 @@ class Measures:
 
 
 _KINDS = {
-    "text": Measures._text,
-    "code": Measures._code,
-    "number": Measures._number,
-    "moment": Measures._moment,
+    "text": ComparisonVectors._text,
+    "code": ComparisonVectors._code,
+    "number": ComparisonVectors._number,
+    "moment": ComparisonVectors._moment,
 }
 
 
@@ -181,7 +181,7 @@ def _together(columns: list[np.ndarray]) -> np.ndarray:
     return np.array([" ".join(filter(None, row)) for row in zip(*columns, strict=True)], dtype=object)
 
 
-def _spelling(pairs: Pairs, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def _spelling(pairs: PairSet, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     from rapidfuzz import distance
 
     scorers = (distance.JaroWinkler.normalized_similarity, distance.OSA.normalized_similarity)
@@ -189,7 +189,7 @@ def _spelling(pairs: Pairs, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.asarray((first + second) / 2)
 
 
-def _shares(words: Weighed, pairs: Pairs) -> list[np.ndarray]:
+def _shares(words: Weighed, pairs: PairSet) -> list[np.ndarray]:
     """Of the idf of the words of the side that has less, and of that which has more, how much is shared."""
     shared = pairs.dot(words.left_there, words.right_there)
     sides = words.left_total, words.right_total

@@ -54,7 +54,7 @@ class TileReader(Kernel):
             for index in batch_indices(tile.batch, self.most):
                 one = call.select_batch(index) if index else call
                 for rows in ranges(tile.q_total, self.rows):
-                    folded, summary = attend_rows(one, rows, self.cols)
-                    output[(*index, slice(*rows)) if index else (..., slice(*rows), slice(None))] = folded
+                    rows_output, summary = attend_rows(one, rows, self.cols)
+                    output[(*index, slice(*rows)) if index else (..., slice(*rows), slice(None))] = rows_output
                     read_rows(reading, one, summary, rows, self.cols, index)
         return Result(cast(output, call.out_dtype), reading.results())

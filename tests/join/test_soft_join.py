@@ -13,13 +13,13 @@ import pytest
 
 from qkv.errors import DataError, OptionError
 from qkv.join import SoftJoin
-from qkv.join.candidates import Candidates
-from qkv.join.fields import clean, read_fields
+from qkv.join.attention_weights import attention_weights, collect_matches, solve_assignment
+from qkv.join.blocking import CandidatePairs
+from qkv.join.compared_columns import clean, read_columns
+from qkv.join.comparison_vectors import ComparisonVectors
 from qkv.join.labels import read_labels
-from qkv.join.learning import best_threshold
-from qkv.join.measures import Measures
-from qkv.join.pairs import Grid, Listed
-from qkv.join.weights import assign, gather, row_weights
+from qkv.join.pair_sets import PairGrid, PairList
+from qkv.join.supervised import best_threshold
 from qkv.normalizers import Softmax
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +83,7 @@ def test_weights_are_the_softmax_with_a_sink_over_rows_of_any_length():
     draw = np.random.default_rng(0)
     rows = np.repeat([3, 0, 7], [4, 1, 6])
     logits = draw.normal(size=11) * 300  # far beyond what an exponential holds
-    weights, nothing = row_weights(rows, logits)
+    weights, nothing = attention_weights(rows, logits)
     for row in (3, 0, 7):
         own = rows == row
         np.testing.assert_allclose(weights[own], Softmax(sink=0.0).weights(logits[own][None])[0], atol=1e-12)
@@ -94,8 +94,8 @@ def test_what_is_kept_has_the_weights_of_all_pairs_and_the_rest_is_no_match():
     rows, keys = np.repeat([0, 1], 300), np.tile(np.arange(300), 2)
     logits = np.full(600, -9.0)
     logits[[5, 7, 301]] = [4.0, 3.0, 1.0]
-    edges = gather([(rows, keys, logits)], 3)
-    whole, _ = row_weights(rows, logits)
+    edges = collect_matches([(rows, keys, logits)], 3)
+    whole, _ = attention_weights(rows, logits)
     assert list(zip(edges.rows.tolist(), edges.keys.tolist(), strict=True)) == [(0, 5), (0, 7), (1, 1)]
     np.testing.assert_allclose(edges.weights, whole[[5, 7, 301]])
     # A row without any pair has no match for certain.
@@ -111,7 +111,7 @@ def test_a_one_to_one_pairing_has_the_largest_gain_of_all_pairings():
         gain = draw.normal(size=(4, 4))
         rows, keys = np.repeat(np.arange(4), 4), np.tile(np.arange(4), 4)
         kept = draw.random(16) < 0.6
-        taken = assign(rows[kept], keys[kept], gain.ravel()[kept])
+        taken = solve_assignment(rows[kept], keys[kept], gain.ravel()[kept])
         table = np.where(kept.reshape(4, 4), gain.clip(0), 0)
         best = max(sum(table[i, p[i]] for i in range(4)) for p in permutations(range(4)))
         assert gain.ravel()[kept][taken].sum() == pytest.approx(best)
@@ -122,16 +122,16 @@ def test_a_one_to_one_pairing_has_the_largest_gain_of_all_pairings():
 
 
 def fields_of(left, right, names):
-    return read_fields(pa.Table.from_pylist(left), pa.Table.from_pylist(right), names)
+    return read_columns(pa.Table.from_pylist(left), pa.Table.from_pylist(right), names)
 
 
 def test_a_listed_pair_measures_as_it_does_in_the_grid():
     left, right, _ = crowd(0, 12)
-    measures = Measures(fields_of(left, right, ("name", "city", "phone", "born")))
-    grid = measures.of(Grid(2, 9))
+    measures = ComparisonVectors(fields_of(left, right, ("name", "city", "phone", "born")))
+    grid = measures.of(PairGrid(2, 9))
     assert grid.shape == (7, len(right), len(measures.names))
     rows, keys = np.repeat(np.arange(2, 9), len(right)), np.tile(np.arange(len(right)), 7)
-    np.testing.assert_allclose(measures.of(Listed(rows, keys)), grid.reshape(-1, grid.shape[-1]), atol=1e-6)
+    np.testing.assert_allclose(measures.of(PairList(rows, keys)), grid.reshape(-1, grid.shape[-1]), atol=1e-6)
     assert grid.min() >= 0
     assert grid.max() <= 1 + 1e-6
 
@@ -141,8 +141,8 @@ def test_equal_cells_measure_one_and_missing_cells_say_so():
     other = {"name": "` anna berg '", "phone": "213 857 0034", "abv": "8.7", "note": "word"}
     fields = fields_of([row], [other], ("name", "phone", "abv", "note"))
     assert [field.kind for field in fields] == ["text", "code", "number", "text"]
-    measures = Measures(fields)
-    found = dict(zip(measures.names, measures.of(Listed(np.array([0]), np.array([0])))[0].tolist(), strict=True))
+    measures = ComparisonVectors(fields)
+    found = dict(zip(measures.names, measures.of(PairList(np.array([0]), np.array([0])))[0].tolist(), strict=True))
     for column in ("name", "phone", "abv"):
         # Digits are shared by nobody in a name that has none.
         own = {name: value for (col, name), value in found.items() if col == column and name != "digits"}
@@ -167,7 +167,7 @@ def test_equal_cells_measure_one_and_missing_cells_say_so():
 )
 def test_a_column_is_compared_as_what_it_holds(cells, kind):
     table = pa.table({"a": cells})
-    assert read_fields(table, table, ("a",))[0].kind == kind
+    assert read_columns(table, table, ("a",))[0].kind == kind
 
 
 def test_cleaning_keeps_words_of_every_script():
@@ -266,28 +266,28 @@ def test_candidates_find_what_all_pairs_find():
 
 def test_strips_cover_every_pair_once_and_keep_rows_together(monkeypatch):
     left, right, _ = crowd(11, 20)
-    measures = Measures(fields_of(left, right, ("name", "city")))
-    whole = measures.of(Grid(0, 20)).reshape(-1, len(measures.names))
-    monkeypatch.setattr("qkv.join.candidates._BYTES", 4 * len(measures.names) * len(right) * 3)
-    strips = list(Candidates(measures).strips())
+    measures = ComparisonVectors(fields_of(left, right, ("name", "city")))
+    whole = measures.of(PairGrid(0, 20)).reshape(-1, len(measures.names))
+    monkeypatch.setattr("qkv.join.blocking._BYTES", 4 * len(measures.names) * len(right) * 3)
+    strips = list(CandidatePairs(measures).strips())
     assert len(strips) == 7
     rows, keys, found = (np.concatenate(parts) for parts in zip(*strips, strict=True))
     np.testing.assert_array_equal(rows * len(right) + keys, np.arange(20 * len(right)))
     np.testing.assert_allclose(found, whole, atol=1e-6)
-    monkeypatch.setattr("qkv.join.candidates._BYTES", 8 * len(measures.names) * 5 * 3)
-    listed = list(Candidates(measures, count=5).strips())
+    monkeypatch.setattr("qkv.join.blocking._BYTES", 8 * len(measures.names) * 5 * 3)
+    listed = list(CandidatePairs(measures, count=5).strips())
     assert len(listed) > 1
     seen = [set(strip[0].tolist()) for strip in listed]
     assert not any(a & b for a, b in pairwise(seen))
     assert sum(len(strip[0]) for strip in listed) == sum(
-        len(strip[0]) for strip in Candidates(measures, count=5).strips()
+        len(strip[0]) for strip in CandidatePairs(measures, count=5).strips()
     )
 
 
 @pytest.mark.parametrize("count", [None, 6])
 def test_the_closest_of_some_rows_are_those_of_all(count):
     left, right, _ = crowd(15, 20)
-    candidates = Candidates(Measures(fields_of(left, right, ("name", "city"))), count=count)
+    candidates = CandidatePairs(ComparisonVectors(fields_of(left, right, ("name", "city"))), count=count)
     rows, keys, found = candidates.closest(3)
     some_rows, some_keys, some_found = candidates.closest(3, np.array([17, 4]))
     own = np.isin(rows, [4, 17])
@@ -297,7 +297,7 @@ def test_the_closest_of_some_rows_are_those_of_all(count):
 
 
 def test_a_draw_of_the_rows_of_a_large_table_tells_as_much(monkeypatch):
-    monkeypatch.setattr("qkv.join.unlabelled._MOST_ROWS", 25)
+    monkeypatch.setattr("qkv.join.expectation_maximisation._MOST_ROWS", 25)
     check_misspelt_people_are_found_and_strangers_are_not()
 
 

@@ -14,11 +14,11 @@ import pytest
 from qkv.errors import RefusedError
 from qkv.plan import Kernel
 from qkv.readouts import Readout
-from qkv.testing.calls import Outcome, run, run_plain
 from qkv.testing.cases import NORMALIZERS, Call, Case
+from qkv.testing.execution import Outcome, run, run_eagerly
 from qkv.testing.libraries import Setting, assert_close, installed
 
-__all__ = ["Claims", "agree", "settings_of_kernel"]
+__all__ = ["KernelHarness", "assert_agrees", "settings_of_kernel"]
 
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 OUTPUT = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
@@ -44,7 +44,7 @@ def settings_of_kernel(kernel: Kernel, drawn: bool = False) -> list[Any]:
     return out
 
 
-def agree(got: Outcome, wanted: Outcome, setting: Setting, said: str = "", slack: float = 1.0) -> None:
+def assert_agrees(got: Outcome, wanted: Outcome, setting: Setting, said: str = "", slack: float = 1.0) -> None:
     """Fail unless output and gradients are those of the oracle, to the dtype's rounding times `slack`."""
     said = f"{said} {setting}"
     assert_close(got.output, wanted.output, slack * OUTPUT[setting.dtype], said=f"{said}, output:", least=0.1)
@@ -52,7 +52,7 @@ def agree(got: Outcome, wanted: Outcome, setting: Setting, said: str = "", slack
         assert_close(mine, theirs, slack * GRADIENT[setting.dtype], said=f"{said}, gradient {n}:", least=0.1)
 
 
-def accepting_refusal(test: Callable[..., Any]) -> Callable[..., Any]:
+def allow_refusal(test: Callable[..., Any]) -> Callable[..., Any]:
     """The test, passed too where the kernel under test refuses in its own name and says why."""
 
     @functools.wraps(test)
@@ -68,7 +68,7 @@ def accepting_refusal(test: Callable[..., Any]) -> Callable[..., Any]:
     return accepting
 
 
-class Claims:
+class KernelHarness:
     """What every test of a kernel needs: the kernel, and a way to run what it does not refuse.
 
     A kernel need not run everything. What it does not run it must refuse in a sentence, and each inherited
@@ -80,7 +80,7 @@ class Claims:
         for name in dir(cls):
             test = getattr(cls, name)
             if name.startswith("test_") and not hasattr(test, "accepts_refusal"):
-                setattr(cls, name, accepting_refusal(test))
+                setattr(cls, name, allow_refusal(test))
 
     kernel: ClassVar[Kernel]
     quadratic: ClassVar[bool] = False
@@ -88,7 +88,7 @@ class Claims:
     twice: ClassVar[bool] = True
     """Its gradient can be differentiated again, in PyTorch."""
 
-    def some(self, setting: Setting, names: Iterable[str]) -> list[str]:
+    def sample(self, setting: Setting, names: Iterable[str]) -> list[str]:
         """All names in float64; in the other dtypes some of them, each time others."""
         # JAX compiles each for long: outside the long run, which has its other dtypes, few are enough.
         step = 8 if str(setting) == "jax-float32" else min(3, 1 + DTYPES.index(setting.dtype))
@@ -96,12 +96,12 @@ class Claims:
 
     def each_normalizer(self, setting: Setting, **changes: Any) -> Iterator[tuple[str, Call]]:
         """A call for each normalizer that the kernel takes, with a score that suits it."""
-        for name in self.some(setting, NORMALIZERS):
+        for name in self.sample(setting, NORMALIZERS):
             call = replace(Case("similarity" if name == "sum" else "dot", name).call(), **changes)
-            if self.takes(call, setting):
+            if self.accepts(call, setting):
                 yield name, call
 
-    def takes(self, call: Call, setting: Setting, readouts: Sequence[Readout] = ()) -> bool:
+    def accepts(self, call: Call, setting: Setting, readouts: Sequence[Readout] = ()) -> bool:
         """Whether the kernel does not refuse the call's facts."""
         import qkv
 
@@ -129,6 +129,6 @@ class Claims:
         """Output and gradients."""
         return run(call, setting, self.kernel, gradient_of=gradient_of)
 
-    def see(self, call: Call, setting: Setting, **options: Any) -> Any:
+    def observe(self, call: Call, setting: Setting, **options: Any) -> Any:
         """What `observe` gives."""
-        return run_plain(call, setting, self.kernel, **options)
+        return run_eagerly(call, setting, self.kernel, **options)

@@ -18,7 +18,7 @@ from qkv.testing.cases import Call, Case
 from qkv.testing.examples import floats, with_floats
 from qkv.testing.libraries import Setting, to_float64
 
-__all__ = ["Outcome", "oracle", "oracle_of", "run", "run_plain"]
+__all__ = ["Outcome", "oracle", "oracle_of", "run", "run_eagerly"]
 
 ORACLE = Setting("torch", "float64")
 
@@ -99,7 +99,7 @@ def oracle(case: Case, dtype: str) -> Outcome:
     return oracle_of(case.call(), Setting("torch", dtype))
 
 
-def run_plain(call: Call, setting: Setting, kernel: Kernel | str | None, **options: Any) -> Any:
+def run_eagerly(call: Call, setting: Setting, kernel: Kernel | str | None, **options: Any) -> Any:
     """`qkv.observe`, not compiled and without gradients."""
     with setting.active():
         leaves = [_laid(setting, x, call.strided) for x in (call.query, call.key, call.value)]

@@ -17,12 +17,14 @@ from qkv.testing.examples import Draw, floats, with_floats
 from qkv.testing.libraries import Setting, assert_close, to_float64
 from qkv.testing.parts import PartContract
 
-__all__ = ["FoldContract", "folded"]
+__all__ = ["AccumulationContract", "accumulate_tiles"]
 
 Cuts = list[tuple[int, int]]
 
 
-def folded(normalizer: Any, logits: Any, value: Any, tile: Any, cuts: Cuts, dropout: float, order: Any = None) -> Any:
+def accumulate_tiles(
+    normalizer: Any, logits: Any, value: Any, tile: Any, cuts: Cuts, dropout: float, order: Any = None
+) -> Any:
     """`finish` of the partials of these tiles; `order(n)` names the next two to merge (None: the first)."""
     prepared = normalizer.prepare(logits)
     partials = [
@@ -39,7 +41,7 @@ def folded(normalizer: Any, logits: Any, value: Any, tile: Any, cuts: Cuts, drop
     return normalizer.finalize(partials[0], tile, dropout)
 
 
-class FoldContract(PartContract):
+class AccumulationContract(PartContract):
     """Part of `NormalizerContract`."""
 
     non_negative_logits: ClassVar[bool] = False
@@ -65,7 +67,7 @@ class FoldContract(PartContract):
 
         with ignore_numpy_warnings():
             weights = normalizer.weights(logits, tile)
-            output, summary = folded(normalizer, logits, value, tile, cuts, dropout, order)
+            output, summary = accumulate_tiles(normalizer, logits, value, tile, cuts, dropout, order)
             assert_close(output, drop(weights, tile, dropout) @ value, 1e-12, least=1.0)
             for c0, c1 in cuts:
                 piece = tile.restrict((0, 4), (c0, c1))
@@ -84,7 +86,7 @@ class FoldContract(PartContract):
 
         def both(x: Any, v: Any) -> Any:
             part = setting.part(normalizer)
-            output, summary = folded(part, x, v, tile, [(0, 3), (3, 8)], dropout)
+            output, summary = accumulate_tiles(part, x, v, tile, [(0, 3), (3, 8)], dropout)
             weights = part.weights(x, tile)
             wanted = namespace(x).matmul(drop(weights, tile, dropout), v)
             return (
@@ -104,7 +106,7 @@ class FoldContract(PartContract):
         if normalizer.online:
             tile = Tile.whole(3, 0, seed=5)
             with ignore_numpy_warnings():
-                output, _ = folded(normalizer, np.zeros((3, 0)), np.zeros((0, 2)), tile, [(0, 0)], 0.0)
+                output, _ = accumulate_tiles(normalizer, np.zeros((3, 0)), np.zeros((0, 2)), tile, [(0, 0)], 0.0)
             assert output.tolist() == [[0.0, 0.0]] * 3
 
     def test_fold_never_reads_the_value_of_an_excluded_key(self) -> None:
@@ -116,8 +118,8 @@ class FoldContract(PartContract):
             tile, hurt = Tile.whole(4, 8, seed=5), value.copy()
             hurt[5] = [np.nan, np.inf]
             with ignore_numpy_warnings():
-                clean, _ = folded(normalizer, logits, value, tile, [(0, 4), (4, 8)], 0.0)
-                got, _ = folded(normalizer, logits, hurt, tile, [(0, 4), (4, 8)], 0.0)
+                clean, _ = accumulate_tiles(normalizer, logits, value, tile, [(0, 4), (4, 8)], 0.0)
+                got, _ = accumulate_tiles(normalizer, logits, hurt, tile, [(0, 4), (4, 8)], 0.0)
             assert_close(got, clean, 1e-15)
 
     def test_gradients_from_the_summary_are_those_of_the_weights(self) -> None:
@@ -138,7 +140,7 @@ class FoldContract(PartContract):
 
         prepared = part.prepare(leaves[0])
         with torch.no_grad():
-            _, summary = folded(part, leaves[0], torch.tensor(draw(8, 2)), tile, cuts, 0.0)
+            _, summary = accumulate_tiles(part, leaves[0], torch.tensor(draw(8, 2)), tile, cuts, 0.0)
             row_dot = (weights * gradient).sum(dim=-1, keepdim=True)
             tiles = []
             for c0, c1 in cuts:

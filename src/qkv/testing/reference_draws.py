@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["plain_gumbel", "plain_kept", "plain_threefry", "plain_uniform"]
+__all__ = ["reference_dropout_mask", "reference_gumbel", "reference_threefry", "reference_uniform"]
 
 _WORD = 0xFFFFFFFF
 
 
-def plain_threefry(key: tuple[int, int], counter: tuple[int, int], rounds: int = 20) -> tuple[int, int]:
+def reference_threefry(key: tuple[int, int], counter: tuple[int, int], rounds: int = 20) -> tuple[int, int]:
     """Two random words.
 
     Example:
@@ -34,21 +34,21 @@ def plain_threefry(key: tuple[int, int], counter: tuple[int, int], rounds: int =
 
 def _word_of_query(seed: int, stream: int, batch: int, q: int, k: int) -> int:
     """One of the two words that queries 2i and 2i + 1 share."""
-    inner = plain_threefry((seed & _WORD, seed >> 32 & _WORD), (batch, stream))
-    return plain_threefry(inner, (q // 2, k), rounds=13)[q % 2]
+    inner = reference_threefry((seed & _WORD, seed >> 32 & _WORD), (batch, stream))
+    return reference_threefry(inner, (q // 2, k), rounds=13)[q % 2]
 
 
-def plain_uniform(seed: int, stream: int, batch: int, q: int, k: int) -> float:
+def reference_uniform(seed: int, stream: int, batch: int, q: int, k: int) -> float:
     """The uniform draw of one pair, in float64; `batch` is the flat index of the batch element."""
     return (_word_of_query(seed, stream, batch, q, k) + 0.5) / 2**32
 
 
-def plain_kept(seed: int, stream: int, batch: int, q: int, k: int, dropout: float) -> bool:
+def reference_dropout_mask(seed: int, stream: int, batch: int, q: int, k: int, dropout: float) -> bool:
     """Whether dropout keeps one weight: two keys share a word, the low half is the first one's."""
     half = _word_of_query(seed, stream, batch, q, k // 2) >> 16 * (k % 2) & 0xFFFF
     return half ^ 0x8000 >= round(dropout * 2**16)
 
 
-def plain_gumbel(seed: int, stream: int, batch: int, q: int, k: int) -> float:
+def reference_gumbel(seed: int, stream: int, batch: int, q: int, k: int) -> float:
     """The Gumbel draw of one pair, in float64."""
-    return -math.log(-math.log1p(-min(plain_uniform(seed, stream, batch, q, k), 1 - 2.0**-24)))
+    return -math.log(-math.log1p(-min(reference_uniform(seed, stream, batch, q, k), 1 - 2.0**-24)))

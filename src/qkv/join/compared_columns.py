@@ -20,7 +20,7 @@ import numpy as np
 from qkv.database.keys.columns import Column, fold
 from qkv.errors import DataError
 
-__all__ = ["Field", "Kind", "clean", "read_fields"]
+__all__ = ["ComparedColumn", "Kind", "clean", "read_columns"]
 
 Kind = Literal["text", "code", "number", "moment"]
 KINDS: tuple[Kind, ...] = ("text", "code", "number", "moment")
@@ -34,7 +34,7 @@ _LEAST_DIGITS = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Field:
+class ComparedColumn:
     """One compared column of both tables.
 
     Fields:
@@ -70,7 +70,9 @@ def clean(text: str) -> str:
     return " ".join("".join(apart).split())
 
 
-def read_fields(left: Any, right: Any, names: tuple[str, ...], kinds: dict[str, Kind] | None = None) -> list[Field]:
+def read_columns(
+    left: Any, right: Any, names: tuple[str, ...], kinds: dict[str, Kind] | None = None
+) -> list[ComparedColumn]:
     """Read the named columns of two pyarrow tables.
 
     Args:
@@ -84,7 +86,7 @@ def read_fields(left: Any, right: Any, names: tuple[str, ...], kinds: dict[str, 
     return [_field(Column.of(left, name), Column.of(right, name), (kinds or {}).get(name)) for name in names]
 
 
-def _field(left: Column, right: Column, kind: Kind | None) -> Field:
+def _field(left: Column, right: Column, kind: Kind | None) -> ComparedColumn:
     for column in (left, right):
         if column.kind == "vector":
             raise DataError(f"column {column.name!r} holds vectors, and a join compares texts, numbers and dates.")
@@ -95,7 +97,7 @@ def _field(left: Column, right: Column, kind: Kind | None) -> Field:
         own, absent = _as(column, wanted)
         cells.append(own)
         missing.append(absent)
-    return Field(left.name, wanted, cells[0], cells[1], missing[0], missing[1])
+    return ComparedColumn(left.name, wanted, cells[0], cells[1], missing[0], missing[1])
 
 
 def _kind(left: Column, right: Column) -> Kind:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from qkv import masks, normalizers, scores
-from qkv.testing.calls import oracle_of
 from qkv.testing.cases import Call, Case
-from qkv.testing.claims import Claims, agree
+from qkv.testing.execution import oracle_of
+from qkv.testing.kernel_harness import KernelHarness, assert_agrees
 from qkv.testing.libraries import Setting, assert_close, to_float64
 
-__all__ = ["RulesOfData"]
+__all__ = ["DataSemanticsContract"]
 
 LEAST = {"float64": -1.7e308, "float32": -3.4e38, "float16": -65504.0, "bfloat16": -3.38e38}
 """A little above the lowest finite number of each dtype: what others fill masks with."""
@@ -29,7 +29,7 @@ READ_ELSEWHERE = ("scaled dot", "gaussian", "additive", "cosine", "gated", "lapl
 """Scores that read NaN in different ways: in a product, a mean, a norm, a difference."""
 
 
-class RulesOfData(Claims):
+class DataSemanticsContract(KernelHarness):
     """The rules, one or more tests each; inherited by `KernelContract`."""
 
     # -- 1. True means may attend ------------------------------------------------------------------------
@@ -38,14 +38,14 @@ class RulesOfData(Claims):
         only = np.arange(4) == 2
         for mask in (masks.Keys(only), masks.Pairs(only[None, :]), masks.Pairs(np.tile(only, (3, 1)))):
             call = Call(np.ones((3, 2)), np.ones((4, 2)), np.eye(4), scores.Dot(), mask=mask)
-            if self.takes(call, setting):
-                assert_close(self.see(call, setting).output, np.tile(only, (3, 1)).astype(float), 1e-12)
+            if self.accepts(call, setting):
+                assert_close(self.observe(call, setting).output, np.tile(only, (3, 1)).astype(float), 1e-12)
 
     def test_inverted_mask_allows_the_other_keys(self, setting: Setting) -> None:
         mask = ~masks.Keys(np.arange(4) == 2)
         call = Call(np.ones((3, 2)), np.ones((4, 2)), np.eye(4), scores.Dot(), mask=mask)
         wanted = np.tile((np.arange(4) != 2) / 3, (3, 1))
-        assert_close(self.see(call, setting).output, wanted, max(1e-12, setting.tolerance))
+        assert_close(self.observe(call, setting).output, wanted, max(1e-12, setting.tolerance))
 
     # -- 2. What is excluded, and rows that are left with nothing ----------------------------------------
 
@@ -56,7 +56,7 @@ class RulesOfData(Claims):
             masked = replace(call, mask=masks.Keys(gone == 0))
             got, wanted = self.run(excluded, setting), oracle_of(masked, setting)
             inputs = replace(got, gradients=(*got.gradients[:3],))
-            agree(inputs, wanted, setting, name)
+            assert_agrees(inputs, wanted, setting, name)
             assert all(np.isfinite(gradient).all() for gradient in got.gradients), name
 
     def test_row_emptied_by_a_mask_has_output_and_gradient_0(self, setting: Setting) -> None:
@@ -70,7 +70,7 @@ class RulesOfData(Claims):
         bias[2] = -math.inf
         for name, call in self.each_normalizer(setting):
             emptied = replace(call, score=scores.Biased(call.score, bias))
-            if self.takes(emptied, setting):
+            if self.accepts(emptied, setting):
                 self.is_empty(emptied, setting, name)
 
     def test_call_without_any_allowed_key_gives_0_throughout(self, setting: Setting) -> None:
@@ -99,8 +99,10 @@ class RulesOfData(Claims):
         ):
             score = scores.Biased(scores.Dot(), per_key=np.array([low, low, -math.inf]))
             call = Call(query, key, value, score, normalizer)
-            if self.takes(call, setting):
-                assert_close(self.see(call, setting).output, [[wanted]], max(1e-12, setting.tolerance), said=str(call))
+            if self.accepts(call, setting):
+                assert_close(
+                    self.observe(call, setting).output, [[wanted]], max(1e-12, setting.tolerance), said=str(call)
+                )
 
     def is_empty(self, call: Call, setting: Setting, name: str) -> None:
         """Query 2 has output 0 and gradient 0; nothing else is disturbed."""
@@ -110,12 +112,12 @@ class RulesOfData(Claims):
             assert np.isfinite(gradient).all(), f"{name}: a gradient is not finite"
         if got.gradients:
             assert not got.gradients[0][..., 2, :].any(), f"{name}: gradient of the query of an empty row"
-        agree(replace(got, gradients=got.gradients[:3]), oracle_of(call, setting), setting, name)
+        assert_agrees(replace(got, gradients=got.gradients[:3]), oracle_of(call, setting), setting, name)
 
     # -- 3. What is masked is never read -----------------------------------------------------------------
 
     def test_nan_in_a_masked_key_or_value_does_not_leak(self, setting: Setting) -> None:
-        for how in self.some(setting, HIDDEN):
+        for how in self.sample(setting, HIDDEN):
             for name, call in self.each_normalizer(setting, mask=HIDDEN[how]):
                 self.does_not_leak(call, setting, math.nan, f"{name}, {how}")
 
@@ -125,10 +127,10 @@ class RulesOfData(Claims):
                 self.does_not_leak(call, setting, bad, f"{name}, {how}")
 
     def test_masked_nan_does_not_leak_through_any_kind_of_score(self, setting: Setting) -> None:
-        for score in self.some(setting, READ_ELSEWHERE):
-            for how in self.some(setting, HIDDEN):
+        for score in self.sample(setting, READ_ELSEWHERE):
+            for how in self.sample(setting, HIDDEN):
                 call = replace(Case(score).call(), mask=HIDDEN[how])
-                if self.takes(call, setting):
+                if self.accepts(call, setting):
                     self.does_not_leak(call, setting, math.nan, f"{score}, {how}")
 
     def test_keys_beyond_the_last_query_do_not_leak_under_causal(self, setting: Setting) -> None:
@@ -141,7 +143,7 @@ class RulesOfData(Claims):
             got = self.run(_with(call, [10], math.nan), setting)
             wanted = oracle_of(_with(call, [10], 0.0), setting)
             gradients = tuple(gradient[..., :6, :] for gradient in got.gradients[:1])
-            agree(
+            assert_agrees(
                 replace(got, output=got.output[..., :6, :], gradients=gradients),
                 replace(wanted, output=wanted.output[..., :6, :], gradients=(wanted.gradients[0][..., :6, :],)),
                 setting,
@@ -151,7 +153,7 @@ class RulesOfData(Claims):
     def does_not_leak(self, call: Call, setting: Setting, bad: float, said: str, hidden: list[int] = MASKED) -> None:
         """The hidden keys and values may be anything: output and gradients are those of zeros there."""
         got = self.run(_with(call, hidden, bad), setting)
-        agree(got, oracle_of(_with(call, hidden, 0.0), setting), setting, f"{bad} leaks, {said}")
+        assert_agrees(got, oracle_of(_with(call, hidden, 0.0), setting), setting, f"{bad} leaks, {said}")
 
     # -- 8. Half precision accumulates in float32 --------------------------------------------------------
 
@@ -159,19 +161,19 @@ class RulesOfData(Claims):
         query, key = np.full((1, 64), 64.0), np.full((3, 64), 64.0)
         key[1:] = 63.0
         call = Call(query, key, np.array([[1.0], [9.0], [9.0]]), scores.Dot(), normalizers.Softmax())
-        assert_close(self.see(call, setting).output, [[1.0]], 1e-12)
+        assert_close(self.observe(call, setting).output, [[1.0]], 1e-12)
 
     def test_long_sums_do_not_stall(self, setting: Setting) -> None:
         # In half precision 2048 + 1 is 2048 (bfloat16: 256 + 1 is 256).
         many = np.ones((3072, 1))
         call = Call(many[:1], many, many, scores.Dot(), normalizers.Identity())
-        assert_close(self.see(call, setting).output, [[3072.0]], 1e-12)
+        assert_close(self.observe(call, setting).output, [[3072.0]], 1e-12)
 
     # -- 10. NaN in what is read propagates --------------------------------------------------------------
 
     def test_nan_in_a_key_that_is_read_shows(self, setting: Setting) -> None:
         for name, call in self.each_normalizer(setting):
-            output = to_float64(self.see(_with(call, [4], math.nan, values=False), setting).output)
+            output = to_float64(self.observe(_with(call, [4], math.nan, values=False), setting).output)
             if name != "mean":  # which does not look at the logits
                 assert np.isnan(output).all(), f"{name}: {output}"
 
@@ -179,7 +181,7 @@ class RulesOfData(Claims):
         for name, call in self.each_normalizer(setting):
             query = call.query.copy()
             query[..., 3, :] = math.nan
-            output = to_float64(self.see(replace(call, query=query), setting).output)
+            output = to_float64(self.observe(replace(call, query=query), setting).output)
             assert np.isfinite(np.delete(output, 3, axis=-2)).all(), name
             assert np.isnan(output[..., 3, :]).all() or name == "mean", name
 
@@ -187,7 +189,7 @@ class RulesOfData(Claims):
         for name, call in self.each_normalizer(setting):
             value = call.value.copy()
             value[..., 4, 1], value[..., 5, 2], value[..., 6, 3] = math.nan, math.inf, -math.inf
-            got = to_float64(self.see(replace(call, value=value), setting).output)
+            got = to_float64(self.observe(replace(call, value=value), setting).output)
             wanted = oracle_of(replace(call, value=value), setting).output
             assert_close(got, wanted, max(1e-11, 5 * setting.tolerance), said=name, least=0.1)
             if name == "softmax":
@@ -203,7 +205,7 @@ class RulesOfData(Claims):
         call = Call(np.ones((1, 1)), key, np.eye(11), scores.Dot(), normalizers.Hard())
         for normalizer, kept in ((normalizers.Hard(), [2]), (normalizers.TopK(3), [2, 3, 7])):
             wanted = np.where(np.isin(np.arange(11), kept), 1 / len(kept), 0.0)
-            got = self.see(replace(call, normalizer=normalizer), setting).output
+            got = self.observe(replace(call, normalizer=normalizer), setting).output
             assert_close(got, wanted[None, :], max(1e-12, setting.tolerance), said=str(normalizer))
 
     # -- 12. A zero vector has cosine 0 with everything --------------------------------------------------
@@ -216,7 +218,7 @@ class RulesOfData(Claims):
         assert_close(got.output, [[4.0]], max(1e-12, setting.tolerance))
         assert all(np.isfinite(gradient).all() for gradient in got.gradients)
         call = replace(call, query=np.array([[1.0, 0.0]]))
-        agree(self.run(call, setting), oracle_of(call, setting), setting)
+        assert_agrees(self.run(call, setting), oracle_of(call, setting), setting)
 
 
 def _with(call: Call, columns: list[int], number: float, values: bool = True) -> Call:

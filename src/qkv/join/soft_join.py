@@ -12,17 +12,17 @@ import numpy as np
 from qkv.core.progress import Progress
 from qkv.database.io.sources import describe, read, require_columns
 from qkv.errors import DataError, OptionError
-from qkv.join.agreement import with_worth, worth_of
-from qkv.join.candidates import Candidates
-from qkv.join.fields import read_fields
-from qkv.join.joined import Joined, matched
+from qkv.join.agreement_levels import with_worth, worth_of
+from qkv.join.attention_weights import collect_matches
+from qkv.join.blocking import CandidatePairs
+from qkv.join.compared_columns import read_columns
+from qkv.join.comparison_vectors import ComparisonVectors
+from qkv.join.expectation_maximisation import estimate
 from qkv.join.labels import Labels, read_labels, row_numbers
-from qkv.join.learning import Sample, learn
-from qkv.join.measures import Measures
-from qkv.join.model import Model
-from qkv.join.pairs import Listed
-from qkv.join.unlabelled import estimate
-from qkv.join.weights import gather
+from qkv.join.model import JoinModel
+from qkv.join.pair_sets import PairList
+from qkv.join.result import JoinResult, matched
+from qkv.join.supervised import LabelledSample, learn
 
 __all__ = ["SoftJoin"]
 
@@ -35,8 +35,8 @@ class SoftJoin:
 
         weight(r, k) = softmax_k(score(r, k))        score = a · measures(r, k) + b,    "no match" has 0
 
-    The measures compare column by column (`qkv.join.measures`). What each is worth is learned from labelled
-    pairs (`qkv.join.learning`), or estimated from the tables alone (`qkv.join.unlabelled`).
+    The measures compare column by column (`qkv.join.comparison_vectors`). What each is worth is learned from labelled
+    pairs (`qkv.join.supervised`), or estimated from the tables alone (`qkv.join.expectation_maximisation`).
 
     Args:
         on: the columns that are compared; `"city=town"`, or `("city", "town")`, where the right table calls
@@ -56,7 +56,7 @@ class SoftJoin:
     def __init__(self, on: Sequence[str | tuple[str, str]] | str | None = None, *, id: str | None = None) -> None:
         self.on = None if on is None else _names(on)
         self.id = id
-        self.model: Model | None = None
+        self.model: JoinModel | None = None
 
     def fit(
         self,
@@ -75,7 +75,7 @@ class SoftJoin:
             pairs: labelled pairs (see `qkv.join.labels`); None to estimate without labels.
             valid: more of them, by which the strength of the prior and the threshold are chosen too.
             candidates: how many right rows are looked at for each left one; None for all, see
-                `qkv.join.candidates`.
+                `qkv.join.blocking`.
             progress: called with what is done, how much and of how much.
 
         Raises:
@@ -83,7 +83,7 @@ class SoftJoin:
         """
         tables, on, ids = self._read(left, right)
         measures = self._measures(tables, on, None)
-        around = Candidates(measures, tables[0] is tables[1], candidates)
+        around = CandidatePairs(measures, tables[0] is tables[1], candidates)
         kinds = {field.name: field.kind for field in measures.fields}
         if pairs is None:
             if valid is not None:
@@ -109,7 +109,7 @@ class SoftJoin:
             f"prior of strength {found.strength:g} and threshold {found.threshold:.2f} chosen on pairs that "
             f"were not fitted ({counted}): cross-entropy {found.loss:.3f}, F1 {found.f1:.3f}",
         )
-        self.model = Model(on, kinds, worth, found.weights, found.bias, found.threshold, notes)
+        self.model = JoinModel(on, kinds, worth, found.weights, found.bias, found.threshold, notes)
         return self
 
     def join(
@@ -122,7 +122,7 @@ class SoftJoin:
         many: bool = False,
         candidates: int | None = None,
         progress: Progress | None = None,
-    ) -> Joined:
+    ) -> JoinResult:
         """Join two tables, or a table with itself to find its duplicates.
 
         A join that was not fitted estimates its scores from these tables, and keeps nothing.
@@ -144,7 +144,7 @@ class SoftJoin:
         tables, on, ids = self._read(left, right)
         itself = tables[0] is tables[1]
         measures = self._measures(tables, on, self.model)
-        around = Candidates(measures, itself, candidates)
+        around = CandidatePairs(measures, itself, candidates)
         kinds = {field.name: field.kind for field in measures.fields}
         model = self.model or _unlabelled(around, on, kinds, progress)
         threshold = model.threshold if threshold is None else threshold
@@ -153,9 +153,9 @@ class SoftJoin:
             for rows, keys, found in around.strips(progress):
                 yield rows, keys, model.logits(measures, found)
 
-        edges = gather(scored(), around.rows)
+        edges = collect_matches(scored(), around.rows)
         pairs = matched(edges, threshold, one_to_one, many, itself)
-        return Joined(*tables, *pairs, edges.no_match, threshold, (*model.notes, around.note), on, ids)
+        return JoinResult(*tables, *pairs, edges.no_match, threshold, (*model.notes, around.note), on, ids)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write what was fitted as JSON; the tables are not in it.
@@ -175,7 +175,7 @@ class SoftJoin:
         Raises:
             DataError: there is no such file, or it is no model of a join.
         """
-        model = Model.load(Path(path))
+        model = JoinModel.load(Path(path))
         join = cls(model.on, id=id)
         join.model = model
         return join
@@ -207,12 +207,14 @@ class SoftJoin:
         ids = row_numbers(first, self.id, places[0]), row_numbers(second, self.id, places[1])
         return (first, second), on, ids
 
-    def _measures(self, tables: tuple[Any, Any], on: tuple[tuple[str, str], ...], model: Model | None) -> Measures:
+    def _measures(
+        self, tables: tuple[Any, Any], on: tuple[tuple[str, str], ...], model: JoinModel | None
+    ) -> ComparisonVectors:
         left, right = tables
         kinds = None if model is None else model.kinds
         # The right columns under the names of the left ones.
         renamed = right.select([name for _, name in on]).rename_columns([name for name, _ in on])
-        return Measures(read_fields(left, renamed, tuple(name for name, _ in on), kinds))
+        return ComparisonVectors(read_columns(left, renamed, tuple(name for name, _ in on), kinds))
 
 
 def _names(on: Sequence[str | tuple[str, str]] | str) -> tuple[tuple[str, str], ...]:
@@ -227,13 +229,15 @@ def _names(on: Sequence[str | tuple[str, str]] | str) -> tuple[tuple[str, str], 
     return tuple(pairs)
 
 
-def _unlabelled(around: Candidates, on: Any, kinds: Any, progress: Progress | None) -> Model:
+def _unlabelled(around: CandidatePairs, on: Any, kinds: Any, progress: Progress | None) -> JoinModel:
     worth, prior = estimate(around, progress)
     notes = ("scores estimated from the tables alone, by expectation–maximisation",)
-    return Model(on, kinds, worth, None, prior, _HALF, notes)
+    return JoinModel(on, kinds, worth, None, prior, _HALF, notes)
 
 
-def _samples(around: Candidates, known: list[Labels], worth: np.ndarray, progress: Progress | None) -> list[Sample]:
+def _samples(
+    around: CandidatePairs, known: list[Labels], worth: np.ndarray, progress: Progress | None
+) -> list[LabelledSample]:
     """The labelled pairs with their measures, and with the pairs that compete with them."""
     every = np.concatenate([labels.rows for labels in known])
     rows, keys, found = around.closest(_COMPETITORS, np.unique(every), progress)
@@ -246,14 +250,14 @@ def _samples(around: Candidates, known: list[Labels], worth: np.ndarray, progres
     rows, found = rows[fresh], whole(found[fresh])
     samples = []
     for labels in known:
-        measured = whole(around.measures.of(Listed(labels.rows, labels.keys)))
+        measured = whole(around.measures.of(PairList(labels.rows, labels.keys)))
         own = np.isin(rows, labels.rows)
         others, other_found = rows[own], found[own]
         if labels.complete:  # all matches are listed, so what competes with them is none
             measured = np.concatenate([measured, other_found])
             match = np.append(labels.match, np.zeros(len(others), int))
             empty = np.zeros(0, int), np.zeros((0, measured.shape[1]))
-            samples.append(Sample(np.append(labels.rows, others), measured, match, *empty))
+            samples.append(LabelledSample(np.append(labels.rows, others), measured, match, *empty))
             continue
-        samples.append(Sample(labels.rows, measured, labels.match, others, other_found))
+        samples.append(LabelledSample(labels.rows, measured, labels.match, others, other_found))
     return samples

@@ -13,12 +13,12 @@ import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.core.positions import Positions
 from qkv.errors import PositionError, RefusedError, ShapeError
-from qkv.testing.calls import oracle_of, run_plain
 from qkv.testing.cases import SHAPES, Call, Case
-from qkv.testing.claims import Claims, agree
+from qkv.testing.execution import oracle_of, run_eagerly
+from qkv.testing.kernel_harness import KernelHarness, assert_agrees
 from qkv.testing.libraries import Setting, assert_close, to_float64
 
-__all__ = ["RulesOfCalls"]
+__all__ = ["CallSemanticsContract"]
 
 POSITIONAL: dict[str, Any] = {
     "causal": {"mask": masks.Causal()},
@@ -48,7 +48,7 @@ MISFITS: dict[str, tuple[Callable[[Call], Call], str]] = {
 }
 
 
-class RulesOfCalls(Claims):
+class CallSemanticsContract(KernelHarness):
     """The rules, one or more tests each; inherited by `KernelContract`."""
 
     # -- 4. Positions ------------------------------------------------------------------------------------
@@ -56,14 +56,14 @@ class RulesOfCalls(Claims):
     def test_what_depends_on_positions_raises_where_lengths_differ_and_none_are_given(self, setting: Setting) -> None:
         for parts in POSITIONAL.values():
             with pytest.raises(PositionError, match=r'align="start".*align="end"'):
-                run_plain(replace(_small(), **parts), setting, self.kernel)
+                run_eagerly(replace(_small(), **parts), setting, self.kernel)
 
     def test_what_depends_on_positions_runs_where_they_are_given(self, setting: Setting) -> None:
-        for what in self.some(setting, POSITIONAL):
+        for what in self.sample(setting, POSITIONAL):
             for positions in (Positions(align="start"), Positions(align="end"), Positions(query_start=1)):
                 call = replace(_small(), positions=positions, **POSITIONAL[what])
-                if self.takes(call, setting):
-                    agree(self.run(call, setting), oracle_of(call, setting), setting, f"{what}, {positions}")
+                if self.accepts(call, setting):
+                    assert_agrees(self.run(call, setting), oracle_of(call, setting), setting, f"{what}, {positions}")
 
     def test_causal_says_where_it_is_aligned(self, setting: Setting) -> None:
         call = replace(_small(), value=np.eye(4), score=scores.Dot(), query=np.zeros((2, 2)))
@@ -72,8 +72,8 @@ class RulesOfCalls(Claims):
             ("end", [[1 / 3] * 3 + [0], [0.25] * 4]),
         ):
             aligned = replace(call, mask=masks.Causal(align))  # type: ignore[arg-type]
-            if self.takes(aligned, setting):
-                got = self.see(aligned, setting).output
+            if self.accepts(aligned, setting):
+                got = self.observe(aligned, setting).output
                 assert_close(got, wanted, max(1e-12, setting.tolerance), said=align)
 
     # -- 5. Lengths that do not fit ----------------------------------------------------------------------
@@ -81,7 +81,7 @@ class RulesOfCalls(Claims):
     def test_lengths_that_do_not_fit_raise_and_are_named(self, setting: Setting) -> None:
         for change, said in MISFITS.values():
             with pytest.raises(ShapeError, match=said):
-                run_plain(change(_small()), setting, self.kernel)
+                run_eagerly(change(_small()), setting, self.kernel)
 
     # -- 7. Asking for a readout never changes the output ------------------------------------------------
 
@@ -91,13 +91,13 @@ class RulesOfCalls(Claims):
         value = Case("dot").call().value.copy()
         value[..., 3, 0] = np.nan
         for name, call in self.each_normalizer(setting, mask=masks.Pairs(allowed), value=value):
-            plain = to_float64(self.see(call, setting).output)
+            plain = to_float64(self.observe(call, setting).output)
             for readout in (readouts.Dense(), readouts.Rows((1, -1)), readouts.TopWeights(2)):
-                if not self.takes(call, setting, [readout]):
+                if not self.accepts(call, setting, [readout]):
                     with pytest.raises(RefusedError, match="readouts"):
-                        run_plain(call, setting, self.kernel, readouts=[readout])
+                        run_eagerly(call, setting, self.kernel, readouts=[readout])
                     continue
-                seen = run_plain(call, setting, self.kernel, readouts=[readout])
+                seen = run_eagerly(call, setting, self.kernel, readouts=[readout])
                 assert ((to_float64(seen.output) == 0) == (plain == 0)).all(), f"{name}, {readout}"
                 assert_close(seen.output, plain, max(1e-12, setting.tolerance), said=f"{name}, {readout}:", least=0.1)
 
@@ -127,12 +127,12 @@ class RulesOfCalls(Claims):
     def test_pinned_kernel_raises_where_its_memory_is_not_allowed(self, setting: Setting) -> None:
         call = Case("additive").call()
         with pytest.raises(RefusedError, match=rf"kernel {self.kernel.name} cannot run this: "):
-            run_plain(call, setting, self.kernel, memory=64)
+            run_eagerly(call, setting, self.kernel, memory=64)
 
     # -- 11. Every size works ----------------------------------------------------------------------------
 
     def test_empty_and_single_axes_work(self, setting: Setting) -> None:
-        for shape in self.some(setting, [name for name in SHAPES if "one" in name or "no " in name or "1" in name]):
+        for shape in self.sample(setting, [name for name in SHAPES if "one" in name or "no " in name or "1" in name]):
             for score, normalizer in (
                 ("dot", "softmax"),
                 ("dot", "sigmoid"),
@@ -140,9 +140,9 @@ class RulesOfCalls(Claims):
                 ("exact", "sum"),
             ):
                 call = Case(score, normalizer, "none", shape).call()
-                if self.takes(call, setting):
+                if self.accepts(call, setting):
                     said = f"{score}, {normalizer}, {shape}"
-                    agree(self.run(call, setting), oracle_of(call, setting), setting, said)
+                    assert_agrees(self.run(call, setting), oracle_of(call, setting), setting, said)
 
     def test_million_keys_work(self, setting: Setting) -> None:
         # Equal keys but one; what is asked finds it, whatever the tiles.
@@ -150,7 +150,7 @@ class RulesOfCalls(Claims):
         key[777_777] = 40.0
         kernel = type(self.kernel)()  # in tiles of its own size
         call = Call(np.ones((1, 1)), key, key / 8, scores.Dot(), normalizers.Softmax(), seed=None)
-        got = run_plain(call, setting, kernel).output
+        got = run_eagerly(call, setting, kernel).output
         assert_close(got, [[5.0]], max(1e-8, setting.tolerance))
 
 

@@ -20,7 +20,7 @@ from qkv.encoders.encoder import TextEncoder as Encoder
 from qkv.encoders.text_encoders import BagOfWordsEncoder, LatentEncoder, SentenceEncoder, default_rank
 from qkv.errors import OptionError
 
-__all__ = ["ENCODERS", "Encoder", "LatentEncoder", "SentenceEncoder", "Terms", "encoder_of", "default_rank"]
+__all__ = ["ENCODERS", "Encoder", "LatentEncoder", "SentenceEncoder", "Terms", "default_rank", "encoder_of"]
 
 
 class Terms(BagOfWordsEncoder):

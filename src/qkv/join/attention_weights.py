@@ -16,16 +16,16 @@ from scipy.optimize import linear_sum_assignment
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from qkv.join.candidates import best_of_rows
+from qkv.join.blocking import best_of_rows
 
-__all__ = ["Edges", "assign", "gather", "row_weights"]
+__all__ = ["CandidateMatches", "attention_weights", "collect_matches", "solve_assignment"]
 
 _MOST_PER_ROW = 100
 _LEAST = 0.01
 
 
 @dataclass(frozen=True, eq=False)
-class Edges:
+class CandidateMatches:
     """Pairs worth keeping.
 
     Fields:
@@ -46,22 +46,22 @@ class Edges:
         return np.asarray(1.0 / (1.0 + np.exp(-self.logits)))
 
 
-def gather(strips: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: int) -> Edges:
+def collect_matches(strips: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: int) -> CandidateMatches:
     """Edges from `(rows, keys, logits)` of some pairs after another, all of a row together."""
     least = np.log(_LEAST / (1 - _LEAST))
     no_match = np.ones(rows)
     kept = [(np.zeros(0, int), np.zeros(0, int), np.zeros(0), np.zeros(0))]
     for own, keys, logits in strips:
-        weights, nothing = row_weights(own, logits)
+        weights, nothing = attention_weights(own, logits)
         no_match[own] = nothing
         near = np.flatnonzero(logits >= least)
         near = near[best_of_rows(own[near], logits[near], _MOST_PER_ROW)]
         kept.append((own[near], keys[near], logits[near], weights[near]))
     near_rows, near_keys, near_logits, near_weights = (np.concatenate(parts) for parts in zip(*kept, strict=True))
-    return Edges(near_rows, near_keys, near_logits, near_weights, no_match)
+    return CandidateMatches(near_rows, near_keys, near_logits, near_weights, no_match)
 
 
-def row_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def attention_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The weight of each pair among those of its row and "no match", and the weight of "no match" beside it.
 
     This is `normalizers.Softmax(sink=0.0)` over rows of unequal length.
@@ -83,7 +83,7 @@ def row_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.nd
     return shares / total[place], (nothing / total)[place]
 
 
-def assign(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray) -> np.ndarray:
+def solve_assignment(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray) -> np.ndarray:
     """Which pairs are in the one-to-one pairing of largest total gain; pairs without gain are in none.
 
     Pairs that share no row with others are settled by themselves: each connected part is an assignment

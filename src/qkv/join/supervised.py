@@ -17,9 +17,9 @@ import numpy as np
 from scipy.optimize import minimize
 
 from qkv.core.progress import Progress
-from qkv.join.weights import row_weights
+from qkv.join.attention_weights import attention_weights
 
-__all__ = ["Learned", "Sample", "learn"]
+__all__ = ["FittedWeights", "LabelledSample", "learn"]
 
 _STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _FOLDS = 5
@@ -27,7 +27,7 @@ _REPEATS = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Sample:
+class LabelledSample:
     """Labelled pairs and what competes with them.
 
     Fields:
@@ -45,11 +45,11 @@ class Sample:
         """The weight of each labelled pair among all pairs of its row and "no match"."""
         rows = np.concatenate([self.rows, self.other_rows])
         logits = np.concatenate([self.measures, self.other_measures]) @ solution[:-1] + solution[-1]
-        return row_weights(rows, logits)[0][: len(self.rows)]
+        return attention_weights(rows, logits)[0][: len(self.rows)]
 
 
 @dataclass(frozen=True, eq=False)
-class Learned:
+class FittedWeights:
     """What was learned.
 
     Fields:
@@ -68,7 +68,9 @@ class Learned:
     f1: float
 
 
-def learn(train: Sample, valid: Sample | None = None, progress: Progress | None = None) -> Learned:
+def learn(
+    train: LabelledSample, valid: LabelledSample | None = None, progress: Progress | None = None
+) -> FittedWeights:
     """Fit to the pairs of `train`; choose by folds of them and by `valid`."""
     folds = [_folds(train.labels, seed) for seed in range(_REPEATS)]
     steps, done = len(_STRENGTHS) * (_REPEATS * _FOLDS + 1), 0
@@ -100,7 +102,7 @@ def learn(train: Sample, valid: Sample | None = None, progress: Progress | None 
     assert best is not None
     loss, strength, whole, weights = best
     threshold, f1 = best_threshold(labels, weights)
-    return Learned(whole[:-1], float(whole[-1]), threshold, strength, loss, f1)
+    return FittedWeights(whole[:-1], float(whole[-1]), threshold, strength, loss, f1)
 
 
 def best_threshold(labels: np.ndarray, weights: np.ndarray) -> tuple[float, float]:

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.join.agreement import agreement, closeness
-from qkv.join.fields import Field
-from qkv.join.measures import Measures, weigh
-from qkv.join.pairs import Grid, Listed, Pairs
+from qkv.join.agreement_levels import agreement, mean_agreement
+from qkv.join.compared_columns import ComparedColumn
+from qkv.join.comparison_vectors import ComparisonVectors, weigh
+from qkv.join.pair_sets import PairGrid, PairList, PairSet
 
-__all__ = ["Candidates"]
+__all__ = ["CandidatePairs"]
 
 ALL_PAIRS = 25_000_000
 MANY = 50
@@ -26,7 +26,7 @@ _COMMON = 0.02
 _COMMON_ROWS = 1000
 
 
-class Candidates:
+class CandidatePairs:
     """The pairs of two tables, or of a table with itself.
 
     Args:
@@ -35,7 +35,7 @@ class Candidates:
         count: how many right rows per left row; None for all pairs where these are few enough.
     """
 
-    def __init__(self, measures: Measures, itself: bool = False, count: int | None = None) -> None:
+    def __init__(self, measures: ComparisonVectors, itself: bool = False, count: int | None = None) -> None:
         self.measures = measures
         self.itself = itself
         self.rows, self.keys = len(measures.fields[0].left), len(measures.fields[0].right)
@@ -71,7 +71,7 @@ class Candidates:
                 stop = min(start + most, self.rows)
                 if not wanted[start:stop].any():
                     continue
-                found = self.measures.of(Grid(start, stop)).reshape(-1, width)
+                found = self.measures.of(PairGrid(start, stop)).reshape(-1, width)
                 rows = np.repeat(np.arange(start, stop), self.keys)
                 keys = np.tile(np.arange(self.keys), stop - start)
                 kept = wanted[rows] & ((rows != keys) | (not self.itself))
@@ -91,7 +91,7 @@ class Candidates:
         start = 0
         for stop in [*dict.fromkeys(ends.tolist()), len(rows)]:
             if stop > start:
-                pairs: Pairs = Listed(rows[start:stop], keys[start:stop])
+                pairs: PairSet = PairList(rows[start:stop], keys[start:stop])
                 yield rows[start:stop], keys[start:stop], self.measures.of(pairs)
                 _say(progress, "comparing", int(rows[stop - 1]) + 1, self.rows)
             start = stop
@@ -109,7 +109,7 @@ class Candidates:
             (np.zeros(0, int), np.zeros(0, int), np.zeros((0, len(self.measures.names)), np.float32))
         ]
         for rows, keys, found in self.strips(progress, of):
-            best = best_of_rows(rows, closeness(agreement(self.measures, found)), count)
+            best = best_of_rows(rows, mean_agreement(agreement(self.measures, found)), count)
             kept.append((rows[best], keys[best], found[best]))
         rows, keys, found = (np.concatenate(parts) for parts in zip(*kept, strict=True))
         return rows, keys, found
@@ -121,7 +121,7 @@ class Candidates:
         if self.itself:
             apart = rows != keys
             rows, keys = rows[apart], keys[apart]
-        return self.measures.of(Listed(rows, keys))
+        return self.measures.of(PairList(rows, keys))
 
     def _near(self, count: int, progress: Progress | None) -> tuple[np.ndarray, np.ndarray]:
         """The right rows whose records share most with each left one, by sparse products of strips."""
@@ -159,7 +159,7 @@ def best_of_rows(rows: np.ndarray, score: np.ndarray, count: int) -> np.ndarray:
     return np.asarray(order[np.arange(len(rows)) - first < count])
 
 
-def _records(fields: list[Field], side: str) -> np.ndarray:
+def _records(fields: list[ComparedColumn], side: str) -> np.ndarray:
     """All cells of each row as one text."""
     columns: list[Any] = []
     for field in fields:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from qkv.errors import OptionError
+from qkv.join.attention_weights import CandidateMatches, solve_assignment
 from qkv.join.labels import Labels, read_labels
-from qkv.join.weights import Edges, assign
 
-__all__ = ["Evaluation", "Joined", "Match"]
+__all__ = ["Evaluation", "JoinResult", "Match"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
+class JoinResult:
     """Pairs of two tables, the strongest of each left row first.
 
     Fields:
@@ -144,7 +144,7 @@ def _evaluated(found: set[tuple[int, int]], listed: list[tuple[int, int]], label
 
 
 def matched(
-    edges: Edges, threshold: float, one_to_one: bool, many: bool, itself: bool
+    edges: CandidateMatches, threshold: float, one_to_one: bool, many: bool, itself: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """`(rows, keys, weights, probabilities)` of the pairs that are a match.
 
@@ -183,7 +183,7 @@ def _once(
 
 def _paired(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray, itself: bool) -> np.ndarray:
     if not itself:
-        return assign(rows, keys, gain)
+        return solve_assignment(rows, keys, gain)
     # Within one table a pairing is no assignment: the strongest pairs first, each row once.
     taken = np.zeros(len(rows), bool)
     used: set[int] = set()

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Keys", "spread_of"]
+__all__ = ["PassageVectors", "spread_of"]
 
 _BLOCK = 65536
 
 
-class Keys:
+class PassageVectors:
     """Vectors of all passages, one row each: an array, or a sparse one.
 
     Args:

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Grid", "Listed", "Pairs"]
+__all__ = ["PairGrid", "PairList", "PairSet"]
 
 
-class Pairs(ABC):
+class PairSet(ABC):
     """Pairs of a left and a right row."""
 
     @abstractmethod
@@ -30,7 +30,7 @@ class Pairs(ABC):
 
 
 @dataclass(frozen=True)
-class Grid(Pairs):
+class PairGrid(PairSet):
     """Left rows `start` to `stop` with every right row: results are `(stop − start, right rows)`."""
 
     start: int
@@ -52,7 +52,7 @@ class Grid(Pairs):
 
 
 @dataclass(frozen=True, eq=False)
-class Listed(Pairs):
+class PairList(PairSet):
     """Left row `rows[n]` with right row `keys[n]`: results are `(n,)`."""
 
     rows: np.ndarray

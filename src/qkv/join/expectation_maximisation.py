@@ -16,9 +16,9 @@ from __future__ import annotations
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.join.agreement import LEVELS, agreement, levels
-from qkv.join.candidates import Candidates
-from qkv.join.weights import row_weights
+from qkv.join.agreement_levels import LEVELS, agreement, agreement_levels
+from qkv.join.attention_weights import attention_weights
+from qkv.join.blocking import CandidatePairs
 
 __all__ = ["estimate"]
 
@@ -33,15 +33,17 @@ _MOST_ROWS = 20_000
 """Of larger tables so many left rows, drawn at random, tell what agreement is worth."""
 
 
-def estimate(candidates: Candidates, progress: Progress | None = None) -> tuple[np.ndarray, float]:
+def estimate(candidates: CandidatePairs, progress: Progress | None = None) -> tuple[np.ndarray, float]:
     """The worth of each level, `(columns, levels)` with 0 for missing cells, and the log-odds of a match."""
     measures = candidates.measures
     asked = None
     if candidates.rows > _MOST_ROWS:
         asked = np.random.default_rng(0).choice(candidates.rows, _MOST_ROWS, replace=False)
     rows, keys, found = candidates.closest(_CLOSEST, asked, progress)
-    level = levels(agreement(measures, found))
-    drawn, often = np.unique(levels(agreement(measures, candidates.random(_DRAWN))), axis=0, return_counts=True)
+    level = agreement_levels(agreement(measures, found))
+    drawn, often = np.unique(
+        agreement_levels(agreement(measures, candidates.random(_DRAWN))), axis=0, return_counts=True
+    )
     columns = level.shape[-1]
     chance = _chance(drawn, often)
     same = np.tile(np.array(_START), (columns, 1))
@@ -51,7 +53,7 @@ def estimate(candidates: Candidates, progress: Progress | None = None) -> tuple[
     worth, prior = _worth(same, chance), float(np.log(share / (1 - share)))
     for step in range(_STEPS):
         logits = prior + _total(worth, level)
-        counted = np.minimum(row_weights(rows, logits)[0], row_weights(keys, logits)[0])
+        counted = np.minimum(attention_weights(rows, logits)[0], attention_weights(keys, logits)[0])
         before, old = same, prior
         same = _shares(level, counted) + _BELIEVED * np.array(_START)
         same /= same.sum(axis=1, keepdims=True)

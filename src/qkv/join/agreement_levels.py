@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from qkv.join.measures import Measures
+from qkv.join.comparison_vectors import ComparisonVectors
 
-__all__ = ["LEVELS", "agreement", "closeness", "levels", "with_worth", "worth_of"]
+__all__ = ["LEVELS", "agreement", "agreement_levels", "mean_agreement", "with_worth", "worth_of"]
 
 LEVELS = (0.6, 0.8, 0.92, 0.999)
 """Where a level ends and the next begins; the last is for cells that are equal."""
@@ -21,7 +21,7 @@ _WORTH_SCALE = 5.0
 """Worth is a logarithm of odds; so divided it is of the size of the measures, and is shrunk as they are."""
 
 
-def agreement(measures: Measures, found: np.ndarray) -> np.ndarray:
+def agreement(measures: ComparisonVectors, found: np.ndarray) -> np.ndarray:
     """The agreement of each column, `(*pairs, columns)`; NaN where a cell is missing."""
     columns, start = [], 0
     for field in measures.fields:
@@ -38,27 +38,27 @@ def agreement(measures: Measures, found: np.ndarray) -> np.ndarray:
     return np.stack(columns, axis=-1)
 
 
-def levels(agreed: np.ndarray) -> np.ndarray:
+def agreement_levels(agreed: np.ndarray) -> np.ndarray:
     """Levels from 1, and 0 where a cell is missing, int8.
 
     Example:
-        >>> levels(np.array([[np.nan, 0.1, 0.85, 1.0]])).tolist()
+        >>> agreement_levels(np.array([[np.nan, 0.1, 0.85, 1.0]])).tolist()
         [[0, 1, 3, 5]]
     """
     found = np.searchsorted(np.array(LEVELS), agreed, side="right") + 1
     return np.where(np.isnan(agreed), 0, found).astype(np.int8)
 
 
-def closeness(agreed: np.ndarray) -> np.ndarray:
+def mean_agreement(agreed: np.ndarray) -> np.ndarray:
     """The mean agreement, drawn to 0 by missing cells: by it candidates are ranked."""
     present = ~np.isnan(agreed)
     total = np.where(present, agreed, 0.0).sum(axis=-1)
     return np.asarray(total / (present.sum(axis=-1) + 1.0))
 
 
-def worth_of(measures: Measures, found: np.ndarray, worth: np.ndarray) -> np.ndarray:
+def worth_of(measures: ComparisonVectors, found: np.ndarray, worth: np.ndarray) -> np.ndarray:
     """What the level of each column is worth, `(pairs, columns)`, from a table `(columns, levels)`."""
-    level = levels(agreement(measures, found))
+    level = agreement_levels(agreement(measures, found))
     return np.stack([worth[column][level[:, column]] for column in range(level.shape[1])], axis=1)
 
 

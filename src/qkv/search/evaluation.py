@@ -10,13 +10,13 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
+from qkv.search.bm25 import missing
 from qkv.search.collections import Collection
 from qkv.search.index import Index
 from qkv.search.judgements import Judgements
-from qkv.search.texts import Document
-from qkv.search.words import missing
+from qkv.search.text_sources import Document
 
-__all__ = ["MEASURES", "Gain", "Measured", "gains", "learn", "measure", "rankings"]
+__all__ = ["Gain", "MEASURES", "Measured", "gains", "learn", "measure", "rankings"]
 
 MEASURES = ("nDCG@10", "MAP", "R@100")
 """What is measured if nothing else is asked for."""
