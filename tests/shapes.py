@@ -18,8 +18,9 @@ from typing import Any
 __all__ = ["check_shapes", "checked"]
 
 _AXES = re.compile(r"\b(Bool|Float|Int|Num|Shaped)\[")
-LEFT_OUT = ("qkv.interop.keras", "qkv.kernels.compiled", "qkv.engine", "qkv.testing", "qkv.core.typing")
-"""Keras and torch.compile trace what is in these; the engine checks what it is given; pytest rewrites the suites."""
+LEFT_OUT = ("qkv.interop.keras", "qkv.kernels.compiled", "qkv.nn", "qkv.engine", "qkv.testing", "qkv.core.typing")
+"""torch.compile and Keras trace these, where a decorator breaks the graph; the engine checks what it is given; pytest
+rewrites the suites."""
 
 
 def check_shapes() -> None:

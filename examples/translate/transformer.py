@@ -61,7 +61,7 @@ class Transformer(nn.Module):
 
     def encode(self, source: Tensor, lengths: Tensor) -> Memory:
         """Read the source sentences `(batch, source length)`."""
-        return Memory(self.decoder.remember(self._read(source, lengths)), lengths)
+        return Memory(self.decoder.project_memory(self._read(source, lengths)), lengths)
 
     def begin(self, memory: Memory) -> list[parts.KeyValueCache]:
         """Empty caches: what was said is kept in them."""

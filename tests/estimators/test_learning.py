@@ -8,8 +8,8 @@ pytest.importorskip("torch")
 import torch
 
 from qkv.estimators.features import Features
-from qkv.estimators.learning import Recipe, _Rows, _Run, _split, keys_of, learn
 from qkv.estimators.metric import Metric
+from qkv.estimators.metric_learning import Recipe, _Rows, _Run, _split, keys_of, learn
 
 RNG = np.random.default_rng(0)
 ROWS, COLUMNS = 70, 3
@@ -114,7 +114,7 @@ def test_what_is_kept_is_the_best_on_the_rows_held_out():
 
 
 def test_keys_of_many_rows_are_those_of_the_rows_one_by_one(monkeypatch):
-    from qkv.estimators import learning
+    from qkv.estimators import metric_learning as learning
 
     metric = metric_of("network", 1, trend="network")
     parameters = metric.start(2, torch.Generator().manual_seed(0))

@@ -13,8 +13,8 @@ from qkv import masks, nn, normalizers, readouts, scores
 from qkv.core.equation import attend_dense
 from qkv.core.tile import Tile
 from qkv.errors import KindError, OptionError
-from qkv.nn.extra_keys import AndAlways
-from qkv.nn.fitting import fitted
+from qkv.nn.align_batch import align_batch
+from qkv.nn.extra_keys import ExtraKeysMask
 from tests.nn.test_multihead import Listed
 
 Tensor = torch.Tensor
@@ -64,7 +64,7 @@ def test_readouts_dropout_and_a_cache_work_as_in_multi_head_attention() -> None:
     output = attention(x)
     torch.manual_seed(1)
     seen = attention(x, readouts=[readouts.Entropy()])
-    assert isinstance(seen, nn.Attended)
+    assert isinstance(seen, nn.AttentionOutput)
     torch.testing.assert_close(seen.output, output)
     assert seen.readouts[0].shape == (2, 6)
     attention.eval()
@@ -74,7 +74,7 @@ def test_readouts_dropout_and_a_cache_work_as_in_multi_head_attention() -> None:
     assert not torch.allclose(attention(x), output)
 
 
-def test_positions_of_the_spec_stand_until_the_call_says_others() -> None:
+def test_positions_of_the_spec_apply_unless_the_call_gives_others() -> None:
     query, key = draws((2, 4), (5, 4))
     attention = nn.Attention(qkv.Spec(mask=masks.Causal(), positions=qkv.Positions(align="end")))
     end = qkv.attend(query, key, key, mask=masks.Causal(align="end"))
@@ -88,11 +88,11 @@ def test_positions_of_the_spec_stand_until_the_call_says_others() -> None:
     [
         (lambda: nn.Attention(scores.Dot()), KindError, "qkv.Spec"),
         (lambda: nn.Attention(mask=np.ones((2, 2), bool)), KindError, "masks.Pairs"),
-        (lambda: nn.Attention(dropout=-0.1), OptionError, "dropout is -0.1"),
+        (lambda: nn.Attention(dropout=-0.1), OptionError, "dropout must be a number in"),
         (lambda: nn.Attention(score=nn.Gaussian), KindError, "nn.Gaussian\\(query_width"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(make: Any, error: type[Exception], said: str) -> None:
+def test_invalid_arguments_are_refused(make: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         make()
 
@@ -116,7 +116,7 @@ def test_axes_of_parts_are_read_as_the_table_says(
     """Batch axes (2, 4), six heads."""
     array = torch.zeros(shape)
     part: Any = scores.ALiBi(scores.Dot(), array) if names == 0 else scores.RelativePosition(scores.Dot(), array)
-    (found,) = fitted(part, 2, groups, per_head).arrays()
+    (found,) = align_batch(part, 2, groups, per_head).arrays()
     if groups is not None and len(wanted) > names:
         heads = (2, 3) if wanted[2] == 6 else (1, 1)
         wanted = (*wanted[:2], *heads, *wanted[3:])
@@ -125,13 +125,13 @@ def test_axes_of_parts_are_read_as_the_table_says(
 
 def test_a_part_without_arrays_stays_itself_so_that_its_plan_is_found_again() -> None:
     mask = masks.Causal() & masks.Window(3, 0)
-    assert fitted(mask, 1, (2, 2), False) is mask
+    assert align_batch(mask, 1, (2, 2), False) is mask
 
 
 @pytest.mark.parametrize("cols", [(0, 8), (0, 6), (3, 7), (6, 8), (7, 8)], ids=str)
 def test_keys_added_later_may_always_be_attended_to(cols: tuple[int, int]) -> None:
     array = np.random.default_rng(0).random((4, 6)) < 0.5
-    mask = AndAlways(masks.Pairs(array), 2)
+    mask = ExtraKeysMask(masks.Pairs(array), 2)
     whole_of_it = np.concatenate([array, np.ones((4, 2), bool)], -1)
     tile = Tile.whole(4, 8).restrict((1, 3), cols)
     cut = mask.slice(slice(1, 3), slice(*cols))

@@ -14,7 +14,7 @@ import torch
 import qkv
 from qkv import masks, nn, normalizers, scores
 from qkv.errors import OptionError, QkvError, ShapeError
-from qkv.nn.hard import Drawn, HardAttention
+from qkv.nn.hard_attention import HardAttention, HardAttentionOutput
 
 DRAWS = 20_000
 
@@ -123,7 +123,7 @@ def test_gumbel_softmax_shares_the_noise_of_the_draw(temperature: float) -> None
     # As τ falls, the soft answer becomes the drawn one: then they share the noise.
     sharp = HardAttention(**options, sharpness=1e-4)
     found = sharp(query, key, value, seed=2)
-    from qkv.nn.hard import _WithNoise
+    from qkv.nn.hard_attention import _WithNoise
 
     soft = qkv.attend(
         query, key, value, score=_WithNoise(scores.ScaledDot(), 1 / temperature),
@@ -221,14 +221,14 @@ def test_the_one_marked_key_is_learned_to_95_percent(gradient: Any, baseline: An
     ],
 )
 def test_what_does_not_fit_hard_attention_is_said(call: Any, kind: type[QkvError], words: str) -> None:
-    drawn = Drawn(torch.zeros(2, 4, 1), torch.zeros(2, 4), torch.zeros(2, 4))
+    drawn = HardAttentionOutput(torch.zeros(2, 4, 1), torch.zeros(2, 4), torch.zeros(2, 4))
     with pytest.raises(kind, match=words):
         call(HardAttention(), drawn)
 
 
 def test_a_loss_of_several_draws_reaches_all_of_them() -> None:
     log_probability = torch.zeros(2, 4, requires_grad=True)
-    drawn = Drawn(torch.zeros(2, 4, 1), torch.zeros(2, 4), log_probability)
+    drawn = HardAttentionOutput(torch.zeros(2, 4, 1), torch.zeros(2, 4), log_probability)
     score = HardAttention(baseline=None).objective(drawn, torch.tensor([1.0, 2.0]))
     (found,) = torch.autograd.grad(score.sum(), log_probability)
     assert found.tolist() == [[1.0] * 4, [2.0] * 4]

@@ -298,11 +298,11 @@ def test_a_head_is_a_view_into_the_weights() -> None:
     assert (module.output_map.weight[0] == rows.repeat_interleave(5)).all()
     assert (module.key_map.weight[:, 0] == torch.tensor([1.0, 3.0]).repeat_interleave(3)).all()
     assert module.head(-1).query_map.data_ptr() == module.head(3).query_map.data_ptr()
-    with pytest.raises(OptionError, match="no head 4"):
+    with pytest.raises(OptionError, match="from -4 to 3, got 4"):
         module.head(4)
 
 
-def test_mapped_keys_can_be_given_again() -> None:
+def test_projected_keys_and_values_can_be_reused() -> None:
     module = made("grouped", query_key_norm="rms")
     query, key, value = inputs(module)
     torch.testing.assert_close(module(query, module.key_value(key, value)), module(query, key, value))
@@ -378,7 +378,7 @@ def test_decoding_with_a_cache_equals_decoding_without_one(name: str) -> None:
     x = inputs(module, q=7)[0]
     wanted, cache = module(x), Listed()
     assert isinstance(cache, nn.Cache)
-    assert isinstance(Turned(), nn.Rotary)
+    assert isinstance(Turned(), nn.Rotation)
     steps = [module(piece, cache=cache) for piece in x.split([3, 1, 2, 1], dim=1)]
     torch.testing.assert_close(torch.cat(steps, 1), wanted, atol=1e-12, rtol=1e-12)
 
@@ -395,7 +395,7 @@ def test_rotary_attention_sees_relative_positions_alone() -> None:
     assert not torch.allclose(plain(x), module(x))
 
 
-def test_rotary_attention_of_unequal_lengths_wants_positions() -> None:
+def test_rotary_attention_of_unequal_lengths_requires_positions() -> None:
     module = made("plain", positions=Turned())
     query, key, value = inputs(module)
     with pytest.raises(PositionError, match="align"):
@@ -422,35 +422,35 @@ def test_self_attention_takes_one_sequence_and_cross_attention_two() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"heads": 5}, "not divided by 5 heads"),
-        ({"heads": 4, "key_heads": 3}, "cannot share 3 key heads"),
-        ({"heads": 0}, "heads is 0"),
-        ({"heads": True}, "heads is True"),
+        ({"heads": 5}, "divisible by heads=5"),
+        ({"heads": 4, "key_heads": 3}, "must divide heads=4, got 3"),
+        ({"heads": 0}, "heads must be a positive integer, got 0"),
+        ({"heads": True}, "heads must be a positive integer, got True"),
         ({"maps": "all"}, "'both', 'shared'"),
         ({"maps": "none", "key_width": 5}, "Choose key_width=12"),
         ({"maps": "shared", "key_width": 5}, "Make them equal"),
         ({"value_map": False, "value_width": 5}, "value_width=12"),
         ({"output_map": False, "head_value_width": 2, "heads": 4}, "width=8"),
         ({"query_key_norm": "batch"}, '"rms", "layer"'),
-        ({"dropout": 1.0}, "dropout is 1.0"),
-        ({"sink": True, "normalizer": normalizers.Sigmoid()}, "Softmax alone"),
-        ({"talking_heads": True, "kernel": "tiled"}, "dense alone"),
+        ({"dropout": 1.0}, "got 1.0"),
+        ({"sink": True, "normalizer": normalizers.Sigmoid()}, "must be Softmax"),
+        ({"talking_heads": True, "kernel": "tiled"}, '"dense" with talking_heads'),
     ],
 )
-def test_what_does_not_fit_is_refused_when_the_module_is_made(options: dict[str, Any], said: str) -> None:
+def test_options_that_contradict_each_other_are_refused_by_the_constructor(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         nn.MultiHeadAttention(WIDTH, **options)
 
 
-def test_an_input_of_another_width_and_a_bare_mask_are_refused() -> None:
+def test_an_input_of_another_width_and_a_mask_that_is_an_array_are_refused() -> None:
     module = nn.MultiHeadAttention(WIDTH, 2, maps="none")
-    with pytest.raises(ShapeError, match="query has shape \\(2, 3, 10\\); it must be \\(\\*batch, length, 12"):
+    with pytest.raises(ShapeError, match=r"query must have shape \(\*batch, length, 12\), got \(2, 3, 10"):
         module(torch.randn(2, 3, 10))
     with pytest.raises(KindError, match=r"masks\.Keys"):
         module(torch.randn(2, 3, WIDTH), mask=torch.ones(2, 3, dtype=torch.bool))
 
 
-def test_a_module_says_what_it_is() -> None:
+def test_the_repr_names_widths_heads_score_and_mask() -> None:
     said = repr(nn.MultiHeadAttention(8, 4, key_heads=2, score=nn.Additive, mask=masks.Causal()))
     assert "width=8, heads=4, key_heads=2" in said
     assert "Additive(query_width=2, key_width=2, heads=4)" in said

@@ -13,7 +13,7 @@ import torch
 
 import qkv
 from qkv.errors import KindError, OptionError, QkvError, ShapeError
-from qkv.nn.positions import Learned, Rotary, Sinusoidal, sinusoids, steps
+from qkv.nn.positions import Learned, Rotary, Sinusoidal, position_ids, sinusoidal_table
 
 
 def apart(one: Any, other: Any) -> float:
@@ -26,16 +26,16 @@ def normal(*shape: int) -> Any:
 
 
 def test_the_table_is_the_sines_and_cosines_of_the_paper() -> None:
-    table = sinusoids(50, 6)
+    table = sinusoidal_table(50, 6)
     for p, i in ((0, 0), (7, 1), (49, 2)):
         angle = p / 10_000 ** (2 * i / 6)
         assert math.isclose(table[p, 2 * i], math.sin(angle), abs_tol=1e-15)
         assert math.isclose(table[p, 2 * i + 1], math.cos(angle), abs_tol=1e-15)
-    assert torch.equal(sinusoids(10, 5, start=3), sinusoids(13, 5)[3:])
+    assert torch.equal(sinusoidal_table(10, 5, start=3), sinusoidal_table(13, 5)[3:])
 
 
 def test_a_step_is_one_rotation_of_the_table_wherever_it_is_taken() -> None:
-    table, d = sinusoids(100, 8), 5
+    table, d = sinusoidal_table(100, 8), 5
     products = (table[d:] * table[:-d]).sum(-1)
     assert apart(products, products[0]) < 1e-12
 
@@ -72,7 +72,7 @@ def test_later_tokens_get_the_positions_that_the_whole_sentence_gave_them(add: A
     x = normal(2, 12, 8).float()
     whole = add(x)
     assert apart(add(x[:, 5:], 5), whole[:, 5:]) < 1e-6
-    each = steps(torch.tensor([0, 3]), 4)
+    each = position_ids(torch.tensor([0, 3]), 4)
     got = add(torch.stack([x[0, :4], x[1, 3:7]]), each)
     assert apart(got[0], whole[0, :4]) < 1e-6
     assert apart(got[1], whole[1, 3:7]) < 1e-6
@@ -115,7 +115,7 @@ def test_rotary_is_that_of_transformers_in_both_conventions() -> None:
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
     q, k = normal(2, 4, 30, 16).float(), normal(2, 2, 30, 16).float()
-    positions = steps(torch.tensor([0, 11]), 30)
+    positions = position_ids(torch.tensor([0, 11]), 30)
     config = LlamaConfig(hidden_size=64, num_attention_heads=4, head_dim=16)
     cos, sin = LlamaRotaryEmbedding(config)(q, positions)
     theirs = apply_rotary_pos_emb(q, k, cos, sin)
@@ -150,13 +150,13 @@ def test_the_table_is_no_state_and_the_learned_one_is() -> None:
         (lambda: Rotary(8)(torch.zeros(3, 6)), ShapeError, r"\(\*batch, n, 8\)"),
         (lambda: Rotary(4).rotate(torch.zeros(3, 4), torch.zeros(2, 4)), ShapeError, "key_positions"),
         (lambda: Rotary(4)(torch.zeros(3, 4), torch.zeros(3)), KindError, "tensor of integers"),
-        (lambda: Rotary(4)(torch.zeros(2, 3, 4), torch.tensor([0, 5])), ShapeError, r"steps\(start, 3\)"),
+        (lambda: Rotary(4)(torch.zeros(2, 3, 4), torch.tensor([0, 5])), ShapeError, r"position_ids\(start, 3\)"),
         (lambda: Learned(5, 4)(torch.zeros(1, 6, 4)), ShapeError, "5 were learned"),
         (lambda: Learned(5, 4)(torch.zeros(1, 2, 4), 4), ShapeError, "tokens 4 to 5"),
         (lambda: Sinusoidal(4)(torch.zeros(1, 2, 5)), ShapeError, "width 4"),
-        (lambda: sinusoids(3, 4, base=0.0), OptionError, "positive"),
+        (lambda: sinusoidal_table(3, 4, base=0.0), OptionError, "positive"),
     ],
 )
-def test_what_does_not_fit_is_said(call: Any, kind: type[QkvError], words: str) -> None:
+def test_invalid_widths_and_positions_are_refused(call: Any, kind: type[QkvError], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()

@@ -163,7 +163,7 @@ def test_additive_takes_a_query_and_a_key_of_different_widths() -> None:
         (lambda: nn.MultiHeadAttention(8, 2, score=torch.nn.Linear(2, 2)), KindError, "Linear"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_by_name(make: Any, error: type[Exception], said: str) -> None:
+def test_invalid_arguments_are_refused_by_name(make: Any, error: type[Exception], said: str) -> None:
     with pytest.raises(error, match=said):
         make()
 

@@ -116,12 +116,12 @@ def test_the_numbers_are_copied_not_shared() -> None:
         ({"output_bias": False}, "a bias on all maps or on none"),
     ],
 )
-def test_what_torch_has_not_is_not_converted(options: dict[str, object], said: str) -> None:
+def test_options_that_torch_lacks_are_refused_by_to_torch(options: dict[str, object], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         nn.MultiHeadAttention(WIDTH, HEADS, **options).to_torch()
 
 
-def test_masks_that_cannot_be_read_are_refused() -> None:
+def test_masks_of_integers_or_other_shapes_are_refused() -> None:
     with pytest.raises(KindError, match="True means may"):
         nn.torch_masks(torch.zeros(Q, K, dtype=torch.int64))
     with pytest.raises(ShapeError, match="batch · heads"):
@@ -132,7 +132,7 @@ def test_masks_that_cannot_be_read_are_refused() -> None:
         nn.MultiHeadAttention.from_torch(torch.nn.Linear(2, 2))
 
 
-def test_true_means_may_not_attend_there_and_may_attend_here() -> None:
+def test_boolean_masks_of_torch_are_inverted() -> None:
     given = nn.torch_masks(torch.tensor([[True, False]]), torch.tensor([[False, True]]))
     assert given["bias"] is None
     pairs, keys = given["mask"].left, given["mask"].right

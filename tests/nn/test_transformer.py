@@ -163,7 +163,7 @@ def test_any_score_and_normalizer_trains_and_decodes_with_caches_as_without(norm
     assert all(bool(g.isfinite().all()) for g in grown)
     with torch.no_grad():
         memory = model.encoder(source, mask=LENGTHS)
-        caches, mapped = model.decoder.caches(chunk=2), model.decoder.remember(memory)
+        caches, mapped = model.decoder.caches(chunk=2), model.decoder.project_memory(memory)
         steps = [
             model.decoder(target[:, a:b], mapped, memory_mask=LENGTHS, cache=caches)
             for a, b in ((0, 1), (1, 2), (2, 5), (5, 6))
@@ -273,7 +273,7 @@ def test_each_call_of_an_attention_is_read_and_its_own_readouts_are_its_own() ->
         (lambda: nn.observe(small(), {"encoder": [readouts.Dense()]}), OptionError, "encoder.layers.0.att"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_a_model_is_said(call: Any, kind: type[QkvError], words: str) -> None:
+def test_invalid_arguments_of_a_model_are_refused(call: Any, kind: type[QkvError], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()
 

@@ -7,7 +7,7 @@ _HOMES = {
     "AttentionClassifier": "qkv.estimators.classifier",
     "AttentionRanker": "qkv.estimators.ranker",
     "AttentionRegressor": "qkv.estimators.regressor",
-    "Explained": "qkv.estimators.answering",
+    "Explained": "qkv.estimators.fitted_rows",
     "LatentSemantics": "qkv.encoders",
 }
 

@@ -17,10 +17,10 @@ try:
     from sklearn.utils import check_random_state
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-    from qkv.estimators.answering import Explained, Memory
-    from qkv.estimators.learning import Learned, Recipe, keys_of, learn
+    from qkv.estimators.bandwidth_search import LADDER, NEARBY, settle
+    from qkv.estimators.fitted_rows import Explained, Memory
     from qkv.estimators.metric import METRICS, Metric
-    from qkv.estimators.settling import LADDER, NEARBY, settle
+    from qkv.estimators.metric_learning import Learned, Recipe, keys_of, learn
 except ImportError as error:
     raise MissingPackageError(
         f'estimators need scikit-learn and PyTorch, and there is no {error.name}. Run: pip install "qkv[learn]"'

@@ -15,7 +15,7 @@ from sklearn.utils import assert_all_finite  # isort: skip
 from sklearn.utils.multiclass import check_classification_targets  # isort: skip
 from sklearn.utils.validation import column_or_1d  # isort: skip
 
-from qkv.estimators.answering import Explained  # isort: skip
+from qkv.estimators.fitted_rows import Explained  # isort: skip
 
 __all__ = ["AttentionClassifier"]
 

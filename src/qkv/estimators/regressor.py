@@ -13,7 +13,7 @@ from qkv.estimators.base import AttentionEstimator
 from sklearn.base import RegressorMixin  # isort: skip
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d  # isort: skip
 
-from qkv.estimators.answering import Explained  # isort: skip
+from qkv.estimators.fitted_rows import Explained  # isort: skip
 
 __all__ = ["AttentionRegressor"]
 

@@ -1,23 +1,22 @@
-"""Modules for PyTorch: they hold parameters and say what is asked; the engine computes."""
+"""PyTorch modules for attention: learned parameters and options; `qkv.engine` computes the output."""
 
 from qkv.errors import MissingPackageError
 
 try:
     import torch as _torch  # noqa: F401
 except ImportError:
-    raise MissingPackageError('qkv.nn is made of PyTorch modules. Run: pip install "qkv[torch]"') from None
+    raise MissingPackageError('qkv.nn needs PyTorch, which is not installed. Run: pip install "qkv[torch]"') from None
 
 from qkv.nn import positions
 from qkv.nn.attention import Attention
 from qkv.nn.cache import KeyValueCache
 from qkv.nn.feed_forward import FeedForward
-from qkv.nn.hard import Drawn, HardAttention
-from qkv.nn.heads import Head
-from qkv.nn.latent import LatentAttention
-from qkv.nn.layers import DecoderLayer, EncoderLayer
+from qkv.nn.hard_attention import HardAttention, HardAttentionOutput
+from qkv.nn.head_layout import Head
+from qkv.nn.latent_attention import LatentAttention
 from qkv.nn.multihead import MultiHeadAttention
-from qkv.nn.observing import Observed, observe
-from qkv.nn.protocols import Attended, Cache, KeyValue, Rotary
+from qkv.nn.observe_model import ModelObservation, observe
+from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
 from qkv.nn.scores import (
     Additive,
     ALiBi,
@@ -40,10 +39,11 @@ from qkv.nn.scores import (
     Triangular,
     WrapperScore,
 )
-from qkv.nn.self_cross import CrossAttention, SelfAttention
-from qkv.nn.squeeze import SqueezeExcitation
-from qkv.nn.torch_border import torch_masks
+from qkv.nn.self_cross_attention import CrossAttention, SelfAttention
+from qkv.nn.squeeze_excitation import SqueezeExcitation
+from qkv.nn.torch_interop import torch_masks
 from qkv.nn.transformer import Decoder, Encoder, Transformer
+from qkv.nn.transformer_layers import DecoderLayer, EncoderLayer
 
 __all__ = [
     "Attention",
@@ -51,7 +51,7 @@ __all__ = [
     "CrossAttention",
     "MultiHeadAttention",
     "Head",
-    "Attended",
+    "AttentionOutput",
     "KeyValue",
     "Cache",
     "KeyValueCache",
@@ -64,11 +64,11 @@ __all__ = [
     "Transformer",
     "LatentAttention",
     "HardAttention",
-    "Drawn",
+    "HardAttentionOutput",
     "SqueezeExcitation",
     "observe",
-    "Observed",
-    "Rotary",
+    "ModelObservation",
+    "Rotation",
     "LearnedScore",
     "WrapperScore",
     "Additive",

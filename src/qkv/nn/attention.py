@@ -1,48 +1,66 @@
-"""Attention without maps: a score, a normalizer, a mask and dropout, as a module."""
+"""Attention without projections: a score, normalizer, mask and dropout as a module."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import torch
+from torch import Tensor
 
 from qkv import scores
 from qkv.core.positions import Positions
+from qkv.core.typing import Float
 from qkv.engine import attend, observe
 from qkv.errors import KindError, OptionError
 from qkv.kernels.chunked.kernel import ChunkedTensor, attend_chunked, concat_chunks
 from qkv.masks import Mask
 from qkv.masks.base import require_mask
-from qkv.nn.fitting import fitted
-from qkv.nn.held import Held
-from qkv.nn.protocols import Attended, Cache
-from qkv.nn.scores.base import ScoreLike, made
+from qkv.nn.align_batch import align_batch
+from qkv.nn.part_module import PartModule
+from qkv.nn.protocols import AttentionOutput, Cache
+from qkv.nn.scores.base import ScoreLike, build_score
 from qkv.normalizers import Normalizer
 from qkv.plan import Spec
 from qkv.readouts import Readout
+from qkv.scores import Score
 
-__all__ = ["Attention", "both", "probability", "run"]
+__all__ = ["Attention", "CallOptions", "and_masks", "check_probability", "run_attention"]
 
-Tensor = torch.Tensor
+
+class CallOptions(TypedDict):
+    """Keyword arguments of `qkv.attend`."""
+
+    score: Score
+    normalizer: Normalizer | None
+    mask: Mask | None
+    positions: Positions | None
+    dropout: float
+    kernel: str | None
+    memory: int | str
 
 
 class Attention(torch.nn.Module):
-    """The equation as a module: queries, keys and values are compared and mixed as they come.
+    """Attention over queries, keys and values without projections.
 
         weights = normalize(score(query, key), mask)          output = weights @ value
 
     Args:
-        spec: what is asked; the other arguments stand in for its fields.
-        score: a score, or a learned one (`nn.Additive(64)`); one with heads wants heads as the last batch
-            axis of the inputs.
-        normalizer, mask: as in `qkv.attend`.
-        dropout: probability of dropping a weight while training.
-        kernel, memory: as in `qkv.attend`.
+        spec: a `qkv.Spec`; the other arguments override its fields.
+        score: a score, or a learned one (`nn.Additive(64)`). A learned score with heads expects the heads as
+            the last batch axis of the inputs.
+        normalizer: as in `qkv.attend`.
+        mask: as in `qkv.attend`.
+        dropout: probability of dropping a weight during training.
+        kernel: as in `qkv.attend`.
+        memory: as in `qkv.attend`.
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, key_width)`, value `(*batch, k, value_width)` ->
         `(*batch, q, value_width)`
+
+    Raises:
+        KindError: if `spec` is not a `Spec`, or `score` is a class of learned scores instead of an instance.
 
     Example:
         >>> from qkv import nn
@@ -64,7 +82,7 @@ class Attention(torch.nn.Module):
     ) -> None:
         super().__init__()
         if spec is not None and not isinstance(spec, Spec):
-            raise KindError(f"Attention was given a {type(spec).__name__} as its spec. Give qkv.Spec(…), or score=….")
+            raise KindError(f"spec must be a qkv.Spec, got a {type(spec).__name__}. Pass a score as score=….")
         if spec is not None:
             score = spec.score if score is None else score
             normalizer = spec.normalizer if normalizer is None else normalizer
@@ -74,90 +92,105 @@ class Attention(torch.nn.Module):
         if not (score is None or portable or isinstance(score, (scores.Score, torch.nn.Module))):
             name = getattr(score, "__name__", "Additive")
             raise KindError(
-                f"Attention does not know the widths that {name} is to compare. Give an instance: "
-                f"nn.{name}(query_width, key_width)."
+                f"score must be an instance, because Attention does not know the widths of its inputs, got {name}. "
+                f"Give nn.{name}(query_width, key_width)."
             )
-        self.score = made(score, 1, 1, getattr(score, "heads", None))
-        self.normalizer = Held(normalizer)
-        self.mask = Held(None if mask is None else require_mask(mask))
+        self.score = build_score(score, 1, 1, getattr(score, "heads", None))
+        self.normalizer = PartModule(normalizer)
+        self.mask = PartModule(None if mask is None else require_mask(mask))
         self.positions = None if spec is None else spec.positions
-        self.dropout = probability(dropout)
+        self.dropout = check_probability(dropout)
         self.kernel, self.memory = kernel, memory
 
     def forward(
         self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
+        query: Float[Tensor, "*#batch q width"],
+        key: Float[Tensor, "*#batch k key_width"] | None = None,
+        value: Float[Tensor, "*#batch k value_width"] | None = None,
         *,
         mask: Mask | None = None,
         cache: Cache | None = None,
         readouts: Sequence[Readout] = (),
         positions: Positions | None = None,
-    ) -> Tensor | Attended:
-        """The output, or with readouts `Attended`.
+    ) -> Tensor | AttentionOutput:
+        """Return the attention output, or an `AttentionOutput` where readouts are given.
 
         Args:
-            query: `(*batch, q, width)`
-            key: the query where None.
-            value: the key where None.
-            mask: besides that of the module; its batch axes are those of the call.
-            cache: earlier keys and values; those of this call are appended.
-            readouts: what to read from the weights; the output stays the same.
-            positions: how query positions relate to key positions, where that matters.
+            query: queries.
+            key: keys; None means the query.
+            value: values; None means the key.
+            mask: further mask, combined with the module's own. Its batch axes are those of the call.
+            cache: keys and values of earlier calls; those of this call are appended.
+            readouts: quantities to read from the weights. The output does not change.
+            positions: offset between query and key positions, where it matters.
         """
         key = query if key is None else key
         value = key if value is None else value
+        keys: Tensor | ChunkedTensor = key
+        values: Tensor | ChunkedTensor = value
         if cache is not None:
-            key, value = cache.append(key, value)
-            mask = both(mask, cache.mask)
+            keys, values = cache.append(key, value)
+            mask = and_masks(mask, cache.mask)
             positions = cache.positions if positions is None else positions
-        axes = max(query.ndim, key.ndim, value.ndim) - 3
-        call = {
-            "score": fitted(self.score(), max(axes, 0), None, True),
+        axes = max(query.ndim, keys.ndim, values.ndim) - 3
+        options: CallOptions = {
+            "score": align_batch(self.score(), max(axes, 0), None, True),
             "normalizer": self.normalizer(),
-            "mask": both(self.mask(), mask),
+            "mask": and_masks(self.mask(), mask),
             "positions": self.positions if positions is None else positions,
             "dropout": self.dropout if self.training else 0.0,
             "kernel": self.kernel,
             "memory": self.memory,
         }
-        return run(query, key, value, readouts, call)
+        return run_attention(query, keys, values, readouts, options)
 
     def extra_repr(self) -> str:
-        """Dropout, where there is any."""
+        """Return the dropout probability for `print`."""
         return f"dropout={self.dropout}" if self.dropout else ""
 
 
-def run(query: Tensor, key: Any, value: Any, readouts: Sequence[Readout], call: dict[str, Any]) -> Tensor | Attended:
-    """`attend`, or `observe` where something is to be read."""
-    if isinstance(key, ChunkedTensor):  # of a cache
-        asked = tuple([call[name] for name in ("score", "normalizer", "mask", "positions", "dropout")])
-        memory = call["memory"]
-        if call["kernel"] is None and (found := attend_chunked(query, key, value, asked, readouts, memory)):
-            result, plan = found
-            return Attended(result.output, result.readouts, plan) if readouts else result.output
+def run_attention(
+    query: Tensor,
+    key: Tensor | ChunkedTensor,
+    value: Tensor | ChunkedTensor,
+    readouts: Sequence[Readout],
+    options: CallOptions,
+) -> Tensor | AttentionOutput:
+    """Call the chunked kernel for keys of a cache, otherwise `observe` where readouts are given, else `attend`."""
+    if isinstance(key, ChunkedTensor) and isinstance(value, ChunkedTensor):
+        if options["kernel"] is None:
+            spec = (
+                options["score"],
+                options["normalizer"],
+                options["mask"],
+                options["positions"],
+                options["dropout"],
+            )
+            found = attend_chunked(query, key, value, spec, readouts, options["memory"])
+            if found is not None:
+                result, plan = found
+                return AttentionOutput(result.output, result.readouts, plan) if readouts else result.output
         key, value = concat_chunks(key), concat_chunks(value)
     if not readouts:
-        output: Tensor = attend(query, key, value, **call)
+        output: Tensor = attend(query, key, value, **options)
         return output
-    seen = observe(query, key, value, readouts=readouts, **call)
-    return Attended(seen.output, seen.readouts, seen.plan)
+    observed = observe(query, key, value, readouts=readouts, **options)
+    return AttentionOutput(observed.output, observed.readouts, observed.plan)
 
 
-def both(one: Mask | None, other: Mask | None) -> Mask | None:
-    """Pairs that both masks allow; None allows all."""
+def and_masks(one: Mask | None, other: Mask | None) -> Mask | None:
+    """Return the mask of the pairs that both masks allow; None allows all pairs."""
     if other is None:
         return one
     return require_mask(other) if one is None else one & require_mask(other)
 
 
-def probability(dropout: float) -> float:
-    """The number, if it is a probability of dropping.
+def check_probability(dropout: float) -> float:
+    """Return the dropout probability as a float.
 
     Raises:
-        OptionError: it is not in [0, 1).
+        OptionError: if it is not in [0, 1).
     """
     if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-        raise OptionError(f"dropout is {dropout!r}. It must be a number from 0 up to, not including, 1.")
+        raise OptionError(f"dropout must be a number in [0, 1), got {dropout!r}.")
     return float(dropout)

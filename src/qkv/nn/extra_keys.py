@@ -1,30 +1,36 @@
-"""Keys that a module adds after those it is given, and the mask that lets every query see them."""
+"""Keys that a module appends to the given ones, and the mask that lets every query attend to them."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
+
+import torch
+from torch import Tensor
 
 from qkv.core.arrays import Array, namespace
 from qkv.core.tile import Tile
+from qkv.core.typing import Bool, DType, Float
+from qkv.kernels.chunked.kernel import ChunkedTensor, concat_chunks
 from qkv.masks.base import Mask
 
-__all__ = ["AndAlways"]
+__all__ = ["ExtraKeysMask", "append_extra_keys"]
 
 
 @dataclass(frozen=True, eq=False)
-class AndAlways(Mask):
-    """Another mask for the first keys; the last `extra` keys may always be attended to.
+class ExtraKeysMask(Mask):
+    """Another mask for the first keys; the last `extra` keys are always allowed.
 
-    The mask within sees the call without them: its arrays are as long as the keys that were given, and
-    causal alignment is to those.
+    The inner mask sees the call without the extra keys: its arrays are as long as the given keys, and causal
+    alignment is relative to those.
 
     Example:
         >>> import numpy as np
         >>> from qkv.core.tile import Tile
         >>> from qkv.masks import Causal
-        >>> AndAlways(Causal(), 1).allowed(Tile.whole(2, 3), np.zeros(()))
+        >>> ExtraKeysMask(Causal(), 1).allowed(Tile.whole(2, 3), np.zeros(()))
         array([[ True, False,  True],
                [ True,  True,  True]])
     """
@@ -33,24 +39,24 @@ class AndAlways(Mask):
     extra: int
 
     def check(self, q: int, k: int) -> None:
-        """The mask within fits the keys that were given."""
+        """Check that the inner mask fits the given keys."""
         self.mask.check(q, k - self.extra)
 
     def bind(
         self,
         reference: Array,
         batch: tuple[int, ...],
-        dtype: Any = None,
+        dtype: DType = None,
         lengths: dict[str, int] | None = None,
     ) -> Self:
-        """The mask within is fitted to the keys that were given."""
+        """Fit the inner mask to the given keys."""
         lengths = dict(lengths or {})
         if "k" in lengths:
             lengths["k"] -= self.extra
         return dataclasses.replace(self, mask=self.mask.bind(reference, batch, dtype, lengths))
 
-    def allowed(self, tile: Tile, reference: Array) -> Array:
-        """The mask within, then True."""
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
+        """Return the inner mask's pairs, followed by True for the extra keys of the tile."""
         k = tile.k_total - self.extra
         inner = dataclasses.replace(tile, cols=(min(tile.cols[0], k), min(tile.cols[1], k)), k_total=k)
         extra = tile.cols[1] - tile.cols[0] - (inner.cols[1] - inner.cols[0])
@@ -62,4 +68,24 @@ class AndAlways(Mask):
         return xp.concat([allowed, xp.broadcast_to(always, (*shape, extra))], axis=-1)
 
     def __str__(self) -> str:
-        return f"({self.mask} and {self.extra} keys more)"
+        return f"({self.mask} and {self.extra} extra keys)"
+
+
+def append_extra_keys(
+    key: Float[Tensor, "*batch key_heads k head_width"] | ChunkedTensor,
+    value: Float[Tensor, "*batch key_heads k head_value_width"] | ChunkedTensor,
+    mask: Mask | None,
+    learned: Sequence[tuple[Tensor, Tensor]],
+    zero: bool,
+) -> tuple[Tensor | ChunkedTensor, Tensor | ChunkedTensor, Mask | None]:
+    """Append the learned key-value pairs, and a pair of zeros where `zero`, which every query may attend to."""
+    if not learned and not zero:
+        return key, value, mask
+    key, value = concat_chunks(key), concat_chunks(value)
+    extra = [(k.to(key.dtype), v.to(value.dtype)) for k, v in learned]
+    if zero:
+        extra.append((key.new_zeros(1, 1, key.shape[-1]), value.new_zeros(1, 1, value.shape[-1])))
+    keys = [key, *[k.expand(*key.shape[:-2], 1, key.shape[-1]) for k, _ in extra]]
+    values = [value, *[v.expand(*value.shape[:-2], 1, value.shape[-1]) for _, v in extra]]
+    mask = None if mask is None else ExtraKeysMask(mask, len(extra))
+    return torch.cat(keys, -2), torch.cat(values, -2), mask

@@ -70,11 +70,11 @@ class FeedForward(nn.Module):
             raise OptionError(f"activation is {activation!r}. Give one of {names}, or a function.")
         if width < 1 or hidden < 1:
             raise OptionError(f"FeedForward was given width={width}, hidden={hidden}. Both must be positive.")
-        made_as = {"bias": bias, "device": device, "dtype": dtype}
+        factory_kwargs = {"bias": bias, "device": device, "dtype": dtype}
         self.activation = activation
-        self.inward = nn.Linear(width, hidden, **made_as)
-        self.gate = nn.Linear(width, hidden, **made_as) if gated else None
-        self.outward = nn.Linear(hidden, width, **made_as)
+        self.inward = nn.Linear(width, hidden, **factory_kwargs)
+        self.gate = nn.Linear(width, hidden, **factory_kwargs) if gated else None
+        self.outward = nn.Linear(hidden, width, **factory_kwargs)
         self.dropout = nn.Dropout(dropout)
         self.reset_parameters()
 

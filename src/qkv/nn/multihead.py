@@ -1,78 +1,96 @@
-"""Multi-head attention: linear maps, heads, and any score, normalizer and mask."""
+"""Multi-head attention: projections, heads, and any score, normalizer and mask."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
+from torch import Tensor
 from torch.nn import Linear
 
 from qkv.core.positions import Positions
+from qkv.core.typing import Float
+from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.masks import Mask
 from qkv.masks.base import require_mask
-from qkv.nn import calls
-from qkv.nn.attention import both, probability, run
-from qkv.nn.fitting import fitted, spread
-from qkv.nn.heads import Head, rows_of_head
-from qkv.nn.held import Held
-from qkv.nn.options import Maps, check_widths, norm, softmax_of
-from qkv.nn.protocols import Attended, Cache, KeyValue, Rotary
-from qkv.nn.scores.base import ScoreLike, made
-from qkv.nn.talking import MixedLogits, MixedWeights
+from qkv.nn import head_layout, torch_interop
+from qkv.nn.align_batch import Groups, align_array, align_batch
+from qkv.nn.attention import and_masks, check_probability, run_attention
+from qkv.nn.extra_keys import append_extra_keys
+from qkv.nn.head_layout import Head, head_rows
+from qkv.nn.multihead_options import (
+    FactoryKwargs,
+    Maps,
+    add_softmax_parameters,
+    build_norm,
+    check_softmax,
+    check_widths,
+)
+from qkv.nn.part_module import PartModule
+from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
+from qkv.nn.scores.base import ScoreLike, build_score
+from qkv.nn.talking_heads import MixedLogits, MixedWeights
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.readouts import Readout
 from qkv.scores import Biased, Score
 
 __all__ = ["MultiHeadAttention"]
 
-Tensor = torch.Tensor
-
 
 class MultiHeadAttention(torch.nn.Module):
-    """Several attentions side by side, each of its own linear maps of query, key and value.
+    """Multi-head attention with any score, normalizer and mask.
 
         head_h = attend(query W_Q_h, key W_K_h, value W_V_h)          output = Σ_h head_h W_O_h
 
-    Maps start uniform as Glorot and Bengio (2010) have it, biases at 0.
+    Projections are initialised uniformly as in Glorot and Bengio (2010), biases with 0.
 
     Args:
-        width: of the query and of the output.
-        heads: how many.
-        key_width, value_width: of what comes as key and as value; `width`, and that of the key, where None.
-        head_width: of a head's mapped query and key; `width / heads` where None.
-        head_value_width: of a head's mapped value; `head_width` where None.
-        key_heads: heads of key and value; each serves `heads / key_heads` heads of the query, in order
+        width: width of the query and of the output.
+        heads: number of heads.
+        key_width: width of the key input; None means `width`.
+        value_width: width of the value input; None means `key_width`.
+        head_width: width of a head's projected query and key; None means `width / heads`.
+        head_value_width: width of a head's projected value; None means `head_width`.
+        key_heads: number of key and value heads; each serves `heads / key_heads` consecutive query heads
             (grouped-query attention, Ainslie et al. (2023), https://arxiv.org/abs/2305.13245). 1 is
-            multi-query.
-        bias: of the maps; `output_bias`: of the output's, where it differs.
-        dropout: probability of dropping a weight while training.
-        score: what compares: a score (`scores.Cosine()`), a learned score (`nn.Additive(16, heads=8)`), or
-            what makes one of `(head_width, head_width, heads=heads)`, such as the class `nn.Additive`.
-        normalizer, mask: as in `qkv.attend`.
-        positions: turns query and key by where they stand, such as `nn.positions.Rotary`; see `nn.Rotary`.
-        query_key_norm: "rms" or "layer" brings each head's query and key to one length before they are
-            compared (Dehghani et al. (2023), https://arxiv.org/abs/2302.05442, section 2).
-        output_gate: what the heads give is multiplied by σ(W_G query), element by element (Qiu et al. (2025),
+            multi-query attention.
+        bias: whether the projections have a bias.
+        output_bias: whether the output projection has a bias; None means `bias`.
+        dropout: probability of dropping a weight during training.
+        score: a score (`scores.Cosine()`), a learned score (`nn.Additive(16, heads=8)`), or a callable that
+            builds one from `(head_width, head_width, heads=heads)`, such as the class `nn.Additive`.
+        normalizer: as in `qkv.attend`.
+        mask: as in `qkv.attend`.
+        positions: rotation of queries and keys by their positions, such as `nn.positions.Rotary`; any
+            `nn.Rotation`.
+        query_key_norm: "rms" or "layer" to normalise each head's query and key before the score
+            (Dehghani et al. (2023), https://arxiv.org/abs/2302.05442, section 2).
+        output_gate: whether the heads' outputs are multiplied elementwise by σ(W_G query) (Qiu et al. (2025),
             https://arxiv.org/abs/2505.06708).
-        temperature: a temperature of the softmax is learned for each head, from 1.
-        sink: a logit that takes weight and gives no value is learned for each head, from 0 (Xiao et al.
+        temperature: whether each head learns a temperature of the softmax, initially 1.
+        sink: whether each head learns a logit, initially 0, that takes weight and has no value (Xiao et al.
             (2024), https://arxiv.org/abs/2309.17453).
-        talking_heads: heads mix their logits and weights, from the identity; runs dense alone.
-        learned_key, zero_key: one more key and value that every query may attend to, learned (from Glorot's
-            normal), or 0.
-        maps: which of W_Q and W_K there are: "both", one "shared" by query and key, only that of the "query"
-            or of the "key", or "none". What is not mapped is cut into heads as it is.
-        value_map, output_map: whether there are W_V and W_O.
-        kernel, memory: as in `qkv.attend`.
-        device, dtype: of the parameters.
+        talking_heads: whether heads mix their logits and weights, initially by the identity. It needs the
+            dense kernel.
+        learned_key: whether one learned key and value, initialised normally with Glorot's variance, is
+            appended, which every query may attend to.
+        zero_key: whether one key and value of zeros is appended.
+        maps: which of W_Q and W_K exist: "both", one "shared" by query and key, "query" or "key" alone, or
+            "none". An input without projection is split into heads directly.
+        value_map: whether W_V exists.
+        output_map: whether W_O exists.
+        kernel: as in `qkv.attend`.
+        memory: as in `qkv.attend`.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, key_width)`, value `(*batch, k, value_width)` ->
-        `(*batch, q, width)`. Masks, biases and readouts see `(*batch, heads, q, k)`.
+        `(*batch, q, width)`. Masks, biases and readouts have shape `(*batch, heads, q, k)`.
 
     Raises:
-        OptionError: widths that heads do not divide, an option outside what is allowed.
+        OptionError: if heads do not divide the widths, or an option is not allowed.
 
     Example:
         >>> from qkv import masks, nn
@@ -97,7 +115,7 @@ class MultiHeadAttention(torch.nn.Module):
         score: ScoreLike = None,
         normalizer: Normalizer | None = None,
         mask: Mask | None = None,
-        positions: Rotary | None = None,
+        positions: Rotation | None = None,
         query_key_norm: Literal["rms", "layer"] | None = None,
         output_gate: bool = False,
         temperature: bool = False,
@@ -110,8 +128,8 @@ class MultiHeadAttention(torch.nn.Module):
         output_map: bool = True,
         kernel: str | None = None,
         memory: int | str = "512 MiB",
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         widths = check_widths(
@@ -122,28 +140,28 @@ class MultiHeadAttention(torch.nn.Module):
         self.key_width, self.value_width = widths.key_width, widths.value_width
         self.head_width, self.head_value_width = widths.head_width, widths.head_value_width
         self.maps = maps
-        made_as = {"device": device, "dtype": dtype}
+        factory_kwargs: FactoryKwargs = {"device": device, "dtype": dtype}
 
-        def linear(of: int, to: int, there: bool = True, bias: bool = bias) -> Linear | None:
-            return Linear(of, to, bias=bias, **made_as) if there else None
+        def linear(inputs: int, outputs: int, present: bool, bias: bool = bias) -> Linear | None:
+            return Linear(inputs, outputs, bias=bias, **factory_kwargs) if present else None
 
-        compared, mixed = heads * self.head_width, heads * self.head_value_width
-        self.query_map = linear(width, compared, maps in ("both", "shared", "query"))
+        mixed = heads * self.head_value_width
+        self.query_map = linear(width, heads * self.head_width, maps in ("both", "shared", "query"))
         self.key_map = linear(self.key_width, self.key_heads * self.head_width, maps in ("both", "key"))
         self.value_map = linear(self.value_width, self.key_heads * self.head_value_width, value_map)
         output_bias = bias if output_bias is None else output_bias
         self.output_map = linear(mixed, width, output_map, output_bias)
         self.gate_map = linear(width, mixed, output_gate)
-        self.query_norm = norm(query_key_norm, self.head_width, made_as)
-        self.key_norm = norm(query_key_norm, self.head_width, made_as)
-        self.score = made(score, self.head_width, self.head_width, heads, **made_as)
-        self.normalizer = Held(normalizer)
-        self.mask = Held(None if mask is None else require_mask(mask))
+        self.query_norm = build_norm(query_key_norm, self.head_width, factory_kwargs)
+        self.key_norm = build_norm(query_key_norm, self.head_width, factory_kwargs)
+        self.score = build_score(score, self.head_width, self.head_width, heads, **factory_kwargs)
+        self.normalizer = PartModule(normalizer)
+        self.mask = PartModule(None if mask is None else require_mask(mask))
         self.positions = positions
         self.zero_key = zero_key
 
-        def parameter(there: bool, *shape: int) -> torch.nn.Parameter | None:
-            return torch.nn.Parameter(torch.empty(*shape, **made_as)) if there else None
+        def parameter(present: bool, *shape: int) -> torch.nn.Parameter | None:
+            return torch.nn.Parameter(torch.empty(*shape, **factory_kwargs)) if present else None
 
         self.log_temperature = parameter(temperature, heads)
         self.sink = parameter(sink, heads)
@@ -151,23 +169,23 @@ class MultiHeadAttention(torch.nn.Module):
         self.weight_mix = parameter(talking_heads, heads, heads)
         self.extra_key = parameter(learned_key, self.key_heads, 1, self.head_width)
         self.extra_value = parameter(learned_key, self.key_heads, 1, self.head_value_width)
-        softmax_of(normalizer, temperature, sink)
-        self.dropout = probability(dropout)
-        self.kernel = calls.kernel_of(kernel, talking_heads)
+        check_softmax(normalizer, temperature or sink)
+        self.dropout = check_probability(dropout)
+        self.kernel = head_layout.check_kernel(kernel, talking_heads)
         self.memory = memory
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill all parameters with their initial values."""
+        """Set all parameters to their initial values."""
         for linear in (self.query_map, self.key_map, self.value_map, self.output_map, self.gate_map):
             if linear is not None:
                 torch.nn.init.xavier_uniform_(linear.weight)
                 if linear.bias is not None:
                     torch.nn.init.zeros_(linear.bias)
-        for module in (self.query_norm, self.key_norm, self.score):
-            if module is not None:
-                reset: Any = module
-                reset.reset_parameters()
+        for module in (self.query_norm, self.key_norm):
+            if isinstance(module, (torch.nn.RMSNorm, torch.nn.LayerNorm)):
+                module.reset_parameters()
+        self.score.reset_parameters()
         for zero in (self.log_temperature, self.sink):
             if zero is not None:
                 torch.nn.init.zeros_(zero)
@@ -180,142 +198,150 @@ class MultiHeadAttention(torch.nn.Module):
 
     def forward(
         self,
-        query: Tensor,
-        key: Tensor | KeyValue | None = None,
-        value: Tensor | None = None,
+        query: Float[Tensor, "*#batch q width"],
+        key: Float[Tensor, "*#batch k key_width"] | KeyValue | None = None,
+        value: Float[Tensor, "*#batch k value_width"] | None = None,
         *,
         mask: Mask | None = None,
         bias: Tensor | None = None,
         cache: Cache | None = None,
         readouts: Sequence[Readout] = (),
         positions: Positions | None = None,
-    ) -> Tensor | Attended:
-        """The output, or with readouts `Attended`.
+    ) -> Tensor | AttentionOutput:
+        """Return the output, or an `AttentionOutput` where readouts are given.
 
         Args:
-            query: `(*batch, q, width)`
-            key: `(*batch, k, key_width)`; the query where None; or what `key_value` gave, mapped already.
-            value: `(*batch, k, value_width)`; the key where None.
-            mask: besides that of the module. Its batch axes are `(*batch)`, the same for all heads, or
-                `(*batch, heads)`.
+            query: query input.
+            key: key input; None means the query. Or the result of `key_value`, which is projected already.
+            value: value input; None means the key.
+            mask: further mask, combined with the module's own. Its batch axes are `(*batch)`, the same for
+                all heads, or `(*batch, heads)`.
             bias: added to the logits, `(*batch, q, k)` or `(*batch, heads, q, k)`; −inf excludes a key.
-            cache: earlier keys and values; those of this call are appended.
-            readouts: what to read from the weights; the output stays the same.
-            positions: how query positions relate to key positions, where that matters.
+            cache: keys and values of earlier calls; those of this call are appended.
+            readouts: quantities to read from the weights. The output does not change.
+            positions: offset between query and key positions, where it matters.
         """
         queries = self.queries(query)
-        mapped = key if isinstance(key, KeyValue) else self.key_value(query if key is None else key, value)
-        keys, values = mapped
+        projected = key if isinstance(key, KeyValue) else self.key_value(query if key is None else key, value)
+        keys: Tensor | ChunkedTensor = projected.key
+        values: Tensor | ChunkedTensor = projected.value
         if self.positions is not None:
-            queries, keys = calls.rotated(self.positions, queries, keys, cache, positions)
+            queries, keys = head_layout.apply_rotation(self.positions, queries, projected.key, cache, positions)
         if cache is not None:
-            keys, values = cache.append(keys, values)
-            mask = both(mask, cache.mask)
+            keys, values = cache.append(keys, projected.value)
+            mask = and_masks(mask, cache.mask)
             positions = cache.positions if positions is None else positions
         axes = max(queries.ndim, keys.ndim) - 3
-        expand = self.logit_mix is not None or calls.names_heads(readouts)
-        groups = calls.groups_of(self.heads, self.key_heads, expand)
-        mask = fitted(both(self.mask(), mask), axes, groups, False)
-        extra = [(self.extra_key, self.extra_value)] if self.extra_key is not None else []
-        given = keys.shape[-2]
-        keys, values, mask = calls.with_extra(keys, values, mask, extra, self.zero_key)
+        expand = self.logit_mix is not None or head_layout.selects_heads(readouts)
+        groups = head_layout.head_groups(self.heads, self.key_heads, expand)
+        mask = align_batch(and_masks(self.mask(), mask), axes, groups, False)
+        learned = []
+        if self.extra_key is not None and self.extra_value is not None:
+            learned.append((self.extra_key, self.extra_value))
+        k = keys.shape[-2]
+        keys, values, mask = append_extra_keys(keys, values, mask, learned, self.zero_key)
         score, normalizer = self._parts(axes, groups)
         if bias is not None:
-            bias = torch.nn.functional.pad(bias, (0, keys.shape[-2] - given))
-            score = Biased(score, spread(bias, bias.ndim - 2, axes, groups, False))
-        seen = run(
-            *calls.grouped(queries, keys, values, groups, self.heads if expand else None),
-            tuple([fitted(readout, axes, groups, False) for readout in readouts]),
+            bias = torch.nn.functional.pad(bias, (0, keys.shape[-2] - k))
+            score = Biased(score, align_array(bias, bias.ndim - 2, axes, groups, False))
+        result = run_attention(
+            *head_layout.group_heads(queries, keys, values, groups, self.heads if expand else None),
+            tuple([align_batch(readout, axes, groups, False) for readout in readouts]),
             {
                 "score": score,
                 "normalizer": normalizer,
                 "mask": mask,
-                "positions": fitted(positions, axes, groups, False),
+                "positions": align_batch(positions, axes, groups, False),
                 "dropout": self.dropout if self.training else 0.0,
                 "kernel": self.kernel,
                 "memory": self.memory,
             },
         )
-        if not isinstance(seen, Attended):
-            return self._output(seen, query, groups)
-        read = calls.heads_in_one(seen.readouts, axes, groups)
-        return Attended(self._output(seen.output, query, groups), read, seen.plan)
+        if not isinstance(result, AttentionOutput):
+            return self._project_output(result, query, groups)
+        output = self._project_output(result.output, query, groups)
+        return AttentionOutput(output, head_layout.merge_group_axes(result.readouts, axes, groups), result.plan)
 
-    def queries(self, query: Tensor) -> Tensor:
-        """Mapped queries `(*batch, heads, q, head_width)`, normed but not turned."""
-        query = calls.wide("query", query, self.width)
-        mapped = query if self.query_map is None else self.query_map(query)
-        return calls.normed(self.query_norm, calls.cut(mapped, self.heads, self.head_width))
+    def queries(self, query: Float[Tensor, "*batch q width"]) -> Float[Tensor, "*batch heads q head_width"]:
+        """Return the projected and normalised queries, before any rotation by position."""
+        query = head_layout.check_width("query", query, self.width)
+        projected = query if self.query_map is None else self.query_map(query)
+        return head_layout.apply_norm(self.query_norm, head_layout.split_heads(projected, self.heads, self.head_width))
 
-    def key_value(self, key: Tensor, value: Tensor | None = None) -> KeyValue:
-        """Mapped keys and values, to be given as the key of many calls: those of an encoder, for each step of
-        a decoder.
+    def key_value(
+        self, key: Float[Tensor, "*batch k key_width"], value: Float[Tensor, "*batch k value_width"] | None = None
+    ) -> KeyValue:
+        """Return projected keys and values, to be passed as the key of many calls.
+
+        A decoder projects the output of its encoder once this way, instead of at every step.
         """
-        value = calls.wide("value", key if value is None else value, self.value_width)
-        key = calls.wide("key", key, self.key_width)
+        value = head_layout.check_width("value", key if value is None else value, self.value_width)
+        key = head_layout.check_width("key", key, self.key_width)
         key_map = self.query_map if self.maps == "shared" else self.key_map
         key = key if key_map is None else key_map(key)
         value = value if self.value_map is None else self.value_map(value)
-        keys = calls.normed(self.key_norm, calls.cut(key, self.key_heads, self.head_width))
-        return KeyValue(keys, calls.cut(value, self.key_heads, self.head_value_width))
+        keys = head_layout.split_heads(key, self.key_heads, self.head_width)
+        return KeyValue(
+            head_layout.apply_norm(self.key_norm, keys),
+            head_layout.split_heads(value, self.key_heads, self.head_value_width),
+        )
 
     def head(self, index: int) -> Head:
-        """W_Q, W_K, W_V and W_O of one head, as views.
+        """Return W_Q, W_K, W_V and W_O of one head, as views.
 
         Raises:
-            OptionError: there is no such head.
+            OptionError: if there is no such head.
         """
-        index = calls.index_of_head(index, self.heads)
-        of_key = index * self.key_heads // self.heads
-        query, query_bias = rows_of_head(self.query_map, index, self.heads)
+        index = head_layout.check_head_index(index, self.heads)
+        key_index = index * self.key_heads // self.heads
+        query, query_bias = head_rows(self.query_map, index, self.heads)
         shared = self.maps == "shared"
-        key, key_bias = rows_of_head(self.query_map if shared else self.key_map, of_key, self.key_heads)
-        value, value_bias = rows_of_head(self.value_map, of_key, self.key_heads)
+        key, key_bias = head_rows(self.query_map if shared else self.key_map, key_index, self.key_heads)
+        value, value_bias = head_rows(self.value_map, key_index, self.key_heads)
         columns = slice(index * self.head_value_width, (index + 1) * self.head_value_width)
         output = None if self.output_map is None else self.output_map.weight[:, columns]
         return Head(query, key, value, output, query_bias, key_bias, value_bias)
 
     @classmethod
     def from_torch(cls, module: torch.nn.MultiheadAttention) -> Self:
-        """The same attention, of PyTorch's module: its numbers, copied.
+        """Convert PyTorch's module and copy its parameters.
 
-        The layout is `(batch, length, width)` whatever `batch_first` says, and masks are `qkv.masks`, where
-        True means may attend: `nn.torch_masks` translates PyTorch's, where True means may not. A row whose
-        keys are all masked gives the output's bias alone here, and NaN there.
-        """
-        from qkv.nn.torch_border import from_torch
-
-        return from_torch(module, cls)
-
-    def to_torch(self) -> torch.nn.MultiheadAttention:
-        """PyTorch's module of the same numbers, copied, with `batch_first=True`.
+        The layout is `(batch, length, width)` whatever `batch_first` is, and masks are `qkv.masks`, where True
+        means may attend: `nn.torch_masks` translates PyTorch's masks, where True means may not. A query whose
+        keys are all masked gives the output bias here and NaN in PyTorch.
 
         Raises:
-            OptionError: it has no such attention; says why.
+            KindError: if `module` is of another class.
         """
-        from qkv.nn.torch_border import to_torch
+        return torch_interop.from_torch(module, cls)
 
-        return to_torch(self)
+    def to_torch(self) -> torch.nn.MultiheadAttention:
+        """Convert to PyTorch's module, with copied parameters and `batch_first=True`.
+
+        Raises:
+            OptionError: if PyTorch's module lacks an option of this one; the message lists all.
+        """
+        return torch_interop.to_torch(self)
 
     def extra_repr(self) -> str:
-        """Widths and heads."""
-        said = f"width={self.width}, heads={self.heads}"
+        """Return widths and heads for `print`."""
+        text = f"width={self.width}, heads={self.heads}"
         if self.key_heads != self.heads:
-            said += f", key_heads={self.key_heads}"
-        return said + (f", maps={self.maps!r}" if self.maps != "both" else "")
+            text += f", key_heads={self.key_heads}"
+        return text + (f", maps={self.maps!r}" if self.maps != "both" else "")
 
-    def _parts(self, axes: int, groups: tuple[int, int] | None) -> tuple[Score, Normalizer | None]:
-        score: Score = self.score()
-        normalizer: Normalizer | None = self.normalizer()
+    def _parts(self, axes: int, groups: Groups) -> tuple[Score, Normalizer | None]:
+        score = self.score()
+        normalizer = self.normalizer()
         if self.log_temperature is not None or self.sink is not None:
-            normalizer = softmax_of(normalizer, self.log_temperature, self.sink)
+            normalizer = add_softmax_parameters(normalizer, self.log_temperature, self.sink)
         if self.logit_mix is not None:
             normalizer = normalizer or NORMALIZERS[score.default_normalizer]()
             score = MixedLogits(score, self.logit_mix)
             normalizer = MixedWeights(normalizer, self.weight_mix)
-        return fitted(score, axes, groups, True), fitted(normalizer, axes, groups, True)
+        return align_batch(score, axes, groups, True), align_batch(normalizer, axes, groups, True)
 
-    def _output(self, heads: Tensor, query: Tensor, groups: tuple[int, int] | None) -> Tensor:
+    def _project_output(self, heads: Tensor, query: Tensor, groups: Groups) -> Tensor:
         output = (heads if groups is None else heads.flatten(-4, -3)).transpose(-3, -2).flatten(-2)
         if self.gate_map is not None:
             output = output * self.gate_map(query).sigmoid()

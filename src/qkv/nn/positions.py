@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from qkv.errors import KindError, OptionError, ShapeError
 
-__all__ = ["Learned", "Rotary", "Sinusoidal", "sinusoids", "steps"]
+__all__ = ["Learned", "Rotary", "Sinusoidal", "sinusoidal_table", "position_ids"]
 
 
-def sinusoids(length: int, width: int, *, start: int = 0, base: float = 10_000.0) -> Tensor:
+def sinusoidal_table(length: int, width: int, *, start: int = 0, base: float = 10_000.0) -> Tensor:
     """The table of sines and cosines, `(length, width)`, float64.
 
         table[p, 2i] = sin(p / base^(2i / width))        table[p, 2i + 1] = cos(p / base^(2i / width))
@@ -37,20 +37,20 @@ def sinusoids(length: int, width: int, *, start: int = 0, base: float = 10_000.0
     Source: Vaswani et al. (2017), Attention is all you need, section 3.5, https://arxiv.org/abs/1706.03762.
 
     Example:
-        >>> sinusoids(3, 4).round(decimals=4)
+        >>> sinusoidal_table(3, 4).round(decimals=4)
         tensor([[ 0.0000,  1.0000,  0.0000,  1.0000],
                 [ 0.8415,  0.5403,  0.0100,  1.0000],
                 [ 0.9093, -0.4161,  0.0200,  0.9998]], dtype=torch.float64)
     """
-    _whole("sinusoids", "length", length, 0)
+    _whole("sinusoidal_table", "length", length, 0)
     return _waves(torch.arange(start, start + length), width, base)
 
 
-def steps(start: Tensor, length: int) -> Tensor:
+def position_ids(start: Tensor, length: int) -> Tensor:
     """Positions `(*batch, length)` of tokens that follow each other, from the first of each batch element.
 
     Example:
-        >>> steps(torch.tensor([0, 5]), 3)
+        >>> position_ids(torch.tensor([0, 5]), 3)
         tensor([[0, 1, 2],
                 [5, 6, 7]])
     """
@@ -63,7 +63,7 @@ class Sinusoidal(nn.Module):
     Args:
         width: of a token.
         length: how many positions are kept; tokens beyond it get theirs computed at each call.
-        base: as in `sinusoids`.
+        base: as in `sinusoidal_table`.
 
     Shapes:
         x `(*batch, n, width)` -> `(*batch, n, width)`
@@ -71,7 +71,7 @@ class Sinusoidal(nn.Module):
     Raises:
         ShapeError: tokens of another width.
 
-    Source: as `sinusoids`.
+    Source: as `sinusoidal_table`.
 
     Example:
         >>> add = Sinusoidal(4)
@@ -88,7 +88,7 @@ class Sinusoidal(nn.Module):
         super().__init__()
         self.width, self.base = width, base
         # Not in the state: it is the same for everyone, and its length is a matter of speed alone.
-        self.register_buffer("table", sinusoids(length, width, base=base).float(), persistent=False)
+        self.register_buffer("table", sinusoidal_table(length, width, base=base).float(), persistent=False)
 
     def reset_parameters(self) -> None:
         """Make the table again, where it was made on the meta device."""
@@ -281,7 +281,7 @@ class Rotary(nn.Module):
 
 def _waves(positions: Tensor, width: int, base: float) -> Tensor:
     """Sines and cosines by turns, `(*positions, width)`, float64."""
-    _whole("sinusoids", "width", width, 1)
+    _whole("sinusoidal_table", "width", width, 1)
     if base <= 0:
         raise OptionError(f"base is {base}. It must be positive.")
     rates = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
@@ -300,7 +300,7 @@ def _placed(x: Tensor, positions: int | Tensor) -> Tensor:
     if positions.ndim == 0 or positions.shape[-1] != n:
         raise ShapeError(
             f"positions have shape {tuple(positions.shape)}, there are {n} tokens (shape {tuple(x.shape)}). "
-            f"Give ({n},) or (*batch, {n}); of one start per batch element, steps(start, {n}) makes them."
+            f"Give ({n},) or (*batch, {n}); of one start per batch element, position_ids(start, {n}) makes them."
         )
     return positions
 

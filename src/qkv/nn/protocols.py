@@ -1,84 +1,90 @@
-"""What modules hand each other: a cache of keys and values, a rotation of both sides, what a call gives.
+"""Interfaces between modules: key-value caches, rotary position encodings, and the results of a call.
 
-A cache or a rotation of your own needs nothing from here but these methods.
+A cache or rotation of your own only needs these methods; no base class is required.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
-import torch
+from torch import Tensor
 
 from qkv.core.positions import Positions
+from qkv.core.typing import Float, Int
+from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.masks import Mask
 from qkv.plan import Plan
 
-__all__ = ["Attended", "Cache", "KeyValue", "Rotary"]
-
-Tensor = torch.Tensor
+__all__ = ["AttentionOutput", "Cache", "KeyValue", "Rotation"]
 
 
-class Attended(NamedTuple):
-    """What a module gives where readouts were asked for.
+class AttentionOutput(NamedTuple):
+    """Result of a module that was called with readouts.
 
     Attributes:
-        output: what it gives without readouts.
-        readouts: one result for each, in the order asked; heads are their last batch axis.
-        plan: how it ran.
+        output: the output that the module returns without readouts.
+        readouts: one result per readout, in the given order; heads are the last batch axis.
+        plan: the plan that was run.
     """
 
-    output: Tensor
-    readouts: tuple[Any, ...]
+    output: Float[Tensor, "*batch q width"]
+    readouts: tuple[object, ...]
     plan: Plan
 
 
 class KeyValue(NamedTuple):
-    """Keys and values that are mapped and cut into heads: `MultiHeadAttention.key_value` gives them.
+    """Projected keys and values, split into heads; see `MultiHeadAttention.key_value`.
 
     Attributes:
-        key: `(*batch, key_heads, k, head_width)`
-        value: `(*batch, key_heads, k, head_value_width)`
+        key: keys `(*batch, key_heads, k, head_width)`.
+        value: values `(*batch, key_heads, k, head_value_width)`.
     """
 
-    key: Tensor
-    value: Tensor
+    key: Float[Tensor, "*batch key_heads k head_width"]
+    value: Float[Tensor, "*batch key_heads k head_value_width"]
 
 
 @runtime_checkable
 class Cache(Protocol):
-    """Keys and values of earlier calls. A module reads `start`, appends, and reads the rest, in this order.
+    """Keys and values of earlier calls.
 
-    The cache belongs to the caller; a module keeps nothing of it.
+    A module reads `start`, calls `append`, then reads `positions` and `mask`. The cache belongs to the caller.
     """
 
     @property
-    def start(self) -> int | Tensor:
-        """Where the next key stands: how many came before, or integers `(*batch,)` of uneven lengths."""
+    def start(self) -> int | Int[Tensor, "*batch"]:
+        """Position of the next key: the number of keys so far, `(*batch,)` where lengths differ."""
 
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add keys `(*batch, key_heads, new, head_width)` and their values; give all that are to be read."""
+    def append(
+        self, key: Float[Tensor, "*batch new head_width"], value: Float[Tensor, "*batch new head_value_width"]
+    ) -> tuple[Tensor | ChunkedTensor, Tensor | ChunkedTensor]:
+        """Append keys and values and return all keys and values to attend to."""
 
     @property
     def positions(self) -> Positions:
-        """Where query 0 of this call stands, counted from the first key that `append` gave."""
+        """Position of query 0 of the last call relative to the first key that `append` returned."""
 
     @property
     def mask(self) -> Mask | None:
-        """Which of the keys that `append` gave are there (batch axes `(*batch,)`); None: all."""
+        """Mask of the keys that `append` returned, with batch axes `(*batch,)`; None allows all."""
 
 
 @runtime_checkable
-class Rotary(Protocol):
-    """Turns queries and keys by where they stand, after they are mapped and cut into heads."""
+class Rotation(Protocol):
+    """Rotates projected queries and keys by their positions, such as `nn.positions.Rotary`."""
 
     def rotate(
-        self, query: Tensor, key: Tensor, query_positions: Tensor, key_positions: Tensor
+        self,
+        query: Float[Tensor, "*batch heads q head_width"],
+        key: Float[Tensor, "*batch key_heads k head_width"],
+        query_positions: Int[Tensor, "*#batch q"],
+        key_positions: Int[Tensor, "*#batch k"],
     ) -> tuple[Tensor, Tensor]:
-        """The turned query and key.
+        """Return the rotated query and key.
 
         Args:
-            query: `(*batch, heads, q, head_width)`
-            key: `(*batch, key_heads, k, head_width)`: those of this call, before a cache adds earlier ones.
-            query_positions: integers `(q,)`, or `(*batch, 1, q)` where batch elements stand differently.
-            key_positions: integers `(k,)` or `(*batch, 1, k)`.
+            query: queries.
+            key: keys of this call, before a cache adds earlier ones.
+            query_positions: positions of the queries, `(q,)`, or `(*batch, 1, q)` where they differ in a batch.
+            key_positions: positions of the keys, `(k,)` or `(*batch, 1, k)`.
         """

@@ -1,9 +1,10 @@
-"""The whole Transformer, from these parts (mission C11): an encoder reads, a decoder writes.
+"""Encoder, decoder and the whole Transformer.
 
     memory = encoder(source)          output = decoder(target, memory)
 
-Tokens come in and go out as vectors: embeddings, positions (`nn.positions`) and the map to a vocabulary are
-the model's. To see weights of any layer: `nn.observe(model, {"encoder.layers.0.attention": […]}, …)`.
+Inputs and outputs are token vectors: embeddings, position encodings (`nn.positions`) and the output projection
+to a vocabulary belong to the model around these modules. To read the weights of any layer, use
+`nn.observe(model, {"encoder.layers.0.attention": […]}, …)`.
 
 Source: Vaswani et al. (2017), Attention is all you need, https://arxiv.org/abs/1706.03762.
 """
@@ -11,21 +12,25 @@ Source: Vaswani et al. (2017), Attention is all you need, https://arxiv.org/abs/
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
+from qkv.core.typing import Float
 from qkv.errors import OptionError, ShapeError
 from qkv.masks import Mask
 from qkv.nn.cache import KeyValueCache
-from qkv.nn.layers import DecoderLayer, EncoderLayer
 from qkv.nn.protocols import Cache, KeyValue
+from qkv.nn.torch_interop import copy_stack, require_module
+from qkv.nn.transformer_layers import DecoderLayer, EncoderLayer
 
 __all__ = ["Decoder", "Encoder", "Transformer"]
 
+T = TypeVar("T")
+
 
 class _Stack(nn.Module):
-    """Layers of one kind, one after another, and perhaps a norm."""
+    """Layers of one class, applied in order, with an optional final norm."""
 
     layer: ClassVar[type[EncoderLayer] | type[DecoderLayer]]
 
@@ -40,25 +45,32 @@ class _Stack(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        made = (self.layer(width, heads, hidden, **options) for _ in range(_count(layers)))
-        self.layers = nn.ModuleList(made)
-        self.final_norm = _final(width, final_norm, options)
+        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
+            raise OptionError(f"layers must be an integer from 1, got {layers!r}.")
+        self.layers = nn.ModuleList([self.layer(width, heads, hidden, **options) for _ in range(layers)])
+        if final_norm is None:
+            final_norm = options.get("norm", "pre") == "pre"
+        norm_options = {name: options[name] for name in ("bias", "device", "dtype") if name in options}
+        self.final_norm = nn.LayerNorm(width, options.get("epsilon", 1e-5), **norm_options) if final_norm else None
 
     def caches(self, **options: Any) -> list[KeyValueCache]:
-        """An empty cache for each layer; options are those of `KeyValueCache`."""
+        """Return one empty cache per layer; `options` are those of `KeyValueCache`."""
         return [KeyValueCache(**options) for _ in self.layers]
 
 
 class Encoder(_Stack):
-    """Encoder layers, one after another. With a causal mask and caches it is a language model.
+    """Stack of encoder layers. With a causal mask and caches it is a decoder-only language model.
 
     Args:
-        layers: how many.
-        width, heads, hidden, options: of each, as in `EncoderLayer`.
-        final_norm: a norm after the last; None: where layers are pre-norm.
+        layers: number of layers.
+        width: width of a token.
+        heads: number of attention heads.
+        hidden: hidden units of the feed-forward networks.
+        final_norm: whether a norm follows the last layer; None means only for pre-norm layers.
+        options: further options of every layer, as in `EncoderLayer`.
 
     Shapes:
-        x `(*batch, n, width)` -> the same
+        x `(*batch, n, width)` -> `(*batch, n, width)`
 
     Example:
         >>> import torch
@@ -73,27 +85,41 @@ class Encoder(_Stack):
 
     layer = EncoderLayer
 
-    def forward(self, x: Tensor, *, mask: Mask | None = None, cache: Sequence[Cache] | None = None) -> Tensor:
-        """The sequence after all layers; `mask` is that of every layer, `cache` has one for each."""
+    def forward(
+        self, x: Float[Tensor, "*batch n width"], *, mask: Mask | None = None, cache: Sequence[Cache] | None = None
+    ) -> Float[Tensor, "*batch n width"]:
+        """Return the sequence after all layers.
+
+        Args:
+            x: tokens.
+            mask: mask of every layer, combined with the layers' own.
+            cache: one cache per layer.
+        """
         for n, layer in enumerate(self.layers):
             x = layer(x, mask=mask, cache=_nth(cache, n, len(self.layers)))
         return x if self.final_norm is None else self.final_norm(x)
 
     @classmethod
     def from_torch(cls, encoder: nn.TransformerEncoder) -> Encoder:
-        """The same encoder, of PyTorch's, as `EncoderLayer.from_torch`."""
-        from qkv.nn.torch_layers import encoder_of
+        """Convert PyTorch's encoder and copy its parameters; see `EncoderLayer.from_torch`.
 
-        return encoder_of(encoder)
+        Raises:
+            KindError: if `encoder` is of another class.
+        """
+        require_module(encoder, nn.TransformerEncoder)
+        return copy_stack(cls(1, 1), [EncoderLayer.from_torch(layer) for layer in encoder.layers], encoder)
 
 
 class Decoder(_Stack):
-    """Decoder layers, one after another.
+    """Stack of decoder layers.
 
     Args:
-        layers: how many.
-        width, heads, hidden, options: of each, as in `DecoderLayer`.
+        layers: number of layers.
+        width: width of a token.
+        heads: number of attention heads.
+        hidden: hidden units of the feed-forward networks.
         final_norm: as in `Encoder`.
+        options: further options of every layer, as in `DecoderLayer`.
 
     Shapes:
         x `(*batch, n, width)`, memory `(*batch, m, memory_width)` -> `(*batch, n, width)`
@@ -102,8 +128,8 @@ class Decoder(_Stack):
         >>> import torch
         >>> model, memory, x = Decoder(2, 8, 2), torch.randn(1, 5, 8), torch.randn(1, 3, 8)
         >>> with torch.no_grad():
-        ...     caches, mapped = model.caches(), model.remember(memory)  # the memory is mapped once
-        ...     steps = [model(x[:, t : t + 1], mapped, cache=caches) for t in range(3)]
+        ...     caches, projected = model.caches(), model.project_memory(memory)
+        ...     steps = [model(x[:, t : t + 1], projected, cache=caches) for t in range(3)]
         ...     torch.allclose(torch.cat(steps, dim=1), model(x, memory), atol=1e-5)
         True
     """
@@ -112,54 +138,62 @@ class Decoder(_Stack):
 
     def forward(
         self,
-        x: Tensor,
-        memory: Tensor | Sequence[KeyValue],
+        x: Float[Tensor, "*batch n width"],
+        memory: Float[Tensor, "*batch m memory_width"] | Sequence[KeyValue],
         *,
         mask: Mask | None = None,
         memory_mask: Mask | None = None,
         cache: Sequence[Cache] | None = None,
-    ) -> Tensor:
-        """The sequence after all layers.
+    ) -> Float[Tensor, "*batch n width"]:
+        """Return the sequence after all layers.
 
         Args:
             x: tokens.
-            memory: the other sequence, or what `remember` gave of it.
-            mask, memory_mask: those of every layer, as in `DecoderLayer`.
-            cache: one for each layer.
+            memory: the other sequence, or the result of `project_memory`.
+            mask: mask of every self-attention, combined with the layers' own.
+            memory_mask: mask of every cross-attention.
+            cache: one cache per layer.
         """
-        mapped = None if isinstance(memory, Tensor) else memory
+        count = len(self.layers)
+        projected = None if isinstance(memory, Tensor) else memory
         for n, layer in enumerate(self.layers):
-            seen = memory if mapped is None else _nth(mapped, n, len(self.layers))
-            x = layer(x, seen, mask=mask, memory_mask=memory_mask, cache=_nth(cache, n, len(self.layers)))
+            source = memory if projected is None else _nth(projected, n, count)
+            x = layer(x, source, mask=mask, memory_mask=memory_mask, cache=_nth(cache, n, count))
         return x if self.final_norm is None else self.final_norm(x)
 
-    def remember(self, memory: Tensor) -> list[KeyValue]:
-        """Keys and values of the memory for each layer, mapped once for many steps of decoding."""
-        layers: Any = self.layers
+    def project_memory(self, memory: Float[Tensor, "*batch m memory_width"]) -> list[KeyValue]:
+        """Project the memory to keys and values of each layer, once for many decoding steps."""
+        layers: Any = self.layers  # a ModuleList does not state the class of its items
         return [layer.cross.key_value(memory) for layer in layers]
 
     @classmethod
     def from_torch(cls, decoder: nn.TransformerDecoder, causal: bool = False) -> Decoder:
-        """The same decoder, of PyTorch's, as `DecoderLayer.from_torch`."""
-        from qkv.nn.torch_layers import decoder_of
+        """Convert PyTorch's decoder and copy its parameters; see `DecoderLayer.from_torch`.
 
-        return decoder_of(decoder, causal)
+        Raises:
+            KindError: if `decoder` is of another class.
+        """
+        require_module(decoder, nn.TransformerDecoder)
+        return copy_stack(cls(1, 1), [DecoderLayer.from_torch(layer, causal) for layer in decoder.layers], decoder)
 
 
 class Transformer(nn.Module):
-    """An encoder and a decoder.
+    """Encoder-decoder Transformer.
 
     Args:
-        width, heads, hidden: of every layer, as in `EncoderLayer`.
-        encoder_layers, decoder_layers: how many.
-        causal: a token of the target does not see those after it.
-        options: of every layer, as in `EncoderLayer`, such as norm, dropout, score, normalizer; and
-            `final_norm`.
+        width: width of a token.
+        heads: number of attention heads.
+        hidden: hidden units of the feed-forward networks.
+        encoder_layers: number of encoder layers.
+        decoder_layers: number of decoder layers.
+        causal: whether a target token may not attend to later target tokens.
+        options: further options of every layer, as in `EncoderLayer`, such as `norm`, `dropout`, `score` or
+            `normalizer`; and `final_norm`.
 
     Shapes:
         source `(*batch, m, width)`, target `(*batch, n, width)` -> `(*batch, n, width)`
 
-    Source: as this module.
+    Source: Vaswani et al. (2017), https://arxiv.org/abs/1706.03762.
 
     Example:
         >>> import torch
@@ -187,21 +221,22 @@ class Transformer(nn.Module):
 
     def forward(
         self,
-        source: Tensor,
-        target: Tensor,
+        source: Float[Tensor, "*batch m width"],
+        target: Float[Tensor, "*batch n width"],
         *,
         source_mask: Mask | None = None,
         target_mask: Mask | None = None,
         memory_mask: Mask | None = None,
-    ) -> Tensor:
-        """The target after the decoder.
+    ) -> Float[Tensor, "*batch n width"]:
+        """Return the target sequence after the decoder.
 
         Args:
-            source, target: tokens.
-            source_mask: of the source with itself. One that names keys alone (`Lengths`, `Keys`) is also that
-                of the target with the source.
-            target_mask: of the target with itself, besides the causal one.
-            memory_mask: of the target with the source, in place of `source_mask`.
+            source: tokens that the encoder reads.
+            target: tokens that the decoder reads.
+            source_mask: mask of the encoder's self-attention. A mask of keys alone (`Lengths`, `Keys`) also
+                applies to the cross-attention.
+            target_mask: mask of the decoder's self-attention, combined with the causal mask.
+            memory_mask: mask of the cross-attention, used instead of `source_mask`.
         """
         if memory_mask is None and source_mask is not None and source_mask.key_only:
             memory_mask = source_mask
@@ -211,28 +246,21 @@ class Transformer(nn.Module):
 
     @classmethod
     def from_torch(cls, model: nn.Transformer, causal: bool = False) -> Transformer:
-        """The same model, of PyTorch's, as `DecoderLayer.from_torch`."""
-        from qkv.nn.torch_layers import transformer
+        """Convert PyTorch's model and copy its parameters; see `DecoderLayer.from_torch`.
 
-        return transformer(model, causal)
-
-
-def _count(layers: int) -> int:
-    if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
-        raise OptionError(f"layers is {layers!r}. It must be a whole number from 1.")
-    return layers
-
-
-def _final(width: int, wanted: bool | None, options: dict[str, Any]) -> nn.LayerNorm | None:
-    if wanted is None:
-        wanted = options.get("norm", "pre") == "pre"
-    made_as = {name: options[name] for name in ("bias", "device", "dtype") if name in options}
-    return nn.LayerNorm(width, options.get("epsilon", 1e-5), **made_as) if wanted else None
+        Raises:
+            KindError: if `model` is of another class.
+        """
+        require_module(model, nn.Transformer)
+        ours = cls(1, 1, encoder_layers=1, decoder_layers=1)
+        ours.encoder = Encoder.from_torch(model.encoder)
+        ours.decoder = Decoder.from_torch(model.decoder, causal)
+        return ours.train(model.training)
 
 
-def _nth(each: Sequence[Any] | None, n: int, count: int) -> Any:
-    if each is None:
+def _nth(items: Sequence[T] | None, n: int, count: int) -> T | None:
+    if items is None:
         return None
-    if len(each) != count:
-        raise ShapeError(f"there are {count} layers and {len(each)} caches or memories. Give one for each.")
-    return each[n]
+    if len(items) != count:
+        raise ShapeError(f"cache and memory must have one item for each of the {count} layers, got {len(items)}.")
+    return items[n]

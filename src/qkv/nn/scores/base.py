@@ -1,39 +1,75 @@
-"""What a learned score is: a module whose parameters are the arrays of a score.
+"""Base of learned scores: modules that declare their parameters and the score that these are passed to.
 
-Called without arguments it gives the score, a value of `qkv.scores`, with its parameters in it. All have one
-signature, so that a class is an argument: `MultiHeadAttention(64, 8, score=nn.Additive)`.
+Called without arguments, a learned score returns a value of `qkv.scores` that holds its parameters. All learned
+scores have one signature, so that a class can be an argument: `MultiHeadAttention(64, 8, score=nn.Additive)`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Union
+from typing import ClassVar, NamedTuple, TypedDict, Union, Unpack
 
 import torch
+from torch import Tensor
 
 from qkv import scores
 from qkv.errors import KindError, OptionError
-from qkv.nn.held import Held
+from qkv.nn.part_module import PartModule
 
-__all__ = ["LearnedScore", "ScoreLike", "WrapperScore", "made"]
+__all__ = ["Common", "Initial", "LearnedScore", "ScoreLike", "WrapperCommon", "WrapperScore", "build_score"]
 
-ScoreLike = Union[scores.Score, type[scores.Score], "LearnedScore", Callable[..., Any], None]
-"""A score, a learned score, or what makes one of `(query_width, key_width, heads=heads)`."""
+ScoreLike = Union[scores.Score, type[scores.Score], "LearnedScore", Callable[..., object], None]
+"""A score, a learned score, or a callable that builds one from `(query_width, key_width, heads=heads)`."""
 
 
-class LearnedScore(torch.nn.Module, ABC):
-    """A score with parameters. To write one: make them in `__init__`, fill them in `reset_parameters`, and
-    build the score in `forward`.
+class Common(TypedDict, total=False):
+    """Options of every learned score; see `LearnedScore`."""
+
+    heads: int | None
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class WrapperCommon(Common, total=False):
+    """Options of every learned score around another one; see `WrapperScore`."""
+
+    score: ScoreLike
+
+
+class Initial(NamedTuple):
+    """Declaration of one parameter.
+
+    Attributes:
+        shape: shape for one head; None: the score has no such parameter.
+        fill: function that sets the initial values of the stored tensor in place.
+        learned: whether the parameter gets a gradient.
+        log: whether the stored tensor, `log_<name>`, is the logarithm, which keeps the array positive.
+    """
+
+    shape: tuple[int, ...] | None
+    fill: Callable[[Tensor], object]
+    learned: bool = True
+    log: bool = False
+
+
+class LearnedScore(torch.nn.Module):
+    """Score with parameters.
+
+    To write one, set `core` to a class of `qkv.scores` and declare its arrays in `__init__` with `declare`.
+    Override `forward` where the score takes more arguments than these arrays.
 
     Args:
-        query_width, key_width: of what is compared; a key as wide as the query where None.
-        heads: one set of parameters for each head; None: one for all.
-        device, dtype: of the parameters.
+        query_width: width of the queries.
+        key_width: width of the keys; None means `query_width`.
+        heads: number of heads, each with its own parameters; None means one set of parameters for all heads.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Raises:
-        OptionError: a width or a number of heads that is not positive.
+        OptionError: if a width or the number of heads is not a positive integer.
     """
+
+    core: ClassVar[Callable[..., scores.Score]]
 
     def __init__(
         self,
@@ -41,112 +77,117 @@ class LearnedScore(torch.nn.Module, ABC):
         key_width: int | None = None,
         *,
         heads: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         key_width = query_width if key_width is None else key_width
         for name, number in (("query_width", query_width), ("key_width", key_width), ("heads", heads)):
             if number is not None and (not isinstance(number, int) or number < 1):
-                raise OptionError(f"{type(self).__name__} was given {name}={number!r}. Give a whole number, 1 or more.")
+                raise OptionError(f"{name} of {type(self).__name__} must be a positive integer, got {name}={number!r}.")
         self.query_width, self.key_width, self.heads = query_width, key_width, heads
-        self.made_as = {"device": device, "dtype": dtype}
+        self.factory_kwargs: Common = {"device": device, "dtype": dtype}
+        self.initial: dict[str, Initial] = {}
 
-    def parameter(self, *shape: int, learned: bool = True) -> torch.nn.Parameter:
-        """An empty parameter `(heads, *shape)`, or `shape` where all heads share it."""
+    def declare(self, **initial: Initial) -> None:
+        """Create the parameters, each of shape `(heads, *shape)`, or `shape` without heads, and fill them."""
         lead = () if self.heads is None else (self.heads,)
-        return torch.nn.Parameter(torch.empty((*lead, *shape), **self.made_as), requires_grad=learned)
+        kwargs = {"device": self.factory_kwargs.get("device"), "dtype": self.factory_kwargs.get("dtype")}
+        for name, one in initial.items():
+            parameter = None
+            if one.shape is not None:
+                empty = torch.empty((*lead, *one.shape), **kwargs)
+                parameter = torch.nn.Parameter(empty, requires_grad=one.learned)
+            self.register_parameter(f"log_{name}" if one.log else name, parameter)
+        self.initial = initial
+        self.reset_parameters()
 
-    def positive(self, name: str, number: float | None, usual: float) -> float:
-        """The number, or the usual one where None.
-
-        Raises:
-            OptionError: it is not positive.
-        """
-        number = usual if number is None else number
-        if isinstance(number, bool) or not isinstance(number, (int, float)) or not number > 0:
-            raise OptionError(f"{type(self).__name__} was given {name}={number!r}. Give a positive number.")
-        return float(number)
-
-    @abstractmethod
     def reset_parameters(self) -> None:
-        """Fill the parameters with their initial values."""
+        """Set the parameters to their initial values."""
+        with torch.no_grad():
+            for name, one in self.initial.items():
+                parameter = getattr(self, f"log_{name}" if one.log else name)
+                if parameter is not None:
+                    one.fill(parameter)
 
-    @abstractmethod
+    def parameters_by_name(self) -> dict[str, Tensor | None]:
+        """Return the declared arrays of the score, by name; None for those that it does not have."""
+        arrays = {}
+        for name, one in self.initial.items():
+            arrays[name] = getattr(self, f"log_{name}").exp() if one.log else getattr(self, name)
+        return arrays
+
     def forward(self) -> scores.Score:
-        """The score, with the parameters in it."""
+        """Return the score with the parameters of this module."""
+        return type(self).core(**self.parameters_by_name())
 
     def extra_repr(self) -> str:
-        """Widths and heads."""
-        said = [f"query_width={self.query_width}", f"key_width={self.key_width}"]
-        return ", ".join(said if self.heads is None else [*said, f"heads={self.heads}"])
+        """Return widths and heads for `print`."""
+        text = f"query_width={self.query_width}, key_width={self.key_width}"
+        return text if self.heads is None else f"{text}, heads={self.heads}"
 
 
-class WrapperScore(LearnedScore, ABC):
-    """A learned score around another one, learned or not.
+class WrapperScore(LearnedScore):
+    """Learned score around another score, learned or not.
 
     Args:
-        score: the score within: a score, a learned score, or what makes one; `ScaledDot()` where None.
-        query_width, key_width, heads, device, dtype: as in `LearnedScore`; handed to what makes the score.
+        query_width: width of the queries.
+        key_width: width of the keys; None means `query_width`.
+        score: the inner score: a score, a learned score, or a callable that builds one; None means
+            `ScaledDot()`.
+        common: `heads`, `device` and `dtype`, as in `LearnedScore`; they are passed on to the inner score.
     """
 
     def __init__(
-        self,
-        query_width: int,
-        key_width: int | None = None,
-        *,
-        score: ScoreLike = None,
-        heads: int | None = None,
-        device: Any = None,
-        dtype: Any = None,
+        self, query_width: int, key_width: int | None = None, *, score: ScoreLike = None, **common: Unpack[Common]
     ) -> None:
-        super().__init__(query_width, key_width, heads=heads, device=device, dtype=dtype)
-        self.score = made(score, self.query_width, self.key_width, heads, **self.made_as)
+        super().__init__(query_width, key_width, **common)
+        self.score = build_score(score, self.query_width, self.key_width, self.heads, **self.factory_kwargs)
 
-    def reset_within(self) -> None:
-        """Fill the parameters of the score within."""
+    def reset_parameters(self) -> None:
+        """Set the parameters of this module and of the inner score to their initial values."""
         self.score.reset_parameters()
+        super().reset_parameters()
 
-    def within(self) -> scores.Score:
-        """The score within."""
-        score: scores.Score = self.score()
-        return score
+    def forward(self) -> scores.Score:
+        """Return the score with the inner score and the parameters of this module."""
+        return type(self).core(self.score(), **self.parameters_by_name())
 
 
-def made(
+def build_score(
     score: ScoreLike,
     query_width: int,
     key_width: int,
     heads: int | None,
-    device: Any = None,
-    dtype: Any = None,
-) -> Any:
-    """A module that gives the score when called.
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> LearnedScore | PartModule[scores.Score]:
+    """Return a module that returns the score when called.
 
     Raises:
-        KindError: it is neither a score nor what makes one.
-        OptionError: it was made for another number of heads.
+        KindError: if `score` is neither a score nor a callable that builds one.
+        OptionError: if the score was built for another number of heads.
     """
     if score is None:
-        return Held(scores.ScaledDot())
+        return PartModule(scores.ScaledDot())
     if isinstance(score, scores.Score):
-        return Held(score)
+        return PartModule(score)
     if isinstance(score, type) and issubclass(score, scores.Score):
-        return Held(score())
+        return PartModule(score())
+    built: object = score
     if not isinstance(score, torch.nn.Module) and callable(score):
-        more = {name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None}
-        make: Any = score
-        score = make(query_width, key_width, heads=heads, **more)
-        if isinstance(score, scores.Score):
-            return Held(score)
-    if not isinstance(score, (LearnedScore, Held)):
+        given = {name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None}
+        built = score(query_width, key_width, heads=heads, **given)
+        if isinstance(built, scores.Score):
+            return PartModule(built)
+    if not isinstance(built, (LearnedScore, PartModule)):
         raise KindError(
-            f"score is a {type(score).__name__}. Give one of qkv.scores, such as ScaledDot(), or of qkv.nn, "
-            "such as nn.Additive."
+            "score must be a score of qkv.scores, such as ScaledDot(), or of qkv.nn, such as nn.Additive, "
+            f"got a {type(built).__name__}."
         )
-    if isinstance(score, LearnedScore) and score.heads not in (None, heads):
+    if isinstance(built, LearnedScore) and built.heads not in (None, heads):
         raise OptionError(
-            f"the score has parameters for {score.heads} heads, the module has {heads}. Give the class, such "
-            "as score=nn.Additive, or a score made with that many heads."
+            f"score must have parameters for {heads} heads, got {built.heads} heads. Give the class, such as "
+            "score=nn.Additive, or a score built with that many heads."
         )
-    return score
+    return built

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from qkv.engine import observe
-from qkv.estimators.attending import weigh
 from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric, Parameters
+from qkv.estimators.nadaraya_watson import weigh
 from qkv.readouts import Dense
 from qkv.scores import Gaussian
 

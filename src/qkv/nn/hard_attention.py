@@ -30,22 +30,22 @@ from qkv.core.tile import Tile
 from qkv.engine import attend, observe
 from qkv.errors import OptionError, ShapeError
 from qkv.masks import Mask
-from qkv.nn.attention import both
-from qkv.nn.fitting import fitted
-from qkv.nn.held import Held
-from qkv.nn.scores.base import ScoreLike, made
+from qkv.nn.align_batch import align_batch
+from qkv.nn.attention import and_masks
+from qkv.nn.part_module import PartModule
+from qkv.nn.scores.base import ScoreLike, build_score
 from qkv.normalizers import Sample, Softmax
 from qkv.readouts import Dense, LogProbability, SampledKey, TopWeights
 from qkv.scores import Score
 from qkv.scores.base import PointwiseScore
 
-__all__ = ["Drawn", "HardAttention"]
+__all__ = ["HardAttentionOutput", "HardAttention"]
 
 Gradient = Literal["reinforce", "straight-through", "gumbel"]
 Baseline = Literal["moving", "exact"]
 
 
-class Drawn(NamedTuple):
+class HardAttentionOutput(NamedTuple):
     """What hard attention gives.
 
     Attributes:
@@ -73,7 +73,7 @@ class HardAttention(torch.nn.Module):
         sharpness: τ, of the Gumbel-softmax.
 
     Shapes:
-        query `(*batch, q, width)`, key `(*batch, k, width)`, value `(*batch, k, value_width)` -> `Drawn`
+        query `(*batch, q, width)`, key `(*batch, k, width)`, value `(*batch, k, value_width)` -> `HardAttentionOutput`
 
     Raises:
         OptionError: an option outside what is allowed.
@@ -108,8 +108,8 @@ class HardAttention(torch.nn.Module):
             raise OptionError(f'baseline is {baseline!r}. Give "moving", "exact" or None.')
         if not 0 <= decay < 1:
             raise OptionError(f"decay is {decay!r}. It must be a number from 0 up to, not including, 1.")
-        self.score = made(score, 1, 1, getattr(score, "heads", None))
-        self.mask = Held(mask)
+        self.score = build_score(score, 1, 1, getattr(score, "heads", None))
+        self.mask = PartModule(mask)
         self.draw, self.soft = Sample(temperature), Softmax(temperature)
         self.sharp = Softmax(sharpness)
         self.gradient, self.baseline, self.decay = gradient, baseline, decay
@@ -131,7 +131,7 @@ class HardAttention(torch.nn.Module):
         mask: Mask | None = None,
         positions: Positions | None = None,
         seed: int | None = None,
-    ) -> Drawn:
+    ) -> HardAttentionOutput:
         """The value of one key for each query.
 
         Args:
@@ -156,9 +156,9 @@ class HardAttention(torch.nn.Module):
             call["score"] = _WithNoise(call["score"], 1.0 / float(self.draw.temperature))
             soft = attend(query, key, value, normalizer=self.sharp, seed=seed, **call)
             output = output.detach() + (soft - soft.detach())
-        return Drawn(output, keys, log_probability)
+        return HardAttentionOutput(output, keys, log_probability)
 
-    def objective(self, drawn: Drawn, losses: Tensor, expected: Tensor | None = None) -> Tensor:
+    def objective(self, drawn: HardAttentionOutput, losses: Tensor, expected: Tensor | None = None) -> Tensor:
         """The losses, with the gradient of REINFORCE: the mean of it is what to minimise.
 
             L + (L − b) · (log p − log p, held fixed)          its value is L
@@ -216,10 +216,10 @@ class HardAttention(torch.nn.Module):
 
     def _call(self, query: Tensor, key: Tensor, mask: Mask | None, positions: Positions | None) -> dict[str, Any]:
         axes = max(query.ndim, key.ndim) - 3
-        score: Score = fitted(self.score(), max(axes, 0), None, True)
-        return {"score": score, "mask": both(self.mask(), mask), "positions": positions}
+        score: Score = align_batch(self.score(), max(axes, 0), None, True)
+        return {"score": score, "mask": and_masks(self.mask(), mask), "positions": positions}
 
-    def _most_likely(self, query: Tensor, key: Tensor, value: Tensor, call: dict[str, Any]) -> Drawn:
+    def _most_likely(self, query: Tensor, key: Tensor, value: Tensor, call: dict[str, Any]) -> HardAttentionOutput:
         seen = observe(query, key, value, normalizer=self.soft, readouts=[TopWeights(1)], **call)
         found = seen.readouts[0]
         keys, weight = found.keys[..., 0].long(), found.weights[..., 0]
@@ -227,7 +227,7 @@ class HardAttention(torch.nn.Module):
         rows = keys.clamp_min(0)[..., None].expand(*keys.shape, value.shape[-1])
         output = value.expand(*keys.shape[:-1], *value.shape[-2:]).gather(-2, rows)
         output = torch.where(there[..., None], output, 0.0)
-        return Drawn(
+        return HardAttentionOutput(
             output,
             torch.where(there, keys, -1),
             torch.where(there, weight, 1.0).log(),

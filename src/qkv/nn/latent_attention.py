@@ -76,21 +76,21 @@ class LatentAttention(nn.Module):
         super().__init__()
         if latents < 1 or layers < 0:
             raise OptionError(f"LatentAttention was given {latents} latents and {layers} layers.")
-        made_as = {"device": device, "dtype": dtype}
+        factory_kwargs = {"device": device, "dtype": dtype}
         self.input_width = width if input_width is None else input_width
         self.query_width = width if query_width is None else query_width
-        self.latents = nn.Parameter(torch.empty(latents, width, **made_as))
-        self.latent_norm = nn.LayerNorm(width, **made_as)
-        self.input_norm = nn.LayerNorm(self.input_width, **made_as)
-        both = {"dropout": dropout, **made_as, **attention}
+        self.latents = nn.Parameter(torch.empty(latents, width, **factory_kwargs))
+        self.latent_norm = nn.LayerNorm(width, **factory_kwargs)
+        self.input_norm = nn.LayerNorm(self.input_width, **factory_kwargs)
+        both = {"dropout": dropout, **factory_kwargs, **attention}
         self.attention = MultiHeadAttention(width, heads, key_width=self.input_width, **both)
-        more = {"activation": activation, "dropout": dropout, **made_as}
-        self.feed_forward_norm = nn.LayerNorm(width, **made_as)
+        more = {"activation": activation, "dropout": dropout, **factory_kwargs}
+        self.feed_forward_norm = nn.LayerNorm(width, **factory_kwargs)
         self.feed_forward = FeedForward(width, hidden, **more)
         self.encoder = Encoder(layers, width, heads, hidden, **more, **attention) if layers else None
-        self.query_map = nn.Linear(self.query_width, width, **made_as)
-        self.query_norm = nn.LayerNorm(width, **made_as)
-        self.memory_norm = nn.LayerNorm(width, **made_as)
+        self.query_map = nn.Linear(self.query_width, width, **factory_kwargs)
+        self.query_norm = nn.LayerNorm(width, **factory_kwargs)
+        self.memory_norm = nn.LayerNorm(width, **factory_kwargs)
         self.reading = MultiHeadAttention(width, heads, **both)
         self.reset_parameters()
 

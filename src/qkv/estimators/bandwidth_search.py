@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.estimators.attending import answer
-from qkv.estimators.learning import loss_of
+from qkv.estimators.metric_learning import loss_of
+from qkv.estimators.nadaraya_watson import answer
 from qkv.masks import Documents
 
 __all__ = ["LADDER", "NEARBY", "Settled", "settle"]

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qkv.estimators.attending import answer
 from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric, Parameters
+from qkv.estimators.nadaraya_watson import answer
 from qkv.masks import Documents, Mask
 
 __all__ = ["Learned", "Recipe", "keys_of", "learn", "loss_of"]

@@ -13,14 +13,14 @@ from torch import nn
 from qkv.errors import OptionError
 from qkv.nn.attention import Attention
 from qkv.nn.multihead import MultiHeadAttention
-from qkv.nn.protocols import Attended
+from qkv.nn.protocols import AttentionOutput
 from qkv.readouts import Readout
 
-__all__ = ["Observed", "observe"]
+__all__ = ["ModelObservation", "observe"]
 
 
 @dataclass(frozen=True)
-class Observed:
+class ModelObservation:
     """What `observe` gives.
 
     Attributes:
@@ -37,7 +37,7 @@ class Observed:
         return {name: calls[-1] for name, calls in self.calls.items() if calls}
 
 
-def observe(model: nn.Module, wanted: Mapping[str, Sequence[Readout]], *args: Any, **kwargs: Any) -> Observed:
+def observe(model: nn.Module, wanted: Mapping[str, Sequence[Readout]], *args: Any, **kwargs: Any) -> ModelObservation:
     """Run `model(*args, **kwargs)` and read the weights of some of its attentions on the way.
 
     The output is the same: readouts come from beside it, before dropout.
@@ -71,7 +71,7 @@ def observe(model: nn.Module, wanted: Mapping[str, Sequence[Readout]], *args: An
             for handle in handles:
                 stack.callback(handle.remove)
         output = model(*args, **kwargs)
-    return Observed(output, calls)
+    return ModelObservation(output, calls)
 
 
 def _matched(model: nn.Module, wanted: Mapping[str, Sequence[Readout]]) -> dict[str, tuple[nn.Module, list[Readout]]]:
@@ -95,7 +95,7 @@ def _hooks(readouts: tuple[Readout, ...], calls: list[tuple[Any, ...]]) -> tuple
     def before(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
         return args, {**kwargs, "readouts": (*kwargs.get("readouts", ()), *readouts)}
 
-    def after(module: nn.Module, args: Any, kwargs: dict[str, Any], given: Attended) -> Any:
+    def after(module: nn.Module, args: Any, kwargs: dict[str, Any], given: AttentionOutput) -> Any:
         own = len(kwargs["readouts"]) - len(readouts)
         calls.append(tuple(given.readouts[own:]))
         return given._replace(readouts=given.readouts[:own]) if own else given.output

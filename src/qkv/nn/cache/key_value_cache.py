@@ -12,8 +12,8 @@ from qkv.core.positions import Positions
 from qkv.errors import DataError, GradientError, KindError, OptionError, RefusedError, ShapeError
 from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.masks import Lengths, Mask, Window
-from qkv.nn.cache_file import read, write
-from qkv.nn.chunks import Chunk, size_of_next
+from qkv.nn.cache.chunk import Chunk, size_of_next
+from qkv.nn.cache.safetensors_file import read, write
 from qkv.plan.cost import memory_bytes, memory_text
 
 __all__ = ["KeyValueCache"]
@@ -73,7 +73,7 @@ class KeyValueCache:
         self._first = 0
         self._expected: Tensor | None = None
         if lengths is not None:
-            self.expect(lengths)
+            self.set_lengths(lengths)
 
     # -- what a module asks for -------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class KeyValueCache:
     def append(self, key: Tensor, value: Tensor) -> tuple[Any, Any]:
         """Keep keys `(*batch, new, width)` and their values; give all that are to be read.
 
-        Those given are the arguments themselves where nothing came before, else `Pieces`: the chunks, as
+        Those given are the arguments themselves where nothing came before, else `ChunkedTensor`: the chunks, as
         views.
 
         Raises:
@@ -151,7 +151,7 @@ class KeyValueCache:
         """Bytes that are allocated."""
         return sum(chunk.nbytes for chunk in self.chunks)
 
-    def expect(self, lengths: Tensor) -> Self:
+    def set_lengths(self, lengths: Tensor) -> Self:
         """Of the next tokens, only the first `lengths[b]` of batch element b are real; the rest is padding.
 
         From then on every element goes on where its own tokens end: its positions have no gap.

@@ -1,0 +1,79 @@
+"""Reshape the arrays of parts so that their batch axes broadcast against a call whose last batch axis is the heads.
+
+    batch axes of a part's array        meaning             in the call
+    ()                                  shared              ()
+    (heads,)      score, normalizer     one per head        (1, …, 1, heads)
+    (*batch,)     mask, positions       one per element     (*batch, 1)
+    (*batch, heads)                     one for each        (*batch, heads)
+
+Where groups of heads share a key, heads are two axes: (key_heads, group).
+torch.compile traces these functions, so they use plain loops and list comprehensions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from qkv.core.arrays import is_array
+from qkv.core.parts import Part
+from qkv.core.typing import Array
+
+__all__ = ["Groups", "align_array", "align_batch"]
+
+T = TypeVar("T")
+
+Groups = tuple[int, int] | None
+"""(key_heads, group) where heads are two axes of the call; None where they are one."""
+
+
+def align_batch(part: T, batch_axes: int, groups: Groups, per_head: bool) -> T:
+    """Return the part for a call with one more batch axis, the heads; the same object where nothing changes.
+
+    Args:
+        part: a part, or None.
+        batch_axes: number of batch axes of the module's inputs.
+        groups: (key_heads, group) where heads are two axes of the call.
+        per_head: whether a single batch axis is the heads (scores, normalizers) rather than the module's batch.
+    """
+    return _align(part, None, (batch_axes, groups, per_head))  # type: ignore[no-any-return]
+
+
+def _align(value: Any, axes: tuple[str, ...] | None, rule: tuple[int, Groups, bool]) -> Any:
+    if isinstance(value, Part):
+        kind = type(value)
+        fields = {}
+        same = True
+        for name in kind.__match_args__:  # the fields, without class variables
+            before = getattr(value, name)
+            after = _align(before, kind.__dataclass_fields__[name].metadata.get("axes"), rule)
+            same = same and after is before
+            fields[name] = after
+        return value if same else kind(**fields)
+    if isinstance(value, tuple):
+        items = tuple([_align(item, axes, rule) for item in value])
+        same = all([a is b for a, b in zip(items, value, strict=True)])  # noqa: C419 -- torch.compile
+        return value if same else items
+    if axes is None or not is_array(value):
+        return value
+    return align_array(value, value.ndim - len(axes), *rule)
+
+
+def align_array(x: Array, own: int, batch_axes: int, groups: Groups, per_head: bool) -> Array:
+    """Return the array with its first `own` axes, which are batch axes, aligned with the call.
+
+    An array whose batch axes match neither form is returned as it is; the engine refuses it.
+    """
+    if own <= 0:
+        return x
+    shape = tuple(x.shape)
+    lead, core = shape[:own], shape[own:]
+    if own == 1 and (per_head or batch_axes == 0):
+        lead = (1,) * batch_axes + lead
+    elif own == batch_axes:
+        lead = (*lead, 1)
+    elif own != batch_axes + 1:
+        return x
+    if groups is not None:
+        lead = (*lead[:-1], 1, 1) if lead[-1] == 1 else (*lead[:-1], *groups)
+    lead = (*lead, *core)
+    return x if lead == shape else x.reshape(lead)

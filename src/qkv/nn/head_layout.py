@@ -1,0 +1,181 @@
+"""Heads of multi-head attention: split, grouped, rotated and merged, and the projections of one head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qkv.core.positions import Positions
+from qkv.core.tile import Tile
+from qkv.core.typing import Float
+from qkv.errors import OptionError, ShapeError
+from qkv.kernels.chunked.kernel import ChunkedTensor, concat_chunks
+from qkv.nn.align_batch import Groups
+from qkv.nn.protocols import Cache, Rotation
+from qkv.readouts import Heads, Readout
+from qkv.readouts.base import flatten, unflatten
+
+__all__ = [
+    "Head",
+    "apply_norm",
+    "apply_rotation",
+    "check_head_index",
+    "check_kernel",
+    "check_width",
+    "group_heads",
+    "head_groups",
+    "head_rows",
+    "merge_group_axes",
+    "selects_heads",
+    "split_heads",
+]
+
+
+class Head(NamedTuple):
+    """Projections W_Q, W_K, W_V and W_O of one head and their biases; None where there is no such projection.
+
+    They are views: writing into one changes the module.
+
+    Attributes:
+        query_map: W_Q `(head_width, width)`.
+        key_map: W_K `(head_width, key_width)`; W_Q where the projection is shared.
+        value_map: W_V `(head_value_width, value_width)`.
+        output_map: W_O `(width, head_value_width)`.
+        query_bias: bias of W_Q `(head_width,)`.
+        key_bias: bias of W_K `(head_width,)`.
+        value_bias: bias of W_V `(head_value_width,)`.
+    """
+
+    query_map: Float[Tensor, "head_width width"] | None
+    key_map: Float[Tensor, "head_width key_width"] | None
+    value_map: Float[Tensor, "head_value_width value_width"] | None
+    output_map: Float[Tensor, "width head_value_width"] | None
+    query_bias: Float[Tensor, " head_width"] | None
+    key_bias: Float[Tensor, " head_width"] | None
+    value_bias: Float[Tensor, " head_value_width"] | None
+
+
+def head_rows(linear: torch.nn.Linear | None, head: int, heads: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return the rows of a projection's weight and bias that belong to one head."""
+    if linear is None:
+        return None, None
+    width = linear.weight.shape[0] // heads
+    rows = slice(head * width, (head + 1) * width)
+    return linear.weight[rows], None if linear.bias is None else linear.bias[rows]
+
+
+def check_width(name: str, x: Tensor, width: int) -> Tensor:
+    """Return `x` if it has shape `(*batch, length, width)`.
+
+    Raises:
+        ShapeError: if it has another shape.
+    """
+    if x.ndim < 2 or x.shape[-1] != width:
+        raise ShapeError(
+            f"{name} must have shape (*batch, length, {width}), got {tuple(x.shape)}. Project it, or build the "
+            "module for its width."
+        )
+    return x
+
+
+def split_heads(
+    x: Float[Tensor, "*batch length all_heads"], heads: int, head_width: int
+) -> Float[Tensor, "*batch heads length head_width"]:
+    """Return the heads of `(*batch, length, heads · head_width)` as a view."""
+    return x.reshape(*x.shape[:-1], heads, head_width).transpose(-3, -2)
+
+
+def apply_norm(norm: torch.nn.Module | None, x: Tensor) -> Tensor:
+    """Apply the norm in the dtype of its weight, which autocast does not lower, and return the dtype of `x`."""
+    if norm is None:
+        return x
+    weight = norm.weight
+    assert isinstance(weight, Tensor)
+    normalized: Tensor = norm(x.to(weight.dtype))
+    return normalized.to(x.dtype)
+
+
+def head_groups(heads: int, key_heads: int, expand: bool) -> Groups:
+    """Return (key_heads, group) where several heads, but not all, share a key and keys are not copied per head."""
+    return (key_heads, heads // key_heads) if 1 < key_heads < heads and not expand else None
+
+
+def group_heads(
+    query: Float[Tensor, "*batch heads q head_width"],
+    key: Float[Tensor, "*batch key_heads k head_width"] | ChunkedTensor,
+    value: Float[Tensor, "*batch key_heads k head_value_width"] | ChunkedTensor,
+    groups: Groups,
+    expand_to: int | None,
+) -> tuple[Tensor, Tensor | ChunkedTensor, Tensor | ChunkedTensor]:
+    """Return query, key and value whose heads broadcast: two head axes where grouped, or keys copied per head."""
+    if groups is not None:
+        return (
+            query.reshape(*query.shape[:-3], *groups, *query.shape[-2:]),
+            key.unsqueeze(-3),
+            value.unsqueeze(-3),
+        )
+    if expand_to is not None and 1 < key.shape[-3] < expand_to:
+        times = expand_to // key.shape[-3]
+        keys, values = concat_chunks(key), concat_chunks(value)
+        return query, keys.repeat_interleave(times, -3), values.repeat_interleave(times, -3)
+    return query, key, value
+
+
+def apply_rotation(
+    rotation: Rotation,
+    query: Float[Tensor, "*batch heads q head_width"],
+    key: Float[Tensor, "*batch key_heads k head_width"],
+    cache: Cache | None,
+    positions: Positions | None,
+) -> tuple[Tensor, Tensor]:
+    """Rotate queries and keys by their positions in the sequence."""
+    q, k = query.shape[-2], key.shape[-2]
+    if cache is not None:
+        start = key_start = cache.start
+    else:
+        start, key_start = Tile.whole(q, k, (), positions).offset(), 0
+    return rotation.rotate(query, key, _position_ids(start, q, query), _position_ids(key_start, k, key))
+
+
+def _position_ids(start: int | Tensor, length: int, x: Tensor) -> Tensor:
+    rows = torch.arange(length, device=x.device)
+    if isinstance(start, Tensor) and start.ndim:
+        start = start.to(x.device)[..., None, None]
+    return rows + start
+
+
+def selects_heads(readouts: Sequence[Readout]) -> bool:
+    """Return whether a readout selects heads by index, which requires a single head axis."""
+    return any([isinstance(readout, Heads) for readout in readouts])  # noqa: C419 -- torch.compile
+
+
+def merge_group_axes(readouts: Sequence[object], axes: int, groups: Groups) -> tuple[object, ...]:
+    """Flatten the two head axes of grouped results into one."""
+    if groups is None:
+        return tuple(readouts)
+    return tuple(unflatten(tuple(x.flatten(axes, axes + 1) for x in flatten(r)), r) for r in readouts)
+
+
+def check_head_index(index: int, heads: int) -> int:
+    """Return the index counted from 0.
+
+    Raises:
+        OptionError: if it is out of range.
+    """
+    if not isinstance(index, int) or not -heads <= index < heads:
+        raise OptionError(f"index must be an integer from {-heads} to {heads - 1}, got {index!r}.")
+    return index % heads
+
+
+def check_kernel(kernel: str | None, talking_heads: bool) -> str | None:
+    """Return the kernel to run; talking heads need the dense one.
+
+    Raises:
+        OptionError: if another kernel is requested together with talking heads.
+    """
+    if talking_heads and kernel not in (None, "dense"):
+        raise OptionError(f'kernel must be None or "dense" with talking_heads, got {kernel!r}.')
+    return "dense" if talking_heads else kernel

@@ -1,0 +1,137 @@
+"""Checks and defaults of the options of `MultiHeadAttention`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, NamedTuple, TypedDict
+
+import torch
+from torch import Tensor
+
+from qkv.errors import OptionError
+from qkv.normalizers import Normalizer, Softmax
+
+__all__ = ["FactoryKwargs", "Maps", "Widths", "add_softmax_parameters", "build_norm", "check_softmax", "check_widths"]
+
+Maps = Literal["both", "shared", "query", "key", "none"]
+MAPS = ("both", "shared", "query", "key", "none")
+
+
+class FactoryKwargs(TypedDict):
+    """Device and dtype of new parameters, as PyTorch's modules take them."""
+
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class Widths(NamedTuple):
+    """All widths of a module, with the defaults filled in."""
+
+    key_width: int
+    value_width: int
+    head_width: int
+    head_value_width: int
+    key_heads: int
+
+
+def check_widths(
+    width: int,
+    heads: int,
+    key_width: int | None,
+    value_width: int | None,
+    head_width: int | None,
+    head_value_width: int | None,
+    key_heads: int | None,
+    maps: str,
+    value_map: bool,
+    output_map: bool,
+) -> Widths:
+    """Check the widths of `MultiHeadAttention` and fill in the defaults.
+
+    Raises:
+        OptionError: if they contradict each other or the projections that are present.
+    """
+    if maps not in MAPS:
+        raise OptionError(f"maps must be one of {', '.join(map(repr, MAPS))}, got {maps!r}.")
+    key_heads = heads if key_heads is None else key_heads
+    key_width = width if key_width is None else key_width
+    value_width = key_width if value_width is None else value_width
+    numbers = {
+        "width": width,
+        "heads": heads,
+        "key_heads": key_heads,
+        "key_width": key_width,
+        "value_width": value_width,
+        "head_width": head_width,
+        "head_value_width": head_value_width,
+    }
+    for name, number in numbers.items():
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+            raise OptionError(f"{name} must be a positive integer, got {number!r}.")
+    if heads % key_heads:
+        raise OptionError(f"key_heads must divide heads={heads}, got {key_heads}.")
+    if head_width is None:
+        if width % heads:
+            raise OptionError(f"width must be divisible by heads={heads}, got {width}. Or give head_width.")
+        head_width = width // heads
+    head_value_width = head_width if head_value_width is None else head_value_width
+    # (no projection, input or output, its width: name and value, heads, width per head: name and value)
+    unprojected = [
+        (maps in ("key", "none"), "query", "width", width, heads, "head_width", head_width),
+        (maps in ("query", "none"), "key", "key_width", key_width, key_heads, "head_width", head_width),
+        (not value_map, "value", "value_width", value_width, key_heads, "head_value_width", head_value_width),
+        (not output_map, "output", "width", width, heads, "head_value_width", head_value_width),
+    ]
+    for applies, side, name, whole, count, per_head, part in unprojected:
+        if applies and whole != count * part:
+            raise OptionError(
+                f"{name} must be {count * part}, {count} heads of {per_head}={part}, because the {side} has no "
+                f"projection, got {whole}. Choose {name}={count * part}, or keep the projection."
+            )
+    if maps == "shared" and (key_width != width or key_heads != heads):
+        raise OptionError(
+            'maps="shared" needs the same width and heads for query and key, got '
+            f"width={width}, key_width={key_width}, heads={heads}, key_heads={key_heads}. "
+            'Make them equal, or choose maps="both".'
+        )
+    return Widths(key_width, value_width, head_width, head_value_width, key_heads)
+
+
+def build_norm(kind: str | None, width: int, factory_kwargs: FactoryKwargs) -> torch.nn.Module | None:
+    """Return the norm of queries or keys, None for no norm.
+
+    Raises:
+        OptionError: if `kind` is unknown.
+    """
+    if kind is None:
+        return None
+    if kind == "rms":
+        return torch.nn.RMSNorm(width, **factory_kwargs)
+    if kind == "layer":
+        return torch.nn.LayerNorm(width, **factory_kwargs)
+    raise OptionError(f'query_key_norm must be "rms", "layer" or None, got {kind!r}.')
+
+
+def check_softmax(normalizer: Normalizer | None, learned: bool) -> None:
+    """Check that the normalizer is a softmax if a temperature or sink is learned.
+
+    Raises:
+        OptionError: if it is another normalizer.
+    """
+    if learned and not isinstance(normalizer, (Softmax, type(None))):
+        raise OptionError(
+            f"normalizer must be Softmax where temperature or sink is learned, got {normalizer}. Leave them out."
+        )
+
+
+def add_softmax_parameters(
+    normalizer: Normalizer | None, log_temperature: Tensor | None, sink: Tensor | None
+) -> Softmax:
+    """Return the softmax with a learned temperature and sink, each `(heads,)` or None."""
+    softmax = Softmax() if normalizer is None else normalizer
+    assert isinstance(softmax, Softmax)
+    if log_temperature is not None:
+        softmax = dataclasses.replace(softmax, temperature=softmax.temperature * log_temperature.exp())
+    if sink is not None:
+        softmax = dataclasses.replace(softmax, sink=sink)
+    return softmax

@@ -1,0 +1,377 @@
+"""Scores of `qkv.scores` with learned parameters.
+
+Each class declares the parameters of its score: shape, initial values, and whether the logarithm is stored. All
+take the arguments of `LearnedScore`; `Args` lists the further ones.
+`Boxcar` is absent: its logits are 0 or −inf, so its bandwidth would get no gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import ClassVar, Unpack
+
+import torch
+from torch import Tensor
+from torch.nn.init import constant_, normal_, uniform_, zeros_
+
+from qkv import scores
+from qkv.errors import OptionError
+from qkv.nn.part_module import PartModule
+from qkv.nn.scores.base import Common, Initial, LearnedScore, ScoreLike, build_score
+
+__all__ = [
+    "Additive",
+    "Bilinear",
+    "Cosine",
+    "Custom",
+    "Epanechnikov",
+    "Gated",
+    "Gaussian",
+    "Laplace",
+    "SeparableGate",
+    "SumOf",
+    "Triangular",
+    "glorot_",
+    "positive",
+]
+
+
+def glorot_(x: Tensor, hidden: int) -> Tensor:
+    """Fill `(*heads, hidden, width)` weights uniformly as in Glorot and Bengio (2010)."""
+    bound = math.sqrt(6 / (x.shape[-1] + hidden))
+    return uniform_(x, -bound, bound)
+
+
+def positive(name: str, number: float | None, default: float) -> Initial:
+    """Declare a positive number, stored as its logarithm, that starts at `number`, or at `default` for None.
+
+    Raises:
+        OptionError: if the number is not positive.
+    """
+    number = default if number is None else number
+    if isinstance(number, bool) or not isinstance(number, (int, float)) or not number > 0:
+        raise OptionError(f"{name} must be a positive number, got {name}={number!r}.")
+    return Initial((), partial(constant_, val=math.log(number)), log=True)
+
+
+class Additive(LearnedScore):
+    """`scores.Additive` with learned W₁, W₂, b and v: logit(q, k) = vᵀ tanh(W₁ q + W₂ k + b).
+
+    W₁ and W₂ start uniform as in Glorot and Bengio (2010), https://proceedings.mlr.press/v9/glorot10a.html, for
+    tanh, b at 0, v uniform with variance 1/hidden, so that logits start with variance at most 1 (Bahdanau et
+    al. (2015), https://arxiv.org/abs/1409.0473, start v at 0, which leaves W₁ and W₂ without a gradient at
+    first).
+
+    Args:
+        hidden: number of hidden units; None means the larger width.
+        bias: whether b exists.
+
+    Example:
+        >>> import torch, qkv
+        >>> score = Additive(4, 6, hidden=8)
+        >>> qkv.attend(torch.randn(3, 4), torch.randn(5, 6), torch.randn(5, 2), score=score()).shape
+        torch.Size([3, 2])
+    """
+
+    core = scores.Additive
+
+    def __init__(
+        self,
+        query_width: int,
+        key_width: int | None = None,
+        *,
+        hidden: int | None = None,
+        bias: bool = True,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(query_width, key_width, **common)
+        self.hidden = hidden = max(self.query_width, self.key_width) if hidden is None else hidden
+        bound = math.sqrt(3 / hidden)
+        self.declare(
+            query_weight=Initial((hidden, self.query_width), partial(glorot_, hidden=hidden)),
+            key_weight=Initial((hidden, self.key_width), partial(glorot_, hidden=hidden)),
+            vector=Initial((hidden,), partial(uniform_, a=-bound, b=bound)),
+            bias=Initial((hidden,) if bias else None, zeros_),
+        )
+
+
+class Bilinear(LearnedScore):
+    """`scores.Bilinear` with a learned W, or U and V: logit(q, k) = qᵀ W k or qᵀ U Vᵀ k.
+
+    It is Luong's general score. Parameters start normal with a standard deviation for which logits of
+    unit-variance inputs have variance 1, as those of `ScaledDot` (Vaswani et al. (2017),
+    https://arxiv.org/abs/1706.03762, footnote 4).
+
+    Args:
+        rank: rank of U and V; None means a full W.
+
+    Example:
+        >>> Bilinear(4, 6)().weight.shape
+        torch.Size([4, 6])
+    """
+
+    core = scores.Bilinear
+
+    def __init__(
+        self,
+        query_width: int,
+        key_width: int | None = None,
+        *,
+        rank: int | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(query_width, key_width, **common)
+        q, k = self.query_width, self.key_width
+        self.rank = rank
+        if rank is None:
+            weight, key_factor = Initial((q, k), partial(normal_, std=(q * k) ** -0.5)), Initial(None, zeros_)
+        else:
+            weight = Initial((q, rank), partial(normal_, std=q**-0.5 * rank**-0.25))
+            key_factor = Initial((k, rank), partial(normal_, std=k**-0.5 * rank**-0.25))
+        self.declare(weight=weight, key_factor=key_factor)
+
+
+class Gated(LearnedScore):
+    """`scores.Gated` with a learned gate: logit(q, k) = σ(<w_q, q> + <w_k, k> + b) · <q, k>.
+
+    w starts at 0 and b where every gate is 1/√width, so that the score starts as `ScaledDot`. The widths of
+    query and key are equal.
+
+    Example:
+        >>> x, y = torch.randn(3, 4), torch.randn(5, 4)
+        >>> torch.allclose(Gated(4)()(x, y), scores.ScaledDot()(x, y), atol=1e-6)
+        True
+    """
+
+    core = scores.Gated
+
+    def __init__(self, query_width: int, key_width: int | None = None, **common: Unpack[Common]) -> None:
+        super().__init__(query_width, key_width, **common)
+        self.declare(
+            query_weight=Initial((self.query_width,), zeros_),
+            key_weight=Initial((self.key_width,), zeros_),
+            bias=Initial((), partial(constant_, val=_gate_bias(self.query_width**-0.5))),
+        )
+
+
+class SeparableGate(LearnedScore):
+    """`scores.SeparableGate` with a learned gate per side: σ(<w_q, q> + b_q) · σ(<w_k, k> + b_k) · <q, k>.
+
+    w starts at 0 and b where the product of both gates is 1/√width, so that the score starts as `ScaledDot`.
+    The widths of query and key are equal.
+
+    Example:
+        >>> x, y = torch.randn(3, 4), torch.randn(5, 4)
+        >>> torch.allclose(SeparableGate(4)()(x, y), scores.ScaledDot()(x, y), atol=1e-6)
+        True
+    """
+
+    core = scores.SeparableGate
+
+    def __init__(self, query_width: int, key_width: int | None = None, **common: Unpack[Common]) -> None:
+        super().__init__(query_width, key_width, **common)
+        bias = Initial((), partial(constant_, val=_gate_bias(self.query_width**-0.25)))
+        self.declare(
+            query_weight=Initial((self.query_width,), zeros_),
+            key_weight=Initial((self.key_width,), zeros_),
+            query_bias=bias,
+            key_bias=bias,
+        )
+
+
+def _gate_bias(gate: float) -> float:
+    """Return the bias whose sigmoid is `gate`, at most that of 0.9, where the sigmoid still has a gradient."""
+    gate = min(gate, 0.9)
+    return math.log(gate / (1 - gate))
+
+
+class Cosine(LearnedScore):
+    """`scores.Cosine` with a learned temperature T: logit(q, k) = <q, k> / (‖q‖ ‖k‖ T).
+
+    T starts at 1/√width, the standard deviation of the cosine of random vectors, so that logits start with
+    variance 1. Liu et al. (2022), Swin transformer V2, https://arxiv.org/abs/2111.09883, section 3.2, also
+    learn T for each head. The widths of query and key are equal.
+
+    Args:
+        temperature: initial temperature; None means 1/√width.
+
+    Example:
+        >>> Cosine(16)().temperature.item()
+        0.25
+    """
+
+    core = scores.Cosine
+
+    def __init__(
+        self,
+        query_width: int,
+        key_width: int | None = None,
+        *,
+        temperature: float | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(query_width, key_width, **common)
+        self.declare(temperature=positive("temperature", temperature, self.query_width**-0.5))
+
+
+class _DistanceScore(LearnedScore):
+    default_bandwidth: ClassVar[Callable[[int], float]]
+
+    def __init__(
+        self,
+        query_width: int,
+        key_width: int | None = None,
+        *,
+        bandwidth: float | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(query_width, key_width, **common)
+        self.declare(bandwidth=positive("bandwidth", bandwidth, type(self).default_bandwidth(self.query_width)))
+
+
+class Gaussian(_DistanceScore):
+    """`scores.Gaussian` with a learned bandwidth h: logit(q, k) = −‖q − k‖² / 2h².
+
+    h starts at width^(1/4), for which the logits equal those of `ScaledDot` up to a term of each side alone.
+
+    Args:
+        bandwidth: initial bandwidth; None means width^(1/4).
+
+    Example:
+        >>> Gaussian(16)().bandwidth.item()
+        2.0
+    """
+
+    core = scores.Gaussian
+    default_bandwidth = staticmethod(lambda width: width**0.25)
+
+
+class Laplace(_DistanceScore):
+    """`scores.Laplace` with a learned bandwidth, as in `Gaussian`.
+
+    h starts at 1: distances of unit-variance vectors have a standard deviation of about 1 at every width.
+
+    Example:
+        >>> Laplace(16)().bandwidth.item()
+        1.0
+    """
+
+    core = scores.Laplace
+    default_bandwidth = staticmethod(lambda width: 1.0)
+
+
+class Epanechnikov(_DistanceScore):
+    """`scores.Epanechnikov` with a learned bandwidth, as in `Gaussian`.
+
+    h starts at 2 √(2 width), twice the typical distance of unit-variance vectors: a kernel that is 0 beyond h
+    only learns from keys within h.
+
+    Example:
+        >>> Epanechnikov(2)().bandwidth.item()
+        4.0
+    """
+
+    core = scores.Epanechnikov
+    default_bandwidth = staticmethod(lambda width: 2 * math.sqrt(2 * width))
+
+
+class Triangular(_DistanceScore):
+    """`scores.Triangular` with a learned bandwidth, which starts as that of `Epanechnikov`.
+
+    Example:
+        >>> Triangular(2)().bandwidth.item()
+        4.0
+    """
+
+    core = scores.Triangular
+    default_bandwidth = Epanechnikov.default_bandwidth
+
+
+class Custom(LearnedScore):
+    """`scores.Custom` with learned parameters: logit(q, k) = function(query, key, *parameters).
+
+    Parameters are shared by all heads and start at the given values.
+
+    Args:
+        function: maps `(query (*batch, q, query_width), key (*batch, k, key_width), *parameters)` to logits
+            `(*batch, q, k)`; each logit depends on its own query and key alone.
+        parameters: initial values, passed to the function after the key.
+        elements: as in `scores.Custom`.
+
+    Example:
+        >>> far = Custom(1, function=lambda q, k, s: -s * (q - k.mT) ** 2, parameters=(torch.ones(()),))
+        >>> far()(torch.tensor([[1.0]]), torch.tensor([[3.0]])).item(), [n for n, _ in far.named_parameters()]
+        (-4.0, ['parameters_given.0'])
+    """
+
+    def __init__(
+        self,
+        query_width: int,
+        key_width: int | None = None,
+        *,
+        function: Callable[..., Tensor],
+        parameters: tuple[Tensor, ...] = (),
+        elements: int | None = None,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(query_width, key_width, **common)
+        self.function, self.elements = function, elements
+        self.starts = tuple(x.detach().clone() for x in parameters)
+        device, dtype = common.get("device"), common.get("dtype")
+        self.parameters_given = torch.nn.ParameterList(
+            [torch.nn.Parameter(x.clone().to(device=device, dtype=dtype)) for x in self.starts]
+        )
+
+    def reset_parameters(self) -> None:
+        """Set the parameters to the given values."""
+        with torch.no_grad():
+            for parameter, start in zip(self.parameters_given, self.starts, strict=True):
+                parameter.copy_(start)
+
+    def forward(self) -> scores.Score:
+        """Return the score with the current parameters."""
+        return scores.Custom(self.function, (*self.parameters_given,), self.elements)
+
+
+class SumOf(LearnedScore):
+    """`scores.SumOf` of scores that may be learned: logit(q, k) = Σ_s score_s(q, k).
+
+    Args:
+        score: scores, learned scores, or callables that build them; at least one.
+
+    Raises:
+        OptionError: if no score is given.
+
+    Example:
+        >>> score = SumOf(4, score=(scores.ScaledDot, scores.Gaussian(2.0)))()
+        >>> score(torch.randn(2, 4), torch.randn(5, 4)).shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(
+        self,
+        query_width: int,
+        key_width: int | None = None,
+        *,
+        score: tuple[ScoreLike, ...],
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(query_width, key_width, **common)
+        if not isinstance(score, (tuple, list)) or not score:
+            raise OptionError(f"score of SumOf must be a non-empty tuple of scores, got {score!r}.")
+        modules = [
+            build_score(one, self.query_width, self.key_width, self.heads, **self.factory_kwargs) for one in score
+        ]
+        self.score = torch.nn.ModuleList(modules)
+
+    def reset_parameters(self) -> None:
+        """Set the parameters of each score to their initial values."""
+        for one in self.score:
+            assert isinstance(one, (LearnedScore, PartModule))
+            one.reset_parameters()
+
+    def forward(self) -> scores.Score:
+        """Return the sum of the scores with their current parameters."""
+        return scores.SumOf(tuple([one() for one in self.score]))

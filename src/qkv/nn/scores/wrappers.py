@@ -1,0 +1,256 @@
+"""Scores of `qkv.scores` that modify another score, with learned parameters.
+
+All take the arguments of `WrapperScore`; `Args` lists the further ones.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Unpack
+
+import torch
+from torch import Tensor
+from torch.nn.init import normal_, trunc_normal_, zeros_
+
+from qkv import scores
+from qkv.nn.scores.base import Common, Initial, ScoreLike, WrapperCommon, WrapperScore
+from qkv.nn.scores.learned import glorot_, positive
+
+__all__ = ["ALiBi", "Biased", "ClassTable", "Projected", "QuadraticPosition", "RelativePosition", "Softcap"]
+
+
+class Softcap(WrapperScore):
+    """`scores.Softcap` with a learned cap: logit = cap · tanh(score(q, k) / cap).
+
+    Gemma Team (2024), Gemma 2, https://arxiv.org/abs/2408.00118, section 2, use a fixed cap of 50.
+
+    Args:
+        cap: initial cap.
+
+    Example:
+        >>> score = Softcap(4, cap=2.0)
+        >>> bool((score()(9 * torch.ones(1, 4), 9 * torch.ones(1, 4)) <= 2).all())
+        True
+    """
+
+    core = scores.Softcap
+
+    def __init__(
+        self, query_width: int, key_width: int | None = None, *, cap: float = 50.0, **common: Unpack[WrapperCommon]
+    ) -> None:
+        super().__init__(query_width, key_width, **common)
+        self.declare(cap=positive("cap", cap, 50.0))
+
+
+class Biased(WrapperScore):
+    """`scores.Biased` with a learned bias per pair or per key, for sequences of one length.
+
+    The bias starts normal with standard deviation 0.02, truncated at 0.04, as the position biases in the code of
+    Liu et al. (2021), Swin transformer, https://arxiv.org/abs/2103.14030.
+
+    Args:
+        k: number of keys.
+        q: number of queries; None means one bias per key, the same for all queries.
+
+    Example:
+        >>> Biased(4, k=3)().per_key.shape, Biased(4, k=3, q=2, heads=8)().bias.shape
+        (torch.Size([3]), torch.Size([8, 2, 3]))
+    """
+
+    bias: Tensor
+
+    def __init__(
+        self,
+        query_width: int,
+        key_width: int | None = None,
+        *,
+        k: int,
+        q: int | None = None,
+        **common: Unpack[WrapperCommon],
+    ) -> None:
+        super().__init__(query_width, key_width, **common)
+        self.per_key = q is None
+        shape = (k,) if q is None else (q, k)
+        self.declare(bias=Initial(shape, partial(trunc_normal_, std=0.02, a=-0.04, b=0.04)))
+
+    def forward(self) -> scores.Score:
+        """Return the score with the current bias."""
+        if self.per_key:
+            return scores.Biased(self.score(), per_key=self.bias)
+        return scores.Biased(self.score(), self.bias)
+
+
+class ALiBi(WrapperScore):
+    """`scores.ALiBi` with a learned slope per head: logit = score(q_i, k_j) − slope · |i − j|.
+
+    Slopes start at 2^(−8/heads), 2^(−16/heads), … as in Press et al. (2022), https://arxiv.org/abs/2108.12409,
+    section 3, who do not learn them (`learned=False`); at 2^(−4) for one head or a shared slope.
+
+    Args:
+        learned: whether slopes get a gradient.
+
+    Example:
+        >>> ALiBi(4, heads=4)().slope
+        tensor([0.2500, 0.0625, 0.0156, 0.0039], grad_fn=<ExpBackward0>)
+    """
+
+    core = scores.ALiBi
+
+    def __init__(
+        self,
+        query_width: int,
+        key_width: int | None = None,
+        *,
+        learned: bool = True,
+        **common: Unpack[WrapperCommon],
+    ) -> None:
+        super().__init__(query_width, key_width, **common)
+        self.declare(slope=Initial((), _fill_log_slopes, learned, log=True))
+
+
+class QuadraticPosition(WrapperScore):
+    """`scores.QuadraticPosition` with a learned coefficient per head: logit = score(q_i, k_j) − c · (i − j)².
+
+    c starts at s²/2 with the slopes s of `ALiBi`: Gaussian windows of standard deviations 2^(8/heads),
+    2^(16/heads), …
+
+    Example:
+        >>> (QuadraticPosition(4, heads=4)().coefficient.rsqrt() / 2**0.5).round().tolist()
+        [4.0, 16.0, 64.0, 256.0]
+    """
+
+    core = scores.QuadraticPosition
+
+    def __init__(self, query_width: int, key_width: int | None = None, **common: Unpack[WrapperCommon]) -> None:
+        super().__init__(query_width, key_width, **common)
+        self.declare(coefficient=Initial((), _fill_log_coefficients, log=True))
+
+
+def _slopes(x: Tensor) -> Tensor:
+    heads = x.numel()  # 1 as well for a slope that all heads share
+    slopes = [2.0**-4] if heads == 1 else [math.pow(2.0, -8.0 * (n + 1) / heads) for n in range(heads)]
+    return torch.tensor(slopes).reshape(x.shape)
+
+
+def _fill_log_slopes(x: Tensor) -> None:
+    x.copy_(_slopes(x).log())
+
+
+def _fill_log_coefficients(x: Tensor) -> None:
+    x.copy_((_slopes(x) ** 2 / 2).log())
+
+
+class RelativePosition(WrapperScore):
+    """`scores.RelativePosition` with a learned table of buckets per head: score(q_i, k_j) + table[bucket(j − i)].
+
+    The table starts normal with variance 1/query_width, as in the published code of T5 (Raffel et al. (2020),
+    https://arxiv.org/abs/1910.10683), where the width is the model's.
+
+    Args:
+        buckets: number of buckets.
+        bidirectional: as in `scores.RelativePosition`.
+        max_distance: as in `scores.RelativePosition`.
+
+    Example:
+        >>> RelativePosition(4, heads=2)().table.shape
+        torch.Size([2, 32])
+    """
+
+    table: Tensor
+
+    def __init__(
+        self,
+        query_width: int,
+        key_width: int | None = None,
+        *,
+        buckets: int = 32,
+        bidirectional: bool = True,
+        max_distance: int = 128,
+        **common: Unpack[WrapperCommon],
+    ) -> None:
+        super().__init__(query_width, key_width, **common)
+        self.bidirectional, self.max_distance = bidirectional, max_distance
+        self.declare(table=Initial((buckets,), partial(normal_, std=self.query_width**-0.5)))
+
+    def forward(self) -> scores.Score:
+        """Return the score with the current table."""
+        return scores.RelativePosition(self.score(), self.table, self.bidirectional, self.max_distance)
+
+
+class ClassTable(WrapperScore):
+    """`scores.ClassTable` with a learned table, for classes that are the same in every call.
+
+    logit = score(q_i, k_j) + T[a_i, b_j]. The table starts at 0, so that the score starts as the inner one.
+
+    Args:
+        query_classes: class of each query, integers `(q,)`, such as the column of each pixel.
+        key_classes: class of each key, integers `(k,)`; None means `query_classes`.
+        classes: numbers of query and key classes; None means one more than the largest.
+
+    Example:
+        >>> ClassTable(4, query_classes=torch.tensor([0, 1, 2, 0]), heads=2)().table.shape
+        torch.Size([2, 3, 3])
+    """
+
+    query_classes: Tensor
+    key_classes: Tensor
+    table: Tensor
+
+    def __init__(
+        self,
+        query_width: int,
+        key_width: int | None = None,
+        *,
+        query_classes: Tensor,
+        key_classes: Tensor | None = None,
+        classes: tuple[int, int] | None = None,
+        **common: Unpack[WrapperCommon],
+    ) -> None:
+        super().__init__(query_width, key_width, **common)
+        key_classes = query_classes if key_classes is None else key_classes
+        if classes is None:
+            classes = (int(query_classes.max()) + 1, int(key_classes.max()) + 1)
+        self.register_buffer("query_classes", query_classes.to(common.get("device")))
+        self.register_buffer("key_classes", key_classes.to(common.get("device")))
+        self.declare(table=Initial(classes, zeros_))
+
+    def forward(self) -> scores.Score:
+        """Return the score with the current table."""
+        return scores.ClassTable(self.score(), self.table, self.query_classes, self.key_classes)
+
+
+class Projected(WrapperScore):
+    """`scores.Projected` with learned projections to one width: logit(q, k) = score(W_Q q, W_K k).
+
+    Projections start uniform as in Glorot and Bengio (2010), https://proceedings.mlr.press/v9/glorot10a.html.
+
+    Args:
+        hidden: width of both projections' outputs; None means the smaller width.
+        score: the inner score, built for width `hidden`.
+
+    Example:
+        >>> score = Projected(4, 6, hidden=3)()
+        >>> score(torch.randn(2, 4), torch.randn(5, 6)).shape
+        torch.Size([2, 5])
+    """
+
+    core = scores.Projected
+
+    def __init__(
+        self,
+        query_width: int,
+        key_width: int | None = None,
+        *,
+        hidden: int | None = None,
+        score: ScoreLike = None,
+        **common: Unpack[Common],
+    ) -> None:
+        key_width = query_width if key_width is None else key_width
+        hidden = min(query_width, key_width) if hidden is None else hidden
+        super().__init__(hidden, hidden, score=score, **common)
+        self.query_width, self.key_width, self.hidden = query_width, key_width, hidden
+        self.declare(
+            query_weight=Initial((hidden, query_width), partial(glorot_, hidden=hidden)),
+            key_weight=Initial((hidden, key_width), partial(glorot_, hidden=hidden)),
+        )

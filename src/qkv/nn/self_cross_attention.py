@@ -1,0 +1,81 @@
+"""Multi-head attention restricted to one sequence (self-attention) or two (cross-attention)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from qkv.core.typing import Float
+from qkv.errors import KindError
+from qkv.nn.multihead import MultiHeadAttention
+from qkv.nn.protocols import AttentionOutput, KeyValue
+
+__all__ = ["CrossAttention", "SelfAttention"]
+
+
+class SelfAttention(MultiHeadAttention):
+    """Attention of a sequence to itself: `module(x)`.
+
+    Args:
+        width: width of a token.
+        heads: number of heads.
+        options: further options of `MultiHeadAttention`.
+
+    Raises:
+        KindError: in a call that passes a key or value.
+
+    Example:
+        >>> import torch
+        >>> SelfAttention(8)(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+    """
+
+    def __init__(self, width: int, heads: int = 1, **options: Any) -> None:
+        super().__init__(width, heads, **options)
+
+    def forward(
+        self,
+        query: Float[Tensor, "*batch q width"],
+        key: Tensor | KeyValue | None = None,
+        value: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor | AttentionOutput:
+        """Return the output of the sequence `query`; `options` are those of `MultiHeadAttention.forward`."""
+        if key is not None or value is not None:
+            raise KindError("SelfAttention takes one sequence, got a key or value. For two, use CrossAttention.")
+        return super().forward(query, **options)
+
+
+class CrossAttention(MultiHeadAttention):
+    """Attention of one sequence to another: `module(query, source)`.
+
+    Args:
+        width: width of the query and the output.
+        key_width: width of the other sequence; None means `width`.
+        heads: number of heads.
+        options: further options of `MultiHeadAttention`.
+
+    Raises:
+        KindError: in a call without a key.
+
+    Example:
+        >>> import torch
+        >>> CrossAttention(8, 6)(torch.randn(2, 3, 8), torch.randn(2, 5, 6)).shape
+        torch.Size([2, 3, 8])
+    """
+
+    def __init__(self, width: int, key_width: int | None = None, heads: int = 1, **options: Any) -> None:
+        super().__init__(width, heads, key_width=key_width, **options)
+
+    def forward(
+        self,
+        query: Float[Tensor, "*#batch q width"],
+        key: Tensor | KeyValue | None = None,
+        value: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor | AttentionOutput:
+        """Return the output of `query` over `key`; `options` are those of `MultiHeadAttention.forward`."""
+        if key is None:
+            raise KindError("CrossAttention takes two sequences, got one. For one, use SelfAttention.")
+        return super().forward(query, key, value, **options)

@@ -1,0 +1,78 @@
+"""Talking heads: mix the logits over heads before the normalizer, and the weights after it.
+
+    logits'_h = Σ_g L_hg logits_g          weights'_h = Σ_g W_hg weights_g
+
+Source: Shazeer, Lan, Cheng, Ding, Hou (2020), Talking-heads attention, https://arxiv.org/abs/2003.02436.
+A tile of one head needs the logits of all heads, so only the dense kernel supports it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qkv.core.parts import array_field
+from qkv.core.tile import Tile
+from qkv.core.typing import Bool, Float
+from qkv.normalizers import Normalizer
+from qkv.normalizers.base import excluded
+from qkv.scores import PointwiseScore, Score
+
+__all__ = ["MixedLogits", "MixedWeights"]
+
+
+@dataclass(frozen=True, eq=False)
+class MixedLogits(PointwiseScore):
+    """Another score whose logits are mixed over the heads, the last batch axis.
+
+    Args:
+        score: the inner score.
+        mix: L `(heads, heads)`; column g is the contribution of head g.
+
+    Example:
+        >>> from qkv.scores import Dot
+        >>> one = torch.ones(2, 1, 1)
+        >>> MixedLogits(Dot(), torch.tensor([[1.0, 2.0], [0.0, 5.0]]))(one, one).flatten()
+        tensor([3., 5.])
+    """
+
+    score: Score
+    mix: Tensor | None = array_field("heads", "other_heads", default=None)
+
+    def point(self, logits: Float[Tensor, "*batch q k"], tile: Tile) -> Float[Tensor, "*batch q k"]:
+        """Return L · logits; pairs that the inner score excludes contribute nothing and stay excluded."""
+        return _mix_heads(self.mix, logits, excluded(logits), -torch.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class MixedWeights(Normalizer):
+    """Another normalizer whose weights are mixed over the heads, the last batch axis.
+
+    Args:
+        normalizer: the inner normalizer.
+        mix: W `(heads, heads)`; column g is the contribution of head g.
+    """
+
+    normalizer: Normalizer
+    mix: Tensor | None = array_field("heads", "other_heads", default=None)
+    online = False
+    sums_to_one = False
+
+    @property
+    def stochastic(self) -> bool:  # type: ignore[override]
+        """Whether the inner normalizer draws random numbers."""
+        return self.normalizer.stochastic
+
+    def weights(self, logits: Float[Tensor, "*batch q k"], tile: Tile | None = None) -> Float[Tensor, "*batch q k"]:
+        """Return W · weights; a pair that is excluded for a head has weight 0 in that head."""
+        return _mix_heads(self.mix, self.normalizer.weights(logits, tile), excluded(logits), 0.0)
+
+
+def _mix_heads(
+    mix: Tensor | None, x: Float[Tensor, "*batch q k"], out: Bool[Tensor, "*batch q k"], fill: float
+) -> Float[Tensor, "*batch q k"]:
+    clean = torch.where(out, torch.zeros_like(x), x)
+    mixed = torch.einsum("hg,...gqk->...hqk", mix, clean)
+    return torch.where(out, torch.full_like(mixed, fill), mixed)

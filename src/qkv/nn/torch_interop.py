@@ -1,0 +1,297 @@
+"""Conversion to and from PyTorch's own attention modules: copied parameters, translated masks.
+
+The two libraries differ in four ways:
+
+polarity    True in a boolean mask means "may not attend" in PyTorch's modules, "may attend" in `qkv.masks`
+layout      this library uses (batch, length, width); PyTorch (length, batch, width) unless `batch_first`
+empty row   a query without any allowed key has weights 0 here (the output is the output bias), NaN there
+weights     readouts see the weights before dropout, PyTorch returns them after dropout
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from qkv.core.typing import Float
+from qkv.errors import KindError, OptionError, ShapeError
+from qkv.masks import Keys, Mask, Pairs
+from qkv.nn.attention import and_masks
+from qkv.normalizers import Normalizer, Softmax
+from qkv.scores import ScaledDot
+
+if TYPE_CHECKING:
+    from qkv.nn.multihead import MultiHeadAttention
+    from qkv.nn.transformer import Decoder, Encoder
+    from qkv.nn.transformer_layers import DecoderLayer, EncoderLayer
+
+__all__ = [
+    "TorchMasks",
+    "copy_layer",
+    "copy_stack",
+    "from_torch",
+    "layer_options",
+    "require_module",
+    "to_torch",
+    "torch_masks",
+]
+
+A = TypeVar("A", bound="MultiHeadAttention")
+L = TypeVar("L", "EncoderLayer", "DecoderLayer")
+S = TypeVar("S", "Encoder", "Decoder")
+
+
+class TorchMasks(TypedDict):
+    """Keyword arguments of a module call: `module(query, **torch_masks(…))`."""
+
+    mask: Mask | None
+    bias: Tensor | None
+
+
+class LayerOptions(TypedDict):
+    """Arguments of `EncoderLayer` and `DecoderLayer`, read from a layer of PyTorch."""
+
+    width: int
+    heads: int
+    hidden: int
+    norm: str
+    activation: object
+    dropout: float
+    epsilon: float
+    bias: bool
+    device: torch.device
+    dtype: torch.dtype
+
+
+def torch_masks(
+    attn_mask: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    *,
+    heads: int = 1,
+) -> TorchMasks:
+    """Translate the masks of `torch.nn.MultiheadAttention` into the mask and bias of a call of this library.
+
+    Args:
+        attn_mask: `(q, k)` or `(batch · heads, q, k)`. True means may not attend; numbers are added to the
+            logits.
+        key_padding_mask: `(batch, k)` or `(k,)`, with the same meaning.
+        heads: number of heads, by which the first axis of a three-dimensional `attn_mask` is divided.
+
+    Raises:
+        KindError: if a mask holds integers.
+        ShapeError: if a mask has other axes.
+
+    Example:
+        >>> torch_masks(torch.tensor([[False, True]]))["mask"].array
+        tensor([[ True, False]])
+    """
+    mask: Mask | None = None
+    bias: Tensor | None = None
+    if attn_mask is not None:
+        if attn_mask.ndim not in (2, 3) or (attn_mask.ndim == 3 and attn_mask.shape[0] % heads):
+            raise ShapeError(
+                f"attn_mask must have shape (q, k) or (batch · heads, q, k) with {heads} heads, got "
+                f"{tuple(attn_mask.shape)}."
+            )
+        if attn_mask.ndim == 3 and attn_mask.shape[0] != heads:
+            attn_mask = attn_mask.unflatten(0, (-1, heads))
+        if _is_boolean("attn_mask", attn_mask):
+            mask = Pairs(~attn_mask)
+        else:
+            bias = attn_mask
+    if key_padding_mask is not None:
+        if key_padding_mask.ndim not in (1, 2):
+            raise ShapeError(
+                f"key_padding_mask must have shape (batch, k) or (k,), got {tuple(key_padding_mask.shape)}."
+            )
+        if _is_boolean("key_padding_mask", key_padding_mask):
+            mask = and_masks(mask, Keys(~key_padding_mask))
+        else:
+            rows = key_padding_mask[..., None, None, :] if key_padding_mask.ndim == 2 else key_padding_mask
+            bias = rows if bias is None else bias + rows
+    return {"mask": mask, "bias": bias if bias is None or bias.ndim > 1 else bias[None]}
+
+
+def _is_boolean(name: str, mask: Tensor) -> bool:
+    if mask.dtype == torch.bool:
+        return True
+    if not mask.is_floating_point():
+        raise KindError(
+            f"{name} must hold booleans (True means may not attend) or floating-point numbers to add to the "
+            f"logits, got {str(mask.dtype).removeprefix('torch.')}."
+        )
+    return False
+
+
+def from_torch(module: nn.MultiheadAttention, cls: type[A]) -> A:
+    """Build a module of class `cls` with a copy of the parameters of PyTorch's module."""
+    require_module(module, nn.MultiheadAttention)
+    weight = module.out_proj.weight
+    ours = cls(
+        module.embed_dim,
+        heads=module.num_heads,
+        key_width=module.kdim,
+        value_width=module.vdim,
+        bias=module.in_proj_bias is not None,
+        output_bias=module.out_proj.bias is not None,
+        dropout=module.dropout,
+        learned_key=module.bias_k is not None,
+        zero_key=module.add_zero_attn,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+    if module.in_proj_weight is not None:
+        weights = module.in_proj_weight.chunk(3)
+    else:
+        weights = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+    biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
+    maps = (ours.query_map, ours.key_map, ours.value_map)
+    for linear, torch_weight, torch_bias in zip(maps, weights, biases, strict=True):
+        _copy_linear(linear, torch_weight, torch_bias)
+    _copy_linear(ours.output_map, weight, module.out_proj.bias)
+    with torch.no_grad():
+        for extra, torch_extra in ((ours.extra_key, module.bias_k), (ours.extra_value, module.bias_v)):
+            if extra is not None and torch_extra is not None:
+                extra.copy_(torch_extra.reshape(extra.shape))
+    return ours.train(module.training)
+
+
+def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
+    """Build PyTorch's module with a copy of the parameters of this library's module.
+
+    Raises:
+        OptionError: if PyTorch's module has no equivalent of an option of this one.
+    """
+    normalizer = ours.normalizer()
+    unsupported = {
+        "a learned score": any(True for _ in ours.score.parameters()),
+        str(ours.score): type(ours.score()) is not ScaledDot,
+        str(normalizer): not (normalizer is None or _is_plain_softmax(normalizer)),
+        "a mask of the module": ours.mask() is not None,
+        f"{ours.key_heads} key heads": ours.key_heads != ours.heads,
+        f"maps={ours.maps!r}": ours.maps != "both",
+        "no value map": ours.value_map is None,
+        "no output map": ours.output_map is None,
+        f"head widths {ours.head_width} and {ours.head_value_width}": (
+            not ours.head_width * ours.heads == ours.head_value_width * ours.heads == ours.width
+        ),
+        "positions": ours.positions is not None,
+        "a norm of query and key": ours.query_norm is not None,
+        "an output gate": ours.gate_map is not None,
+        "temperatures": ours.log_temperature is not None,
+        "sinks": ours.sink is not None,
+        "talking heads": ours.logit_mix is not None,
+    }
+    found = [name for name, present in unsupported.items() if present]
+    if found:
+        raise OptionError(f"torch.nn.MultiheadAttention cannot have {', '.join(found)}. Keep the module as it is.")
+    assert ours.query_map is not None
+    assert ours.key_map is not None
+    assert ours.value_map is not None
+    assert ours.output_map is not None
+    linears = (ours.query_map, ours.key_map, ours.value_map)
+    weight = ours.output_map.weight
+    bias = ours.query_map.bias is not None
+    if bias != (ours.output_map.bias is not None):
+        raise OptionError("torch.nn.MultiheadAttention has a bias on all maps or on none. Set output_bias=bias.")
+    theirs = nn.MultiheadAttention(
+        ours.width,
+        ours.heads,
+        ours.dropout,
+        bias,
+        add_bias_kv=ours.extra_key is not None,
+        add_zero_attn=ours.zero_key,
+        kdim=ours.key_width,
+        vdim=ours.value_width,
+        batch_first=True,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+    with torch.no_grad():
+        if theirs.in_proj_weight is not None:
+            theirs.in_proj_weight.copy_(torch.cat([linear.weight for linear in linears]))
+        else:
+            targets = (theirs.q_proj_weight, theirs.k_proj_weight, theirs.v_proj_weight)
+            for target, linear in zip(targets, linears, strict=True):
+                target.copy_(linear.weight)
+        if theirs.in_proj_bias is not None:
+            theirs.in_proj_bias.copy_(torch.cat([linear.bias for linear in linears]))
+        _copy_linear(theirs.out_proj, weight, ours.output_map.bias)
+        for torch_extra, extra in ((theirs.bias_k, ours.extra_key), (theirs.bias_v, ours.extra_value)):
+            if torch_extra is not None and extra is not None:
+                torch_extra.copy_(extra.reshape(torch_extra.shape))
+    return theirs.train(ours.training)
+
+
+def layer_options(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> LayerOptions:
+    """Read the constructor arguments of the equivalent layer of this library."""
+    weight = layer.linear1.weight
+    return {
+        "width": weight.shape[1],
+        "heads": layer.self_attn.num_heads,
+        "hidden": weight.shape[0],
+        "norm": "pre" if layer.norm_first else "post",
+        "activation": layer.activation,
+        "dropout": layer.dropout1.p,
+        "epsilon": layer.norm1.eps,
+        "bias": layer.linear1.bias is not None,
+        "device": weight.device,
+        "dtype": weight.dtype,
+    }
+
+
+def copy_layer(ours: L, theirs: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, *norms: nn.Module) -> L:
+    """Copy the feed-forward network and the norms, given in PyTorch's order, of a layer."""
+    _copy_state(ours.feed_forward.inward, theirs.linear1)
+    _copy_state(ours.feed_forward.outward, theirs.linear2)
+    for number, norm in enumerate(norms, 1):
+        _copy_state(norm, getattr(theirs, f"norm{number}"))
+    ours.feed_forward.dropout.p = theirs.dropout.p
+    return ours.train(theirs.training)
+
+
+def copy_stack(ours: S, layers: list[L], theirs: nn.TransformerEncoder | nn.TransformerDecoder) -> S:
+    """Set the converted layers of an encoder or decoder and copy its final norm."""
+    ours.layers = nn.ModuleList(layers)
+    ours.final_norm = None
+    if theirs.norm is not None:
+        require_module(theirs.norm, nn.LayerNorm)
+        weight, bias = theirs.norm.weight, theirs.norm.bias is not None
+        ours.final_norm = nn.LayerNorm(
+            weight.shape[0], theirs.norm.eps, bias=bias, device=weight.device, dtype=weight.dtype
+        )
+        _copy_state(ours.final_norm, theirs.norm)
+    return ours.train(theirs.training)
+
+
+def require_module(module: object, kind: type[nn.Module]) -> None:
+    """Check that `from_torch` got a module of PyTorch's class `kind`.
+
+    Raises:
+        KindError: if it is of another class.
+    """
+    if not isinstance(module, kind):
+        raise KindError(f"from_torch needs a torch.nn.{kind.__name__}, got a {type(module).__name__}.")
+
+
+def _copy_linear(
+    linear: nn.Linear | None, weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, " outputs"] | None
+) -> None:
+    assert linear is not None
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+        if bias is not None:
+            linear.bias.copy_(bias)
+
+
+def _copy_state(ours: nn.Module, theirs: nn.Module) -> None:
+    with torch.no_grad():
+        ours.load_state_dict(theirs.state_dict())
+
+
+def _is_plain_softmax(normalizer: Normalizer) -> bool:
+    if type(normalizer) is not Softmax or normalizer.arrays():
+        return False
+    return bool(normalizer.temperature == 1 and normalizer.sink is None)

@@ -1,0 +1,257 @@
+"""Layers of a Transformer: attention, then a feed-forward network, each with a residual connection.
+
+post-norm    x = norm(x + sublayer(x))          Vaswani et al. (2017), https://arxiv.org/abs/1706.03762
+pre-norm     x = x + sublayer(norm(x))          Xiong et al. (2020), https://arxiv.org/abs/2002.04745: trains
+                                                without learning-rate warm-up
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from qkv.core.typing import Float
+from qkv.errors import OptionError, ShapeError
+from qkv.masks import Causal, Mask
+from qkv.nn.feed_forward import Activation, FeedForward
+from qkv.nn.multihead import MultiHeadAttention
+from qkv.nn.protocols import Cache, KeyValue, Rotation
+from qkv.nn.torch_interop import copy_layer, layer_options, require_module
+
+__all__ = ["DecoderLayer", "EncoderLayer", "Norm"]
+
+Norm = Literal["pre", "post"]
+
+
+class _Layer(nn.Module):
+    """Feed-forward network and residual connections of an encoder or decoder layer."""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int | None,
+        norm: Norm,
+        activation: Activation,
+        dropout: float,
+        epsilon: float,
+        factory_kwargs: dict[str, Any],
+    ) -> None:
+        super().__init__()
+        if norm not in ("pre", "post"):
+            raise OptionError(f'norm must be "pre" or "post", got {norm!r}.')
+        self.norm, self.width = norm, width
+        self.feed_forward = FeedForward(width, hidden, activation=activation, dropout=dropout, **factory_kwargs)
+        self.feed_forward_norm = nn.LayerNorm(width, epsilon, **factory_kwargs)
+        self.dropout = nn.Dropout(dropout)
+
+    def _residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.norm == "pre":
+            return x + self.dropout(sublayer(norm(x)))
+        post: Tensor = norm(x + self.dropout(sublayer(x)))
+        return post
+
+    def _check_width(self, x: Tensor) -> None:
+        if x.ndim < 2 or x.shape[-1] != self.width:
+            raise ShapeError(f"x must have shape (*batch, n, {self.width}), got {tuple(x.shape)}.")
+
+    def extra_repr(self) -> str:
+        """Return the placement of the norms for `print`."""
+        return f"norm={self.norm!r}"
+
+
+class EncoderLayer(_Layer):
+    """Self-attention followed by a feed-forward network.
+
+    With `mask=masks.Causal()` and a cache this is the layer of a decoder-only language model.
+
+    Args:
+        width: width of a token.
+        heads: number of attention heads.
+        hidden: hidden units of the feed-forward network; None means 4 · width.
+        norm: "pre" or "post".
+        activation: activation of the feed-forward network, as in `FeedForward`.
+        dropout: dropout probability of hidden units and of both sublayers' outputs during training.
+        attention_dropout: dropout probability of attention weights; None means `dropout`.
+        epsilon: epsilon of the layer norms.
+        bias: whether linear maps and norms have a bias.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+        attention: further options of `MultiHeadAttention`, such as `score`, `normalizer`, `mask`, `key_heads`
+            or `positions`.
+
+    Shapes:
+        x `(*batch, n, width)` -> `(*batch, n, width)`
+
+    Raises:
+        OptionError: if an option is not allowed.
+
+    Source: Vaswani et al. (2017), section 3.1, https://arxiv.org/abs/1706.03762.
+
+    Example:
+        >>> import torch
+        >>> from qkv import nn, normalizers
+        >>> layer = EncoderLayer(8, 2, score=nn.Additive, normalizer=normalizers.Sparsemax())
+        >>> layer(torch.randn(2, 5, 8)).shape
+        torch.Size([2, 5, 8])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int = 1,
+        hidden: int | None = None,
+        *,
+        norm: Norm = "pre",
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        epsilon: float = 1e-5,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **attention: Any,
+    ) -> None:
+        factory_kwargs = {"bias": bias, "device": device, "dtype": dtype}
+        super().__init__(width, hidden, norm, activation, dropout, epsilon, factory_kwargs)
+        weight_dropout = dropout if attention_dropout is None else attention_dropout
+        self.attention = MultiHeadAttention(width, heads, dropout=weight_dropout, **factory_kwargs, **attention)
+        self.attention_norm = nn.LayerNorm(width, epsilon, **factory_kwargs)
+
+    def forward(
+        self, x: Float[Tensor, "*batch n width"], *, mask: Mask | None = None, cache: Cache | None = None
+    ) -> Float[Tensor, "*batch n width"]:
+        """Return the sequence after this layer.
+
+        Args:
+            x: tokens.
+            mask: further mask, combined with the mask of the attention module.
+            cache: keys and values of earlier tokens; `x` continues that sequence and is appended.
+        """
+        self._check_width(x)
+        x = self._residual(x, self.attention_norm, lambda y: self.attention(y, mask=mask, cache=cache))
+        return self._residual(x, self.feed_forward_norm, self.feed_forward)
+
+    @classmethod
+    def from_torch(cls, layer: nn.TransformerEncoderLayer) -> EncoderLayer:
+        """Convert PyTorch's layer and copy its parameters; see `MultiHeadAttention.from_torch`.
+
+        Raises:
+            KindError: if `layer` is of another class.
+        """
+        require_module(layer, nn.TransformerEncoderLayer)
+        ours = cls(**layer_options(layer))
+        ours.attention = MultiHeadAttention.from_torch(layer.self_attn)
+        return copy_layer(ours, layer, ours.attention_norm, ours.feed_forward_norm)
+
+
+class DecoderLayer(_Layer):
+    """Causal self-attention, cross-attention to another sequence, then a feed-forward network.
+
+    Args:
+        width: width of a token.
+        heads: number of attention heads.
+        hidden: hidden units of the feed-forward network; None means 4 · width.
+        memory_width: width of the other sequence; None means `width`.
+        causal: whether a token may not attend to later tokens.
+        norm: as in `EncoderLayer`, like all arguments up to `dtype`.
+        activation: activation of the feed-forward network.
+        dropout: dropout probability of hidden units and of the sublayers' outputs.
+        attention_dropout: dropout probability of attention weights; None means `dropout`.
+        epsilon: epsilon of the layer norms.
+        bias: whether linear maps and norms have a bias.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+        mask: mask of the self-attention.
+        positions: rotation of the self-attention's queries and keys.
+        attention: further options of both attention modules, as in `EncoderLayer`.
+
+    Shapes:
+        x `(*batch, n, width)`, memory `(*batch, m, memory_width)` -> `(*batch, n, width)`
+
+    Raises:
+        OptionError: if an option is not allowed.
+
+    Source: Vaswani et al. (2017), section 3.1, https://arxiv.org/abs/1706.03762.
+
+    Example:
+        >>> import torch
+        >>> DecoderLayer(8, 2)(torch.randn(2, 3, 8), torch.randn(2, 5, 8)).shape
+        torch.Size([2, 3, 8])
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int = 1,
+        hidden: int | None = None,
+        *,
+        memory_width: int | None = None,
+        causal: bool = True,
+        norm: Norm = "pre",
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        epsilon: float = 1e-5,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        mask: Mask | None = None,
+        positions: Rotation | None = None,
+        **attention: Any,
+    ) -> None:
+        factory_kwargs = {"bias": bias, "device": device, "dtype": dtype}
+        super().__init__(width, hidden, norm, activation, dropout, epsilon, factory_kwargs)
+        if causal:
+            mask = Causal() if mask is None else Causal() & mask
+        weight_dropout = dropout if attention_dropout is None else attention_dropout
+        options = {"dropout": weight_dropout, **factory_kwargs, **attention}
+        self.attention = MultiHeadAttention(width, heads, mask=mask, positions=positions, **options)
+        self.attention_norm = nn.LayerNorm(width, epsilon, **factory_kwargs)
+        self.cross = MultiHeadAttention(width, heads, key_width=memory_width, **options)
+        self.cross_norm = nn.LayerNorm(width, epsilon, **factory_kwargs)
+
+    def forward(
+        self,
+        x: Float[Tensor, "*batch n width"],
+        memory: Float[Tensor, "*batch m memory_width"] | KeyValue,
+        *,
+        mask: Mask | None = None,
+        memory_mask: Mask | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "*batch n width"]:
+        """Return the sequence after this layer.
+
+        Args:
+            x: tokens.
+            memory: the other sequence, or the result of `cross.key_value(memory)`, which projects it once for
+                many decoding steps.
+            mask: further mask of the self-attention, combined with the module's own.
+            memory_mask: mask of the cross-attention.
+            cache: keys and values of earlier tokens of the self-attention; `x` is appended.
+        """
+        self._check_width(x)
+        x = self._residual(x, self.attention_norm, lambda y: self.attention(y, mask=mask, cache=cache))
+        x = self._residual(x, self.cross_norm, lambda y: self.cross(y, memory, mask=memory_mask))
+        return self._residual(x, self.feed_forward_norm, self.feed_forward)
+
+    @classmethod
+    def from_torch(cls, layer: nn.TransformerDecoderLayer, causal: bool = False) -> DecoderLayer:
+        """Convert PyTorch's layer and copy its parameters; see `MultiHeadAttention.from_torch`.
+
+        Args:
+            layer: PyTorch's layer, which applies a causal mask only where the call passes one.
+            causal: whether the converted layer applies a causal mask in every call.
+
+        Raises:
+            KindError: if `layer` is of another class.
+        """
+        require_module(layer, nn.TransformerDecoderLayer)
+        ours = cls(causal=causal, **layer_options(layer))
+        mask = ours.attention.mask
+        ours.attention = MultiHeadAttention.from_torch(layer.self_attn)
+        ours.attention.mask = mask
+        ours.cross = MultiHeadAttention.from_torch(layer.multihead_attn)
+        return copy_layer(ours, layer, ours.attention_norm, ours.cross_norm, ours.feed_forward_norm)
