@@ -53,6 +53,31 @@ class TestScaledDot(ScoreContract):
         assert ScaledDot()(ones, ones)[0, 0] == np.float16(8192)
 
 
+class TestDotWithAScale(ScoreContract):
+    part = Dot
+
+    def make(self, draw):
+        return Dot(scale=0.3)
+
+    def formula(self, score, q, k, at):
+        return 0.3 * dot(q, k)
+
+    def test_refuses_a_scale_that_is_not_finite(self):
+        with pytest.raises(OptionError, match=r"scale=nan.*must be a finite number"):
+            Dot(scale=math.nan)
+
+
+class TestScaledDotWithAScale(TestDotWithAScale):
+    part = ScaledDot
+
+    def make(self, draw):
+        return ScaledDot(scale=0.3)
+
+    def test_refuses_a_scale_that_is_not_finite(self):
+        with pytest.raises(OptionError, match=r"scale=inf.*must be a finite number or None"):
+            ScaledDot(scale=math.inf)
+
+
 class TestBilinear(ScoreContract):
     part = Bilinear
     widths = (3, 5)

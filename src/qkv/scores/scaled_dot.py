@@ -1,4 +1,4 @@
-"""Scaled dot product: how far each query points along each key, in units that do not grow with the width.
+"""Scaled dot product score, with logits that do not grow with the width.
 
     logit(q, k) = <q, k> / sqrt(width)
 
@@ -6,11 +6,14 @@ Source: Vaswani et al. (2017), Attention Is All You Need, section 3.2.1,
 https://arxiv.org/abs/1706.03762. Their d_k is our width.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array
+from qkv.core.parts import require_number
 from qkv.core.tile import Tile
+from qkv.core.typing import Array
 from qkv.scores.base import InnerProductScore
 
 __all__ = ["ScaledDot"]
@@ -20,14 +23,19 @@ __all__ = ["ScaledDot"]
 class ScaledDot(InnerProductScore):
     """Inner product of query and key over the square root of their width.
 
-    Unit-variance inputs get unit-variance logits at every width. Luong's dot score is `Dot`; this with a
+    Unit-variance inputs get unit-variance logits at every width. Luong's dot score is `Dot`; this score with a
     learned map before it is `Projected(ScaledDot(), …)`.
+
+    Args:
+        scale: factor of the inner product in place of 1/sqrt(width), as in
+            `torch.nn.functional.scaled_dot_product_attention`; None: 1/sqrt(width).
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`
 
     Raises:
         ShapeError: the widths of query and key differ.
+        OptionError: the scale is not a finite number.
 
     Example:
         >>> import numpy as np
@@ -35,13 +43,21 @@ class ScaledDot(InnerProductScore):
         array([[1., 0., 0., 0.]])
     """
 
+    scale: float | None = None
     lifts_itself = True
 
+    def validate(self) -> None:
+        """Check that the scale is a finite number or None."""
+        if self.scale is not None:
+            require_number("ScaledDot", "scale", self.scale, math.isfinite, "a finite number or None")
+
     def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """Fact: exact. The scale goes to the query, the smaller side in most databases."""
-        # Divide before the product: in float16 the raw inner product can overflow.
-        return query / math.sqrt(max(1, query.shape[-1])), key
+        """Return the scaled query, which has fewer rows than the key in most databases, and the key."""
+        # Scale before the product: in float16 the raw inner product can overflow.
+        if self.scale is None:
+            return query / math.sqrt(max(1, query.shape[-1])), key
+        return query * self.scale, key
 
     def factors(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, float]:
-        """Fact: the scale is one number, for the kernel to multiply by; nothing is copied."""
-        return query, key, 1 / math.sqrt(max(1, query.shape[-1]))
+        """Return query and key unchanged, and the scale."""
+        return query, key, 1 / math.sqrt(max(1, query.shape[-1])) if self.scale is None else self.scale

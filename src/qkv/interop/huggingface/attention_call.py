@@ -23,7 +23,6 @@ from qkv.core.tracing import tracing_mode
 from qkv.errors import OptionError, RefusedError, ShapeError
 from qkv.interop.huggingface.indexed_mask import IndexedMask
 from qkv.interop.huggingface.lazy_mask import LazyMask
-from qkv.interop.huggingface.scaled import Scaled
 from qkv.masks import Causal, Keys, Pairs, Window
 from qkv.masks.base import And, Mask
 from qkv.normalizers import Normalizer, Softmax
@@ -240,7 +239,7 @@ class _HeadLayout:
 
 def _dot(scaling: float | None, width: int) -> Score:
     own = 1 / math.sqrt(max(1, width))
-    return ScaledDot() if scaling is None or float(scaling) == own else Scaled(float(scaling))
+    return ScaledDot() if scaling is None or float(scaling) == own else ScaledDot(scale=float(scaling))
 
 
 def _parse_mask(

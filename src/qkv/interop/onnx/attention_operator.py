@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from qkv.core.arrays import (
     Array,
@@ -34,8 +34,7 @@ from qkv.errors import KindError, OptionError, ShapeError
 from qkv.interop.onnx.attributes import Attributes
 from qkv.masks import Causal, Keys, Lengths, Mask, Pairs, Window
 from qkv.readouts import Dense
-from qkv.scores import Biased, Constant, Softcap
-from qkv.scores.base import InnerProductScore
+from qkv.scores import Biased, Constant, ScaledDot, Softcap
 
 __all__ = ["AttentionOutputs", "attention"]
 
@@ -122,8 +121,7 @@ def attention(
 
     query, key, value = (_wide(x, node) for x in (query, *present))
     grouped = sizes.split(query, True), sizes.split(key, False), sizes.split(value, False)
-    scale = 1 / math.sqrt(max(1, query.shape[-1])) if node.scale is None else node.scale
-    product = _Scaled(scale) if scale else Constant()
+    product = Constant() if node.scale == 0 else ScaledDot(node.scale)
     capped = Softcap(product, node.softcap) if node.softcap else product
     score = capped if bias is None else Biased(capped, bias)
 
@@ -145,22 +143,6 @@ def attention(
     if flat:
         output = xp.reshape(xp.permute_dims(output, (0, 2, 1, 3)), (Q.shape[0], sizes.q, -1))
     return AttentionOutputs(output, *present, seen)
-
-
-@dataclass(frozen=True, eq=False)
-class _Scaled(InnerProductScore):
-    """Inner product of query and key times a number. Nothing is copied for it where a kernel can multiply."""
-
-    scale: float
-    lifts_itself: ClassVar[bool] = True  # type: ignore[misc]
-
-    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """Fact: exact. The scale goes to the query."""
-        return query * self.scale, key
-
-    def factors(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, float]:
-        """Fact: the scale is one number, for the kernel to multiply by."""
-        return query, key, self.scale
 
 
 @dataclass(frozen=True, eq=False)

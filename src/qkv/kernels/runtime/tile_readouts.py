@@ -150,7 +150,7 @@ def _element(x: Array, index: BatchIndex) -> Array:
 
 def _again(tile: Tile, index: BatchIndex) -> Tile:
     """The place of some elements of a place that is already of some: for readouts, which draw nothing."""
-    return replace(tile.select_batch(index), batch_batch_batch_batch_origin=None)
+    return replace(tile.select_batch(index), batch_batch_batch_batch_batch_origin=None)
 
 
 def read_rows(
