@@ -167,7 +167,7 @@ def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
     normalizer = ours.normalizer()
     unsupported = {
         "a learned score": any(True for _ in ours.score.parameters()),
-        str(ours.score): type(ours.score()) is not ScaledDot,
+        str(ours.score): ours.score().signature() != ScaledDot().signature(),
         str(normalizer): not (normalizer is None or _is_plain_softmax(normalizer)),
         "a mask of the module": ours.mask() is not None,
         f"{ours.key_heads} key heads": ours.key_heads != ours.heads,
