@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from qkv.database import Database, Evidence
-from qkv.database.io.formatting import number, shown, spread_shown
+from qkv.database.io.formatting import format_spread, format_value, number
 from qkv.errors import MissingPackageError, OptionError
 
 PEOPLE = {
@@ -104,7 +104,7 @@ def test_without_pandas_and_polars_the_way_out_is_named(people, monkeypatch):
 def test_an_answer_reads_as_a_line_and_its_rows(people):
     lines = repr(people.ask("jane roe")).splitlines()
     assert lines[0].startswith("jane roe → 2000")
-    assert lines[0].endswith("rests on 1.0 row")
+    assert lines[0].endswith("effective rows: 1.0")
     assert lines[1].split() == ["1.000", "similarity", "1", "name=Jane", "Roe", "income=2000", "city=Rome"]
 
 
@@ -151,10 +151,10 @@ def test_a_number_is_shown_to_the_digits_that_its_spread_leaves(value, spread, t
     ],
 )
 def test_a_cell_is_shown_in_one_line(value, text):
-    assert shown(value) == text
+    assert format_value(value) == text
 
 
 def test_a_spread_of_moments_is_shown_in_days_or_less():
-    assert spread_shown(dt.timedelta(days=40)) == " ± 40 days"
-    assert spread_shown(dt.timedelta(seconds=90)) == " ± 0:01:30"
-    assert spread_shown(None) == ""
+    assert format_spread(dt.timedelta(days=40)) == " ± 40 days"
+    assert format_spread(dt.timedelta(seconds=90)) == " ± 0:01:30"
+    assert format_spread(None) == ""

@@ -11,7 +11,7 @@ import pytest
 
 from qkv.database import Database
 from qkv.database.keys.bandwidth import leave_one_out, scott
-from qkv.database.keys.neighbor_blocks import blocks_of, nearest_distances
+from qkv.database.keys.neighbor_blocks import nearest_distances, split_into_blocks
 
 
 def by_definition(points, values, bandwidth):
@@ -113,12 +113,12 @@ def test_nearest_distances_are_those_of_all_pairs(width):
     points = np.random.default_rng(width).normal(size=(1400, width))
     squared = np.square(points[:, None] - points[None]).sum(-1) + np.diag(np.full(1400, np.inf))
     expected = np.sqrt(squared.min(1))
-    order = np.concatenate(blocks_of(points).rows)
+    order = np.concatenate(split_into_blocks(points).rows)
     assert nearest_distances(points) == pytest.approx(expected[order], rel=1e-3, abs=1e-6)
 
 
 def test_blocks_hold_every_row_once():
-    blocks = blocks_of(np.random.default_rng(0).normal(size=(1700, 3)), size=256)
+    blocks = split_into_blocks(np.random.default_rng(0).normal(size=(1700, 3)), size=256)
     assert sorted(np.concatenate(blocks.rows).tolist()) == list(range(1700))
     assert sum(len(rows) != 256 for rows in blocks.rows) <= 1
 

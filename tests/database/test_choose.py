@@ -88,7 +88,7 @@ def test_a_number_far_from_every_key_is_no_match_and_says_how_far():
     database = Database.open(SQUARES, key="x", value="y")
     answer = database.ask(40.0)
     assert not answer.found
-    assert answer.reason.startswith("the nearest key, 10, is 30 away, and the reach is 0.")
+    assert answer.reason.startswith("the nearest key, 10, is 30 away; no match beyond a distance of 0.")
     assert database.ask(10.05).found
     assert not database.ask(5.0, where="x > 8").found
 

@@ -25,12 +25,12 @@ KINDS = [
     ("number", [decimal.Decimal("1.50"), None, decimal.Decimal("2.50")]),
     ("number", pa.array([1, None, 3]).dictionary_encode()),
     ("boolean", [True, None, False]),
-    ("moment", [dt.date(2020, 1, 1), None, dt.date(2021, 1, 1)]),
-    ("moment", pa.array([0, None, 86_400_000], pa.date64())),
-    ("moment", [dt.datetime(2020, 1, 1), None, dt.datetime(2021, 1, 1)]),
-    ("moment", [dt.datetime(2020, 1, 1, tzinfo=UTC), None, dt.datetime(2021, 1, 1, tzinfo=UTC)]),
-    ("moment", [dt.time(12, 30), None, dt.time(1, 2)]),
-    ("moment", [dt.timedelta(days=1), None, dt.timedelta(hours=1)]),
+    ("timestamp", [dt.date(2020, 1, 1), None, dt.date(2021, 1, 1)]),
+    ("timestamp", pa.array([0, None, 86_400_000], pa.date64())),
+    ("timestamp", [dt.datetime(2020, 1, 1), None, dt.datetime(2021, 1, 1)]),
+    ("timestamp", [dt.datetime(2020, 1, 1, tzinfo=UTC), None, dt.datetime(2021, 1, 1, tzinfo=UTC)]),
+    ("timestamp", [dt.time(12, 30), None, dt.time(1, 2)]),
+    ("timestamp", [dt.timedelta(days=1), None, dt.timedelta(hours=1)]),
     ("vector", [[1.0, 2.0], None, [3.0, 4.0]]),
     ("vector", [[1.0, 2.0], [1.0, None], [3.0, 4.0]]),
     ("vector", pa.array([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float32(), 2))),
@@ -41,30 +41,30 @@ KINDS = [
 def test_the_second_cell_is_missing_in_every_kind_and_in_every_slice(kind, cells):
     table = with_microseconds(pa.table({"c": cells}))
     doubled = pa.concat_tables([table, table.slice(1)])
-    assert Column.of(table, "c").kind == kind
-    assert Column.of(table, "c").missing.tolist() == [False, True, False]
-    assert Column.of(doubled, "c").missing.tolist() == [False, True, False, True, False]
-    assert np.array_equal(Column.of(doubled, "c").cells[[0, 2]], Column.of(table, "c").cells[[0, 2]])
+    assert Column.from_table(table, "c").kind == kind
+    assert Column.from_table(table, "c").missing.tolist() == [False, True, False]
+    assert Column.from_table(doubled, "c").missing.tolist() == [False, True, False, True, False]
+    assert np.array_equal(Column.from_table(doubled, "c").cells[[0, 2]], Column.from_table(table, "c").cells[[0, 2]])
 
 
-@pytest.mark.parametrize(("kind", "cells"), [case for case in KINDS if case[0] == "moment"])
+@pytest.mark.parametrize(("kind", "cells"), [case for case in KINDS if case[0] == "timestamp"])
 def test_moments_come_back_as_they_were(kind, cells):
     table = pa.table({"c": cells})
-    column = Column.of(table, "c")
-    assert [column.moment(column.cells[row]) for row in (0, 2)] == [table["c"][row].as_py() for row in (0, 2)]
+    column = Column.from_table(table, "c")
+    assert [column.timestamp(column.cells[row]) for row in (0, 2)] == [table["c"][row].as_py() for row in (0, 2)]
 
 
 def test_nanoseconds_are_cut_to_what_python_holds():
     table = with_microseconds(pa.table({"c": pa.array([1_600_000_000_123_456_789], pa.timestamp("ns"))}))
-    assert Column.of(table, "c").moment(0) == dt.datetime(2020, 9, 13, 12, 26, 40, 123456)
+    assert Column.from_table(table, "c").timestamp(0) == dt.datetime(2020, 9, 13, 12, 26, 40, 123456)
 
 
 def test_a_timestamp_with_a_zone_comes_back_in_its_zone():
     when = dt.datetime(2020, 7, 1, 12, tzinfo=UTC)
     for zone, hour in (("Europe/Oslo", 14), ("+05:30", 17), ("UTC", 12)):
-        column = Column.of(pa.table({"c": pa.array([when], pa.timestamp("us", zone))}), "c")
-        assert column.moment(0) == when
-        assert column.moment(0).hour == hour
+        column = Column.from_table(pa.table({"c": pa.array([when], pa.timestamp("us", zone))}), "c")
+        assert column.timestamp(0) == when
+        assert column.timestamp(0).hour == hour
 
 
 @pytest.mark.parametrize("text", ["john doe", "John  Doe", " JOHN\tDOE ", "Ｊｏｈｎ Doe"])

@@ -214,7 +214,7 @@ def test_what_ask_does_is_remembered_beside_the_encoder(path):
         assert answer[0].rows[0].distance < 0.7
         far = each.ask("den", threshold=0.01, where="number = 3")
         assert not far.found
-        assert "and the reach is 0.01" in far.reason
+        assert "no match beyond a distance of 0.01" in far.reason
 
 
 # -- a life on disk -------------------------------------------------------------------------------------
@@ -522,7 +522,7 @@ def test_a_key_of_several_kinds_answers_as_table_vectors_made_by_hand(path, back
         assert len(each) == MIXED
         far = each.ask([(400, "Oslo", dt.date(1950, 1, 1), False), (None, None, None, None)])
         assert far.found == [False, False]
-        assert "and the reach is" in far.reason[0]
+        assert "no match beyond a distance of" in far.reason[0]
         assert far.reason[1] == "the query is missing"
         with pytest.raises(QueryError, match="key 'age', which holds numbers"):
             each.ask(("old", "Oslo", "2021-01-01", True))

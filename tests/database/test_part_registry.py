@@ -3,7 +3,7 @@
 import pytest
 
 from qkv import normalizers, scores
-from qkv.database.keys.part_registry import named_normalizer, named_score, normalizer_names, score_names
+from qkv.database.keys.part_registry import normalizer_names, parse_normalizer, parse_score, score_names
 from qkv.errors import OptionError
 
 
@@ -23,7 +23,7 @@ from qkv.errors import OptionError
     ],
 )
 def test_a_score_is_its_class_in_words_and_its_numbers(text, expected):
-    assert str(named_score(text).build()) == str(expected)
+    assert str(parse_score(text).build()) == str(expected)
 
 
 @pytest.mark.parametrize(
@@ -41,17 +41,17 @@ def test_a_score_is_its_class_in_words_and_its_numbers(text, expected):
     ],
 )
 def test_a_normalizer_is_its_class_in_words_and_its_numbers(text, expected):
-    assert str(named_normalizer(text)) == str(expected)
+    assert str(parse_normalizer(text)) == str(expected)
 
 
 @pytest.mark.parametrize("name", score_names())
 def test_every_listed_score_can_be_built(name):
-    assert isinstance(named_score(name).build(), scores.Score)
+    assert isinstance(parse_score(name).build(), scores.Score)
 
 
 @pytest.mark.parametrize("name", normalizer_names())
 def test_every_listed_normalizer_can_be_built(name):
-    assert isinstance(named_normalizer(f"{name}:3" if "k" in name and "top" in name else name), normalizers.Normalizer)
+    assert isinstance(parse_normalizer(f"{name}:3" if "k" in name and "top" in name else name), normalizers.Normalizer)
 
 
 def test_every_exported_normalizer_has_a_name():
@@ -73,7 +73,7 @@ def test_every_exported_normalizer_has_a_name():
 )
 def test_a_score_that_cannot_be_built_is_one_sentence(text, said):
     with pytest.raises(OptionError, match=said) as error:
-        named_score(text).build()
+        parse_score(text).build()
     assert "\n" not in str(error.value)
 
 
@@ -88,4 +88,4 @@ def test_a_score_that_cannot_be_built_is_one_sentence(text, said):
 )
 def test_a_normalizer_that_cannot_be_built_is_one_sentence(text, said):
     with pytest.raises(OptionError, match=said):
-        named_normalizer(text)
+        parse_normalizer(text)

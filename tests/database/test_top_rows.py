@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkv.database.execute.top_rows import BestRows
+from qkv.database.execute.top_rows import TopRows
 
 
 def best_of(rank, count, cuts):
-    best = BestRows(len(rank), count)
+    best = TopRows(len(rank), count)
     for start, stop in zip([0, *cuts], [*cuts, rank.shape[1]], strict=True):
         best.absorb(rank[:, start:stop], start)
     return best
@@ -52,4 +52,4 @@ def test_what_is_no_number_ranks_highest_to_be_seen():
 def test_the_union_ascends_and_leaves_out_empty_places():
     best = best_of(np.array([[5.0, -np.inf, 1.0], [-np.inf, 2.0, -np.inf]]), 2, [])
     assert best.union().tolist() == [0, 1, 2]
-    assert BestRows(2, 3).union().tolist() == []
+    assert TopRows(2, 3).union().tolist() == []

@@ -139,9 +139,9 @@ ask.__doc__ = _HELP
 
 def _opened(path: str, key: str, value: str, version: int | None, memory: str) -> Any:
     """The database of a store, at a version or the newest."""
-    from qkv.database.storage.create import open_stored
+    from qkv.database.storage.create import open_database
 
-    opened = open_stored(path, key or None, value or None, fold=None, memory=memory, damaged="refuse")
+    opened = open_database(path, key or None, value or None, fold=None, memory=memory, damaged="refuse")
     return opened if version is None else opened.at(version)
 
 

@@ -73,7 +73,7 @@ def explain(
     shapes.append(_shape("value", value) if value is not None else shapes[1])
 
     from qkv.core.positions import Positions
-    from qkv.database.keys.part_registry import named_normalizer
+    from qkv.database.keys.part_registry import parse_normalizer
     from qkv.engine import explain as explain_shapes
 
     mask = _mask(causal, window)
@@ -81,7 +81,7 @@ def explain(
     plan = explain_shapes(
         *shapes,
         score=_score(score, shapes[0][-1], shapes[1][-1]),
-        normalizer=named_normalizer(normalizer) if normalizer is not None else None,
+        normalizer=parse_normalizer(normalizer) if normalizer is not None else None,
         mask=mask,
         positions=positions,
         readouts=[_readout(name) for name in readout or []],
@@ -118,7 +118,7 @@ def _score(text: str, query_width: int, key_width: int) -> Any:
     import numpy as np
 
     from qkv import scores
-    from qkv.database.keys.part_registry import named_score
+    from qkv.database.keys.part_registry import parse_score
 
     name, _, number = text.lower().replace("_", "-").partition(":")
     zeros = np.zeros
@@ -133,7 +133,7 @@ def _score(text: str, query_width: int, key_width: int) -> Any:
     }
     if name in learned:
         return learned[name]()
-    return named_score(text).build()
+    return parse_score(text).build()
 
 
 def _mask(causal: bool, window: str | None) -> Any:

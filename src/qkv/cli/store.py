@@ -167,9 +167,9 @@ def verify(path: Folder) -> None:
 
 
 def _open(path: str, damaged: str = "refuse") -> "StoredDatabase":
-    from qkv.database.storage.create import open_stored
+    from qkv.database.storage.create import open_database
 
-    return open_stored(path, None, None, fold=None, memory="512 MiB", damaged=damaged)
+    return open_database(path, None, None, fold=None, memory="512 MiB", damaged=damaged)
 
 
 def _counted(number: int, what: str) -> str:

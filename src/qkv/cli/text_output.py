@@ -4,7 +4,7 @@ from typing import Any
 
 from qkv.database.answer import Answer
 from qkv.database.database import Database
-from qkv.database.io.formatting import shown, spread_shown
+from qkv.database.io.formatting import format_spread, format_value
 
 __all__ = ["Table"]
 
@@ -47,16 +47,15 @@ class Table:
     def _headline(self, one: Answer) -> None:
         from rich.text import Text
 
-        asked = ", ".join(map(shown, one.query)) if isinstance(one.query, tuple) else shown(one.query)
+        asked = ", ".join(map(format_value, one.query)) if isinstance(one.query, tuple) else format_value(one.query)
         line = Text(asked, style="bold")
         line.append(" → ", style="dim")
         if one.found:
             share = one.probabilities.get(one.value)
-            line.append(shown(one.value, one.spread), style="bold green")
-            line.append(f" ({share:.0%})" if share is not None else spread_shown(one.spread), style="green")
+            line.append(format_value(one.value, one.spread), style="bold green")
+            line.append(f" ({share:.0%})" if share is not None else format_spread(one.spread), style="green")
             if one.support is not None:
-                plural = "" if round(one.support, 1) == 1 else "s"
-                line.append(f"   rests on {one.support:,.1f} row{plural}", style="dim")
+                line.append(f"   effective rows: {one.support:,.1f}", style="dim")
         else:
             line.append("no match", style="bold yellow")
             line.append(f": {one.reason}", style="yellow")
@@ -79,8 +78,8 @@ class Table:
         heaviest = max((evidence.weight for evidence in one.rows), default=1.0)
         for evidence in one.rows:
             near = evidence.similarity if evidence.similarity is not None else evidence.distance
-            measured = [f"{near:.2f}" if one.measure == "similarity" else shown(near)] if measure else []
-            cells = [shown(evidence.record[name]) for name in names]
+            measured = [f"{near:.2f}" if one.measure == "similarity" else format_value(near)] if measure else []
+            cells = [format_value(evidence.record[name]) for name in names]
             grid.add_row(f"  {_bar(evidence.weight / heaviest)} {evidence.weight:.3f}", *measured, *cells)
         self._console.print(grid, markup=False)
         held = sum(evidence.weight for evidence in one.rows)
@@ -95,7 +94,7 @@ class Table:
         first = [*one.keys, one.value_name]
         fitting = []
         for name in dict.fromkeys([*first, *one.table.column_names]):
-            taken += 2 + max(len(name), *(len(shown(row.record[name])) for row in one.rows))
+            taken += 2 + max(len(name), *(len(format_value(row.record[name])) for row in one.rows))
             if name not in first and taken > self._console.width:
                 break
             fitting.append(name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.database.io.formatting import shown, spread_shown
+from qkv.database.io.formatting import format_spread, format_value
 from qkv.errors import MissingPackageError, OptionError
 
 __all__ = ["Answer", "Entry", "Evidence"]
@@ -187,7 +187,7 @@ class Answer:
         for evidence in self._evidence(entry):
             near = evidence.similarity if evidence.similarity is not None else evidence.distance
             measured = f"  {self.measure} {near:.3g}" if near is not None else ""
-            cells = "  ".join(f"{name}={shown(cell)}" for name, cell in evidence.record.items())
+            cells = "  ".join(f"{name}={format_value(cell)}" for name, cell in evidence.record.items())
             lines.append(f"  {evidence.weight:6.3f}{measured}  {cells}")
         return "\n".join(lines)
 
@@ -197,13 +197,9 @@ class Answer:
         if not entry.found:
             return f"{asked} → no match: {entry.reason}"
         share = entry.probabilities.get(entry.value)
-        spread = f" ({share:.0%})" if share is not None else spread_shown(entry.spread)
-        rests = (
-            ""
-            if entry.support is None
-            else f"   rests on {entry.support:.1f} row{'s' * (round(entry.support, 1) != 1)}"
-        )
-        return f"{asked} → {shown(entry.value, entry.spread)}{spread}{rests}"
+        spread = f" ({share:.0%})" if share is not None else format_spread(entry.spread)
+        support = "" if entry.support is None else f"   effective rows: {entry.support:.1f}"
+        return f"{asked} → {format_value(entry.value, entry.spread)}{spread}{support}"
 
     # -- within -----------------------------------------------------------------------------------------
 
@@ -225,7 +221,7 @@ class Answer:
 
 
 def _text(asked: Any) -> str:
-    return ", ".join(shown(part) for part in asked) if isinstance(asked, tuple) else shown(asked)
+    return ", ".join(format_value(part) for part in asked) if isinstance(asked, tuple) else format_value(asked)
 
 
 def _listed(value: Any) -> Any:

@@ -19,10 +19,10 @@ from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds
 from qkv.database.io.sources import describe, read, require_columns
 from qkv.database.keys.bandwidth import Bandwidth, leave_one_out, scott
-from qkv.database.keys.choose import Keys
+from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.comparisons import Comparison
-from qkv.database.keys.part_registry import named_normalizer
+from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.keys.queries import Queries
 from qkv.errors import DataError, OptionError
 from qkv.masks.base import Mask
@@ -65,8 +65,8 @@ class Database:
         require_columns(table, (*self.key, value), name)
         if not table.num_rows:
             raise DataError(f"{name} has no rows. Give it some to answer from.")
-        self._columns = tuple(Column.of(table, column, fold) for column in self.key)
-        self._values = values_of(Column.of(table, value, fold))
+        self._columns = tuple(Column.from_table(table, column, fold) for column in self.key)
+        self._values = values_of(Column.from_table(table, value, fold))
         columns = {column.name: column for column in (*self._columns, self._values.column)}
         self.left_out = {n: int(column.missing.sum()) for n, column in columns.items() if column.missing.any()}
         self._kept = ~np.logical_or.reduce([column.missing for column in columns.values()])
@@ -123,9 +123,9 @@ class Database:
             >>> Database.open(folder).ask(2.0, score="gaussian:1").value
             20.0
         """
-        from qkv.database.storage.create import create_stored
+        from qkv.database.storage.create import create_database
 
-        return create_stored(
+        return create_database(
             path,
             source,
             key,
@@ -191,9 +191,9 @@ class Database:
             Database(the dict: gpa → salary, 1 row, 1 left out)
         """
         if isinstance(source, (str, PathLike)) and is_store(source):
-            from qkv.database.storage.create import open_stored
+            from qkv.database.storage.create import open_database
 
-            return open_stored(source, key, value, fold=fold, memory=memory, damaged=damaged)
+            return open_database(source, key, value, fold=fold, memory=memory, damaged=damaged)
         if key is None or value is None:
             raise DataError(
                 f"{describe(source)} does not say which column is the {'key' if key is None else 'value'}. "
@@ -295,7 +295,7 @@ class Database:
             comparison = self._comparison(score, threshold)
         finally:
             self._progress = None
-        chosen = named_normalizer(normalizer) if isinstance(normalizer, str) else normalizer
+        chosen = parse_normalizer(normalizer) if isinstance(normalizer, str) else normalizer
         kept = self._kept if where is None else self._kept & self._filter(where)
         asking = Asking(comparison, chosen or comparison.normalizer, self._values, kept, mask, top, seed)
         entries, plan = asking.run(parsed, progress)
@@ -341,7 +341,7 @@ class Database:
         # The last one is kept: streamed queries ask again and again in the same way.
         asked = (score, threshold)
         if self._last_comparison is None or self._last_comparison[0] != asked:
-            keys = Keys(self._columns, self._kept, self._choose_bandwidth, self._rule_of_thumb)
+            keys = ComparisonChooser(self._columns, self._kept, self._choose_bandwidth, self._rule_of_thumb)
             self._last_comparison = (asked, keys.compare(score, threshold))
         return self._last_comparison[1]
 

@@ -83,7 +83,9 @@ def read_columns(
     Raises:
         DataError: a column holds vectors, or not what the model was fitted to.
     """
-    return [_field(Column.of(left, name), Column.of(right, name), (kinds or {}).get(name)) for name in names]
+    return [
+        _field(Column.from_table(left, name), Column.from_table(right, name), (kinds or {}).get(name)) for name in names
+    ]
 
 
 def _field(left: Column, right: Column, kind: Kind | None) -> ComparedColumn:
@@ -101,7 +103,7 @@ def _field(left: Column, right: Column, kind: Kind | None) -> ComparedColumn:
 
 
 def _kind(left: Column, right: Column) -> Kind:
-    if left.kind == right.kind == "moment":
+    if left.kind == right.kind == "timestamp":
         return "moment"
     if {left.kind, right.kind} <= {"number", "boolean"}:
         return "code" if _long_whole(left) and _long_whole(right) else "number"
@@ -142,8 +144,8 @@ def _raw(column: Column) -> np.ndarray:
     """Cells as texts."""
     if column.original is not None:
         return np.array(["" if text is None else str(text) for text in column.original], dtype=object)
-    if column.kind == "moment":
-        moments = [column.moment(cell) for cell in column.cells]
+    if column.kind == "timestamp":
+        moments = [column.timestamp(cell) for cell in column.cells]
         return np.where(column.missing, "", np.array([str(moment) for moment in moments], dtype=object))
     return np.where(column.missing, "", np.array([f"{cell:.15g}" for cell in column.cells], dtype=object))
 
@@ -155,7 +157,7 @@ def _absent(texts: np.ndarray) -> np.ndarray:
 def _as(column: Column, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     """The cells as this kind, and which are missing."""
     if kind == "moment":
-        if column.kind != "moment":
+        if column.kind != "timestamp":
             raise DataError(f"column {column.name!r} holds {column.kind}s, and the model compares dates there.")
         return (column.cells + column.origin) / column.units_per_day, column.missing
     if kind == "number" and column.kind in ("number", "boolean"):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qkv.database.answer import Answer
-from qkv.database.io.formatting import shown
+from qkv.database.io.formatting import format_value
 from qkv.errors import DataError
 from qkv.look.figure import DARK, INK, PAPER, new_figure
 from qkv.look.query_plot import answer_title, bars
@@ -100,7 +100,7 @@ def _shares(axes: Any, answer: Answer, ink: str) -> None:
     some = list(answer.probabilities.items())[:_MOST_SHARES]
     places = np.arange(len(some))
     axes.barh(places, [share for _, share in some], color=_CURVE, alpha=0.85, height=0.66)
-    axes.set_yticks(places, [shown(value)[:28] for value, _ in some])
+    axes.set_yticks(places, [format_value(value)[:28] for value, _ in some])
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.set_xlabel(f"share of the vote for {answer.value_name}", color=ink)

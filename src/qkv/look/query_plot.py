@@ -12,7 +12,7 @@ import numpy as np
 
 from qkv.database.answer import Answer
 from qkv.database.database import Database
-from qkv.database.io.formatting import shown, spread_shown
+from qkv.database.io.formatting import format_spread, format_value
 from qkv.database.keys.columns import Column
 from qkv.errors import DataError
 from qkv.look.figure import INK as _INK
@@ -46,8 +46,8 @@ def draw(database: Database, answer: Answer, **options: Any) -> Any:
         raise DataError(f"a picture shows the answer to one query, and there are {count}. Index one: answer[0].")
     figure = new_figure((7.2, 4.4))
     columns = [database.column(name) for name in database.key]
-    points = all(column.kind in ("number", "moment") for column in columns)
-    averaged = database.column(database.value).kind in ("number", "moment")
+    points = all(column.kind in ("number", "timestamp") for column in columns)
+    averaged = database.column(database.value).kind in ("number", "timestamp")
     if answer.found and points and averaged and len(columns) <= 2:
         wide = database.ask([answer.query], **options, top=min(database.table.num_rows, _MOST_ROWS))[0]
         axes = (_line if len(columns) == 1 else _map)(figure, database, wide, options)
@@ -74,12 +74,14 @@ def save(database: Database, answer: Answer, path: str | os.PathLike[str], **opt
 
 def answer_title(answer: Answer) -> str:
     """The query, and its answer with its spread, or with its share of the vote."""
-    asked = ", ".join(map(shown, answer.query)) if isinstance(answer.query, tuple) else shown(answer.query)
+    asked = (
+        ", ".join(map(format_value, answer.query)) if isinstance(answer.query, tuple) else format_value(answer.query)
+    )
     if not answer.found:
         return f"{_short(asked, 40)}  →  no match"
     share = answer.probabilities.get(answer.value)
-    said = f" ({share:.0%})" if share is not None else spread_shown(answer.spread)
-    return f"{_short(asked, 40)}  →  {_short(shown(answer.value, answer.spread), 40)}{said}"
+    said = f" ({share:.0%})" if share is not None else format_spread(answer.spread)
+    return f"{_short(asked, 40)}  →  {_short(format_value(answer.value, answer.spread), 40)}{said}"
 
 
 def _line(figure: Any, database: Database, answer: Answer, options: dict[str, Any]) -> list[Any]:
@@ -89,7 +91,7 @@ def _line(figure: Any, database: Database, answer: Answer, options: dict[str, An
     x, y = _axis(key, key.cells[present]), _axis(value, value.cells[present])
     axes.plot(x, y, "o", ms=3.5, color=_DATA, alpha=_alpha(present.sum()), mew=0, zorder=1)
     grid = np.linspace(key.cells[present].min(), key.cells[present].max(), 160)
-    asked = [key.moment(cell) if key.kind == "moment" else cell for cell in grid]
+    asked = [key.timestamp(cell) if key.kind == "timestamp" else cell for cell in grid]
     curve = [one for one in database.ask(asked, **options, top=1) if one.found]
     if len(curve) > 1:
         along = [one.query for one in curve]
@@ -157,8 +159,8 @@ def bars(axes: Any, answer: Answer, ink: str = _INK) -> None:
         axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=ink)
         axes.set_axis_off()
         return
-    names = [_short(", ".join(shown(row.record[name]) for name in answer.keys), 32) for row in rows]
-    values = [_short(shown(row.record[answer.value_name]), 28) for row in rows]
+    names = [_short(", ".join(format_value(row.record[name]) for name in answer.keys), 32) for row in rows]
+    values = [_short(format_value(row.record[answer.value_name]), 28) for row in rows]
     weights = np.array([row.weight for row in rows])
     heaviest = max(np.abs(weights).max(), 1e-300)
     places = np.arange(len(rows))
@@ -190,7 +192,7 @@ def _weighted(figure: Any, axes: Any, answer: Answer, key: str, value: str) -> N
 
 
 def _axis(column: Column, cells: np.ndarray) -> Any:
-    return [column.moment(cell) for cell in cells] if column.kind == "moment" else cells
+    return [column.timestamp(cell) for cell in cells] if column.kind == "timestamp" else cells
 
 
 def _parts(query: Any, columns: tuple[Column, ...]) -> list[Any]:
@@ -203,7 +205,7 @@ def _cell(column: Column, part: Any) -> Any:
     from qkv.database.keys.queries import Queries
 
     parsed = Queries.parse([part], [column]).cells[0][0]
-    return column.moment(parsed) if column.kind == "moment" else float(parsed)
+    return column.timestamp(parsed) if column.kind == "timestamp" else float(parsed)
 
 
 def _alpha(count: int) -> float:

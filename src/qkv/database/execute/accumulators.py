@@ -17,25 +17,25 @@ from qkv.core.online_softmax import ExponentialSums, WeightedSums
 from qkv.core.tile import Tile
 from qkv.database.execute.aggregates import Reading
 from qkv.database.execute.streamed_aggregates import Tally
-from qkv.database.execute.top_rows import BestRows
+from qkv.database.execute.top_rows import TopRows
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.linear import LinearNormalizer
 
-__all__ = ["Sums", "sums_over"]
+__all__ = ["Accumulator", "accumulator_for"]
 
 # The exponential of anything smaller is too small for a normal number, and slow.
 _FLOOR = {"float32": -87.0, "float64": -700.0}
 
 
-def sums_over(normalizer: Normalizer, queries: int, tally: Tally, evidence: int) -> "Sums | None":
+def accumulator_for(normalizer: Normalizer, queries: int, tally: Tally, evidence: int) -> "Accumulator | None":
     """The sums for a normalizer; None where it needs whole rows, or a few best ones."""
-    kind = SoftmaxSums if normalizer.log_sum_exp else MassSums
+    kind = SoftmaxAccumulator if normalizer.log_sum_exp else LinearAccumulator
     if not (normalizer.log_sum_exp or isinstance(normalizer, LinearNormalizer)):
         return None
     return kind(normalizer, queries, tally, evidence)
 
 
-class Sums(ABC):
+class Accumulator(ABC):
     """What is known of some queries so far.
 
     Fields:
@@ -44,7 +44,7 @@ class Sums(ABC):
 
     def __init__(self, normalizer: Any, queries: int, tally: Tally, evidence: int) -> None:
         self.normalizer, self.tally, self.queries = normalizer, tally, queries
-        self.best = BestRows(queries, evidence)
+        self.best = TopRows(queries, evidence)
         self.total = np.zeros((queries, 1))
         self.surprise = np.zeros((queries, 1))
 
@@ -68,7 +68,7 @@ class Sums(ABC):
         return np.asarray(np.exp(np.log(total) - self.surprise / total)[:, 0])
 
 
-class SoftmaxSums(Sums):
+class SoftmaxAccumulator(Accumulator):
     """Sums of exponentials."""
 
     def __init__(self, normalizer: Any, queries: int, tally: Tally, evidence: int) -> None:
@@ -121,7 +121,7 @@ class SoftmaxSums(Sums):
         self.maximum = maximum
 
 
-class MassSums(Sums):
+class LinearAccumulator(Accumulator):
     """Sums of masses."""
 
     def absorb(self, logits: np.ndarray, first: int, values: Any) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of the values: numbers, moments and vectors are averaged, texts and categories vote.
+"""What becomes of the values: numbers, timestamps and vectors are averaged, texts and categories vote.
 
 For weights w, whose total is W:
 
@@ -67,13 +67,13 @@ def values_of(column: Column, middle: Any = None) -> Values:
     """
     if column.kind == "vector":
         return VectorValues(column, middle)
-    if column.kind in ("number", "moment"):
+    if column.kind in ("number", "timestamp"):
         return NumberValues(column, middle)
     return VoteValues(column)
 
 
 class NumberValues(Values):
-    """Numbers and moments, averaged."""
+    """Numbers and timestamps, averaged."""
 
     def __init__(self, column: Column, middle: float | None = None) -> None:
         super().__init__(column)
@@ -100,7 +100,7 @@ class NumberValues(Values):
         if self.column.kind == "number":
             return [Reading(float(value), spread) for value, spread in zip(output[:, 0], spreads, strict=True)]
         return [
-            Reading(self.column.moment(value), None if spread is None else self.column.duration(spread))
+            Reading(self.column.timestamp(value), None if spread is None else self.column.duration(spread))
             for value, spread in zip(output[:, 0], spreads, strict=True)
         ]
 

@@ -9,7 +9,7 @@ from qkv.core.progress import Progress
 from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import Reading, Values
 from qkv.database.keys.comparisons import Comparison
-from qkv.database.keys.part_registry import named_normalizer
+from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.keys.queries import Queries
 from qkv.engine import observe
 from qkv.errors import KindError, QueryError, ShapeError
@@ -42,7 +42,7 @@ class Asking:
     @property
     def effective(self) -> Normalizer:
         """The normalizer that runs: the one given, or the score's own."""
-        return self.normalizer or named_normalizer(self.comparison.score.default_normalizer)
+        return self.normalizer or parse_normalizer(self.comparison.score.default_normalizer)
 
     @property
     def normalizer_text(self) -> str:

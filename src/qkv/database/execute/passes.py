@@ -9,13 +9,13 @@ import numpy as np
 from qkv.core.ordering import top_k_indices
 from qkv.core.progress import Progress
 from qkv.database.answer import Entry
-from qkv.database.execute.accumulators import sums_over
+from qkv.database.execute.accumulators import accumulator_for
 from qkv.database.execute.aggregates import values_of
 from qkv.database.execute.in_memory import NOBODY, Asking, Found, entries_of
 from qkv.database.execute.scan import CellLogits, Logits, fast_logits
-from qkv.database.execute.stream_plan import StreamPlan
+from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.execute.streamed_aggregates import Tally, tally_of
-from qkv.database.execute.top_rows import BestRows
+from qkv.database.execute.top_rows import TopRows
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
 from qkv.database.keys.queries import Queries
@@ -56,7 +56,7 @@ class Call:
         self.names = tuple(dict.fromkeys((*streamed.key, streamed.value)))
         self.gaps = set(self.profile.gaps.tolist())
         self.elements = max(1, comparison.score.elements_per_logit(1, 1))
-        self.whole_sums = sums_over(normalizer, 1, self._tally(1), 1) is not None
+        self.whole_sums = accumulator_for(normalizer, 1, self._tally(1), 1) is not None
         slow, fast = self._ways(comparison.query(queries.part(0, 1).cells))
         self.said = fast or slow
 
@@ -73,7 +73,7 @@ class Call:
         count = len(queries)
         if not self.whole_sums:
             return self._by_few(queries, query, progress)
-        sums = sums_over(self.normalizer, count, self._tally(count), self.top + _SPARE)
+        sums = accumulator_for(self.normalizer, count, self._tally(count), self.top + _SPARE)
         assert sums is not None
         self._pass(query, sums.absorb, progress, sums.tally)
         summary, readings, support = sums.finish()
@@ -85,11 +85,11 @@ class Call:
         evidence = Found(rows, found, rows[:, 0], support, readings)
         return entries_of(queries, query, comparison, evidence, self.normalizer, self._nobody(), places)
 
-    def plan(self, queries: int) -> StreamPlan:
+    def plan(self, queries: int) -> StreamedPlan:
         """How it ran."""
         q = max(1, min(queries, self.queries_at_once))
         columns = [self.rows.store.schema.field(name) for name in self.names]
-        return StreamPlan(
+        return StreamedPlan(
             name=self.of.name,
             version=self.rows.store.version,
             queries=queries,
@@ -187,7 +187,7 @@ class Call:
     def _by_few(self, queries: Queries, query: np.ndarray, progress: Progress | None) -> list[Entry]:
         """Find the rows that can get weight, and ask them in memory."""
         keeps = self.normalizer.keeps
-        best = BestRows(len(query), (keeps or _SUPPORT) + _SPARE)
+        best = TopRows(len(query), (keeps or _SUPPORT) + _SPARE)
         self._pass(query, lambda logits, first, _: best.absorb(logits, first), progress, None)
         places = best.union()
         if keeps is None:
@@ -203,7 +203,7 @@ class Call:
         entries, _ = asking.run(queries, None)
         return [replace(entry, rows=places[entry.rows]) for entry in entries]
 
-    def _support(self, query: np.ndarray, best: BestRows, progress: Progress | None) -> np.ndarray:
+    def _support(self, query: np.ndarray, best: TopRows, progress: Progress | None) -> np.ndarray:
         """The rows at or above the rank below which none gets weight."""
         floor = self.normalizer.threshold_bound(best.rank)
         if floor is None:

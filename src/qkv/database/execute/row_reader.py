@@ -10,7 +10,7 @@ import numpy as np
 from qkv.database.io import duckdb_reader
 from qkv.store import Block, Store
 
-__all__ = ["Rows", "RowBlock", "matching"]
+__all__ = ["Rows", "RowTile", "matching"]
 
 
 TILE = 2**18
@@ -20,7 +20,7 @@ _CELLS = 5 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
-class RowBlock:
+class RowTile:
     """Some rows of a block.
 
     Fields:
@@ -69,14 +69,14 @@ class Rows:
         width = sum(_width(self.store.schema.field(name).type) for name in columns)
         return max(1, min(TILE, _CELLS // width))
 
-    def tiles(self, columns: Sequence[str]) -> Iterator["RowBlock"]:
+    def tiles(self, columns: Sequence[str]) -> Iterator["RowTile"]:
         """The rows, `tile_rows` of them at a time or fewer, none of them across two blocks."""
         first, rows = 0, self.tile_rows(columns)
         for block in self.store.blocks(columns):
             count = len(block)
             for start in range(0, count, rows):
                 table = block.rows(start, min(start + rows, count))
-                yield RowBlock(first + start, table, block, start, self._notes)
+                yield RowTile(first + start, table, block, start, self._notes)
             first += count
 
     def size_of(self, columns: Sequence[str]) -> int:

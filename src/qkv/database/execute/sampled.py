@@ -5,18 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from qkv.database.execute.statistics import ColumnFacts, Profile
-from qkv.database.keys.bandwidth import Bandwidth, leave_one_out, scott, thinning
-from qkv.database.keys.choose import Keys
+from qkv.database.execute.statistics import ColumnStatistics, TableStatistics
+from qkv.database.keys.bandwidth import Bandwidth, leave_one_out, scott, thinning_step
+from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column
 
-__all__ = ["SampledKeys"]
+__all__ = ["SampledChooser"]
 
 
-class SampledKeys(Keys):
+class SampledChooser(ComparisonChooser):
     """Key columns of which some rows are at hand, and of all rows what the profile says."""
 
-    def __init__(self, columns: Sequence[Column], profile: Profile, targets: Any, progress: Any) -> None:
+    def __init__(self, columns: Sequence[Column], profile: TableStatistics, targets: Any, progress: Any) -> None:
         kept = np.ones(len(columns[0].cells), bool)
         super().__init__(tuple(columns), kept, self._chosen, self._rule)
         self.profile, self.targets, self.progress = profile, targets, progress
@@ -25,7 +25,7 @@ class SampledKeys(Keys):
         """Of all rows."""
         columns = [self.columns[index] for index in indices]
         facts = [self.profile.columns[column.name] for column in columns]
-        unit = np.array([c.units_per_day if c.kind == "moment" else 1.0 for c in columns])
+        unit = np.array([c.units_per_day if c.kind == "timestamp" else 1.0 for c in columns])
         mean, deviation = (np.array([x[0] for x in xs]) for xs in zip(*map(_moments, facts), strict=True))
         return mean / unit, deviation / unit
 
@@ -36,7 +36,7 @@ class SampledKeys(Keys):
     def between(self, key: np.ndarray, unit: str) -> float:
         """Of the sample, drawn together by Scott's power: rows that are not in it lie between them."""
         if unit not in self.profile.between:
-            step = thinning(self.profile.kept)
+            step = thinning_step(self.profile.kept)
             self.profile.between[unit] = super().between(key, unit) * step ** (-1.0 / key.shape[1])
             self.profile.remember()
         return self.profile.between[unit]
@@ -56,5 +56,5 @@ class SampledKeys(Keys):
         return scott(self.profile.kept, points.shape[1], "numbers beside other kinds of key")
 
 
-def _moments(facts: ColumnFacts) -> tuple[list[float], list[float]]:
+def _moments(facts: ColumnStatistics) -> tuple[list[float], list[float]]:
     return facts.mean or [0.0], facts.deviation or [1.0]

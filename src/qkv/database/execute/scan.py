@@ -22,10 +22,10 @@ import numpy as np
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.equation import BoundCall, bind_call
 from qkv.core.tile import Tile
-from qkv.database.execute.row_reader import RowBlock
+from qkv.database.execute.row_reader import RowTile
 from qkv.database.io import arrow_columns
 from qkv.database.keys.columns import Column
-from qkv.database.keys.comparisons import Comparison, Distances
+from qkv.database.keys.comparisons import Comparison, DistanceComparison
 from qkv.errors import StoreFullError
 from qkv.normalizers import Identity
 from qkv.scores import Cosine, Gaussian
@@ -33,7 +33,7 @@ from qkv.scores.base import Score
 from qkv.store import Block
 from qkv.store.disk import write_whole
 
-__all__ = ["CellLogits", "Lengths", "Logits", "fast_logits"]
+__all__ = ["CellLogits", "VectorNorms", "Logits", "fast_logits"]
 
 # A logit may be wrong by so much where it is computed in float32.
 _TOLERANCE = 1e-4
@@ -53,7 +53,7 @@ class Logits(ABC):
     spare: int = 2
 
     @abstractmethod
-    def rows(self, tile: RowBlock) -> Any:
+    def rows(self, tile: RowTile) -> Any:
         """What the rows of a tile contribute; None where this is no way to read them."""
 
     @abstractmethod
@@ -82,9 +82,9 @@ class CellLogits(Logits):
     folded: bool
     said: str = "cells in float64, as in memory"
 
-    def rows(self, tile: RowBlock) -> tuple[BoundCall, np.ndarray | None]:
+    def rows(self, tile: RowTile) -> tuple[BoundCall, np.ndarray | None]:
         """The call made ready, and which rows lack a cell."""
-        read = [Column.of(tile.table, column.name, self.folded, column) for column in self.columns]
+        read = [Column.from_table(tile.table, column.name, self.folded, column) for column in self.columns]
         key = self.comparison.query([column.cells for column in read])
         missing = np.logical_or.reduce([column.missing for column in read])
         return self.call(key), missing if missing.any() else None
@@ -108,7 +108,7 @@ class CellLogits(Logits):
 
 
 def fast_logits(
-    comparison: Comparison, columns: Sequence[Column], query: np.ndarray, lengths: "Lengths"
+    comparison: Comparison, columns: Sequence[Column], query: np.ndarray, lengths: "VectorNorms"
 ) -> Logits | None:
     """A faster way for this comparison; None where there is none."""
     score = comparison.score
@@ -117,9 +117,9 @@ def fast_logits(
         scalar = all(np.ndim(array) == 0 for array in score.arrays())
         if scalar and (isinstance(score, Cosine | Gaussian) or (score.lifts_itself and not score.positional)):
             return VectorLogits(score, own[0], query, lengths)
-    numbers = isinstance(comparison, Distances) and all(column.kind == "number" for column in own)
+    numbers = isinstance(comparison, DistanceComparison) and all(column.kind == "number" for column in own)
     if numbers and isinstance(score, Gaussian) and np.ndim(score.bandwidth) == 0:
-        assert isinstance(comparison, Distances)
+        assert isinstance(comparison, DistanceComparison)
         return NumberLogits(comparison, own, query)
     return None
 
@@ -129,7 +129,7 @@ class VectorLogits(Logits):
 
     spare: int = 4
 
-    def __init__(self, score: Score, column: Column, query: np.ndarray, lengths: "Lengths") -> None:
+    def __init__(self, score: Score, column: Column, query: np.ndarray, lengths: "VectorNorms") -> None:
         dtype = arrow_columns.float_dtype(column.type)
         assert dtype is not None
         self.column, self.dtype, self.lengths = column.name, dtype, lengths
@@ -151,7 +151,7 @@ class VectorLogits(Logits):
         self.query = np.ascontiguousarray(query, dtype)
         self._room, self._out = np.empty(0, dtype), np.empty((1, 0), dtype)
 
-    def rows(self, tile: RowBlock) -> Any:
+    def rows(self, tile: RowTile) -> Any:
         """The matrix as it lies in the file, what their lengths give, and the largest of that."""
         chunks = tile.table.column(self.column).chunks
         if len(chunks) != 1 or chunks[0].null_count:
@@ -197,7 +197,7 @@ class VectorLogits(Logits):
         return logits
 
 
-class Lengths:
+class VectorNorms:
     """Squared lengths of vectors, or 1 by their lengths: a file of notes for each block, mapped when met.
 
     NaN where the dtype cannot hold them; 0 in place of 1 by the length of a zero vector.
@@ -206,7 +206,7 @@ class Lengths:
     def __init__(self) -> None:
         self._known: dict[tuple[str, str, str], tuple[np.ndarray, float]] = {}
 
-    def of(self, tile: RowBlock, column: str, kind: str) -> tuple[np.ndarray, float]:
+    def of(self, tile: RowTile, column: str, kind: str) -> tuple[np.ndarray, float]:
         """For the rows of a tile, and the largest of its block; inf where one is no number."""
         block = tile.block
         asked = (block.name, column, kind)
@@ -261,7 +261,7 @@ class NumberLogits(Logits):
     said: str = "differences, column by column"
     kinds: ClassVar[str] = "iuf"
 
-    def __init__(self, comparison: Distances, columns: Sequence[Column], query: np.ndarray) -> None:
+    def __init__(self, comparison: DistanceComparison, columns: Sequence[Column], query: np.ndarray) -> None:
         score = comparison.score
         assert isinstance(score, Gaussian)
         self.names = [column.name for column in columns]
@@ -271,14 +271,14 @@ class NumberLogits(Logits):
         rounding = _EPSILON * np.abs(self.query).max(axis=0, initial=0) * self.factor
         self.coarse = rounding < _TOLERANCE / 10
 
-    def rows(self, tile: RowBlock) -> Any:
+    def rows(self, tile: RowTile) -> Any:
         """The columns as they lie in the file; float64 where float32 would not do."""
         found = []
         for name, coarse in zip(self.names, self.coarse, strict=True):
             column = tile.table.column(name)
             if column.num_chunks != 1 or column.null_count:
                 return None
-            (chunk,) = arrow_columns.chunks_of(column)
+            (chunk,) = arrow_columns.decoded_chunks(column)
             cells = arrow_columns.units(chunk)
             single = cells.dtype == np.float32 and coarse
             found.append(cells if single or cells.dtype == np.float64 else cells.astype(np.float64))

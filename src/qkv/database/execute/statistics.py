@@ -17,12 +17,12 @@ import numpy as np
 from qkv.core.progress import Progress
 from qkv.database.execute.row_reader import Rows
 from qkv.database.io import arrow_columns
-from qkv.database.keys.bandwidth import Bandwidth, thinning
+from qkv.database.keys.bandwidth import Bandwidth, thinning_step
 from qkv.database.keys.columns import Column
 from qkv.errors import StoreFullError
 from qkv.store.disk import write_whole
 
-__all__ = ["ColumnFacts", "Profile", "read_profile"]
+__all__ = ["ColumnStatistics", "TableStatistics", "load_statistics"]
 
 _FORMAT = 1
 _MOST_NOTES = 16
@@ -31,7 +31,7 @@ _MOST_HASHES = 2**22
 
 
 @dataclass
-class ColumnFacts:
+class ColumnStatistics:
     """What is known of a column.
 
     Fields:
@@ -39,7 +39,7 @@ class ColumnFacts:
         origin: the first moment, from which others count.
         width: of vectors.
         mean, deviation: of the cells of rows that take part, in the column's own unit from the origin; empty
-            for other kinds than numbers, moments and booleans, and but for the mean, vectors.
+            for other kinds than numbers, timestamps and booleans, and but for the mean, vectors.
         repeats: how many of these rows hold the commonest text.
     """
 
@@ -52,7 +52,7 @@ class ColumnFacts:
 
 
 @dataclass
-class Profile:
+class TableStatistics:
     """Of the rows of one version, for some key columns and a value.
 
     Fields:
@@ -68,7 +68,7 @@ class Profile:
 
     rows: int
     kept: int
-    columns: dict[str, ColumnFacts]
+    columns: dict[str, ColumnStatistics]
     sample: np.ndarray
     gaps: np.ndarray
     bandwidth: Bandwidth | None = None
@@ -104,7 +104,9 @@ class Profile:
             return
 
 
-def read_profile(rows: Rows, key: Sequence[str], value: str, folded: bool, progress: Progress | None = None) -> Profile:
+def load_statistics(
+    rows: Rows, key: Sequence[str], value: str, folded: bool, progress: Progress | None = None
+) -> TableStatistics:
     """The profile that the notes hold, or a new one."""
     asked = json.dumps([list(key), value, folded]).encode()
     name = f"{rows.store.version:010d}-{hashlib.sha256(asked).hexdigest()[:16]}.npz"
@@ -116,16 +118,16 @@ def read_profile(rows: Rows, key: Sequence[str], value: str, folded: bool, progr
     return found
 
 
-def _remembered(home: Path, tile: int) -> Profile | None:
+def _remembered(home: Path, tile: int) -> TableStatistics | None:
     try:
         with np.load(home, allow_pickle=False) as file:
             said, sample, gaps = json.loads(str(file["said"])), file["sample"], file["gaps"]
         if said.pop("format") != [_FORMAT, tile]:
             return None
-        return Profile(
+        return TableStatistics(
             said["rows"],
             said["kept"],
-            {name: ColumnFacts(**facts) for name, facts in said["columns"].items()},
+            {name: ColumnStatistics(**facts) for name, facts in said["columns"].items()},
             sample,
             gaps,
             _bandwidth(said["bandwidth"]),
@@ -149,13 +151,13 @@ class _Pass:
         self.names = tuple(dict.fromkeys((*key, value)))
         self.tile = rows.tile_rows(self.names)
         self.folded = folded
-        self.facts = {name: ColumnFacts() for name in self.names}
+        self.facts = {name: ColumnStatistics() for name in self.names}
         self.first: dict[str, Column] = {}
         self.earliest: dict[str, int] = {}
         self.sums = {name: _Sums() for name in self.names}
         self.texts = {name: _Texts() for name in self.names}
 
-    def run(self, progress: Progress | None) -> Profile:
+    def run(self, progress: Progress | None) -> TableStatistics:
         kept, bits, whole = 0, [], []
         for tile in self.rows.tiles(self.names):
             start, here = tile.number, self._absorb(tile.table)
@@ -170,13 +172,13 @@ class _Pass:
                 continue
             facts.repeats = self.texts[name].most()
             if sums.count:
-                shift = column.origin - self.earliest[name] if column.kind == "moment" else 0
+                shift = column.origin - self.earliest[name] if column.kind == "timestamp" else 0
                 facts.mean = (sums.mean + shift).tolist()
                 facts.deviation = np.sqrt(sums.squares / sums.count).tolist()
             facts.origin = self.earliest.get(name, 0)
         gaps = np.array([number for number, here in enumerate(whole) if not here], np.int64)
         sample = self._sample(kept, bits)
-        return Profile(self.rows.num_rows, kept, self.facts, sample, gaps, tile=self.tile)
+        return TableStatistics(self.rows.num_rows, kept, self.facts, sample, gaps, tile=self.tile)
 
     def _absorb(self, table: Any) -> np.ndarray:
         columns, missing = {}, [np.zeros(table.num_rows, bool)]
@@ -184,14 +186,14 @@ class _Pass:
             if name != self.value and (width := _whole_vectors(table.column(name))):
                 self.facts[name].width = width  # of keys that are vectors nothing else is wanted
                 continue
-            column = Column.of(table, name, self.folded, self.first.get(name))
+            column = Column.from_table(table, name, self.folded, self.first.get(name))
             if name not in self.first and not column.missing.all():
                 self.first[name] = column  # its origin and width hold for those that follow
             columns[name] = column
             self.facts[name].missing += int(column.missing.sum())
             if column.kind == "vector" and name in self.first:
                 self.facts[name].width = self.first[name].cells.shape[1]
-            if column.kind == "moment" and not column.missing.all():
+            if column.kind == "timestamp" and not column.missing.all():
                 earliest = int(column.cells[~column.missing].min()) + column.origin
                 self.earliest[name] = min(earliest, self.earliest.get(name, earliest))
         missing += [column.missing for column in columns.values()]
@@ -205,7 +207,7 @@ class _Pass:
 
     def _sample(self, kept: int, bits: list[np.ndarray]) -> np.ndarray:
         """The rows that `leave_one_out` would compare if it saw all."""
-        step, found, rank, first = thinning(kept), [np.zeros(0, np.int64)], 0, 0
+        step, found, rank, first = thinning_step(kept), [np.zeros(0, np.int64)], 0, 0
         counts = [
             min(self.tile, count - start)
             for count in self.rows.store.block_lengths()

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from qkv.plan.cost import counted, memory_text
 
-__all__ = ["StreamPlan"]
+__all__ = ["StreamedPlan"]
 
 
 @dataclass(frozen=True)
-class StreamPlan:
+class StreamedPlan:
     """How a store was asked.
 
     Fields:

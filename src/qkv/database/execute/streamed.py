@@ -19,12 +19,12 @@ from qkv.database.answer import Answer, Entry
 from qkv.database.execute.aggregates import values_of
 from qkv.database.execute.passes import Call
 from qkv.database.execute.row_reader import Rows
-from qkv.database.execute.sampled import SampledKeys
-from qkv.database.execute.scan import Lengths
-from qkv.database.execute.statistics import read_profile
+from qkv.database.execute.sampled import SampledChooser
+from qkv.database.execute.scan import VectorNorms
+from qkv.database.execute.statistics import load_statistics
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
-from qkv.database.keys.part_registry import named_normalizer
+from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.keys.queries import Queries
 from qkv.engine import explain
 from qkv.errors import DataError, KindError, OptionError, QueryError, RefusedError, ShapeError
@@ -57,7 +57,7 @@ class Streamed:
     ) -> None:
         self.table = Rows(store, hidden)
         self.key, self.value, self.name, self.fold = tuple(key), value, name, fold
-        self.profile = read_profile(self.table, key, value, fold, progress)
+        self.profile = load_statistics(self.table, key, value, fold, progress)
         if not self.profile.kept:
             raise DataError(
                 f"no row of {name} has all of {', '.join(dict.fromkeys((*key, value)))}. "
@@ -65,7 +65,7 @@ class Streamed:
             )
         self.left_out = {n: facts.missing for n, facts in self.profile.columns.items() if facts.missing}
         self.few = self.columns_of(self.table.take(self.profile.examples))
-        self.lengths = Lengths()
+        self.lengths = VectorNorms()
         self._sampled: tuple[Column, ...] | None = None
         self._comparisons: tuple[Any, Comparison] | None = None
         self._filter: tuple[str, np.ndarray] | None = None
@@ -74,7 +74,7 @@ class Streamed:
     @property
     def votes(self) -> bool:
         """Whether values are put to the vote."""
-        return self.few[-1].kind not in ("number", "moment", "vector")
+        return self.few[-1].kind not in ("number", "timestamp", "vector")
 
     def column(self, name: str) -> Column:
         """A key column or the value column of evenly spread rows."""
@@ -108,8 +108,8 @@ class Streamed:
             comparison = self._comparison(score, threshold)
         finally:
             self._progress = None
-        named = named_normalizer(normalizer) if isinstance(normalizer, str) else normalizer
-        chosen = named or comparison.normalizer or named_normalizer(comparison.score.default_normalizer)
+        named = parse_normalizer(normalizer) if isinstance(normalizer, str) else normalizer
+        chosen = named or comparison.normalizer or parse_normalizer(comparison.score.default_normalizer)
         self._check(comparison, chosen, parsed)
         taking = self._taking(mask, where)
         call = Call(self, comparison, chosen, taking, top, parsed)
@@ -135,12 +135,12 @@ class Streamed:
     def columns_of(self, table: Any) -> tuple[Column, ...]:
         """The key columns and the value column of some rows."""
         names = (*self.key, self.value)
-        return tuple(Column.of(table, name, self.fold, self._blank(name)) for name in names)
+        return tuple(Column.from_table(table, name, self.fold, self._blank(name)) for name in names)
 
     def _blank(self, name: str) -> Column:
-        """A column without rows that says where moments begin and how wide vectors are."""
+        """A column without rows that says where timestamps begin and how wide vectors are."""
         facts = self.profile.columns[name]
-        empty = Column.of(self.table.store.empty([name]), name, self.fold)
+        empty = Column.from_table(self.table.store.empty([name]), name, self.fold)
         return replace(empty, cells=np.zeros((0, facts.width)), origin=facts.origin)
 
     def _sample(self) -> tuple[Column, ...]:
@@ -156,9 +156,9 @@ class Streamed:
     def _comparison(self, score: Score | str | None, threshold: float | None) -> Comparison:
         asked = (score, threshold)
         if self._comparisons is None or self._comparisons[0] != asked:
-            points = any(column.kind in ("number", "moment", "boolean") for column in self.few[:-1])
+            points = any(column.kind in ("number", "timestamp", "boolean") for column in self.few[:-1])
             columns = self._sample() if points else self.few
-            keys = SampledKeys(columns[:-1], self.profile, self._targets, self._progress)
+            keys = SampledChooser(columns[:-1], self.profile, self._targets, self._progress)
             self._comparisons = (asked, keys.compare(score, threshold))
         return self._comparisons[1]
 

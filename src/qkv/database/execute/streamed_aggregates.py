@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from qkv.database.execute.aggregates import Reading, Values, VoteValues, count_votes, values_of
-from qkv.database.execute.statistics import ColumnFacts
+from qkv.database.execute.statistics import ColumnStatistics
 from qkv.database.io import arrow_columns
 from qkv.database.keys.columns import Column
 
@@ -54,9 +54,9 @@ class Tally(ABC):
 
 
 class Averages(Tally):
-    """Numbers, moments and vectors: Σ w v, Σ w (v − middle), Σ w (v − middle)²."""
+    """Numbers, timestamps and vectors: Σ w v, Σ w (v − middle), Σ w (v − middle)²."""
 
-    def __init__(self, like: Column, folded: bool, facts: ColumnFacts, queries: int) -> None:
+    def __init__(self, like: Column, folded: bool, facts: ColumnStatistics, queries: int) -> None:
         self.like, self.folded = like, folded
         middle: Any = np.array(facts.mean or [0.0])
         self.middle = middle if like.kind == "vector" else float(middle[0])
@@ -69,11 +69,11 @@ class Averages(Tally):
         """The numbers as they lie in memory where that is all, else a column."""
         column = table.column(self.like.name)
         if clean and self.like.kind == "number" and column.num_chunks == 1:
-            (chunk,) = arrow_columns.chunks_of(column)
+            (chunk,) = arrow_columns.decoded_chunks(column)
             cells = arrow_columns.units(chunk)
             if not chunk.null_count and cells.dtype.kind == "f":
                 return cells
-        return Column.of(table, self.like.name, self.folded, self.like)
+        return Column.from_table(table, self.like.name, self.folded, self.like)
 
     def missing(self, values: Any) -> np.ndarray | None:
         """Of a column."""
@@ -154,7 +154,7 @@ class Votes(Tally):
 
     def read(self, table: Any, clean: bool) -> Any:
         """The cells, and the numbers of their labels."""
-        column = Column.of(table, self.like.name, self.folded, self.like)
+        column = Column.from_table(table, self.like.name, self.folded, self.like)
         return VoteValues.coded(column, self.labels), column.missing
 
     def missing(self, values: Any) -> np.ndarray | None:
@@ -200,8 +200,8 @@ class Votes(Tally):
         ]
 
 
-def tally_of(like: Column, folded: bool, facts: ColumnFacts, queries: int) -> Tally:
+def tally_of(like: Column, folded: bool, facts: ColumnStatistics, queries: int) -> Tally:
     """The way in which this column's values are summed."""
-    if like.kind in ("number", "moment", "vector"):
+    if like.kind in ("number", "timestamp", "vector"):
         return Averages(like, folded, facts, queries)
     return Votes(like, folded, queries)

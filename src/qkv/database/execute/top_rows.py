@@ -4,12 +4,12 @@ import numpy as np
 
 from qkv.core.ordering import top_k_indices
 
-__all__ = ["BestRows"]
+__all__ = ["TopRows"]
 
 _FIRST = 2**12
 
 
-class BestRows:
+class TopRows:
     """For each query the rows of highest rank so far, highest first; of equal ones those that came first.
 
     Fields:
@@ -17,7 +17,7 @@ class BestRows:
         row: their numbers; −1 where there are fewer.
 
     Example:
-        >>> best = BestRows(1, 2)
+        >>> best = TopRows(1, 2)
         >>> best.absorb(np.array([[1.0, 3.0]]), 0)
         >>> best.absorb(np.array([[3.0, 2.0]]), 2)
         >>> best.row, best.rank

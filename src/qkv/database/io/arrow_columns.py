@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
-    "chunks_of",
+    "decoded_chunks",
     "float_dtype",
     "from_units",
     "matrix",
@@ -27,7 +27,7 @@ _EPOCH = dt.datetime(1970, 1, 1)
 _DAY = 86_400
 
 
-def chunks_of(column: Any) -> list[Any]:
+def decoded_chunks(column: Any) -> list[Any]:
     """The arrays of a chunked column, dictionaries decoded."""
     import pyarrow as pa
 
@@ -43,7 +43,7 @@ def nulls(chunk: Any) -> np.ndarray:
 
 
 def units(chunk: Any) -> np.ndarray:
-    """The numbers of a fixed-width array as they are stored: moments in their unit, booleans as 0 and 1.
+    """The numbers of a fixed-width array as they are stored: timestamps in their unit, booleans as 0 and 1.
 
     What stands at a null is undefined.
     """

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["number", "shown", "spread_shown"]
+__all__ = ["number", "format_value", "format_spread"]
 
 
 def number(value: float, spread: float | None = None) -> str:
@@ -32,11 +32,11 @@ def number(value: float, spread: float | None = None) -> str:
     return text if abs(value) >= 10_000 else text.replace(",", "")
 
 
-def shown(value: Any, spread: Any = None) -> str:
+def format_value(value: Any, spread: Any = None) -> str:
     """Any value or cell in one short line.
 
     Example:
-        >>> shown("psychology"), shown(None), shown([0.5, 0.25])
+        >>> format_value("psychology"), format_value(None), format_value([0.5, 0.25])
         ('psychology', '—', '[0.5, 0.25]')
     """
     if value is None:
@@ -54,11 +54,11 @@ def shown(value: Any, spread: Any = None) -> str:
     return " ".join(str(value).split())
 
 
-def spread_shown(spread: Any) -> str:
+def format_spread(spread: Any) -> str:
     """A spread after its sign, or nothing where there is none: ` ± 1,200`.
 
     Example:
-        >>> spread_shown(1234.5), spread_shown(0.0), spread_shown(dt.timedelta(days=40, hours=3))
+        >>> format_spread(1234.5), format_spread(0.0), format_spread(dt.timedelta(days=40, hours=3))
         (' ± 1200', ' ± 0', ' ± 40 days')
     """
     if spread is None:

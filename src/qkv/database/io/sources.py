@@ -17,7 +17,7 @@ from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds
 from qkv.errors import DataError, QkvError
 
-__all__ = ["counted", "describe", "nearest_name", "read", "read_parts", "require_columns", "tables_in"]
+__all__ = ["report_rows", "describe", "suggest_name", "read", "read_parts", "require_columns", "iterate_tables"]
 
 _ARROW = (".arrow", ".feather", ".ipc")
 _KNOWN = (*duckdb_reader.DELIMITED, *duckdb_reader.JSON, *duckdb_reader.PARQUET, *_ARROW)
@@ -64,7 +64,7 @@ def read_parts(source: Any) -> Iterator[Any]:
     yield read(source)
 
 
-def tables_in(source: Any) -> Iterator[Any]:
+def iterate_tables(source: Any) -> Iterator[Any]:
     """The tables in a source, or in each of an iterator of sources, in the form that stores keep."""
     each: Iterable[Any] = source if isinstance(source, Iterator) else (source,)
     for one in each:
@@ -72,7 +72,7 @@ def tables_in(source: Any) -> Iterator[Any]:
             yield with_microseconds(table)
 
 
-def counted(tables: Iterable[Any], progress: Callable[[str, int, int], None] | None) -> Iterator[Any]:
+def report_rows(tables: Iterable[Any], progress: Callable[[str, int, int], None] | None) -> Iterator[Any]:
     """The tables; how many rows went by is told."""
     rows = 0
     for table in tables:
@@ -95,11 +95,11 @@ def require_columns(table: Any, names: Iterable[str], where: str) -> None:
         if name not in table.column_names:
             shown = ", ".join(table.column_names[:20]) + (", …" if table.num_columns > 20 else "")
             raise DataError(
-                f"there is no column {name!r} in {where}; it has {shown}." + nearest_name(name, table.column_names)
+                f"there is no column {name!r} in {where}; it has {shown}." + suggest_name(name, table.column_names)
             )
 
 
-def nearest_name(name: str, choices: Iterable[str]) -> str:
+def suggest_name(name: str, choices: Iterable[str]) -> str:
     """` Did you mean 'income'?`, or nothing where no choice is near."""
     lowered = {choice.lower(): choice for choice in choices}
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
@@ -117,7 +117,7 @@ def _kind(path: Path) -> str:
         raise DataError(f"{str(path)!r} is a folder, and a table is one file. Name a file in it.")
     if not path.exists():
         there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise DataError(f"there is no file {str(path)!r}.{nearest_name(path.name, there)}")
+        raise DataError(f"there is no file {str(path)!r}.{suggest_name(path.name, there)}")
     suffixes = [suffix.lower() for suffix in path.suffixes]
     gzipped = suffixes[-1:] == [".gz"]
     kind = (suffixes[:-1] if gzipped else suffixes)[-1:]

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.database.keys.neighbor_blocks import Blocks, blocks_of, squared_distances
+from qkv.database.keys.neighbor_blocks import PointBlocks, split_into_blocks, squared_distances
 
-__all__ = ["Bandwidth", "Progress", "leave_one_out", "scott", "thinning"]
+__all__ = ["Bandwidth", "Progress", "leave_one_out", "scott", "thinning_step"]
 
 # Squaring doubles a relative error, so after eight of them the rounding of one exponential has grown to about
 # 3e-5; a ladder longer than eight rungs begins again with fresh exponentials.
@@ -66,7 +66,7 @@ def leave_one_out(
         points: `(rows, width)`, standardised.
         values: `(rows, value_width)`; a category is given as one-hot columns.
         progress: called as `progress("choosing a bandwidth", done, total)` while pairs are compared.
-        total: the points were thinned already, as `thinning` says, from so many; None: they are all.
+        total: the points were thinned already, as `thinning_step` says, from so many; None: they are all.
 
     More than 50,000 rows are thinned evenly, and the bandwidth found is narrowed by Scott's power of the
     thinning; the result says so. The same rows always give the same bandwidth.
@@ -78,7 +78,7 @@ def leave_one_out(
         (200, True)
     """
     width = points.shape[1]
-    step = thinning(len(points) if total is None else total)
+    step = thinning_step(len(points) if total is None else total)
     if total is None:
         total, points, values = len(points), points[::step], values[::step]
     spread = values.std()
@@ -86,7 +86,7 @@ def leave_one_out(
         return scott(total, width, "fewer than three rows" if len(points) < 3 else "the values are all equal")
     # Centred and scaled: float32 sums of large, nearly equal values would cancel.
     values = (values - values.mean(axis=0)) / spread
-    ladder = _Ladder(blocks_of(points, _BLOCK), values)
+    ladder = _Ladder(split_into_blocks(points, _BLOCK), values)
     tried: list[tuple[float, float]] = []
     widest = 2.0 * np.sqrt(width)
     for number in range(_LADDERS):
@@ -106,11 +106,11 @@ def leave_one_out(
     return Bandwidth(value, method, len(points), error * scale, baseline, tuple((h, e * scale) for h, e in tried))
 
 
-def thinning(rows: int) -> int:
+def thinning_step(rows: int) -> int:
     """Every so-manyth of the rows is compared with the others.
 
     Example:
-        >>> thinning(50_000), thinning(50_001)
+        >>> thinning_step(50_000), thinning_step(50_001)
         (1, 2)
     """
     return max(1, -(-rows // _MOST_ROWS))
@@ -119,7 +119,7 @@ def thinning(rows: int) -> int:
 class _Ladder:
     """All pairs of blocks at eight bandwidths, from one exponential per pair of rows."""
 
-    def __init__(self, blocks: Blocks, values: np.ndarray) -> None:
+    def __init__(self, blocks: PointBlocks, values: np.ndarray) -> None:
         self.blocks = blocks
         self.gap = np.array([blocks.gaps(a) for a in range(len(blocks.rows))])
         self.values = values.astype(np.float32)

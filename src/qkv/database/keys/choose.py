@@ -4,13 +4,13 @@
     one text               Spelling                  ten best, softmax of s/0.02   similarity < 0.8
     one category, boolean  Exact                     Sum                           nothing is equal
     one vector             Cosine                    ten best, softmax of s/0.05   cosine < 0.5
-    numbers and moments    Gaussian, standardised    Softmax                       out of reach
+    numbers and timestamps    Gaussian, standardised    Softmax                       out of reach
     of several kinds       ByColumn of the above     Softmax                       out of reach of one
 
 `reach` is the larger of three bandwidths (at most one standard deviation) and the 99th percentile of the
 distances between a key and its nearest other key. A key that fills more than ten rows raises "ten" to that
 number, so that no equal key is left out. A score given as an object sees numbers as they stand in the table
-(moments in days); a kernel given by name and without a bandwidth sees standardised columns, and its
+(timestamps in days); a kernel given by name and without a bandwidth sees standardised columns, and its
 bandwidth is chosen.
 """
 
@@ -25,22 +25,22 @@ from qkv.database.keys.bandwidth import Bandwidth
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import (
     Comparison,
-    Distances,
-    Mixture,
-    Plain,
-    Similarities,
-    VectorDistances,
+    DistanceComparison,
+    MixedComparison,
+    ScoreComparison,
+    SimilarityComparison,
+    VectorDistanceComparison,
     in_days,
     structured,
 )
 from qkv.database.keys.neighbor_blocks import nearest_distances
-from qkv.database.keys.part_registry import NamedScore, named_score
+from qkv.database.keys.part_registry import ParsedScore, parse_score
 from qkv.errors import OptionError
 from qkv.normalizers import Softmax, TopK
 from qkv.scores import ByColumn, Cosine, Exact, Gaussian, Spelling
 from qkv.scores.base import Score
 
-__all__ = ["Keys"]
+__all__ = ["ComparisonChooser"]
 
 _TEXT_TEMPERATURE = 0.02
 _TEXT_THRESHOLD = 0.8
@@ -53,7 +53,7 @@ _AS_WIDE_AS_GAUSSIAN = {"laplace": 0.7398, "boxcar": 1.7401, "epanechnikov": 2.2
 
 
 @dataclass(eq=False)
-class Keys:
+class ComparisonChooser:
     """The key columns of a database.
 
     Fields:
@@ -73,8 +73,8 @@ class Keys:
         Raises:
             OptionError: a score's name is unknown, or names one column's score for a key of several kinds.
         """
-        named = named_score(score) if isinstance(score, str) else None
-        if named is not None and not named.wants_bandwidth:
+        named = parse_score(score) if isinstance(score, str) else None
+        if named is not None and not named.needs_bandwidth:
             score, named = named.build(), None
         every = tuple(range(len(self.columns)))
         if isinstance(score, Score):
@@ -106,30 +106,32 @@ class Keys:
         first = self.columns[0]
         if isinstance(score, ByColumn) or (len(self.columns) > 1 and not all(map(_is_point, self.columns))):
             key = structured({c.name: in_days(c, c.cells) for c in self.columns})
-            return Plain(every, score, None, key, notes, self.columns, fields=True)
+            return ScoreComparison(every, score, None, key, notes, self.columns, fields=True)
         if self._one("text", "category"):
             if score.takes == "text" and score.default_normalizer == "sum":
                 return self._texts(0, score, threshold, notes)
-            return Plain(every, score, None, first.cells, notes, self.columns)
+            return ScoreComparison(every, score, None, first.cells, notes, self.columns)
         if self._one("vector"):
             if isinstance(score, Cosine) and score.temperature == 1.0:
                 return self._vectors(0, threshold)
             if threshold is None or not isinstance(getattr(score, "bandwidth", None), float | int):
-                return Plain(every, score, None, first.cells, notes, self.columns)
-            notes += (f"no match where the nearest key is farther than {threshold:.3g}",)
+                return ScoreComparison(every, score, None, first.cells, notes, self.columns)
+            notes += (f"no match beyond a distance of {threshold:.3g}",)
             blank = np.zeros(1)
-            return VectorDistances(
+            return VectorDistanceComparison(
                 every, score, None, first.cells, notes, blank, blank + 1, 1.0, "", threshold, self.columns
             )
         stacked = self._stacked(every)
         width = getattr(score, "bandwidth", None)
         if not isinstance(width, float | int):
-            return Plain(every, score, None, stacked, notes, self.columns)
+            return ScoreComparison(every, score, None, stacked, notes, self.columns)
         ones = np.ones(len(every))
         reach = self._reach(stacked, 3.0 * width, "own") if threshold is None else threshold
-        notes += (f"no match where the nearest key is farther than {reach:.3g}",)
+        notes += (f"no match beyond a distance of {reach:.3g}",)
         points = tuple(self.columns)
-        return Distances(every, score, None, stacked, notes, ones * 0.0, ones, 1.0, _unit_name(points), reach, points)
+        return DistanceComparison(
+            every, score, None, stacked, notes, ones * 0.0, ones, 1.0, _unit_name(points), reach, points
+        )
 
     # -- the defaults -----------------------------------------------------------------------------------
 
@@ -146,8 +148,8 @@ class Keys:
             return self._vectors(index, threshold)
         notes = ("compared by equality",)
         if column.kind == "category":
-            return Plain((index,), Exact(), None, column.cells, notes, (column,))
-        return Plain((index,), Exact(), None, column.cells[:, None], notes, (column,))
+            return ScoreComparison((index,), Exact(), None, column.cells, notes, (column,))
+        return ScoreComparison((index,), Exact(), None, column.cells[:, None], notes, (column,))
 
     def _texts(self, index: int, score: Score, threshold: float | None, notes: tuple[str, ...]) -> Comparison:
         column = self.columns[index]
@@ -160,7 +162,7 @@ class Keys:
             notes = (*notes[:-1], f"{notes[-1]}, unless the query begins the key")
         normalizer = TopK(best, normalizer=Softmax(temperature=_TEXT_TEMPERATURE))
         names = tuple(column.original)
-        return Similarities(
+        return SimilarityComparison(
             (index,), score, normalizer, column.cells, notes, least, names, True, abbreviations=spelling
         )
 
@@ -171,15 +173,15 @@ class Keys:
             f"no match under a cosine of {least:g}",
         )
         normalizer = TopK(_BEST, normalizer=Softmax(temperature=_VECTOR_TEMPERATURE))
-        return Similarities((index,), Cosine(), normalizer, self.columns[index].cells, notes, least, ())
+        return SimilarityComparison((index,), Cosine(), normalizer, self.columns[index].cells, notes, least, ())
 
     def _points(
         self,
         indices: tuple[int, ...],
-        named: NamedScore | None,
+        named: ParsedScore | None,
         threshold: float | None,
         choose: Callable[[np.ndarray], Bandwidth],
-    ) -> Distances:
+    ) -> DistanceComparison:
         points = tuple(self.columns[index] for index in indices)
         stacked = self._stacked(indices)
         place, scale = self.moments(indices, stacked)
@@ -196,17 +198,17 @@ class Keys:
         if reach is None:
             reach = self._reach(key, min(3.0 * width, 1.0), "standard") * unit
         own = ", ".join(
-            f"{width * s:.3g} {c.name}" + " days" * (c.kind == "moment") for c, s in zip(points, scale, strict=True)
+            f"{width * s:.3g} {c.name}" + " days" * (c.kind == "timestamp") for c, s in zip(points, scale, strict=True)
         )
         unit_name = _unit_name(points) if alone else " standard deviations"
         notes = (
             f"compared by {type(score).__name__} of standardised columns, bandwidth {width:.3g} ({own})",
             f"bandwidth {_how(chosen)}",
-            f"no match where the nearest key is farther than {reach:.3g}{unit_name}",
+            f"no match beyond a distance of {reach:.3g}{unit_name}",
         )
-        return Distances(indices, score, None, key, notes, place, scale, unit, unit_name, reach, points)
+        return DistanceComparison(indices, score, None, key, notes, place, scale, unit, unit_name, reach, points)
 
-    def _mixture(self, threshold: float | None) -> Mixture:
+    def _mixture(self, threshold: float | None) -> MixedComparison:
         parts: list[tuple[str, Comparison, float]] = []
         points = tuple(i for i, column in enumerate(self.columns) if _is_point(column))
         texts = sum(column.kind == "text" for column in self.columns)
@@ -221,12 +223,12 @@ class Keys:
             own = self._alone(index, threshold if column.kind == "text" else None)
             if column.kind == "category":
                 names = () if column.original is None else tuple(column.original)
-                own = Similarities((index,), Exact(), None, column.cells, own.notes, 1.0, names, True)
+                own = SimilarityComparison((index,), Exact(), None, column.cells, own.notes, 1.0, names, True)
             parts.append((column.name, own, weight / texts if column.kind == "text" else weight))
         score = ByColumn(tuple((name, part.score, weight) for name, part, weight in parts))
         key = structured({name: part.key for name, part, _ in parts})
         notes = tuple(f"{name}: {note}" for name, part, _ in parts for note in part.notes if "take part" not in note)
-        return Mixture((), score, Softmax(), key, notes, tuple((name, part) for name, part, _ in parts))
+        return MixedComparison((), score, Softmax(), key, notes, tuple((name, part) for name, part, _ in parts))
 
     # -- what the rows say ------------------------------------------------------------------------------
 
@@ -263,11 +265,11 @@ class Keys:
 
 
 def _is_point(column: Column) -> bool:
-    return column.kind in ("number", "moment", "boolean")
+    return column.kind in ("number", "timestamp", "boolean")
 
 
 def _unit_name(points: tuple[Column, ...]) -> str:
-    return " days" if len(points) == 1 and points[0].kind == "moment" else ""
+    return " days" if len(points) == 1 and points[0].kind == "timestamp" else ""
 
 
 def _how(chosen: Bandwidth) -> str:

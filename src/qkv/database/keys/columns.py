@@ -23,7 +23,7 @@ from qkv.errors import DataError
 
 __all__ = ["Column", "Kind", "fold", "key_names"]
 
-Kind = Literal["text", "category", "number", "boolean", "moment", "vector"]
+Kind = Literal["text", "category", "number", "boolean", "timestamp", "vector"]
 
 
 def fold(text: str) -> str:
@@ -58,11 +58,11 @@ class Column:
     Fields:
         name: its name in the table.
         kind: what it holds.
-        cells: `(rows,)` of text, folded; `(rows,)` of float64 (moments count their own unit from `origin`);
+        cells: `(rows,)` of text, folded; `(rows,)` of float64 (timestamps count their own unit from `origin`);
             `(rows, width)` of vectors. A missing cell is "" or 0.
         missing: `(rows,)` booleans.
-        type: the pyarrow type, with which moments are turned back.
-        origin: what was subtracted from moments so that float64 holds them exactly.
+        type: the pyarrow type, with which timestamps are turned back.
+        origin: what was subtracted from timestamps so that float64 holds them exactly.
         original: texts as they stand in the table; None for other kinds.
     """
 
@@ -75,7 +75,7 @@ class Column:
     original: np.ndarray | None = None
 
     @staticmethod
-    def of(table: Any, name: str, folded: bool = True, like: "Column | None" = None) -> "Column":
+    def from_table(table: Any, name: str, folded: bool = True, like: "Column | None" = None) -> "Column":
         """Read a column.
 
         Args:
@@ -96,12 +96,12 @@ class Column:
             return _vectors(chunked, name, None if like is None else like.cells.shape[1])
         return _numbers(chunked, name, kind, None if like is None else like.origin)
 
-    def moment(self, number: float) -> Any:
+    def timestamp(self, number: float) -> Any:
         """The date, time or duration nearest to an averaged number of units."""
         return arrow_columns.from_units(round(number) + self.origin, self.type)
 
     def duration(self, number: float) -> dt.timedelta:
-        """A spread of moments."""
+        """A spread of timestamps."""
         return dt.timedelta(days=number / self.units_per_day)
 
     @property
@@ -123,7 +123,7 @@ def _kind(type_: Any, name: str) -> Kind:
     if types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_):
         return "number"
     if types.is_temporal(type_) and not types.is_interval(type_):
-        return "moment"
+        return "timestamp"
     listed = types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_)
     if listed and _kind(type_.value_type, name) in ("number", "boolean"):
         return "vector"
@@ -144,10 +144,10 @@ def _texts(chunked: Any, name: str, kind: Kind, folded: bool) -> Column:
 
 
 def _numbers(chunked: Any, name: str, kind: Kind, origin: int | None) -> Column:
-    chunks = arrow_columns.chunks_of(chunked)
+    chunks = arrow_columns.decoded_chunks(chunked)
     type_ = chunks[0].type if chunks else chunked.type
     missing = np.concatenate([np.zeros(0, bool), *map(arrow_columns.nulls, chunks)])
-    if kind == "moment":
+    if kind == "timestamp":
         units = np.concatenate([np.zeros(0, np.int64), *map(arrow_columns.units, chunks)])
         if origin is None:
             origin = int(units[~missing].min()) if not missing.all() else 0

@@ -17,7 +17,14 @@ from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
 from qkv.scores.exact import Exact
 
-__all__ = ["Comparison", "Distances", "Mixture", "Plain", "Similarities", "VectorDistances"]
+__all__ = [
+    "Comparison",
+    "DistanceComparison",
+    "MixedComparison",
+    "ScoreComparison",
+    "SimilarityComparison",
+    "VectorDistanceComparison",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +69,7 @@ class Comparison(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class Plain(Comparison):
+class ScoreComparison(Comparison):
     """A comparison with no notion of nearness: the engine alone decides, by giving no weight."""
 
     read: tuple[Column, ...]
@@ -71,7 +78,7 @@ class Plain(Comparison):
     """Whether the key is a structured array with a field for each column, rather than one array."""
 
     def query(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """Cells as they are, moments in days."""
+        """Cells as they are, timestamps in days."""
         own = [in_days(column, cells[index]) for index, column in zip(self.columns, self.read, strict=True)]
         if self.fields:
             return structured({column.name: each for column, each in zip(self.read, own, strict=True)})
@@ -83,7 +90,7 @@ class Plain(Comparison):
 
 
 @dataclass(frozen=True, eq=False)
-class Similarities(Comparison):
+class SimilarityComparison(Comparison):
     """A score that is itself a similarity, at most 1: texts by spelling, vectors by cosine."""
 
     threshold: float | None
@@ -126,8 +133,8 @@ class Similarities(Comparison):
 
 
 @dataclass(frozen=True, eq=False)
-class Distances(Comparison):
-    """Numbers, moments and booleans as points, compared by their distance.
+class DistanceComparison(Comparison):
+    """Numbers, timestamps and booleans as points, compared by their distance.
 
     Fields:
         place, scale: what is taken from and divides each column, before the score sees it.
@@ -164,18 +171,18 @@ class Distances(Comparison):
             return [None] * len(nearest)
         reasons: list[str | None] = []
         for row, distance in zip(nearest, self.nearness(query, nearest[:, None])[:, 0], strict=True):
-            away = f"{number(distance, distance)}{self.unit_name} away, and the reach is {self.reach:.3g}"
+            away = f"{number(distance, distance)}{self.unit_name} away; no match beyond a distance of {self.reach:.3g}"
             far = distance > self.reach
             reasons.append(f"the nearest key{self._shown(row)} is {away}" if far else None)
         return reasons
 
     def _shown(self, row: int) -> str:
-        cells = [c.moment(c.cells[row]) if c.kind == "moment" else f"{c.cells[row]:.6g}" for c in self.points]
+        cells = [c.timestamp(c.cells[row]) if c.kind == "timestamp" else f"{c.cells[row]:.6g}" for c in self.points]
         return f", {', '.join(str(cell) for cell in cells)},"
 
 
 @dataclass(frozen=True, eq=False)
-class VectorDistances(Distances):
+class VectorDistanceComparison(DistanceComparison):
     """A column of vectors, compared by their distance as they stand."""
 
     def query(self, cells: Sequence[np.ndarray]) -> np.ndarray:
@@ -187,7 +194,7 @@ class VectorDistances(Distances):
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture(Comparison):
+class MixedComparison(Comparison):
     """Several key columns of different kinds: each is compared in its own way and must itself be near."""
 
     parts: tuple[tuple[str, Comparison], ...]
@@ -221,4 +228,4 @@ def structured(fields: dict[str, np.ndarray]) -> np.ndarray:
 
 def in_days(column: Column, cells: np.ndarray) -> np.ndarray:
     """Moments in days, from their first; everything else as it is."""
-    return cells / column.units_per_day if column.kind == "moment" else cells
+    return cells / column.units_per_day if column.kind == "timestamp" else cells

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Blocks", "blocks_of", "nearest_distances", "squared_distances"]
+__all__ = ["PointBlocks", "split_into_blocks", "nearest_distances", "squared_distances"]
 
 
 @dataclass(frozen=True)
-class Blocks:
+class PointBlocks:
     """`rows[b]` are the rows of block b, ascending; it lies between the corners `low[b]` and `high[b]`."""
 
     points: np.ndarray
@@ -35,11 +35,11 @@ class Blocks:
         return (first - middle).astype(np.float32), (second - middle).astype(np.float32)
 
 
-def blocks_of(points: np.ndarray, size: int = 512) -> Blocks:
+def split_into_blocks(points: np.ndarray, size: int = 512) -> PointBlocks:
     """Cut `(rows, width)` points into blocks of `size` rows, the last one smaller.
 
     Example:
-        >>> cut = blocks_of(np.arange(10.0)[:, None], size=5)
+        >>> cut = split_into_blocks(np.arange(10.0)[:, None], size=5)
         >>> [block.tolist() for block in cut.rows], float(cut.gaps(0)[1])
         ([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]], 1.0)
     """
@@ -58,7 +58,7 @@ def blocks_of(points: np.ndarray, size: int = 512) -> Blocks:
         waiting += [part[order[left:]], part[order[:left]]]
     low = np.array([points[block].min(axis=0) for block in rows])
     high = np.array([points[block].max(axis=0) for block in rows])
-    return Blocks(points, tuple(rows), low, high)
+    return PointBlocks(points, tuple(rows), low, high)
 
 
 def squared_distances(first: np.ndarray, second: np.ndarray, out: np.ndarray, spare: np.ndarray) -> np.ndarray:
@@ -89,7 +89,7 @@ def nearest_distances(points: np.ndarray, most: int = 50_000) -> np.ndarray:
     """
     if not len(points):
         return np.zeros(0)
-    blocks = blocks_of(points)
+    blocks = split_into_blocks(points)
     found = []
     # Evenly spread blocks, each against all points, so that a sample's distances are those of the whole.
     for a in range(0, len(blocks.rows), -(-len(points) // most)):

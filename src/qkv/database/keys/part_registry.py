@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import qkv.normalizers as normalizer_module
 import qkv.scores as score_module
-from qkv.database.io.sources import nearest_name
+from qkv.database.io.sources import suggest_name
 from qkv.errors import OptionError
 from qkv.normalizers import Softmax, TopK
 from qkv.normalizers.base import Normalizer
@@ -20,18 +20,18 @@ from qkv.scores.base import Score
 
 _Part = TypeVar("_Part")
 
-__all__ = ["NamedScore", "named_normalizer", "named_score", "normalizer_names", "score_names"]
+__all__ = ["ParsedScore", "parse_normalizer", "parse_score", "normalizer_names", "score_names"]
 
 
 @dataclass(frozen=True)
-class NamedScore:
+class ParsedScore:
     """A score as it was named: its class, and the numbers that were given with it."""
 
     kind: type[Score]
     numbers: tuple[float, ...]
 
     @property
-    def wants_bandwidth(self) -> bool:
+    def needs_bandwidth(self) -> bool:
         """Whether it has a bandwidth and none was given."""
         first = next(iter(dataclasses.fields(self.kind)), None)  # type: ignore[arg-type]
         return first is not None and first.name == "bandwidth" and not self.numbers
@@ -42,7 +42,7 @@ class NamedScore:
 
 
 def score_names() -> list[str]:
-    """The names that `named_score` knows.
+    """The names that `parse_score` knows.
 
     Example:
         >>> "jaro-winkler" in score_names(), "additive" in score_names()
@@ -52,35 +52,35 @@ def score_names() -> list[str]:
 
 
 def normalizer_names() -> list[str]:
-    """The names that `named_normalizer` knows."""
+    """The names that `parse_normalizer` knows."""
     return sorted(_normalizers())
 
 
-def named_score(text: str) -> NamedScore:
+def parse_score(text: str) -> ParsedScore:
     """The score called `text`.
 
     Raises:
         OptionError: there is no such score, or it takes no such numbers.
 
     Example:
-        >>> named_score("gaussian:0.5").build()
+        >>> parse_score("gaussian:0.5").build()
         Gaussian(bandwidth=0.5)
-        >>> named_score("gaussian").wants_bandwidth
+        >>> parse_score("gaussian").needs_bandwidth
         True
     """
     name, *rest = text.split(":")
     kind = _find(name, _scores(), score_module, "score")
-    return NamedScore(kind, _numbers(text, rest))
+    return ParsedScore(kind, _numbers(text, rest))
 
 
-def named_normalizer(text: str) -> Normalizer:
+def parse_normalizer(text: str) -> Normalizer:
     """The normalizer called `text`; `topk:10:0.02` is the ten best under a softmax of temperature 0.02.
 
     Raises:
         OptionError: there is no such normalizer, or it takes no such numbers.
 
     Example:
-        >>> print(named_normalizer("topk:10:0.02"))
+        >>> print(parse_normalizer("topk:10:0.02"))
         TopK(10, normalizer=Softmax(0.02))
     """
     name, *rest = text.split(":")
@@ -93,7 +93,7 @@ def named_normalizer(text: str) -> Normalizer:
         if not within:
             return _built(TopK, (count,))
         by_name = within[0].isalpha()
-        nested = named_normalizer(within) if by_name else Softmax(temperature=_numbers(text, rest[1:2])[0])
+        nested = parse_normalizer(within) if by_name else Softmax(temperature=_numbers(text, rest[1:2])[0])
         return _built(TopK, (count,), normalizer=nested)
     return _built(kind, _numbers(text, rest))
 
@@ -145,7 +145,7 @@ def _find(name: str, kinds: dict[str, type], module: Any, what: str) -> Any:
         raise OptionError(
             f"the {what} {name!r} holds learned arrays or other parts, which a name cannot give. Build it in Python."
         )
-    raise OptionError(f"there is no {what} {name!r}; there are {', '.join(sorted(kinds))}.{nearest_name(name, kinds)}")
+    raise OptionError(f"there is no {what} {name!r}; there are {', '.join(sorted(kinds))}.{suggest_name(name, kinds)}")
 
 
 def _numbers(text: str, parts: list[str]) -> tuple[float, ...]:

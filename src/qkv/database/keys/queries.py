@@ -150,7 +150,7 @@ def _cell(value: Any, column: Column, folded: bool) -> Any:
     if isinstance(value, str) and not value.strip():
         return None
     try:
-        read = {"vector": _vector, "moment": _moment, "boolean": _boolean, "number": _number}[column.kind]
+        read = {"vector": _vector, "timestamp": _moment, "boolean": _boolean, "number": _number}[column.kind]
         return read(value, column)
     except (ValueError, TypeError, OverflowError):
         raise _misfit(value, column) from None
@@ -203,7 +203,7 @@ def _misfit(value: Any, column: Column) -> QueryError:
         "category": "text",
         "number": "numbers",
         "boolean": "true and false",
-        "moment": "moments",
+        "timestamp": "timestamps",
         "vector": f"vectors of {column.cells.shape[-1]} numbers",
     }[column.kind]
     shown = repr(value) if len(repr(value)) < 80 else repr(value)[:77] + "…"
@@ -221,8 +221,8 @@ def _example(column: Column) -> str:
     row = int(present[len(present) // 2])
     if column.original is not None:
         return str(column.original[row])
-    if column.kind == "moment":
-        return str(column.moment(column.cells[row]))
+    if column.kind == "timestamp":
+        return str(column.timestamp(column.cells[row]))
     if column.kind == "boolean":
         return "true"
     if column.kind == "vector":

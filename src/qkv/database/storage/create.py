@@ -11,17 +11,17 @@ import numpy as np
 from qkv import store as stores
 from qkv.core.progress import Progress
 from qkv.database.execute.aggregates import values_of
-from qkv.database.io.sources import require_columns, tables_in
+from qkv.database.io.sources import iterate_tables, require_columns
 from qkv.database.keys.bandwidth import leave_one_out, scott
 from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.neighbor_blocks import nearest_distances
-from qkv.database.keys.part_registry import named_normalizer, named_score
+from qkv.database.keys.part_registry import parse_normalizer, parse_score
 from qkv.database.storage.encoding import FILE, Encoding
 from qkv.database.storage.stored import StoredDatabase
 from qkv.errors import DataError, OptionError
 from qkv.plan.cost import memory_bytes
 
-__all__ = ["create_stored", "open_stored"]
+__all__ = ["create_database", "open_database"]
 
 _DRAWN = 2**14
 _LEAST, _MOST = 0.2, 0.9
@@ -29,7 +29,7 @@ SETTINGS = "database"
 """Where the metadata of a store say what a database is."""
 
 
-def create_stored(
+def create_database(
     path: str | PathLike[str],
     source: Any,
     key: str | Sequence[str],
@@ -47,7 +47,7 @@ def create_stored(
     """As `Database.create`."""
     import pyarrow as pa
 
-    for name, check in ((score, named_score), (normalizer, named_normalizer)):
+    for name, check in ((score, parse_score), (normalizer, parse_normalizer)):
         if name is not None and not isinstance(name, str):
             raise OptionError(
                 f"{name} cannot be kept with a store, which keeps names, such as 'gaussian:0.1'. Give its "
@@ -58,7 +58,7 @@ def create_stored(
     memory_bytes(memory)
     stores.require_free(path, backend)
     empty = isinstance(source, pa.Schema)
-    tables = iter([source.empty_table()] if empty else tables_in(source))
+    tables = iter([source.empty_table()] if empty else iterate_tables(source))
     waiting = [table for table in (next(tables, None),) if table is not None]
     if not waiting:
         raise DataError("the source gives no table, so there are no columns. Give a pyarrow schema.")
@@ -66,7 +66,7 @@ def create_stored(
     keys = key_names(key, schema.names)
     require_columns(waiting[0], (*keys, value), "the source")
     for name in (*keys, value):
-        Column.of(waiting[0].slice(0, 0), name)
+        Column.from_table(waiting[0].slice(0, 0), name)
     settings = {"key": list(keys), "value": value, "fold": fold}
     settings |= {"score": score, "normalizer": normalizer, "threshold": threshold}
     encoding, attached, columns, ready = None, {}, schema, []
@@ -110,7 +110,7 @@ def create_stored(
     return database
 
 
-def open_stored(
+def open_database(
     path: str | PathLike[str],
     key: str | Sequence[str] | None,
     value: str | None,
@@ -141,13 +141,13 @@ def open_stored(
 def _near(
     encoding: Encoding, table: Any, value: str, fold: bool, progress: Progress | None
 ) -> tuple[str | None, float | None]:
-    """How vectors of whole rows are compared: by their distance, as `Keys` compares standardised numbers.
+    """How vectors of whole rows are compared: by their distance, as `ComparisonChooser` compares standardised numbers.
 
     Their directions say little: a row that is the mean in all columns is the zero vector.
     """
     if not table.num_rows:
         return None, None
-    key, values = Column.of(table, encoding.vector), values_of(Column.of(table, value, fold))
+    key, values = Column.from_table(table, encoding.vector), values_of(Column.from_table(table, value, fold))
     kept = ~(key.missing | values.column.missing)
     if not kept.any():
         return None, None
@@ -171,7 +171,7 @@ def _unlike(encoding: Encoding, table: Any) -> float | None:
     """
     if not table.num_rows:
         return None
-    cells = Column.of(table, encoding.vector).cells
+    cells = Column.from_table(table, encoding.vector).cells
     lengths = np.linalg.norm(cells, axis=1)
     points = cells[lengths > 0] / lengths[lengths > 0, None]
     if len(points) < 2:

@@ -16,7 +16,7 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer, Entry
-from qkv.database.execute.stream_plan import StreamPlan
+from qkv.database.execute.stream_plan import StreamedPlan
 from qkv.database.keys.columns import Column
 from qkv.database.keys.queries import Queries
 from qkv.errors import DataError, OptionError
@@ -204,7 +204,7 @@ class Encoding:
             for entry, unknown in zip(answer.entries, asked.unknown, strict=True)
         ]
         first, *rest = answer.notes
-        if isinstance(answer.plan, StreamPlan):
+        if isinstance(answer.plan, StreamedPlan):
             plan: Any = replace(answer.plan, encoder=self.said)
         else:
             plan = replace(answer.plan, rewrites=(f"keys to vectors by {self.said}", *answer.plan.rewrites))
@@ -247,7 +247,7 @@ class Encoding:
 
 def _check(encoder: "Encoder", columns: Sequence[str], table: Any) -> None:
     """Refuse an encoder for columns that it cannot read."""
-    kinds = {name: Column.of(table.slice(0, 0), name).kind for name in columns}
+    kinds = {name: Column.from_table(table.slice(0, 0), name).kind for name in columns}
     if encoder.input_kind == "texts":
         if len(columns) > 1:
             raise OptionError(
@@ -272,7 +272,7 @@ def _there(encoder: "Encoder", columns: Sequence[str], table: Any) -> np.ndarray
     if encoder.input_kind == "texts":
         cells = table.column(columns[0]).to_pylist()
         return np.array([cell is not None and bool(cell.strip()) for cell in cells], bool)
-    return np.asarray(~np.logical_and.reduce([Column.of(table, name).missing for name in columns]))
+    return np.asarray(~np.logical_and.reduce([Column.from_table(table, name).missing for name in columns]))
 
 
 def _things(encoder: "Encoder", columns: Sequence[str], table: Any, there: np.ndarray) -> Any:
@@ -291,9 +291,9 @@ def _arrow(column: Column, cells: np.ndarray, absent: np.ndarray) -> Any:
 
     if column.kind in ("number", "boolean"):
         return pa.array(cells.astype(bool) if column.kind == "boolean" else cells, mask=absent)
-    read = column.moment if column.kind == "moment" else np.ndarray.tolist if column.kind == "vector" else str
+    read = column.timestamp if column.kind == "timestamp" else np.ndarray.tolist if column.kind == "vector" else str
     there = [None if gone else read(cell) for cell, gone in zip(cells, absent, strict=True)]
-    types = {"moment": column.type, "vector": pa.list_(pa.float64())}
+    types = {"timestamp": column.type, "vector": pa.list_(pa.float64())}
     return pa.array(there, types.get(column.kind, pa.string()))
 
 

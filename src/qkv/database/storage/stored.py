@@ -15,9 +15,9 @@ from qkv.database.answer import Answer
 from qkv.database.database import Database
 from qkv.database.execute.row_reader import matching
 from qkv.database.execute.streamed import Streamed
-from qkv.database.io.sources import counted, require_columns, tables_in
+from qkv.database.io.sources import iterate_tables, report_rows, require_columns
 from qkv.database.keys.columns import Column, key_names
-from qkv.database.keys.part_registry import named_score
+from qkv.database.keys.part_registry import parse_score
 from qkv.database.storage.encoding import Encoding
 from qkv.errors import DataError
 from qkv.masks.base import Mask
@@ -76,7 +76,7 @@ class StoredDatabase(Database):
         self.memory = memory_bytes(memory)
         require_columns(store.empty(self._shown), (*self.key, value), self.name)
         for column in (*self.key, value):
-            Column.of(store.empty([column]), column)  # what can be neither compared nor averaged is said now
+            Column.from_table(store.empty([column]), column)  # what can be neither compared nor averaged is said now
         self._asked: dict[bool, tuple[int, Database | Streamed]] = {}
         self._examples: tuple[int, list[Column]] = (-1, [])
 
@@ -161,7 +161,7 @@ class StoredDatabase(Database):
     @property
     def votes(self) -> bool:
         """Whether values are put to the vote."""
-        return Column.of(self.store.empty([self.value]), self.value).kind in ("text", "category", "boolean")
+        return Column.from_table(self.store.empty([self.value]), self.value).kind in ("text", "category", "boolean")
 
     def column(self, name: str) -> Column:
         """A key column or the value column; of evenly spread rows where they do not fit the memory."""
@@ -197,7 +197,7 @@ class StoredDatabase(Database):
             StoreBusyError: another process is writing.
             StoreFullError: the disk is full. Nothing was added.
         """
-        return self.store.append(self.arriving(tables_in(source), progress))
+        return self.store.append(self.arriving(iterate_tables(source), progress))
 
     def arriving(self, tables: Iterator[Any], progress: Progress | None = None, done: int = 0) -> Iterator[Any]:
         """Tables of rows as the store keeps them: with their vectors, where it has an encoder.
@@ -205,7 +205,7 @@ class StoredDatabase(Database):
         `done` rows of the same work have theirs already.
         """
         if self.encoding is None:
-            return counted(tables, progress)
+            return report_rows(tables, progress)
         schema = self.store.empty(self._shown).schema
         return self.encoding.encoded((self.store.fit(table, schema) for table in tables), progress, done)
 
@@ -290,14 +290,14 @@ class StoredDatabase(Database):
         """Whether what is compared are the vectors that the encoder made of the key."""
         if self.encoding is None or self.key != self.encoding.columns:
             return False
-        kind: Any = named_score(score).kind if isinstance(score, str) else score
+        kind: Any = parse_score(score).kind if isinstance(score, str) else score
         return kind is None or kind.takes == "numbers"
 
     def _few(self) -> list[Column]:
         """The key columns of some rows, by which queries are read."""
         if self._examples[0] != self.version:
             few = self.store.take(np.arange(min(_FEW, len(self.store))), self.key)
-            self._examples = self.version, [Column.of(few, name, False) for name in self.key]
+            self._examples = self.version, [Column.from_table(few, name, False) for name in self.key]
         return self._examples[1]
 
     def _rows(self, vectors: bool | None = None, progress: Progress | None = None) -> Database | Streamed:
@@ -334,7 +334,7 @@ class StoredDatabase(Database):
         for name in names:
             type_ = self.store.schema.field(name).type
             width = getattr(type_, "list_size", 1)
-            text = Column.of(self.store.empty([name]), name).kind in ("text", "category")
+            text = Column.from_table(self.store.empty([name]), name).kind in ("text", "category")
             # Cells as they are read, standardised, lifted; texts are Python's, folded and not.
             each += 200 if text else 4 * 8 * max(1, width)
         return len(self.store) * each > self.memory
