@@ -35,7 +35,7 @@ def test_output_and_gradients_are_those_of_the_equation_for_rows_of_many_groups(
         inputs[0], inputs[1] = inputs[0].sign(), inputs[1].round()
     inputs = [x.requires_grad_() for x in inputs]
     options = {"score": scores.Dot(), "normalizer": normalizer, "mask": mask, "dropout": 0.2, "seed": 3}
-    got = qkv.attend(*inputs, kernel=RowBlocksKernel(budget=2**15, most=most), **options)
+    got = qkv.attend(*inputs, kernel=RowBlocksKernel(budget=2**15, max_candidates=most), **options)
     wanted = attend_dense(*inputs, **options).output
     assert torch.allclose(got, wanted, rtol=0, atol=1e-12)
     weight = torch.randn(wanted.shape, generator=rng, dtype=torch.float64)

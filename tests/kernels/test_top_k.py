@@ -11,7 +11,7 @@ from qkv.core.equation import attend_dense
 
 torch = pytest.importorskip("torch")
 
-from qkv.kernels.row_blocks.top_k import best_keys  # noqa: E402
+from qkv.kernels.row_blocks.top_k import select_top_k  # noqa: E402
 
 GROUPS = 16
 RANKS = st.sampled_from([-np.inf, -3.5, -1.0, -1e-40, -0.0, 0.0, 1e-40, 0.5, 0.5000001, 2.0, 3e38])
@@ -23,7 +23,7 @@ def test_they_are_the_first_of_a_stable_sort(rows, count):
     ranks = torch.tensor(rows)
     largest = ranks.view(len(ranks), -1, GROUPS).amax(dim=1)
     floor = torch.full((len(ranks), 1), torch.finfo(torch.float32).min)
-    keys, found = best_keys(ranks, largest, floor, count, most=64)
+    keys, found = select_top_k(ranks, largest, floor, count, max_candidates=64)
     for row in range(len(ranks)):
         there = int((ranks[row] > -np.inf).sum())
         wanted = np.argsort(-ranks[row].numpy(), kind="stable")[: min(count, there)]
@@ -36,8 +36,8 @@ def test_they_are_the_first_of_a_stable_sort(rows, count):
 def test_more_keys_at_the_floor_than_allowed_are_not_looked_at():
     ranks = torch.zeros(2, 64)
     largest, floor = ranks.view(2, -1, GROUPS).amax(dim=1), torch.zeros(2, 1)
-    assert best_keys(ranks, largest, floor, 4, most=32) is None
-    assert best_keys(ranks, largest, floor, 4, most=64) is not None
+    assert select_top_k(ranks, largest, floor, 4, max_candidates=32) is None
+    assert select_top_k(ranks, largest, floor, 4, max_candidates=64) is not None
 
 
 @pytest.mark.parametrize("normalizer", [normalizers.TopK(7), normalizers.Hard(), normalizers.Sample(0.7)])

@@ -1,239 +1,378 @@
-"""Strips in PyTorch: some queries at a time with their whole rows, computed again in the backward pass.
+"""Attention in row blocks: one autograd function in PyTorch, with forward, backward and double backward.
 
-Forward keeps nothing but its inputs. Backward takes strip after strip: its output and readouts again, with a
-graph, differentiated and added. Where the gradient itself is to be differentiated (`create_graph=True`), they
-are run again under `torch.utils.checkpoint`: derivatives of every order, at some 60 kB for each strip.
+A block of queries sees every visible key at once. Its output is a weighted sum over a few candidates
+(`candidates.py`) where a `CandidateSearch` finds them; otherwise all keys are weighed. Forward saves nothing but
+the inputs and the candidates. Backward differentiates the candidates, or computes a block again with a graph.
+Double backward (`create_graph=True`) runs the blocks under `torch.utils.checkpoint`: derivatives of every order,
+at some 60 kB for each block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
 from qkv.core.arrays import requires_gradient
-from qkv.core.equation import BoundCall, side
+from qkv.core.batch import BatchIndex, batch_indices, take_batch
+from qkv.core.equation import BoundCall, drop, side
 from qkv.core.typing import Tensor
-from qkv.kernels.runtime.tile_loop import fully_masked, ranges, weigh_rows
+from qkv.kernels.row_blocks.candidates import (
+    Candidates,
+    attend_candidates,
+    backward_candidates,
+    consecutive,
+    find_candidates,
+)
+from qkv.kernels.row_blocks.gradients import accumulate, block_tensors, leaves_of
+from qkv.kernels.row_blocks.rows import RowLogits, padded_row_logits, row_logits_buffer, visible_range
+from qkv.kernels.row_blocks.thresholds import sparse_weights_
+from qkv.kernels.runtime.tile_loop import Limits, fully_masked, ranges, weigh_rows
 from qkv.readouts import Readout, Reduction
 from qkv.readouts.base import flatten, unflatten
 
-__all__ = ["RowBlocks", "double_backward"]
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
 
-Limits = tuple[int, int]
+    class _Context(FunctionCtx):
+        blocks: RowBlocks
+        saved: Saved
+        saved_tensors: tuple[Tensor, ...]
+        needs_input_grad: tuple[bool, ...]
+
+
+__all__ = ["CandidateSearch", "RowBlocks", "double_backward"]
+
+FORWARD_QUERIES = 512
+"""Queries whose candidates are weighed at once."""
+BACKWARD_CANDIDATES = 2**15
+"""Candidates differentiated at once: the gradient of all keys is written once for so many."""
+
+
+@dataclass(frozen=True)
+class CandidateSearch:
+    """How the candidates of each row are found, one batch element at a time.
+
+    Attributes:
+        rows: queries per block.
+        tile_keys: keys per tile of logits where the score is not an inner product.
+        max_candidates: candidates per query above which a block attends to all keys.
+        recomputed_rows: queries per block that is computed again in backward, with all keys.
+    """
+
+    rows: int
+    tile_keys: int
+    max_candidates: int
+    recomputed_rows: int
+
+
+@dataclass
+class Saved:
+    """Results of the forward pass and what the backward pass needs of it.
+
+    Attributes:
+        results: output and fields of readouts, flat.
+        sources: for each result that is a maximum, the number of the block it came from.
+        candidates: candidates of each block; None where it attended to all keys.
+    """
+
+    results: list[Tensor] = dataclasses.field(default_factory=list)
+    sources: list[Tensor | None] = dataclasses.field(default_factory=list)
+    candidates: list[Candidates | None] = dataclasses.field(default_factory=list)
+
+    def add(self, block: int, found: Sequence[Tensor], reductions: Sequence[Reduction], index: BatchIndex) -> None:
+        """Write the results of one block into the whole."""
+        import torch
+
+        if not self.results:
+            self.results = [reduction.allocate(x) for reduction, x in zip(reductions, found, strict=True)]
+            self.sources = [
+                torch.zeros_like(whole, dtype=torch.int32) if reduction.op == "max" else None
+                for reduction, whole in zip(reductions, self.results, strict=True)
+            ]
+        for whole, source, x, reduction in zip(self.results, self.sources, found, reductions, strict=True):
+            target = reduction.slice(take_batch(whole, index, len(reduction.shape)))
+            if source is not None:
+                reduction.slice(source)[reduction.exceeds(target, x)] = block
+            # In place: small results left between large temporaries would keep the heap from shrinking.
+            target.copy_(reduction.combine(target, x))
 
 
 @dataclass(frozen=True)
 class RowBlocks:
-    """A call in strips of `rows` queries; results are flat: the output, if wanted, and readouts' fields."""
+    """A call computed in blocks of queries.
+
+    Attributes:
+        call: the call.
+        readouts: readouts of the weights.
+        rows: queries per block of all batch elements together.
+        with_output: whether the output is computed.
+        search: how candidates are found; None: every block attends to all keys. With a search there are no
+            readouts, and all values are finite.
+    """
 
     call: BoundCall
     readouts: tuple[Readout, ...]
     rows: int
-    with_output: bool
-
-    @cached_property
-    def limits(self) -> list[Limits]:
-        """First and last query of each strip."""
-        return list(ranges(self.call.tile.q_total, self.rows))
+    with_output: bool = True
+    search: CandidateSearch | None = None
 
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that a gradient may be wanted of."""
+        """All arrays that may need a gradient."""
         call = self.call
         return (call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays())
 
     @cached_property
-    def kinds(self) -> list[Any]:
-        """The class of each readout's result: of an array, or of named fields. Filled by `run`."""
-        return [None] * len(self.readouts)
+    def result_types(self) -> list[type]:
+        """Type of each readout's result, an array or a named tuple; filled by `weigh`."""
+        return [object] * len(self.readouts)
 
     def attend(self) -> tuple[Tensor | None, tuple[Any, ...]]:
-        """Output (None where it is not wanted) and readouts."""
+        """Return the output (None where it is not computed) and the results of the readouts."""
         if any(requires_gradient(x) for x in self.tensors):
-            return self._nested(list(_function().apply(self, *self.tensors)))
-        return self._nested(self.collect()[0])
+            queue = list(_function().apply(self, *self.tensors))
+        else:
+            queue = self.forward().results
+        output = queue.pop(0) if self.with_output else None
+        results = []
+        for readout, result_type in zip(self.readouts, self.result_types, strict=True):
+            arrays = tuple(queue.pop(0) for _ in readout.reductions(self.call.tile))
+            results.append(readout.finalize(unflatten(arrays, result_type), self.call.tile))
+        return output, tuple(results)
 
-    def run(
-        self, limits: Limits, query: Tensor = None, tensors: Sequence[Tensor] = (), cut: bool = False
+    def forward(self) -> Saved:
+        """Compute all blocks without a graph."""
+        saved = Saved()
+        buffer = None
+        if self.search is not None:
+            call = self.call
+            saved.results = [call.value.new_zeros((*call.batch, call.tile.q_total, call.value.shape[-1]))]
+            saved.sources = [None]
+            buffer = row_logits_buffer(call, self.search.rows)
+        for index, call in self._elements():
+            found = ((rows, self._attend(call, index, rows, saved, buffer)) for rows in self._blocks())
+            for blocks in consecutive(found, lambda candidates: len(candidates.index), FORWARD_QUERIES):
+                if blocks[0][1] is None:
+                    saved.candidates.append(None)
+                else:
+                    saved.candidates += attend_candidates(call, blocks, take_batch(saved.results[0], index, 2))
+        return saved
+
+    def backward(
+        self, saved: Saved, tensors: Sequence[Tensor], gradients: Sequence[Tensor], wanted: Sequence[bool]
     ) -> list[Tensor]:
-        """One strip, of the call's own tensors or of others: a query already cut, and key, value, … as there.
+        """Return the gradients of all tensors.
 
-        `cut`: the score's tensors are cut to the strip too.
+        Args:
+            saved: returned by `forward`; its results are not read.
+            tensors: the call's tensors.
+            gradients: gradients of the results.
+            wanted: which of the tensors need a gradient; the others get zeros.
         """
         import torch
 
-        call = self.call
-        score, columns = call.score, (0, call.tile.k_total)
-        key, value, *arrays = tensors or self.tensors[1:]
-        held = len(score.arrays())
-        cut_score = score.slice(slice(*limits), slice(*columns)) if cut else score
-        cut_score = cut_score.replace_arrays(arrays[:held])
-        if not cut:
-            cut_score = cut_score.slice(slice(*limits), slice(*columns))
-        call = replace(call, value=value, normalizer=call.normalizer.replace_arrays(arrays[held:]))
-        with torch.autocast(value.device.type, enabled=False):
-            logits = call.logits(limits, columns, side(call.query, limits) if query is None else query, key, cut_score)
-            if logits is None:
-                logits = fully_masked(call, limits, columns[1])
-            output, read = weigh_rows(call, limits, logits, self.readouts, self.with_output)
-        found = [output] if self.with_output else []
-        for n, result in enumerate(read):
-            self.kinds[n] = type(result)
-            found += flatten(result)
-        return found
-
-    def collect(self) -> tuple[list[Tensor], list[Tensor | None]]:
-        """The results of all strips, field by field, without a graph; of maxima, which strip they are of."""
-        import torch
-
-        whole: list[Tensor] = []
-        strips: list[Tensor | None] = []
-        for n, limits in enumerate(self.limits):
-            found, fields = self.run(limits), self.fields(limits)
-            if n == 0:
-                whole = [field.allocate(x) for field, x in zip(fields, found, strict=True)]
-                strips = [
-                    torch.zeros_like(room, dtype=torch.int32) if field.op == "max" else None
-                    for field, room in zip(fields, whole, strict=True)
-                ]
-            for room, strip, x, field in zip(whole, strips, found, fields, strict=True):
-                there = field.slice(room)
-                if strip is not None:
-                    field.slice(strip)[field.exceeds(there, x)] = n
-                # In place: small results left between large temporaries would keep the heap from shrinking.
-                there.copy_(field.combine(there, x))
-        return whole, strips
-
-    def fields(self, limits: Limits) -> list[Reduction]:
-        """Where each result of a strip goes."""
-        tile = self.call.tile.restrict(limits, (0, self.call.tile.k_total))
-        shape = (tile.q_total, self.call.value.shape[-1])
-        output = [Reduction(shape, (slice(*limits), slice(None)))] if self.with_output else []
-        return [*output, *(field for readout in self.readouts for field in readout.reductions(tile))]
+        totals = [torch.zeros_like(x) for x in tensors]
+        forward = replace(self, call=self.call.with_arrays([x.detach() for x in tensors]))
+        sums = self.call.with_arrays(totals)
+        candidates = iter(saved.candidates)
+        for index, call in forward._elements():
+            element = sums.select_batch(index) if index else sums
+            found = ((rows, next(candidates)) for rows in self._blocks())
+            for blocks in consecutive(found, lambda x: x.index.numel(), BACKWARD_CANDIDATES):
+                if blocks[0][1] is None:
+                    forward._backward_block(call, element, blocks[0][0], index, saved, gradients, wanted)
+                elif self.search is not None:
+                    of_element = take_batch(gradients[0], index, 2)
+                    backward_candidates(call, element, blocks, of_element, wanted, self.search.tile_keys)
+        return totals
 
     def checkpointed(self) -> list[Tensor]:
-        """All results, differentiable to any order."""
+        """Return all results, differentiable to any order."""
         import torch
         from torch.utils.checkpoint import checkpoint
 
         query, *tensors = self.tensors
+        call, cols, count = self.call, (0, self.call.tile.k_total), len(self.call.score.arrays())
 
-        def strip(limits: Limits, query: Tensor, *tensors: Tensor) -> Any:
-            return tuple(self.run(limits, query, tensors))
+        def block(rows: Limits, query: Tensor, key: Tensor, value: Tensor, *arrays: Tensor) -> tuple[Tensor, ...]:
+            score = call.score.replace_arrays(arrays[:count]).slice(slice(*rows), slice(*cols))
+            return tuple(self.weigh(call, rows, cols, [query, key, value, *score.arrays(), *arrays[count:]]))
 
-        # Split once: the gradient of a slice is as long as the whole; one for each strip would be quadratic.
-        pieces = zip(self.limits, torch.split(query, self.rows, dim=-2), strict=True)
+        # Split once: the gradient of a slice is as long as the whole; one for each block would be quadratic.
+        parts = zip(ranges(call.tile.q_total, self.rows), torch.split(query, self.rows, dim=-2), strict=True)
         whole: list[Any] = []
-        for limits, piece in pieces:
-            found = checkpoint(strip, limits, piece, *tensors, use_reentrant=False)
+        for rows, part in parts:
+            found = checkpoint(block, rows, part, *tensors, use_reentrant=False)
             whole = whole or [[] for _ in found]
-            for n, (x, field) in enumerate(zip(found, self.fields(limits), strict=True)):
-                if field.op == "set":
+            for n, (x, reduction) in enumerate(zip(found, self._reductions(rows), strict=True)):
+                if reduction.op == "set":
                     whole[n].append(x)
                 else:
-                    whole[n] = _met(field.allocate(x) if limits[0] == 0 else whole[n], field, x)
-        axes = [-len(field.shape) for field in self.fields(self.limits[0])]
+                    whole[n] = _merged(reduction.allocate(x) if rows[0] == 0 else whole[n], reduction, x)
+        axes = [-len(reduction.shape) for reduction in self._reductions(next(self._blocks()))]
         return [torch.cat(x, dim=axis) if isinstance(x, list) else x for x, axis in zip(whole, axes, strict=True)]
 
-    def _nested(self, found: list[Tensor]) -> tuple[Tensor | None, tuple[Any, ...]]:
-        queue = list(found)
-        output = queue.pop(0) if self.with_output else None
-        results = []
-        for readout, kind in zip(self.readouts, self.kinds, strict=True):
-            arrays = [queue.pop(0) for _ in readout.reductions(self.call.tile)]
-            results.append(readout.finalize(unflatten(tuple(arrays), kind), self.call.tile))
-        return output, tuple(results)
+    def weigh(self, call: BoundCall, rows: Limits, cols: Limits, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the results of one block that attends to all of its keys; differentiable.
 
-
-def _met(whole: Tensor, field: Reduction, piece: Tensor) -> Tensor:
-    """The whole after a piece was added, or was the larger one; not in place, for a graph."""
-    import torch
-
-    axis, at = -len(field.shape), field.index[0]
-    before, there, after = torch.split(whole, [at.start, at.stop - at.start, field.shape[0] - at.stop], dim=axis)
-    return torch.cat([before, field.combine(there, piece), after], dim=axis)
-
-
-_FUNCTION: Any = None
-
-
-def _function() -> Any:
-    """The autograd function, made when torch is there."""
-    global _FUNCTION
-    if _FUNCTION is None:
+        Args:
+            call: the call, or one of its batch elements.
+            rows: range of the queries.
+            cols: range of the keys.
+            tensors: what `block_tensors` returns for the block, or arrays in their place.
+        """
         import torch
 
-        class Attend(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, strips: RowBlocks, *tensors: Any) -> Any:
-                joined, ctx.of = strips.collect()
-                ctx.strips = strips
-                ctx.save_for_backward(*tensors)
-                ctx.mark_non_differentiable(*(x for x in joined if not x.is_floating_point()))
-                return tuple(joined)
+        query, key, value, *arrays = tensors
+        count = len(call.score.arrays())
+        score = call.score.slice(slice(*rows), slice(*cols)).replace_arrays(arrays[:count])
+        call = replace(call, value=value, normalizer=call.normalizer.replace_arrays(arrays[count:]))
+        with torch.autocast(value.device.type, enabled=False):
+            logits = call.logits(rows, cols, query, key, score)
+            if logits is None:
+                logits = fully_masked(call, rows, cols[1] - cols[0])
+            output, read = weigh_rows(call, rows, logits, self.readouts, self.with_output, cols)
+        found = [output] if self.with_output else []
+        for n, result in enumerate(read):
+            self.result_types[n] = type(result)
+            found += flatten(result)
+        return found
 
-            @staticmethod
-            def backward(ctx: Any, *gradients: Any) -> Any:
-                strips = ctx.strips
-                with torch.autocast(strips.call.value.device.type, enabled=False):
-                    if torch.is_grad_enabled():
-                        found = double_backward(strips, ctx.saved_tensors, gradients)
-                    else:
-                        found = _backward(strips, ctx.saved_tensors, gradients, ctx.of)
-                wanted = ctx.needs_input_grad[1:]
-                return (None, *(g if w else None for g, w in zip(found, wanted, strict=True)))
+    def _elements(self) -> Iterator[tuple[BatchIndex, BoundCall]]:
+        """Yield all batch elements at once, or one after the other where candidates are searched."""
+        if self.search is None:
+            yield (), self.call
+            return
+        for index in batch_indices(self.call.batch, 1):
+            yield index, self.call.select_batch(index)
 
-        _FUNCTION = Attend
-    return _FUNCTION
+    def _blocks(self) -> Iterator[Limits]:
+        return ranges(self.call.tile.q_total, self.rows if self.search is None else self.search.rows)
+
+    def _reductions(self, rows: Limits) -> list[Reduction]:
+        """Return where each result of a block goes in the whole."""
+        tile = self.call.tile.restrict(rows, (0, self.call.tile.k_total))
+        output = Reduction((tile.q_total, self.call.value.shape[-1]), (slice(*rows), slice(None)))
+        fields = [reduction for readout in self.readouts for reduction in readout.reductions(tile)]
+        return [output, *fields] if self.with_output else fields
+
+    def _attend(
+        self, call: BoundCall, index: BatchIndex, rows: Limits, saved: Saved, buffer: Tensor | None
+    ) -> Candidates | None:
+        """Return the candidates of a block, or where there are too many, write the results of all keys."""
+        if self.search is None or buffer is None:
+            cols = (0, call.tile.k_total)
+            found = self.weigh(call, rows, cols, block_tensors(call, rows, cols))
+        else:
+            cols = visible_range(call, rows)
+            if cols[0] == cols[1]:
+                return None
+            block = padded_row_logits(call, rows, cols, buffer, self.search.tile_keys)
+            candidates = find_candidates(block, call.normalizer, self.search.max_candidates)
+            if candidates is not None:
+                return candidates
+            found = [_attend_all(call, rows, block)]
+        saved.add(rows[0] // self.rows, found, self._reductions(rows), index)
+        return None
+
+    def _backward_block(
+        self,
+        call: BoundCall,
+        sums: BoundCall,
+        block: Limits,
+        index: BatchIndex,
+        saved: Saved,
+        gradients: Sequence[Tensor],
+        wanted: Sequence[bool],
+    ) -> None:
+        """Add the gradients of a block that attended to all keys, by autograd of the block computed again."""
+        import torch
+
+        for start, stop in ranges(
+            block[1] - block[0], self.rows if self.search is None else self.search.recomputed_rows
+        ):
+            rows = (block[0] + start, block[0] + stop)
+            cols = (0, call.tile.k_total) if self.search is None else visible_range(call, rows)
+            if self.search is not None and cols[0] == cols[1]:
+                continue
+            leaves = leaves_of(block_tensors(call, rows, cols), wanted)
+            with torch.enable_grad():
+                results = self.weigh(call, rows, cols, leaves)
+            shares = []
+            for gradient, source, reduction in zip(gradients, saved.sources, self._reductions(rows), strict=True):
+                share = reduction.slice(take_batch(gradient, index, len(reduction.shape)))
+                shares.append(
+                    share if source is None else share.where(reduction.slice(source) == rows[0] // self.rows, 0.0)
+                )
+            accumulate(results, shares, leaves, block_tensors(sums, rows, cols))
 
 
-def double_backward(strips: RowBlocks, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradients of the tensors, which can be differentiated again."""
+def double_backward(blocks: RowBlocks, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return gradients of the tensors that can be differentiated again.
+
+    Args:
+        blocks: the row blocks of the call.
+        tensors: the call's tensors.
+        gradients: gradients of the results.
+    """
     import torch
 
-    results = replace(strips, call=strips.call.with_arrays(tensors)).checkpointed()
+    results = replace(blocks, call=blocks.call.with_arrays(tensors), search=None).checkpointed()
     pairs = [(x, g) for x, g in zip(results, gradients, strict=True) if x.requires_grad]
-    wanted = [x for x in tensors if x.requires_grad]
+    trained = [x for x in tensors if x.requires_grad]
     found = iter(
-        torch.autograd.grad([x for x, _ in pairs], wanted, [g for _, g in pairs], create_graph=True, allow_unused=True)
+        torch.autograd.grad([x for x, _ in pairs], trained, [g for _, g in pairs], create_graph=True, allow_unused=True)
     )
     return [next(found) if x.requires_grad else None for x in tensors]
 
 
-def _backward(
-    strips: RowBlocks, tensors: Sequence[Tensor], gradients: Sequence[Tensor], maxima: list[Tensor | None]
-) -> list[Tensor | None]:
+def _attend_all(call: BoundCall, rows: Limits, block: RowLogits) -> Tensor:
+    """Return the output of all keys; the logits may be overwritten."""
+    tile, normalizer = call.tile.restrict(rows, block.cols), call.normalizer
+    if normalizer.power is not None:
+        weights = sparse_weights_(block.logits, normalizer.power, normalizer.scale, block.group_max)
+    else:
+        weights = normalizer.weights(block.logits, tile)
+    return drop(weights, tile, call.dropout) @ side(call.value, block.cols)
+
+
+def _merged(whole: Tensor, reduction: Reduction, part: Tensor) -> Tensor:
+    """Return the whole with the result of a block merged into it; not in place, for a graph."""
     import torch
 
-    held = len(strips.call.score.arrays())
-    grads = [torch.zeros_like(x) for x in tensors]
-    score = strips.call.score.replace_arrays(list(tensors[3 : 3 + held]))
-    score_grads = strips.call.score.replace_arrays(grads[3 : 3 + held])
-    for n, limits in enumerate(strips.limits):
-        cut = (slice(*limits), slice(0, strips.call.tile.k_total))
-        originals = [
-            side(tensors[0], limits),
-            *tensors[1:3],
-            *score.slice(*cut).arrays(),
-            *tensors[3 + held :],
-        ]
-        targets = [side(grads[0], limits), *grads[1:3], *score_grads.slice(*cut).arrays(), *grads[3 + held :]]
-        leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in originals]
-        with torch.enable_grad():
-            results = strips.run(limits, leaves[0], leaves[1:], cut=True)
-        outputs, weights = [], []
-        for result, field, gradient, of in zip(results, strips.fields(limits), gradients, maxima, strict=True):
-            if result.requires_grad:
-                outputs.append(result)
-                share = field.slice(gradient)
-                weights.append(share if of is None else share.where(field.slice(of) == n, 0.0))
-        wanted = [x for x in leaves if x.requires_grad]
-        found = torch.autograd.grad(outputs, wanted, weights, allow_unused=True)
-        new = iter(found)
-        for leaf, target in zip(leaves, targets, strict=True):
-            more = next(new) if leaf.requires_grad else None
-            if more is not None:
-                target += more
-    return list(grads)
+    axis, at = -len(reduction.shape), reduction.index[0]
+    before, target, after = torch.split(whole, [at.start, at.stop - at.start, reduction.shape[0] - at.stop], dim=axis)
+    return torch.cat([before, reduction.combine(target, part), after], dim=axis)
+
+
+@cache
+def _function() -> Any:
+    """Return the autograd function, defined on first use since torch is optional."""
+    import torch
+
+    class AttendRowBlocks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: _Context, blocks: RowBlocks, *tensors: Tensor) -> tuple[Tensor, ...]:
+            with torch.autocast(blocks.call.value.device.type, enabled=False):
+                saved = blocks.forward()
+            results, saved.results = tuple(saved.results), []
+            ctx.blocks, ctx.saved = blocks, saved
+            ctx.save_for_backward(*tensors)
+            ctx.mark_non_differentiable(*(x for x in results if not x.is_floating_point()))
+            return results
+
+        @staticmethod
+        def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+            blocks, wanted = ctx.blocks, ctx.needs_input_grad[1:]
+            found: Sequence[Tensor | None]
+            with torch.autocast(blocks.call.value.device.type, enabled=False):
+                if torch.is_grad_enabled():
+                    found = double_backward(blocks, ctx.saved_tensors, gradients)
+                else:
+                    found = blocks.backward(ctx.saved, ctx.saved_tensors, gradients, wanted)
+            return (None, *(g if needed else None for g, needed in zip(found, wanted, strict=True)))
+
+    return AttendRowBlocks

@@ -1,210 +1,302 @@
-"""Whole rows of logits in PyTorch, and the few keys of each that can get weight.
+"""The candidates of each row: the few keys that can get weight, and attention over them alone.
 
-A strip is `(rows, keys)` in a buffer that is used again. The largest logit of each of some groups of keys
-gives the normalizer's `floor`; only groups that reach it are looked at key by key. So normalizers that give
-few keys a weight cost a reduction over the strip, and neither sorting nor selecting in it.
+The largest rank of each group of keys gives the normalizer's `threshold_bound`; only groups that reach it are
+read key by key. A normalizer that gives few keys weight then costs one reduction over the row, without sorting
+or selecting in it. The output is a weighted sum of the candidates' values, and the backward pass touches their
+keys and values alone:
+
+    dL/dw_ij = do_i · v_j        dL/dv_j += Σ_i w_ij do_i        dL/dl from the normalizer, on the candidates
+    dL/dq_i += Σ_j dl_ij k_j     dL/dk_j += Σ_i dl_ij q_i        for an inner product; else the score by autograd
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from qkv.core.equation import BoundCall, side
-from qkv.core.typing import Tensor
-from qkv.kernels.row_blocks.top_k import best_keys, packs
+from qkv.core.equation import BoundCall, drop, side
+from qkv.core.typing import Float, Int, Tensor
+from qkv.kernels.row_blocks.gradients import accumulate, block_tensors, leaves_of
+from qkv.kernels.row_blocks.rows import RowLogits, visible_range
+from qkv.kernels.row_blocks.top_k import can_pack, select_top_k
+from qkv.kernels.runtime.tile_loop import Limits, ranges, row_weights
 from qkv.normalizers import Normalizer
 
-__all__ = ["Candidates", "Strip", "columns_allowed", "find_kept", "strip_logits", "strip_width"]
-
-Limits = tuple[int, int]
-
-GROUP = 8
-"""Keys in a group."""
-DRAWN = 2**16
-"""Random numbers drawn at once: a dozen arrays of as many words."""
-PIECES = 16
-"""In so many pieces of the keys, at most, a mask is asked which it allows."""
+__all__ = ["CandidateBlock", "Candidates", "attend_candidates", "backward_candidates", "consecutive", "find_candidates"]
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The keys of some queries that can get weight, in the order of the keys where that decides anything.
+    """The keys of some queries that can get weight, in the order of the keys where ties depend on it.
 
     Attributes:
-        index: absolute keys, int32 `(rows, most)`; 0 where a row has fewer.
-        logits: `(rows, most)`; −inf there.
-        ranks: what decides, as the logits.
+        index: absolute keys, int32; 0 where a row has fewer candidates than others.
+        logits: logits of these keys; −inf there.
+        ranks: numbers by which the normalizer selects keys; the logits themselves unless a draw is added.
     """
 
-    index: Tensor
-    logits: Tensor
-    ranks: Tensor
+    index: Int[Tensor, "rows candidates"]
+    logits: Float[Tensor, "rows candidates"]
+    ranks: Float[Tensor, "rows candidates"]
 
 
-@dataclass(frozen=True)
-class Strip:
-    """Whole rows of some queries.
+CandidateBlock = tuple[Limits, Candidates | None]
+"""Range of queries and their candidates; None where the block attends to all of its keys."""
 
-    Attributes:
-        logits: `(rows, strip_width(keys))`.
-        ranks: what decides; the logits themselves, unless something is added to them.
-        largest: the largest rank of each group, `(rows, groups)`; None where it was not asked for.
-        cols: the keys.
+
+def consecutive(
+    blocks: Iterable[CandidateBlock], size: Callable[[Candidates], int], limit: int
+) -> Iterator[list[CandidateBlock]]:
+    """Group consecutive blocks with candidates until their size reaches a limit; other blocks come alone.
+
+    Example:
+        >>> import torch
+        >>> two = Candidates(torch.zeros(2, 3, dtype=torch.int32), torch.zeros(2, 3), torch.zeros(2, 3))
+        >>> blocks = [((0, 2), two), ((2, 4), two), ((4, 6), two), ((6, 8), None)]
+        >>> [len(group) for group in consecutive(blocks, lambda block: len(block.index), 4)]
+        [2, 1, 1]
     """
-
-    logits: Tensor
-    ranks: Tensor
-    largest: Tensor | None
-    cols: Limits
-
-    @property
-    def keys(self) -> Tensor:
-        """The logits of the keys alone."""
-        return self.logits[:, : self.cols[1] - self.cols[0]]
-
-
-def strip_width(keys: int) -> int:
-    """Numbers in a row of a strip: keys, filled up to whole groups."""
-    return -(-keys // GROUP) * GROUP
-
-
-def columns_allowed(call: BoundCall, rows: Limits) -> Limits:
-    """From the first to the last key that the mask may allow some of these queries."""
-    k = call.tile.k_total
-    if call.mask is None:
-        return 0, k
-    found = [
-        piece for piece in _pieces((0, k), _step(call)) if call.mask.coverage(call.tile.restrict(rows, piece)) != "none"
-    ]
-    return (found[0][0], found[-1][1]) if found else (0, 0)
+    group: list[CandidateBlock] = []
+    total = 0
+    for rows, candidates in blocks:
+        if candidates is None:
+            if group:
+                yield group
+            yield [(rows, None)]
+            group, total = [], 0
+            continue
+        group.append((rows, candidates))
+        total += size(candidates)
+        if total >= limit:
+            yield group
+            group, total = [], 0
+    if group:
+        yield group
 
 
-def _step(call: BoundCall) -> int:
-    return max(512, -(-call.tile.k_total // PIECES))
+# -- Search ------------------------------------------------------------------------------------------------
 
 
-def _pieces(cols: Limits, step: int) -> list[Limits]:
-    return [(at, min(at + step, cols[1])) for at in range(*cols, step)]
+def find_candidates(block: RowLogits, normalizer: Normalizer, max_candidates: int) -> Candidates | None:
+    """Return the keys of a row block that reach the normalizer's bound.
 
-
-def strip_logits(call: BoundCall, rows: Limits, cols: Limits, room: Any, tile_keys: int, ranked: bool = False) -> Strip:
-    """Whole rows of logits; −inf where a key is excluded, and in the last columns that are no key.
-
-    Args:
-        call: the call of one batch element.
-        rows, cols: queries, and the keys that the mask may allow them.
-        room: at least `rows · strip_width(keys)` numbers.
-        tile: keys compared at once.
-        ranked: find the largest rank of each group too.
+    Returns:
+        None where no bound is known, as with NaN, or where some query has more than `max_candidates` keys: it
+        is then cheaper to attend to all keys.
     """
     import torch
 
-    count, keys = rows[1] - rows[0], cols[1] - cols[0]
-    width = strip_width(keys)
-    logits = room[: count * width].view(count, width)
-    logits[:, keys:] = -math.inf
-    if call.projected and call.score.is_product:
-        torch.mm(side(call.query, rows), side(call.key, cols).T, out=logits[:, :keys])
-        _mask(call, logits, rows, cols)
-    else:
-        for piece in _pieces(cols, tile_keys):
-            into = logits[:, piece[0] - cols[0] : piece[1] - cols[0]]
-            of_tile = call.logits(rows, piece)
-            into.fill_(-math.inf) if of_tile is None else into.copy_(of_tile)
-    if not ranked:
-        return Strip(logits, logits, None, cols)
-    ranks = _ranks(call, logits, rows, cols)
-    # Group g holds every (width / GROUP)-th key from g: so the largest of all groups are found by vectors.
-    return Strip(logits, ranks, ranks.view(count, GROUP, width // GROUP).amax(dim=1), cols)
-
-
-def _mask(call: BoundCall, logits: Any, rows: Limits, cols: Limits) -> None:
-    """−inf where the mask does not allow a pair."""
-    if call.mask is None:
-        return
-    for piece in _pieces(cols, _step(call)):
-        tile = call.tile.restrict(rows, piece)
-        into = logits[:, piece[0] - cols[0] : piece[1] - cols[0]]
-        cover = call.mask.coverage(tile)
-        if cover == "none":
-            into.fill_(-math.inf)
-        elif cover == "part":
-            into.masked_fill_(~call.mask.slice(slice(*rows), slice(*piece)).allowed(tile, into), -math.inf)
-
-
-def _ranks(call: BoundCall, logits: Any, rows: Limits, cols: Limits) -> Any:
-    """What decides: the logits themselves, or as large a strip, made in pieces, since draws take room."""
-    import torch
-
-    ranks = None
-    for piece in _pieces(cols, max(64, DRAWN // len(logits))):
-        at = slice(piece[0] - cols[0], piece[1] - cols[0])
-        of_piece = logits[:, at]
-        found = call.normalizer.selection_logits(of_piece, call.tile.restrict(rows, piece))
-        if found is of_piece:
-            return logits
-        ranks = torch.full_like(logits, -math.inf) if ranks is None else ranks
-        ranks[:, at] = found
-    return ranks
-
-
-def find_kept(strip: Strip, normalizer: Normalizer, most: int) -> Candidates | None:
-    """The keys of a strip that reach the normalizer's floor.
-
-    None where that is not known, as with NaN, or where they are more than `most` for some query: to weigh
-    whole rows is cheaper then.
-    """
-    import torch
-
-    largest, ranks = strip.largest, strip.ranks
-    count, width = ranks.shape
-    if largest is None or not float(largest.amax()) < math.inf:
+    ranks, group_max = block.ranks, block.group_max
+    if not float(group_max.amax()) < math.inf:
         return None
-    floor = normalizer.threshold_bound(largest)
-    if floor is None:
+    bound = normalizer.threshold_bound(group_max)
+    if bound is None:
         return None
-    # Below every number, so that −inf does not reach it.
-    floor = floor.clamp(min=torch.finfo(floor.dtype).min)
-    if normalizer.top_k is not None and packs(ranks):
-        best = best_keys(ranks, largest, floor, normalizer.top_k, most)
-        return None if best is None else _of_best(strip, *best)
-    reached = largest >= floor
-    # Each group that reaches it has a key that does.
-    if int(reached.sum(dim=-1, dtype=torch.int32).amax()) > most:
+    bound = bound.clamp(min=torch.finfo(bound.dtype).min)  # −inf must not reach it
+    if normalizer.top_k is not None and can_pack(ranks):
+        selected = select_top_k(ranks, group_max, bound, normalizer.top_k, max_candidates)
+        return None if selected is None else _with_logits(block, *selected)
+    position = _positions_above(ranks, group_max, bound, max_candidates)
+    if position is None:
+        return None
+    if normalizer.selects_keys:
+        position = position.sort().values  # ties go to the first key
+    return _table(block, position, max_candidates)
+
+
+def _positions_above(
+    ranks: Float[Tensor, "rows width"],
+    group_max: Float[Tensor, "rows groups"],
+    bound: Float[Tensor, "rows 1"],
+    max_candidates: int,
+) -> Int[Tensor, " n"] | None:
+    """Return the flat positions of all ranks that reach the bound; None where too many groups do."""
+    import torch
+
+    width, groups = ranks.shape[1], group_max.shape[1]
+    reached = group_max >= bound
+    # Each group that reaches the bound has at least one candidate.
+    if int(reached.sum(dim=-1, dtype=torch.int32).amax()) > max_candidates:
         return None
     row, group = reached.nonzero(as_tuple=True)
-    step = torch.arange(0, width, width // GROUP, dtype=torch.int32, device=row.device)
-    at = (row * width + group).to(torch.int32)[:, None] + step
-    found = ranks.view(-1).index_select(0, at.view(-1)).view(at.shape)
-    at = at[found >= floor.index_select(0, row)]
-    if normalizer.selects_keys:
-        at = at.sort().values  # in the order of the keys, since ties go to the first
-    row = at // width
+    members = torch.arange(0, width, groups, dtype=torch.int32, device=row.device)
+    position = (row * width + group).to(torch.int32)[:, None] + members
+    member_ranks = ranks.view(-1).index_select(0, position.view(-1)).view(position.shape)
+    return position[member_ranks >= bound.index_select(0, row)]
+
+
+def _table(block: RowLogits, position: Int[Tensor, " n"], max_candidates: int) -> Candidates | None:
+    """Arrange flat positions as one row of candidates per query; None where a row has too many."""
+    import torch
+
+    count, width = block.ranks.shape
+    row = position // width
     lengths = torch.bincount(row, minlength=count)
     longest = max(1, int(lengths.amax()))
-    if longest > most:
+    if longest > max_candidates:
         return None
-    # Where each stands among those of its row, and that in the table.
-    column = torch.arange(len(at), dtype=torch.int32, device=at.device) - (lengths.cumsum(0) - lengths).to(
-        torch.int32
-    ).index_select(0, row)
-    to = (row * longest + column).long()
-    index = torch.zeros(count * longest, dtype=torch.int32, device=at.device)
-    index[to] = at - row * width + strip.cols[0]
+    row_start = (lengths.cumsum(0) - lengths).to(torch.int32)
+    column = torch.arange(len(position), dtype=torch.int32, device=position.device) - row_start.index_select(0, row)
+    target = (row * longest + column).long()
+    index = torch.zeros(count * longest, dtype=torch.int32, device=position.device)
+    index[target] = position - row * width + block.cols[0]
 
-    def table(of: Any) -> Any:
-        out = of.new_full((count * longest,), -math.inf)
-        out[to] = of.view(-1).index_select(0, at)
+    def table(numbers: Float[Tensor, "rows width"]) -> Float[Tensor, "rows candidates"]:
+        out = numbers.new_full((count * longest,), -math.inf)
+        out[target] = numbers.view(-1).index_select(0, position)
         return out.view(count, longest)
 
-    logits = table(strip.logits)
-    return Candidates(index.view(count, longest), logits, logits if ranks is strip.logits else table(ranks))
+    logits = table(block.padded)
+    return Candidates(index.view(count, longest), logits, logits if block.ranks is block.padded else table(block.ranks))
 
 
-def _of_best(strip: Strip, keys: Any, ranks: Any) -> Candidates:
-    if strip.ranks is strip.logits:
-        return Candidates(keys + strip.cols[0], ranks, ranks)
-    logits = strip.logits.gather(1, keys.long()).where(ranks > -math.inf, -math.inf)
-    return Candidates(keys + strip.cols[0], logits, ranks)
+def _with_logits(
+    block: RowLogits, keys: Int[Tensor, "rows candidates"], ranks: Float[Tensor, "rows candidates"]
+) -> Candidates:
+    if block.ranks is block.padded:
+        return Candidates(keys + block.cols[0], ranks, ranks)
+    logits = block.padded.gather(1, keys.long()).where(ranks > -math.inf, -math.inf)
+    return Candidates(keys + block.cols[0], logits, ranks)
+
+
+# -- Forward and backward ----------------------------------------------------------------------------------
+
+
+def attend_candidates(
+    call: BoundCall, blocks: Sequence[CandidateBlock], output: Float[Tensor, "q value_width"]
+) -> list[Candidates | None]:
+    """Write the output of consecutive row blocks and return the candidates that the backward pass needs.
+
+    Args:
+        call: a call of one batch element.
+        blocks: range and candidates of each row block.
+        output: output of all queries; the rows of these blocks are overwritten.
+    """
+    rows, candidates = _concat(blocks)
+    weights = _candidate_weights(call, candidates, rows)
+    tile = call.tile.restrict(rows, (0, call.tile.k_total))
+    dropped = drop(weights, tile, call.dropout, keys=candidates.index)
+    side(output, rows).copy_(_gather_sum(candidates.index, call.value, dropped))
+    if call.normalizer.differentiable:
+        return [found for _, found in blocks]
+    # One key has all the weight, and no gradient reaches the logits: its weight is all that is saved.
+    best = weights.argmax(dim=-1, keepdim=True)
+    lengths = [stop - start for (start, stop), _ in blocks]
+    parts = zip(candidates.index.gather(-1, best).split(lengths), weights.gather(-1, best).split(lengths), strict=True)
+    return [Candidates(index, weight, weight) for index, weight in parts]
+
+
+def backward_candidates(
+    call: BoundCall,
+    sums: BoundCall,
+    blocks: Sequence[CandidateBlock],
+    gradient: Float[Tensor, "q value_width"],
+    wanted: Sequence[bool],
+    tile_keys: int,
+) -> None:
+    """Add the gradients of consecutive row blocks whose candidates are known.
+
+    Args:
+        call: a call of one batch element.
+        sums: the same call holding the gradient of each array in its place; added to in place.
+        blocks: range and candidates of each row block.
+        gradient: gradient of the output.
+        wanted: whether query, key, value and each array of score and normalizer need a gradient.
+        tile_keys: keys per tile where the score is not an inner product.
+    """
+    import torch
+
+    rows, candidates = _concat(blocks)
+    normalizer, index = call.normalizer, candidates.index
+    leaves = leaves_of([candidates.logits, *normalizer.arrays()]) if normalizer.differentiable else []
+    with torch.enable_grad():
+        weights = candidates.logits
+        if leaves:
+            ranks = leaves[0] if candidates.ranks is candidates.logits else candidates.ranks
+            trained = replace(call, normalizer=normalizer.replace_arrays(leaves[1:]))
+            weights = _candidate_weights(trained, Candidates(index, leaves[0], ranks), rows)
+        dropped = drop(weights, call.tile.restrict(rows, (0, call.tile.k_total)), call.dropout, keys=index)
+        value, weight = leaves_of([call.value, dropped])
+        output = _gather_sum(index, value, weight)
+    value_gradient, weight_gradient = torch.autograd.grad(output, (value, weight), side(gradient, rows))
+    sums.value.add_(value_gradient)
+    del value_gradient, output
+    if not (leaves and dropped.requires_grad):
+        return
+    logit_gradient = torch.zeros_like(candidates.logits)
+    accumulate([dropped], [weight_gradient], leaves, [logit_gradient, *sums.normalizer.arrays()])
+    if not (call.projected and call.score.is_product):
+        _backward_score(call, sums, blocks, index, logit_gradient, tile_keys)
+        return
+    with torch.enable_grad():
+        (key,) = leaves_of([call.key])
+        query_gradient = _gather_sum(index, key, logit_gradient)
+    if wanted[0]:
+        side(sums.query, rows).add_(query_gradient.detach())
+    if wanted[1]:
+        sums.key.add_(torch.autograd.grad(query_gradient, key, side(call.query, rows))[0])
+
+
+def _backward_score(
+    call: BoundCall,
+    sums: BoundCall,
+    blocks: Sequence[CandidateBlock],
+    index: Int[Tensor, "rows candidates"],
+    logit_gradient: Float[Tensor, "rows candidates"],
+    tile_keys: int,
+) -> None:
+    """Add the gradients of query, key and the score's arrays, by autograd of each tile of logits."""
+    import torch
+
+    count, first = len(call.score.arrays()), blocks[0][0][0]
+    for rows, _ in blocks:
+        visible = visible_range(call, rows)
+        part = slice(rows[0] - first, rows[1] - first)
+        dense = logit_gradient.new_zeros((rows[1] - rows[0], call.tile.k_total))
+        dense.scatter_add_(1, index[part].long(), logit_gradient[part])
+        for start, stop in ranges(visible[1] - visible[0], tile_keys):
+            cols = (visible[0] + start, visible[0] + stop)
+            leaves = leaves_of(block_tensors(call, rows, cols))
+            score = call.score.slice(slice(*rows), slice(*cols)).replace_arrays(leaves[3 : 3 + count])
+            with torch.enable_grad():
+                logits = call.logits(rows, cols, leaves[0], leaves[1], score)
+            if logits is not None:
+                accumulate([logits], [dense[:, slice(*cols)]], leaves, block_tensors(sums, rows, cols))
+
+
+def _candidate_weights(call: BoundCall, candidates: Candidates, rows: Limits) -> Float[Tensor, "rows candidates"]:
+    tile, logits = call.tile.restrict(rows, (0, call.tile.k_total)), candidates.logits
+    if call.normalizer.power is not None:
+        return row_weights(call.normalizer, logits, tile)
+    # Where exactly the top k are candidates, the normalizer need not select again.
+    return call.normalizer.simplify(logits.shape[-1]).candidate_weights(logits, candidates.ranks, tile)
+
+
+def _gather_sum(
+    index: Int[Tensor, "rows candidates"], table: Float[Tensor, "k width"], weights: Float[Tensor, "rows candidates"]
+) -> Float[Tensor, "rows width"]:
+    """Return Σ_s weights[i, s] table[index[i, s]] without gathering all of these rows."""
+    import torch
+
+    return torch.nn.functional.embedding_bag(index, table, per_sample_weights=weights, mode="sum")
+
+
+def _concat(blocks: Sequence[CandidateBlock]) -> tuple[Limits, Candidates]:
+    """Return the range and the candidates of consecutive blocks, padded to one width."""
+    import torch
+
+    rows = (blocks[0][0][0], blocks[-1][0][1])
+    found = [candidates for _, candidates in blocks if candidates is not None]
+    if len(found) == 1:
+        return rows, found[0]
+    longest = max(x.index.shape[-1] for x in found)
+
+    def concat(arrays: list[Tensor], fill: float) -> Tensor:
+        pad = torch.nn.functional.pad
+        return torch.cat([pad(x, (0, longest - x.shape[-1]), value=fill) for x in arrays])
+
+    logits = concat([x.logits for x in found], -torch.inf)
+    shared = all(x.ranks is x.logits for x in found)
+    ranks = logits if shared else concat([x.ranks for x in found], -torch.inf)
+    return rows, Candidates(concat([x.index for x in found], 0), logits, ranks)

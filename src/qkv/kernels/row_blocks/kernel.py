@@ -1,6 +1,6 @@
-"""The row-block kernel: PyTorch, some queries at a time with their whole rows, in memory linear in the keys.
+"""The row-block kernel: PyTorch, some queries at a time with all their keys, in memory linear in the keys.
 
-For normalizers that must see whole rows, and for readouts. `strips.py` does the work.
+It runs normalizers that must see whole rows, and readouts. `autograd.py` does the work.
 """
 
 from __future__ import annotations
@@ -12,119 +12,115 @@ from typing import TYPE_CHECKING, ClassVar
 from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
-from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size, size_text
+from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, size_text, row_block_arrays, row_block_size
 from qkv.normalizers import Normalizer
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 
 if TYPE_CHECKING:
-    from qkv.kernels.row_blocks.rows import Rows
+    from qkv.kernels.row_blocks.autograd import CandidateSearch
 
 __all__ = ["RowBlocksKernel"]
 
-LOOK = 150
-"""Operations in whose time a logit is looked at: it is written, and the largest of its group is found."""
-KEPT = 48
-"""Keys of a query that are remembered for backward, as normal logits have them."""
+SEARCH_FLOP = 150
+"""Cost of searching candidates, in operations per logit: it is written, and the maximum of its group is found."""
+SAVED_CANDIDATES = 48
+"""Candidates of a query saved for backward, for normally distributed logits."""
 
 
 @dataclass(frozen=True)
 class RowBlocksKernel(Kernel):
-    """Whole rows of some queries at a time: every score, normalizer, mask and readout, any derivative.
+    """Whole rows of some queries at a time: every score, normalizer, mask and readout, derivatives of any order.
 
     Args:
-        budget: numbers in all arrays of a strip together.
-        most: keys per query that may reach the normalizer's floor; where more do, whole rows are weighed.
+        budget: numbers in all arrays of a row block together.
+        max_candidates: keys per query that may reach the normalizer's bound; where more do, the block attends to
+            all keys.
     """
 
     name: ClassVar[str] = "row_blocks"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
     budget: int = ROW_BLOCK_BUDGET
-    most: int = 128
+    max_candidates: int = 128
 
     def refuse(self, problem: Problem) -> str | None:
-        """PyTorch only."""
+        """Refuse arrays of other libraries."""
         return self.refuse_library(problem)
 
     def describe(self, problem: Problem) -> str:
-        """Strip size."""
-        return f"strips of {size_text(self._rows(problem), problem.axes.k)}"
+        """Describe the size of a row block."""
+        return f"row blocks of {size_text(self._rows(problem), problem.axes.k)}"
 
     def cost(self, problem: Problem) -> Cost:
-        """One strip at a time: with all that its backward pass keeps, or with the few keys that matter."""
-        if not problem.readouts and _keeps_few(problem.normalizer):
-            return self._cost_of_few(problem)
+        """Estimate one row block at a time, with all that its backward pass saves, or with its candidates."""
+        if not problem.readouts and _has_bound(problem.normalizer):
+            return self._search_cost(problem)
         axes, rows = problem.axes, self._rows(problem)
-        times = 4 if problem.gradient else 1
-        strips = -(-axes.q // rows)
+        passes = 4 if problem.gradient else 1
+        blocks = -(-axes.q // rows)
         peak = axes.batch_size * rows * axes.k * problem.itemsize * row_block_arrays(problem) + problem.untiled_bytes
-        traffic = problem.input_bytes + row_block_arrays(problem) * axes.pairs * problem.itemsize * times
+        traffic = problem.input_bytes + row_block_arrays(problem) * axes.pairs * problem.itemsize * passes
         if problem.gradient:
-            # Each strip adds its gradient of all keys and values.
-            sides = (math.prod(axes.key) + math.prod(axes.value)) * problem.itemsize
-            traffic += strips * 3 * sides
-            peak += 2 * sides
-        return Cost(axes.pairs * problem.flop_per_pair * times, traffic, peak, 5e-4 + strips * 4e-4 * times)
+            # Each block adds its gradient of all keys and values.
+            key_value_bytes = (math.prod(axes.key) + math.prod(axes.value)) * problem.itemsize
+            traffic += blocks * 3 * key_value_bytes
+            peak += 2 * key_value_bytes
+        return Cost(axes.pairs * problem.flop_per_pair * passes, traffic, peak, 5e-4 + blocks * 4e-4 * passes)
 
-    def _cost_of_few(self, problem: Problem) -> Cost:
-        """The score of all pairs, and a look at each; backward touches the kept keys alone."""
-        axes, rows = problem.axes, self._whole_rows(problem)
-        strips = axes.batch_size * -(-axes.q // rows)
-        score = problem.score.flop_per_logit(axes.query_width, axes.key_width)
-        flop = axes.pairs * (score + LOOK)
+    def _search_cost(self, problem: Problem) -> Cost:
+        """Estimate the logits of all pairs and the search; backward reads the candidates alone."""
+        axes, rows = problem.axes, self._search_rows(problem)
+        blocks = axes.batch_size * -(-axes.q // rows)
+        logit_flop = problem.score.flop_per_logit(axes.query_width, axes.key_width)
+        flop = axes.pairs * (logit_flop + SEARCH_FLOP)
         tile = min(rows * axes.k, max(1, self.budget // 8 // problem.elements_per_logit))
         ranks = 2 if problem.normalizer.stochastic else 1
         numbers = rows * axes.k * (2 * ranks + 1) // 2 + 3 * tile * problem.elements_per_logit
         if problem.gradient:
-            product = problem.score.is_product
-            flop += axes.pairs * score * 3 // (10 if product else 1)
+            flop += axes.pairs * logit_flop * 3 // (10 if problem.score.is_product else 1)
             sides = math.prod(axes.query) + math.prod(axes.key) + math.prod(axes.value)
-            numbers += 3 * sides + axes.batch_size * axes.q * KEPT * 2
+            numbers += 3 * sides + axes.batch_size * axes.q * SAVED_CANDIDATES * 2
         return Cost(
             flop,
             problem.input_bytes,
             numbers * problem.itemsize + problem.untiled_bytes,
-            5e-4 + strips * (8e-4 if problem.gradient else 5e-4),
+            5e-4 + blocks * (8e-4 if problem.gradient else 5e-4),
         )
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Strips of output and readouts."""
+        """Compute output and readouts, block by block."""
         import torch
 
-        with torch.autocast(call.value.device.type, enabled=False):
-            return self._run(call, problem)
-
-    def _run(self, call: BoundCall, problem: Problem) -> Result:
         from qkv.kernels.row_blocks.autograd import RowBlocks
-
-        refuse_closure_gradients(call)
-        if self._fast(call, problem):
-            return Result(cast(self._rows_of(call, problem).attend(), call.out_dtype))
-        output, readouts = RowBlocks(call, problem.readouts, self._rows(problem), with_output=True).attend()
-        return Result(cast(output, call.out_dtype), readouts)
-
-    def _fast(self, call: BoundCall, problem: Problem) -> bool:
-        """Whether rows are taken one batch element at a time, and few of their keys looked at."""
-        some = problem.axes.pairs > 0 and call.value.shape[-1] > 0
-        return some and not problem.readouts and call.finite_value and _keeps_few(problem.normalizer)
-
-    def _rows_of(self, call: BoundCall, problem: Problem) -> Rows:
-        """The call for `rows.py`, of the score's sides where nothing masked could be read through them."""
-        from qkv.kernels.row_blocks.rows import Rows
         from qkv.kernels.runtime.isolated_autograd import project_call
 
-        if call.mask is None or call.finite_sides:
-            call = project_call(call)
-        rows = self._whole_rows(problem)
-        tile = max(1, self.budget // 8 // (rows * problem.elements_per_logit))
-        return Rows(call, rows, min(tile, problem.axes.k), self.most, self._rows(problem))
+        with torch.autocast(call.value.device.type, enabled=False):
+            refuse_closure_gradients(call)
+            search = self._search(problem) if self._searchable(call, problem) else None
+            if search is not None and (call.mask is None or call.finite_sides):
+                call = project_call(call)  # otherwise a masked NaN or Inf would be read through the projections
+            blocks = RowBlocks(call, problem.readouts, self._rows(problem), search=search)
+            output, readouts = blocks.attend()
+            return Result(cast(output, call.out_dtype), readouts)
 
-    def _whole_rows(self, problem: Problem) -> int:
-        """Queries in a strip of one batch element: 8 MB of logits, 32 queries at least."""
+    def _searchable(self, call: BoundCall, problem: Problem) -> bool:
+        non_empty = problem.axes.pairs > 0 and call.value.shape[-1] > 0
+        return non_empty and not problem.readouts and call.finite_value and _has_bound(problem.normalizer)
+
+    def _search(self, problem: Problem) -> CandidateSearch:
+        from qkv.kernels.row_blocks.autograd import CandidateSearch
+
+        axes, rows = problem.axes, self._search_rows(problem)
+        tile_keys = max(1, self.budget // 8 // (rows * problem.elements_per_logit))
+        recomputed = min(self.budget, problem.memory // 2 // problem.itemsize) // (axes.k * row_block_arrays(problem))
+        return CandidateSearch(rows, min(tile_keys, axes.k), self.max_candidates, max(1, min(rows, recomputed)))
+
+    def _search_rows(self, problem: Problem) -> int:
+        """Return the queries per block of one batch element: 8 MB of logits, at least 32 queries."""
         axes = problem.axes
-        strip = self.budget // 4
-        rows = max(strip // axes.k, min(32, 2 * strip // axes.k))
+        logits = self.budget // 4
+        rows = max(logits // axes.k, min(32, 2 * logits // axes.k))
         allowed = problem.memory // 2 // (problem.itemsize * axes.k * 4)
         return max(1, min(axes.q, 512, rows, allowed))
 
@@ -132,6 +128,6 @@ class RowBlocksKernel(Kernel):
         return row_block_size(problem, self.budget, row_block_arrays(problem))
 
 
-def _keeps_few(normalizer: Normalizer) -> bool:
-    """Whether the normalizer says below which logits no key gets weight."""
+def _has_bound(normalizer: Normalizer) -> bool:
+    """Return whether the normalizer bounds the logits of keys that can get weight."""
     return type(normalizer).threshold_bound is not Normalizer.threshold_bound

@@ -1,8 +1,8 @@
 """Sparse projections in PyTorch: the threshold of long rows by Newton's method, without sorting them.
 
 Weights are max(0, z − τ)^p with z = l · scale, and τ makes them add up to 1. ‖max(0, z − τ)‖_p falls with τ
-and is convex, so Newton's steps from below never pass the root; on equal logits it is a straight line for
-p = 2 too, and one step does. The gradient of the logits needs the weights alone:
+and is convex, so Newton's steps from below never pass the root; for equal logits it is a straight line for
+p = 2 too, and one step suffices. The gradient of the logits needs the weights alone:
 
     p = 1 (Sparsemax)    dl = scale · (dw − mean of dw over the support) on the support
     p = 2 (Entmax15)     dl = 2 scale · s (dw − Σ s dw / Σ s)            with s = √w
@@ -14,93 +14,123 @@ Source: Martins, Astudillo (2016), https://arxiv.org/abs/1602.02068, proposition
 from __future__ import annotations
 
 import math
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from qkv.core.typing import Tensor
+from qkv.core.typing import Float, Tensor
 
-__all__ = ["put_sparse_weights", "sparse_weights", "threshold"]
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+    class _Context(FunctionCtx):
+        saved_tensors: tuple[Tensor, ...]
+        power: int
+        scale: float
+
+
+__all__ = ["newton_threshold", "sparse_weights", "sparse_weights_"]
 
 CHUNK = 2**17
-"""Numbers of the rows that are worked on at once: they and their differences stay in the cache."""
-STEPS = 60
-"""At most; a dozen is much."""
-GROUP = 16
-"""Keys in a group whose largest gives the first τ."""
+"""Numbers of the rows processed at once: they and their differences stay in the cache."""
+MAX_STEPS = 60
+"""Maximum number of Newton steps; a dozen is many."""
+GROUP_SIZE = 16
+"""Keys in a group whose largest logit gives the first τ."""
 
 
-def sparse_weights(logits: Tensor, power: int, scale: float) -> Tensor:
-    """Weights `(*batch, q, k)` of logits, differentiable twice.
+def sparse_weights(logits: Float[Tensor, "*batch q k"], power: int, scale: float) -> Float[Tensor, "*batch q k"]:
+    """Return the weights of logits, differentiable twice.
 
-    As the portable definition: −inf gets 0, a row without keys is 0, a row with NaN or +inf is NaN.
+    The rules are those of the portable definition: −inf gets weight 0, a row without keys is 0, a row with NaN or
+    +inf is NaN.
     """
-    return _function().apply(logits, power, scale)
+    weights: Tensor = _function().apply(logits, power, scale)
+    return weights
 
 
-def put_sparse_weights(logits: Tensor, power: int, scale: float, largest: Tensor | None = None) -> Tensor:
-    """Replace logits `(q, k)` by their weights, without gradient.
+def sparse_weights_(
+    logits: Float[Tensor, "q k"], power: int, scale: float, group_max: Float[Tensor, "q groups"] | None = None
+) -> Float[Tensor, "q k"]:
+    """Overwrite logits with their weights, without a gradient.
 
-    `largest`: of groups that together are each row, `(q, groups)`, where they are known.
+    Args:
+        logits: logits of whole rows.
+        power: exponent p of the projection.
+        scale: factor of the logits.
+        group_max: maxima of groups that together cover each row; None: computed here.
     """
-    return _weights(logits, power, scale, logits, largest)
+    return _weights(logits, power, scale, logits, group_max)
 
 
-def _weights(logits: Any, power: int, scale: float, weights: Any = None, largest: Any = None) -> Any:
-    """Newton's method, first on the largest of groups of keys, then on all, some rows at a time.
+def _weights(
+    logits: Tensor, power: int, scale: float, out: Tensor | None = None, group_max: Tensor | None = None
+) -> Tensor:
+    """Run Newton's method, first on the maxima of groups, then on all keys, some rows at a time.
 
-    The weights may be written over the logits.
+    `out` may be the logits themselves.
     """
     import torch
 
     k = logits.shape[-1]
-    if weights is None:
-        weights = torch.empty_like(logits, memory_format=torch.contiguous_format)
-    if weights.numel() == 0:
-        return weights
-    rows, out = logits.reshape(-1, k), weights.view(-1, k)
-    if largest is None:
-        groups = k // GROUP if k >= 16 * GROUP else 0
-        largest = rows if not groups else rows[:, : groups * GROUP].unflatten(1, (GROUP, groups)).amax(dim=1)
-        maximum = largest.amax(dim=-1, keepdim=True)
-        if groups * GROUP < k and groups:
-            maximum = torch.maximum(maximum, rows[:, groups * GROUP :].amax(dim=-1, keepdim=True))
+    if out is None:
+        out = torch.empty_like(logits, memory_format=torch.contiguous_format)
+    if out.numel() == 0:
+        return out
+    rows, weights = logits.reshape(-1, k), out.view(-1, k)
+    if group_max is None:
+        groups = k // GROUP_SIZE if k >= 16 * GROUP_SIZE else 0
+        group_max = (
+            rows if not groups else rows[:, : groups * GROUP_SIZE].unflatten(1, (GROUP_SIZE, groups)).amax(dim=1)
+        )
+        maximum = group_max.amax(dim=-1, keepdim=True)
+        if groups * GROUP_SIZE < k and groups:
+            maximum = torch.maximum(maximum, rows[:, groups * GROUP_SIZE :].amax(dim=-1, keepdim=True))
     else:
-        groups = largest.shape[-1]
-        maximum = largest.amax(dim=-1, keepdim=True)
-    bad = ~(maximum < math.inf)
-    gone = rows[bad[:, 0]] == -math.inf if bool(bad.any()) else None
+        groups = group_max.shape[-1]
+        maximum = group_max.amax(dim=-1, keepdim=True)
+    invalid = ~(maximum < math.inf)
+    excluded = rows[invalid[:, 0]] == -math.inf if bool(invalid.any()) else None
     shift = torch.where(maximum.isfinite(), maximum, torch.zeros_like(maximum))
     tau = torch.full_like(maximum, -1.0)
     if groups:
-        # These are some of the keys, and τ of some is never above that of all.
-        largest = (largest - shift) * scale
-        tau = threshold(largest, tau, torch.empty_like(largest), power)
+        # These are some of the keys, and τ of some keys is never above that of all.
+        z = (group_max - shift) * scale
+        tau = newton_threshold(z, tau, torch.empty_like(z), power)
     step = max(1, CHUNK // k)
-    room = torch.empty_like(out[:step], memory_format=torch.contiguous_format)
+    buffer = torch.empty_like(weights[:step], memory_format=torch.contiguous_format)
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        above = out[part]
-        z = torch.sub(rows[part], shift[part], out=room[: len(above)])
+        above = weights[part]
+        z = torch.sub(rows[part], shift[part], out=buffer[: len(above)])
         if scale != 1:
             z *= scale
-        threshold(z, tau[part], above, power)
+        newton_threshold(z, tau[part], above, power)
         if power == 2:
             above.mul_(above)
-    if gone is not None:
-        zero = out.new_zeros(())
-        out[bad[:, 0]] = torch.where(gone, zero, zero + math.nan)
-    return weights
+    if excluded is not None:
+        zero = weights.new_zeros(())
+        weights[invalid[:, 0]] = torch.where(excluded, zero, zero + math.nan)
+    return out
 
 
-def threshold(z: Any, tau: Any, above: Any, power: int) -> Any:
-    """τ of rows whose largest z is 0 (or that have no key), from one below; leaves max(0, z − τ) in `above`.
+def newton_threshold(
+    z: Float[Tensor, "q k"], tau: Float[Tensor, "q 1"], above: Float[Tensor, "q k"], power: int
+) -> Float[Tensor, "q 1"]:
+    """Return τ of each row, and write max(0, z − τ) into `above`.
 
-    Every step is from below: a τ that is not yet exact is still a lower bound.
+    Every Newton step approaches from below: a τ that is not yet exact is still a lower bound.
+
+    Args:
+        z: scaled logits minus their maximum: the largest of each row is 0, or the row has no key.
+        tau: a lower bound of τ.
+        above: overwritten.
+        power: exponent p of the projection.
     """
     import torch
 
     eps = torch.finfo(z.dtype).eps
     signs = torch.empty_like(z) if power == 1 else None
-    for _ in range(STEPS):
+    for _ in range(MAX_STEPS):
         torch.sub(z, tau, out=above)
         above.clamp_(min=0)
         total = above.sum(dim=-1, keepdim=True)
@@ -111,21 +141,20 @@ def threshold(z: Any, tau: Any, above: Any, power: int) -> Any:
             return tau
         slope = total / norm if signs is None else torch.sign(above, out=signs).sum(dim=-1, keepdim=True)
         new = tau + torch.where(norm > 0, excess / slope, excess)
-        if bool((new == tau).all()):  # no number is nearer
+        if bool((new == tau).all()):  # no floating-point number is nearer
             return tau
         tau = new
     return tau
 
 
-def _logit_gradient(weights: Any, gradient: Any, power: int, scale: float) -> Any:
-    """Of the weights' gradient; differentiable."""
+def _logit_gradient(weights: Tensor, gradient: Tensor, power: int, scale: float) -> Tensor:
     import torch
 
     if power == 1:
         slope = weights.detach().sign()
     else:
-        on = weights != 0
-        slope = torch.where(on, torch.where(on, weights, torch.ones_like(weights)).sqrt(), weights)
+        positive = weights != 0
+        slope = torch.where(positive, torch.where(positive, weights, torch.ones_like(weights)).sqrt(), weights)
     total = slope.sum(dim=-1, keepdim=True)
     mean = (slope * gradient).sum(dim=-1, keepdim=True) / torch.where(total == 0, torch.ones_like(total), total)
     if torch.is_grad_enabled():
@@ -137,26 +166,21 @@ def _logit_gradient(weights: Any, gradient: Any, power: int, scale: float) -> An
     return found
 
 
-_FUNCTION: Any = None
-
-
+@cache
 def _function() -> Any:
-    """The autograd function, made when torch is there."""
-    global _FUNCTION
-    if _FUNCTION is None:
-        import torch
+    """Return the autograd function, defined on first use since torch is optional."""
+    import torch
 
-        class SparseWeights(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, logits: Any, power: int, scale: float) -> Any:
-                weights = _weights(logits, power, scale)
-                ctx.save_for_backward(weights)
-                ctx.power, ctx.scale = power, scale
-                return weights
+    class SparseWeights(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: _Context, logits: Tensor, power: int, scale: float) -> Tensor:
+            weights = _weights(logits, power, scale)
+            ctx.save_for_backward(weights)
+            ctx.power, ctx.scale = power, scale
+            return weights
 
-            @staticmethod
-            def backward(ctx: Any, gradient: Any) -> Any:
-                return _logit_gradient(ctx.saved_tensors[0], gradient, ctx.power, ctx.scale), None, None
+        @staticmethod
+        def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
+            return _logit_gradient(ctx.saved_tensors[0], gradient, ctx.power, ctx.scale), None, None
 
-        _FUNCTION = SparseWeights
-    return _FUNCTION
+    return SparseWeights

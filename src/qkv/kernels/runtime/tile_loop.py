@@ -85,11 +85,19 @@ def row_logits(call: BoundCall, rows: Limits, cols: int) -> Array:
 
 
 def weigh_rows(
-    call: BoundCall, rows: Limits, logits: Array, readouts: tuple[Readout, ...], with_output: bool = True
+    call: BoundCall,
+    rows: Limits,
+    logits: Array,
+    readouts: tuple[Readout, ...],
+    with_output: bool = True,
+    cols: Limits | None = None,
 ) -> tuple[Array | None, tuple[Any, ...]]:
-    """Output and readouts of some queries, from their whole rows of logits."""
+    """Output and readouts of some queries, from their whole rows of logits.
+
+    `cols`: the only keys that the mask allows; logits and the call's values are those of these keys.
+    """
     normalizer = call.normalizer
-    tile = call.tile.restrict(rows, (0, call.tile.k_total))
+    tile = call.tile.restrict(rows, (0, call.tile.k_total) if cols is None else cols)
     weights = row_weights(normalizer, logits, tile)
     output = None
     if with_output:
