@@ -73,7 +73,7 @@ class Saved:
     """Results of the forward pass and what the backward pass needs of it.
 
     Attributes:
-        results: output and fields of readouts, flat.
+        results: output and arrays of the readouts, flat.
         sources: for each result that is a maximum, the number of the block it came from.
         candidates: candidates of each block; None where it attended to all keys.
     """
@@ -256,8 +256,8 @@ class RowBlocks:
         """Return where each result of a block goes in the whole."""
         tile = self.call.tile.restrict(rows, (0, self.call.tile.k_total))
         output = Reduction((tile.q_total, self.call.value.shape[-1]), (slice(*rows), slice(None)))
-        fields = [reduction for readout in self.readouts for reduction in readout.reductions(tile)]
-        return [output, *fields] if self.with_output else fields
+        read = [reduction for readout in self.readouts for reduction in readout.reductions(tile)]
+        return [output, *read] if self.with_output else read
 
     def _attend(
         self, call: BoundCall, index: BatchIndex, rows: Limits, saved: Saved, buffer: Tensor | None
