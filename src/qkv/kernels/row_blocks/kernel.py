@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
-from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, size_text, row_block_arrays, row_block_size
+from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size, size_text
 from qkv.normalizers import Normalizer
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result

@@ -50,12 +50,12 @@ def select_top_k(
         return None
     row, group = np.divmod(reached, maxima.shape[1])
     positions = (row * width + group)[:, None] + np.arange(0, width, maxima.shape[1])
-    members = numbers.reshape(-1).take_batch(positions)
-    hits = np.flatnonzero(members >= bounds[:, 0].take_batch(row)[:, None])
+    members = numbers.reshape(-1).take(positions)
+    hits = np.flatnonzero(members >= bounds[:, 0].take(row)[:, None])
     if len(hits) > rows * max_candidates:
         return None
-    row = row.take_batch(hits // positions.shape[1])
-    packed = _pack(members.reshape(-1).take_batch(hits), positions.reshape(-1).take_batch(hits) - row * width)
+    row = row.take(hits // positions.shape[1])
+    packed = _pack(members.reshape(-1).take(hits), positions.reshape(-1).take(hits) - row * width)
     lengths = np.bincount(row, minlength=rows)
     longest = int(lengths.max(initial=1))
     if longest > max_candidates:
@@ -63,7 +63,7 @@ def select_top_k(
     # One row per query; the ranks that reach the bound come first.
     starts = np.cumsum(lengths) - lengths
     table = np.full((rows, longest), _pack(np.full(1, -np.inf, numbers.dtype), np.zeros(1, np.int64))[0])
-    table.reshape(-1)[np.arange(len(row)) + (row * longest - starts.take_batch(row))] = packed
+    table.reshape(-1)[np.arange(len(row)) + (row * longest - starts.take(row))] = packed
     if longest > count:
         table.partition(longest - count, axis=-1)
         table = table[:, longest - count :]
