@@ -118,11 +118,10 @@ class RowBlocksKernel(Kernel):
 
     def _search_rows(self, problem: Problem) -> int:
         """Return the queries per block of one batch element: 8 MB of logits, at least 32 queries."""
-        axes = problem.axes
-        logits = self.budget // 4
-        rows = max(logits // axes.k, min(32, 2 * logits // axes.k))
-        allowed = problem.memory // 2 // (problem.itemsize * axes.k * 4)
-        return max(1, min(axes.q, 512, rows, allowed))
+        logits, k = self.budget // 4, max(1, problem.axes.k)
+        rows = max(logits // k, min(32, 2 * logits // k))
+        allowed = problem.memory // 2 // (problem.itemsize * k * 4)
+        return max(1, min(problem.axes.q, 512, rows, allowed))
 
     def _rows(self, problem: Problem) -> int:
         return row_block_size(problem, self.budget, row_block_arrays(problem))
