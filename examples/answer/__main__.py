@@ -83,7 +83,7 @@ def _run(asked: argparse.Namespace) -> int:
     from examples.answer.answering import Text
     from examples.answer.meaning import Meaning, installed
     from examples.answer.sentences import read
-    from qkv.cli.progress import ProgressBar
+    from qkv.core.progress import ProgressBar
 
     sentences = read(asked.file)  # a file that cannot be read is said before the model is loaded
     by = asked.by or ("both" if installed() else "words")

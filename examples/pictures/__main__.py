@@ -61,7 +61,7 @@ def _run(asked: argparse.Namespace) -> int:
 
     from examples.pictures.drawing import check, save
     from examples.pictures.learning import Album, ask, by_pixels, learn, measure
-    from qkv.cli.progress import ProgressBar
+    from qkv.core.progress import ProgressBar
 
     if asked.picture is not None:
         check(asked.picture)

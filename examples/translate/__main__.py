@@ -138,7 +138,7 @@ def _train(asked: argparse.Namespace) -> int:
 def _evaluate(asked: argparse.Namespace) -> None:
     from examples.translate import files
     from examples.translate.measuring import evaluate
-    from qkv.cli.progress import ProgressBar
+    from qkv.core.progress import ProgressBar
 
     _at_least(1, beam=asked.beam, long=asked.long)
     _at_least(0, most=asked.most)

@@ -109,7 +109,7 @@ def test_a_place_where_no_index_can_be_is_refused_before_the_work(at, command, m
     monkeypatch.setattr("qkv.cli.search.make_index", lambda *_, **__: pytest.fail("it was made"))
     code, out, err = at(*command.split(), "notes", "--save", "films.csv/kept")
     assert (code, out) == (2, "")
-    assert "'films.csv' is no folder, so the index cannot be in it" in err
+    assert "'films.csv' is not a folder, so the index cannot be in it" in err
 
 
 def test_a_column_of_a_table_is_searched(at):

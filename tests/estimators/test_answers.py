@@ -259,7 +259,7 @@ def test_a_progress_bar_is_shown_only_where_it_is_asked_for(capsys):
     quick().fit(X, Y)
     assert capsys.readouterr().err == ""
     quick(verbose=True).fit(X, Y)
-    assert "learning what is similar (network)" in capsys.readouterr().err
+    assert "metric learning (network)" in capsys.readouterr().err
 
 
 def test_without_pytorch_it_says_what_to_install():

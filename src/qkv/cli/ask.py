@@ -95,8 +95,8 @@ def ask(
     if version is not None and not stored:
         raise OptionError("--version is of a store, and this is none. Leave it out.")
 
-    from qkv.cli.progress import ProgressBar
     from qkv.cli.query_input import read_queries
+    from qkv.core.progress import ProgressBar
     from qkv.database.database import Database
 
     if sql is not None:

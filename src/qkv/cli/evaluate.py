@@ -68,7 +68,7 @@ def evaluate(
     if collection is None and not run:
         raise DataError("there is no COLLECTION. Name one, or give --run and --relevant.")
 
-    from qkv.cli.progress import ProgressBar
+    from qkv.core.progress import ProgressBar
 
     with ProgressBar() as progress:
         if run:

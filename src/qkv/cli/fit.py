@@ -65,8 +65,8 @@ def fit_search(
         raise DataError("there is no COLLECTION. Name one.")
 
     from qkv.cli.evaluate import judged
-    from qkv.cli.progress import ProgressBar
     from qkv.cli.search import open_index
+    from qkv.core.progress import ProgressBar
     from qkv.search.evaluation import learn
     from qkv.search.index_files import may_be_saved
 

@@ -40,8 +40,8 @@ def fit_join(
     if not out:
         raise DataError("there is no --out. Name a file for the model, as in --out model.json.")
 
-    from qkv.cli.progress import ProgressBar
     from qkv.core.files import check_writable
+    from qkv.core.progress import ProgressBar
     from qkv.join import SoftJoin
 
     check_writable(Path(out), "the model")

@@ -61,7 +61,7 @@ def join(
     if out is not None:
         _check_out(Path(out))
 
-    from qkv.cli.progress import ProgressBar
+    from qkv.core.progress import ProgressBar
     from qkv.join import SoftJoin
 
     soft = SoftJoin(on, id=id_) if model is None else SoftJoin.load(model, id=id_)

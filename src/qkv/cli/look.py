@@ -117,7 +117,7 @@ def look(
         serve(make, port=port, browser=not no_browser)
         return
 
-    from qkv.cli.progress import ProgressBar
+    from qkv.core.progress import ProgressBar
 
     if export is not None:
         from qkv.core.files import check_writable

@@ -55,8 +55,8 @@ def roles(
     if kind == "winobias" and not occupations:
         raise OptionError("winobias wants --occupations: a file with an occupation on each line.")
 
-    from qkv.cli.progress import ProgressBar
     from qkv.core.files import check_writable
+    from qkv.core.progress import ProgressBar
     from qkv.look.figure import check_figure_path, save_figure
     from qkv.look.roles import Sentence, conllu, gap, measure, plain, winobias
     from qkv.look.text_model import load

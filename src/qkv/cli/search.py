@@ -72,7 +72,7 @@ def search(
         raise DataError("there is no SOURCE. Name a folder of texts, a table, or an index.")
     given = list(query or [])
 
-    from qkv.cli.progress import ProgressBar
+    from qkv.core.progress import ProgressBar
 
     if save is not None:
         from qkv.search.index_files import may_be_saved

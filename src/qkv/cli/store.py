@@ -74,7 +74,7 @@ def create(
     ] = "arrow",
 ) -> None:
     """Make a store from the rows of a file. It remembers its key and value."""
-    from qkv.cli.progress import ProgressBar
+    from qkv.core.progress import ProgressBar
     from qkv.database.database import Database
 
     if not key or not value:
@@ -106,7 +106,7 @@ def append(
     ],
 ) -> None:
     """Add the rows of files, all or none, as one version."""
-    from qkv.cli.progress import ProgressBar
+    from qkv.core.progress import ProgressBar
 
     opened = _open(path)
     before = len(opened.store)
@@ -142,7 +142,7 @@ def compact(
     keep: Annotated[int | None, typer.Option(metavar="N", min=1, help="Forget all but the N newest versions.")] = None,
 ) -> None:
     """Rewrite small and thinned blocks into full ones, and free what no version needs."""
-    from qkv.cli.progress import ProgressBar
+    from qkv.core.progress import ProgressBar
     from qkv.plan.cost import memory_text
 
     opened = _open(path)
@@ -154,7 +154,7 @@ def compact(
 @store.command(short_help="Compare every byte with its checksum.")
 def verify(path: Folder) -> None:
     """Compare every byte with its checksum; damaged files are named, and the exit code is 2."""
-    from qkv.cli.progress import ProgressBar
+    from qkv.core.progress import ProgressBar
 
     opened = _open(path, damaged="skip")
     with ProgressBar() as progress:

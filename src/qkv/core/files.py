@@ -1,7 +1,11 @@
-"""Files that are written whole or not at all."""
+"""Write files atomically: a reader sees the old file or the new one, never a part."""
+
+from __future__ import annotations
 
 import errno
 import os
+import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,73 +14,83 @@ from typing import IO
 
 from qkv.errors import DataError
 
-__all__ = ["atomic_path", "check_creatable", "check_writable", "fsync", "write_atomic"]
+__all__ = ["atomic_path", "check_creatable", "check_writable", "fsync", "write_atomic", "write_atomic_with_siblings"]
 
 
 @contextmanager
-def atomic_path(target: Path) -> Iterator[Path]:
-    """A file beside the target, to be filled in the `with` block; then it takes the target's name.
+def atomic_path(target: Path, *, prefix: str | None = None, sync: bool = False) -> Iterator[Path]:
+    """Yield the path of a temporary file in the folder of `target`; rename it to `target` when the block ends.
 
-    A reader sees the old file or the new one, never a part, and a block that fails leaves nothing.
+    A block that raises leaves nothing behind.
+
+    Args:
+        target: the final file, replaced if it exists.
+        prefix: start of the temporary file's name; None: a dot and the name of the target.
+        sync: flush the file to the disk before it is renamed, so that it is complete after a power loss.
 
     Raises:
-        OSError: there is no room for it.
+        OSError: the file cannot be written.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with atomic_path(Path(folder) / "a.txt") as partial:
-        ...         _ = partial.write_text("whole")
+        ...     with atomic_path(Path(folder) / "a.txt") as temporary:
+        ...         _ = temporary.write_text("complete")
         ...     [path.name for path in Path(folder).iterdir()]
         ['a.txt']
     """
-    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
-    os.close(descriptor)
-    partial = Path(name)
+    start, end = (f".{target.name}.", ".part") if prefix is None else (prefix, "")
+    temporary = target.with_name(f"{start}{secrets.token_hex(8)}{end}")
     try:
-        yield partial
-        # mkstemp makes private files; this one is as readable as any other new file.
-        mask = os.umask(0)
-        os.umask(mask)
-        partial.chmod(0o666 & ~mask)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+        yield temporary
+        if sync:
+            fsync(temporary)
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
-def check_writable(target: Path, what: str = "the file") -> None:
-    """Look where a file will go, before the long work that fills it.
+def check_writable(target: Path, description: str = "the file") -> None:
+    """Check that a file can be written, before the computation that fills it.
+
+    Args:
+        target: the file.
+        description: name of the file in error messages.
 
     Raises:
-        DataError: its folder is not there, or this user may not write in it.
+        DataError: the folder does not exist, or this user may not write to it.
 
     Example:
         >>> check_writable(Path("no-such-folder/a.txt"))
         Traceback (most recent call last):
-        qkv.errors.DataError: there is no folder 'no-such-folder' for the file. Make it first.
+        qkv.errors.DataError: there is no folder 'no-such-folder' for the file. Create it first.
     """
-    if target.parent.exists() and not target.parent.is_dir():
-        raise DataError(f"{str(target.parent)!r} is no folder, so {what} cannot be in it. Choose another place.")
-    if not target.parent.is_dir():
-        raise DataError(f"there is no folder {str(target.parent)!r} for {what}. Make it first.")
-    if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise DataError(
-            f"{what} {str(target)!r} cannot be written: {os.strerror(errno.EACCES)}. Choose another folder."
-        )
+    folder = target.parent
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{str(folder)!r} is not a folder, so {description} cannot be in it. Choose another folder.")
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {str(folder)!r} for {description}. Create it first.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _unwritable(description, target, os.strerror(errno.EACCES))
 
 
-def check_creatable(folder: Path, what: str) -> None:
-    """Look where a folder will be, with those above it, before the long work that fills it.
+def check_creatable(folder: Path, description: str) -> None:
+    """Check that a folder and its missing parents can be created, before the computation that fills them.
+
+    Args:
+        folder: the folder.
+        description: name of the folder in error messages.
 
     Raises:
-        DataError: this user may not make it, or what is above it is a file.
+        DataError: this user may not create it, or one of its parents is a file.
 
     Example:
         >>> check_creatable(Path("/dev/null/a"), "the store")
         Traceback (most recent call last):
-        qkv.errors.DataError: '/dev/null' is no folder, so the store cannot be in it. Choose another place.
+        qkv.errors.DataError: '/dev/null' is not a folder, so the store cannot be in it. Choose another folder.
     """
-    above = next(part for part in (folder, *folder.parents) if part.exists())
-    check_writable(above / folder.name, what)
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    check_writable(existing / folder.name, description)
 
 
 def fsync(path: Path) -> None:
@@ -91,37 +105,61 @@ def fsync(path: Path) -> None:
 def write_atomic(
     target: Path,
     content: bytes | Callable[[IO[bytes]], object],
-    what: str = "the file",
+    description: str = "the file",
     *,
     sync: bool = False,
 ) -> None:
-    """Write a file whole, and say in a sentence where it cannot be.
+    """Write a file atomically.
 
     Args:
-        target: the file; one that is there is replaced.
-        content: bytes, or what writes them into a stream.
-        what: what the file is, for the message.
-        sync: wait until the bytes are on the disk before the file takes its name, so that it is whole after a
-            loss of power too.
+        target: the file, replaced if it exists.
+        content: the bytes, or a function that writes them to a binary stream.
+        description: name of the file in error messages.
+        sync: flush the file to the disk before it is renamed, so that it is complete after a power loss.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: the file cannot be written.
 
     Example:
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     write_atomic(Path(folder) / "a.txt", b"whole")
+        ...     write_atomic(Path(folder) / "a.txt", b"complete")
         ...     (Path(folder) / "a.txt").read_text()
-        'whole'
+        'complete'
     """
-    check_writable(target, what)
+    check_writable(target, description)
     try:
-        with atomic_path(target) as partial, partial.open("wb") as stream:
+        with atomic_path(target, sync=sync) as temporary, temporary.open("xb") as stream:
             if isinstance(content, bytes):
                 stream.write(content)
             else:
                 content(stream)
-            if sync:
-                stream.flush()
-                os.fsync(stream.fileno())
     except OSError as error:
-        raise DataError(f"{what} {str(target)!r} cannot be written: {error.strerror}. Choose another folder.") from None
+        raise _unwritable(description, target, error.strerror) from None
+
+
+def write_atomic_with_siblings(target: Path, save: Callable[[Path], object], description: str = "the file") -> None:
+    """Write a file and those that `save` writes beside it; each is atomic, and the target is renamed last.
+
+    Args:
+        target: the main file, replaced if it exists.
+        save: called with a path in a temporary folder, named like the target.
+        description: name of the file in error messages.
+
+    Raises:
+        DataError: a file cannot be written.
+    """
+    folder = None
+    try:
+        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part"))
+        save(folder / target.name)
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == target.name):
+            path.replace(target.parent / path.name)
+    except OSError as error:
+        raise _unwritable(description, target, error.strerror) from None
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unwritable(description: str, target: Path, reason: str | None) -> DataError:
+    return DataError(f"{description} {str(target)!r} cannot be written: {reason}. Choose another folder.")

@@ -1,8 +1,76 @@
-"""How long work tells what is done."""
+"""Progress of long work: the `Progress` callback and the bar that shows it."""
 
+from __future__ import annotations
+
+import sys
+import time
 from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeAlias
 
-__all__ = ["Progress"]
+if TYPE_CHECKING:
+    import rich.progress
 
-Progress = Callable[[str, int, int], None]
-"""Called as `progress(what, done, total)`; a total of 0 is not known."""
+__all__ = ["Progress", "ProgressBar"]
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called as `progress(task, done, total)` with the name of the task; a total of 0 means unknown."""
+
+_DELAY_SECONDS = 0.5
+
+
+class ProgressBar:
+    """A `Progress` callback that draws a bar on stderr, with one line per task.
+
+    It appears after half a second, only on a terminal, and disappears at the end of the `with` block.
+
+    Args:
+        always: draw at once and also where stderr is not a terminal, and leave the finished bar there.
+
+    Example:
+        >>> with ProgressBar() as progress:
+        ...     progress("reading", 1, 2)
+    """
+
+    def __init__(self, *, always: bool = False) -> None:
+        self._always = always
+        self._start = time.monotonic()
+        self._bar: rich.progress.Progress | None = None
+        self._tasks: dict[str, rich.progress.TaskID] = {}
+        self._hidden = not (always or sys.stderr.isatty())
+
+    def __call__(self, task: str, done: int, total: int, note: str = "") -> None:
+        """Show that `done` of `total` steps of a task are done, with an optional note behind the bar."""
+        if self._hidden:
+            return
+        if self._bar is None:
+            if not self._always and time.monotonic() - self._start < _DELAY_SECONDS:
+                return
+            self._bar = _rich_bar(transient=not self._always)
+            self._bar.start()
+        if task not in self._tasks:
+            self._tasks[task] = self._bar.add_task(task, total=total or None, note=note)
+        self._bar.update(self._tasks[task], completed=done, total=total or None, note=note)
+
+    def clear(self) -> None:
+        """Remove the bar, before other output is printed."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar, self._tasks = None, {}
+        self._start = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.clear()
+
+
+def _rich_bar(transient: bool) -> rich.progress.Progress:
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn
+
+    columns = (*Progress.get_default_columns(), TextColumn("{task.fields[note]}"))
+    return Progress(*columns, console=Console(stderr=True), transient=transient)

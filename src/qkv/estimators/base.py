@@ -7,9 +7,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from qkv.core.progress import ProgressBar
 from qkv.errors import DataError, MissingPackageError, OptionError
 from qkv.estimators.features import Features, columns_of, is_frame, learn_features, sizes_of, use_features
-from qkv.estimators.progress import progress_bar
 
 try:
     import torch
@@ -108,8 +108,13 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         metric = self._metric(values.shape[1])
         recipe = self._recipe(len(features))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with progress_bar(self.verbose, f"learning what is similar ({self.metric})") as progress:
-            learned = learn(metric, features, values, shares, recipe, seed, progress)
+        with ProgressBar(always=True) as bar:
+            task = f"metric learning ({self.metric})"
+
+            def progress(step: int, steps: int, error: float) -> None:
+                bar(task, step, steps, f"error {error:.4g}")
+
+            learned = learn(metric, features, values, shares, recipe, seed, progress if self.verbose else None)
         self._settle(metric, learned, features, values, shares, seed)
         self.rows_ = {"numbers": features.numbers, "codes": features.codes, "values": values}
         self.shares_ = None if shares is None else shares

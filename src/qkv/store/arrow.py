@@ -125,7 +125,7 @@ class ArrowStore(Store):
         if first is None:
             return self.version
         with self._writing():
-            parts = (part for rows in chain([first], tables) for part in row_files.restrict(rows))
+            parts = (part for rows in chain([first], tables) for part in row_files.cut(rows))
             if pieces := row_files.write_rows(self._rows, parts):
                 self._commit("append", self._manifest.pieces + pieces)
         return self.version
@@ -263,7 +263,7 @@ class ArrowStore(Store):
             if len(waiting) == 1 and waiting[0].deleted is None:
                 done.extend(waiting)
             elif waiting:
-                done.extend(row_files.write_rows(self._rows, row_files.restrict(pa.concat_tables(tables))))
+                done.extend(row_files.write_rows(self._rows, row_files.cut(pa.concat_tables(tables))))
             waiting.clear()
             tables.clear()
 

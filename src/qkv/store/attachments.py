@@ -11,7 +11,7 @@ from typing import Any
 from qkv.errors import DamagedStoreError, DataError
 from qkv.store import row_files
 from qkv.store.base import Damage
-from qkv.store.disk import checksum, sync_folder, write_whole
+from qkv.store.disk import checksum, sync_folder, write_synced
 from qkv.store.manifest import Piece
 
 __all__ = ["FOLDER", "attach", "attached_damages", "read_attached"]
@@ -31,7 +31,7 @@ def attach(path: Path, attached: Mapping[str, bytes]) -> dict[str, Any]:
     folder.mkdir(parents=True)
     said = []
     for name, data in attached.items():
-        write_whole(folder / name, data)
+        write_synced(folder / name, data)
         state = (folder / name).stat()
         said.append(asdict(Piece(name, 0, state.st_size, checksum(data), state.st_mtime_ns)))
     sync_folder(folder)

@@ -2,20 +2,19 @@
 
 import errno
 import os
-import uuid
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from qkv.core.files import fsync
+from qkv.core.files import atomic_path, fsync
 from qkv.errors import StoreFullError
 
-__all__ = ["TEMPORARY", "checksum", "full_disk_in_words", "sync_folder", "write_whole"]
+__all__ = ["TEMPORARY", "checksum", "full_disk_in_words", "sync_folder", "write_synced"]
 
 TEMPORARY = ".writing-"
-"""How the name of a file begins that is not finished."""
+"""Start of the names of temporary files."""
 
 _PIECE = 2**24
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -49,22 +48,18 @@ def full_disk_in_words(name: str) -> Iterator[None]:
         ) from None
 
 
-def write_whole(path: Path, data: Any) -> None:
-    """Write a file: a new name, synced, then renamed into place. The folder is not synced: see `sync_folder`.
+def write_synced(path: Path, data: Any) -> None:
+    """Write a file atomically and wait until its bytes are on the disk; its name is not: see `sync_folder`.
 
     Raises:
         StoreFullError: the disk is full, or the file would be larger than is allowed. Nothing is left behind.
     """
-    unfinished = path.with_name(f"{TEMPORARY}{uuid.uuid4().hex}")
-    try:
-        with full_disk_in_words(path.name), unfinished.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    with (
+        full_disk_in_words(path.name),
+        atomic_path(path, prefix=TEMPORARY, sync=True) as temporary,
+        temporary.open("xb") as file,
+    ):
+        file.write(data)
 
 
 def sync_folder(path: Path) -> None:

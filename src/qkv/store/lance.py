@@ -190,7 +190,7 @@ class LanceStore(Store):
         with self._writing():
             fragments: list[Any] = []
             for rows in chain([first], tables):
-                for part in row_files.restrict(rows):
+                for part in row_files.cut(rows):
                     with in_words(self.path):
                         fragments += self._lance.fragment.write_fragments(
                             part, self._dataset, mode="append", max_rows_per_file=max(1, part.num_rows)

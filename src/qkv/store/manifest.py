@@ -12,7 +12,7 @@ from typing import Any
 
 from qkv.errors import DamagedStoreError, DataError
 from qkv.store.base import Version
-from qkv.store.disk import checksum, sync_folder, write_whole
+from qkv.store.disk import checksum, sync_folder, write_synced
 
 __all__ = ["FORMAT", "Manifest", "Piece", "latest", "manifest_path", "numbers", "read_manifest"]
 
@@ -87,7 +87,7 @@ class Manifest:
         text = json.dumps(body, ensure_ascii=False, indent=0, sort_keys=True)
         whole = json.dumps({"check": checksum(text.encode()), "manifest": text}, ensure_ascii=False)
         path = manifest_path(folder, self.number)
-        write_whole(path, whole.encode())
+        write_synced(path, whole.encode())
         try:
             sync_folder(folder)
         except BaseException:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.store.disk import checksum, sync_folder, write_whole
+from qkv.store.disk import checksum, sync_folder, write_synced
 from qkv.store.manifest import Piece
 
 __all__ = [
@@ -47,7 +47,7 @@ def _write_piece(folder: Path, table: Any) -> Piece:
         writer.write_table(table.combine_chunks())
     data = sink.getvalue()
     path = folder / f"{uuid.uuid4().hex}.arrow"
-    write_whole(path, data)
+    write_synced(path, data)
     state = path.stat()
     return Piece(path.name, table.num_rows, state.st_size, checksum(data), state.st_mtime_ns)
 
@@ -122,4 +122,4 @@ def suspects(folder: Path, pieces: Iterable[Piece]) -> set[str]:
 def remember_verified(folder: Path, pieces: Iterable[Piece]) -> None:
     """Note the times of files whose bytes were just found right: a copied store is then read through once."""
     times = {piece.name: (folder / piece.name).stat().st_mtime_ns for piece in pieces}
-    write_whole(folder / VERIFIED, json.dumps(times).encode())
+    write_synced(folder / VERIFIED, json.dumps(times).encode())

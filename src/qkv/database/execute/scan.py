@@ -31,7 +31,7 @@ from qkv.normalizers import Identity
 from qkv.scores import Cosine, Gaussian
 from qkv.scores.base import Score
 from qkv.store import Block
-from qkv.store.disk import write_whole
+from qkv.store.disk import write_synced
 
 __all__ = ["CellLogits", "VectorNorms", "Logits", "fast_logits"]
 
@@ -239,7 +239,7 @@ class VectorNorms:
         # Where they cannot be noted they are found again the next time.
         with contextlib.suppress(OSError, StoreFullError):
             home.parent.mkdir(exist_ok=True)
-            write_whole(home, data.getvalue())
+            write_synced(home, data.getvalue())
         return found
 
 

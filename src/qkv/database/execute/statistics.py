@@ -20,7 +20,7 @@ from qkv.database.io import arrow_columns
 from qkv.database.keys.bandwidth import Bandwidth, thinning_step
 from qkv.database.keys.columns import Column
 from qkv.errors import StoreFullError
-from qkv.store.disk import write_whole
+from qkv.store.disk import write_synced
 
 __all__ = ["ColumnStatistics", "TableStatistics", "load_statistics"]
 
@@ -97,7 +97,7 @@ class TableStatistics:
         np.savez(data, said=np.array(json.dumps(said)), sample=self.sample, gaps=self.gaps)
         try:
             self.home.parent.mkdir(exist_ok=True)
-            write_whole(self.home, data.getvalue())
+            write_synced(self.home, data.getvalue())
             for older in sorted(self.home.parent.glob("*.npz"))[:-_MOST_NOTES]:
                 older.unlink(missing_ok=True)
         except (OSError, StoreFullError):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qkv.errors import DataError, KindError, MissingPackageError, OptionError
+from qkv.core.files import write_atomic_with_siblings
+from qkv.errors import KindError, MissingPackageError, OptionError
 from qkv.interop.onnx.attention_node import AttentionNode
 from qkv.interop.onnx.attributes import OPSETS
 from qkv.kernels.compiled.export import FIRST
@@ -92,7 +91,7 @@ def export(
             verbose=False,
         )
     target = Path(path)
-    _atomically(target, written.save)
+    write_atomic_with_siblings(target, written.save, "the model")
     return target
 
 
@@ -124,24 +123,3 @@ def _packages() -> tuple[Any, dict[Any, Callable[..., Any]]]:
         return op.TopK(x, size, axis=dim, largest=int(descending), sorted=1)  # type: ignore[no-any-return]
 
     return torch, {torch.ops.aten.sort.stable: sort}
-
-
-def _atomically(target: Path, save: Callable[[Path], None]) -> None:
-    """Write beside the target, then rename: a reader sees the old file or the new one, never a part."""
-    try:
-        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part"))
-    except OSError as error:
-        raise _unwritten(target, error) from None
-    try:
-        save(folder / target.name)
-        # The file with the weights first: nobody asks for it before the model is there.
-        for part in sorted(folder.iterdir(), key=lambda part: part.name == target.name):
-            part.replace(target.parent / part.name)
-    except OSError as error:
-        raise _unwritten(target, error) from None
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _unwritten(target: Path, error: OSError) -> DataError:
-    return DataError(f"the model {str(target)!r} cannot be written: {error.strerror}. Choose another folder.")
