@@ -1,0 +1,92 @@
+"""Mutation testing on a seeded sample: does a test fail when the code is wrong?
+
+    python -m tests.mutants [--seed 1] [--size 1500] [--least 150] [--package masks]
+
+mutmut changes one operator, number, name or argument of one function at a time and runs the tests that call the
+function. The sample is stratified by package: at least `--least` mutants of each, the rest in proportion. The report
+lists every mutant that no test noticed; `docs/mutation.md` gives the reasons for those that remain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("core", "masks", "normalizers", "store", "database", "estimators")
+SURVIVED, NOT_CALLED = 0, 33
+"""Exit codes of mutmut: no test failed, no test calls the function. All others mean that the mutant was noticed."""
+
+
+def main() -> None:
+    """Run the sample and print the share of mutants that a test noticed, by package."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sample")
+    parser.add_argument("--size", type=int, default=1500, help="mutants in the sample")
+    parser.add_argument("--least", type=int, default=150, help="mutants of each package, at least")
+    parser.add_argument("--package", choices=PACKAGES, action="append", help="only this package; may be repeated")
+    given = parser.parse_args()
+    packages = tuple(given.package or PACKAGES)
+    mutmut("no-such-mutant")  # makes the mutants, and notes which tests call which function
+    sample = drawn(packages, given.size, given.least, random.Random(given.seed))
+    names = [name for some in sample.values() for name in some]
+    for start in range(0, len(names), 200):  # a command line holds so many names
+        mutmut(*names[start : start + 200])
+    report(sample)
+
+
+def mutmut(*names: str) -> None:
+    """Run mutmut on these mutants."""
+    log = ROOT / "mutants" / "log.txt"
+    log.parent.mkdir(exist_ok=True)
+    with log.open("a") as file:
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "mutmut", "run", *names]
+        subprocess.run(command, cwd=ROOT, stdout=file, stderr=file, env=environment, check=False)
+
+
+def results() -> Iterator[tuple[str, int | None]]:
+    """Return every mutant and the exit code of its run, None where it has not run."""
+    for path in sorted((ROOT / "mutants").rglob("*.meta")):
+        yield from json.loads(path.read_text())["exit_code_by_key"].items()
+
+
+def drawn(packages: tuple[str, ...], size: int, least: int, draw: random.Random) -> dict[str, list[str]]:
+    """Return the sample of each package."""
+    known = {package: [name for name, _ in results() if name.split(".")[1] == package] for package in packages}
+    missing = [package for package, names in known.items() if not names]
+    if missing:
+        raise SystemExit(f"mutmut made no mutants of {', '.join(missing)}; see mutants/log.txt.")
+    rest = size - sum(min(least, len(names)) for names in known.values())
+    free = sum(max(0, len(names) - least) for names in known.values())
+    counts = {
+        package: min(len(names), least) + round(max(0, len(names) - least) * max(0, rest) / max(1, free))
+        for package, names in known.items()
+    }
+    return {package: draw.sample(names, min(counts[package], len(names))) for package, names in known.items()}
+
+
+def report(sample: dict[str, list[str]]) -> None:
+    """Print how many mutants were noticed, and those that were not."""
+    codes = dict(results())
+    survivors: list[str] = []
+    total = noticed = 0
+    for package, names in sample.items():
+        here = [name for name in names if codes[name] in (SURVIVED, NOT_CALLED)]
+        ran = sum(codes[name] is not None for name in names)
+        total, noticed = total + ran, noticed + ran - len(here)
+        print(f"{package:12s} {ran - len(here):5d} of {ran:5d} noticed  {(ran - len(here)) / max(1, ran):.1%}")
+        survivors += here
+    print(f"{'all':12s} {noticed:5d} of {total:5d} noticed  {noticed / max(1, total):.1%}")
+    for name in survivors:
+        print(f"not noticed: {name}" + ("  (no test calls it)" if codes[name] == NOT_CALLED else ""))
+
+
+if __name__ == "__main__":
+    main()
