@@ -112,7 +112,7 @@ class TiledMap:
             head, element: which.
         """
         mean, largest = (readout[element, head] for readout in seen.readouts)
-        call, total = seen.saved.call.select_head(head), seen.kept.log_sum_exp[element, head]
+        call, total = seen.saved.call.select_head(head), seen.saved.log_sum_exp[element, head]
         options = {name: call.options[name] for name in ("score", "mask", "positions")}
         bound = bind_call(
             call.query, call.key, call.value, normalizer=call.options["normalizer"] or Softmax(), **options

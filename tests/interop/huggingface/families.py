@@ -51,7 +51,7 @@ class Found:
     cls: str = ""
     inputs: str = ""
     what: str = "unbuilt"
-    covered: int = 0
+    reached: int = 0
     missed: int = 0
     logits: float | None = None
     weights: float | None = None
@@ -96,7 +96,7 @@ def compare(kind: str, *, gradients: bool = True, generate: bool = True) -> Foun
         except RefusedError as error:
             found.what, found.why = "refused", str(error)
             return found
-        found.covered, found.missed = len(counted.covered), len(counted.missed)
+        found.reached, found.missed = len(counted.covered), len(counted.missed)
         if not counted.covered:
             found.what = "bypassed" if counted.missed else "without attention"
             return found

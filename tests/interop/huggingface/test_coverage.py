@@ -18,7 +18,7 @@ def test_all_layers_of_an_encoder_and_decoder_are_counted() -> None:
     found = huggingface.layer_coverage(bart(), input_ids=TOKENS)
     assert sorted(found.covered.values()) == [1] * 5
     assert found.missed == ()
-    assert str(found) == "all 5 attention layers that ran are reached"
+    assert str(found) == "all 5 attention layers that ran call the engine"
 
 
 def test_layers_that_compute_attention_themselves_are_named() -> None:
@@ -42,7 +42,7 @@ def test_a_model_that_is_reached_in_part_says_which_layers_are_not() -> None:
 
 def test_attaching_warns_after_the_first_run_and_only_then() -> None:
     model = huggingface.attach(model_of("MPNetModel"))
-    with pytest.warns(huggingface.BypassWarning, match="2 are not"):
+    with pytest.warns(huggingface.BypassWarning, match="2 bypass"):
         model(TOKENS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -61,7 +61,7 @@ def test_attaching_a_model_that_is_reached_warns_of_nothing_and_leaves_no_hook()
 
 
 def test_a_name_that_nobody_registered_is_refused() -> None:
-    with pytest.raises(OptionError, match="nothing is registered"):
+    with pytest.raises(OptionError, match="must be a registered name"):
         huggingface.attach(model_of("BertModel"), "never")
 
 

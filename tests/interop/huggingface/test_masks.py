@@ -162,7 +162,7 @@ def test_what_a_model_writes_into_it_counts() -> None:
     assert torch.equal(mask.dense(), array)
     torch.manual_seed(0)
     query, key = torch.randn(2, 3, 6, 4), torch.randn(2, 3, 9, 4)
-    found = AttentionCall.of(Registration(), torch.nn.Identity(), query, key, key, mask)
+    found = AttentionCall.from_interface(Registration(), torch.nn.Identity(), query, key, key, mask)
     output = attend(found.query, found.key, found.value, **found.options)
     wanted = ((query @ key.mT) / 2 + array).softmax(-1) @ key
     torch.testing.assert_close(output, wanted)

@@ -95,7 +95,7 @@ def test_a_layer_that_is_called_more_than_once_is_seen_each_time() -> None:
         model(TOKENS)
         model(TOKENS[:, :4])
     (calls,) = seen.layers.values()
-    assert [(one.call, one.queries) for one in calls] == [(0, 9)] * 3 + [(1, 4)] * 3
+    assert [(one.step, one.queries) for one in calls] == [(0, 9)] * 3 + [(1, 4)] * 3
     assert seen.calls == 2
 
 
@@ -112,7 +112,7 @@ def test_generate_is_seen_step_by_step_with_the_attention_to_the_input(cache: st
         "model.decoder.layers.0.encoder_attn", "model.decoder.layers.1.encoder_attn",
     ]  # fmt: skip
     cross = seen.layers["model.decoder.layers.0.encoder_attn"]
-    assert [one.call for one in cross] == [0, 1, 2, 3]
+    assert [one.step for one in cross] == [0, 1, 2, 3]
     assert all(one.readouts[0].shape == (2, 4, 1, 9) for one in cross)
     # The padding of the input is never looked at.
     assert all((one.readouts[0][1, ..., 6:] == 0).all() for one in cross)
@@ -229,7 +229,7 @@ def test_weights_of_a_model_that_bypasses_the_interface_are_its_own_and_it_is_sa
         own = model(TOKENS, attention_mask=REAL, output_attentions=True).attentions
     hooks = hooks_of(model)
     with (
-        pytest.warns(huggingface.BypassWarning, match="read from weights that the model made"),
+        pytest.warns(huggingface.BypassWarning, match="read from weights that the model computed"),
         torch.no_grad(),
         record(model, [readouts.Dense(), readouts.TopWeights(2)]) as seen,
     ):
@@ -255,10 +255,10 @@ def test_a_model_that_is_reached_in_full_is_recorded_without_a_warning() -> None
 @pytest.mark.parametrize(
     ("more", "error", "said"),
     [
-        ({"layers": "nowhere.*"}, OptionError, "no layer is called"),
-        ({"layers": 2}, OptionError, "the model has 2 that attend"),
-        ({"heads": [4]}, OptionError, "the layer has 4"),
-        ({"name": "never"}, OptionError, "nothing is registered"),
+        ({"layers": "nowhere.*"}, OptionError, "layers must match names of layers"),
+        ({"layers": 2}, OptionError, "2 attention layers"),
+        ({"heads": [4]}, OptionError, "layer has 4 heads"),
+        ({"name": "never"}, OptionError, "must be a registered name"),
     ],
 )
 def test_what_is_not_there_is_named(more: dict[str, Any], error: type[Exception], said: str) -> None:
@@ -268,5 +268,5 @@ def test_what_is_not_there_is_named(more: dict[str, Any], error: type[Exception]
 
 
 def test_an_array_is_no_readout() -> None:
-    with pytest.raises(KindError, match="is no readout"):
+    with pytest.raises(KindError, match="must be instances of"):
         record(model_of("BertModel"), [torch.zeros(2)])  # type: ignore[list-item]

@@ -1,24 +1,24 @@
-"""Hugging Face models on the engine, and what they attend to.
+"""Hugging Face models on the engine, and records of what they attend to.
 
-register    put the engine under a name that `attn_implementation=` takes
-attach      switch a model to it, and be told which layers it does not reach
-reach       which layers of a model are reached, by counting
-record      collect readouts of every layer and head while the model runs
+register          register the engine under a name that `attn_implementation=` accepts
+attach            switch a model to the engine, and warn about layers that bypass it
+layer_coverage    run a model once and report which layers call the engine
+record            collect readouts of every layer and head while the model runs
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qkv.errors import MissingPackageError
 
 __all__ = [
-    "LayerCoverage",
-    "Recorder",
     "AttentionRecord",
     "BypassWarning",
+    "LayerCoverage",
+    "Recorder",
     "attach",
     "layer_coverage",
     "record",
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from qkv.interop.huggingface.recorder import Recorder, record
     from qkv.interop.huggingface.registration import register
 
-_HOMES = {
+_MODULES = {
     "AttentionRecord": "attention_record",
     "BypassWarning": "coverage",
     "LayerCoverage": "coverage",
@@ -43,15 +43,15 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    # Lazily: what is behind these names imports torch and transformers.
-    if name not in _HOMES:
+def __getattr__(name: str) -> object:
+    # Import on first access: the modules behind these names import torch and transformers.
+    if name not in _MODULES:
         raise AttributeError(f"module 'qkv.interop.huggingface' has no attribute {name!r}")
     for package in ("torch", "transformers"):
         if importlib.util.find_spec(package) is None:
             raise MissingPackageError(
-                f'Hugging Face models need {package}, which is not installed. Run: pip install "qkv[hf]"'
+                f'qkv.interop.huggingface requires {package}, which is not installed. Run: pip install "qkv[hf]"'
             )
-    home = importlib.import_module(f"qkv.interop.huggingface.{_HOMES[name]}")
-    globals()[name] = found = getattr(home, name)
-    return found
+    module = importlib.import_module(f"qkv.interop.huggingface.{_MODULES[name]}")
+    globals()[name] = member = getattr(module, name)
+    return member

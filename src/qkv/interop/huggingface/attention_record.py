@@ -1,78 +1,100 @@
-"""What was seen of one call of one layer."""
+"""The record of one attention call of one layer, and the weights recomputed from it tile by tile."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import torch
 
 from qkv.core.equation import bind_call
+from qkv.core.typing import Bool, Float, Tensor
 from qkv.errors import OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall
 from qkv.interop.huggingface.model_layers import AttentionKind
 from qkv.normalizers import Softmax
 
-__all__ = ["SavedCall", "AttentionRecord"]
+if TYPE_CHECKING:
+    from qkv.plan.plan import Plan
+
+__all__ = ["AttentionRecord", "ReadoutResult", "SavedCall"]
+
+ReadoutResult: TypeAlias = Any
+"""The result of a readout: an array, or a named tuple of arrays; each readout of `qkv.readouts` documents its own."""
 
 
 @dataclass(frozen=True)
 class SavedCall:
-    """Query, key and the logarithm of each row's total, from which any tile of the weights comes exactly."""
+    """A call and the log-sum-exp of its rows, from which tiles of the attention weights are recomputed.
+
+    Attributes:
+        call: the call; its value is a placeholder.
+        log_sum_exp: `(batch, heads, q)`.
+    """
 
     call: AttentionCall
     log_sum_exp: torch.Tensor
 
-    def tile(self, element: int, head: int, rows: tuple[int, int], cols: tuple[int, int]) -> torch.Tensor:
-        """Weights `(rows, cols)`: e^(logit − log-sum-exp)."""
-        one, options = self.call.select_head(head), self.call.select_head(head).options
-        normalizer = options["normalizer"] or Softmax()
+    def tile(
+        self, element: int, head: int, rows: tuple[int, int], cols: tuple[int, int]
+    ) -> Float[Tensor, "tile_q tile_k"]:
+        """Return a tile of the weights, e^(logit − log-sum-exp)."""
+        head_call = self.call.select_head(head)
+        options = head_call.options
         bound = bind_call(
-            one.query, one.key, one.value, score=options["score"], normalizer=normalizer,
-            mask=options["mask"], positions=options["positions"],
-        ).select_batch((element,))  # fmt: skip
+            head_call.query,
+            head_call.key,
+            head_call.value,
+            score=options["score"],
+            normalizer=options["normalizer"] or Softmax(),
+            mask=options["mask"],
+            positions=options["positions"],
+        ).select_batch((element,))
         logits = bound.logits(rows, cols)
         if logits is None:
             return self.log_sum_exp.new_zeros((rows[1] - rows[0], cols[1] - cols[0]))
-        total = self.log_sum_exp[element, head, rows[0] : rows[1], None]
-        found = torch.exp(bound.normalizer.prepare(logits) - torch.where(total == -torch.inf, 0.0, total))
-        return found.to(self.log_sum_exp.dtype)
+        log_sum_exp = self.log_sum_exp[element, head, rows[0] : rows[1], None]
+        # A fully masked row has log-sum-exp −inf; −inf − (−inf) would be NaN.
+        shift = torch.where(log_sum_exp == -torch.inf, 0.0, log_sum_exp)
+        prepared = cast(torch.Tensor, bound.normalizer.prepare(logits))
+        return torch.exp(prepared - shift).to(self.log_sum_exp.dtype)
 
 
 @dataclass(frozen=True)
 class AttentionRecord:
-    """One call of one layer.
+    """The record of one attention call of one layer.
 
     Attributes:
-        call: number of the model's forward in which it ran; in `generate`, the step.
-        kind: "self", or "cross" where queries look at another sequence.
-        causal: whether the mask keeps queries from what follows them; at a single query it has nothing to.
-        output_shape: of the layer's output, (batch, queries, heads, width).
-        readouts: one result for each readout, in the order asked, with the axes (batch, heads, …).
-        heads: which heads were read.
-        queries, keys: how many.
+        step: index of the forward pass of the model in which the layer ran; in `generate`, of the step.
+        kind: "self", or "cross" if the keys come from another sequence.
+        causal: whether the mask excludes keys after each query; False for a call with a single query.
+        output_shape: shape of the layer's output, (batch, queries, heads, width).
+        readouts: one result for each readout, in the order given, with axes (batch, heads, …).
+        heads: indices of the recorded heads.
+        queries: number of queries.
+        keys: number of keys.
         query_start: position of the first query among the keys.
-        key_mask: `(batch, keys)`, which keys are no padding; None: all.
-        plan: how it ran; None where the model computed its weights itself.
-        saved: what tiles are made of, where that was asked for.
+        key_mask: `(batch, keys)`, True for keys that are not padding; None if all keys are real.
+        plan: the plan of the call; None if the model computed the weights itself.
+        saved: the saved inputs, if `record` was called with `save_inputs=True`.
     """
 
-    call: int
+    step: int
     kind: AttentionKind
     causal: bool
     output_shape: tuple[int, ...]
-    readouts: tuple[Any, ...]
+    readouts: tuple[ReadoutResult, ...]
     heads: tuple[int, ...]
     queries: int
     keys: int
     query_start: int = 0
-    key_mask: torch.Tensor | None = None
-    plan: Any = field(default=None, repr=False)
+    key_mask: Bool[Tensor, "batch k"] | None = None
+    plan: Plan | None = field(default=None, repr=False)
     saved: SavedCall | None = field(default=None, repr=False)
 
     @property
     def exact(self) -> bool:
-        """Whether it was read by the engine, and not from weights that the model made."""
+        """Whether the engine computed the readouts, rather than reading weights that the model returned."""
         return self.plan is not None
 
     def tile(
@@ -82,20 +104,24 @@ class AttentionRecord:
         *,
         element: int = 0,
         head: int = 0,
-    ) -> torch.Tensor:
-        """The exact weights of some queries and keys, `(rows, cols)`, at any time after the run.
+    ) -> Float[Tensor, "tile_q tile_k"]:
+        """Recompute the exact weights of a range of queries and keys, at any time after the run.
 
         Args:
-            rows, cols: first, and one past the last.
-            element: of the batch.
-            head: of the layer.
+            rows: first query, and one past the last.
+            cols: first key, and one past the last.
+            element: index of the batch element.
+            head: index of the head in the layer.
+
+        Returns:
+            Weights of shape `(rows[1] - rows[0], cols[1] - cols[0])`.
 
         Raises:
-            OptionError: nothing was kept: `record(…, save_inputs=True)` does.
+            OptionError: the inputs of the call were not saved.
         """
         if self.saved is None:
             raise OptionError(
-                "query and key of this call were not kept. Record with save_inputs=True, or ask for the readouts "
-                "Rows or Dense."
+                "tile needs query and key of the call, which were not saved. Call record with save_inputs=True, "
+                "or use the readouts Rows or Dense."
             )
         return self.saved.tile(element, head, rows, cols)

@@ -1,43 +1,51 @@
-"""Which layers of a model the engine reaches: found by counting, and told to the user.
+"""Report which attention layers of a model call the engine, by counting calls during a run.
 
-Some models of transformers compute attention themselves and accept any `attn_implementation` in silence.
+Some models of transformers compute attention themselves, and silently accept any `attn_implementation`.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from qkv.errors import OptionError
+from qkv.interop.huggingface.attention_call import AttentionCall
 from qkv.interop.huggingface.model_layers import attention_configs, is_attention, module_names, nested
-from qkv.interop.huggingface.registration import LISTENERS, REGISTERED, register
+from qkv.interop.huggingface.registration import LISTENERS, REGISTERED, register, remove_listener
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 __all__ = [
+    "BypassWarning",
     "CallCounter",
     "LayerCoverage",
-    "BypassWarning",
     "attach",
-    "save_implementations",
     "layer_coverage",
     "restore_implementations",
+    "save_implementations",
     "switch_implementation",
 ]
 
+Model = TypeVar("Model", bound=torch.nn.Module)
+
 
 class BypassWarning(UserWarning):
-    """Some layers of a model compute attention on their own: what was asked for does not hold there."""
+    """Some layers of a model compute attention themselves and do not call the engine."""
 
 
 @dataclass(frozen=True)
 class LayerCoverage:
-    """Which layers called the engine.
+    """The attention layers that call the engine, and those that bypass it.
 
     Attributes:
-        reached: name of the layer and how often it called.
-        missed: names of layers that ran and look like attention, and did not call.
+        covered: names of layers that called the engine, with the number of calls.
+        missed: names of attention layers that ran without calling the engine.
     """
 
     covered: dict[str, int] = field(default_factory=dict)
@@ -45,111 +53,101 @@ class LayerCoverage:
 
     def __str__(self) -> str:
         if not self.missed:
-            return f"all {len(self.covered)} attention layers that ran are reached"
-        shown = ", ".join(self.missed[:4]) + (", …" if len(self.missed) > 4 else "")
+            return f"all {len(self.covered)} attention layers that ran call the engine"
+        names = ", ".join(self.missed[:4]) + (", …" if len(self.missed) > 4 else "")
         return (
-            f"{len(self.covered)} attention layers are reached, {len(self.missed)} are not: they do not call "
-            f"transformers' attention interface ({shown})"
+            f"{len(self.covered)} attention layers call the engine, {len(self.missed)} bypass the attention "
+            f"interface of transformers ({names})"
         )
 
 
 class CallCounter:
-    """Counts calls of the engine and runs of layers that look like attention, until it is stopped."""
+    """Counts calls of the engine and runs of attention layers, until it is stopped."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.names = module_names(model)
         self.calls: dict[str, int] = {}
-        self.ran: dict[str, int] = {}
-        self._hooks: list[Any] = []
+        self.runs: dict[str, int] = {}
+        self._hooks: list[RemovableHandle] = []
         for module, name in self.names.items():
-            LISTENERS.setdefault(module, []).append(self._heard)
+            LISTENERS.setdefault(module, []).append(self._count_call)
             if is_attention(module):
-                self._hooks.append(module.register_forward_pre_hook(self._noted(name)))
+                self._hooks.append(module.register_forward_pre_hook(self._run_counter(name)))
 
-    def _noted(self, name: str) -> Any:
-        def note(module: Any, arguments: Any) -> None:
-            self.ran[name] = self.ran.get(name, 0) + 1
+    def _run_counter(self, name: str) -> Callable[[torch.nn.Module, tuple[object, ...]], None]:
+        def count(module: torch.nn.Module, args: tuple[object, ...]) -> None:
+            self.runs[name] = self.runs.get(name, 0) + 1
 
-        return note
+        return count
 
-    def _heard(self, module: Any, call: Any, dropout: float) -> None:
+    def _count_call(self, module: torch.nn.Module, call: AttentionCall, dropout: float) -> None:
         name = self.names[module]
         self.calls[name] = self.calls.get(name, 0) + 1
 
     def result(self) -> LayerCoverage:
-        """What was counted so far."""
-        apart = [name for name in self.ran if not nested(name, self.calls)]
-        # Of layers within layers, the innermost attends.
-        missed = [name for name in apart if not any(other.startswith(f"{name}.") for other in apart if other != name)]
+        """Return the coverage counted so far."""
+        without = [name for name in self.runs if not nested(name, self.calls)]
+        # Of nested attention layers, the innermost computes attention.
+        missed = [name for name in without if not any(other.startswith(f"{name}.") for other in without)]
         return LayerCoverage(dict(self.calls), tuple(missed))
 
     def stop(self) -> None:
-        """Count no longer."""
+        """Remove all hooks and listeners."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         for module in self.names:
-            remove_listener(module, self._heard)
+            remove_listener(module, self._count_call)
 
 
-def remove_listener(module: torch.nn.Module, listener: Any) -> None:
-    """Tell a listener no longer of a layer's calls."""
-    others = [other for other in LISTENERS.get(module, ()) if other != listener]
-    if others:
-        LISTENERS[module] = others
-    else:
-        LISTENERS.pop(module, None)
-
-
-def save_implementations(model: Any) -> list[tuple[Any, Any]]:
-    """Every config of the model and the attention it names, for `restore`."""
+def save_implementations(model: torch.nn.Module) -> list[tuple[PretrainedConfig, str | None]]:
+    """Return every config of the model with its attention implementation, for `restore_implementations`."""
     return [(config, config._attn_implementation) for config in attention_configs(model)]
 
 
-def restore_implementations(before: list[tuple[Any, Any]]) -> None:
-    """Let every config name the attention that it named before."""
-    for config, name in before:
+def restore_implementations(saved: list[tuple[PretrainedConfig, str | None]]) -> None:
+    """Restore the attention implementations that `save_implementations` returned."""
+    for config, name in saved:
         config._attn_implementation_internal = name
 
 
-def switch_implementation(model: Any, name: str) -> bool:
-    """Let the model take the attention of that name where it can; whether any of it can.
+def switch_implementation(model: torch.nn.Module, name: str) -> bool:
+    """Select an attention implementation; return whether the model supports that.
 
     Raises:
-        OptionError: nothing is registered under the name.
+        OptionError: the name is not registered.
     """
     if name not in REGISTERED:
         if name != "qkv":
             raise OptionError(
-                f'nothing is registered as "{name}", only {", ".join(REGISTERED) or "nothing yet"}. '
+                f'name must be a registered name ({", ".join(REGISTERED) or "none yet"}), got "{name}". '
                 "Call qkv.interop.huggingface.register first."
             )
         register()
-    can = getattr(model, "_can_set_attn_implementation", None)
-    if can is None or not can():
+    supported = getattr(model, "_can_set_attn_implementation", None)
+    if supported is None or not supported():
         return False
-    model.set_attn_implementation(name)
+    model.set_attn_implementation(name)  # type: ignore[operator]
     return True
 
 
-def attach(model: Any, name: str = "qkv") -> Any:
-    """Run a model on the engine from now on; after its first run warn of layers that are not reached.
+def attach(model: Model, name: str = "qkv") -> Model:
+    """Switch a model to the engine, and warn after its first run about layers that bypass it.
 
-    As `model.set_attn_implementation(name)`, which stays silent about models that compute attention
-    themselves.
+    `model.set_attn_implementation(name)` does the same without the warning.
 
     Args:
-        model: of transformers.
-        name: under which the engine was registered; "qkv" registers itself.
+        model: a model of transformers; it is modified in place.
+        name: a registered name; "qkv" is registered if needed.
 
     Returns:
         The model.
 
     Warns:
-        BypassWarning: after the first run, where layers did not call the engine.
+        BypassWarning: after the first run, if some attention layers did not call the engine.
 
     Raises:
-        OptionError: nothing is registered under the name.
+        OptionError: the name is not registered.
 
     Example:
         >>> import transformers
@@ -164,24 +162,27 @@ def attach(model: Any, name: str = "qkv") -> Any:
     switch_implementation(model, name)
     counter = CallCounter(model)
 
-    def told(module: Any, arguments: Any, output: Any) -> None:
+    def warn_once(module: torch.nn.Module, args: tuple[object, ...], output: object) -> None:
         hook.remove()
         counter.stop()
-        found = counter.result()
-        if found.missed:
-            warnings.warn(f"{type(model).__name__}: {found}.", BypassWarning, stacklevel=2)
+        coverage = counter.result()
+        if coverage.missed:
+            warnings.warn(f"{type(model).__name__}: {coverage}.", BypassWarning, stacklevel=2)
 
-    hook = model.register_forward_hook(told)
+    hook = model.register_forward_hook(warn_once)
     return model
 
 
-def layer_coverage(model: Any, name: str = "qkv", **inputs: Any) -> LayerCoverage:
-    """Run the model once and count which layers call the engine; the model is as before afterwards.
+def layer_coverage(model: torch.nn.Module, name: str = "qkv", **inputs: object) -> LayerCoverage:
+    """Run a model once on the engine and report which layers call it; the model is restored afterwards.
 
     Args:
-        model: of transformers.
-        name: under which the engine was registered.
-        inputs: of the model.
+        model: a model of transformers.
+        name: a registered name; "qkv" is registered if needed.
+        inputs: inputs of the model.
+
+    Raises:
+        OptionError: the name is not registered.
 
     Example:
         >>> import transformers
@@ -191,7 +192,7 @@ def layer_coverage(model: Any, name: str = "qkv", **inputs: Any) -> LayerCoverag
         >>> layer_coverage(transformers.BertModel(config), input_ids=torch.tensor([[1, 2, 3]])).covered
         {'encoder.layer.0.attention.self': 1}
     """
-    before = save_implementations(model)
+    saved = save_implementations(model)
     counter = CallCounter(model)
     try:
         switch_implementation(model, name)
@@ -200,4 +201,4 @@ def layer_coverage(model: Any, name: str = "qkv", **inputs: Any) -> LayerCoverag
         return counter.result()
     finally:
         counter.stop()
-        restore_implementations(before)
+        restore_implementations(saved)

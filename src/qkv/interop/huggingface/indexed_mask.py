@@ -1,18 +1,19 @@
-"""Listed keys: each query names the keys, or blocks of keys, that it may attend to.
+"""Masks by index: each query lists the keys, or blocks of keys, that it may attend to.
 
-What models with an indexer say: DeepSeek V3.2 chooses keys, MiniMax M3 blocks of keys.
+Models with an indexer use them: DeepSeek V3.2 selects keys, MiniMax M3 blocks of keys.
 Source: DeepSeek-AI (2025), DeepSeek-V3.2, section 2, https://arxiv.org/abs/2512.02556.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
-from qkv.core.arrays import Array
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool, Tensor
 from qkv.masks.base import Mask
 
 __all__ = ["IndexedMask"]
@@ -20,11 +21,11 @@ __all__ = ["IndexedMask"]
 
 @dataclass(frozen=True, eq=False)
 class IndexedMask(Mask):
-    """Key j may be attended to by query i where ⌊j / size⌋ is in `indices[i]`.
+    """Allow query i to attend to key j if ⌊j / size⌋ is in `indices[i]`.
 
     Args:
-        indices: integers `(*batch, q, n)`; negative ones name nothing.
-        size: keys in a block.
+        indices: integers `(*batch, q, n)`; negative entries are ignored.
+        size: number of keys per block.
 
     Example:
         >>> from qkv.core.tile import Tile
@@ -36,14 +37,15 @@ class IndexedMask(Mask):
     indices: Array = array_field("q", "n")
     size: int = 1
 
-    def allowed(self, tile: Tile, reference: Array) -> Array:
-        """A table of the tile's blocks, with those that are named marked."""
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Tensor, "*batch #q k"]:
+        """Return which pairs of the tile are allowed, by scattering the indices into a table of its blocks."""
+        indices = cast(torch.Tensor, self.indices)
         first, last = tile.cols[0] // self.size, (tile.cols[1] - 1) // self.size
         count = last - first + 1
-        at = self.indices.to(torch.int64) - first
-        # What is named outside the tile goes to one more column, which is cut off.
-        at = torch.where((at < 0) | (at >= count) | (self.indices < 0), count, at)
-        marked = torch.zeros((*at.shape[:-1], count + 1), dtype=torch.bool, device=at.device)
-        marked = marked.scatter(-1, at, True)
-        cols = torch.arange(*tile.cols, device=at.device) // self.size - first
-        return marked[..., cols]
+        column = indices.to(torch.int64) - first
+        # Blocks outside the tile go to one extra column, which is then cut off.
+        column = torch.where((column < 0) | (column >= count) | (indices < 0), count, column)
+        table = torch.zeros((*column.shape[:-1], count + 1), dtype=torch.bool, device=column.device)
+        table = table.scatter(-1, column, True)
+        blocks = torch.arange(*tile.cols, device=column.device) // self.size - first
+        return table[..., blocks]

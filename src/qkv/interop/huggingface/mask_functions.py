@@ -1,13 +1,13 @@
-"""transformers says a mask as functions within functions of (batch, head, query, key); here they are parts.
+"""Translate transformers' mask functions, nested functions of (batch, head, query, key), into masks of qkv.
 
-The functions of `transformers.masking_utils` are known by name and by what they close over. A function of
-anybody else stays one: `Function` asks it tile by tile.
+The functions of `transformers.masking_utils` are recognised by their names, and their parameters are read from
+the variables that they close over. Any other function becomes a `FunctionMask`, which calls it for each tile.
 
-    causal, sliding window          Causal, Window
-    chunks, packed texts, blocks    Documents
-    padding                         Keys
-    both, either                    &, |
-    all else                        Function
+    causal, sliding window                      Causal, Window
+    chunks, packed sequences, blocks            Documents
+    padding                                     Keys
+    intersection, union                         &, |
+    any other function                          FunctionMask
 """
 
 from __future__ import annotations
@@ -15,27 +15,42 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import torch
 
-from qkv.core.arrays import Array, arange
+from qkv.core.arrays import arange
 from qkv.core.parts import array_field
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool, Int, Shaped, Tensor
 from qkv.masks import Causal, Documents, Keys, Window
 from qkv.masks.base import And, Mask, Or
 
-__all__ = ["MaskContext", "FunctionMask", "simplify_mask", "translate_mask"]
+__all__ = ["FunctionMask", "MaskContext", "MaskFunction", "simplify_mask", "translate_mask"]
 
-_HOME = "transformers.masking_utils"
+MaskFunction: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""A function of batch, head, query and key indices that returns which pairs are allowed."""
+
+Closure: TypeAlias = dict[str, Any]
+"""The variables that a mask function closes over, by name: tensors, numbers and further mask functions."""
+
+_MODULE = "transformers.masking_utils"
 
 
 @dataclass(frozen=True)
 class MaskContext:
-    """Where a mask function is asked: query i is its number q_start + i, key j its number k_start + j.
+    """The indices at which a mask function is evaluated: queries from q_start, keys from k_start.
 
-    `ids`, `(batch, length)`, are the numbers that stand for them inside packed texts; None: they themselves.
+    Attributes:
+        batch: number of batch elements.
+        q: number of queries.
+        k: number of keys.
+        q_start: index of the first query.
+        k_start: index of the first key.
+        device: device of the mask.
+        vmapped: the mask function only accepts scalar indices.
+        ids: `(batch, length)`, indices within packed sequences that replace the indices; None to keep them.
     """
 
     batch: int
@@ -43,27 +58,27 @@ class MaskContext:
     k: int
     q_start: int
     k_start: int
-    device: Any
+    device: torch.device | str
     vmapped: bool = False
     ids: torch.Tensor | None = None
 
     @property
     def positions(self) -> Positions:
-        """Of the queries among the keys of the call."""
+        """Positions of the queries among the keys of the call."""
         return Positions(query_start=self.q_start - self.k_start)
 
-    def queries(self, array: torch.Tensor) -> torch.Tensor:
-        """What an array `(batch, length)` holds for each query, `(batch, 1, q)`."""
+    def slice_queries(self, array: Shaped[Tensor, "batch length"]) -> Shaped[Tensor, "batch 1 q"]:
+        """Return the entries of the queries."""
         return array[:, None, self.q_start : self.q_start + self.q]
 
-    def keys(self, array: torch.Tensor) -> torch.Tensor:
-        """What an array `(batch, length)` holds for each key, `(batch, 1, k)`."""
+    def slice_keys(self, array: Shaped[Tensor, "batch length"]) -> Shaped[Tensor, "batch 1 k"]:
+        """Return the entries of the keys."""
         return array[:, None, self.k_start : self.k_start + self.k]
 
-    def numbers(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The number of each query and key, with two batch axes."""
+    def indices(self) -> tuple[Int[Tensor, "#batch 1 q"], Int[Tensor, "#batch 1 k"]]:
+        """Return the indices of the queries and of the keys, with two batch axes."""
         if self.ids is not None:
-            return self.queries(self.ids), self.keys(self.ids)
+            return self.slice_queries(self.ids), self.slice_keys(self.ids)
         rows = torch.arange(self.q_start, self.q_start + self.q, device=self.device)
         cols = torch.arange(self.k_start, self.k_start + self.k, device=self.device)
         return rows[None, None], cols[None, None]
@@ -71,13 +86,14 @@ class MaskContext:
 
 @dataclass(frozen=True, eq=False)
 class FunctionMask(Mask):
-    """What a function of (batch, head, query, key) says, asked for each tile.
+    """A mask given by a function of (batch, head, query, key) indices, evaluated tile by tile.
 
     Args:
         function: takes four integer tensors that broadcast.
-        elements: the number of each batch element, `(batch, 1)`.
-        q_start, k_start: numbers of the first query and key.
-        vmapped: it takes four single integers only.
+        elements: index of each batch element, `(batch, 1)`.
+        q_start: index of the first query.
+        k_start: index of the first key.
+        vmapped: the function only accepts scalar indices, and is vectorized with `torch.vmap`.
 
     Example:
         >>> from qkv.core.tile import Tile
@@ -88,150 +104,152 @@ class FunctionMask(Mask):
                 [False,  True]])
     """
 
-    function: Callable[..., Any]
+    function: MaskFunction
     elements: Array = array_field()
     q_start: int = 0
     k_start: int = 0
     vmapped: bool = False
 
-    def signature(self) -> Any:
-        """Without the function: plans are kept, and what it closes over is not to be kept with them."""
+    def signature(self) -> tuple[type, bool, tuple[int, ...]]:
+        """Return the facts that identify a plan; without the function, whose closure a cached plan would keep alive."""
         return (type(self), self.vmapped, tuple(self.elements.shape))
 
-    def allowed(self, tile: Tile, reference: Array) -> Array:
-        """Ask it."""
-        rows = arange(reference, *tile.rows) + self.q_start
-        cols = arange(reference, *tile.cols) + self.k_start
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Tensor, "*batch #q #k"]:
+        """Evaluate the function at the indices of the tile."""
+        elements = cast(torch.Tensor, self.elements)
+        rows = cast(torch.Tensor, arange(reference, *tile.rows)) + self.q_start
+        cols = cast(torch.Tensor, arange(reference, *tile.cols)) + self.k_start
         head = torch.zeros((), dtype=torch.int64, device=rows.device)
         if not self.vmapped:
-            return self.function(self.elements[..., None, None], head, rows[:, None], cols[None, :])
+            return self.function(elements[..., None, None], head, rows[:, None], cols[None, :])
         from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
-        asked = self.function
+        function: MaskFunction = self.function
         for dims in ((None, None, None, 0), (None, None, 0, None), (0, None, None, None)):
-            asked = torch.vmap(asked, in_dims=dims, out_dims=0)
+            function = torch.vmap(function, in_dims=dims, out_dims=0)
         with TransformGetItemToIndex():
-            found = asked(self.elements.reshape(-1), head, rows, cols)
-        return found.reshape((*self.elements.shape, rows.shape[0], cols.shape[0]))
+            allowed = function(elements.reshape(-1), head, rows, cols)
+        return allowed.reshape((*elements.shape, rows.shape[0], cols.shape[0]))
 
 
-def translate_mask(function: Callable[..., Any], frame: MaskContext) -> Mask | None:
-    """The mask that a mask function of transformers stands for; None where all pairs meet."""
-    known = _KNOWN.get(_name(function))
-    if known is None:
-        return _function(function, frame)
-    return known(function, _closed_over(function), frame)
+def translate_mask(function: MaskFunction, context: MaskContext) -> Mask | None:
+    """Return the mask that a mask function of transformers describes; None if it allows all pairs."""
+    translate = _TRANSLATIONS.get(_name(function))
+    if translate is None:
+        return _function_mask(function, context)
+    return translate(function, _closure(function), context)
 
 
 def simplify_mask(mask: Mask | None, tile: Tile) -> Mask | None:
-    """The same mask without what allows every pair of the call: a window wider than all, no padding."""
+    """Drop the operands of an intersection that allow every pair of the tile, such as absent padding."""
     if isinstance(mask, And):
-        return _all_of([simplify_mask(mask.left, tile), simplify_mask(mask.right, tile)])
+        return _intersection([simplify_mask(mask.left, tile), simplify_mask(mask.right, tile)])
     return None if mask is None or mask.coverage(tile) == "all" else mask
 
 
-def _name(function: Callable[..., Any]) -> str:
-    home = getattr(function, "__module__", "")
-    return getattr(function, "__qualname__", "") if home == _HOME else ""
+def _name(function: MaskFunction) -> str:
+    return getattr(function, "__qualname__", "") if getattr(function, "__module__", "") == _MODULE else ""
 
 
-def _closed_over(function: Any) -> dict[str, Any]:
+def _closure(function: MaskFunction) -> Closure:
     cells = function.__closure__ or ()
     return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
 
 
-def _function(function: Callable[..., Any], frame: MaskContext) -> Mask:
-    if frame.ids is not None:
-        inner, ids = function, frame.ids
+def _function_mask(function: MaskFunction, context: MaskContext) -> Mask:
+    if context.ids is not None:
+        inner, ids = function, context.ids
 
-        def function(b: Any, h: Any, i: Any, j: Any) -> Any:
+        def function(b: torch.Tensor, h: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
             return inner(b, h, ids[b, i], ids[b, j])
 
-    elements = torch.arange(frame.batch, device=frame.device)[:, None]
-    return FunctionMask(function, elements, frame.q_start, frame.k_start, frame.vmapped)
+    elements = torch.arange(context.batch, device=context.device)[:, None]
+    return FunctionMask(function, elements, context.q_start, context.k_start, context.vmapped)
 
 
-def _all_of(masks: list[Mask | None]) -> Mask | None:
-    found = [mask for mask in masks if mask is not None]
-    return reduce(And, found) if found else None
+def _intersection(masks: list[Mask | None]) -> Mask | None:
+    present = [mask for mask in masks if mask is not None]
+    return reduce(And, present) if present else None
 
 
-def _and(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask | None:
-    return _all_of([translate_mask(one, frame) for one in closed["mask_functions"]])
+def _and(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask | None:
+    return _intersection([translate_mask(operand, context) for operand in closure["mask_functions"]])
 
 
-def _or(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask | None:
-    found = [translate_mask(one, frame) for one in closed["mask_functions"]]
-    return None if None in found else reduce(Or, found)  # type: ignore[arg-type]
+def _or(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask | None:
+    masks = [translate_mask(operand, context) for operand in closure["mask_functions"]]
+    return None if None in masks else reduce(Or, masks)  # type: ignore[arg-type]
 
 
-def _relative(mask: Mask, function: Any, frame: MaskContext) -> Mask:
-    """A mask of distances. Inside packed texts it is asked of their own numbers."""
-    return mask if frame.ids is None else _function(function, frame)
+def _relative(mask: Mask, function: MaskFunction, context: MaskContext) -> Mask:
+    """Return a mask of distances; within packed sequences the function itself, since their indices restart."""
+    return mask if context.ids is None else _function_mask(function, context)
 
 
-def _causal(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask:
-    return _relative(Causal(), function, frame)
+def _causal(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask:
+    return _relative(Causal(), function, context)
 
 
-def _all(function: Any, closed: dict[str, Any], frame: MaskContext) -> None:
+def _bidirectional(function: MaskFunction, closure: Closure, context: MaskContext) -> None:
     return None
 
 
-def _sliding(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask:
-    return _relative(Window(closed["sliding_window"] - 1, None), function, frame)
+def _sliding(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask:
+    return _relative(Window(closure["sliding_window"] - 1, None), function, context)
 
 
-def _sliding_both_ways(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask:
-    return _relative(Window(closed["sliding_window"], closed["sliding_window"]), function, frame)
+def _sliding_both_ways(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask:
+    return _relative(Window(closure["sliding_window"], closure["sliding_window"]), function, context)
 
 
-def _chunks(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask:
-    padded, size = closed["left_padding"].to(frame.device)[:, None, None], closed["chunk_size"]
-    rows, cols = ((number - padded) // size for number in frame.numbers())
+def _chunks(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask:
+    padded, size = closure["left_padding"].to(context.device)[:, None, None], closure["chunk_size"]
+    rows, cols = ((index - padded) // size for index in context.indices())
     return Documents(rows, cols)
 
 
-def _blocks(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask:
-    ids = closed["block_sequence_ids"]
-    if frame.ids is not None or frame.q_start + frame.q > ids.shape[-1]:
-        return _function(function, frame)
-    rows, cols = frame.queries(ids), frame.keys(ids)
-    # −1 is no block, and not the same block as another −1.
+def _blocks(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask:
+    ids = closure["block_sequence_ids"]
+    if context.ids is not None or context.q_start + context.q > ids.shape[-1]:
+        return _function_mask(function, context)
+    rows, cols = context.slice_queries(ids), context.slice_keys(ids)
+    # −1 marks a position outside all blocks, which must not match another −1.
     return Documents(rows, torch.where(cols < 0, -2, cols))
 
 
-def _padding(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask:
-    if frame.ids is not None:
-        return _function(function, frame)
-    return Keys(frame.keys(closed["padding_mask"]).to(torch.bool))
+def _padding(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask:
+    if context.ids is not None:
+        return _function_mask(function, context)
+    return Keys(context.slice_keys(closure["padding_mask"]).to(torch.bool))
 
 
-def _packed(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask:
-    ids = closed["packed_sequence_mask"]
-    return Documents(frame.queries(ids), frame.keys(ids))
+def _packed(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask:
+    ids = closure["packed_sequence_mask"]
+    return Documents(context.slice_queries(ids), context.slice_keys(ids))
 
 
-def _remapped(function: Any, closed: dict[str, Any], frame: MaskContext) -> Mask | None:
-    """Numbers within each packed text. They grow by one from token to token of a text, and it is asked
-    together with `packed_sequence_mask_function`: distances are those of the call.
+def _remapped(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask | None:
+    """Translate a function of indices within packed sequences.
+
+    The indices grow by one from token to token of a sequence, and transformers combines the function with
+    `packed_sequence_mask_function`, so distances within a sequence are those of the call.
     """
-    inner = closed["mask_function"]
-    if _of_distances(inner):
-        return translate_mask(inner, frame)
-    return translate_mask(inner, replace(frame, ids=closed["position_ids"]))
+    inner = closure["mask_function"]
+    if _depends_on_distance(inner):
+        return translate_mask(inner, context)
+    return translate_mask(inner, replace(context, ids=closure["position_ids"]))
 
 
-def _of_distances(function: Any) -> bool:
+def _depends_on_distance(function: MaskFunction) -> bool:
     name = _name(function)
     if name.startswith("and_masks."):
-        return all(map(_of_distances, _closed_over(function)["mask_functions"]))
-    return _KNOWN.get(name) in (_causal, _all, _sliding, _sliding_both_ways)
+        return all(map(_depends_on_distance, _closure(function)["mask_functions"]))
+    return _TRANSLATIONS.get(name) in (_causal, _bidirectional, _sliding, _sliding_both_ways)
 
 
-_KNOWN: dict[str, Callable[[Any, dict[str, Any], MaskContext], Mask | None]] = {
+_TRANSLATIONS: dict[str, Callable[[MaskFunction, Closure, MaskContext], Mask | None]] = {
     "causal_mask_function": _causal,
-    "bidirectional_mask_function": _all,
+    "bidirectional_mask_function": _bidirectional,
     "and_masks.<locals>.and_mask": _and,
     "or_masks.<locals>.or_mask": _or,
     "sliding_window_overlay.<locals>.inner_mask": _sliding,

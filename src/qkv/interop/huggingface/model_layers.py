@@ -1,21 +1,24 @@
-"""The layers of a model: their names, which of them attend, and which the attention interface reaches."""
+"""The attention layers of a model: their names, their kind, and whether they use the attention interface."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 __all__ = [
     "AttentionKind",
     "attention_configs",
-    "nested",
-    "is_attention",
     "attention_kind",
+    "is_attention",
     "module_names",
+    "nested",
     "uses_interface",
 ]
 
@@ -27,12 +30,12 @@ _NO_ATTENTION = re.compile(r"output|dropout|norm|pool|bias", re.IGNORECASE)
 
 
 def module_names(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
-    """The name of every module of a model, as `named_modules` gives it."""
+    """Return the name of every module of a model, as `named_modules` gives it."""
     return {module: name for name, module in model.named_modules()}
 
 
 def is_attention(module: torch.nn.Module) -> bool:
-    """Whether a module's class is named after attention, and not after what stands beside it.
+    """Return whether the class of a module is named like an attention layer, and not like its output or norm.
 
     Example:
         >>> is_attention(torch.nn.MultiheadAttention(4, 1)), is_attention(torch.nn.Linear(1, 1))
@@ -43,20 +46,20 @@ def is_attention(module: torch.nn.Module) -> bool:
 
 
 def attention_kind(name: str, module: torch.nn.Module) -> AttentionKind:
-    """Whether a layer looks at another sequence: by what models call such layers.
+    """Return "cross" for a cross-attention layer, judged by `is_cross_attention` or by its name, else "self".
 
     Example:
-        >>> kind_of("decoder.layers.0.encoder_attn", torch.nn.Identity())
+        >>> attention_kind("decoder.layers.0.encoder_attn", torch.nn.Identity())
         'cross'
     """
-    said = getattr(module, "is_cross_attention", None)
-    if isinstance(said, bool):
-        return "cross" if said else "self"
+    declared = getattr(module, "is_cross_attention", None)
+    if isinstance(declared, bool):
+        return "cross" if declared else "self"
     return "cross" if _CROSS.search(f"{name} {type(module).__name__}") else "self"
 
 
 def uses_interface(module: torch.nn.Module) -> bool:
-    """Whether the source of a module's class names the attention interface: a guess before it runs."""
+    """Return whether the source code of a module mentions the attention interface: a guess before it runs."""
     for cls in type(module).__mro__:
         if cls is torch.nn.Module:
             return False
@@ -70,21 +73,21 @@ def uses_interface(module: torch.nn.Module) -> bool:
 
 
 def nested(name: str, names: Iterable[str]) -> bool:
-    """Whether a module is one of these, holds one of them or is held by one.
+    """Return whether a module is, contains, or is contained in one of the named modules.
 
     Example:
-        >>> inside("a.b", ["a.b.c"]), inside("a.b", ["a.bc"])
+        >>> nested("a.b", ["a.b.c"]), nested("a.b", ["a.bc"])
         (True, False)
     """
     return any(f"{a}.".startswith(f"{b}.") for other in names for a, b in ((name, other), (other, name)))
 
 
-def attention_configs(model: Any) -> list[Any]:
-    """Every config that says which attention a part of the model takes."""
-    found: dict[int, Any] = {}
-    queue = [module.config for module in model.modules() if hasattr(module, "config")]
+def attention_configs(model: torch.nn.Module) -> list[PretrainedConfig]:
+    """Return every config in the model that selects an attention implementation, nested ones included."""
+    found: dict[int, PretrainedConfig] = {}
+    queue: list[object] = [module.config for module in model.modules() if hasattr(module, "config")]
     while queue:
-        config = queue.pop()
+        config = cast("PretrainedConfig", queue.pop())
         if id(config) in found or not hasattr(config, "_attn_implementation"):
             continue
         found[id(config)] = config

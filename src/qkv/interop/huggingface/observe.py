@@ -1,78 +1,100 @@
-"""Read a layer's call: readouts with the axes (batch, heads, …), and the output that the same pass makes."""
+"""Observe the call of one layer: readouts with axes (batch, heads, …), and the output of the same pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
 
 import torch
 
+from qkv.core.parts import Part
+from qkv.core.typing import Array
 from qkv.engine import observe
 from qkv.errors import OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall
+from qkv.interop.huggingface.attention_record import ReadoutResult
+from qkv.plan.plan import Plan
 from qkv.readouts import Heads, Readout
 from qkv.readouts.base import flatten, unflatten
 
-__all__ = ["observe_call", "needs_gradient"]
+__all__ = ["ObservedCall", "observe_call", "requires_gradient"]
 
 
-def needs_gradient(call: AttentionCall) -> bool:
-    """Whether a gradient will come back to the call."""
-    arrays = [x for part in call.options.values() if hasattr(part, "arrays") for x in part.arrays()]
+class ObservedCall(NamedTuple):
+    """The result of `observe_call`.
+
+    Attributes:
+        plan: how the call ran; None if no head was observed.
+        readouts: one result for each readout, with axes (batch, heads, …).
+        output: `(*batch, q, value_width)` with the batch axes of the call; None if it was not computed.
+    """
+
+    plan: Plan | None
+    readouts: tuple[ReadoutResult, ...]
+    output: torch.Tensor | None
+
+
+def requires_gradient(call: AttentionCall) -> bool:
+    """Return whether the output of a call is part of the autograd graph."""
+    arrays = [x for part in call.options.values() if isinstance(part, Part) for x in part.arrays()]
     tensors = (call.query, call.key, call.value, *arrays)
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
 
 
 def observe_call(
     call: AttentionCall, readouts: Sequence[Readout], heads: Sequence[int] | None, dropout: float
-) -> tuple[Any, tuple[Any, ...], torch.Tensor | None]:
-    """The plan, the results, and the output as the engine gives it.
+) -> ObservedCall:
+    """Compute readouts of a call, and its output if that takes no second pass.
 
     Args:
-        call: of the layer.
-        readouts: what is read.
-        heads: of which; None: all.
-        dropout: of the output.
+        call: the call of one layer.
+        readouts: readouts to compute; no gradient flows through them.
+        heads: indices of the heads to read; None for all.
+        dropout: dropout probability of the output.
 
     Returns:
-        No output where a gradient is wanted of it, or some heads alone are read.
+        The plan, the readouts and the output. The output is None if it requires a gradient, or if only
+        some heads were read.
 
     Raises:
-        OptionError: there is no such head.
+        OptionError: a head index is out of range.
     """
-    gradient = needs_gradient(call)
-    looked = call.detached()
+    gradient = requires_gradient(call)
+    detached = call.detached()
     with torch.no_grad():
         if heads is not None:
-            return *_of_heads(looked, readouts, heads), None
-        # `Heads` counts along the last batch axis.
-        if looked.grouped and any(isinstance(x, Heads) for x in readouts):
-            looked = looked.ungrouped()
-        seen = observe(
-            looked.query,
-            looked.key,
-            looked.value,
+            return _observe_heads(detached, readouts, heads)
+        # `Heads` selects along the last batch axis, which must then hold all heads.
+        if detached.grouped and any(isinstance(x, Heads) for x in readouts):
+            detached = detached.ungrouped()
+        observation = observe(
+            detached.query,
+            detached.key,
+            detached.value,
             readouts=readouts,
             dropout=0.0 if gradient else dropout,
-            **looked.options,
+            **detached.options,
         )
-    found = tuple(unflatten(tuple(map(looked.per_head, flatten(x))), x) for x in seen.readouts)
-    if gradient:
-        return seen.plan, found, None
-    return seen.plan, found, seen.output.reshape(*call.query.shape[:-1], -1)
+    merge = cast("Callable[[Array], Array]", detached.merge_heads)
+    results = tuple(unflatten(tuple(map(merge, flatten(x))), x) for x in observation.readouts)
+    output = None if gradient else cast(torch.Tensor, observation.output).reshape(*call.query.shape[:-1], -1)
+    return ObservedCall(observation.plan, results, output)
 
 
-def _of_heads(call: AttentionCall, readouts: Sequence[Readout], heads: Sequence[int]) -> tuple[Any, tuple[Any, ...]]:
-    """One head after another."""
-    plan, each = None, []
+def _observe_heads(call: AttentionCall, readouts: Sequence[Readout], heads: Sequence[int]) -> ObservedCall:
+    plan, per_head = None, []
     for head in heads:
         if not -call.heads <= head < call.heads:
-            raise OptionError(f"head {head} was asked for, the layer has {call.heads}.")
-        one = call.select_head(head % call.heads)
-        seen = observe(one.query, one.key, one.value, readouts=readouts, **one.options)
-        plan = seen.plan
-        each.append(seen.readouts)
-    return plan, tuple(
-        unflatten(tuple(torch.stack(same, 1) for same in zip(*map(flatten, pieces), strict=True)), pieces[0])
-        for pieces in zip(*each, strict=True)
+            raise OptionError(
+                f"heads must be between {-call.heads} and {call.heads - 1}, got {head}. The layer has "
+                f"{call.heads} heads."
+            )
+        head_call = call.select_head(head % call.heads)
+        observation = observe(head_call.query, head_call.key, head_call.value, readouts=readouts, **head_call.options)
+        plan = observation.plan
+        per_head.append(observation.readouts)
+    results = tuple(
+        unflatten(tuple(torch.stack(arrays, 1) for arrays in zip(*map(flatten, pieces), strict=True)), pieces[0])
+        for pieces in zip(*per_head, strict=True)
     )
+    return ObservedCall(plan, results, None)

@@ -1,36 +1,37 @@
-"""Names under which transformers finds the engine: an attention function and its mask function together.
+"""Register the engine with transformers: an attention function and its mask function under one name.
 
-One without the other would be wrong in silence: without a mask function transformers hands over no mask, and
-padding and causality are gone.
+Both must be registered. Without a mask function transformers passes no mask, and the output would silently
+ignore padding and causality.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import torch
 
+from qkv.core.typing import Array, Float, Tensor
 from qkv.engine import attend, observe
 from qkv.errors import OptionError
-from qkv.interop.huggingface.attention_call import AttentionCall, Registration
+from qkv.interop.huggingface.attention_call import AttentionCall, NormalizerFactory, Registration, ScoreFactory
 from qkv.interop.huggingface.mask_interface import build_mask
 from qkv.normalizers import Normalizer
 from qkv.readouts import Dense
 from qkv.scores import Score
 
-__all__ = ["LISTENERS", "REGISTERED", "Listener", "register"]
+__all__ = ["LISTENERS", "REGISTERED", "Listener", "register", "remove_listener"]
 
 REGISTERED: dict[str, Registration] = {}
-"""What was registered under each name."""
+"""The options of each registered name."""
 
-Listener = Callable[[Any, AttentionCall, float], torch.Tensor | None]
-"""Called with the layer, its call and the dropout; gives the output if it made it."""
+Listener = Callable[[torch.nn.Module, AttentionCall, float], torch.Tensor | None]
+"""A function of an attention layer, its call and the dropout probability; it may return the output of the call."""
 
-LISTENERS: WeakKeyDictionary[Any, list[Listener]] = WeakKeyDictionary()
-"""Who is told of the calls of which layer."""
+LISTENERS: WeakKeyDictionary[torch.nn.Module, list[Listener]] = WeakKeyDictionary()
+"""The functions to notify of the calls of each attention layer."""
 
 _RESERVED = ("eager", "sdpa", "flex_attention")
 
@@ -38,29 +39,30 @@ _RESERVED = ("eager", "sdpa", "flex_attention")
 def register(
     name: str = "qkv",
     *,
-    score: Score | Callable[[Any], Score] | None = None,
-    normalizer: Normalizer | Callable[[Any], Normalizer] | None = None,
+    score: Score | ScoreFactory | None = None,
+    normalizer: Normalizer | NormalizerFactory | None = None,
     kernel: str | None = None,
     memory: int | str | None = None,
 ) -> str:
-    """Put the engine under a name that `attn_implementation=` and `set_attn_implementation` take.
+    """Register the engine under a name that `attn_implementation=` and `set_attn_implementation` accept.
 
-    The model's scaling, soft cap, sinks, position bias, masks and dropout are honoured. A score of your own
-    stands in for the scaled dot product, a normalizer for the softmax; all else stays.
+    The scaling, soft cap, sinks, position bias, masks and dropout of the model are honoured. A `score`
+    replaces only the scaled dot product, a `normalizer` only the softmax.
 
     Args:
-        name: must not contain "flash", by which transformers knows kernels of its own.
-        score: a score, or a function that gives the score of a layer: `lambda layer: Additive(layer.w, …)`.
-        normalizer: likewise.
-        kernel: name of the kernel that must run it; None: the planner chooses.
-        memory: of a call, as in `qkv.attend`; None: 256 MiB and sixteen times its inputs, which no array of
-            all pairs fits into where it would matter.
+        name: must not contain "flash", which transformers reserves for its own kernels.
+        score: a score, or a function from an attention layer to its score:
+            `lambda layer: Additive(layer.w, …)`.
+        normalizer: a normalizer, or a function from an attention layer to its normalizer.
+        kernel: name of the kernel to run; None lets the planner choose.
+        memory: memory limit of a call, as in `qkv.attend`; None allows 256 MiB plus sixteen times the size of
+            the inputs, which excludes arrays of q · k elements for long sequences.
 
     Returns:
         The name.
 
     Raises:
-        OptionError: a name that transformers understands otherwise.
+        OptionError: transformers reserves the name.
 
     Example:
         >>> from qkv.interop import huggingface
@@ -72,26 +74,35 @@ def register(
     """
     if not name or "flash" in name or "|" in name or name in _RESERVED:
         raise OptionError(
-            f'{name!r} cannot be the name: transformers reads "flash", "|" and the names '
-            f'{", ".join(_RESERVED)} in its own way. Choose another, such as "qkv".'
+            f'name must be non-empty, must not contain "flash" or "|", and must not be one of '
+            f'{", ".join(_RESERVED)}, which transformers reserves, got {name!r}. Use a name such as "qkv".'
         )
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    asked = Registration(score, normalizer, kernel, memory)
-    AttentionInterface.register(name, functools.partial(_attention, asked))
+    registration = Registration(score, normalizer, kernel, memory)
+    AttentionInterface.register(name, functools.partial(_attention, registration))
     AttentionMaskInterface.register(name, build_mask)
-    REGISTERED[name] = asked
+    REGISTERED[name] = registration
     return name
 
 
+def remove_listener(module: torch.nn.Module, listener: Listener) -> None:
+    """Stop notifying a listener of the calls of an attention layer."""
+    others = [other for other in LISTENERS.get(module, ()) if other != listener]
+    if others:
+        LISTENERS[module] = others
+    else:
+        LISTENERS.pop(module, None)
+
+
 def _attention(
-    asked: Registration,
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    registration: Registration,
+    module: torch.nn.Module,
+    query: Float[Tensor, "batch heads q width"],
+    key: Float[Tensor, "batch key_heads k width"],
+    value: Float[Tensor, "batch key_heads k value_width"],
     attention_mask: torch.Tensor | None,
-    scaling: Any = None,
+    scaling: float | torch.Tensor | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
     softcap: float | None = None,
@@ -101,24 +112,35 @@ def _attention(
     indices: torch.Tensor | None = None,
     block_indices: torch.Tensor | None = None,
     output_attentions: bool | None = False,
-    **more: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The attention interface of transformers: output `(batch, q, heads, width)`, and weights if wanted.
+    **kwargs: object,
+) -> tuple[Float[Tensor, "batch q heads value_width"], Float[Tensor, "batch heads q k"] | None]:
+    """Implement the attention interface of transformers; return the output, and the weights if requested.
 
-    What else models give (sliding windows, lengths of packed texts) is in the mask already.
+    `kwargs` collects arguments that the mask already includes, such as sliding windows and sequence lengths.
     """
-    call = AttentionCall.of(
-        asked, module, query, key, value, attention_mask, scaling=scaling, is_causal=is_causal,
-        softcap=softcap, position_bias=position_bias, sink=s_aux if s_aux is not None else sinks,
-        indices=indices, block_indices=block_indices,
-    )  # fmt: skip
-    output, weights = None, None
+    call = AttentionCall.from_interface(
+        registration,
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        scaling=scaling,
+        is_causal=is_causal,
+        softcap=softcap,
+        position_bias=position_bias,
+        sink=s_aux if s_aux is not None else sinks,
+        indices=indices,
+        block_indices=block_indices,
+    )
+    output: Array | None = None
+    weights: torch.Tensor | None = None
     for listener in LISTENERS.get(module, ()):
-        made = listener(module, call, dropout)
-        output = made if made is not None else output
+        computed = listener(module, call, dropout)
+        output = computed if computed is not None else output
     if output_attentions:
-        seen = observe(call.query, call.key, call.value, readouts=[Dense()], dropout=dropout, **call.options)
-        output, weights = seen.output, call.per_head(seen.readouts[0])
+        observed = observe(call.query, call.key, call.value, readouts=[Dense()], dropout=dropout, **call.options)
+        output, weights = observed.output, call.merge_heads(observed.readouts[0])
     elif output is None:
         output = attend(call.query, call.key, call.value, dropout=dropout, **call.options)
-    return call.per_head(output).transpose(1, 2).contiguous(), weights
+    return call.merge_heads(cast(torch.Tensor, output)).transpose(1, 2).contiguous(), weights
