@@ -152,7 +152,7 @@ def test_own_text_score_answers_questions_to_a_table() -> None:
 
     people = {"name": ["Li", "Anna", "Otto", "Mu"], "age": [20.0, 30.0, 50.0, 40.0]}
     database = qkv.Database.open(people, key="name", value="age")
-    answer = database.ask("Emma", score=scores.Custom(same_length, takes="text"), normalizer=normalizers.Sum())
+    answer = database.ask("Emma", score=scores.Custom(same_length, accepts="text"), normalizer=normalizers.Sum())
     assert float(np.ravel(answer.value)[0]) == pytest.approx(40.0)
 
 

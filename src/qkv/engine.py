@@ -190,7 +190,7 @@ def explain(
     spec = Spec(score, normalizer, mask, positions, dropout)
     if all(isinstance(x, tuple) and all(isinstance(n, int) for n in x) for x in (query, key, value)):
         assert spec.score is not None
-        axes = Axes.of(query, key, value, text=spec.score.takes == "text")
+        axes = Axes.of(query, key, value, text=spec.score.accepts == "text")
         problem = Problem(spec, axes, library, dtype, gradient, tuple(readouts), memory_bytes(memory))
     else:
         query, key, value = (as_array(x) for x in (query, key, value))

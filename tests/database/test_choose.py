@@ -211,7 +211,7 @@ def test_a_score_that_does_not_fit_its_key_is_one_sentence(table, score, kind):
 
 def test_a_score_of_the_users_own_works_and_is_named():
     same_start = scores.Custom(
-        lambda query, key: np.array([[float(a[:1] == b[:1]) for b in key] for a in query]), takes="text"
+        lambda query, key: np.array([[float(a[:1] == b[:1]) for b in key] for a in query]), accepts="text"
     )
     people = Database.open({"k": ["ann", "abe", "bob"], "v": [1.0, 3.0, 9.0]}, key="k", value="v")
     assert people.ask("alice", score=same_start, normalizer="sum").value == 2.0

@@ -65,7 +65,7 @@ def test_without_its_row_li_finds_lipton(score):
 
 @pytest.mark.parametrize(("weights", "expected"), [([0.9, 0.1, 0.0], 1100.0), ([1.0, 0.0, 0.0], 1000.0)])
 def test_scores_normalised_by_their_sum_weigh_the_incomes(weights, expected):
-    given = scores.Custom(lambda query, key: np.array([weights]), takes="text", elements=1)
+    given = scores.Custom(lambda query, key: np.array([weights]), accepts="text", elements=1)
     people = Database.open(INCOMES, key="name", value="income")
     answer = people.ask("Jon Smiht", score=given, normalizer=normalizers.Sum())
     assert answer.value == pytest.approx(expected, abs=1e-9)

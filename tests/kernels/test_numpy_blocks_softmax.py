@@ -200,7 +200,7 @@ def test_tile_that_the_mask_allows_as_a_whole_is_not_looked_into_and_one_it_does
     ids=str,
 )
 def test_score_says_whether_its_pair_is_a_product_without_loss(score: scores.Score, product: bool) -> None:
-    assert score.is_product is product
+    assert score.is_inner_product is product
 
 
 @pytest.mark.parametrize("budget", [64, 2**18])

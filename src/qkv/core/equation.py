@@ -108,7 +108,7 @@ class BoundCall:
         return replace(self, query=self.queries(q), key=self.keys(k), value=self.values(k), tile_dtype=None)
 
     def _compared(self, x: Array) -> Array:
-        return x if self.tile_dtype is None or self.score.as_given or is_text(x) else cast(x, self.dtype)
+        return x if self.tile_dtype is None or self.score.keeps_dtype or is_text(x) else cast(x, self.dtype)
 
     @cached_property
     def finite_sides(self) -> bool:
@@ -211,7 +211,7 @@ def bind_call(
     out_dtype = result_dtype(*numbers)
     lengths = {"q": shape.q, "k": shape.k}
     if not cast_tiles:
-        if not text and not score.as_given:
+        if not text and not score.keeps_dtype:
             query, key = cast(query, dtype), cast(key, dtype)
         value = cast(value, dtype)
     return BoundCall(

@@ -255,6 +255,6 @@ class _WithNoise(PointwiseScore):
     score: Score
     inverse_temperature: float
 
-    def point(self, logits: Array, tile: Tile) -> Array:
+    def transform(self, logits: Array, tile: Tile) -> Array:
         """The noisy logits; −inf stays."""
         return logits * self.inverse_temperature + tile.gumbel(logits, random.SAMPLE)

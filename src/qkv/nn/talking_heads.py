@@ -41,7 +41,7 @@ class MixedLogits(PointwiseScore):
     score: Score
     mix: Tensor | None = array_field("heads", "other_heads", default=None)
 
-    def point(self, logits: Float[Tensor, "*batch q k"], tile: Tile) -> Float[Tensor, "*batch q k"]:
+    def transform(self, logits: Float[Tensor, "*batch q k"], tile: Tile) -> Float[Tensor, "*batch q k"]:
         """Return L · logits; pairs that the inner score excludes contribute nothing and stay excluded."""
         return _mix_heads(self.mix, logits, excluded(logits), -torch.inf)
 

@@ -47,7 +47,7 @@ def check_problem(problem: Problem) -> None:
     """Raise where parts do not fit the shapes, or a readout makes no sense."""
     axes, spec = problem.axes, problem.spec
     if not axes.text:
-        problem.score.check(axes.query_width, axes.key_width)
+        problem.score.check_widths(axes.query_width, axes.key_width)
     problem.score.check_lengths(axes.q, axes.k)
     if spec.mask is not None:
         spec.mask.check(axes.q, axes.k)

@@ -95,7 +95,7 @@ def _cost(cost: Cost) -> str:
 
 
 def _score_fact(problem: Problem) -> str:
-    fact = problem.score.lift_fact
+    fact = problem.score.lift_kind
     if fact == "exact":
         return "an inner product"
     if fact == "up_to_query_constant":

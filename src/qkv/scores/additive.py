@@ -50,7 +50,7 @@ class Additive(GeneralScore):
         """The vector v."""
         return self.vector
 
-    def check(self, query_width: int, key_width: int) -> None:
+    def check_widths(self, query_width: int, key_width: int) -> None:
         """The weights fit query and key, and have one number of hidden units."""
         wanted = (self.query_weight.shape[-1], self.key_weight.shape[-1])
         if (query_width, key_width) != wanted:

@@ -38,7 +38,7 @@ class ALiBi(PointwiseScore):
 
     score: Score
     slope: Array | float = array_field(default=1.0)
-    moves: ClassVar[bool] = True
+    uses_positions: ClassVar[bool] = True
 
     def offset(self, tile: Tile, reference: Array) -> Array:
         """−slope · |i − j|"""

@@ -26,7 +26,7 @@ from qkv.errors import KindError, ShapeError
 __all__ = [
     "GeneralScore",
     "InnerProductScore",
-    "Lift",
+    "LiftKind",
     "PointwiseScore",
     "Score",
     "WrapperScore",
@@ -35,40 +35,40 @@ __all__ = [
     "check_same_width",
 ]
 
-Lift = Literal["exact", "up_to_query_constant"]
+LiftKind = Literal["exact", "up_to_query_constant"]
 
 
 class Score(Part, ABC):
     """Compares every query with every key. Its results are logits.
 
     Facts, read by the planner:
-        lift_fact: whether the logit is an inner product of lifted vectors, exactly, or up to a term that
+        lift_kind: whether the logit is an inner product of lifted vectors, exactly, or up to a term that
             depends on the query alone; None where it is not.
         positional: the logit depends on positions.
-        takes: "numbers", "text" or "any".
+        accepts: "numbers", "text" or "any".
         constant: every pair has the same logit.
-        as_given: query and key are compared in the dtype they come in, not in that of the answer.
+        keeps_dtype: query and key are compared in the dtype they come in, not in that of the answer.
         default_normalizer: name of the normalizer used where none is given.
-        is_product: `pair` is the plain matrix product of the sides, without a loss of digits.
+        is_inner_product: `pair` is the plain matrix product of the sides, without a loss of digits.
         tanh_vector: v if the logit is Σ_h v_h tanh(left_h + right_h) of the projections; otherwise None.
         gated_product: whether the logit is σ(left_w + right_w) · <left_:w, right_:w> of the projections, whose last
             column w is the gate's.
         inner: the score whose logits this score changes one by one; otherwise None.
         adds_offset: whether the logit is that of `inner` plus `offset(tile)`, which does not depend on logits.
         tanh_cap: c if the logit is c · tanh(logit of `inner` / c) with one number c; otherwise None.
-        lifts_itself: `factors` gives query and key as they came, so nothing is copied.
+        is_scaled_dot: `scaled_lift` gives query and key as they came, so nothing is copied.
     """
 
     default_normalizer: str = "softmax"
     positional: bool = False
-    takes: str = "numbers"
+    accepts: str = "numbers"
     constant: bool = False
-    as_given: bool = False
+    keeps_dtype: bool = False
     tanh_vector: Array | None = None
     gated_product: bool = False
     adds_offset: bool = False
     tanh_cap: float | None = None
-    lifts_itself: bool = False
+    is_scaled_dot: bool = False
 
     @property
     def inner(self) -> Score | None:
@@ -76,12 +76,12 @@ class Score(Part, ABC):
         return None
 
     @property
-    def is_product(self) -> bool:
+    def is_inner_product(self) -> bool:
         """Fact: `pair` is the plain matrix product of the sides."""
-        return self.lift_fact is not None
+        return self.lift_kind is not None
 
     @property
-    def lift_fact(self) -> Lift | None:
+    def lift_kind(self) -> LiftKind | None:
         """Fact: how far `lift` reproduces the logit."""
         return None
 
@@ -93,7 +93,7 @@ class Score(Part, ABC):
         """Fact: floating-point operations for each logit."""
         return 2 * max(query_width, key_width)
 
-    def check(self, query_width: int, key_width: int) -> None:
+    def check_widths(self, query_width: int, key_width: int) -> None:
         """Raise a `ShapeError` where these widths cannot be compared."""
         check_same_width(self, query_width, key_width)
 
@@ -102,10 +102,10 @@ class Score(Part, ABC):
         """Logits `(*batch, q, k)` of a tile standing at `place`. The part is already cut to the tile."""
 
     def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """Vectors whose inner product is the logit, as far as `lift_fact` says."""
+        """Vectors whose inner product is the logit, as far as `lift_kind` says."""
         raise KindError(f"{type(self).__name__} is no inner product.")
 
-    def factors(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, float]:
+    def scaled_lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, float]:
         """`lift`, and a number by which the product is still to be multiplied, where that saves a pass."""
         return *self.lift(query, key, tile), 1.0
 
@@ -127,11 +127,11 @@ class Score(Part, ABC):
 
     # The same score, said more simply: what the planner's rewrites ask for.
 
-    def for_keys(self, q: int, k: int) -> Score:
+    def simplify(self, q: int, k: int) -> Score:
         """The same logits for these lengths, from a score with less to do; itself where there is none."""
         return self
 
-    def flat(self) -> Score:
+    def flatten(self) -> Score:
         """The same score without nesting that means nothing; itself where there is none."""
         return self
 
@@ -143,7 +143,7 @@ class Score(Part, ABC):
         `pair` of them is `tile` of query and key. By default the vectors of `lift`, with what it leaves out;
         query and key as they are where there is none.
         """
-        if self.lift_fact is None:
+        if self.lift_kind is None:
             return query, key
         if tile.centre is None:
             tile = replace(tile, centre=self.centre(key))
@@ -156,7 +156,7 @@ class Score(Part, ABC):
 
     def projected_logits(self, left: Array, right: Array, tile: Tile) -> Array:
         """Logits `(*batch, q, k)` of a tile, from its sides. The part is already cut to the tile."""
-        if not self.is_product:
+        if not self.is_inner_product:
             return self.logits(left, right, tile)
         return namespace(left).matmul(left, namespace(left).matrix_transpose(right))
 
@@ -165,7 +165,7 @@ class Score(Part, ABC):
 
         A positive bound below 60 lets a kernel take exponentials without the maximum of each row.
         """
-        if not self.is_product:
+        if not self.is_inner_product:
             return None
         return product_bound(left, right)
 
@@ -178,7 +178,7 @@ class Score(Part, ABC):
             raise ShapeError(f"query has shape {query.shape}, key {key.shape}; they must be (*batch, length, width).")
         self.check_kind(is_text(query), is_text(key))
         if core == 2:
-            self.check(query.shape[-1], key.shape[-1])
+            self.check_widths(query.shape[-1], key.shape[-1])
         q, k = (query.shape[-1], key.shape[-1]) if core == 1 else (query.shape[-2], key.shape[-2])
         batches = (tuple(query.shape[:-core]), tuple(key.shape[:-core]))
         try:
@@ -196,13 +196,13 @@ class Score(Part, ABC):
         kinds = ["text" if text else "numbers" for text in (text_query, text_key)]
         if kinds[0] != kinds[1]:
             raise KindError(f"the query is {kinds[0]}, the key is {kinds[1]}. Give both as the same kind.")
-        if self.takes not in ("any", kinds[0]):
+        if self.accepts not in ("any", kinds[0]):
             advice = (
                 "Choose a text score: Exact, Spelling, JaroWinkler, Levenshtein, TokenSetRatio."
                 if kinds[0] == "text"
                 else "Give arrays of text, or choose a score for numbers."
             )
-            raise KindError(f"{type(self).__name__} compares {self.takes}, query and key are {kinds[0]}. {advice}")
+            raise KindError(f"{type(self).__name__} compares {self.accepts}, query and key are {kinds[0]}. {advice}")
 
 
 def check_same_width(score: Score, query_width: int, key_width: int) -> None:
@@ -218,10 +218,10 @@ def check_same_width(score: Score, query_width: int, key_width: int) -> None:
 class InnerProductScore(Score):
     """A score that is an inner product of lifted vectors, plus at most a term of the query alone."""
 
-    fact: ClassVar[Lift] = "exact"
+    fact: ClassVar[LiftKind] = "exact"
 
     @property
-    def lift_fact(self) -> Lift | None:
+    def lift_kind(self) -> LiftKind | None:
         """Fact: `exact`, unless the class says otherwise."""
         return self.fact
 
@@ -244,18 +244,18 @@ class WrapperScore(Score):
     """A score around another one. Facts are those of the score within, unless the wrapper changes them."""
 
     score: Score
-    moves: ClassVar[bool] = False
+    uses_positions: ClassVar[bool] = False
     """Whether the wrapper itself looks at positions."""
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
         """Fact: the wrapper or the score within looks at positions."""
-        return self.moves or self.score.positional
+        return self.uses_positions or self.score.positional
 
     @property
-    def takes(self) -> str:  # type: ignore[override]
+    def accepts(self) -> str:  # type: ignore[override]
         """Fact: what the score within takes."""
-        return self.score.takes
+        return self.score.accepts
 
     @property
     def default_normalizer(self) -> str:  # type: ignore[override]
@@ -278,9 +278,9 @@ class WrapperScore(Score):
         """Fact: as the score within."""
         return self.score.lift_description()
 
-    def check(self, query_width: int, key_width: int) -> None:
+    def check_widths(self, query_width: int, key_width: int) -> None:
         """As the score within."""
-        self.score.check(query_width, key_width)
+        self.score.check_widths(query_width, key_width)
 
     def centre(self, key: Array) -> Any:
         """As the score within."""
@@ -288,7 +288,7 @@ class WrapperScore(Score):
 
 
 class PointwiseScore(WrapperScore):
-    """Another score, changed logit by logit, with positions if it wants them. Define `offset` or `point`."""
+    """Another score, changed logit by logit, with positions if it wants them. Define `offset` or `transform`."""
 
     @property
     def inner(self) -> Score | None:
@@ -297,41 +297,41 @@ class PointwiseScore(WrapperScore):
 
     @property
     def adds_offset(self) -> bool:  # type: ignore[override]
-        """True unless the class overrides `point`."""
-        return type(self).point is PointwiseScore.point
+        """True unless the class overrides `transform`."""
+        return type(self).transform is PointwiseScore.transform
 
     def offset(self, tile: Tile, reference: Array) -> Array:
         """What is added to the logits of a tile: broadcasts to `(*batch, q, k)`, like `reference`."""
         raise KindError(f"{type(self).__name__} is a pointwise score and defines neither offset nor point.")
 
-    def point(self, logits: Array, tile: Tile) -> Array:
+    def transform(self, logits: Array, tile: Tile) -> Array:
         """The changed logits: by default, with `offset` added."""
         return logits + self.offset(tile, logits)
 
     def logits(self, query: Array, key: Array, tile: Tile) -> Array:
         """The inner logits, changed."""
-        return self.point(self.score.logits(query, key, tile), tile)
+        return self.transform(self.score.logits(query, key, tile), tile)
 
     @property
-    def is_product(self) -> bool:
+    def is_inner_product(self) -> bool:
         """Fact: where this is an inner product to the last digit."""
-        return self.lift_fact == "exact"
+        return self.lift_kind == "exact"
 
     def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """As the score within, unless this one is an inner product itself, to the last digit."""
-        if self.is_product:
+        if self.is_inner_product:
             return super().project(query, key, tile)
         return self.score.project(query, key, tile)
 
     def projected_logits(self, left: Array, right: Array, tile: Tile) -> Array:
         """The inner logits, changed, unless this is an inner product itself."""
-        if self.is_product:
+        if self.is_inner_product:
             return super().projected_logits(left, right, tile)
-        return self.point(self.score.projected_logits(left, right, tile), tile)
+        return self.transform(self.score.projected_logits(left, right, tile), tile)
 
     def bound(self, left: Array, right: Array) -> Array | None:
         """Unknown, unless this is an inner product itself."""
-        return super().bound(left, right) if self.is_product else None
+        return super().bound(left, right) if self.is_inner_product else None
 
     def query_term(self, query: Array, tile: Tile) -> Array | None:
         """That of the score within."""

@@ -9,7 +9,7 @@ from qkv.core.arrays import Array, namespace
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
 from qkv.errors import OptionError
-from qkv.scores.base import Lift, PointwiseScore, Score, concat_features
+from qkv.scores.base import LiftKind, PointwiseScore, Score, concat_features
 
 __all__ = ["Biased"]
 
@@ -43,9 +43,9 @@ class Biased(PointwiseScore):
             raise OptionError("Biased wants either bias=(*batch, q, k) or per_key=(*batch, k).")
 
     @property
-    def lift_fact(self) -> Lift | None:
+    def lift_kind(self) -> LiftKind | None:
         """Fact: a bias per key is one more axis; a bias per pair is no inner product."""
-        return self.score.lift_fact if self.per_key is not None else None
+        return self.score.lift_kind if self.per_key is not None else None
 
     def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """One more axis: 1 on the query's side, the bias on the key's."""
@@ -64,7 +64,7 @@ class Biased(PointwiseScore):
             said for said in (self.score.lift_description(), "one more axis for the bias of the key") if said
         )
 
-    def for_keys(self, q: int, k: int) -> Score:
+    def simplify(self, q: int, k: int) -> Score:
         """A bias with one row for all queries is one per key."""
         if self.bias is None or self.bias.shape[-2] != 1 or self.bias.shape[-1] != k or q == 1:
             return self

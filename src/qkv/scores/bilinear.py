@@ -40,7 +40,7 @@ class Bilinear(InnerProductScore):
     weight: Array = array_field("query_width", "key_width")
     key_factor: Array | None = array_field("key_width", "rank", default=None)
 
-    def check(self, query_width: int, key_width: int) -> None:
+    def check_widths(self, query_width: int, key_width: int) -> None:
         """The weights fit query and key."""
         wanted = (self.weight.shape[-2], self.weight.shape[-1])
         if self.key_factor is not None:

@@ -38,7 +38,7 @@ class ByColumn(GeneralScore):
     """
 
     columns: tuple[tuple[str, Score, float], ...]
-    takes = "text"
+    accepts = "text"
 
     def validate(self) -> None:
         """A tuple of (name, score, weight)."""

@@ -12,7 +12,7 @@ from qkv.core.arrays import Array, arange, cast, gather, namespace, statically_k
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
 from qkv.errors import OptionError
-from qkv.scores.base import Lift, PointwiseScore, Score, concat_features
+from qkv.scores.base import LiftKind, PointwiseScore, Score, concat_features
 
 __all__ = ["ClassTable"]
 
@@ -48,9 +48,9 @@ class ClassTable(PointwiseScore):
     key_classes: Array = array_field("k", default=None)
 
     @property
-    def lift_fact(self) -> Lift | None:
+    def lift_kind(self) -> LiftKind | None:
         """Fact: an inner product where the score within is one and a side of the table has few classes."""
-        return self.score.lift_fact if min(self.table.shape[-2:]) <= FEW else None
+        return self.score.lift_kind if min(self.table.shape[-2:]) <= FEW else None
 
     def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """One more axis for each class of the smaller side: one-hot there, rows of the table on the other."""

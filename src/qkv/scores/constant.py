@@ -28,7 +28,7 @@ class Constant(GeneralScore):
 
     constant = True
 
-    def check(self, query_width: int, key_width: int) -> None:
+    def check_widths(self, query_width: int, key_width: int) -> None:
         """Any widths will do: they are not compared."""
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:

@@ -28,7 +28,7 @@ class Custom(GeneralScore):
         parameters: learned arrays, handed to the function after the key.
         elements: numbers in memory at once for each logit, from which tile sizes follow; None: the wider
             width.
-        takes: "numbers", "text" or "any".
+        accepts: "numbers", "text" or "any".
 
     Raises:
         OptionError: the function cannot be called.
@@ -44,7 +44,7 @@ class Custom(GeneralScore):
     function: Callable[..., Any]
     parameters: tuple[Array, ...] = ()
     elements: int | None = None
-    takes: str = "numbers"
+    accepts: str = "numbers"
 
     def validate(self) -> None:
         """Something that can be called."""
@@ -53,7 +53,7 @@ class Custom(GeneralScore):
         if not isinstance(self.parameters, tuple):
             object.__setattr__(self, "parameters", tuple(self.parameters))
 
-    def check(self, query_width: int, key_width: int) -> None:
+    def check_widths(self, query_width: int, key_width: int) -> None:
         """Any widths: the function decides."""
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:

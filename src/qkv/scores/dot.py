@@ -42,7 +42,7 @@ class Dot(InnerProductScore):
     """
 
     scale: float = 1.0
-    lifts_itself = True
+    is_scaled_dot = True
 
     def validate(self) -> None:
         """Check that the scale is a finite number."""
@@ -52,6 +52,6 @@ class Dot(InnerProductScore):
         """Return the scaled query, which has fewer rows than the key in most databases, and the key."""
         return (query if self.scale == 1 else query * self.scale), key
 
-    def factors(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, float]:
+    def scaled_lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, float]:
         """Return query and key unchanged, and the scale."""
         return query, key, self.scale

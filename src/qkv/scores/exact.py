@@ -34,9 +34,9 @@ class Exact(GeneralScore):
         array([[0., 1.]])
     """
 
-    takes = "any"
+    accepts = "any"
     default_normalizer = "sum"
-    as_given = True
+    keeps_dtype = True
 
     def compare(self, query: Array, key: Array) -> Array:
         """[q = k]"""

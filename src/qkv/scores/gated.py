@@ -43,7 +43,7 @@ class Gated(GeneralScore):
     bias: Array | float = array_field(default=0.0)
     gated_product = True
 
-    def check(self, query_width: int, key_width: int) -> None:
+    def check_widths(self, query_width: int, key_width: int) -> None:
         """Equal widths, and the gate fits them."""
         check_same_width(self, query_width, key_width)
         check_gate(self, (self.query_weight, self.key_weight), query_width)

@@ -13,7 +13,7 @@ from typing import ClassVar
 from qkv.core.arrays import Array, namespace, stop_gradient
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
-from qkv.scores.base import InnerProductScore, Lift, concat_features
+from qkv.scores.base import InnerProductScore, LiftKind, concat_features
 
 __all__ = ["Gaussian"]
 
@@ -39,7 +39,7 @@ class Gaussian(InnerProductScore):
     """
 
     bandwidth: Array | float = array_field(default=1.0)
-    fact: ClassVar[Lift] = "up_to_query_constant"
+    fact: ClassVar[LiftKind] = "up_to_query_constant"
 
     def validate(self) -> None:
         """h is positive."""

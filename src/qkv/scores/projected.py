@@ -12,7 +12,7 @@ from qkv.core.arrays import Array, namespace
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
 from qkv.errors import ShapeError
-from qkv.scores.base import Lift, Score, WrapperScore
+from qkv.scores.base import LiftKind, Score, WrapperScore
 
 __all__ = ["Projected"]
 
@@ -45,9 +45,9 @@ class Projected(WrapperScore):
     key_weight: Array | None = array_field("hidden", "key_width", default=None)
 
     @property
-    def is_product(self) -> bool:
+    def is_inner_product(self) -> bool:
         """Fact: as the score within."""
-        return self.score.is_product
+        return self.score.is_inner_product
 
     @property
     def tanh_vector(self) -> Array | None:  # type: ignore[override]
@@ -60,11 +60,11 @@ class Projected(WrapperScore):
         return self.score.gated_product
 
     @property
-    def lift_fact(self) -> Lift | None:
+    def lift_kind(self) -> LiftKind | None:
         """Fact: as the score within."""
-        return self.score.lift_fact
+        return self.score.lift_kind
 
-    def check(self, query_width: int, key_width: int) -> None:
+    def check_widths(self, query_width: int, key_width: int) -> None:
         """Each map fits its side, and what comes out fits the score."""
         widths = []
         for side, weight, width in (
@@ -77,7 +77,7 @@ class Projected(WrapperScore):
                     f"Give {side}_weight of shape (hidden, {width})."
                 )
             widths.append(width if weight is None else weight.shape[-2])
-        self.score.check(*widths)
+        self.score.check_widths(*widths)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Fact: as the score within, at the mapped widths."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 from qkv.core.arrays import Array, cast, namespace
 from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
-from qkv.scores.base import Lift, PointwiseScore, Score, concat_features
+from qkv.scores.base import LiftKind, PointwiseScore, Score, concat_features
 
 __all__ = ["QuadraticPosition"]
 
@@ -37,12 +37,12 @@ class QuadraticPosition(PointwiseScore):
 
     score: Score
     coefficient: Array | float = array_field(default=1.0)
-    moves: ClassVar[bool] = True
+    uses_positions: ClassVar[bool] = True
 
     @property
-    def lift_fact(self) -> Lift | None:
+    def lift_kind(self) -> LiftKind | None:
         """Fact: c·i² is a term of the query; the rest is two more axes."""
-        return "up_to_query_constant" if self.score.lift_fact else None
+        return "up_to_query_constant" if self.score.lift_kind else None
 
     def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
         """Two more axes: −c(i − j)² = −c·i² + 2c·i·j − c·j²."""

@@ -45,7 +45,7 @@ class RelativePosition(PointwiseScore):
     table: Array = array_field("buckets")
     bidirectional: bool = True
     max_distance: int = 128
-    moves: ClassVar[bool] = True
+    uses_positions: ClassVar[bool] = True
 
     def validate(self) -> None:
         """A distance of at least 2."""

@@ -44,7 +44,7 @@ class ScaledDot(InnerProductScore):
     """
 
     scale: float | None = None
-    lifts_itself = True
+    is_scaled_dot = True
 
     def validate(self) -> None:
         """Check that the scale is a finite number or None."""
@@ -58,6 +58,6 @@ class ScaledDot(InnerProductScore):
             return query / math.sqrt(max(1, query.shape[-1])), key
         return query * self.scale, key
 
-    def factors(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, float]:
+    def scaled_lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, float]:
         """Return query and key unchanged, and the scale."""
         return query, key, 1 / math.sqrt(max(1, query.shape[-1])) if self.scale is None else self.scale

@@ -44,7 +44,7 @@ class SeparableGate(InnerProductScore):
     query_bias: Array | float = array_field(default=0.0)
     key_bias: Array | float = array_field(default=0.0)
 
-    def check(self, query_width: int, key_width: int) -> None:
+    def check_widths(self, query_width: int, key_width: int) -> None:
         """Equal widths, and the gates fit them."""
         check_same_width(self, query_width, key_width)
         check_gate(self, (self.query_weight, self.key_weight), query_width)

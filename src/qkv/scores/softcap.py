@@ -49,7 +49,7 @@ class Softcap(PointwiseScore):
         """The cap."""
         return namespace(left).max(asarray_like(left, self.cap, left.dtype))
 
-    def point(self, logits: Array, tile: Tile) -> Array:
+    def transform(self, logits: Array, tile: Tile) -> Array:
         """cap · tanh(logit / cap)"""
         xp = namespace(logits)
         cap = expand_to_pairs(self.cap)

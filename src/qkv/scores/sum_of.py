@@ -11,7 +11,7 @@ from typing import Any
 from qkv.core.arrays import Array
 from qkv.core.tile import Tile
 from qkv.errors import OptionError
-from qkv.scores.base import Lift, Score, concat_features
+from qkv.scores.base import LiftKind, Score, concat_features
 
 __all__ = ["SumOf"]
 
@@ -48,9 +48,9 @@ class SumOf(Score):
                 raise OptionError(f"SumOf was given {score!r} among its scores, which is none.")
 
     @property
-    def lift_fact(self) -> Lift | None:
+    def lift_kind(self) -> LiftKind | None:
         """Fact: the weakest of the scores within."""
-        facts = {score.lift_fact for score in self.scores}
+        facts = {score.lift_kind for score in self.scores}
         return None if None in facts else "up_to_query_constant" if len(facts) > 1 else facts.pop()
 
     @property
@@ -59,19 +59,19 @@ class SumOf(Score):
         return any(score.positional for score in self.scores)
 
     @property
-    def takes(self) -> str:  # type: ignore[override]
+    def accepts(self) -> str:  # type: ignore[override]
         """Fact: what the first of them that minds takes."""
-        return next((score.takes for score in self.scores if score.takes != "any"), "any")
+        return next((score.accepts for score in self.scores if score.accepts != "any"), "any")
 
     @property
     def default_normalizer(self) -> str:  # type: ignore[override]
         """Fact: that of the first score."""
         return self.scores[0].default_normalizer
 
-    def check(self, query_width: int, key_width: int) -> None:
+    def check_widths(self, query_width: int, key_width: int) -> None:
         """Every score can compare these widths."""
         for score in self.scores:
-            score.check(query_width, key_width)
+            score.check_widths(query_width, key_width)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Fact: the largest of them; they run one after another."""
@@ -109,9 +109,9 @@ class SumOf(Score):
         """Fact: those of the scores."""
         return "; ".join(["side by side", *(said for score in self.scores if (said := score.lift_description()))])
 
-    def flat(self) -> Score:
+    def flatten(self) -> Score:
         """Sums within are opened; one score alone is itself."""
-        parts = [score.flat() for score in self.scores]
+        parts = [score.flatten() for score in self.scores]
         opened = tuple(one for part in parts for one in (part.scores if isinstance(part, SumOf) else (part,)))
         if len(opened) == 1:
             return opened[0]

@@ -18,7 +18,7 @@ __all__ = ["TextScore", "text_blocks"]
 class TextScore(GeneralScore):
     """A similarity of strings in [0, 1]; 1 means equal. What is missing (None) is similar to nothing."""
 
-    takes = "text"
+    accepts = "text"
     default_normalizer = "sum"
 
     def validate(self) -> None:

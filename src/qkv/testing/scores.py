@@ -152,12 +152,12 @@ class ScoreContract(PartContract):
         for batch in ((), (2,)):
             score = self.make(Draw(1, batch=batch))
             query, key = self._sides(batch)
-            if score.lift_fact is None:
+            if score.lift_kind is None:
                 continue
             tile = Tile.whole(query.shape[-2], key.shape[-2], batch, END)
             left, right = score.lift(query, key, tile)
             rest = score(query, key, END) - left @ np.swapaxes(right, -1, -2)
-            if score.lift_fact == "up_to_query_constant":
+            if score.lift_kind == "up_to_query_constant":
                 rest = rest - rest[..., :1]
             assert np.abs(rest).max() <= 1e-12 * np.abs(score(query, key, END)).max()
 

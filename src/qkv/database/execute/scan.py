@@ -115,7 +115,7 @@ def fast_logits(
     own = [columns[index] for index in comparison.columns]
     if len(own) == 1 and own[0].kind == "vector" and arrow_columns.float_dtype(own[0].type) is not None:
         scalar = all(np.ndim(array) == 0 for array in score.arrays())
-        if scalar and (isinstance(score, Cosine | Gaussian) or (score.lifts_itself and not score.positional)):
+        if scalar and (isinstance(score, Cosine | Gaussian) or (score.is_scaled_dot and not score.positional)):
             return VectorLogits(score, own[0], query, lengths)
     numbers = isinstance(comparison, DistanceComparison) and all(column.kind == "number" for column in own)
     if numbers and isinstance(score, Gaussian) and np.ndim(score.bandwidth) == 0:
@@ -146,7 +146,7 @@ class VectorLogits(Logits):
             self.exact, self.square = query, np.square(query).sum(axis=1)
             query = query * (2 * self.half)
         else:
-            query, _, scale = score.factors(query, query[:1], Tile.whole(len(query), 1))
+            query, _, scale = score.scaled_lift(query, query[:1], Tile.whole(len(query), 1))
             query = query * scale
         self.query = np.ascontiguousarray(query, dtype)
         self._room, self._out = np.empty(0, dtype), np.empty((1, 0), dtype)

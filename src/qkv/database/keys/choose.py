@@ -108,7 +108,7 @@ class ComparisonChooser:
             key = structured({c.name: in_days(c, c.cells) for c in self.columns})
             return ScoreComparison(every, score, None, key, notes, self.columns, fields=True)
         if self._one("text", "category"):
-            if score.takes == "text" and score.default_normalizer == "sum":
+            if score.accepts == "text" and score.default_normalizer == "sum":
                 return self._texts(0, score, threshold, notes)
             return ScoreComparison(every, score, None, first.cells, notes, self.columns)
         if self._one("vector"):

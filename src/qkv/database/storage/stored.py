@@ -291,7 +291,7 @@ class StoredDatabase(Database):
         if self.encoding is None or self.key != self.encoding.columns:
             return False
         kind: Any = parse_score(score).kind if isinstance(score, str) else score
-        return kind is None or kind.takes == "numbers"
+        return kind is None or kind.accepts == "numbers"
 
     def _few(self) -> list[Column]:
         """The key columns of some rows, by which queries are read."""

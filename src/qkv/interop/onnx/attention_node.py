@@ -81,7 +81,7 @@ class AttentionNode(Kernel):
         tile, temperature = call.tile, getattr(call.normalizer, "temperature", 1.0)
         centre = said.product.centre(call.key)
         lifted = tile if centre is None else replace(tile, centre=centre)
-        left, right, scale = said.product.factors(call.query, call.key, lifted)
+        left, right, scale = said.product.scaled_lift(call.query, call.key, lifted)
         if is_array(temperature):
             temperature = expand_to_pairs(temperature)
             left = left / temperature
@@ -126,14 +126,14 @@ class AttentionNode(Kernel):
 def _operator_score(score: Any) -> _OperatorScore | None:
     """The score in the operator's words; None where it has none."""
     added = []
-    while score.lift_fact is None and getattr(score, "adds", False):
+    while score.lift_kind is None and score.adds_offset:
         added.append(score)
         score = score.score
     cap = None
-    if score.lift_fact is None and getattr(score, "bend", "") == "tanh":
+    if score.lift_kind is None and score.tanh_cap is not None:
         cap, score = score.cap, score.score
     # A term of the query alone cancels in softmax, but not through a soft cap.
-    if score.lift_fact is None or is_array(cap) or (cap is not None and score.lift_fact != "exact"):
+    if score.lift_kind is None or is_array(cap) or (cap is not None and score.lift_kind != "exact"):
         return None
     return _OperatorScore(score, cap, tuple(added))
 

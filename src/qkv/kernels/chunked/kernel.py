@@ -170,7 +170,7 @@ class ChunkedCall(BoundCall):
 
     def first_pair(self) -> BoundCall:
         """A call of one query and one key, in the dtype of accumulation."""
-        key = self.key[..., :1, :] if self.score.as_given else cast(self.key[..., :1, :], self.dtype)
+        key = self.key[..., :1, :] if self.score.keeps_dtype else cast(self.key[..., :1, :], self.dtype)
         return dataclasses.replace(self, query=self.queries((0, 1)), key=key)
 
     def unmasked(self) -> ChunkedCall:
@@ -183,7 +183,7 @@ class ChunkedCall(BoundCall):
         """A piece of the keys (0) or values (1), in the dtype of accumulation."""
         assert self.pieces is not None
         piece = self.pieces[side].chunk(n)
-        return piece if side == 0 and self.score.as_given else cast(piece, self.dtype)
+        return piece if side == 0 and self.score.keeps_dtype else cast(piece, self.dtype)
 
 
 class ChunkedKernel(Kernel):
@@ -222,9 +222,9 @@ class ChunkedKernel(Kernel):
             call = call.unmasked()
         tile, normalizer = call.tile, call.normalizer
         query, score = call.queries(tile.rows), call.score
-        plain = score.lifts_itself and call.mask is None
-        if score.lifts_itself:  # the keys are taken as they are, so the side of the queries is made once
-            query, _, scale = score.factors(query, query, tile)
+        plain = score.is_scaled_dot and call.mask is None
+        if score.is_scaled_dot:  # the keys are taken as they are, so the side of the queries is made once
+            query, _, scale = score.scaled_lift(query, query, tile)
             query = query if scale == 1 else query * scale
         if plain:
             found = [_product(query, call.part(0, n).mT) for n in range(len(limits))]
@@ -272,9 +272,9 @@ def _logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Tensor:
         score = score.slice(slice(*tile.rows), slice(*cols))
 
     def compare(query: Tensor, key: Tensor, tile: Tile) -> Tensor:
-        if score.lifts_itself:
+        if score.is_scaled_dot:
             return _product(query, key.mT)
-        if not score.is_product:
+        if not score.is_inner_product:
             return score.logits(query, key, tile)
         left, right = score.project(query, key, tile)
         return _product(left, right.mT)

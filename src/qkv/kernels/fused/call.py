@@ -35,7 +35,7 @@ def shortcut(problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result | No
     keys, offset, known = split(mask, problem.tile)
     equal = axes.query_width == axes.key_width == axes.value_width
     temperature = getattr(problem.normalizer, "temperature", 1.0)
-    if problem.traced or not (score.lifts_itself and equal and known) or keys is not None or offset:
+    if problem.traced or not (score.is_scaled_dot and equal and known) or keys is not None or offset:
         return None
     layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
     if layout is None or is_array(temperature) or operators("cpu") is None:
@@ -43,7 +43,7 @@ def shortcut(problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result | No
     import torch
 
     one = torch.ones((1, axes.query_width))
-    scale = score.factors(one, one, problem.tile)[2] / temperature
+    scale = score.scaled_lift(one, one, problem.tile)[2] / temperature
     flash = Flash(layout, scale, offset, None, _Again(problem, problem.tile, mask, scale))
     return partial(_short, flash, problem.gradient)
 
@@ -233,7 +233,7 @@ def _lifted(call: BoundCall) -> tuple[Tensor, Tensor, float]:
     centre = score.centre(call.key)
     if centre is not None:  # one for all: two lifts of one key must agree
         tile = dataclasses.replace(tile, centre=centre)
-    left, right, scale = score.factors(call.query, call.key, tile)
+    left, right, scale = score.scaled_lift(call.query, call.key, tile)
     if is_array(temperature):
         return left / (temperature[..., None, None] if temperature.ndim else temperature), right, scale
     return left, right, scale / temperature

@@ -47,7 +47,7 @@ class FusedKernel(Kernel):
             return sentence
         from qkv.kernels.fused.layout import layout_of
 
-        if problem.score.lift_fact is None:
+        if problem.score.lift_kind is None:
             return f"{problem.score} is no inner product"
         if not (normalizer.log_sum_exp and normalizer.online):
             return f"it knows softmax alone, not {normalizer}"
@@ -74,7 +74,7 @@ class FusedKernel(Kernel):
         axes, score = problem.axes, problem.score
         width = score.lifted_width(axes.query_width, axes.key_width)
         told = [f"{score} is an inner product of width {width}", score.lift_description()]
-        if score.lift_fact != "exact":
+        if score.lift_kind != "exact":
             told.append("the term of the query alone cancels in softmax")
         if width != axes.value_width:
             told.append(f"{'values' if axes.value_width < width else 'vectors'} padded with 0")
@@ -96,7 +96,7 @@ class FusedKernel(Kernel):
         width = max(score.lifted_width(*widths[:2]), axes.value_width)
         # Output and one number for each of its rows; then each side that is not taken as it came.
         output = math.prod(axes.output[:-1]) * (width + 1)
-        lifted = not score.lifts_itself
+        lifted = not score.is_scaled_dot
         numbers = output + sum(
             n * width
             for n, own, lift in zip(rows, widths, (lifted, lifted, False), strict=True)

@@ -175,7 +175,7 @@ def logits_of(call: BoundCall) -> Logits:
     """The kind of logits that the score's facts allow."""
     one = np.ones((*(1 for _ in call.batch), 1, 1), dtype=call.dtype)
     prepares = call.normalizer.prepare(one) is not one
-    return PairLogits(call) if prepares or not call.score.is_product else ProductLogits(call)
+    return PairLogits(call) if prepares or not call.score.is_inner_product else ProductLogits(call)
 
 
 def _centre(call: BoundCall) -> Any:
@@ -183,7 +183,7 @@ def _centre(call: BoundCall) -> Any:
     if is_text(call.key) or call.score.centre(call.key[..., :1, :]) is None:
         return None
     key = call.key[..., :: max(1, -(-call.key.shape[-2] // _SAMPLE)), :]
-    return call.score.centre(zero_nonfinite(key if call.score.as_given else cast(key, call.dtype)))
+    return call.score.centre(zero_nonfinite(key if call.score.keeps_dtype else cast(key, call.dtype)))
 
 
 def _last(vectors: np.ndarray, term: np.ndarray | None, shift: np.ndarray | None) -> None:

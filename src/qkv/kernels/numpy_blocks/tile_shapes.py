@@ -48,7 +48,7 @@ def softmax_sizes(problem: Problem, budget: int) -> Sizes:
     pairs = max(min(256, budget), budget // (batch * elements))
     allowed = problem.memory // 4 // (batch * item * _alive(problem))
     # A side of the keys that is computed stays in the cache; one that is read as it is may be longer.
-    wide = (budget if problem.score.lift_fact != "exact" else 8 * budget) // max(1, axes.key_width)
+    wide = (budget if problem.score.lift_kind != "exact" else 8 * budget) // max(1, axes.key_width)
     fit = problem.memory // 8 // (batch * _key_numbers(problem) * item)
     most = max(1, min(axes.k, _MOST_KEYS, wide, fit))
     rows, cols = tile_sides(axes.q, most, max(1, min(pairs, allowed)))
@@ -60,7 +60,7 @@ def softmax_sizes(problem: Problem, budget: int) -> Sizes:
 
 def _alive(problem: Problem) -> int:
     """Numbers in memory at once for each pair."""
-    return 1 if problem.score.is_product else 4 + 2 * problem.elements_per_logit
+    return 1 if problem.score.is_inner_product else 4 + 2 * problem.elements_per_logit
 
 
 def _key_numbers(problem: Problem) -> int:
@@ -68,7 +68,7 @@ def _key_numbers(problem: Problem) -> int:
     width = problem.axes.key_width + 2
     # A tile may have to be cast.
     copied = problem.axes.key_width + problem.axes.value_width
-    return copied if problem.score.lift_fact == "exact" else copied + 4 * width
+    return copied if problem.score.lift_kind == "exact" else copied + 4 * width
 
 
 def _query_bytes(problem: Problem) -> int:

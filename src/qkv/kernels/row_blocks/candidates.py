@@ -226,7 +226,7 @@ def backward_candidates(
         return
     logit_gradient = torch.zeros_like(candidates.logits)
     accumulate([dropped], [weight_gradient], leaves, [logit_gradient, *sums.normalizer.arrays()])
-    if not (call.projected and call.score.is_product):
+    if not (call.projected and call.score.is_inner_product):
         _backward_score(call, sums, blocks, index, logit_gradient, tile_keys)
         return
     with torch.enable_grad():

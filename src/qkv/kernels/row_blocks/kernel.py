@@ -78,7 +78,7 @@ class RowBlocksKernel(Kernel):
         ranks = 2 if problem.normalizer.stochastic else 1
         numbers = rows * axes.k * (2 * ranks + 1) // 2 + 3 * tile * problem.elements_per_logit
         if problem.gradient:
-            flop += axes.pairs * logit_flop * 3 // (10 if problem.score.is_product else 1)
+            flop += axes.pairs * logit_flop * 3 // (10 if problem.score.is_inner_product else 1)
             sides = math.prod(axes.query) + math.prod(axes.key) + math.prod(axes.value)
             numbers += 3 * sides + axes.batch_size * axes.q * SAVED_CANDIDATES * 2
         return Cost(

@@ -87,7 +87,7 @@ def padded_row_logits(
     width = padded_width(keys)
     padded = buffer[: count * width].view(count, width)
     padded[:, keys:] = -math.inf
-    if call.projected and call.score.is_product:
+    if call.projected and call.score.is_inner_product:
         torch.mm(side(call.query, rows), side(call.key, cols).T, out=padded[:, :keys])
         _apply_mask(call, padded, rows, cols)
     else:

@@ -29,7 +29,7 @@ def tile_seconds(problem: Problem, exponential: bool) -> float:
 
 def _passes(score: Score, query_width: int, key_width: int, elements: int, exponential: bool) -> float:
     """Passes over the numbers of a tile, beside the products."""
-    if score.is_product:
+    if score.is_inner_product:
         return 0.0
     if exponential and score.gated_product:
         return 4.0

@@ -28,7 +28,7 @@ def may_be_believed(call: BoundCall, problem: Problem) -> bool:
         softmax
         and normalizer.shift_invariant
         and call.mask is None
-        and call.score.is_product
+        and call.score.is_inner_product
         and not (problem.gradient or problem.readouts or problem.traced)
         and 0 not in (problem.axes.pairs, *call.value.shape)
         and not any(requires_gradient(x) for x in tensors)

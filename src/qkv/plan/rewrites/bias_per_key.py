@@ -21,7 +21,7 @@ def bias_per_key(problem: Problem) -> tuple[Spec, str] | None:
         >>> print(before.score, "->", bias_per_key(before)[0].score)
         Biased(Dot(), bias=float64[1, 3]) -> Biased(Dot(), per_key=float64[3])
     """
-    simpler = problem.score.for_keys(problem.axes.q, problem.axes.k)
+    simpler = problem.score.simplify(problem.axes.q, problem.axes.k)
     if simpler is problem.score:
         return None
     return problem.spec.with_(score=simpler), f"{problem.score} is the same for every query: {simpler}"

@@ -19,7 +19,7 @@ def flat_sum(problem: Problem) -> tuple[Spec, str] | None:
         >>> print(flat_sum(before)[0].score)
         SumOf((Dot(), Dot(), Gaussian(2.0)))
     """
-    simpler = problem.score.flat()
+    simpler = problem.score.flatten()
     if simpler is problem.score:
         return None
     return problem.spec.with_(score=simpler), f"{problem.score} is {simpler}"

@@ -16,7 +16,7 @@ def pairs_of(call: BoundCall, factor: float, routes: Routes) -> Pairs:
     score = call.score
     if not call.projected or call.query.dtype != call.value.dtype:
         return Traced(call, factor, routes)
-    if score.is_product:
+    if score.is_inner_product:
         return Product(call, factor, routes)
     if score.gated_product:
         return GatedProduct(call, factor, routes)
@@ -24,6 +24,6 @@ def pairs_of(call: BoundCall, factor: float, routes: Routes) -> Pairs:
         return UnitSum(call, factor, routes)
     if score.inner is not None and score.adds_offset:
         return Shifted(call, factor, routes, pairs_of)
-    if score.inner is not None and score.tanh_cap is not None and score.inner.is_product:
+    if score.inner is not None and score.tanh_cap is not None and score.inner.is_inner_product:
         return Bent(call, factor, routes)
     return Traced(call, factor, routes)
