@@ -1,24 +1,39 @@
-"""Partials merge in any order and any grouping."""
+"""Partial results merge in any order and grouping, and every specialised loop agrees with the shared definition."""
+
+from __future__ import annotations
+
+import itertools
+import math
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import qkv
+from qkv import masks, normalizers, readouts, scores
 from qkv.core.arrays import ignore_numpy_warnings
-from qkv.core.online_softmax import ExponentialSums, PartialResult, TopKeys, WeightedSums, merge_all
+from qkv.core.guard import apply_weights
+from qkv.core.online_softmax import (
+    ExponentialSums,
+    PartialResult,
+    TopKeys,
+    WeightedSums,
+    merge_all,
+    rescale_factor,
+)
 
 CELL = st.sampled_from([-np.inf, -800.0, -1.0, 0.0, 0.5, 800.0])
 ROWS = st.lists(CELL, min_size=3, max_size=3)
 
 
-def exp_sum(logit, value):
+def exponential_sums(logit, value):
     x = np.array([[logit]])
     total = np.zeros((1, 1)) if logit == -np.inf else np.ones((1, 1))
     return ExponentialSums(x, total, total * value)
 
 
-def best(logit, index, size=2):
+def top_keys(logit, index, size=2):
     x = np.array([[logit]])
     return TopKeys(x, np.array([[-1 if logit == -np.inf else index]]), x, np.array([[[float(index)]]]), size)
 
@@ -30,51 +45,206 @@ def same(one, other):
 
 @given(ROWS)
 def test_sums_of_exponentials_merge_in_any_order_and_grouping(logits):
-    a, b, c = (exp_sum(logit, value) for value, logit in enumerate(logits, 1))
+    a, b, c = (exponential_sums(logit, value) for value, logit in enumerate(logits, 1))
     with ignore_numpy_warnings():
         assert same(a.merge(b), b.merge(a))
         assert same(a.merge(b).merge(c), a.merge(b.merge(c)))
 
 
 @given(ROWS)
-def test_best_keys_merge_in_any_order_and_grouping(logits):
-    a, b, c = (best(logit, index) for index, logit in enumerate(logits))
+def test_top_keys_merge_in_any_order_and_grouping(logits):
+    a, b, c = (top_keys(logit, index) for index, logit in enumerate(logits))
     left, right = a.merge(b).merge(c), c.merge(b.merge(a))
-    kept = left.index >= 0
+    filled = left.index >= 0
     assert (left.index == right.index).all()
-    assert (left.value[kept] == right.value[kept]).all()
+    assert (left.value[filled] == right.value[filled]).all()
 
 
-def test_of_equal_keys_the_lower_index_is_kept_whatever_the_order():
-    parts = [best(1.0, index) for index in (4, 2, 3)]
+def test_ties_of_top_keys_go_to_the_lower_index_in_any_order_of_merging():
+    parts = [top_keys(1.0, index) for index in (4, 2, 3)]
     assert merge_all(parts).index.tolist() == merge_all(parts[::-1]).index.tolist() == [[2, 3]]
 
 
-def test_a_key_that_is_not_a_number_comes_first_so_that_it_shows():
-    merged = merge_all([best(5.0, 0), best(np.nan, 1), best(7.0, 2)])
+def test_nan_ranks_first_among_top_keys():
+    merged = merge_all([top_keys(5.0, 0), top_keys(np.nan, 1), top_keys(7.0, 2)])
     assert merged.index.tolist() == [[1, 2]]
 
 
-def test_an_infinite_value_that_was_read_stays_although_later_keys_outweigh_it():
+def test_infinite_value_survives_later_keys_that_outweigh_it():
     early = ExponentialSums(np.array([[0.0]]), np.ones((1, 1)), np.array([[np.inf]]))
     late = ExponentialSums(np.array([[2000.0]]), np.ones((1, 1)), np.array([[1.0]]))
     with ignore_numpy_warnings():
         assert early.merge(late).weighted.tolist() == [[np.inf]]
 
 
-def test_rows_that_met_no_key_merge_to_a_row_that_met_none():
-    nothing = exp_sum(-np.inf, 1.0)
+def test_rows_without_keys_merge_to_a_row_without_keys():
+    empty = exponential_sums(-np.inf, 1.0)
     with ignore_numpy_warnings():
-        merged = nothing.merge(nothing)
+        merged = empty.merge(empty)
     assert (merged.maximum, merged.total, merged.weighted) == (-np.inf, 0, 0)
 
 
-def test_a_tree_of_many_is_their_sum():
+def test_tree_of_many_weighted_sums_is_their_sum():
     parts = [WeightedSums(np.array([[1.0]]), np.array([[float(n)]])) for n in range(11)]
     merged = merge_all(parts)
     assert (merged.total.item(), merged.weighted.item()) == (11, 55)
 
 
-def test_a_partial_that_does_not_say_how_it_merges_is_an_error():
-    with pytest.raises(TypeError, match=r"PartialResult does not say how it merges"):
+def test_partial_result_without_a_merge_raises():
+    with pytest.raises(TypeError, match=r"PartialResult must define merge"):
         PartialResult().merge(PartialResult())
+
+
+# -- Specialised loops -------------------------------------------------------------------------------------
+
+Q, K = 6, 40
+OFFSETS = pytest.mark.parametrize("offset", [0.0, 900.0, -900.0])
+SPREADS = pytest.mark.parametrize("spread", [1.0, 200.0])
+
+
+def problem(spread=1.0, offset=0.0, infinite=False, seed=0):
+    """Logits `(Q, K)`, values, and which pairs are allowed; the last row has no key."""
+    rng = np.random.default_rng(seed)
+    logits = spread * rng.standard_normal((Q, K)) + offset
+    value = rng.standard_normal((K, 3))
+    allowed = rng.random((Q, K)) > 0.3
+    allowed[:, 10:20] &= rng.random((Q, 1)) > 0.5
+    allowed[-1] = False
+    if infinite:
+        value[7, 1] = np.inf
+        allowed[:3, 7] = False
+    return logits, value, allowed
+
+
+def shared(logits, value, allowed, seed=0):
+    """Partial results of random splits of the keys, merged in random order by the shared definition."""
+    rng = np.random.default_rng(seed)
+    cuts = [0, *np.sort(rng.choice(np.arange(1, K), 5, replace=False)), K]
+    logits = np.where(allowed, logits, -np.inf)
+    parts = []
+    with ignore_numpy_warnings():
+        for start, stop in itertools.pairwise(cuts):
+            tile, values = logits[:, start:stop], value[start:stop]
+            parts.append(
+                ExponentialSums.accumulate(
+                    tile, lambda e, tile=tile, values=values: apply_weights(e, values, tile > -np.inf, False)
+                )
+            )
+        rng.shuffle(parts)
+        return merge_all(parts)
+
+
+def check(output, wanted, tolerance=1e-9):
+    with ignore_numpy_warnings():
+        np.testing.assert_allclose(np.asarray(output), wanted.finalize()[0], rtol=tolerance, atol=tolerance)
+
+
+def array_of(library, *arrays):
+    if library == "torch":
+        torch = pytest.importorskip("torch")
+        return [torch.from_numpy(x.copy()) for x in arrays]
+    if library == "jax":
+        jnp = pytest.importorskip("jax").numpy
+        return [jnp.asarray(x.astype("float32") if x.dtype == float else x) for x in arrays]
+    return list(arrays)
+
+
+LOOPS = {
+    "tiled": ("torch", lambda: qkv.kernels.TiledKernel(budget=64)),
+    "numpy_blocks": ("numpy", lambda: qkv.kernels.NumpyBlocksKernel(budget=64)),
+    "jax_loops": ("jax", lambda: qkv.kernels.JaxLoopsKernel(budget=64)),
+}
+
+
+@OFFSETS
+@SPREADS
+@pytest.mark.parametrize("infinite", [False, True], ids=["finite", "infinite value"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_kernel_agrees_with_the_shared_definition(loop, infinite, spread, offset):
+    library, kernel = LOOPS[loop]
+    logits, value, allowed = problem(spread, offset, infinite)
+    wanted = shared(logits, value, allowed)
+    query, key, values, pairs = array_of(library, logits, np.eye(K), value, allowed)
+    output = qkv.attend(query, key, values, score=scores.Dot(), mask=masks.Pairs(pairs), kernel=kernel())
+    check(output, wanted, 1e-9 if library != "jax" else 2e-3 if offset else 1e-4)
+
+
+@OFFSETS
+@SPREADS
+def test_tiled_log_sum_exp_is_that_of_the_shared_definition(spread, offset):
+    logits, value, allowed = problem(spread, offset)
+    with ignore_numpy_warnings():
+        wanted = shared(logits, value, allowed)
+        log_sum_exp = (wanted.maximum + np.log(wanted.total))[:, 0]
+    query, key, values, pairs = array_of("torch", logits, np.eye(K), value, allowed)
+    options = {"score": scores.Dot(), "mask": masks.Pairs(pairs), "kernel": LOOPS["tiled"][1]()}
+    found = qkv.observe(query, key, values, readouts=[readouts.LogSumExp()], **options).readouts[0]
+    np.testing.assert_allclose(np.asarray(found), log_sum_exp, rtol=1e-12)
+
+
+@OFFSETS
+@SPREADS
+@pytest.mark.parametrize("base", ["NATURAL", "BINARY"])
+def test_numpy_accumulator_has_the_sums_of_the_shared_definition(base, spread, offset):
+    from qkv.kernels.numpy_blocks import exponential
+    from qkv.kernels.numpy_blocks.accumulator import ExponentialAccumulator
+
+    logits, value, allowed = problem(spread, offset)
+    allowed[-1, 3] = True  # rows without keys go another way
+    exp = getattr(exponential, base)
+    sums, ones = ExponentialAccumulator((), Q, 3, np.dtype(float), exp), np.ones((K, 1))
+    masked = np.where(allowed, logits, -np.inf)
+    for start in range(0, K, 7):
+        tile = masked[:, start : start + 7] * exp.unit
+        sums.update(lambda shift, tile=tile: tile - (0 if shift is None else shift), value[start : start + 7], ones)
+    with ignore_numpy_warnings():
+        found, wanted = sums.result(), shared(logits, value, allowed)
+        check(found.finalize()[0], wanted)
+        factor = rescale_factor(found.maximum, wanted.maximum)
+        np.testing.assert_allclose(found.total * factor, wanted.total, rtol=1e-9)
+
+
+@pytest.mark.parametrize("start", [3, 17, K - Q])
+def test_fused_outputs_of_two_ranges_of_keys_merge_as_in_the_shared_definition(start):
+    pytest.importorskip("torch")
+    logits, value, _ = problem()
+    allowed = np.arange(K) <= start + np.arange(Q)[:, None]
+    query, key, values = array_of("torch", logits, np.eye(K), value)
+    options = {"score": scores.Dot(), "mask": masks.Causal(), "positions": qkv.Positions(query_start=start)}
+    check(qkv.attend(query, key, values, kernel="fused", **options), shared(logits, value, allowed))
+
+
+@OFFSETS
+@SPREADS
+def test_streamed_sums_of_a_table_are_those_of_the_shared_definition(spread, offset):
+    pytest.importorskip("pyarrow")
+    from qkv.database.execute.accumulators import SoftmaxAccumulator
+
+    class Sums:
+        """Σ mass · value, as `streamed_aggregates` keeps it."""
+
+        def __init__(self):
+            self.sums = np.zeros((Q, 3))
+
+        def add(self, mass, values, total):
+            self.sums += mass @ values
+
+        def readings(self, scale, total):
+            return [self.sums * scale]
+
+    logits, value, allowed = problem(spread, offset)
+    with ignore_numpy_warnings():
+        wanted = shared(logits, value, allowed)
+        tally = Sums()
+        sums = SoftmaxAccumulator(normalizers.Softmax(), Q, tally, 1)
+        masked = np.where(allowed, logits, -np.inf)
+        for start in range(0, K, 9):
+            sums.absorb(masked[:, start : start + 9].copy(), start, value[start : start + 9])
+        output = sums.finish()[1][0]
+    check(output, wanted)
+    weights = np.exp(np.where(allowed, logits, -np.inf) - np.where(wanted.total > 0, wanted.maximum, 0))
+    weights /= np.where(wanted.total > 0, wanted.total, 1)
+    entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(axis=1)
+    effective = np.asarray(sums.finish()[2])[:-1]
+    np.testing.assert_allclose(effective, np.exp(entropy)[:-1], rtol=1e-9)
+    assert math.isclose(float(sums.total[-1, 0]), 0.0)

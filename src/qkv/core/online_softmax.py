@@ -1,71 +1,127 @@
-"""Partials: the state of an unfinished answer. They merge in any order and any grouping.
+"""Online softmax: partial results over some of the keys, which merge in any order and any grouping.
 
-That is why tiles, disk blocks, cache splits and machines are all the same code: each makes partials, and
-`merge` makes one of two.
+    accumulate    m = max l           total = Σ e^(l − m)                  weighted = Σ e^(l − m) v
+    merge         m = max(m₁, m₂)     total = Σᵢ totalᵢ e^(mᵢ − m)         weighted = Σᵢ weightedᵢ e^(mᵢ − m)
+    finalize      output = weighted / total                                log-sum-exp = m + log total
+
+`ExponentialSums` defines these steps once, for NumPy, PyTorch, JAX and TensorFlow; `WeightedSums` and `TopKeys` are
+the partial results of normalizers without exponentials. `kernels/runtime/tile_loop.py` and the compiled loop of
+`kernels/jax_loops/tiles.py` run exactly these steps through `Normalizer.accumulate` and `finalize`. These loops are
+specialised, because they work in place or need less than the general step:
+
+    kernels/tiled/softmax.py              PyTorch: in place, base-2 exponentials, no maximum where logits are bounded
+    kernels/tiled/pooled_map.py           PyTorch: sums of each cell of a map, rescaled with the sums of the softmax
+    kernels/numpy_blocks/accumulator.py   NumPy: any shift near the maximum, moved only before an overflow; float64
+    kernels/fused/sdpa.py                 PyTorch: merges two finalized outputs by their log-sum-exp
+    database/execute/accumulators.py      NumPy: float64, with a sum for the entropy of the weights
+
+`kernels/chunked` keeps whole rows of logits and needs no online softmax. `tests/core/test_online_softmax.py` compares
+each specialised loop with the steps of this module.
+
+Source: Milakov, Gimelshein (2018), Online normalizer calculation for softmax, https://arxiv.org/abs/1805.02867.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import namespace, row_max
+from qkv.core.typing import Array, Float, Int
 
-__all__ = ["ExponentialSums", "PartialResult", "TopKeys", "WeightedSums", "merge_all", "rescale"]
+__all__ = [
+    "ExponentialSums",
+    "PartialResult",
+    "TopKeys",
+    "WeightedSums",
+    "finite_shift",
+    "merge_all",
+    "nonzero",
+    "rescale",
+    "rescale_factor",
+]
 
 
 class PartialResult:
-    """An unfinished answer for some queries over some of the keys."""
+    """A partial result of some queries over some of the keys."""
 
     def merge(self, other: Self) -> Self:
-        """The partial over the keys of both."""
-        raise TypeError(f"{type(self).__name__} does not say how it merges.")
+        """Return the partial result over the keys of both.
+
+        Raises:
+            TypeError: the class does not define how its results merge.
+        """
+        raise TypeError(f"{type(self).__name__} must define merge. Return the partial result over the keys of both.")
 
 
 @dataclass(frozen=True)
 class ExponentialSums(PartialResult):
-    """Sums of exponentials, relative to the largest logit seen.
+    """Sums of exponentials relative to the largest logit.
 
-    maximum `(*batch, q, 1)`: m = max l · total `(*batch, q, 1)`: Σ e^(l−m) · weighted
-    `(*batch, q, value_width)`: Σ e^(l−m) v. A row that has met no key has maximum −inf and total 0.
+    Attributes:
+        maximum: m = max l; −inf where a row has no key.
+        total: Σ e^(l − m); 0 where a row has no key.
+        weighted: Σ e^(l − m) v.
     """
 
-    maximum: Array
-    total: Array
-    weighted: Array
+    maximum: Float[Array, "*batch q 1"]
+    total: Float[Array, "*batch q 1"]
+    weighted: Float[Array, "*batch q value_width"]
+
+    @classmethod
+    def accumulate(
+        cls,
+        logits: Float[Array, "*batch q k"],
+        weighted_sum: Callable[[Float[Array, "*batch q k"]], Float[Array, "*batch q value_width"]],
+    ) -> ExponentialSums:
+        """Return the sums over the keys of one tile.
+
+        Args:
+            logits: logits of the tile, −inf where a key is excluded.
+            weighted_sum: returns Σ e v from the exponentials e; the place of dropout and of masked values.
+        """
+        xp = namespace(logits)
+        maximum = row_max(logits)
+        exponentials = xp.exp(logits - finite_shift(maximum))
+        return cls(maximum, xp.sum(exponentials, axis=-1, keepdims=True), weighted_sum(exponentials))
 
     def merge(self, other: ExponentialSums) -> ExponentialSums:
         """Rescale both to the larger maximum and add."""
-        xp = namespace(self.maximum)
-        maximum = xp.maximum(self.maximum, other.maximum)
-        mine, theirs = _rescale(self.maximum, maximum), _rescale(other.maximum, maximum)
+        maximum = namespace(self.maximum).maximum(self.maximum, other.maximum)
+        own, others = rescale_factor(self.maximum, maximum), rescale_factor(other.maximum, maximum)
         return ExponentialSums(
             maximum,
-            self.total * mine + other.total * theirs,
-            rescale(self.weighted, mine) + rescale(other.weighted, theirs),
+            self.total * own + other.total * others,
+            rescale(self.weighted, own) + rescale(other.weighted, others),
         )
 
+    def finalize(
+        self, shift: Float[Array, "*batch q 1"] | None = None, extra: Array | float = 0.0
+    ) -> tuple[Float[Array, "*batch q value_width"], Float[Array, "*batch q 1"]]:
+        """Return the output and the total relative to `shift`; both are 0 where a row has no key.
 
-def _rescale(old: Array, new: Array) -> Array:
-    xp = namespace(old)
-    # −inf − (−inf) would be NaN: a row without keys is scaled by 0.
-    return xp.where(old == new, xp.ones_like(old), xp.exp(xp.where(old == new, xp.zeros_like(old), old - new)))
-
-
-def rescale(weighted: Array, scale: Array) -> Array:
-    """weighted · scale, where a scale of 0 leaves what is not finite as it is."""
-    xp = namespace(weighted)
-    # An infinite value that was read stays itself although later keys outweigh it: 0 · inf would make it NaN.
-    return xp.where(scale == 0, xp.where(xp.isfinite(weighted), xp.zeros_like(weighted), weighted), weighted * scale)
+        Args:
+            shift: finite number of each row to which the sums are rescaled; None: its maximum, 0 without a key.
+            extra: mass added to the total, relative to the shift, such as that of an attention sink.
+        """
+        shift = finite_shift(self.maximum) if shift is None else shift
+        factor = rescale_factor(self.maximum, shift)
+        total = self.total * factor + extra
+        return rescale(self.weighted, factor) / nonzero(total), total
 
 
 @dataclass(frozen=True)
 class WeightedSums(PartialResult):
-    """Plain sums. total `(*batch, q, 1)` · weighted `(*batch, q, value_width)`."""
+    """Plain sums of weights, and of values times weights.
 
-    total: Array
-    weighted: Array
+    Attributes:
+        total: Σ w.
+        weighted: Σ w v.
+    """
+
+    total: Float[Array, "*batch q 1"]
+    weighted: Float[Array, "*batch q value_width"]
 
     def merge(self, other: WeightedSums) -> WeightedSums:
         """Add."""
@@ -74,20 +130,24 @@ class WeightedSums(PartialResult):
 
 @dataclass(frozen=True)
 class TopKeys(PartialResult):
-    """The n best keys so far: rank `(*batch, q, n)`, their absolute index, their logit and their value.
+    """The top k keys of each query, in descending order of rank; ties go to the lower index.
 
-    rank decides (it is the logit, or the logit plus a draw); ties go to the lower index. Places not filled
-    have rank −inf and index −1.
+    Attributes:
+        rank: number that decides, a logit or a logit plus a draw; −inf where there are fewer keys.
+        index: absolute index of each key; −1 where there are fewer keys.
+        logit: logit of each key.
+        value: value of each key.
+        size: k.
     """
 
-    rank: Array
-    index: Array
-    logit: Array
-    value: Array
+    rank: Float[Array, "*batch q n"]
+    index: Int[Array, "*batch q n"]
+    logit: Float[Array, "*batch q n"]
+    value: Float[Array, "*batch q n value_width"]
     size: int
 
     def merge(self, other: TopKeys) -> TopKeys:
-        """Put both together and keep the best."""
+        """Return the top k of both."""
         xp = namespace(self.rank)
         return TopKeys(
             xp.concat([self.rank, other.rank], axis=-1),
@@ -95,31 +155,73 @@ class TopKeys(PartialResult):
             xp.concat([self.logit, other.logit], axis=-1),
             xp.concat([self.value, other.value], axis=-2),
             self.size,
-        ).best()
+        ).top()
 
-    def best(self) -> TopKeys:
-        """The `size` best of these, in order."""
+    def top(self) -> TopKeys:
+        """Sort by rank and keep the first `size` keys."""
         xp = namespace(self.rank)
-        # First by index, then stably by rank: so equal ranks keep the lower index first. NaN goes first, to
-        # be seen.
+        # First by index, then stably by rank: equal ranks keep the lower index first. NaN comes first, so that
+        # it is not lost.
         order = xp.argsort(self.index, axis=-1, stable=True)
         rank = xp.take_along_axis(self.rank, order, axis=-1)
         rank = xp.where(xp.isnan(rank), xp.zeros_like(rank) + xp.inf, rank)
         by_rank = xp.argsort(rank, axis=-1, descending=True, stable=True)
         order = xp.take_along_axis(order, by_rank, axis=-1)[..., : self.size]
 
-        def pick(x: Array) -> Array:
-            return xp.take_along_axis(x, order, axis=-1)
+        def select(x: Array) -> Array:
+            selected: Array = xp.take_along_axis(x, order, axis=-1)
+            return selected
 
         rows = xp.broadcast_to(order[..., None], (*order.shape, self.value.shape[-1]))
         value = xp.take_along_axis(self.value, rows, axis=-2)
-        return TopKeys(pick(self.rank), pick(self.index), pick(self.logit), value, self.size)
+        return TopKeys(select(self.rank), select(self.index), select(self.logit), value, self.size)
 
 
-def merge_all(partials: Iterable[PartialResult]) -> PartialResult:
-    """Merge as a balanced tree, so that rounding grows with the logarithm of their number."""
+Result = TypeVar("Result", bound=PartialResult)
+
+
+def merge_all(partials: Iterable[Result]) -> Result:
+    """Merge as a balanced tree, so that rounding errors grow with the logarithm of the number of partial results."""
     queue = list(partials)
     while len(queue) > 1:
         pairs = zip(queue[::2], queue[1::2], strict=False)
         queue = [a.merge(b) for a, b in pairs] + ([queue[-1]] if len(queue) % 2 else [])
     return queue[0]
+
+
+def finite_shift(maximum: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:
+    """Return the maximum, or 0 where it is −inf: −inf − (−inf) would be NaN."""
+    xp = namespace(maximum)
+    shift: Array = xp.where(maximum == -xp.inf, xp.zeros_like(maximum), maximum)
+    return shift
+
+
+def rescale_factor(old: Float[Array, "*batch q 1"], new: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:
+    """Return e^(old − new), the factor of sums relative to `old` when they become relative to `new`.
+
+    The factor is 1 where both are equal, also where both are −inf.
+    """
+    xp = namespace(old)
+    same = old == new
+    factor: Array = xp.where(same, xp.ones_like(old), xp.exp(xp.where(same, xp.zeros_like(old), old - new)))
+    return factor
+
+
+def rescale(
+    weighted: Float[Array, "*batch q value_width"], factor: Float[Array, "*batch q 1"]
+) -> Float[Array, "*batch q value_width"]:
+    """Return weighted · factor, where a factor of 0 leaves non-finite numbers unchanged.
+
+    An infinite value that was read is not lost when later keys outweigh it: 0 · inf would make it NaN.
+    """
+    xp = namespace(weighted)
+    unchanged = xp.where(xp.isfinite(weighted), xp.zeros_like(weighted), weighted)
+    scaled: Array = xp.where(factor == 0, unchanged, weighted * factor)
+    return scaled
+
+
+def nonzero(total: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:
+    """Return the total, or 1 where it is 0, to divide by."""
+    xp = namespace(total)
+    divisor: Array = xp.where(total == 0, xp.ones_like(total), total)
+    return divisor

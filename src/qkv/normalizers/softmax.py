@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from qkv.core.arrays import Array, is_array, namespace, row_max, stop_gradient
 from qkv.core.equation import drop
 from qkv.core.guard import apply_weights
-from qkv.core.online_softmax import ExponentialSums, rescale
+from qkv.core.online_softmax import ExponentialSums, finite_shift, nonzero
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.normalizers.base import Normalizer, Summary, excluded
@@ -67,7 +67,7 @@ class Softmax(Normalizer):
     def weights(self, logits: Array, tile: Tile | None = None) -> Array:
         """e^(l − m) / Σ e^(l − m), with m the largest."""
         e, total, _ = self._exponentials(self.prepare(logits))
-        return e / _nonzero(total)
+        return e / nonzero(total)
 
     def log_total(self, logits: Array) -> Array:
         """log Σ e^(l / T), with the sink, `(*batch, q, 1)`; −inf where there is no key and no sink."""
@@ -84,23 +84,19 @@ class Softmax(Normalizer):
 
     def accumulate(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> ExponentialSums:
         """Exponentials relative to the tile's own maximum."""
-        xp = namespace(logits)
-        maximum = row_max(logits)
-        e = xp.exp(logits - _finite_or_zero(maximum))
-        weighted = apply_weights(drop(e, tile, dropout), value, ~excluded(logits), clean)
-        return ExponentialSums(maximum, xp.sum(e, axis=-1, keepdims=True), weighted)
+        return ExponentialSums.accumulate(
+            logits, lambda e: apply_weights(drop(e, tile, dropout), value, ~excluded(logits), clean)
+        )
 
     def finalize(self, partial: ExponentialSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:
         """weighted / total; the summary is m and Σ e^(l − m): one logarithm would lose digits of large m."""
-        xp = namespace(partial.total)
         shift = self._shift(partial.maximum)
-        scale = xp.where(partial.maximum == shift, xp.ones_like(shift), xp.exp(partial.maximum - shift))
-        total = partial.total * scale + self._sink_mass(shift)
-        return rescale(partial.weighted, scale) / _nonzero(total), (shift, total)
+        output, total = partial.finalize(shift, self._sink_mass(shift))
+        return output, (shift, total)
 
     def tile_weights(self, logits: Array, summary: Summary, tile: Tile) -> Array:
         """e^(l − m) / Σ e^(l − m)"""
-        return namespace(logits).exp(logits - summary[0]) / _nonzero(summary[1])
+        return namespace(logits).exp(logits - summary[0]) / nonzero(summary[1])
 
     def logit_gradient(
         self,
@@ -119,7 +115,7 @@ class Softmax(Normalizer):
         xp = namespace(row_dot)
         of: list[Array | None] = [None] if is_array(self.temperature) else []
         if is_array(self.sink):
-            of.append(-xp.exp(expand_to_pairs(self.sink) - summary[0]) / _nonzero(summary[1]) * row_dot)
+            of.append(-xp.exp(expand_to_pairs(self.sink) - summary[0]) / nonzero(summary[1]) * row_dot)
         return tuple(of)
 
     def _exponentials(self, logits: Array) -> tuple[Array, Array, Array]:
@@ -138,20 +134,9 @@ class Softmax(Normalizer):
             xp = namespace(maximum)
             sink = expand_to_pairs(self.sink)
             maximum = xp.maximum(maximum, xp.zeros_like(maximum) + (stop_gradient(sink) if is_array(sink) else sink))
-        return _finite_or_zero(maximum)
-
-
-def _finite_or_zero(maximum: Array) -> Array:
-    # −inf − (−inf) would be NaN: a row without keys is measured from 0.
-    xp = namespace(maximum)
-    return xp.where(maximum == -xp.inf, xp.zeros_like(maximum), maximum)
-
-
-def _nonzero(total: Array) -> Array:
-    xp = namespace(total)
-    return xp.where(total == 0, xp.ones_like(total), total)
+        return finite_shift(maximum)
 
 
 def _log_total(total: Array, shift: Array) -> Array:
     xp = namespace(total)
-    return xp.where(total == 0, xp.zeros_like(total) - xp.inf, xp.log(_nonzero(total)) + shift)
+    return xp.where(total == 0, xp.zeros_like(total) - xp.inf, xp.log(nonzero(total)) + shift)

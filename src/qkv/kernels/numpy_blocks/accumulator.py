@@ -18,7 +18,7 @@ import numpy as np
 from qkv.core.online_softmax import ExponentialSums
 from qkv.kernels.numpy_blocks.exponential import Exponential
 
-__all__ = ["Sums"]
+__all__ = ["ExponentialAccumulator"]
 
 _MANY = 2.0**60
 """A sum of a tile beyond this moves the shift."""
@@ -28,7 +28,7 @@ _CHUNK = 2**12
 """Keys that are summed in the dtype of the call; longer sums lose digits."""
 
 
-class Sums:
+class ExponentialAccumulator:
     """What is known of some queries so far.
 
     Attributes:
@@ -46,20 +46,22 @@ class Sums:
         self.weighted = np.zeros((*batch, rows, width))
         self.lost = False
 
-    def absorb(self, meet: Callable[[np.ndarray | None], np.ndarray], value: np.ndarray, ones: np.ndarray) -> None:
+    def update(
+        self, write_logits: Callable[[np.ndarray | None], np.ndarray], value: np.ndarray, ones: np.ndarray
+    ) -> None:
         """Add a tile.
 
         Args:
-            meet: gives the logits of the tile minus a shift, in a buffer that may be written to.
+            write_logits: gives the logits of the tile minus a shift, in a buffer that may be written to.
             value: of the tile's keys.
             ones: `(cols, 1)`, or more.
         """
-        e = meet(self.shift if self.moved else None)
+        e = write_logits(self.shift if self.moved else None)
         if not self.complete and not self._centre(e):
             return
         total = self._exponentials(e, ones)
         if not self._fits(total):
-            e = meet(self.shift if self.moved else None)
+            e = write_logits(self.shift if self.moved else None)
             if not self._centre(e):
                 return
             total = self._exponentials(e, ones)
@@ -71,7 +73,7 @@ class Sums:
             piece = slice(start, start + _CHUNK)
             self.weighted += np.matmul(e[..., piece], value[..., piece, :])
 
-    def partial(self) -> ExponentialSums | None:
+    def result(self) -> ExponentialSums | None:
         """The sums; None where something was not finite, in a logit or in a value that meets a weight."""
         if self.lost or not (np.isfinite(self.weighted).all() and np.isfinite(self.total).all()):
             return None

@@ -19,7 +19,7 @@ from qkv.core.arrays import cast
 from qkv.core.batch import batch_indices
 from qkv.core.equation import BoundCall
 from qkv.core.tile import Tile
-from qkv.kernels.numpy_blocks.accumulator import Sums
+from qkv.kernels.numpy_blocks.accumulator import ExponentialAccumulator
 from qkv.kernels.numpy_blocks.logits import Logits, Side, logits_of
 from qkv.kernels.numpy_blocks.tile_shapes import Sizes
 from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges
@@ -50,7 +50,7 @@ class _Block:
 
     rows: Limits
     left: Side | None
-    sums: Sums
+    sums: ExponentialAccumulator
 
 
 @dataclass
@@ -69,7 +69,7 @@ def _group(call: BoundCall, group: Limits, sizes: Sizes, output: np.ndarray) -> 
     blocks = []
     for start, stop in ranges(group[1] - group[0], sizes.rows):
         rows = (group[0] + start, group[0] + stop)
-        sums = Sums(call.batch, rows[1] - rows[0], call.value.shape[-1], logits.dtype, logits.exp)
+        sums = ExponentialAccumulator(call.batch, rows[1] - rows[0], call.value.shape[-1], logits.dtype, logits.exp)
         blocks.append(_Block(rows, logits.left(rows) if call.tile.k_total else None, sums))
     room = np.empty(math.prod(call.batch) * sizes.rows * sizes.cols, dtype=logits.dtype)
     ones = np.ones((sizes.cols, 1), dtype=logits.dtype)
@@ -82,7 +82,7 @@ def _group(call: BoundCall, group: Limits, sizes: Sizes, output: np.ndarray) -> 
                 continue
             if right is None:  # some query meets these keys
                 right, value = logits.right(cols, sizes.rows), call.values(cols)
-            block.sums.absorb(partial(_meet, logits, right, tile, room), value, ones)
+            block.sums.update(partial(_meet, logits, right, tile, room), value, ones)
     for block in blocks:
         output[..., slice(*block.rows), :] = _finished(call, block, sizes)
 
@@ -115,7 +115,7 @@ def _meet(
 
 
 def _finished(call: BoundCall, block: _Block, sizes: Sizes) -> np.ndarray:
-    sums = block.sums.partial()
+    sums = block.sums.result()
     if sums is None:
         return cast(attend_rows(call, block.rows, sizes.cols)[0], call.out_dtype)
     output, _ = call.normalizer.finalize(sums, call.tile.restrict(block.rows, (0, 0)), 0.0)
