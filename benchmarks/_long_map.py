@@ -25,17 +25,17 @@ def _measure(tokens: int, threads: int) -> dict[str, Any]:
     import numpy as np
     import torch
 
-    from qkv.look.tiled_map import SIDE, TiledMap
+    from qkv.look.tiled_map import TILE_SIZE, TiledMap
 
     torch.set_num_threads(threads)
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.randn(tokens, 64, generator=generator) for _ in range(2))
-    TiledMap.of(query[:600], key[:600])
+    TiledMap.from_arrays(query[:600], key[:600])
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
     before = status("VmRSS")
     began, wall = cpu_seconds(), time.perf_counter()
-    long = TiledMap.of(query, key)
+    long = TiledMap.from_arrays(query, key)
     seconds, wall = cpu_seconds() - began, time.perf_counter() - wall
     growth = status("VmHWM") - before
     # Against the equation in float64, on some rows.
@@ -44,22 +44,22 @@ def _measure(tokens: int, threads: int) -> dict[str, Any]:
     error = float(abs(long.weights((rows.start, rows.stop), (0, tokens)) - logits.softmax(1).numpy()).max())
     rng, tiles = np.random.default_rng(0), {}
     for level in range(long.levels + 1):
-        spots = long.mean.shape[0] / 2 ** (level - long.base) if level >= long.base else tokens / 2**level
-        across = max(1, int(np.ceil(spots / SIDE)))
+        spots = long.mean_overview.shape[0] / 2 ** (level - long.base) if level >= long.base else tokens / 2**level
+        across = max(1, int(np.ceil(spots / TILE_SIZE)))
         found = []
         for y, x in rng.integers(across, size=(9, 2)):
             start = time.process_time()
             long.tile(level, int(y), int(x))
             found.append(1000 * (time.process_time() - start))
         tiles[level] = float(np.median(found))
-    needs = TiledMap.needs(tokens, tokens, 64)
+    needs = TiledMap.required_bytes(tokens, tokens, 64)
     return {
         "seconds": seconds,
         "wall": wall,
         "growth": growth,
         "needs": needs,
         "tiles": tiles,
-        "error": error / long.most,
+        "error": error / long.max_weight,
     }
 
 

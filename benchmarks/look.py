@@ -81,9 +81,9 @@ def _large(browser: Any, setting: Setting) -> Iterator[Row]:
     from qkv.look.page import Page
 
     setting.say("exporting")
-    size = len(page_html(Page.of(view)).encode()) / 1e6
+    size = len(page_html(Page.from_views(view)).encode()) / 1e6
     note = "weights of a randomly initialised BERT"
-    yield Row(f"{case}, page_html file", "size", size, "MB", AtMost(26), note=note)
+    yield Row(f"{case}, exported file", "size", size, "MB", AtMost(26), note=note)
     error = max(
         float(np.abs(view.weights(i, j) - weights[i, j]).max() / weights[i, j].max())
         for i in range(layers)
@@ -102,19 +102,20 @@ def _busy() -> str:
 def _minilm() -> Iterator[Row]:
     from qkv.look.html_export import page_html
     from qkv.look.page import Page
-    from qkv.look.text_model import load, text_views
+    from qkv.look.text_model import load_text_model
+    from qkv.look.text_views import text_views
 
-    reader = load()
+    reader = load_text_model()
     texts = []
     for first, second in ((_NOUNS, _NOUNS[::-1]), (_NOUNS[1::2], _NOUNS)):
         words = " ".join(f"The {noun} of the {other} was seen." for noun in first for other in second).split()
         while len(reader.tokenizer(" ".join(words), verbose=False)["input_ids"]) > 512:
             words.pop()
         texts.append(" ".join(words))
-    views = text_views(reader, texts, together=False)
+    views = text_views(reader, texts, all_heads=False)
     for count, limit in ((1, 15), (2, 26)):
-        size = len(page_html(Page.of(views[:count])).encode()) / 1e6
-        case = f"MiniLM, {72 * count} maps of trained heads, 512 tokens, page_html file"
+        size = len(page_html(Page.from_views(views[:count])).encode()) / 1e6
+        case = f"MiniLM, {72 * count} maps of trained heads, 512 tokens, exported file"
         yield Row(case, "size", size, "MB", AtMost(limit), note="MiniLM's 6 × 12 heads, in one text and in two")
 
 
@@ -153,7 +154,7 @@ def _page(browser: Any, view: Any, rounds: int) -> tuple[dict[str, list[float]],
     from qkv.look.server import ServedPage, serve_in_thread
 
     found: dict[str, list[float]] = {"drawn": [], "head switch": [], "hover": []}
-    with serve_in_thread(ServedPage(page=Page.of(view))) as address:
+    with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
         for _ in range(rounds):
             context = browser.new_context(viewport={"width": 1400, "height": 1000})
             page = context.new_page()
@@ -245,7 +246,7 @@ def _weights(layers: int, heads: int, tokens: int) -> np.ndarray:
 def _view(weights: np.ndarray) -> Any:
     from qkv.look.views import View
 
-    return View.of(weights, [f"w{i}" for i in range(weights.shape[-1])], model="BERT")
+    return View.from_weights(weights, [f"w{i}" for i in range(weights.shape[-1])], model="BERT")
 
 
 CLAIM = Claim(

@@ -313,11 +313,11 @@ def test_a_file_is_encoded_whose_first_part_has_no_row(tmp_path, path):
 
 def test_a_picture_of_an_encoded_answer_is_drawn(tmp_path, path):
     pytest.importorskip("matplotlib")
-    from qkv.look.query_plot import save
+    from qkv.look.query_plot import save_query_plot
 
     made(path)
     for each in both(path):
-        save(each, each.ask("golden ring"), tmp_path / "picture.png")
+        save_query_plot(each, each.ask("golden ring"), tmp_path / "picture.png")
         assert (tmp_path / "picture.png").stat().st_size > 5000
 
 

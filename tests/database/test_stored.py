@@ -514,11 +514,11 @@ def test_tiles_of_their_real_size_answer_as_in_memory(tmp_path, monkeypatch):
 
 
 def test_a_picture_of_a_streamed_answer_is_drawn(folder, tmp_path, monkeypatch):
-    from qkv.look.query_plot import save
+    from qkv.look.query_plot import save_query_plot
 
     monkeypatch.undo()
     far = Database.open(folder, "x", "value", memory=1)
-    save(far, far.ask(0.3), tmp_path / "picture.png")
+    save_query_plot(far, far.ask(0.3), tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 5000
 
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from qkv.look.html_export import export
+from qkv.look.html_export import export_html
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.views import HeadRole, TokenAxis, View
@@ -27,21 +27,21 @@ SIDE = TokenAxis(
 
 def known(words=None):
     """Two layers of two heads whose maps can be told apart: identity, previous, first, all alike."""
-    side = SIDE if words is None else TokenAxis.of(words)
+    side = SIDE if words is None else TokenAxis.from_words(words)
     n = len(side.tokens)
     previous = np.eye(n, k=-1)
     previous[0, 0] = 1
     first = np.zeros((n, n))
     first[:, 0] = 1
     weights = np.stack([np.stack([np.eye(n), previous]), np.stack([first, np.full((n, n), 1 / n)])])
-    view = View.of(weights, side, name="known")
+    view = View.from_weights(weights, side, name="known")
     view.roles[0, 1] = (HeadRole("previous", 1.0, 0.2),)
     return view
 
 
 @pytest.fixture(scope="module")
 def served():
-    page = Page.of([known(), known(["a", "b", "c"])], "known maps")
+    page = Page.from_views([known(), known(["a", "b", "c"])], "known maps")
     with serve_in_thread(ServedPage(page=page)) as address:
         yield address
 
@@ -239,8 +239,8 @@ def test_what_is_awaited_is_said_on_paper_as_dark_as_the_page_will_be(browser):
 
 
 def test_all_twelve_heads_of_a_layer_are_seen_on_a_telephone(opened):
-    view = View.of(np.broadcast_to(np.eye(5), (2, 12, 5, 5)), list("abcde"))
-    with serve_in_thread(ServedPage(page=Page.of(view))) as address:
+    view = View.from_weights(np.broadcast_to(np.eye(5), (2, 12, 5, 5)), list("abcde"))
+    with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
         page = opened(address)
         page.set_viewport_size({"width": 420, "height": 800})
         inside = page.locator(".overview").evaluate("e => e.scrollWidth <= e.clientWidth")
@@ -252,8 +252,8 @@ def test_all_twelve_heads_of_a_layer_are_seen_on_a_telephone(opened):
 
 def test_a_sentence_and_its_map_need_no_scrolling(opened):
     words = "[CLS] when he saw his owner , the dog was happy [SEP]".split()  # noqa: SIM905
-    view = View.of(np.broadcast_to(np.eye(12), (6, 12, 12, 12)), words)
-    with serve_in_thread(ServedPage(page=Page.of([view, view], "two"))) as address:
+    view = View.from_weights(np.broadcast_to(np.eye(12), (6, 12, 12, 12)), words)
+    with serve_in_thread(ServedPage(page=Page.from_views([view, view], "two"))) as address:
         page = opened(address)
         page.set_viewport_size({"width": 1400, "height": 900})
         assert page.evaluate("document.documentElement.scrollHeight") <= 900
@@ -261,8 +261,8 @@ def test_a_sentence_and_its_map_need_no_scrolling(opened):
 
 def test_the_tip_of_a_choice_is_the_whole_text_that_was_chosen(opened):
     texts = [f"When he saw his owner, the dog was very, very {mood}" for mood in ("happy", "sad")]
-    views = [View.of(np.eye(3)[None, None], ["a", "b", "c"], name=text) for text in texts]
-    with serve_in_thread(ServedPage(page=Page.of(views, "moods"))) as address:
+    views = [View.from_weights(np.eye(3)[None, None], ["a", "b", "c"], name=text) for text in texts]
+    with serve_in_thread(ServedPage(page=Page.from_views(views, "moods"))) as address:
         page = opened(address)
         choice = page.get_by_label("text")
         assert choice.get_attribute("title") == texts[0]
@@ -271,7 +271,7 @@ def test_the_tip_of_a_choice_is_the_whole_text_that_was_chosen(opened):
 
 
 def test_an_exported_file_works_from_the_disk_without_any_request(opened, tmp_path):
-    target = export(Page.of([known(), known(["a", "b", "c"])], "known maps"), tmp_path / "maps.html")
+    target = export_html(Page.from_views([known(), known(["a", "b", "c"])], "known maps"), tmp_path / "maps.html")
     page = opened(target.as_uri())
     assert {answer.url.split(":")[0] for answer in page.asked} <= {"file", "data", "blob"}
     assert [answer.url for answer in page.asked if answer.url.startswith("file")] == [target.as_uri()]
@@ -285,8 +285,8 @@ def test_an_exported_file_works_from_the_disk_without_any_request(opened, tmp_pa
 def test_twelve_by_twelve_heads_at_512_tokens_take_less_than_a_thousand_nodes_and_a_megabyte(opened):
     rng = np.random.default_rng(0)
     weights = rng.dirichlet(np.full(512, 0.05), (1, 1, 512)).astype(np.float32)
-    view = View.of(np.broadcast_to(weights, (12, 12, 512, 512)), [f"w{i}" for i in range(512)])
-    with serve_in_thread(ServedPage(page=Page.of(view))) as address:
+    view = View.from_weights(np.broadcast_to(weights, (12, 12, 512, 512)), [f"w{i}" for i in range(512)])
+    with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
         page = opened(address)
         assert page.evaluate("document.querySelectorAll('*').length") < 1000
         assert sum(len(answer.body()) for answer in page.asked if answer.url.startswith("http")) <= 1_000_000
@@ -300,7 +300,7 @@ def test_axe_finds_no_serious_violation(opened, served):
 
 
 def test_axe_finds_no_serious_violation_in_steps_of_generation(opened):
-    with serve_in_thread(ServedPage(page=Page.of(cross(), "steps"))) as address:
+    with serve_in_thread(ServedPage(page=Page.from_views(cross(), "steps"))) as address:
         no_serious_violation(opened(address))
 
 
@@ -318,12 +318,12 @@ def cross():
     """Three generated tokens over four words: step i looks at word i + 1."""
     weights = np.zeros((1, 1, 3, 4))
     weights[0, 0, [0, 1, 2], [1, 2, 3]] = 1
-    view = View.of(weights, ["le", "chat", "dort"], ["the", "cat", "sleeps", "."], name="translated")
+    view = View.from_weights(weights, ["le", "chat", "dort"], ["the", "cat", "sleeps", "."], name="translated")
     return dataclasses.replace(view, steps=True)
 
 
 def test_generated_tokens_are_looked_at_step_by_step_with_buttons_slider_and_keys(opened):
-    with serve_in_thread(ServedPage(page=Page.of([cross(), known()], "steps"))) as address:
+    with serve_in_thread(ServedPage(page=Page.from_views([cross(), known()], "steps"))) as address:
         page = opened(address)
         group = page.get_by_role("group", name="steps of generation")
         assert "step 1 of 3: “le”" in group.text_content()

@@ -38,14 +38,14 @@ def everything():
     ]
     middle = [f"w{i}" for i in range(300)]
     rows = rng.normal(size=(2, 3000, 8)).astype(np.float32)
-    return Page.of(
+    return Page.from_views(
         [
             known(),
-            View.of(rng.dirichlet(np.ones(6), (3, 5, 6)), evil, name="<script>alert(2)</script>"),
+            View.from_weights(rng.dirichlet(np.ones(6), (3, 5, 6)), evil, name="<script>alert(2)</script>"),
             cross(),
             arrays_view(rows, rows, name="<img src=x onerror=alert(3)>.npy"),
-            View.of(np.ones((1, 1, 1, 1)), ["alone"], name="one"),
-            View.of(rng.dirichlet(np.full(300, 0.1), (2, 2, 300)), middle, name="middle"),
+            View.from_weights(np.ones((1, 1, 1, 1)), ["alone"], name="one"),
+            View.from_weights(rng.dirichlet(np.full(300, 0.1), (2, 2, 300)), middle, name="middle"),
         ],
         "random clicks",
     )

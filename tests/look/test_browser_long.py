@@ -27,7 +27,7 @@ def lone_pair(tokens, query, key):
 def served(request):
     tokens = request.param
     query, key = 5 * tokens // 8 + 3, 3 * tokens // 8 + 1
-    with serve_in_thread(ServedPage(page=Page.of(lone_pair(tokens, query, key), "long"))) as address:
+    with serve_in_thread(ServedPage(page=Page.from_views(lone_pair(tokens, query, key), "long"))) as address:
         yield address, tokens, query, key
 
 

@@ -16,10 +16,11 @@ BLANK = "When he saw his owner, the dog was [MASK]"
 
 
 def test_the_sentence_with_happy_and_with_the_blank_are_shown_beside_each_other(opened):
-    from qkv.look.text_model import load, text_views
+    from qkv.look.text_model import load_text_model
+    from qkv.look.text_views import text_views
 
-    views = text_views(load(), [HAPPY, BLANK])
-    with serve_in_thread(ServedPage(page=Page.of(views))) as address:
+    views = text_views(load_text_model(), [HAPPY, BLANK])
+    with serve_in_thread(ServedPage(page=Page.from_views(views))) as address:
         page = opened(f"{address}#layer=0&head=2&other=1&query=10")
         page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
         assert page.locator("h1").text_content() == "all-MiniLM-L6-v2"

@@ -8,7 +8,8 @@ from qkv.errors import DataError
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from qkv.look.text_model import TextModel, text_views  # noqa: E402
+from qkv.look.text_model import TextModel  # noqa: E402
+from qkv.look.text_views import text_views  # noqa: E402
 
 from .test_tiled_views import tokenizer  # noqa: E402
 
@@ -98,7 +99,7 @@ def test_a_decoder_alone_shows_what_each_token_it_wrote_took_from_all_before():
 def test_without_generation_a_model_of_two_sides_shows_its_encoder():
     (view,) = text_views(reader("t5"), [TEXT])
     assert view.kind == "self"
-    assert [layer.name for layer in view.layers] == ["layer 0", "layer 1", "together"]
+    assert [layer.name for layer in view.layers] == ["layer 0", "layer 1", "all heads"]
 
 
 def test_a_model_that_cannot_write_or_is_asked_for_too_much_says_so():

@@ -7,7 +7,7 @@ import pytest
 
 from qkv import look
 from qkv.errors import OptionError, ShapeError
-from qkv.look.heatmaps import shrink
+from qkv.look.heatmaps import max_pool
 
 pytest.importorskip("matplotlib")
 
@@ -99,7 +99,7 @@ def test_a_map_with_room_is_drawn_as_it_is():
 @pytest.mark.parametrize("length", [1, 2, 9, 10, 11, 99])
 def test_shrinking_keeps_the_largest_weight_of_each_spot_and_no_other(length):
     panel = np.random.default_rng(length).random((length, 13))
-    small = shrink(panel, 10, 10)
+    small = max_pool(panel, 10, 10)
     assert small.shape == (min(length, 10), 10)
     assert small.max() == panel.max()
     assert set(small.ravel()) <= set(panel.ravel())
@@ -154,7 +154,7 @@ def test_tensors_with_gradients_are_drawn():
 
 @pytest.mark.parametrize("scale", ["linear", "sqrt", "log"])
 def test_every_scale_ends_at_the_most(scale):
-    image = look.heatmaps(np.eye(3) * 0.5, most=0.5, scale=scale).axes[0].get_images()[0]
+    image = look.heatmaps(np.eye(3) * 0.5, vmax=0.5, scale=scale).axes[0].get_images()[0]
     assert image.norm(0.5) == 1.0
     assert image.norm(0.005) == pytest.approx({"linear": 0.01, "sqrt": 0.1, "log": 0.5}[scale])
 
@@ -178,11 +178,11 @@ def test_a_figure_shows_itself_in_a_notebook():
     ("wrong", "error", "says"),
     [
         (lambda: look.heatmaps(np.ones(3)), ShapeError, r"\(3,\)"),
-        (lambda: look.heatmaps(np.ones((1, 1, 1, 2, 2))), ShapeError, "index the batch"),
-        (lambda: look.heatmaps(np.ones((0, 3))), ShapeError, "with something in it"),
-        (lambda: look.heatmaps(np.eye(2), titles=["a", "b"]), ShapeError, "2 titles for 1"),
+        (lambda: look.heatmaps(np.ones((1, 1, 1, 2, 2))), ShapeError, "Index the batch"),
+        (lambda: look.heatmaps(np.ones((0, 3))), ShapeError, "non-empty array"),
+        (lambda: look.heatmaps(np.eye(2), titles=["a", "b"]), ShapeError, "titles must have 1 names, got 2"),
         (lambda: look.heatmaps(np.eye(2), scale="cubic"), OptionError, "linear, sqrt, log"),
-        (lambda: look.heatmaps(np.eye(2), most=0.0), OptionError, "positive"),
+        (lambda: look.heatmaps(np.eye(2), vmax=0.0), OptionError, "positive"),
         (lambda: look.attention(TOKENS, np.eye(3)), ShapeError, "10 queries and 10 keys"),
         (lambda: look.heads(np.eye(3)), ShapeError, r"\(layers, heads, queries, keys\)"),
     ],

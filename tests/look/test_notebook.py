@@ -25,7 +25,7 @@ from qkv import look
 
 words = ["a", "<b>", "c", "d", "e", "f", "g"]
 maps = np.stack([np.eye(7), np.roll(np.eye(7), -1, axis=1)])
-shown = look.widget(look.View.of(maps[None], words, name="in a notebook"))
+shown = look.widget(look.View.from_weights(maps[None], words, name="in a notebook"))
 shown
 """
 

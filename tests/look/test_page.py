@@ -12,7 +12,7 @@ import pytest
 
 from qkv.errors import DataError, OptionError, ShapeError
 from qkv.look.bundle import WEB_FILES, bundle, read_web_file
-from qkv.look.html_export import export, page_html
+from qkv.look.html_export import export_html, page_html
 from qkv.look.page import Page
 from qkv.look.server import ServedPage, serve_in_thread
 from qkv.look.views import HeadRole, TokenAxis, View
@@ -24,7 +24,7 @@ EVIL = ["</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "$
 def view(tokens=("a", "b", "c"), layers=2, heads=3, seed=0, **options):
     rng = np.random.default_rng(seed)
     weights = rng.dirichlet(np.ones(len(tokens)), (layers, heads, len(tokens)))
-    return View.of(weights, list(tokens), **options)
+    return View.from_weights(weights, list(tokens), **options)
 
 
 # -- views ----------------------------------------------------------------------------------------------
@@ -33,7 +33,7 @@ def view(tokens=("a", "b", "c"), layers=2, heads=3, seed=0, **options):
 def test_the_page_is_told_of_words_layers_scales_and_roles():
     one = view()
     one.roles[1, 2] = (HeadRole("previous", 0.9, 0.1),)
-    meta = json.loads(json.dumps(Page.of(one, "title").meta()))
+    meta = json.loads(json.dumps(Page.from_views(one, "title").meta()))
     assert meta["title"] == "title"
     (told,) = meta["views"]
     assert told["queries"]["tokens"] == ["a", "b", "c"]
@@ -45,13 +45,13 @@ def test_the_page_is_told_of_words_layers_scales_and_roles():
 
 def test_the_bytes_of_a_map_are_its_codes_row_by_row():
     one = view()
-    codes = np.frombuffer(Page.of(one).map(0, 1, 2), np.uint8).reshape(3, 3)
+    codes = np.frombuffer(Page.from_views(one).map(0, 1, 2), np.uint8).reshape(3, 3)
     assert np.array_equal(codes, one.layers[1].codes[2])
-    assert len(Page.of(one).thumbs(0)) == 6 * 32 * 32
+    assert len(Page.from_views(one).thumbs(0)) == 6 * 32 * 32
 
 
 def test_cross_attention_has_words_of_its_own_on_each_side():
-    one = View.of(np.ones((1, 1, 2, 3)) / 3, ["le", "chat"], ["the", "cat", "."])
+    one = View.from_weights(np.ones((1, 1, 2, 3)) / 3, ["le", "chat"], ["the", "cat", "."])
     assert one.kind == "cross"
     assert one.meta()["keys"]["tokens"] == ["the", "cat", "."]
 
@@ -59,18 +59,18 @@ def test_cross_attention_has_words_of_its_own_on_each_side():
 @pytest.mark.parametrize("shape", [(3, 3), (1, 1, 3, 4), (0, 1, 3, 3)])
 def test_weights_that_do_not_fit_the_words_are_refused(shape):
     with pytest.raises(ShapeError, match=r"\(layers, heads, 3, 3\)"):
-        View.of(np.ones(shape), ["a", "b", "c"])
+        View.from_weights(np.ones(shape), ["a", "b", "c"])
 
 
 @pytest.mark.parametrize("place", [(1, 0, 0), (0, 2, 0), (0, 0, 3), (-1, 0, 0)])
 def test_a_map_that_is_not_there_is_refused(place):
     with pytest.raises(IndexError):
-        Page.of(view()).map(*place)
+        Page.from_views(view()).map(*place)
 
 
 def test_a_page_without_views_is_refused():
-    with pytest.raises(OptionError, match="at least one text"):
-        Page.of([])
+    with pytest.raises(OptionError, match="at least one view"):
+        Page.from_views([])
 
 
 # -- modules --------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def data_of(text):
 
 
 def test_an_exported_file_holds_every_map():
-    pages = Page.of([view(), view(["x", "y"], seed=1)])
+    pages = Page.from_views([view(), view(["x", "y"], seed=1)])
     data = data_of(page_html(pages))
     for i, one in enumerate(pages.views):
         for j, layer in enumerate(one.layers):
@@ -132,7 +132,7 @@ def test_an_exported_file_holds_every_map():
 
 
 def test_words_that_look_like_scripts_stay_words_in_the_file():
-    text = page_html(Page.of(view(EVIL), "</title><script>alert(1)</script>"))
+    text = page_html(Page.from_views(view(EVIL), "</title><script>alert(1)</script>"))
     assert data_of(text)["meta"]["views"][0]["queries"]["tokens"] == EVIL
     assert text.count("<script") == 2
     assert "<img" not in text
@@ -140,19 +140,19 @@ def test_words_that_look_like_scripts_stay_words_in_the_file():
 
 
 def test_the_exported_file_allows_itself_its_own_script_alone():
-    text = page_html(Page.of(view()))
+    text = page_html(Page.from_views(view()))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy
 
 
 def test_an_export_is_written_whole_under_a_name_a_browser_opens(tmp_path):
-    target = export(Page.of(view()), tmp_path / "a.html")
+    target = export_html(Page.from_views(view()), tmp_path / "a.html")
     assert target.read_text(encoding="utf-8").endswith("</html>\n")
-    with pytest.raises(DataError, match=r"does not end in \.html"):
-        export(Page.of(view()), tmp_path / "a.txt")
+    with pytest.raises(DataError, match=r"must end in \.html"):
+        export_html(Page.from_views(view()), tmp_path / "a.txt")
     with pytest.raises(DataError, match="no folder"):
-        export(Page.of(view()), tmp_path / "none" / "a.html")
+        export_html(Page.from_views(view()), tmp_path / "none" / "a.html")
     assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
 
 
@@ -161,7 +161,7 @@ def test_an_export_is_written_whole_under_a_name_a_browser_opens(tmp_path):
 
 @pytest.fixture(scope="module")
 def server():
-    served = ServedPage(page=Page.of([view(), view(EVIL, seed=1)], "two texts"))
+    served = ServedPage(page=Page.from_views([view(), view(EVIL, seed=1)], "two texts"))
     with serve_in_thread(served) as address:
         yield urlsplit(address), served
 
@@ -251,8 +251,8 @@ def test_a_request_that_is_too_large_is_refused_and_the_next_is_answered(server,
 
 
 def test_a_text_of_a_million_letters_is_shown_as_one(server):
-    huge = View.of(np.eye(2)[None, None], ["w" * 10**6, "<script>"], name="n" * 10**5)
-    text = page_html(Page.of(huge))
+    huge = View.from_weights(np.eye(2)[None, None], ["w" * 10**6, "<script>"], name="n" * 10**5)
+    text = page_html(Page.from_views(huge))
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
     assert data["meta"]["views"][0]["queries"]["tokens"] == ["w" * 10**6, "<script>"]
     assert text.count("<script") == 2
@@ -315,7 +315,7 @@ def test_a_port_that_is_taken_is_said_so(server):
 
 
 def test_the_kernel_answers_questions_for_maps_and_refuses_others():
-    page = Page.of(view())
+    page = Page.from_views(view())
     assert respond(page, {"id": 4, "what": "map", "place": [0, 1, 2]}) == ({"id": 4}, [page.map(0, 1, 2)])
     for wrong in (
         {"id": 5, "what": "map", "place": [0, 1, 9]},
@@ -333,11 +333,11 @@ def test_the_widget_is_the_module_of_the_page_and_holds_what_there_is():
     pytest.importorskip("anywidget")
     from qkv.look.widget import widget
 
-    page = Page.of(view(), "title")
+    page = Page.from_views(view(), "title")
     made = widget(page)
     assert made.meta == page.meta()
     assert made._esm == bundle("heads.js")
 
 
 def test_side_of_plain_words_is_those_words():
-    assert TokenAxis.of(["a", "b"]).words == (0, 1)
+    assert TokenAxis.from_words(["a", "b"]).words == (0, 1)

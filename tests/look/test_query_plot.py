@@ -8,7 +8,7 @@ import pytest
 
 from qkv.database import Database
 from qkv.errors import DataError, MissingPackageError
-from qkv.look import draw, save
+from qkv.look import plot_query, save_query_plot
 
 pytest.importorskip("matplotlib")
 
@@ -23,7 +23,7 @@ JOINED = {"n": np.arange(60.0), "day": DAYS["day"]}
 def picture(table, query, **options):
     *key, value = table
     database = Database.open(table, key=key, value=value)
-    return draw(database, database.ask(query, **options), **options)
+    return plot_query(database, database.ask(query, **options), **options)
 
 
 def words(figure):
@@ -72,7 +72,7 @@ def test_a_map_has_a_whole_and_a_neighbourhood_around_the_query():
 def test_bars_are_the_weights_of_the_rows():
     database = Database.open(NAMES, key="name", value="income")
     answer = database.ask("Jon Smith")
-    axes = draw(database, answer).axes[0]
+    axes = plot_query(database, answer).axes[0]
     assert [bar.get_width() for bar in axes.patches] == [row.weight for row in answer.rows]
     assert [label.get_text() for label in axes.get_yticklabels()] == [row.record["name"] for row in answer.rows]
 
@@ -86,7 +86,7 @@ def test_no_match_says_why():
 @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_a_file_is_what_its_name_says(suffix, magic, tmp_path):
     database = Database.open(LINE, key="x", value="y")
-    save(database, database.ask(0.5), tmp_path / f"p{suffix}")
+    save_query_plot(database, database.ask(0.5), tmp_path / f"p{suffix}")
     assert (tmp_path / f"p{suffix}").read_bytes().startswith(magic)
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -102,14 +102,14 @@ def test_a_failure_leaves_the_old_picture_and_no_litter(tmp_path, monkeypatch):
     monkeypatch.setattr(Figure, "savefig", broken)
     database = Database.open(LINE, key="x", value="y")
     with pytest.raises(ValueError, match="broken"):
-        save(database, database.ask(0.5), tmp_path / "p.png")
+        save_query_plot(database, database.ask(0.5), tmp_path / "p.png")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
 
 def test_several_queries_are_refused():
     database = Database.open(LINE, key="x", value="y")
-    with pytest.raises(DataError, match=r"Index one: answer\[0\]"):
-        draw(database, database.ask([0.1, 0.2]))
+    with pytest.raises(DataError, match=r"answer\[0\]"):
+        plot_query(database, database.ask([0.1, 0.2]))
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):

@@ -34,7 +34,7 @@ def labelled(axes, label):
 
 def test_the_line_the_band_and_the_answer_are_those_of_the_model(model):
     pandas = pytest.importorskip("pandas")
-    figure = look.regression(model, "place", query(model))
+    figure = look.plot_regression(model, "place", query(model))
     axes = figure.axes[0]
     line = labelled(axes, "estimate")
     along = pandas.DataFrame({"place": line.get_xdata(), "colour": "blue"})
@@ -46,7 +46,7 @@ def test_the_line_the_band_and_the_answer_are_those_of_the_model(model):
 
 
 def test_the_dots_are_the_rows_and_the_red_ones_those_of_weight(model):
-    axes = look.regression(model, "place", query(model)).axes[0]
+    axes = look.plot_regression(model, "place", query(model)).axes[0]
     dots = labelled(axes, "fitted rows")
     np.testing.assert_allclose(dots.get_xdata(), X, atol=1e-4)
     np.testing.assert_allclose(dots.get_ydata(), np.sin(X), atol=1e-6)
@@ -57,29 +57,29 @@ def test_the_dots_are_the_rows_and_the_red_ones_those_of_weight(model):
 
 
 def test_without_a_query_a_fitted_row_is_asked_and_places_work_as_names(model):
-    asked = float(look.regression(model, 0, dark=True).get_suptitle().split("  →")[0])
+    asked = float(look.plot_regression(model, 0, dark=True).get_suptitle().split("  →")[0])
     assert np.abs(X - asked).min() < 0.01
 
 
 @pytest.mark.parametrize(
     ("feature", "says"),
-    [("colour", "holds text"), ("size", "no column 'size'"), (7, "from 0 to 1"), (True, "no column True")],
+    [("colour", "holds text"), ("size", "got 'size'"), (7, "from 0 to 1"), (True, "got True")],
 )
 def test_a_column_that_cannot_be_drawn_is_said(model, feature, says):
     with pytest.raises(OptionError, match=says):
-        look.regression(model, feature)
+        look.plot_regression(model, feature)
 
 
 def test_several_queries_are_refused(model):
     pandas = pytest.importorskip("pandas")
     both = pandas.concat([query(model), query(model, 3.0)])
-    with pytest.raises(DataError, match="there are 2"):
-        look.regression(model, "place", both)
+    with pytest.raises(DataError, match="got 2"):
+        look.plot_regression(model, "place", both)
 
 
 def test_a_picture_of_an_answer_shows_its_rows_their_values_and_its_band():
     answer = Database.open(TABLE, key="age", value="income").ask(35, top=5)
-    rows, cells = look.answer(answer).axes
+    rows, cells = look.plot_answer(answer).axes
     assert [bar.get_width() for bar in rows.patches] == [row.weight for row in answer.rows]
     dots = labelled(cells, "rows")
     assert list(dots.get_xdata()) == [row.record["income"] for row in answer.rows]
@@ -92,19 +92,19 @@ def test_a_picture_of_an_answer_shows_its_rows_their_values_and_its_band():
 def test_a_picture_of_a_vote_shows_the_shares():
     table = {"age": TABLE["age"], "city": ["Oslo" if each % 3 else "Bergen" for each in TABLE["age"]]}
     answer = Database.open(table, key="age", value="city").ask(36)
-    figure = look.answer(answer, dark=True)
+    figure = look.plot_answer(answer, dark=True)
     cells = figure.axes[1]
     assert [bar.get_width() for bar in cells.patches] == list(answer.probabilities.values())
     # A vote has a share, and no spread in either direction.
     share = answer.probabilities[answer.value]
     assert figure.get_suptitle() == f"36  →  {answer.value} ({share:.0%})"
     database = Database.open(table, key="age", value="city")
-    assert look.draw(database, answer).get_suptitle() == figure.get_suptitle()
+    assert look.plot_query(database, answer).get_suptitle() == figure.get_suptitle()
 
 
 def test_values_beside_the_bars_stay_clear_of_the_names_of_the_vote():
     table = {"major": ["physics", "physics", "history"], "name": ["Omar Haddad", "Jane Roe", "Luca Rossi"]}
-    figure = look.answer(Database.open(table, key="major", value="name").ask("physics"))
+    figure = look.plot_answer(Database.open(table, key="major", value="name").ask("physics"))
     figure.draw_without_rendering()
     rows, cells = figure.axes
     values = [text.get_window_extent() for text in rows.texts]
@@ -116,8 +116,8 @@ def test_an_answer_without_a_match_says_why_and_many_answers_are_refused():
     names = Database.open({"name": ["John", "Jane"], "n": [1, 2]}, key="name", value="n")
     nobody = names.ask("Xqzw")
     assert not nobody.found
-    (axes,) = look.answer(nobody).axes
+    (axes,) = look.plot_answer(nobody).axes
     words = " ".join(text.get_text() for text in axes.texts)
     assert words.split()[:3] == nobody.reason.split()[:3]
-    with pytest.raises(DataError, match="there are 2"):
-        look.answer(names.ask(["John", "Jane"]))
+    with pytest.raises(DataError, match="got 2"):
+        look.plot_answer(names.ask(["John", "Jane"]))

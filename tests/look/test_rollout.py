@@ -93,7 +93,7 @@ def test_weights_by_value_norm_are_the_lengths_of_the_summands_of_the_output():
         (lambda: look.rollout(np.ones((4, 4))), ShapeError, r"\(4, 4\)"),
         (lambda: look.rollout(np.ones((1, 1, 2, 2)), residual=2), OptionError, "between 0 and 1"),
         (lambda: look.gradient_weighted(np.ones((2, 2)), np.ones((2, 3))), ShapeError, r"\(2, 3\)"),
-        (lambda: look.norm_weighted(np.ones((1, 2, 2)), np.ones((1, 3, 2))), ShapeError, "belong together"),
+        (lambda: look.norm_weighted(np.ones((1, 2, 2)), np.ones((1, 3, 2))), ShapeError, "same heads and keys"),
         (
             lambda: look.norm_weighted(np.ones((1, 2, 2)), np.ones((1, 2, 3)), np.ones((1, 4, 5))),
             ShapeError,

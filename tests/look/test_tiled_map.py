@@ -12,7 +12,7 @@ import pytest
 
 from qkv.look.page import Page
 from qkv.look.quantize import dequantize
-from qkv.look.tiled_map import SIDE, TiledMap, TiledView
+from qkv.look.tiled_map import TILE_SIZE, TiledMap, TiledView
 from qkv.look.views import TokenAxis
 from qkv.masks import Causal
 
@@ -37,7 +37,7 @@ def dense(query, key, causal=False):
 @pytest.mark.parametrize("causal", [False, True])
 def test_any_part_of_the_map_is_exact(library, causal):
     query, key = problem(700, 700, library)
-    long = TiledMap.of(query, key, mask=Causal() if causal else None, size=16)
+    long = TiledMap.from_arrays(query, key, mask=Causal() if causal else None, size=16)
     whole = dense(query, key, causal)
     for rows, cols in (((0, 5), (0, 700)), ((650, 700), (3, 9)), ((10, 20), (600, 700))):
         assert np.allclose(long.weights(rows, cols), whole[slice(*rows), slice(*cols)], atol=1e-12)
@@ -46,86 +46,89 @@ def test_any_part_of_the_map_is_exact(library, causal):
 @pytest.mark.parametrize(("q", "k"), [(700, 700), (1024, 1024), (300, 1500)])
 def test_every_tile_of_every_level_is_the_largest_and_the_mean_of_what_it_covers(q, k):
     query, key = problem(q, k)
-    long = TiledMap.of(query, key, size=64)
+    long = TiledMap.from_arrays(query, key, size=64)
     whole = dense(query, key)
-    assert long.levels == long.base + max(0, math.ceil(math.log2(64 / SIDE)))
+    assert long.levels == long.base + max(0, math.ceil(math.log2(64 / TILE_SIZE)))
     for level in range(long.base):
         reach = 2**level
-        for y in range(math.ceil(q / SIDE / reach)):
-            for x in range(math.ceil(k / SIDE / reach)):
-                shown = dequantize(long.tile(level, y, x), long.most)
-                part = whole[y * SIDE * reach : (y + 1) * SIDE * reach, x * SIDE * reach : (x + 1) * SIDE * reach]
+        for y in range(math.ceil(q / TILE_SIZE / reach)):
+            for x in range(math.ceil(k / TILE_SIZE / reach)):
+                shown = dequantize(long.tile(level, y, x), long.max_weight)
+                part = whole[
+                    y * TILE_SIZE * reach : (y + 1) * TILE_SIZE * reach,
+                    x * TILE_SIZE * reach : (x + 1) * TILE_SIZE * reach,
+                ]
                 high, wide = (math.ceil(n / reach) for n in part.shape)
                 for i, j in ((0, 0), (high - 1, wide - 1), (high // 2, wide // 3)):
                     spot = part[i * reach : (i + 1) * reach, j * reach : (j + 1) * reach]
-                    assert shown[0, i, j] == pytest.approx(spot.max(), abs=long.most / 255)
-                    assert shown[1, i, j] == pytest.approx(spot.mean(), abs=long.most / 255)
+                    assert shown[0, i, j] == pytest.approx(spot.max(), abs=long.max_weight / 255)
+                    assert shown[1, i, j] == pytest.approx(spot.mean(), abs=long.max_weight / 255)
                 assert (shown[:, high:] == 0).all()
                 assert (shown[:, :, wide:] == 0).all()
-    top = dequantize(long.tile(long.base, 0, 0), long.most)
+    top = dequantize(long.tile(long.base, 0, 0), long.max_weight)
     rows, columns = (np.arange(n) * 64 // n for n in (q, k))
     for i, j in ((0, 0), (63, 63), (20, 41)):
         cell = whole[np.ix_(rows == i, columns == j)]
-        assert top[0, i, j] == pytest.approx(cell.max(), abs=long.most / 255)
-        assert top[1, i, j] == pytest.approx(cell.mean(), abs=long.most / 255)
+        assert top[0, i, j] == pytest.approx(cell.max(), abs=long.max_weight / 255)
+        assert top[1, i, j] == pytest.approx(cell.mean(), abs=long.max_weight / 255)
 
 
 def test_levels_above_the_overview_join_its_cells_up_to_one_tile():
     query, key = problem(1200, 1200)
-    long = TiledMap.of(query, key, size=600)
+    long = TiledMap.from_arrays(query, key, size=600)
     assert (long.base, long.levels) == (1, 3)
     top = long.tile(3, 0, 0)
-    assert dequantize(top, long.most)[0].max() == pytest.approx(long.most)
+    assert dequantize(top, long.max_weight)[0].max() == pytest.approx(long.max_weight)
     with pytest.raises(IndexError):
         long.tile(3, 0, 1)
-    joined = long.largest[:4, :4].max()
-    assert dequantize(top, long.most)[0, 0, 0] == pytest.approx(joined, abs=long.most / 255)
+    joined = long.max_overview[:4, :4].max()
+    assert dequantize(top, long.max_weight)[0, 0, 0] == pytest.approx(joined, abs=long.max_weight / 255)
 
 
 def test_a_lone_weight_is_seen_at_every_level():
     query, key = problem(900, 900)
     query[:], key[:] = 0, 0
     key[333, 0], query[555, 0] = 40.0, 40.0
-    long = TiledMap.of(query, key, size=64)
-    assert long.most == pytest.approx(1.0)
+    long = TiledMap.from_arrays(query, key, size=64)
+    assert long.max_weight == pytest.approx(1.0)
     for level in range(long.base):
         y, x = 555 // 2**level, 333 // 2**level
-        assert long.tile(level, y // SIDE, x // SIDE)[0, y % SIDE, x % SIDE] == 255
+        assert long.tile(level, y // TILE_SIZE, x // TILE_SIZE)[0, y % TILE_SIZE, x % TILE_SIZE] == 255
     assert long.tile(long.base, 0, 0)[0, 555 * 64 // 900, 333 * 64 // 900] == 255
 
 
 def test_a_row_gives_its_strongest_keys_with_ties_to_the_lowest():
     query, key = problem(300, 300)
-    long = TiledMap.of(query, key, size=16)
+    long = TiledMap.from_arrays(query, key, size=16)
     whole = dense(query, key)
     found = long.row(7, 5)
     assert [at for at, _ in found] == np.argsort(-whole[7], kind="stable")[:5].tolist()
     assert np.allclose([weight for _, weight in found], np.sort(whole[7])[::-1][:5])
     query[8] = 0
-    assert [at for at, _ in TiledMap.of(query, key, size=16).row(8, 3)] == [0, 1, 2]
+    assert [at for at, _ in TiledMap.from_arrays(query, key, size=16).row(8, 3)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("tile", [(0, 3, 0), (0, -1, 0), (9, 0, 0), (-1, 0, 0)])
 def test_a_tile_that_is_not_there_is_refused(tile):
     with pytest.raises(IndexError):
-        TiledMap.of(*problem(600, 600), size=64).tile(*tile)
+        TiledMap.from_arrays(*problem(600, 600), size=64).tile(*tile)
 
 
 def test_what_a_long_map_needs_is_said_before_it_is_made():
-    assert 2**20 < TiledMap.needs(65536, 65536, 64) < 300 * 2**20
+    assert 2**20 < TiledMap.required_bytes(65536, 65536, 64) < 300 * 2**20
 
 
 def long_view(tokens=600):
-    side = TokenAxis.of([f"w{i}" for i in range(tokens)])
-    maps = {f"head {h}": TiledMap.of(*problem(tokens, tokens, seed=h), size=64) for h in range(2)}
+    side = TokenAxis.from_words([f"w{i}" for i in range(tokens)])
+    maps = {f"head {h}": TiledMap.from_arrays(*problem(tokens, tokens, seed=h), size=64) for h in range(2)}
     return TiledView("long", "", side, None, (("layer 0", maps),))
 
 
 def test_a_page_serves_long_maps_in_tiles_and_rows():
     view = long_view()
-    page = Page.of(view)
-    assert page.long
-    assert len(page.tile(0, 0, 1, 0, 1, 1)) == 2 * SIDE * SIDE
+    page = Page.from_views(view)
+    assert page.tiled
+    assert len(page.tile(0, 0, 1, 0, 1, 1)) == 2 * TILE_SIZE * TILE_SIZE
     assert page.row(0, 0, 1, 5) == view.head(0, 1).row(5)
     assert len(page.thumbs(0)) == 2 * 32 * 32
     with pytest.raises(IndexError):
@@ -144,11 +147,11 @@ def peak():
 
 n = int(sys.argv[1])
 rows = torch.randn(n, 64, generator=torch.Generator().manual_seed(0))
-TiledMap.of(rows[:600], rows[:600])
+TiledMap.from_arrays(rows[:600], rows[:600])
 gc.collect()
 before = peak()
-long = TiledMap.of(rows, rows)
-print(json.dumps({"peak": peak() - before, "needs": TiledMap.needs(n, n, 64), "most": long.most}))
+long = TiledMap.from_arrays(rows, rows)
+print(json.dumps({"peak": peak() - before, "needs": TiledMap.required_bytes(n, n, 64), "most": long.max_weight}))
 """
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from qkv.errors import DataError, RefusedError, ShapeError
-from qkv.look.tiled_views import arrays_required_bytes, arrays_view, heads_required_bytes, read_array, refuse
+from qkv.look.tiled_views import arrays_required_bytes, arrays_view, check_memory, heads_required_bytes, read_array
 from qkv.look.views import TokenAxis
 
 torch = pytest.importorskip("torch")
@@ -43,9 +43,9 @@ def test_saved_arrays_become_the_maps_of_their_heads(tmp_path, causal):
     [
         (np.zeros(3), "(tokens, width)"),
         (np.array([["a"]]), "numbers"),
-        (np.array([[object()]], dtype=object), "no array of numpy.save"),
-        (np.zeros((0, 4)), "holds an array (0, 4)"),
-        (b"<script>alert(1)</script>", "no array of numpy.save"),
+        (np.array([[object()]], dtype=object), "must be a file of numpy.save"),
+        (np.zeros((0, 4)), "got shape (0, 4)"),
+        (b"<script>alert(1)</script>", "must be a file of numpy.save"),
         (None, "there is no file"),
     ],
 )
@@ -64,7 +64,7 @@ def test_heads_and_widths_that_do_not_fit_are_refused():
     query, key = arrays(3, 2, 5, 5)
     with pytest.raises(ShapeError, match="multiple"):
         arrays_view(query, key)
-    with pytest.raises(ShapeError, match="Widths"):
+    with pytest.raises(ShapeError, match="widths"):
         arrays_view(query[..., :4], key[:1])
 
 
@@ -74,8 +74,8 @@ def test_what_does_not_fit_the_memory_is_refused_before_it_is_made():
     overviews = 12 * (2 * 1024**2 * 4 + 5000 * 4)
     assert overviews <= needed < 2 * overviews
     with pytest.raises(RefusedError, match=r"100 MiB are allowed\. Save fewer"):
-        refuse(needed, 100 * 2**20, "12 heads", "Save fewer.")
-    refuse(needed, needed, "12 heads", "Save fewer.")
+        check_memory(needed, 100 * 2**20, "12 heads", "Save fewer.")
+    check_memory(needed, needed, "12 heads", "Save fewer.")
     # Query and key of 64 numbers each, the total, and an overview of 512 x 512, twice.
     assert heads_required_bytes(16_384, 64, 1) == 4 * 16_384 * 129 + 8 * 512**2 + 4 * 16_384
 
@@ -109,10 +109,10 @@ def tokenizer(transformers):
 
 
 def test_a_text_whose_maps_do_not_fit_the_memory_comes_in_tiles_with_the_same_weights(reader):
-    from qkv.look.text_model import text_views
+    from qkv.look.text_views import text_views
 
     text = " ".join("abcdefghij"[i * i % 10] for i in range(700))
-    (short,) = text_views(reader, [text], together=False)
+    (short,) = text_views(reader, [text], all_heads=False)
     said = []
     (long,) = text_views(reader, [text], memory="4 MiB", layers=[0, 2], say=said.append)
     assert said == ["2 layers of 2 heads over 700 tokens: about 2.19 MiB in tiles, 4 MiB allowed"]
@@ -123,11 +123,11 @@ def test_a_text_whose_maps_do_not_fit_the_memory_comes_in_tiles_with_the_same_we
             most = short.layers[number].scales[head]
             assert np.abs(found - short.weights(number, head)).max() <= most / 255
             assert np.allclose(found.sum(axis=1), 1, atol=1e-5)
-    assert long.queries == TokenAxis.of(text.split())
+    assert long.queries == TokenAxis.from_words(text.split())
 
 
 def test_a_long_text_that_does_not_fit_either_is_refused_with_what_to_do(reader):
-    from qkv.look.text_model import text_views
+    from qkv.look.text_views import text_views
 
     with pytest.raises(RefusedError, match="--layers"):
         text_views(reader, ["a b " * 500], memory="1 MiB")

@@ -124,10 +124,10 @@ def ask(
                 progress=progress,
             )
             if plot is not None:
-                from qkv.look.query_plot import save
+                from qkv.look.query_plot import save_query_plot
 
                 # Before anything is printed: a reader that goes away must not cost the picture.
-                save(database, answer[0], plot, score=score, normalizer=normalizer, where=where)
+                save_query_plot(database, answer[0], plot, score=score, normalizer=normalizer, where=where)
             progress.clear()
             writer.write(answer)
             sys.stdout.flush()

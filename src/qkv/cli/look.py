@@ -81,7 +81,8 @@ def look(
     chosen = _numbers(layers)
 
     from qkv.look.page import Page
-    from qkv.look.text_model import load, model_folder, text_views
+    from qkv.look.text_model import load_text_model, model_folder
+    from qkv.look.text_views import text_views
     from qkv.plan.cost import memory_bytes
 
     # What can be seen to be wrong is said before a page opens.
@@ -96,12 +97,12 @@ def look(
             from qkv.look.tiled_views import arrays_view
 
             name, query, key = read
-            return Page.of(arrays_view(query, key, causal=causal, name=name, progress=progress))
+            return Page.from_views(arrays_view(query, key, causal=causal, name=name, progress=progress))
         views: list[Any] = []
         for path in (model, *(compare or [])):
             progress("loading the model", 0, 1)
             views += text_views(
-                load(path),
+                load_text_model(path),
                 texts,
                 progress=progress,
                 generate=generate,
@@ -109,7 +110,7 @@ def look(
                 memory=memory,
                 say=_say,
             )
-        return Page.of(views)
+        return Page.from_views(views)
 
     if export is None and not terminal:
         from qkv.look.server import serve
@@ -130,9 +131,9 @@ def look(
     if terminal:
         _draw(page, layer, head)
     if export is not None:
-        from qkv.look.html_export import export as write
+        from qkv.look.html_export import export_html
 
-        target = write(page, export)
+        target = export_html(page, export)
         print(f"{target} ({target.stat().st_size / 1e6:.1f} MB): open it in a browser, or send it.")
 
 
@@ -153,7 +154,7 @@ def _numbers(layers: str | None) -> list[int] | None:
 
 
 def _read_arrays(paths: tuple[str, str], memory: str) -> tuple[str, Any, Any]:
-    from qkv.look.tiled_views import arrays_required_bytes, read_array, refuse
+    from qkv.look.tiled_views import arrays_required_bytes, check_memory, read_array
     from qkv.plan.cost import memory_bytes, memory_text
 
     query, key = map(read_array, paths)
@@ -161,7 +162,7 @@ def _read_arrays(paths: tuple[str, str], memory: str) -> tuple[str, Any, Any]:
     heads = len(query) if query.ndim == 3 else 1
     what = f"{heads} x {query.shape[-2]:,} queries x {key.shape[-2]:,} keys"
     _say(f"{what}: about {memory_text(needed)} beside the arrays, {memory_text(allowed)} allowed")
-    refuse(needed, allowed, what, "Allow more (--memory), or save fewer heads.")
+    check_memory(needed, allowed, what, "Allow more (--memory), or save fewer heads.")
     return Path(paths[0]).stem, query, key
 
 

@@ -58,31 +58,38 @@ def roles(
     from qkv.core.files import check_writable
     from qkv.core.progress import ProgressBar
     from qkv.look.figure import check_figure_path, save_figure
-    from qkv.look.roles import Sentence, conllu, gap, measure, plain, winobias
-    from qkv.look.text_model import load
+    from qkv.look.roles import (
+        AnnotatedSentence,
+        measure_roles,
+        plain_sentences,
+        read_conllu,
+        read_gap,
+        read_winobias,
+    )
+    from qkv.look.text_model import load_text_model
 
     target = None if plot is None else check_figure_path(plot)
     if json is not None:
         check_writable(Path(json))
 
-    def read(path: str) -> list[Sentence]:
+    def read(path: str) -> list[AnnotatedSentence]:
         if kind == "gap":
-            return gap(path)
+            return read_gap(path)
         if kind == "conllu":
-            return conllu(path)
+            return read_conllu(path)
         if kind == "winobias":
             named = Path(path).name.split(".")[0].replace("_stereotyped", "").replace("_", " ")
-            return winobias(path, [line for each in occupations or [] for line in _lines(each)], named)
-        return plain(_lines(path))
+            return read_winobias(path, [line for each in occupations or [] for line in _lines(each)], named)
+        return plain_sentences(_lines(path))
 
     sentences = [sentence for path in files for sentence in (read(path)[:most] if most else read(path))]
     with ProgressBar() as progress:
-        table = measure(load(model), sentences, progress=progress)
-    print(table.text(best, groups))
+        table = measure_roles(load_text_model(model), sentences, progress=progress)
+    print(table.to_text(best, groups))
     if json is not None:
         table.save(json)
     if target is not None:
-        save_figure(table.draw(), target)
+        save_figure(table.plot(), target)
 
 
 roles.__doc__ = _HELP

@@ -1,9 +1,9 @@
-"""Seeing attention: answers and regressions, heatmaps, weights through several layers, the widget."""
+"""Plots of answers, regressions and attention weights; attention rollout and flow; the interactive page and widget."""
 
-from qkv.look.answer_plot import answer
+from qkv.look.answer_plot import plot_answer
 from qkv.look.heatmaps import alignment, attention, heads, heatmaps
-from qkv.look.query_plot import draw, save
-from qkv.look.regression_plot import regression
+from qkv.look.query_plot import plot_query, save_query_plot
+from qkv.look.regression_plot import plot_regression
 from qkv.look.rollout import flow, gradient_weighted, norm_weighted, rollout
 from qkv.look.views import TokenAxis, View
 from qkv.look.widget import widget
@@ -12,16 +12,16 @@ __all__ = [
     "TokenAxis",
     "View",
     "alignment",
-    "answer",
     "attention",
-    "gradient_weighted",
-    "norm_weighted",
-    "draw",
     "flow",
+    "gradient_weighted",
     "heads",
     "heatmaps",
-    "regression",
+    "norm_weighted",
+    "plot_answer",
+    "plot_query",
+    "plot_regression",
     "rollout",
-    "save",
+    "save_query_plot",
     "widget",
 ]

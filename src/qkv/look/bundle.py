@@ -1,4 +1,6 @@
-"""The page's modules as one: a notebook and an exported file cannot import files beside them."""
+"""The JavaScript modules of the page joined into one, for notebooks and exported files, which cannot import files."""
+
+from __future__ import annotations
 
 import re
 from functools import cache
@@ -25,7 +27,7 @@ WEB_FILES = (
     "tiles.js",
     "tokens.js",
 )
-"""Every file of the page; no other is served."""
+"""All files of the page; the server serves no others."""
 
 _IMPORT = re.compile(r'^import (?:(\w+)|\{([^}]*)\}) from "\./([\w.]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
@@ -33,10 +35,10 @@ _DEFAULT = re.compile(r"^export default ", re.MULTILINE)
 
 
 def read_web_file(name: str) -> str:
-    """The text of one file of the page.
+    """Read one file of the page.
 
     Raises:
-        KeyError: it is none of `WEB`.
+        KeyError: the name is not in `WEB_FILES`.
     """
     if name not in WEB_FILES:
         raise KeyError(name)
@@ -45,22 +47,22 @@ def read_web_file(name: str) -> str:
 
 @cache
 def bundle(entry: str) -> str:
-    """A module and all that it imports as one text, each module once and before those that use it.
+    """Join a module and its imports into one text, each module once and before the modules that import it.
 
-    The modules are written so that this is enough: imports stand on lines of their own, names are exported
-    where they are declared, and no two modules declare the same name.
+    This simple bundler relies on three rules: each import is a line of its own, names are exported where they are
+    declared, and no two modules declare the same name.
 
     Example:
         >>> [line for line in bundle("heads.js").splitlines() if line.startswith("import")]
         []
     """
-    done: list[str] = []
+    added: list[str] = []
     texts: list[str] = []
 
     def add(name: str) -> None:
-        if name in done:
+        if name in added:
             return
-        done.append(name)
+        added.append(name)
         text = read_web_file(name)
         defaults = {}
         for alias, _, target in _IMPORT.findall(text):
@@ -69,14 +71,14 @@ def bundle(entry: str) -> str:
                 defaults[alias] = target
         text = _EXPORT.sub("", _IMPORT.sub("", text))
         if name != entry:
-            text = _DEFAULT.sub(f"const {_default_of(name)} = ", text)
+            text = _DEFAULT.sub(f"const {_default_name(name)} = ", text)
         for alias, target in defaults.items():
-            text = re.sub(rf"\b{alias}\.", f"{_default_of(target)}.", text)
+            text = re.sub(rf"\b{alias}\.", f"{_default_name(target)}.", text)
         texts.append(f"// {name}\n{text}")
 
     add(entry)
     return "\n".join(texts)
 
 
-def _default_of(name: str) -> str:
-    return f"{name.removesuffix('.js')}_default"
+def _default_name(module: str) -> str:
+    return f"{module.removesuffix('.js')}_default"

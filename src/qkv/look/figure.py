@@ -1,25 +1,52 @@
-"""Figures that show themselves in a notebook and are saved whole or not at all."""
+"""Matplotlib figures that notebooks display, saved atomically; and the colours that all plots share."""
+
+from __future__ import annotations
 
 import io
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from qkv.core.files import check_writable, write_atomic
 from qkv.errors import DataError, MissingPackageError
 
-__all__ = ["DARK", "FORMATS", "INK", "PAPER", "new_figure", "save_figure", "check_figure_path"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = [
+    "ANSWER_COLOUR",
+    "CURVE_COLOUR",
+    "DARK",
+    "DATA_COLOUR",
+    "FORMATS",
+    "INK",
+    "PAPER",
+    "check_figure_path",
+    "new_figure",
+    "save_figure",
+    "set_title",
+    "style_axes",
+]
 
 INK = "#2b303a"
 PAPER = "#ffffff"
 DARK = {"ink": "#e4e6ea", "paper": "#15181d"}
+DATA_COLOUR = "#b8bec6"
+CURVE_COLOUR = "#3b6ea8"
+ANSWER_COLOUR = "#c8321e"
 
 FORMATS = (".png", ".svg", ".pdf")
 
 
-def new_figure(size: tuple[float, float], dpi: int = 150, paper: str = PAPER) -> Any:
-    """An empty matplotlib figure, `size` in inches.
+def new_figure(size: tuple[float, float], dpi: int = 150, paper: str = PAPER) -> Figure:
+    """Create an empty matplotlib figure.
+
+    Args:
+        size: width and height in inches.
+        dpi: pixels per inch.
+        paper: background colour.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
@@ -28,42 +55,58 @@ def new_figure(size: tuple[float, float], dpi: int = 150, paper: str = PAPER) ->
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingPackageError(
-            'a picture needs matplotlib, which is not installed. Run: pip install "qkv[look]"'
+            'plots need matplotlib, which is not installed. Run: pip install "qkv[look]"'
         ) from None
-    return _picture_class(Figure)(figsize=size, dpi=dpi, layout="constrained", facecolor=paper)
+    return _notebook_figure(Figure)(figsize=size, dpi=dpi, layout="constrained", facecolor=paper)
+
+
+def style_axes(axes: Axes, ink: str = INK) -> None:
+    """Colour the ticks and the left and bottom spines; hide the other spines."""
+    axes.tick_params(colors=ink, labelsize=9)
+    for spine in axes.spines.values():
+        spine.set_visible(spine.spine_type in ("left", "bottom"))
+        spine.set_color(ink)
+
+
+def set_title(figure: Figure, title: str, ink: str = INK) -> None:
+    """Set the figure's title, left-aligned and bold."""
+    figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=ink, fontweight="bold")
 
 
 def check_figure_path(path: str | os.PathLike[str]) -> Path:
-    """The file that a picture goes to, looked at before anything is drawn.
+    """Check that a figure can be saved at a path, before anything is drawn.
+
+    Returns:
+        The path.
 
     Raises:
-        DataError: its name ends in none of the formats, or its folder is not there or not to be written in.
+        DataError: the suffix is none of `FORMATS`, or the folder does not exist or is not writable.
     """
     target = Path(path)
     if target.suffix.lower() not in FORMATS:
-        raise DataError(f"the picture {target.name!r} ends in none of {', '.join(FORMATS)}. Rename it.")
-    check_writable(target, "the picture")
+        raise DataError(f"the file name of a plot must end in {', '.join(FORMATS)}, got {target.name!r}. Rename it.")
+    check_writable(target, "the plot")
     return target
 
 
-def save_figure(figure: Any, target: Path) -> None:
-    """Write beside the target, then rename: a reader never sees half a picture, and a failure leaves none.
+def save_figure(figure: Figure, target: Path) -> None:
+    """Save a figure atomically: a failure leaves no partial file.
 
     Raises:
         DataError: the file cannot be written.
     """
-    write_atomic(target, lambda stream: figure.savefig(stream, format=target.suffix[1:].lower()), "the picture")
+    write_atomic(target, lambda stream: figure.savefig(stream, format=target.suffix[1:].lower()), "the plot")
 
 
 @cache
-def _picture_class(base: Any) -> Any:
-    # Not pyplot: no window system is looked for, and no figure is kept alive.
-    class Picture(base):  # type: ignore[misc]
-        """A figure that a notebook shows without `%matplotlib`."""
+def _notebook_figure(base: type[Figure]) -> type[Figure]:
+    # Not pyplot: it would look for a window system and keep every figure alive.
+    class NotebookFigure(base):  # type: ignore[misc,valid-type]
+        """A figure that a notebook displays without `%matplotlib`."""
 
         def _repr_png_(self) -> bytes:
             stream = io.BytesIO()
             self.savefig(stream, format="png")
             return stream.getvalue()
 
-    return Picture
+    return NotebookFigure

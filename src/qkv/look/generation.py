@@ -1,33 +1,42 @@
-"""What a model looks at while it writes: each generated token is a query, and is looked at step by step.
+"""Views of what each generated token attends to.
 
-The model writes greedily; then it runs once over what it wrote. As no token sees a later one, the weights of
-that run are those of the steps, without a cache between them.
+The model generates greedily, and then runs once over the generated tokens. As no token attends to a later one,
+the weights of that run equal those of the single steps.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
 from qkv.errors import DataError
+from qkv.look.text_model import TextModel, token_axis
 from qkv.look.views import LayerMaps, TokenAxis, View
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from transformers import GenerationMixin
+
+    from qkv.core.typing import Float
 
 __all__ = ["generation_views"]
 
 
-def generation_views(reader: Any, encoded: Any, side: TokenAxis, name: str, count: int) -> list[View]:
-    """Views of a text and what the model writes after it, or out of it.
+def generation_views(
+    text_model: TextModel, encoded: Mapping[str, torch.Tensor], tokens: TokenAxis, name: str, count: int
+) -> list[View]:
+    """Generate tokens and return views of what each of them attends to.
 
-    Of an encoder with a decoder: the encoder's own, what each generated token took from the text (cross), and
-    what it took from the tokens before it. Of a decoder alone: what each took from all before it.
+    An encoder-decoder gives three views: cross-attention to the text, attention to the tokens generated before,
+    and the encoder's attention. A decoder gives one view: attention to all tokens before.
 
     Args:
-        reader: see `qkv.look.text_model.load`.
-        encoded: the text, as the tokenizer gives it, without what the model does not take.
-        side: its words.
-        name: what the text is called.
-        count: tokens to generate at most.
+        text_model: from `qkv.look.text_model.load_text_model`.
+        encoded: the tokenized text, without arguments that the model does not accept.
+        tokens: the tokens of the text.
+        name: title of the text.
+        count: maximum number of tokens to generate.
 
     Raises:
         DataError: the model cannot generate, or generates nothing.
@@ -37,57 +46,53 @@ def generation_views(reader: Any, encoded: Any, side: TokenAxis, name: str, coun
     from qkv.interop import record
     from qkv.readouts import Dense
 
-    model = reader.model
+    model = text_model.model
     if not getattr(model, "can_generate", lambda: False)():
         raise DataError(
-            f"{reader.name} cannot generate: it has no language model on top. Leave --generate out, or give "
-            "a model that was trained to write."
+            f"{text_model.name} cannot generate: it has no language model head. Leave --generate out, or name "
+            "a model that was trained to generate text."
         )
-    both = bool(getattr(model.config, "is_encoder_decoder", False))
+    encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
     with torch.no_grad():
-        written = model.generate(
-            **encoded, max_new_tokens=count, do_sample=False, num_beams=1, pad_token_id=_padding(reader)
+        generated = cast("GenerationMixin", model).generate(
+            **encoded, max_new_tokens=count, do_sample=False, num_beams=1, pad_token_id=_padding_token(text_model)
         )[:1]
-        begun = 1 if both else encoded["input_ids"].shape[1]
-        if written.shape[1] <= begun:
-            raise DataError(f"{reader.name} generated nothing after {name!r}.")
-        taken, given = written[:, :-1], written[:, begun:]
-        inputs = {**encoded, "decoder_input_ids": taken} if both else {"input_ids": taken}
-        with record(model, [Dense()]) as seen:
-            model(**inputs, use_cache=False)
-    steps, before = _side(reader.tokenizer, given), _side(reader.tokenizer, taken)
-    groups: dict[str, list[np.ndarray]] = {}
-    for layer, calls in seen.layers.items():
+        start = 1 if encoder_decoder else encoded["input_ids"].shape[1]
+        if generated.shape[1] <= start:
+            raise DataError(f"{text_model.name} generated no tokens after {name!r}. Try another text.")
+        inputs, outputs = generated[:, :-1], generated[:, start:]
+        arguments = {**encoded, "decoder_input_ids": inputs} if encoder_decoder else {"input_ids": inputs}
+        with record(model, [Dense()]) as recorded:
+            model(**arguments, use_cache=False)
+    steps, previous = (token_axis(text_model.tokenizer, {"input_ids": numbers}) for numbers in (outputs, inputs))
+    groups: dict[str, list[Float[np.ndarray, "heads q k"]]] = {}
+    for layer, calls in recorded.layers.items():
         last = calls[-1]
-        kind = "cross" if last.kind == "cross" else "decoder" if not both or "decoder" in layer else "encoder"
-        weights = last.readouts[0][0].float().numpy()
-        groups.setdefault(kind, []).append(weights)
+        in_decoder = not encoder_decoder or "decoder" in layer
+        kind = "cross" if last.kind == "cross" else "decoder" if in_decoder else "encoder"
+        groups.setdefault(kind, []).append(last.readouts[0][0].float().numpy())
 
-    def view(kind: str, title: str, queries: TokenAxis, keys: TokenAxis | None, maps: list[np.ndarray]) -> View:
-        layers = tuple(LayerMaps.of(f"layer {i}", weights) for i, weights in enumerate(maps))
-        return View(title, reader.name, kind, queries, keys, layers, steps=keys is not None)
+    def view(
+        kind: str, title: str, queries: TokenAxis, keys: TokenAxis | None, maps: list[Float[np.ndarray, "heads q k"]]
+    ) -> View:
+        layers = tuple(LayerMaps.from_weights(f"layer {i}", weights) for i, weights in enumerate(maps))
+        return View(title, text_model.name, kind, queries, keys, layers, steps=keys is not None)
 
-    found = []
+    views = []
     if "cross" in groups:
-        found.append(view("cross", f"{name} (generated, from the text)", steps, side, groups["cross"]))
-    last_rows = [weights[:, -len(steps.tokens) :] for weights in groups.get("decoder", [])]
-    if last_rows:
-        title = f"{name} (generated, from what was before)"
-        found.append(view("decoder", title, steps, before, last_rows))
+        views.append(view("cross", f"{name} (generated: attention to the text)", steps, tokens, groups["cross"]))
+    maps = [weights[:, -len(steps.tokens) :] for weights in groups.get("decoder", [])]
+    if maps:
+        title = f"{name} (generated: attention to previous tokens)"
+        views.append(view("decoder", title, steps, previous, maps))
     if "encoder" in groups:
-        found.append(view("self", f"{name} (encoder)", side, None, groups["encoder"]))
-    return found
+        views.append(view("self", f"{name} (encoder)", tokens, None, groups["encoder"]))
+    return views
 
 
-def _side(tokenizer: Any, numbers: Any) -> TokenAxis:
-    from qkv.look.text_model import token_axis
-
-    return token_axis(tokenizer, {"input_ids": numbers})
-
-
-def _padding(reader: Any) -> int | None:
-    """Some models have no padding token, and `generate` says so on every call."""
-    config = reader.model.generation_config
-    own = getattr(config, "pad_token_id", None)
+def _padding_token(text_model: TextModel) -> int | None:
+    """Return the padding token, or else the end token: without one, `generate` warns on every call."""
+    config = text_model.model.generation_config
+    padding = getattr(config, "pad_token_id", None)
     end = getattr(config, "eos_token_id", None)
-    return own if own is not None else end[0] if isinstance(end, list) else end
+    return padding if padding is not None else end[0] if isinstance(end, list) else end

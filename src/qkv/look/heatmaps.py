@@ -1,27 +1,35 @@
-"""Weights as heatmaps: queries down, keys across, one scale that is true for every panel.
+"""Heatmaps of attention weights: queries as rows, keys as columns, one colour scale for all panels.
 
-    heatmaps(weights)                 any (rows, columns, queries, keys) array, a panel for each (row, column)
-    attention(tokens, weights)        one map with its words on both axes
-    alignment(source, target, weights)    which words of the source a translation looked at
-    heads(weights)                    every layer and head of a model, small
+    heatmaps(weights)                     any (rows, columns, q, k) array, one panel per (row, column)
+    attention(tokens, weights)            one map with its tokens on both axes
+    alignment(source, target, weights)    which source words each word of a translation attends to
+    heads(weights)                        all layers and heads of a model as small maps
 
-Where a panel has more keys or queries than there is room for, each spot shows the largest weight it stands
-for: a mean would hide a lone weight of 1 among 4,096 (matplotlib's own way of shrinking does).
+Where a panel has more keys or queries than cells that can be drawn, each cell shows the maximum of the weights it
+covers: averaging, as matplotlib does, would hide a single weight of 1 among 4,096.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.core.typing import ArrayLike, Float, Num
 from qkv.errors import OptionError, ShapeError
 from qkv.look.figure import DARK, INK, PAPER, new_figure
 
-__all__ = ["alignment", "attention", "heads", "heatmaps", "shrink"]
+if TYPE_CHECKING:
+    from matplotlib.axis import Axis
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
 
-_LEAST_PANEL = 1.35
-_LEAST_SPOT = 3
-"""How many pixels wide a spot is at least, so that a lone weight can be seen."""
+__all__ = ["alignment", "attention", "heads", "heatmaps", "max_pool"]
+
+_MIN_PANEL_INCHES = 1.35
+_MIN_CELL_PIXELS = 3
+"""Minimum width of a cell, so that a single large weight is visible."""
 _DPI = 150
 _LABEL_INCHES = 0.13
 _SCALES = ("linear", "sqrt", "log")
@@ -29,7 +37,7 @@ _LOG_FLOOR = 1e-4
 
 
 def heatmaps(
-    weights: Any,
+    weights: ArrayLike,
     xlabel: str = "Keys",
     ylabel: str = "Queries",
     titles: Sequence[str] | None = None,
@@ -39,32 +47,34 @@ def heatmaps(
     keys: Sequence[str] | None = None,
     queries: Sequence[str] | None = None,
     rows: Sequence[str] | None = None,
-    most: float | None = None,
+    vmax: float | None = None,
     scale: str = "linear",
     dark: bool = False,
-) -> Any:
-    """Heatmaps of weights, `(rows, columns, queries, keys)`, with one colour bar that is true for all.
+) -> Figure:
+    """Plot weights `(rows, columns, q, k)` as a grid of heatmaps with one colour bar.
 
     Args:
-        weights: of any array library; fewer axes than four are panels of one row, or one panel.
-        xlabel, ylabel: what is across and what is down.
-        titles: one for each column of panels.
-        figsize: of the whole figure, in inches; it grows where panels would be too small to read.
-        cmap: a matplotlib colour map. `Reds` runs from light to dark in one hue, so it is read without
-            telling red from green.
-        keys, queries: the words of the axes; those for which there is room are shown.
-        rows: a name for each row of panels.
-        most: the weight at the end of the scale; None: 1 where no weight is larger, else the largest. Small
-            weights on a scale up to 1 are pale: give their largest.
-        scale: `"linear"`, `"sqrt"` or `"log"` (down to 1/10,000 of `most`).
-        dark: light ink on dark paper; `Reds` gives way to a map that begins dark.
+        weights: array of any library; two axes are one panel, three axes one row of panels.
+        xlabel: label of the horizontal axis.
+        ylabel: label of the vertical axis.
+        titles: one title per column of panels.
+        figsize: size of the figure in inches; it grows if the panels would be too small to read.
+        cmap: a matplotlib colour map. `Reds` runs from light to dark in one hue, so it can be read without
+            distinguishing red from green.
+        keys: tick labels of the horizontal axis; as many as fit are drawn.
+        queries: tick labels of the vertical axis.
+        rows: one name per row of panels.
+        vmax: the weight at the end of the colour scale; None: the largest weight, but at least 1. Pass the largest
+            weight if all weights are small.
+        scale: `"linear"`, `"sqrt"` or `"log"` (from `vmax` / 10,000).
+        dark: draw light labels on a dark background; `Reds` is replaced by a map with a dark lower end.
 
     Returns:
-        A matplotlib figure; `savefig` writes PNG, SVG or PDF, and a notebook shows it.
+        A matplotlib figure; `savefig` writes PNG, SVG or PDF, and notebooks display it.
 
     Raises:
-        ShapeError: the array has more than four axes or none, or names do not fit it.
-        OptionError: an unknown scale, or `most` is not positive.
+        ShapeError: the array does not have two to four axes, or the number of names is wrong.
+        OptionError: the scale is unknown, or `vmax` is not positive.
         MissingPackageError: matplotlib is not installed.
 
     Example:
@@ -75,21 +85,21 @@ def heatmaps(
     panels = _panels(weights)
     down, across, q, k = panels.shape
     _check_names(("titles", titles, across), ("rows", rows, down), ("queries", queries, q), ("keys", keys, k))
-    limit = _limit(panels, most)
-    norm = _norm(scale, limit)
+    limit = _color_limit(panels, vmax)
+    norm = _color_norm(scale, limit)
     ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
     if dark and cmap == "Reds":
         cmap = "inferno"
-    width = max(figsize[0], _LEAST_PANEL * across + 0.8)
-    height = max(figsize[1], _LEAST_PANEL * down + 0.6)
+    width = max(figsize[0], _MIN_PANEL_INCHES * across + 0.8)
+    height = max(figsize[1], _MIN_PANEL_INCHES * down + 0.6)
     figure = new_figure((width, height), _DPI, paper)
     grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
-    room = max(1, int(min(width / across, height / down) * _DPI / _LEAST_SPOT))
+    cells = max(1, int(min(width / across, height / down) * _DPI / _MIN_CELL_PIXELS))
     for i in range(down):
         for j in range(across):
             axes = grid[i, j]
             image = axes.imshow(
-                shrink(panels[i, j], room, room),
+                max_pool(panels[i, j], cells, cells),
                 cmap=cmap,
                 norm=norm,
                 interpolation="nearest",
@@ -107,11 +117,10 @@ def heatmaps(
                 side.set_color(ink)
                 side.set_linewidth(0.5)
             axes.set_facecolor(paper)
-            _name(axes.xaxis, keys, width / across, turned=True)
-            _name(axes.yaxis, queries, height / down, turned=False)
+            _label_axis(axes.xaxis, keys, width / across, rotation=90)
+            _label_axis(axes.yaxis, queries, height / down, rotation=0)
     bar = figure.colorbar(image, ax=grid, shrink=0.8 if down == 1 else 0.6)
-    # A bar's axes have no name of their own; readers of the figure look for one. In the middle of so narrow
-    # axes it would reach into the map.
+    # Left-aligned: centred on such narrow axes, the label would overlap the map.
     bar.ax.set_xlabel("weight", color=ink, fontsize=8, loc="left")
     bar.ax.tick_params(colors=ink, labelsize=8)
     bar.outline.set_visible(False)
@@ -120,23 +129,23 @@ def heatmaps(
 
 def attention(
     tokens: Sequence[str],
-    weights: Any,
+    weights: ArrayLike,
     *,
     queries: Sequence[str] | None = None,
     title: str | None = None,
     **options: Any,
-) -> Any:
-    """One map of weights `(queries, keys)` with its words on both axes.
+) -> Figure:
+    """Plot one map of weights `(q, k)` with its tokens on both axes.
 
     Args:
-        tokens: the keys' words.
-        weights: of one head, or the mean of several.
-        queries: the queries' words, where they are others.
-        title: above the map.
-        options: of `heatmaps`: `cmap`, `most`, `scale`, `dark`, `figsize`, `xlabel`, `ylabel`.
+        tokens: the tokens of the keys.
+        weights: of one head, or averaged over heads.
+        queries: the tokens of the queries; None: those of the keys.
+        title: title above the map.
+        options: of `heatmaps`: `cmap`, `vmax`, `scale`, `dark`, `figsize`, `xlabel`, `ylabel`.
 
     Raises:
-        ShapeError: the weights are not `(queries, keys)` of these words.
+        ShapeError: the weights are not one map of these tokens.
 
     Example:
         >>> figure = attention(["i", "like", "apples"], np.eye(3))
@@ -147,23 +156,23 @@ def attention(
     panel = _panels(weights)
     if panel.shape != (1, 1, len(queries), len(tokens)):
         raise ShapeError(
-            f"weights of shape {tuple(np.shape(weights))} do not fit {len(queries)} queries and "
-            f"{len(tokens)} keys. Give one map: choose a head, or take the mean over heads."
+            f"weights must be one map ({len(queries)}, {len(tokens)}) of {len(queries)} queries and {len(tokens)} "
+            f"keys, got {tuple(np.shape(weights))}. Choose a head, or average over heads."
         )
-    side = [min(9.0, max(2.6, 1.3 + 0.19 * len(words))) for words in (tokens, queries)]
+    side = [min(9.0, max(2.6, 1.3 + 0.19 * len(labels))) for labels in (tokens, queries)]
     options.setdefault("figsize", (side[0] + 0.6, side[1]))
-    names = None if title is None else [title]
-    return heatmaps(panel, titles=names, keys=tokens, queries=queries, **options)
+    titles = None if title is None else [title]
+    return heatmaps(panel, titles=titles, keys=tokens, queries=queries, **options)
 
 
-def alignment(source: Sequence[str], target: Sequence[str], weights: Any, **options: Any) -> Any:
-    """Which words of a source each word of its translation looked at: target words down, source words across.
+def alignment(source: Sequence[str], target: Sequence[str], weights: ArrayLike, **options: Any) -> Figure:
+    """Plot which source words each word of a translation attends to.
 
     Args:
-        source: words that were read (the keys).
-        target: words that were written (the queries).
+        source: the words of the source (keys).
+        target: the words of the translation (queries).
         weights: `(target, source)`.
-        options: see `attention`.
+        options: of `attention`.
 
     Source:
         Bahdanau, Cho and Bengio 2015, Neural machine translation by jointly learning to align and
@@ -178,26 +187,25 @@ def alignment(source: Sequence[str], target: Sequence[str], weights: Any, **opti
     return attention(source, weights, queries=target, **options)
 
 
-def heads(weights: Any, *, layers: Sequence[str] | None = None, **options: Any) -> Any:
-    """Every layer and head of a model, `(layers, heads, queries, keys)`, as a grid of small maps.
+def heads(weights: ArrayLike, *, layers: Sequence[str] | None = None, **options: Any) -> Figure:
+    """Plot all layers and heads of a model, `(layers, heads, q, k)`, as a grid of small maps.
 
     Args:
         weights: of one input.
-        layers: a name for each layer; None: `layer 0`, `layer 1` …
+        layers: one name per layer; None: `layer 0`, `layer 1` …
         options: of `heatmaps`.
 
     Raises:
-        ShapeError: the weights have not four axes.
+        ShapeError: the weights do not have four axes.
 
     Example:
-        >>> figure = heads(np.ones((2, 3, 4, 4)) / 4, most=0.25)
+        >>> figure = heads(np.ones((2, 3, 4, 4)) / 4, vmax=0.25)
         >>> [axes.get_title() for axes in figure.axes[:3]]
         ['head 0', 'head 1', 'head 2']
     """
     if np.ndim(weights) != 4:
         raise ShapeError(
-            f"weights have {np.ndim(weights)} axes, and (layers, heads, queries, keys) are wanted. "
-            "Give one input of the batch."
+            f"weights must be (layers, heads, queries, keys), got {np.ndim(weights)} axes. Select one input."
         )
     down, across = np.shape(weights)[:2]
     options.setdefault("scale", "sqrt")
@@ -209,51 +217,50 @@ def heads(weights: Any, *, layers: Sequence[str] | None = None, **options: Any) 
     )
 
 
-def shrink(panel: np.ndarray, high: int, wide: int) -> np.ndarray:
-    """A map of at most `high` × `wide` spots, each the largest of those it stands for.
+def max_pool(panel: Num[np.ndarray, "q k"], rows: int, columns: int) -> Num[np.ndarray, "rows columns"]:
+    """Reduce a map to at most `rows` × `columns` cells, each the maximum of the weights it covers.
 
     Example:
-        >>> shrink(np.diag([0.0, 0.0, 0.0, 1.0]), 2, 2).tolist()
+        >>> max_pool(np.diag([0.0, 0.0, 0.0, 1.0]), 2, 2).tolist()
         [[0.0, 0.0], [0.0, 1.0]]
     """
-    for axis, room in enumerate((high, wide)):
+    for axis, cells in enumerate((rows, columns)):
         length = panel.shape[axis]
-        if length > room:
-            starts = np.arange(room) * length // room
+        if length > cells:
+            starts = np.arange(cells) * length // cells
             panel = np.maximum.reduceat(panel, starts, axis=axis)
     return panel
 
 
-def _panels(weights: Any) -> np.ndarray:
+def _panels(weights: ArrayLike) -> Float[np.ndarray, "rows columns q k"]:
     if hasattr(weights, "detach"):
         weights = weights.detach().cpu()
     array = np.asarray(weights, np.float64)
     if not 2 <= array.ndim <= 4 or not array.size:
         raise ShapeError(
-            f"weights have the shape {array.shape}, and (rows, columns, queries, keys) with something in it "
-            "is wanted. Leave out the leading axes, or index the batch."
+            f"weights must be a non-empty array (rows, columns, queries, keys) of two to four axes, got {array.shape}. "
+            "Index the batch."
         )
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
 
 def _check_names(*given: tuple[str, Sequence[str] | None, int]) -> None:
-    for what, names, wanted in given:
-        if names is not None and len(names) != wanted:
-            raise ShapeError(f"there are {len(names)} {what} for {wanted} of them in the weights. Give one for each.")
+    for argument, names, count in given:
+        if names is not None and len(names) != count:
+            raise ShapeError(f"{argument} must have {count} names, got {len(names)}. Pass one for each.")
 
 
-def _limit(panels: np.ndarray, most: float | None) -> float:
-    if most is None:
-        largest = float(np.nanmax(panels)) if np.isfinite(panels).any() else 1.0
-        return max(1.0, largest)
-    if not most > 0:
-        raise OptionError(f"most is {most!r}, and the weight at the end of the scale is positive.")
-    return float(most)
+def _color_limit(panels: Float[np.ndarray, "rows columns q k"], vmax: float | None) -> float:
+    if vmax is None:
+        return max(1.0, float(np.nanmax(panels)) if np.isfinite(panels).any() else 1.0)
+    if not vmax > 0:
+        raise OptionError(f"vmax must be positive, got {vmax!r}. Pass the largest weight, or None.")
+    return float(vmax)
 
 
-def _norm(scale: str, limit: float) -> Any:
+def _color_norm(scale: str, limit: float) -> Normalize:
     if scale not in _SCALES:
-        raise OptionError(f"the scale is {scale!r}, and one of {', '.join(_SCALES)} is wanted.")
+        raise OptionError(f"scale must be one of {', '.join(_SCALES)}, got {scale!r}. Choose one of them.")
     from matplotlib.colors import LogNorm, Normalize, PowerNorm
 
     if scale == "log":
@@ -261,15 +268,14 @@ def _norm(scale: str, limit: float) -> Any:
     return Normalize(0.0, limit) if scale == "linear" else PowerNorm(0.5, 0.0, limit)
 
 
-def _name(axis: Any, words: Sequence[str] | None, inches: float, turned: bool) -> None:
-    """Words at the ticks, every n-th where there is no room for all; without words, whole numbers."""
-    if words is None:
+def _label_axis(axis: Axis, labels: Sequence[str] | None, inches: float, rotation: float) -> None:
+    """Draw tick labels, every n-th if they do not all fit; without labels, integer indices."""
+    if labels is None:
         from matplotlib.ticker import MaxNLocator
 
         axis.set_major_locator(MaxNLocator(nbins=max(2, int(inches * 2)), integer=True, min_n_ticks=1))
         return
-    each = max(1, -(-len(words) * _LABEL_INCHES // inches))
-    places = range(0, len(words), int(each))
-    # A dollar sign would begin a formula.
-    shown = [words[place].replace("$", r"\$") for place in places]
-    axis.set_ticks(places, shown, rotation=90 if turned else 0)
+    step = max(1, -(-len(labels) * _LABEL_INCHES // inches))
+    places = range(0, len(labels), int(step))
+    # An unescaped dollar sign would start a formula.
+    axis.set_ticks(places, [labels[place].replace("$", r"\$") for place in places], rotation=rotation)

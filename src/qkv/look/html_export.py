@@ -1,4 +1,6 @@
-"""One file with everything in it: module, words and maps. It asks nothing of any network."""
+"""Export of a page as one self-contained HTML file, which makes no network requests."""
+
+from __future__ import annotations
 
 import base64
 import gzip
@@ -6,7 +8,6 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from qkv.core.files import write_atomic
 from qkv.errors import DataError
@@ -14,7 +15,7 @@ from qkv.look.bundle import bundle, read_web_file
 from qkv.look.page import Page
 from qkv.look.tiled_map import TiledView
 
-__all__ = ["export", "page_html"]
+__all__ = ["export_html", "page_html"]
 
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -28,7 +29,7 @@ _HEAD = """<!doctype html>
 </head>
 <body>
 <main id="look">loading …</main>
-<noscript>This page draws with JavaScript. Switch it on.</noscript>
+<noscript>This page needs JavaScript. Enable it in the browser.</noscript>
 <script type="application/json" id="data">{data}</script>
 <script type="module">{script}</script>
 </body>
@@ -36,34 +37,44 @@ _HEAD = """<!doctype html>
 """
 
 
-def export(page: Page, path: str | os.PathLike[str]) -> Path:
-    """Write a page as one HTML file; it is there whole or not at all.
+def export_html(page: Page, path: str | os.PathLike[str]) -> Path:
+    """Write a page as one HTML file, atomically.
+
+    Args:
+        page: a page without tiled views.
+        path: a file name that ends in .html.
+
+    Returns:
+        The path.
 
     Raises:
-        DataError: the name does not end in .html, or the file cannot be written.
+        DataError: the name has another suffix, the page has tiled views, or the file cannot be written.
     """
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
-        raise DataError(f"{target.name!r} does not end in .html. Rename it, so that a browser opens it.")
+        raise DataError(f"the name of an exported page must end in .html, got {target.name!r}. Rename it.")
     write_atomic(target, page_html(page).encode())
     return target
 
 
 def page_html(page: Page) -> str:
-    """The text of that file.
+    """Return a page as self-contained HTML.
 
-    Each layer is packed by itself (gzip, base64), so that a head is shown before all are unpacked.
+    Each layer is compressed separately (gzip, base64), so that a head is shown before all layers are unpacked.
+
+    Raises:
+        DataError: the page has tiled views.
     """
     parts = {}
     for i, view in enumerate(page.views):
         if isinstance(view, TiledView):
             raise DataError(
-                f"{view.name!r} has {len(view.queries.tokens):,} tokens: its map is made where it is looked "
-                "at, and does not fit a file. Serve it, or save a part of it from the page."
+                f"an exported page must not hold tiled views, got {view.name!r} of {len(view.queries.tokens):,} "
+                "tokens. Serve the page, or save a part of the map from there."
             )
-        parts[f"thumbs/{i}"] = _packed(page.thumbs(i))
+        parts[f"thumbs/{i}"] = _compressed(page.thumbs(i))
         for j, layer in enumerate(view.layers):
-            parts[f"layer/{i}/{j}"] = _packed(layer.codes.tobytes())
+            parts[f"layer/{i}/{j}"] = _compressed(layer.codes.tobytes())
     script, style = bundle("exported.js"), read_web_file("style.css") + read_web_file("page.css")
     policy = (
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
@@ -71,14 +82,14 @@ def page_html(page: Page) -> str:
     )
     return _HEAD.format(
         policy=policy,
-        title=_text(page.title),
+        title=_escaped(page.title),
         style=style,
         data=_json({"meta": page.meta(), "parts": parts}),
         script=script,
     )
 
 
-def _packed(data: bytes) -> str:
+def _compressed(data: bytes) -> str:
     return base64.b64encode(gzip.compress(data, 6, mtime=0)).decode()
 
 
@@ -86,10 +97,10 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _json(value: Any) -> str:
-    # A token may hold "</script>": within a script element only "<" begins anything.
+def _json(value: object) -> str:
+    # A token may hold "</script>"; in a script element only "<" can start a tag.
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def _text(text: str) -> str:
+def _escaped(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;")

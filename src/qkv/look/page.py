@@ -1,99 +1,107 @@
-"""Several views under one title: what the server, the exported file and the widget hand to the browser."""
+"""Several views under one title: the data that the server, the exported file and the widget send to the browser."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from qkv.errors import OptionError
 from qkv.look.tiled_map import TiledView
 from qkv.look.views import View
 
-__all__ = ["THUMB", "Page"]
+__all__ = ["THUMBNAIL_SIZE", "Page"]
 
-THUMB = 32
-"""Spots on a side of a small map: 144 heads take 147 kB."""
+THUMBNAIL_SIZE = 32
+"""Pixels along each side of a thumbnail: 144 heads take 147 kB."""
 
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """Views to be looked at together."""
+    """Views shown on one page.
+
+    Fields:
+        views: the views.
+        title: title of the page.
+    """
 
     views: tuple[View | TiledView, ...]
     title: str = "attention"
 
     @classmethod
-    def of(cls, views: View | TiledView | Sequence[View | TiledView], title: str | None = None) -> Page:
-        """One view or several; the title is the models' names if none is given.
+    def from_views(cls, views: View | TiledView | Sequence[View | TiledView], title: str | None = None) -> Page:
+        """Create a page of one view or several.
+
+        Args:
+            views: at least one view.
+            title: title of the page; None: the names of the models.
 
         Raises:
-            OptionError: there is no view.
+            OptionError: there are no views.
         """
         several = (views,) if isinstance(views, View | TiledView) else tuple(views)
         if not several:
-            raise OptionError("there is no view. Give at least one text.")
+            raise OptionError("views must not be empty. Pass at least one view.")
         models = list(dict.fromkeys(view.model for view in several if view.model))
         return cls(several, title or (", ".join(models) if models else "attention"))
 
     @property
-    def long(self) -> bool:
-        """Whether a map comes in tiles, which a file cannot hold."""
+    def tiled(self) -> bool:
+        """Whether any view is tiled; such a page cannot be exported to a file."""
         return any(isinstance(view, TiledView) for view in self.views)
 
-    def meta(self) -> dict[str, Any]:
-        """What there is, without maps."""
+    def meta(self) -> dict[str, object]:
+        """Return everything but the maps as JSON for the page."""
         return {
             "title": self.title,
             "models": len({view.model for view in self.views}),
-            "thumb": THUMB,
+            "thumb": THUMBNAIL_SIZE,
             "views": [view.meta() for view in self.views],
         }
 
     def thumbs(self, view: int) -> bytes:
-        """Small maps of all heads of a view.
+        """Return the codes of the thumbnails of all heads of a view.
 
         Raises:
-            IndexError: there is no such view.
+            IndexError: the view does not exist.
         """
-        return self.views[_known(view, self.views)].thumbs(THUMB)
+        return self.views[_checked(view, self.views)].thumbs(THUMBNAIL_SIZE)
 
     def map(self, view: int, layer: int, head: int) -> bytes:
-        """All codes of a head.
+        """Return all codes of one head.
 
         Raises:
-            IndexError: there is no such view, layer or head.
+            IndexError: the view, layer or head does not exist, or the view is tiled.
         """
-        one = self.views[_known(view, self.views)]
+        one = self.views[_checked(view, self.views)]
         if isinstance(one, TiledView):
-            raise IndexError("a long map comes in tiles")
-        heads = one.layers[_known(layer, one.layers)].heads
-        return one.map(layer, _known(head, heads))
+            raise IndexError(f"view {view} is tiled")
+        heads = one.layers[_checked(layer, one.layers)].heads
+        return one.map(layer, _checked(head, heads))
 
     def tile(self, view: int, layer: int, head: int, level: int, y: int, x: int) -> bytes:
-        """The codes of a tile of a long map: the largest, then the mean, of 256 × 256 spots.
+        """Return the codes of one tile: the maximum, then the mean of each of 256 × 256 cells.
 
         Raises:
-            IndexError: there is no such tile.
+            IndexError: the tile does not exist, or the view is not tiled.
         """
-        return self._long(view).tile(layer, head, level, y, x)
+        return self._tiled_view(view).tile(layer, head, level, y, x)
 
     def row(self, view: int, layer: int, head: int, query: int) -> list[tuple[int, float]]:
-        """The strongest keys of a query of a long map.
+        """Return the keys of largest weight of a query of a tiled view, with their weights.
 
         Raises:
-            IndexError: there is no such query.
+            IndexError: the query does not exist, or the view is not tiled.
         """
-        return self._long(view).row(layer, head, query)
+        return self._tiled_view(view).row(layer, head, query)
 
-    def _long(self, view: int) -> TiledView:
-        one = self.views[_known(view, self.views)]
+    def _tiled_view(self, view: int) -> TiledView:
+        one = self.views[_checked(view, self.views)]
         if not isinstance(one, TiledView):
-            raise IndexError("a short map comes whole")
+            raise IndexError(f"view {view} is not tiled")
         return one
 
 
-def _known(index: int, things: Sequence[Any]) -> int:
-    if not 0 <= index < len(things):
-        raise IndexError(f"number {index} of {len(things)}")
+def _checked(index: int, items: Sequence[object]) -> int:
+    if not 0 <= index < len(items):
+        raise IndexError(f"index must be between 0 and {len(items) - 1}, got {index}")
     return index

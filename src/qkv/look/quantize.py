@@ -1,41 +1,45 @@
-"""Weights as bytes: 255 · √(weight / scale). A shown weight is off by at most 1/255 of its scale.
+"""Quantization of attention weights to one byte each: code = 255 · √(weight / scale).
 
-The root spends the bytes on small weights, of which there are many: at a hundredth of the scale the error is
-a tenth as large.
+The largest error of a dequantized weight is 1/255 of its scale. The square root gives small weights, which are
+the most frequent, more of the 256 codes: at 1/100 of the scale the error is a tenth as large.
 """
 
-from typing import Any
+from __future__ import annotations
 
 import numpy as np
 
-__all__ = ["quantize", "thumbnails", "dequantize"]
+from qkv.core.typing import ArrayLike, Float, Num
+
+__all__ = ["dequantize", "quantize", "thumbnails", "to_numpy"]
 
 
-def quantize(weights: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Codes `(…, queries, keys)` as uint8, and the scale of each map `(…)`: its largest weight.
+def quantize(weights: ArrayLike) -> tuple[Num[np.ndarray, "*maps q k"], Float[np.ndarray, "*maps"] | np.float32]:
+    """Quantize maps of weights to bytes, each map by its own largest weight.
 
-    What is not finite or negative counts as 0.
+    Args:
+        weights: `(*maps, q, k)` of any array library. Negative, infinite and NaN weights count as 0.
+
+    Returns:
+        The codes as uint8, `(*maps, q, k)`, and the scale of each map, `(*maps)`: its largest weight.
 
     Example:
         >>> codes, scale = quantize(np.array([[0.25, 0.75], [0.0, 1.0]]))
         >>> codes.tolist(), float(scale)
         ([[128, 221], [0, 255]], 1.0)
     """
-    if hasattr(weights, "detach"):
-        weights = weights.detach().float().cpu().numpy()
-    clean = np.nan_to_num(np.asarray(weights, np.float32), nan=0.0, posinf=0.0, neginf=0.0).clip(min=0.0)
+    clean = np.nan_to_num(to_numpy(weights).astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0).clip(min=0.0)
     scale = clean.max(axis=(-2, -1), initial=0.0)
     share = clean / np.where(scale > 0, scale, 1.0)[..., None, None]
     return np.rint(255.0 * np.sqrt(share)).astype(np.uint8), scale
 
 
-def dequantize(codes: np.ndarray, scale: Any) -> np.ndarray:
-    """The weights that codes stand for."""
+def dequantize(codes: Num[np.ndarray, "*maps q k"], scale: ArrayLike) -> Float[np.ndarray, "*maps q k"]:
+    """Return the weights of codes from `quantize`, in float32."""
     return np.asarray(np.square(codes.astype(np.float32) / 255.0) * np.asarray(scale)[..., None, None])
 
 
-def thumbnails(codes: np.ndarray, side: int) -> np.ndarray:
-    """Maps `(heads, queries, keys)` as small squares `(heads, side, side)`, each spot the largest it covers.
+def thumbnails(codes: Num[np.ndarray, "heads q k"], size: int) -> Num[np.ndarray, "heads size size"]:
+    """Resize maps to small squares; each pixel is the maximum of the codes it covers.
 
     Example:
         >>> thumbnails(np.diag([1, 2, 3, 4]).astype(np.uint8)[None], 2).tolist()
@@ -43,9 +47,16 @@ def thumbnails(codes: np.ndarray, side: int) -> np.ndarray:
     """
     for axis in (1, 2):
         length = codes.shape[axis]
-        starts = np.arange(side) * length // side
-        if length >= side:
+        starts = np.arange(size) * length // size
+        if length >= size:
             codes = np.maximum.reduceat(codes, starts, axis=axis)
         else:
             codes = np.take(codes, starts, axis=axis)
     return codes
+
+
+def to_numpy(array: ArrayLike) -> Num[np.ndarray, "*shape"]:
+    """Convert an array of any library to NumPy; a tensor is detached, copied to the CPU and cast to float32."""
+    if hasattr(array, "detach"):
+        array = array.detach().float().cpu()
+    return np.asarray(array)

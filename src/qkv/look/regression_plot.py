@@ -1,9 +1,9 @@
-"""A picture of a fitted regressor along one column: the data, the estimate with its band, and one answer.
+"""A plot of a fitted regressor along one column: the data, the estimate with its error band, and one prediction.
 
-dots     the fitted rows; redder and larger with their weight in the answer to the query
-line     the estimate along the column, with everything else as in the query
-band     ± the standard deviation of the error to expect
-cross    the query's answer, with the same
+dots     the fitted rows; darker and larger with their weight in the prediction of the query
+line     the estimate along the column; all other columns as in the query
+band     ± the expected error, one standard deviation
+cross    the prediction of the query, with its expected error
 """
 
 from __future__ import annotations
@@ -14,148 +14,151 @@ import numpy as np
 
 from qkv.errors import DataError, OptionError
 from qkv.estimators.features import Features, columns_from, use_features
-from qkv.look.figure import INK, new_figure
+from qkv.look.figure import (
+    ANSWER_COLOUR,
+    CURVE_COLOUR,
+    DARK,
+    DATA_COLOUR,
+    INK,
+    PAPER,
+    new_figure,
+    set_title,
+    style_axes,
+)
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from qkv.core.typing import ArrayLike, Float, Int
     from qkv.estimators import AttentionRegressor
 
-__all__ = ["regression"]
+__all__ = ["plot_regression"]
 
-_DATA = "#b8bec6"
-_CURVE = "#3b6ea8"
-_ANSWER = "#c8321e"
-_GRID = 160
-_MOST_DOTS = 4000
+_GRID_POINTS = 160
+_MAX_DOTS = 4000
 
 
-def regression(
-    model: AttentionRegressor, feature: str | int, query: Any = None, *, output: int = 0, dark: bool = False
-) -> Any:
-    """A matplotlib figure of the estimate along one column of numbers.
+def plot_regression(
+    model: AttentionRegressor,
+    feature: str | int,
+    query: ArrayLike | None = None,
+    *,
+    output: int = 0,
+    dark: bool = False,
+) -> Figure:
+    """Plot the estimate of a fitted regressor along one numeric column.
 
     Args:
-        model: fitted.
-        feature: name or place of the column.
-        query: one row, as `predict` takes it; None: the fitted row nearest to the middle of all columns.
-        output: which, where a row has several values.
-        dark: light ink on dark paper.
+        model: a fitted regressor.
+        feature: name or index of the column.
+        query: one row, as `predict` takes it; None: the fitted row closest to the mean of all columns.
+        output: index of the target, if the model has several.
+        dark: draw light lines on a dark background.
 
     Raises:
-        OptionError: there is no such column, or it holds no numbers.
+        OptionError: the column does not exist or is not numeric.
         DataError: the query is not one row.
-        NotFittedError: of scikit-learn, where the model is not fitted.
+        NotFittedError: the model is not fitted (scikit-learn's error).
         MissingPackageError: matplotlib is not installed.
 
     Example:
         >>> import numpy as np
         >>> from qkv.estimators import AttentionRegressor
         >>> x = np.linspace(0, 6, 80)[:, None]
-        >>> figure = regression(AttentionRegressor("none").fit(x, np.sin(x[:, 0])), 0, query=[[2.0]])
+        >>> figure = plot_regression(AttentionRegressor("none").fit(x, np.sin(x[:, 0])), 0, query=[[2.0]])
         >>> figure.get_suptitle()
         '2  →  0.914 ± 0.0019...'
     """
     from sklearn.utils.validation import check_is_fitted
 
-    from qkv.look.figure import DARK, PAPER
-
     check_is_fitted(model, "keys_")
     plan, rows = model.features_, model.rows_
-    known = columns_from(plan, Features(rows["numbers"], rows["codes"]))
-    place, name = _place(model, feature)
-    if known[place].dtype == object:
-        raise OptionError(f"the column {name} holds text; a picture along a column wants numbers.")
-    asked = _query(model, plan, rows, query)
-    x, y = known[place], rows["values"][:, output] * model.y_scale_[output] + model.y_mean_[output]
-    row = columns_from(plan, asked)
-    at = float(row[place][0])
-    there = ~np.isnan(x)
-    grid = np.linspace(x[there].min(), x[there].max(), _GRID)
-    along = [np.repeat(column, _GRID) for column in row]
-    along[place] = grid
+    fitted = columns_from(plan, Features(rows["numbers"], rows["codes"]))
+    index, name = _column_index(model, feature)
+    if fitted[index].dtype == object:
+        raise OptionError(f"feature must be a numeric column, got {name}, which holds text. Choose another column.")
+    features = _query_features(model, rows, query)
+    x, y = fitted[index], rows["values"][:, output] * model.y_scale_[output] + model.y_mean_[output]
+    row = columns_from(plan, features)
+    at = float(row[index][0])
+    present = ~np.isnan(x)
+    grid = np.linspace(x[present].min(), x[present].max(), _GRID_POINTS)
+    along = [np.repeat(column, _GRID_POINTS) for column in row]
+    along[index] = grid
     curve, band = _estimate(model, use_features(plan, along), output)
-    answer, error = (float(each[0]) for each in _estimate(model, asked, output))
-    explained = model.explain_rows(asked, top=len(y), output=output)
+    answer, error = (float(each[0]) for each in _estimate(model, features, output))
+    explained = model.explain_rows(features, top=len(y), output=output)
 
     ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
     figure = new_figure((7.2, 4.4), paper=paper)
     axes = figure.add_subplot(facecolor=paper)
-    some = np.flatnonzero(there)
-    some = some[:: max(1, len(some) // _MOST_DOTS)]
-    axes.plot(x[some], y[some], "o", ms=3.5, color=_DATA, alpha=0.45, mew=0, zorder=1, label="fitted rows")
-    axes.plot(grid, curve, color=_CURVE, lw=1.8, zorder=3, label="estimate")
+    sample = np.flatnonzero(present)
+    sample = sample[:: max(1, len(sample) // _MAX_DOTS)]
+    axes.plot(x[sample], y[sample], "o", ms=3.5, color=DATA_COLOUR, alpha=0.45, mew=0, zorder=1, label="fitted rows")
+    axes.plot(grid, curve, color=CURVE_COLOUR, lw=1.8, zorder=3, label="estimate")
     if np.isfinite(band).all():
-        axes.fill_between(
-            grid,
-            curve - band,
-            curve + band,
-            color=_CURVE,
-            alpha=0.3 if dark else 0.15,
-            lw=0,
-            zorder=2,
-            label="± its error",
-        )
+        style: dict[str, Any] = {"alpha": 0.3 if dark else 0.15, "lw": 0, "zorder": 2, "label": "± expected error"}
+        axes.fill_between(grid, curve - band, curve + band, color=CURVE_COLOUR, **style)
     colours = "inferno" if dark else "Reds"
-    _weights(figure, axes, x, y, explained.rows[0], explained.weights[0], ink, colours)
-    axes.axvline(at, color=_ANSWER, lw=1, ls=(0, (4, 3)), zorder=4)
-    bar = [error] if np.isfinite(error) else None
-    axes.errorbar(
-        [at],
-        [answer],
-        yerr=bar,
-        fmt="X",
-        ms=9,
-        color=_ANSWER,
-        mec="white",
-        capsize=4,
-        zorder=6,
-        label="answer",
-    )
+    _draw_weighted_points(figure, axes, x, y, explained.rows[0], explained.weights[0], ink, colours)
+    axes.axvline(at, color=ANSWER_COLOUR, lw=1, ls=(0, (4, 3)), zorder=4)
+    style = {"fmt": "X", "ms": 9, "color": ANSWER_COLOUR, "mec": "white", "capsize": 4, "zorder": 6, "label": "answer"}
+    axes.errorbar([at], [answer], yerr=[error] if np.isfinite(error) else None, **style)
     axes.set_xlabel(name, color=ink)
     axes.set_ylabel("value" if len(model.y_mean_) == 1 else f"value {output}", color=ink)
     axes.legend(frameon=False, fontsize=8, labelcolor=ink)
-    for side in axes.spines.values():
-        side.set_visible(side.spine_type in ("left", "bottom"))
-        side.set_color(ink)
-    axes.tick_params(colors=ink, labelsize=9)
-    said = f"{answer:.3g} ± {error:.3g}" if np.isfinite(error) else f"{answer:.3g}"
-    figure.suptitle(f"{at:.3g}  →  {said}", x=0.02, ha="left", fontsize=12, color=ink, fontweight="bold")
+    style_axes(axes, ink)
+    prediction = f"{answer:.3g} ± {error:.3g}" if np.isfinite(error) else f"{answer:.3g}"
+    set_title(figure, f"{at:.3g}  →  {prediction}", ink)
     return figure
 
 
-def _estimate(model: Any, features: Features, output: int) -> tuple[np.ndarray, np.ndarray]:
+def _estimate(
+    model: AttentionRegressor, features: Features, output: int
+) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
     value, error = model.predict(features), model.predict_std(features)
     return (value, error) if value.ndim == 1 else (value[:, output], error[:, output])
 
 
-def _place(model: Any, feature: str | int) -> tuple[int, str]:
+def _column_index(model: AttentionRegressor, feature: str | int) -> tuple[int, str]:
     names = [str(name) for name in getattr(model, "feature_names_in_", ())]
     count = model.n_features_in_
     if isinstance(feature, str):
         if feature not in names:
-            known = ", ".join(names[:12]) or f"none; give a place from 0 to {count - 1}"
-            raise OptionError(f"there is no column {feature!r}; the fitted table has {known}.")
+            known = ", ".join(names[:12]) or f"an index from 0 to {count - 1}"
+            raise OptionError(f"feature must be a column of the fitted table, got {feature!r}. Choose from: {known}.")
         return names.index(feature), feature
     if isinstance(feature, bool) or not 0 <= feature < count:
-        raise OptionError(f"there is no column {feature}; places go from 0 to {count - 1}.")
+        raise OptionError(f"feature must be an index from 0 to {count - 1}, got {feature}. Choose one of them.")
     return int(feature), names[feature] if names else f"column {feature}"
 
 
-def _query(model: Any, plan: dict[str, Any], rows: dict[str, np.ndarray], query: Any) -> Features:
+def _query_features(model: AttentionRegressor, rows: dict[str, np.ndarray], query: ArrayLike | None) -> Features:
     if query is None:
         middle = int(np.square(rows["numbers"]).sum(axis=1).argmin())
         return Features(rows["numbers"][[middle]], rows["codes"][[middle]])
-    asked: Features = model._asked(query)
-    if len(asked) != 1:
-        raise DataError(f"a picture shows the answer to one query, and there are {len(asked)}. Give one row.")
-    return asked
+    features: Features = model._asked(query)
+    if len(features) != 1:
+        raise DataError(f"query must be one row, got {len(features)} rows. Select one.")
+    return features
 
 
-def _weights(figure: Any, axes: Any, x: Any, y: Any, rows: Any, weights: Any, ink: str, colours: str) -> None:
-    """The rows that the answer rests on, redder and larger with their weight."""
+def _draw_weighted_points(
+    figure: Figure,
+    axes: Axes,
+    x: Float[np.ndarray, " n"],
+    y: Float[np.ndarray, " n"],
+    rows: Int[np.ndarray, " top"],
+    weights: Float[np.ndarray, " top"],
+    ink: str,
+    colours: str,
+) -> None:
+    """Draw the rows of non-negligible weight, darker and larger with their weight."""
     share = weights / weights[0]
-    shown = (share > 0.01) & ~np.isnan(x[rows])
-    # The heaviest last, so that nothing covers it.
-    order = np.flatnonzero(shown)[::-1]
+    visible = (share > 0.01) & ~np.isnan(x[rows])
+    # In order of increasing weight, so that the largest are on top.
+    order = np.flatnonzero(visible)[::-1]
     dots = axes.scatter(
         x[rows[order]],
         y[rows[order]],

@@ -1,40 +1,42 @@
-"""Attention through several layers at once, and weights that count what they carry.
+"""Attention across several layers, and weights scaled by what they transport.
 
-    rollout(weights)          how much of each input token is in each output token, if layers only mixed
-    flow(weights)             how much could pass from input to output, each layer's weights being pipes
-    gradient_weighted(weights, g)   weights times how much the result depends on them
-    norm_weighted(weights, v) weights times the length of what they carry
+    rollout(weights)                   share of each input token in each output token, if layers only averaged
+    flow(weights)                      maximum flow from output to input tokens, with weights as capacities
+    gradient_weighted(weights, g)      weights times the positive part of their gradient
+    norm_weighted(weights, values)     weights times the norm of the transported vector
 
-All take the weights of one input, `(layers, heads, queries, keys)`, as arrays of any library, and give NumPy.
+`rollout` and `flow` take the weights of one input, `(layers, heads, q, k)`, from any array library. All
+functions return NumPy arrays.
 """
 
-from typing import Any
+from __future__ import annotations
 
 import numpy as np
 
+from qkv.core.typing import ArrayLike, Float
 from qkv.errors import MissingPackageError, OptionError, ShapeError
 
-__all__ = ["gradient_weighted", "norm_weighted", "flow", "rollout"]
+__all__ = ["flow", "gradient_weighted", "norm_weighted", "rollout"]
 
 _UNIT = 2**24
-"""Parts of a pipe of capacity 1: maximum flow is exact on whole numbers, so it is off by roundings alone."""
+"""Integer capacity of a weight of 1: scipy's maximum flow takes integers, so the only error is this rounding."""
 
 
-def rollout(weights: Any, residual: float = 0.5) -> np.ndarray:
-    """The product of the layers' mean maps, each mixed with the residual connection:
+def rollout(weights: ArrayLike, residual: float = 0.5) -> Float[np.ndarray, "q k"]:
+    """Return the attention rollout: the product of the layers' mean weights, each mixed with the identity.
 
         Â_l = residual · I + (1 − residual) · mean over heads of A_l,     R = Â_L ⋯ Â_2 Â_1
 
     Args:
         weights: `(layers, heads, tokens, tokens)`.
-        residual: the share of a token that goes past the attention.
+        residual: share of the residual connection, from 0 to 1.
 
     Returns:
-        `(tokens, tokens)`: rows are tokens at the last layer, columns input tokens; rows sum to 1 where the
-        rows of the weights do.
+        `(tokens, tokens)`: rows are tokens of the last layer, columns input tokens. Rows sum to 1 if the rows of
+        the weights do.
 
     Raises:
-        ShapeError: the maps are not square, or there are not four axes.
+        ShapeError: the weights do not have four axes, or their maps are not square.
         OptionError: the residual is not in [0, 1].
 
     Source:
@@ -45,33 +47,35 @@ def rollout(weights: Any, residual: float = 0.5) -> np.ndarray:
         >>> rollout(np.stack([previous, previous])[:, None])[2].tolist()
         [0.25, 0.5, 0.25]
     """
-    mixed = _mixed(weights, residual)
-    through = mixed[0]
+    mixed = _mixed_with_identity(weights, residual)
+    product = mixed[0]
     for layer in mixed[1:]:
-        through = layer @ through
-    return np.asarray(through)
+        product = layer @ product
+    return np.asarray(product)
 
 
-def flow(weights: Any, residual: float = 0.5, *, queries: list[int] | None = None) -> np.ndarray:
-    """The maximum flow from each token of the last layer to each input token.
+def flow(weights: ArrayLike, residual: float = 0.5, *, queries: list[int] | None = None) -> Float[np.ndarray, "q k"]:
+    """Return the attention flow: the maximum flow from each token of the last layer to each input token.
 
-    The layers' maps, mixed with the residual connection as in `rollout`, are the capacities of pipes between
-    the tokens of neighbouring layers.
+    The layers' mean weights, mixed with the identity as in `rollout`, are the capacities of the edges between the
+    tokens of neighbouring layers.
 
     Args:
         weights: `(layers, heads, tokens, tokens)`.
-        residual: the share of a token that goes past the attention.
-        queries: these tokens of the last layer alone; None: all. Each costs one maximum flow for each token.
+        residual: share of the residual connection, from 0 to 1.
+        queries: indices of tokens of the last layer; None: all. Each query solves one maximum-flow problem per
+            token.
 
     Returns:
         `(queries, tokens)`, between 0 and 1.
 
     Raises:
-        ShapeError, OptionError: see `rollout`.
+        ShapeError: the weights do not have four axes, or their maps are not square.
+        OptionError: the residual is not in [0, 1].
         MissingPackageError: scipy is not installed.
 
     Source:
-        Abnar and Zuidema 2020, section 3. Solved by Dinic's algorithm of scipy.
+        Abnar and Zuidema 2020, section 3. Solved by scipy's implementation of Dinic's algorithm.
 
     Example:
         >>> previous = np.array([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
@@ -83,29 +87,30 @@ def flow(weights: Any, residual: float = 0.5, *, queries: list[int] | None = Non
         from scipy.sparse.csgraph import maximum_flow
     except ImportError:
         raise MissingPackageError('flow needs scipy, which is not installed. Run: pip install "qkv[look]"') from None
-    mixed = _mixed(weights, residual)
+    mixed = _mixed_with_identity(weights, residual)
     layers, tokens = mixed.shape[:2]
     level, above, below = np.nonzero(mixed > 0)
     capacity = np.rint(mixed[level, above, below] * _UNIT).astype(np.int32)
     # Token t after layer l is node (l + 1)·tokens + t; the inputs are nodes 0 … tokens − 1.
     size = (layers + 1) * tokens
-    pipes = coo_array((capacity, ((level + 1) * tokens + above, level * tokens + below)), shape=(size, size)).tocsr()
-    asked = range(tokens) if queries is None else queries
-    found = np.zeros((len(asked), tokens))
-    for row, query in enumerate(asked):
+    edges = ((level + 1) * tokens + above, level * tokens + below)
+    graph = coo_array((capacity, edges), shape=(size, size)).tocsr()
+    rows = range(tokens) if queries is None else queries
+    result = np.zeros((len(rows), tokens))
+    for row, query in enumerate(rows):
         for key in range(tokens):
-            found[row, key] = maximum_flow(pipes, layers * tokens + query, key).flow_value / _UNIT
-    return found
+            result[row, key] = maximum_flow(graph, layers * tokens + query, key).flow_value / _UNIT
+    return result
 
 
-def gradient_weighted(weights: Any, gradients: Any) -> np.ndarray:
-    """Weights times the positive part of their gradient: what raises the result, and by how much.
+def gradient_weighted(weights: ArrayLike, gradients: ArrayLike) -> Float[np.ndarray, "*shape"]:
+    """Return the weights times the positive part of their gradient.
 
         max(0, ∂y/∂A ⊙ A)
 
     Args:
-        weights: of any shape.
-        gradients: of the result that is asked about, in the same shape.
+        weights: `A`, of any shape.
+        gradients: gradients of a scalar `y` with respect to the weights, of the same shape.
 
     Raises:
         ShapeError: the shapes differ.
@@ -118,25 +123,27 @@ def gradient_weighted(weights: Any, gradients: Any) -> np.ndarray:
         >>> gradient_weighted([[0.5, 0.5]], [[2.0, -2.0]]).tolist()
         [[1.0, 0.0]]
     """
-    weights, gradients = _array(weights), _array(gradients)
+    weights, gradients = _float64(weights), _float64(gradients)
     if weights.shape != gradients.shape:
         raise ShapeError(
-            f"weights of shape {weights.shape} have gradients of shape {gradients.shape}. "
-            "Give the gradient of these weights."
+            f"gradients must have the shape of the weights, {weights.shape}, got {gradients.shape}. "
+            "Pass the gradient with respect to these weights."
         )
     return np.asarray(np.maximum(weights * gradients, 0.0))
 
 
-def norm_weighted(weights: Any, values: Any, output_map: Any = None) -> np.ndarray:
-    """Weights times the length of what they carry, ‖a_ij v_j W_O‖: a short value counts for little.
+def norm_weighted(
+    weights: ArrayLike, values: ArrayLike, output_map: ArrayLike | None = None
+) -> Float[np.ndarray, "*maps q k"]:
+    """Return the weights times the norm of the vector they transport, ‖a_ij v_j W_O‖.
 
     Args:
-        weights: `(…, heads, queries, keys)`.
-        values: `(…, heads, keys, value_width)`.
-        output_map: `(heads, value_width, width)`, the parts of W_O; None: the length of the value.
+        weights: `(*batch, heads, q, k)`.
+        values: `(*batch, heads, k, value_width)`.
+        output_map: the blocks of W_O, `(heads, value_width, width)`; None: the norm of the value itself.
 
     Returns:
-        The shape of the weights.
+        An array of the shape of the weights.
 
     Raises:
         ShapeError: the shapes do not fit.
@@ -148,39 +155,41 @@ def norm_weighted(weights: Any, values: Any, output_map: Any = None) -> np.ndarr
         >>> norm_weighted([[[0.5, 0.5]]], [[[3.0, 4.0], [0.0, 0.0]]]).tolist()
         [[[2.5, 0.0]]]
     """
-    weights, values = _array(weights), _array(values)
-    carried = values if output_map is None else _product(values, _array(output_map))
-    if carried.shape[:-1] != (*weights.shape[:-2], weights.shape[-1]):
+    weights, values = _float64(weights), _float64(values)
+    transported = values if output_map is None else _project(values, _float64(output_map))
+    if transported.shape[:-1] != (*weights.shape[:-2], weights.shape[-1]):
         raise ShapeError(
-            f"weights of shape {weights.shape} and values of shape {values.shape} do not belong together. "
-            "Values are (…, heads, keys, value_width), weights (…, heads, queries, keys)."
+            f"values must be (*batch, heads, k, value_width) for weights (*batch, heads, q, k), got values of shape "
+            f"{values.shape} and weights of shape {weights.shape}. Use the values of the same heads and keys."
         )
-    return np.asarray(weights * np.linalg.norm(carried, axis=-1)[..., None, :])
+    return np.asarray(weights * np.linalg.norm(transported, axis=-1)[..., None, :])
 
 
-def _product(values: np.ndarray, output_map: np.ndarray) -> np.ndarray:
+def _project(
+    values: Float[np.ndarray, "*batch k value_width"], output_map: Float[np.ndarray, "*shape"]
+) -> Float[np.ndarray, "*batch k width"]:
     if output_map.ndim != 3 or output_map.shape[:2] != (values.shape[-3], values.shape[-1]):
         raise ShapeError(
-            f"an output map of shape {output_map.shape} does not take values of shape {values.shape}. "
-            f"Give ({values.shape[-3]}, {values.shape[-1]}, width): a block for each head."
+            f"output_map must be ({values.shape[-3]}, {values.shape[-1]}, width) for values of shape {values.shape}, "
+            f"got {output_map.shape}. Split W_O into one block per head."
         )
     return np.asarray(values @ output_map)
 
 
-def _mixed(weights: Any, residual: float) -> np.ndarray:
-    """`(layers, tokens, tokens)`: the mean over heads, mixed with the identity."""
-    array = _array(weights)
+def _mixed_with_identity(weights: ArrayLike, residual: float) -> Float[np.ndarray, "layers tokens tokens"]:
+    """Average over heads and mix with the identity, which represents the residual connection."""
+    array = _float64(weights)
     if array.ndim != 4 or array.shape[-1] != array.shape[-2] or not array.size:
         raise ShapeError(
-            f"weights have the shape {array.shape}, and (layers, heads, tokens, tokens) is wanted: "
-            "the self-attention of one input through all layers."
+            f"weights must be (layers, heads, tokens, tokens), got {array.shape}. "
+            "Pass the self-attention of one input in all layers."
         )
     if not 0.0 <= residual <= 1.0:
-        raise OptionError(f"the residual is {residual!r}, and a share between 0 and 1 is wanted.")
+        raise OptionError(f"residual must be between 0 and 1, got {residual!r}. The usual value is 0.5.")
     return np.asarray(residual * np.eye(array.shape[-1]) + (1.0 - residual) * array.mean(axis=1))
 
 
-def _array(array: Any) -> np.ndarray:
+def _float64(array: ArrayLike) -> Float[np.ndarray, "*shape"]:
     if hasattr(array, "detach"):
         array = array.detach().cpu()
     return np.asarray(array, np.float64)

@@ -1,7 +1,7 @@
-"""The page on this machine: a server on 127.0.0.1 that answers only those who know its address.
+"""A local web server for the page, on 127.0.0.1, which answers only requests that carry its token.
 
-The address holds a random token; a request without it, or for another host, is refused. Nothing but the
-page's own files and the maps is served, and the page may load nothing from elsewhere.
+The address holds a random token; a request without it, or for another host name, is refused. The server serves
+only the files and maps of the page, and the page may load nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -14,12 +14,19 @@ import threading
 import webbrowser
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
+from qkv.core.progress import Progress
 from qkv.errors import MissingPackageError, OptionError
 from qkv.look.bundle import WEB_FILES, read_web_file
 from qkv.look.html_export import page_html
 from qkv.look.page import Page
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["ServedPage", "create_app", "serve_in_thread", "serve"]
 
@@ -34,19 +41,20 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-_LONGEST = 500
-"""Letters of a path: none of the page's own has a hundred."""
+_MAX_PATH = 500
+"""Maximum length of a path; those of the page have fewer than 100 characters."""
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
 
 
 @dataclass
 class ServedPage:
-    """What is served: a page, or how far its making is.
+    """A page being served, or the progress of creating it.
 
     Fields:
-        page: once it is made.
-        error: why it could not be made.
-        doing, done, total: how far it is.
+        page: the page once it is ready.
+        error: the reason why it could not be created.
+        doing, done, total: the progress shown while it is created.
+        token: the random part of the address.
     """
 
     page: Page | None = None
@@ -57,21 +65,29 @@ class ServedPage:
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16), repr=False)
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Take a step of long work; the page shows it."""
+        """Set the progress that the browser shows."""
         self.doing, self.done, self.total = what, done, total
 
-    def state(self) -> dict[str, Any]:
-        """What `meta.json` says."""
+    def state(self) -> dict[str, object]:
+        """Return the content of `meta.json`: an error, the progress, or the page."""
         if self.error:
             return {"error": self.error}
         if self.page is None:
             return {"doing": self.doing, "done": self.done, "total": max(1, self.total)}
         meta = self.page.meta()
-        return meta if self.page.long else {**meta, "html": "export.html"}
+        return meta if self.page.tiled else {**meta, "html": "export.html"}
 
 
-def create_app(served: ServedPage, hosts: set[str]) -> Any:
-    """The ASGI application; `hosts` are the names, with port, under which it may be asked."""
+def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
+    """Create the ASGI application.
+
+    Args:
+        served: the page.
+        hosts: accepted values of the Host header, with the port.
+
+    Raises:
+        MissingPackageError: starlette is not installed.
+    """
     try:
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
@@ -80,10 +96,7 @@ def create_app(served: ServedPage, hosts: set[str]) -> Any:
     except ImportError:
         raise _missing() from None
 
-    def text(content: str, kind: str) -> Any:
-        return Response(content, media_type=kind)
-
-    def asked(request: Any, get: Callable[[Page, dict[str, int]], bytes]) -> Any:
+    def respond(request: Request, get: Callable[[Page, dict[str, int]], bytes]) -> Response:
         if served.page is None:
             return Response("the page is not ready", 503)
         try:
@@ -91,37 +104,37 @@ def create_app(served: ServedPage, hosts: set[str]) -> Any:
         except IndexError as error:
             return Response(f"there is no such map: {error}", 404)
 
-    def front(_: Any) -> Any:
-        return text(read_web_file("page.html"), "text/html")
+    def front(_: Request) -> Response:
+        return Response(read_web_file("page.html"), media_type="text/html")
 
-    def web(request: Any) -> Any:
+    def web(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in WEB_FILES:
             return Response("no such file", 404)
-        return text(read_web_file(name), _TYPES[name.rsplit(".", 1)[1]])
+        return Response(read_web_file(name), media_type=_TYPES[name.rsplit(".", 1)[1]])
 
-    def meta(_: Any) -> Any:
+    def meta(_: Request) -> Response:
         return JSONResponse(served.state(), status_code=500 if served.error else 200)
 
-    def thumbs(request: Any) -> Any:
-        return asked(request, lambda page, place: page.thumbs(place["view"]))
+    def thumbs(request: Request) -> Response:
+        return respond(request, lambda page, place: page.thumbs(place["view"]))
 
-    def head(request: Any) -> Any:
-        return asked(request, lambda page, place: page.map(place["view"], place["layer"], place["head"]))
+    def head(request: Request) -> Response:
+        return respond(request, lambda page, place: page.map(place["view"], place["layer"], place["head"]))
 
-    def tile(request: Any) -> Any:
+    def tile(request: Request) -> Response:
         names = ("view", "layer", "head", "level", "y", "x")
-        return asked(request, lambda page, place: page.tile(*(place[name] for name in names)))
+        return respond(request, lambda page, place: page.tile(*(place[name] for name in names)))
 
-    def row(request: Any) -> Any:
+    def row(request: Request) -> Response:
         names = ("view", "layer", "head", "query")
-        return asked(request, lambda page, place: json.dumps(page.row(*(place[name] for name in names))).encode())
+        return respond(request, lambda page, place: json.dumps(page.row(*(place[name] for name in names))).encode())
 
-    def file(_: Any) -> Any:
+    def file(_: Request) -> Response:
         if served.page is None:
             return Response("the page is not ready", 503)
-        if served.page.long:
-            return Response("a long map does not fit a file", 404)
+        if served.page.tiled:
+            return Response("a tiled map cannot be exported", 404)
         return Response(
             page_html(served.page),
             media_type="text/html",
@@ -143,108 +156,108 @@ def create_app(served: ServedPage, hosts: set[str]) -> Any:
 
 
 class _Guard:
-    """Refuses other hosts and tokens before anything is looked up; adds the headers to every answer."""
+    """Refuses requests with another host or token before routing, and adds the security headers to every response."""
 
-    def __init__(self, app: Any, token: str, hosts: set[str]) -> None:
+    def __init__(self, app: ASGIApp, token: str, hosts: set[str]) -> None:
         self.app = app
         self.token = token.encode()
         self.hosts = hosts
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1")
-        given = scope["path"].split("/")[1].encode()
+        token = scope["path"].split("/")[1].encode()
 
-        async def guarded(message: Any) -> None:
+        async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 extra = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
                 message = {**message, "headers": [*message.get("headers", []), *extra]}
             await send(message)
 
         if host not in self.hosts:
-            await _refuse(guarded, f"this page is not served as {host!r}")
-        elif not secrets.compare_digest(given, self.token):
-            await _refuse(guarded, "the address is not whole: copy it from the terminal, token included")
-        elif len(scope["path"]) > _LONGEST:
-            await _refuse(guarded, "there is no such address", 414)
+            await _refuse(send_guarded, f"this page is not served as {host!r}")
+        elif not secrets.compare_digest(token, self.token):
+            await _refuse(send_guarded, "the address is incomplete: copy it from the terminal, token included")
+        elif len(scope["path"]) > _MAX_PATH:
+            await _refuse(send_guarded, "there is no such address", 414)
         else:
-            await self.app(scope, receive, guarded)
+            await self.app(scope, receive, send_guarded)
 
 
-async def _refuse(send: Any, why: str, status: int = 403) -> None:
-    body = why.encode()
+async def _refuse(send: Send, reason: str, status: int = 403) -> None:
     headers = [(b"content-type", b"text/plain")]
-    start = {"type": "http.response.start", "status": status, "headers": headers}
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": reason.encode()})
 
 
 @contextlib.contextmanager
 def serve_in_thread(served: ServedPage, port: int = 0) -> Iterator[str]:
-    """Serve in a thread; the address, token included, is given to the `with` block.
+    """Serve in a background thread during a `with` block, which gets the address, token included.
 
     Args:
-        served: what is served.
-        port: of 127.0.0.1; 0: a free one.
+        served: the page.
+        port: port to listen on; 0: any free port.
 
     Raises:
-        OptionError: the port is taken.
+        OptionError: the port is in use.
         MissingPackageError: starlette or uvicorn is not installed.
     """
     try:
         import uvicorn
     except ImportError:
         raise _missing() from None
-    door = socket.socket()
+    listener = socket.socket()
     try:
-        door.bind(("127.0.0.1", port))
+        listener.bind(("127.0.0.1", port))
     except OSError as error:
-        door.close()
-        raise OptionError(
-            f"port {port} cannot be used: {error.strerror}. Leave it out, and a free one is found."
-        ) from None
-    # From here on a request waits until the server takes it.
-    door.listen()
-    port = door.getsockname()[1]
+        listener.close()
+        raise OptionError(f"port {port} cannot be used: {error.strerror}. Leave it out to use a free port.") from None
+    # From here on the socket queues requests until the server accepts them.
+    listener.listen()
+    port = listener.getsockname()[1]
     app = create_app(served, {f"127.0.0.1:{port}", f"localhost:{port}"})
     config = uvicorn.Config(app, log_level="error", lifespan="off", server_header=False)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{port}/{served.token}/"
     finally:
         server.should_exit = True
         thread.join(timeout=5)
-        door.close()
+        listener.close()
 
 
 def serve(
-    make: Callable[[Callable[[str, int, int], None]], Page],
+    create_page: Callable[[Progress], Page],
     *,
     port: int = 0,
     browser: bool = True,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Open a page, make it while the browser shows how far it is, and serve until interrupted.
+    """Serve a page until interrupted; the browser shows the progress while the page is created.
 
     Args:
-        make: given a function for progress, makes the page.
-        port: of 127.0.0.1; 0: a free one.
-        browser: open it in the browser.
-        say: told the address.
+        create_page: creates the page; called with a progress function.
+        port: port to listen on; 0: any free port.
+        browser: open the page in the browser.
+        say: called with the address.
+
+    Raises:
+        OptionError: the port is in use.
+        MissingPackageError: starlette or uvicorn is not installed.
     """
     served = ServedPage()
     with serve_in_thread(served, port) as address:
-        say(f"{address}\nCtrl-C ends it.")
+        say(f"{address}\nPress Ctrl-C to stop.")
         if browser:
             webbrowser.open(address)
         try:
-            served.page = make(served.progress)
+            served.page = create_page(served.progress)
         except Exception as error:
             served.error = str(error)
             raise

@@ -1,4 +1,4 @@
-"""A map in the terminal: half blocks in 24-bit colour, two queries to a line; or digits, without colour."""
+"""Attention maps in the terminal: half blocks in 24-bit colour, two queries per line, or digits without colour."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qkv.look.heatmaps import shrink
+from qkv.core.typing import Float
+from qkv.look.heatmaps import max_pool
 
 __all__ = ["text_map"]
 
@@ -16,25 +17,26 @@ _STOPS = np.array([[24, 24, 28], [74, 20, 40], [190, 30, 45], [250, 140, 80], [2
 
 
 def text_map(
-    weights: np.ndarray,
+    weights: Float[np.ndarray, "q k"],
     queries: Sequence[str],
     keys: Sequence[str],
     *,
     width: int = 80,
     colour: bool | None = None,
 ) -> str:
-    """A map `(queries, keys)` as text; each spot is the largest weight that it covers.
+    """Format a map of weights as text; each cell is the maximum of the weights it covers.
 
     Args:
         weights: of one head.
-        queries, keys: their words. Keys are named below, where there is room for each.
+        queries: token of each query, at the left.
+        keys: token of each key, below the map if every key has a column.
         width: columns of the terminal.
-        colour: 24-bit colour, or digits 0 to 9 (tenths of the largest weight); None: colour, unless the
-            variable NO_COLOR is set.
+        colour: draw in 24-bit colour, else as digits 0 to 9 (tenths of the maximum); None: in colour, unless the
+            environment variable NO_COLOR is set.
 
     Example:
         >>> print(text_map(np.array([[1.0, 0.0], [0.5, 0.5]]), ["he", "saw"], ["he", "saw"], colour=False))
-        query ↓ key →   largest 1.00
+        query ↓ key →   maximum 1.00
          he  90
         saw  55
              hs
@@ -43,45 +45,45 @@ def text_map(
     """
     if colour is None:
         colour = not os.environ.get("NO_COLOR")
-    most = float(weights.max(initial=0.0))
-    share = weights / most if most > 0 else np.zeros_like(weights)
-    names = _pairs(queries) if colour else list(queries)
+    maximum = float(weights.max(initial=0.0))
+    share = weights / maximum if maximum > 0 else np.zeros_like(weights)
+    names = _paired_names(queries) if colour else list(queries)
     margin = min(19 if colour else 14, max(map(len, names), default=0))
-    across = max(1, width - margin - 2)
-    each = max(1, min(3, across // max(1, len(keys)))) if colour else 1
-    small = shrink(share, len(share), across // each)
-    wide = small.shape[1]
-    lines = [f"query ↓ key →   largest {most:.2f}"]
-    named = len(keys) == wide
+    available = max(1, width - margin - 2)
+    cell_width = max(1, min(3, available // max(1, len(keys)))) if colour else 1
+    cells = max_pool(share, len(share), available // cell_width)
+    columns = cells.shape[1]
+    lines = [f"query ↓ key →   maximum {maximum:.2f}"]
     if colour:
-        for top in range(0, len(small), 2):
-            pair = small[top : top + 2]
-            name = _name(names[top // 2], margin)
-            cells = "".join(_cell(pair[0, j], pair[1, j] if len(pair) > 1 else None) * each for j in range(wide))
-            lines.append(f"{name}  {cells}\x1b[0m")
+        for top in range(0, len(cells), 2):
+            pair = cells[top : top + 2]
+            row = "".join(
+                _block(pair[0, j], pair[1, j] if len(pair) > 1 else None) * cell_width for j in range(columns)
+            )
+            lines.append(f"{_aligned(names[top // 2], margin)}  {row}\x1b[0m")
     else:
-        for row, name in zip(small, names, strict=True):
-            digits = "".join(str(min(9, int(10 * value))) for value in row)
-            lines.append(f"{_name(name, margin)}  {digits}")
-    if named:
-        deep = min(12, max((len(key) for key in keys), default=0))
-        for at in range(deep):
-            letters = "".join((key[at] if at < len(key) else " ").ljust(each) for key in keys)
+        for values, name in zip(cells, names, strict=True):
+            digits = "".join(str(min(9, int(10 * value))) for value in values)
+            lines.append(f"{_aligned(name, margin)}  {digits}")
+    if len(keys) == columns:
+        height = min(12, max((len(key) for key in keys), default=0))
+        for at in range(height):
+            letters = "".join((key[at] if at < len(key) else " ").ljust(cell_width) for key in keys)
             lines.append(" " * (margin + 2) + letters.rstrip())
     return "\n".join(lines)
 
 
-def _pairs(words: Sequence[str]) -> list[str]:
-    """The words of two queries that share a line, the upper one first."""
-    short = [_name(word, min(9, len(word))) for word in words]
+def _paired_names(words: Sequence[str]) -> list[str]:
+    """Join the names of the two queries of each line, the upper one first."""
+    short = [_aligned(word, min(9, len(word))) for word in words]
     return ["/".join(short[top : top + 2]) for top in range(0, len(short), 2)]
 
 
-def _name(word: str, margin: int) -> str:
+def _aligned(word: str, margin: int) -> str:
     return (word if len(word) <= margin else word[: margin - 1] + "…").rjust(margin)
 
 
-def _cell(upper: float, lower: float | None) -> str:
+def _block(upper: float, lower: float | None) -> str:
     r, g, b = _rgb(upper)
     if lower is None:
         return f"\x1b[0m\x1b[38;2;{r};{g};{b}m{_HALF}"

@@ -1,13 +1,13 @@
-"""Maps of many thousand tokens: an overview that is made once, and tiles of every finer resolution on demand.
+"""Attention maps of up to 100,000 tokens: a pooled overview, and tiles at every finer resolution on demand.
 
-One pass over the keys gives, for each head, the mean and the largest weight of some thousand by some thousand
-cells, and the logarithm of each query's total. From query, key and that logarithm any part of the map is
-exact again, e^(logit − total), without the rest:
+One pass over the keys gives, for each head, the mean and the maximum weight in about a thousand by a thousand
+cells, and the log-sum-exp of each query. From query, key and log-sum-exp any tile can be computed exactly,
+e^(logit − log-sum-exp), without the rest of the map:
 
-    level 0          a spot is a pair of tokens                        computed when it is looked at
-    level l < base   2^l × 2^l tokens: the largest, and the mean       computed when it is looked at
-    level base       the cells of the overview                         from the one pass
-    level above      2 × 2 spots of the level below                    from the overview
+    level 0          a cell is one pair of tokens                  computed on demand
+    level l < base   2^l × 2^l tokens: maximum and mean            computed on demand
+    level base       the cells of the overview                     from the single pass
+    level above      2 × 2 cells of the level below                from the overview
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv.core.arrays import library, namespace, zeros
 from qkv.core.equation import BoundCall, bind_call
 from qkv.core.positions import Positions
+from qkv.core.typing import Array, Float, Num
 from qkv.engine import explain, observe
+from qkv.look.quantize import quantize, thumbnails, to_numpy
 from qkv.look.views import TokenAxis
 from qkv.masks import Mask
 from qkv.normalizers import Normalizer, Softmax
@@ -30,15 +32,18 @@ from qkv.readouts import LogSumExp, PooledMap, Readout
 from qkv.scores import ScaledDot
 from qkv.scores.base import Score
 
-__all__ = ["SIDE", "TiledMap", "TiledView"]
+if TYPE_CHECKING:
+    from qkv.interop.huggingface.attention_record import AttentionRecord
 
-SIDE = 256
-"""Spots on a side of a tile."""
-_STRIP = 2**18
-"""Weights that are made at a time for a tile of a coarse level: as many as stay in the cache."""
-_CELL = 32
-"""Tokens along a cell of the overview, up to `_MOST` cells: finer tiles are made in a tenth of a second."""
-_FEWEST, _MOST = 1024, 2048
+__all__ = ["TILE_SIZE", "TiledMap", "TiledView"]
+
+TILE_SIZE = 256
+"""Cells along each side of a tile."""
+_BLOCK_WEIGHTS = 2**18
+"""Weights computed at a time for a tile of a coarse level: 1 MiB of float32, which fits the cache."""
+_CELL_TOKENS = 32
+"""Tokens per cell of the overview, while it has at most `_MAX_OVERVIEW` cells: a finer tile takes about 0.1 s."""
+_MIN_OVERVIEW, _MAX_OVERVIEW = 1024, 2048
 _LOG2_E = math.log2(math.e)
 
 
@@ -47,21 +52,22 @@ class TiledMap:
     """The weights of one head, at any resolution.
 
     Fields:
-        call: query and key of the head with what is asked of them, without batch axes.
-        total: `(q,)`, the logarithm of each query's total.
-        mean, largest: the overview, `(rows, columns)`.
+        call: the bound call of the head, without batch axes.
+        log_sum_exp: `(q,)`, of the logits of each query.
+        mean_overview: `(rows, columns)`, the mean weight of each cell.
+        max_overview: `(rows, columns)`, the maximum weight of each cell.
     """
 
     call: BoundCall
-    total: Any = field(repr=False)
-    mean: np.ndarray = field(repr=False)
-    largest: np.ndarray = field(repr=False)
+    log_sum_exp: Float[Array, " q"] = field(repr=False)
+    mean_overview: Float[np.ndarray, "rows columns"] = field(repr=False)
+    max_overview: Float[np.ndarray, "rows columns"] = field(repr=False)
 
     @classmethod
-    def of(
+    def from_arrays(
         cls,
-        query: Any,
-        key: Any,
+        query: Float[Array, "q width"],
+        key: Float[Array, "k width"],
         *,
         score: Score | None = None,
         normalizer: Normalizer | None = None,
@@ -70,168 +76,195 @@ class TiledMap:
         size: int | None = None,
         memory: int | str = "512 MiB",
     ) -> TiledMap:
-        """Read a head in one pass.
+        """Compute the overview of a head in one pass.
 
         Args:
-            query: `(q, width)` of any library that the engine takes.
+            query: `(q, width)`, of any supported array library.
             key: `(k, width)`.
-            score, normalizer, mask, positions: as in `qkv.attend`; the normalizer has a log-sum-exp.
-            size: cells along each side of the overview; None: 1,024, or 2,048 for more than 32,768 tokens.
-            memory: what may be allocated beside query and key; `TiledMap.needs` says it beforehand.
+            score: as in `qkv.attend`.
+            normalizer: as in `qkv.attend`; it must have a log-sum-exp.
+            mask: as in `qkv.attend`.
+            positions: as in `qkv.attend`.
+            size: cells along each side of the overview; None: 1,024, up to 2,048 for more than 32,768 tokens.
+            memory: limit on memory beside query and key; `required_bytes` predicts the use.
 
         Raises:
-            RefusedError: it does not fit the memory, or the normalizer has no log-sum-exp.
+            RefusedError: the memory is too small, or the normalizer has no log-sum-exp.
 
         Example:
             >>> rows = np.random.default_rng(0).normal(size=(300, 4))
-            >>> long = TiledMap.of(rows, rows, size=16)
-            >>> long.largest.shape, long.weights((0, 2), (0, 300)).sum(axis=1).round(6).tolist()
+            >>> map = TiledMap.from_arrays(rows, rows, size=16)
+            >>> map.max_overview.shape, map.weights((0, 2), (0, 300)).sum(axis=1).round(6).tolist()
             ((16, 16), [1.0, 1.0])
         """
-        options = {"score": score, "normalizer": normalizer, "mask": mask, "positions": positions}
+        value = key[:, :1]
         readouts = _readouts(size, query.shape[-2], key.shape[-2])
-        seen = observe(query, key, key[:, :1], readouts=readouts, memory=memory, **options)  # type: ignore[arg-type]
-        mean, largest, total = seen.readouts
+        observed = observe(
+            query,
+            key,
+            value,
+            readouts=readouts,
+            memory=memory,
+            score=score,
+            normalizer=normalizer,
+            mask=mask,
+            positions=positions,
+        )
+        mean, maximum, log_sum_exp = observed.readouts
         bound = bind_call(
             query,
             key,
-            key[:, :1],
+            value,
             score=score or ScaledDot(),
             normalizer=normalizer or Softmax(),
             mask=mask,
             positions=positions,
         )
-        return cls(bound, total, _numpy(mean), _numpy(largest))
+        return cls(bound, log_sum_exp, to_numpy(mean), to_numpy(maximum))
 
     @classmethod
-    def recorded(cls, seen: Any, head: int, element: int = 0) -> TiledMap:
-        """A head of a model, from a call that was recorded with `save_inputs=True` and both pooled maps.
+    def from_record(cls, record: AttentionRecord, head: int, element: int = 0) -> TiledMap:
+        """Create the map of one head from a recorded call of a model.
 
         Args:
-            seen: of `qkv.interop.record(model, [PooledMap(size), PooledMap(size, "max")], save_inputs=True)`.
-            head, element: which.
+            record: a call recorded by `qkv.interop.record(model, [PooledMap(size), PooledMap(size, "max")],
+                save_inputs=True)`.
+            head: index of the head.
+            element: index into the batch.
         """
-        mean, largest = (readout[element, head] for readout in seen.readouts)
-        call, total = seen.saved.call.select_head(head), seen.saved.log_sum_exp[element, head]
+        assert record.saved is not None
+        mean, maximum = (readout[element, head] for readout in record.readouts)
+        call, log_sum_exp = record.saved.call.select_head(head), record.saved.log_sum_exp[element, head]
         options = {name: call.options[name] for name in ("score", "mask", "positions")}
-        bound = bind_call(
-            call.query, call.key, call.value, normalizer=call.options["normalizer"] or Softmax(), **options
-        ).select_batch((element,))
-        return cls(bound, total, _numpy(mean), _numpy(largest))
+        normalizer = call.options["normalizer"] or Softmax()
+        bound = bind_call(call.query, call.key, call.value, normalizer=normalizer, **options).select_batch((element,))
+        return cls(bound, log_sum_exp, to_numpy(mean), to_numpy(maximum))
 
     @staticmethod
-    def needs(q: int, k: int, width: int, *, size: int | None = None, library: str = "torch") -> int:
-        """Bytes that `of` will allocate beside query and key, as the plan predicts them."""
+    def required_bytes(q: int, k: int, width: int, *, size: int | None = None, library: str = "torch") -> int:
+        """Predict the bytes that `from_arrays` allocates beside query and key."""
         shapes = (q, width), (k, width), (k, 1)
         return int(explain(*shapes, readouts=_readouts(size, q, k), library=library).cost.peak)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Queries and keys."""
+        """Number of queries and of keys."""
         return self.call.tile.q_total, self.call.tile.k_total
 
     @cached_property
     def base(self) -> int:
-        """The level of the overview: its cells hold about 2^base × 2^base tokens, and not fewer."""
-        cells = zip(self.shape, self.mean.shape, strict=True)
+        """Level of the overview: the smallest at which a cell of 2^base × 2^base tokens is no smaller than its own."""
+        cells = zip(self.shape, self.mean_overview.shape, strict=True)
         return max(0, math.ceil(math.log2(max(tokens / count for tokens, count in cells))))
 
     @cached_property
     def levels(self) -> int:
-        """The coarsest level, which is one tile."""
-        return self.base + max(0, math.ceil(math.log2(max(self.mean.shape) / SIDE)))
+        """The coarsest level, which has a single tile."""
+        return self.base + max(0, math.ceil(math.log2(max(self.mean_overview.shape) / TILE_SIZE)))
 
     @property
-    def most(self) -> float:
-        """The largest weight of all: the scale of every tile."""
-        return float(self.largest.max(initial=0.0))
+    def max_weight(self) -> float:
+        """The largest weight of the map: the scale of every tile."""
+        return float(self.max_overview.max(initial=0.0))
 
-    def weights(self, rows: tuple[int, int], cols: tuple[int, int]) -> np.ndarray:
-        """The exact weights of some queries and keys, `(rows, cols)`."""
-        found = self._weights(rows, cols)
-        if found is None:
+    def weights(self, rows: tuple[int, int], cols: tuple[int, int]) -> Float[np.ndarray, "q k"]:
+        """Compute the exact weights of a range of queries and keys.
+
+        Args:
+            rows: first query, and one past the last.
+            cols: first key, and one past the last.
+        """
+        weights = self._weights(rows, cols)
+        if weights is None:
             return np.zeros((rows[1] - rows[0], cols[1] - cols[0]), np.float32)
-        return _numpy(found)
+        return to_numpy(weights)
 
-    def _weights(self, rows: tuple[int, int], cols: tuple[int, int]) -> Any:
-        """As an array of the library of query and key; None: the mask allows none of them."""
+    def _weights(self, rows: tuple[int, int], cols: tuple[int, int]) -> Float[Array, "q k"] | None:
+        """Compute weights in the array library of the query; None if the mask excludes all of them."""
         logits = self.call.logits(rows, cols)
         if logits is None:
             return None
-        prepared, total = self.call.normalizer.prepare(logits), self._divisor[rows[0] : rows[1], None]
+        prepared, divisor = self.call.normalizer.prepare(logits), self._divisor[rows[0] : rows[1], None]
         if library(prepared) != "torch":
-            return _numpy(namespace(prepared).exp(prepared - total))
-        # `exp` takes a hundred times as long where its result is nearly 0; `exp2` does not.
-        return prepared.sub(total).mul_(_LOG2_E).exp2_()
+            return to_numpy(namespace(prepared).exp(prepared - divisor))
+        # PyTorch's `exp` is 100 times slower where the result is subnormal; `exp2` is not.
+        return prepared.sub(divisor).mul_(_LOG2_E).exp2_()
 
     @cached_property
-    def _divisor(self) -> Any:
-        """The totals; infinite for a query without any key, whose weights are 0."""
-        xp = namespace(self.total)
-        return xp.where(self.total == -math.inf, xp.full_like(self.total, math.inf), self.total)
+    def _divisor(self) -> Float[Array, " q"]:
+        """The log-sum-exp, but infinite for fully masked queries, whose weights are 0."""
+        xp = namespace(self.log_sum_exp)
+        infinite = xp.full_like(self.log_sum_exp, math.inf)
+        return xp.where(self.log_sum_exp <= -math.inf, infinite, self.log_sum_exp)
 
-    def tile(self, level: int, y: int, x: int) -> np.ndarray:
-        """Codes `(2, 256, 256)`, the largest and the mean weight of each spot; what lies outside is 0.
+    def tile(self, level: int, y: int, x: int) -> Num[np.ndarray, "2 256 256"]:
+        """Return the codes of a tile: the maximum, then the mean weight of each cell; 0 outside the map.
 
         Raises:
-            IndexError: there is no such tile.
+            IndexError: the tile does not exist.
         """
         if not 0 <= level <= self.levels:
-            raise IndexError(f"level {level} of {self.levels + 1}")
-        largest, mean = self._coarse(level, y, x) if level >= self.base else self._fine(level, y, x)
-        codes = np.zeros((2, SIDE, SIDE), np.uint8)
-        for channel, spots in enumerate((largest, mean)):
-            share = spots / self.most if self.most > 0 else spots
-            codes[channel, : spots.shape[0], : spots.shape[1]] = np.rint(255 * np.sqrt(np.clip(share, 0, 1)))
+            raise IndexError(f"level must be between 0 and {self.levels}, got {level}")
+        pooled = self._coarse_tile(level, y, x) if level >= self.base else self._fine_tile(level, y, x)
+        codes = np.zeros((2, TILE_SIZE, TILE_SIZE), np.uint8)
+        for channel, cells in enumerate(pooled):
+            share = cells / self.max_weight if self.max_weight > 0 else cells
+            codes[channel, : cells.shape[0], : cells.shape[1]] = np.rint(255 * np.sqrt(np.clip(share, 0, 1)))
         return codes
 
     def row(self, query: int, count: int = 10) -> list[tuple[int, float]]:
-        """The strongest keys of a query with their weights, in falling order; ties to the lower key.
+        """Return the keys of largest weight of a query with their weights, in decreasing order.
+
+        Ties go to the lower key.
 
         Raises:
-            IndexError: there is no such query.
+            IndexError: the query does not exist.
         """
         if not 0 <= query < self.shape[0]:
-            raise IndexError(f"query {query} of {self.shape[0]}")
+            raise IndexError(f"query must be between 0 and {self.shape[0] - 1}, got {query}")
         weights = self.weights((query, query + 1), (0, self.shape[1]))[0]
         order = np.argsort(-weights, kind="stable")[:count]
         return [(int(key), float(weights[key])) for key in order]
 
-    def _coarse(self, level: int, y: int, x: int) -> tuple[np.ndarray, np.ndarray]:
-        """From the overview."""
-        reach = 2 ** (level - self.base)
-        top, left = y * SIDE * reach, x * SIDE * reach
-        if top >= len(self.mean) or left >= self.mean.shape[1] or y < 0 or x < 0:
-            raise IndexError(f"tile {y}, {x} of level {level}")
-        part = np.s_[top : top + SIDE * reach, left : left + SIDE * reach]
-        return _pooled(self.largest[part], reach)[0], _pooled(self.mean[part], reach)[1]
+    def _coarse_tile(self, level: int, y: int, x: int) -> _Pooled:
+        """Pool cells of the overview."""
+        factor = 2 ** (level - self.base)
+        top, left = y * TILE_SIZE * factor, x * TILE_SIZE * factor
+        if top >= len(self.mean_overview) or left >= self.mean_overview.shape[1] or y < 0 or x < 0:
+            raise IndexError(f"level {level} has no tile {y}, {x}")
+        part = np.s_[top : top + TILE_SIZE * factor, left : left + TILE_SIZE * factor]
+        return _pool(self.max_overview[part], factor)[0], _pool(self.mean_overview[part], factor)[1]
 
-    def _fine(self, level: int, y: int, x: int) -> tuple[np.ndarray, np.ndarray]:
-        """From query, key and totals, some rows of spots at a time."""
-        reach = 2**level
+    def _fine_tile(self, level: int, y: int, x: int) -> _Pooled:
+        """Compute weights from query, key and log-sum-exp, some rows of cells at a time, and pool them."""
+        factor = 2**level
         q, k = self.shape
-        top, left = y * SIDE * reach, x * SIDE * reach
+        top, left = y * TILE_SIZE * factor, x * TILE_SIZE * factor
         if top >= q or left >= k or y < 0 or x < 0:
-            raise IndexError(f"tile {y}, {x} of level {level}")
-        bottom, right = min(q, top + SIDE * reach), min(k, left + SIDE * reach)
-        step = max(1, _STRIP // ((right - left) * reach)) * reach
-        largest, mean = (np.zeros((-(-(bottom - top) // reach), -(-(right - left) // reach))) for _ in "ab")
+            raise IndexError(f"level {level} has no tile {y}, {x}")
+        bottom, right = min(q, top + TILE_SIZE * factor), min(k, left + TILE_SIZE * factor)
+        step = max(1, _BLOCK_WEIGHTS // ((right - left) * factor)) * factor
+        shape = -(-(bottom - top) // factor), -(-(right - left) // factor)
+        maximum, mean = np.zeros(shape), np.zeros(shape)
         for start in range(top, bottom, step):
-            found = self._weights((start, min(bottom, start + step)), (left, right))
-            if found is not None:
-                there = slice((start - top) // reach, -(-(min(bottom, start + step) - top) // reach))
-                largest[there], mean[there] = _pooled(found, reach)
-        return largest, mean
+            stop = min(bottom, start + step)
+            weights = self._weights((start, stop), (left, right))
+            if weights is not None:
+                rows = slice((start - top) // factor, -(-(stop - top) // factor))
+                maximum[rows], mean[rows] = _pool(weights, factor)
+        return maximum, mean
 
 
 @dataclass(frozen=True, eq=False)
 class TiledView:
-    """Long maps of some heads with their words: what `View` is for short ones.
+    """The tiled maps of several heads with their tokens; the counterpart of `View` for long texts.
 
     Fields:
-        name, model: as in `View`.
-        queries, keys: the words; keys None: the same.
-        layers: the name of each layer, and the maps of its heads by name.
+        name: title of the view.
+        model: name of the model.
+        queries: tokens of the rows.
+        keys: tokens of the columns; None: those of the rows.
+        layers: name of each layer, and the maps of its heads by name.
     """
 
     name: str
@@ -241,32 +274,30 @@ class TiledView:
     layers: tuple[tuple[str, dict[str, TiledMap]], ...]
 
     def head(self, layer: int, head: int) -> TiledMap:
-        """The map of a head.
+        """Return the map of one head.
 
         Raises:
-            IndexError: there is no such head.
+            IndexError: the head does not exist.
         """
         if layer < 0 or head < 0:
-            raise IndexError(f"layer {layer}, head {head}")
+            raise IndexError(f"layer and head must not be negative, got {layer} and {head}")
         return list(self.layers[layer][1].values())[head]
 
     def tile(self, layer: int, head: int, level: int, y: int, x: int) -> bytes:
-        """The codes of a tile."""
+        """Return the codes of one tile."""
         return self.head(layer, head).tile(level, y, x).tobytes()
 
     def row(self, layer: int, head: int, query: int) -> list[tuple[int, float]]:
-        """The strongest keys of a query."""
+        """Return the keys of largest weight of a query with their weights."""
         return self.head(layer, head).row(query)
 
-    def thumbs(self, side: int) -> bytes:
-        """Small maps of all heads."""
-        from qkv.look.quantize import quantize, thumbnails
+    def thumbs(self, size: int) -> bytes:
+        """Return the codes of the thumbnails of all heads, `size` × `size` bytes each."""
+        maps = [head for _, heads in self.layers for head in heads.values()]
+        return b"".join(thumbnails(quantize(head.max_overview)[0][None], size).tobytes() for head in maps)
 
-        maps = [one for _, heads in self.layers for one in heads.values()]
-        return b"".join(thumbnails(quantize(one.largest)[0][None], side).tobytes() for one in maps)
-
-    def meta(self) -> dict[str, Any]:
-        """What the page needs before it asks for tiles."""
+    def meta(self) -> dict[str, object]:
+        """Return everything but the maps as JSON for the page."""
         first = self.head(0, 0)
         return {
             "name": self.name,
@@ -275,40 +306,38 @@ class TiledView:
             "queries": self.queries.meta(),
             "keys": None if self.keys is None else self.keys.meta(),
             "layers": [{"name": name, "heads": list(heads)} for name, heads in self.layers],
-            "scales": [[float(f"{one.most:.6g}") for one in heads.values()] for _, heads in self.layers],
+            "scales": [[float(f"{head.max_weight:.6g}") for head in heads.values()] for _, heads in self.layers],
             "roles": {},
             "levels": first.levels,
             "base": first.base,
-            "overview": list(first.mean.shape),
+            "overview": list(first.mean_overview.shape),
         }
+
+
+_Pooled = tuple[Float[np.ndarray, "rows columns"], Float[np.ndarray, "rows columns"]]
+"""Maximum and mean of each cell."""
 
 
 def _readouts(size: int | None, q: int, k: int) -> list[Readout]:
     if size is None:
-        size = min(_MOST, max(_FEWEST, -(-max(q, k) // _CELL)))
+        size = min(_MAX_OVERVIEW, max(_MIN_OVERVIEW, -(-max(q, k) // _CELL_TOKENS)))
     return [PooledMap(size), PooledMap(size, "max"), LogSumExp()]
 
 
-def _pooled(spots: Any, reach: int) -> tuple[np.ndarray, np.ndarray]:
-    """The largest and the mean of each `reach` × `reach` spots; those at the end may hold fewer."""
-    if reach == 1:
-        return _numpy(spots), _numpy(spots)
-    xp, (rows, columns) = namespace(spots), spots.shape
-    down, across = -(-rows // reach), -(-columns // reach)
-    if (down * reach, across * reach) != (rows, columns):
-        # A weight is never below 0: what is added is no larger one, and adds nothing.
-        whole = zeros(spots, (down * reach, across * reach))
-        whole[:rows, :columns] = spots
-        spots = whole
-    # Rows first: what lies side by side in memory is compared in whole vectors.
-    apart = xp.reshape(spots, (down, reach, -1))
-    largest = xp.max(xp.reshape(xp.max(apart, axis=1), (down, across, reach)), axis=2)
-    sums = xp.sum(xp.reshape(xp.sum(apart, axis=1), (down, across, reach)), axis=2)
-    counts = [np.minimum(reach, n - np.arange(0, n, reach)) for n in (rows, columns)]
-    return _numpy(largest), _numpy(sums) / np.outer(*counts)
-
-
-def _numpy(array: Any) -> np.ndarray:
-    if hasattr(array, "detach"):
-        array = array.detach().float().cpu()
-    return np.asarray(array)
+def _pool(weights: Float[Array, "q k"], factor: int) -> _Pooled:
+    """Return the maximum and the mean of each `factor` × `factor` weights; cells at the edges may cover fewer."""
+    if factor == 1:
+        return to_numpy(weights), to_numpy(weights)
+    xp, (rows, columns) = namespace(weights), weights.shape
+    down, across = -(-rows // factor), -(-columns // factor)
+    if (down * factor, across * factor) != (rows, columns):
+        # Weights are not negative, so padding with 0 changes neither maximum nor sum.
+        padded = zeros(weights, (down * factor, across * factor))
+        padded[:rows, :columns] = weights  # type: ignore[index] # NumPy and PyTorch only
+        weights = padded
+    # Rows first: these reductions run over contiguous memory.
+    blocks = xp.reshape(weights, (down, factor, -1))
+    maximum = xp.max(xp.reshape(xp.max(blocks, axis=1), (down, across, factor)), axis=2)
+    sums = xp.sum(xp.reshape(xp.sum(blocks, axis=1), (down, across, factor)), axis=2)
+    counts = [np.minimum(factor, n - np.arange(0, n, factor)) for n in (rows, columns)]
+    return to_numpy(maximum), to_numpy(sums) / np.outer(*counts)

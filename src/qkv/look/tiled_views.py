@@ -1,82 +1,97 @@
-"""Maps of many thousand tokens as a page shows them: of arrays that were saved, and of long texts in a model.
+"""Tiled views of saved arrays and of long texts in a model.
 
-What they take is known beforehand and bounded; nothing of it is an array of all pairs.
+The memory they need is predicted in advance and limited; no array of all pairs is allocated.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.progress import Progress
+from qkv.core.typing import Array, Float
 from qkv.errors import DataError, RefusedError, ShapeError
 from qkv.look.tiled_map import TiledMap, TiledView
 from qkv.look.views import TokenAxis
 from qkv.masks import Causal, Mask
 from qkv.plan.cost import memory_text
 
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
 __all__ = [
-    "arrays_view",
-    "model_dimensions",
     "arrays_required_bytes",
+    "arrays_view",
+    "check_memory",
     "heads_required_bytes",
+    "model_dimensions",
     "read_array",
     "recorded_view",
-    "refuse",
 ]
 
 
-def read_array(path: str | os.PathLike[str]) -> np.ndarray:
-    """An array that `numpy.save` wrote, `(tokens, width)` or `(heads, tokens, width)`, in float32.
+def read_array(path: str | os.PathLike[str]) -> Float[np.ndarray, "*heads tokens width"]:
+    """Read a file of `numpy.save`, `(tokens, width)` or `(heads, tokens, width)`, as float32.
 
     Raises:
-        DataError: there is no such file, or it holds something else.
+        DataError: the file does not exist, cannot be read, or holds anything else.
     """
     file = Path(path)
     try:
         array = np.load(file, mmap_mode="c", allow_pickle=False)
     except FileNotFoundError:
-        raise DataError(f"there is no file {str(path)!r}.") from None
+        raise DataError(f"there is no file {str(path)!r}. Check the name.") from None
     except OSError as error:
         raise DataError(f"{str(path)!r} cannot be read: {error.strerror or error}.") from None
     except (ValueError, EOFError):
-        # NumPy takes whatever else it is for a pickle, and tells how to trust it.
+        # NumPy takes any unknown file for a pickle, and its message explains how to allow pickles.
         raise DataError(
-            f"{file.name!r} is no array of numpy.save. Save numbers: np.save({file.stem + '.npy'!r}, array)."
+            f"{file.name!r} must be a file of numpy.save, and it is not. "
+            f"Save an array: np.save({file.stem + '.npy'!r}, array)."
         ) from None
     shape = getattr(array, "shape", ())
     if len(shape) not in (2, 3) or 0 in shape or array.dtype.kind not in "fiu":
         raise DataError(
-            f"{file.name!r} holds an array {shape} of {getattr(array, 'dtype', 'something')}, and numbers "
-            "(tokens, width) or (heads, tokens, width) are wanted."
+            f"{file.name!r} must hold numbers (tokens, width) or (heads, tokens, width), got shape {shape} of "
+            f"{getattr(array, 'dtype', 'unknown type')}. Save the query or key of one input."
         )
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
-def arrays_required_bytes(query: np.ndarray, key: np.ndarray) -> int:
-    """Bytes beside the arrays: the overviews of all heads, and what the pass takes on the way."""
+def arrays_required_bytes(
+    query: Float[np.ndarray, "*heads q width"], key: Float[np.ndarray, "*groups k key_width"]
+) -> int:
+    """Predict the bytes that `arrays_view` allocates beside the arrays."""
     heads = query.shape[0] if query.ndim == 3 else 1
     q, k = query.shape[-2], key.shape[-2]
-    one = TiledMap.needs(q, k, query.shape[-1], library=_library())
-    return one + (heads - 1) * _kept(q, k, None)
+    one = TiledMap.required_bytes(q, k, query.shape[-1], library=_preferred_library())
+    return one + (heads - 1) * _overview_bytes(q, k, None)
 
 
 def arrays_view(
-    query: np.ndarray, key: np.ndarray, *, causal: bool = False, name: str = "arrays", progress: Any = None
+    query: Float[np.ndarray, "*heads q width"],
+    key: Float[np.ndarray, "*groups k key_width"],
+    *,
+    causal: bool = False,
+    name: str = "arrays",
+    progress: Progress | None = None,
 ) -> TiledView:
-    """The heads of a query and a key that were saved, by scaled dot products.
+    """Create a view of scaled dot-product attention from a query and a key array.
 
     Args:
-        query, key: `(tokens, width)` or `(heads, tokens, width)`; fewer heads of keys are shared.
-        causal: no query looks at a later key; where there are more keys, the last of both belong together.
-        name: what it is called.
+        query: `(q, width)` or `(heads, q, width)`.
+        key: `(k, width)` or `(groups, k, width)`; `heads` is a multiple of `groups`.
+        causal: mask later keys; with more keys than queries, the last query is aligned with the last key.
+        name: title of the view.
         progress: called after each head.
 
     Raises:
-        ShapeError: their heads or widths do not fit.
+        ShapeError: the heads or widths do not fit.
 
     Example:
         >>> rows = np.random.default_rng(0).normal(size=(2, 300, 4)).astype(np.float32)
@@ -87,22 +102,23 @@ def arrays_view(
     queries, keys = (array if array.ndim == 3 else array[None] for array in (query, key))
     if len(queries) % len(keys) or queries.shape[-1] != keys.shape[-1]:
         raise ShapeError(
-            f"the query has the shape {query.shape}, the key {key.shape}. Widths must be equal, and the "
-            "query's heads a multiple of the key's."
+            "query and key must have equal widths, and the query's heads must be a multiple of the key's, "
+            f"got shapes {query.shape} and {key.shape}. Check that they come from the same layer."
         )
     mask: Mask | None = Causal(align="end") if causal else None
     maps = {}
     for head, rows in enumerate(queries):
-        shared = keys[head * len(keys) // len(queries)]
-        maps[f"head {head}"] = TiledMap.of(_fast(rows), _fast(shared), mask=mask)
+        group = keys[head * len(keys) // len(queries)]
+        maps[f"head {head}"] = TiledMap.from_arrays(_as_preferred(rows), _as_preferred(group), mask=mask)
         if progress is not None:
             progress("reading heads", head + 1, len(queries))
     q, k = queries.shape[-2], keys.shape[-2]
-    return TiledView(name, "", TokenAxis.numbers(q), None if q == k else TokenAxis.numbers(k), (("arrays", maps),))
+    columns = None if q == k else TokenAxis.from_count(k)
+    return TiledView(name, "", TokenAxis.from_count(q), columns, (("arrays", maps),))
 
 
-def model_dimensions(model: Any) -> tuple[int, int, int]:
-    """Layers, heads and width of a head of a model of transformers."""
+def model_dimensions(model: PreTrainedModel) -> tuple[int, int, int]:
+    """Return the number of layers, heads per layer and features per head of a transformers model."""
     config = model.config
     layers = int(getattr(config, "num_hidden_layers", 1))
     heads = int(getattr(config, "num_attention_heads", 1))
@@ -111,80 +127,86 @@ def model_dimensions(model: Any) -> tuple[int, int, int]:
 
 
 def heads_required_bytes(tokens: int, width: int, heads: int) -> int:
-    """Bytes that so many heads of a text keep: query, key, totals and overview of each."""
-    return heads * (4 * tokens * (2 * width + 1) + _kept(tokens, tokens, side(tokens)))
+    """Predict the bytes of `recorded_view`: query, key, log-sum-exp and overview of each head."""
+    return heads * (4 * tokens * (2 * width + 1) + _overview_bytes(tokens, tokens, overview_size(tokens)))
 
 
-def side(tokens: int) -> int:
-    """Cells along the overview of a head among many: small, since there are many."""
+def overview_size(tokens: int) -> int:
+    """Return the cells along each side of the overview of one of many heads."""
     return min(1024, max(256, -(-tokens // 32)))
 
 
 def recorded_view(
-    model: Any,
-    inputs: dict[str, Any],
-    words: TokenAxis,
+    model: PreTrainedModel,
+    inputs: Mapping[str, torch.Tensor],
+    tokens: TokenAxis,
     *,
     name: str,
-    called: str,
+    model_name: str,
     layers: Sequence[int] | None,
 ) -> TiledView:
-    """The heads of a model in a long text.
+    """Run a model on a long text and return the tiled maps of its heads.
 
     Args:
-        model: of transformers.
-        inputs: of its forward.
-        words: of the text.
-        name: of the text.
-        called: name of the model.
-        layers: numbers of layers; None: all.
+        model: a transformers model.
+        inputs: arguments of its `forward`.
+        tokens: the tokens of the text.
+        name: title of the view.
+        model_name: name of the model.
+        layers: indices of the layers; None: all.
+
+    Raises:
+        DataError: the model computes attention itself, so that only dense weights are available.
     """
     import torch
 
     from qkv.interop import record
     from qkv.readouts import PooledMap
 
-    size = side(len(words.tokens))
+    size = overview_size(len(tokens.tokens))
     readouts = [PooledMap(size), PooledMap(size, "max")]
-    with torch.no_grad(), record(model, readouts, layers=layers, save_inputs=True) as seen:
+    with torch.no_grad(), record(model, readouts, layers=layers, save_inputs=True) as recorded:
         model(**inputs)
-    found = []
-    numbers = range(len(seen.layers)) if layers is None else layers
-    for number, calls in zip(numbers, seen.layers.values(), strict=True):
+    result = []
+    numbers = range(len(recorded.layers)) if layers is None else layers
+    for number, calls in zip(numbers, recorded.layers.values(), strict=True):
         last = calls[-1]
         if last.saved is None:
             raise DataError(
-                f"{called} computes attention itself: its weights are arrays of all pairs. Shorten the text."
+                f"{model_name} must use the attention interface of transformers for a text of this length; it computes "
+                "attention itself. Shorten the text."
             )
-        maps = {f"head {head}": TiledMap.recorded(last, head) for head in last.heads}
-        found.append((f"layer {number}", maps))
-    return TiledView(name, called, words, None, tuple(found))
+        maps = {f"head {head}": TiledMap.from_record(last, head) for head in last.heads}
+        result.append((f"layer {number}", maps))
+    return TiledView(name, model_name, tokens, None, tuple(result))
 
 
-def refuse(needed: int, allowed: int, what: str, advice: str) -> None:
-    """Raise where it does not fit the memory allowed.
+def check_memory(required: int, allowed: int, subject: str, advice: str) -> None:
+    """Check that the memory required does not exceed the memory allowed.
 
     Raises:
-        RefusedError: it does not.
+        RefusedError: it does.
     """
-    if needed > allowed:
-        raise RefusedError(f"{what} would take {memory_text(needed)}, and {memory_text(allowed)} are allowed. {advice}")
+    if required > allowed:
+        raise RefusedError(
+            f"{subject} would take {memory_text(required)}, and {memory_text(allowed)} are allowed. {advice}"
+        )
 
 
-def _kept(q: int, k: int, size: int | None) -> int:
+def _overview_bytes(q: int, k: int, size: int | None) -> int:
     cells = size or min(2048, max(1024, -(-max(q, k) // 32)))
     return 8 * min(cells, q) * min(cells, k) + 4 * q
 
 
-def _library() -> str:
+def _preferred_library() -> str:
     from importlib.util import find_spec
 
     return "torch" if find_spec("torch") else "numpy"
 
 
-def _fast(rows: np.ndarray) -> Any:
-    """As a tensor where PyTorch is there: three times as fast."""
-    if _library() != "torch":
+def _as_preferred(rows: Float[np.ndarray, "tokens width"]) -> Float[Array, "tokens width"]:
+    """Convert to a tensor if PyTorch is installed, which is three times as fast."""
+    if _preferred_library() != "torch":
         return rows
     import torch
 

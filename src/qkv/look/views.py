@@ -1,29 +1,33 @@
-"""What is shown of one text in one model: its words, and the maps of every layer and head as bytes."""
+"""Views: the tokens of one text in one model, and the quantized attention maps of every layer and head."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.typing import ArrayLike, Float, Num
 from qkv.errors import DataError, ShapeError
 from qkv.look.quantize import dequantize, quantize, thumbnails
 
-__all__ = ["LayerMaps", "HeadRole", "TokenAxis", "View"]
+if TYPE_CHECKING:
+    from qkv.interop.huggingface.recorder import Recorder
+
+__all__ = ["HeadRole", "LayerMaps", "TokenAxis", "View"]
 
 
 @dataclass(frozen=True)
 class TokenAxis:
-    """The words on one side of a map.
+    """The tokens along one axis of a map.
 
     Fields:
-        tokens: as they are shown.
-        pieces: what each adds to its word.
-        words: the number of the word that each belongs to; −1: none.
-        special: which are the model's own, such as [CLS].
-        numbered: the words are numbers, 0 and up, which need not be sent.
+        tokens: the displayed text of each token.
+        pieces: the text that each token adds to its word.
+        words: the index of the word that each token belongs to; −1: none.
+        special: whether each token is a special token of the model, such as [CLS].
+        numbered: the tokens are their indices, so they need not be sent to the page.
     """
 
     tokens: tuple[str, ...]
@@ -33,19 +37,19 @@ class TokenAxis:
     numbered: bool = False
 
     @classmethod
-    def numbers(cls, count: int) -> TokenAxis:
-        """Words that are nothing but their numbers."""
+    def from_count(cls, count: int) -> TokenAxis:
+        """Create an axis whose tokens are the numbers from 0."""
         names = tuple(map(str, range(count)))
         return cls(names, names, tuple(range(count)), (False,) * count, numbered=True)
 
     @classmethod
-    def of(cls, tokens: Sequence[str]) -> TokenAxis:
-        """Words that stand each for itself."""
-        names = tuple(str(token) for token in tokens)
+    def from_words(cls, words: Sequence[str]) -> TokenAxis:
+        """Create an axis on which every token is a whole word."""
+        names = tuple(str(word) for word in words)
         return cls(names, names, tuple(range(len(names))), (False,) * len(names))
 
-    def meta(self) -> dict[str, Any]:
-        """As the page reads it."""
+    def meta(self) -> dict[str, object]:
+        """Return the fields as JSON for the page."""
         if self.numbered:
             return {"count": len(self.tokens)}
         return {name: list(getattr(self, name)) for name in ("tokens", "pieces", "words", "special")}
@@ -53,23 +57,36 @@ class TokenAxis:
 
 @dataclass(frozen=True, eq=False)
 class LayerMaps:
-    """The heads of a layer: names, codes `(heads, queries, keys)`, and the largest weight of each."""
+    """The quantized maps of the heads of one layer.
+
+    Fields:
+        name: name of the layer.
+        heads: name of each head.
+        codes: `(heads, q, k)` uint8, from `qkv.look.quantize`.
+        scales: `(heads,)`, the largest weight of each head.
+    """
 
     name: str
     heads: tuple[str, ...]
-    codes: np.ndarray = field(repr=False)
-    scales: np.ndarray = field(repr=False)
+    codes: Num[np.ndarray, "heads q k"] = field(repr=False)
+    scales: Float[np.ndarray, " heads"] = field(repr=False)
 
     @classmethod
-    def of(cls, name: str, weights: Any, heads: Sequence[str] | None = None) -> LayerMaps:
-        """From weights `(heads, queries, keys)` of any array library."""
+    def from_weights(cls, name: str, weights: ArrayLike, heads: Sequence[str] | None = None) -> LayerMaps:
+        """Quantize weights `(heads, q, k)` of any array library."""
         codes, scales = quantize(weights)
-        return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, scales)
+        return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, np.asarray(scales))
 
 
 @dataclass(frozen=True)
 class HeadRole:
-    """What a head was found to do, over many sentences: a score, and what a rule without a model reaches."""
+    """A role of a head, measured over many sentences.
+
+    Fields:
+        role: name of the role, such as `previous`.
+        score: score of the head.
+        baseline: score of the best rule that needs no model.
+    """
 
     role: str
     score: float
@@ -78,18 +95,18 @@ class HeadRole:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """One text in one model.
+    """The attention maps of one text in one model.
 
     Fields:
-        name: what it is called, most often the text.
-        model: the model's name.
-        kind: `"self"` or `"cross"`.
-        queries: the words down.
-        keys: the words across; None: the same.
-        layers: maps, layer by layer.
-        roles: of heads, by (layer, head).
-        steps: queries are generated one after the other: the page goes through them step by step.
-        note: what a reader must know of these maps.
+        name: title of the view, usually the text.
+        model: name of the model.
+        kind: `"self"`, `"cross"` or `"decoder"`.
+        queries: tokens of the rows.
+        keys: tokens of the columns; None: those of the rows.
+        layers: the maps of each layer.
+        roles: roles of heads by (layer, head), shown as badges.
+        steps: the queries were generated one after another; the page steps through them.
+        note: a remark shown beside the maps.
     """
 
     name: str
@@ -103,9 +120,9 @@ class View:
     note: str = ""
 
     @classmethod
-    def of(
+    def from_weights(
         cls,
-        weights: Any,
+        weights: ArrayLike,
         queries: Sequence[str] | TokenAxis,
         keys: Sequence[str] | TokenAxis | None = None,
         *,
@@ -113,33 +130,41 @@ class View:
         model: str = "",
         layers: Sequence[str] | None = None,
     ) -> View:
-        """From weights `(layers, heads, queries, keys)` of any array library.
+        """Create a view from weights `(layers, heads, q, k)` of any array library.
+
+        Args:
+            weights: of one input.
+            queries: tokens of the rows.
+            keys: tokens of the columns; None: those of the rows.
+            name: title of the view.
+            model: name of the model.
+            layers: name of each layer; None: `layer 0`, `layer 1` …
 
         Raises:
-            ShapeError: the weights do not fit the words.
+            ShapeError: the weights do not fit the tokens.
 
         Example:
-            >>> view = View.of(np.eye(3)[None, None], ["a", "b", "c"])
+            >>> view = View.from_weights(np.eye(3)[None, None], ["a", "b", "c"])
             >>> view.layers[0].name, view.weights(0, 0).tolist()[0]
             ('layer 0', [1.0, 0.0, 0.0])
         """
-        down = queries if isinstance(queries, TokenAxis) else TokenAxis.of(queries)
-        across = keys if isinstance(keys, TokenAxis) or keys is None else TokenAxis.of(keys)
+        rows = queries if isinstance(queries, TokenAxis) else TokenAxis.from_words(queries)
+        columns = keys if isinstance(keys, TokenAxis) or keys is None else TokenAxis.from_words(keys)
         shape = tuple(np.shape(weights))
-        wanted = (len(down.tokens), len((across or down).tokens))
-        if len(shape) != 4 or shape[-2:] != wanted or 0 in shape:
+        q, k = len(rows.tokens), len((columns or rows).tokens)
+        if len(shape) != 4 or shape[-2:] != (q, k) or 0 in shape:
             raise ShapeError(
-                f"weights have the shape {shape}, and (layers, heads, {wanted[0]}, {wanted[1]}) is wanted: "
-                f"there are {wanted[0]} queries and {wanted[1]} keys."
+                f"weights must be (layers, heads, {q}, {k}) for {q} queries and {k} keys, got {shape}. "
+                "Select one input of the batch."
             )
         names = layers or [f"layer {i}" for i in range(shape[0])]
-        made = tuple(LayerMaps.of(named, one) for named, one in zip(names, weights, strict=True))
-        return cls(name, model, "self" if across is None else "cross", down, across, made)
+        maps = tuple(LayerMaps.from_weights(*layer) for layer in zip(names, weights, strict=True))
+        return cls(name, model, "self" if columns is None else "cross", rows, columns, maps)
 
     @classmethod
-    def recorded(
+    def from_record(
         cls,
-        record: Any,
+        record: Recorder,
         queries: Sequence[str] | TokenAxis,
         keys: Sequence[str] | TokenAxis | None = None,
         *,
@@ -148,50 +173,52 @@ class View:
         name: str = "attention",
         model: str = "",
     ) -> View:
-        """From what `qkv.interop.record(model, [Dense()])` saw of a model.
+        """Create a view from a run of a model within `qkv.interop.record(model, [Dense()])`.
 
         Args:
-            record: what was seen; the last call of each layer counts.
-            queries, keys: the words; keys None: the same.
-            kind: `"self"`, or `"cross"`: layers of this kind.
-            element: of the batch.
-            name, model: what it is called.
+            record: the record; the last call of each layer is shown.
+            queries: tokens of the rows.
+            keys: tokens of the columns; None: those of the rows.
+            kind: `"self"` or `"cross"`: show the layers of this kind.
+            element: index into the batch.
+            name: title of the view.
+            model: name of the model.
 
         Raises:
-            ShapeError: the weights do not fit the words.
-            DataError: no layer of that kind was seen, or its weights were not.
+            ShapeError: the weights do not fit the tokens.
+            DataError: the record holds no dense weights of layers of this kind.
         """
         last = [calls[-1] for calls in record.layers.values() if calls[-1].kind == kind]
         maps = [
             readout[element]
-            for seen in last
-            for readout in seen.readouts[:1]
-            if np.shape(readout)[-2:] == (seen.queries, seen.keys)
+            for call in last
+            for readout in call.readouts[:1]
+            if np.shape(readout)[-2:] == (call.queries, call.keys)
         ]
         if not maps or len(maps) < len(last):
             raise DataError(
-                f"no weights of all pairs of {kind}-attention were recorded. Record with "
-                "record(model, [Dense()]), and run the model within."
+                f"record must hold the dense weights of {kind}-attention, and it does not. "
+                "Run the model within record(model, [Dense()])."
             )
-        view = cls.of(maps[0][None], queries, keys, name=name, model=model)
-        layers = tuple(LayerMaps.of(f"layer {i}", weights) for i, weights in enumerate(maps))
+        view = cls.from_weights(maps[0][None], queries, keys, name=name, model=model)
+        layers = tuple(LayerMaps.from_weights(f"layer {i}", weights) for i, weights in enumerate(maps))
         return replace(view, layers=layers)
 
-    def weights(self, layer: int, head: int) -> np.ndarray:
-        """The weights of a head as they are shown, `(queries, keys)`."""
-        one = self.layers[layer]
-        return dequantize(one.codes[head], one.scales[head])
+    def weights(self, layer: int, head: int) -> Float[np.ndarray, "q k"]:
+        """Return the dequantized weights of one head."""
+        maps = self.layers[layer]
+        return dequantize(maps.codes[head], maps.scales[head])
 
     def map(self, layer: int, head: int) -> bytes:
-        """The codes of a head, row by row."""
+        """Return the codes of one head in row-major order."""
         return bytes(self.layers[layer].codes[head].tobytes())
 
-    def thumbs(self, side: int) -> bytes:
-        """Small maps of all heads, one after the other."""
-        return b"".join(thumbnails(layer.codes, side).tobytes() for layer in self.layers)
+    def thumbs(self, size: int) -> bytes:
+        """Return the codes of the thumbnails of all heads, `size` × `size` bytes each."""
+        return b"".join(thumbnails(layer.codes, size).tobytes() for layer in self.layers)
 
-    def meta(self) -> dict[str, Any]:
-        """What the page needs before it asks for maps."""
+    def meta(self) -> dict[str, object]:
+        """Return everything but the maps as JSON for the page."""
         return {
             "name": self.name,
             "model": self.model,

@@ -1,10 +1,10 @@
-"""The page in a notebook: the same module as an anywidget; maps come from the kernel when asked for."""
+"""The page as a notebook widget: the same JavaScript module under anywidget; the kernel sends maps on request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from qkv.errors import MissingPackageError
 from qkv.look.bundle import bundle, read_web_file
@@ -12,26 +12,33 @@ from qkv.look.page import Page
 from qkv.look.tiled_map import TiledView
 from qkv.look.views import View
 
+if TYPE_CHECKING:
+    from anywidget import AnyWidget
+
 __all__ = ["widget"]
 
 
-def widget(page: Page | View | TiledView | Sequence[View | TiledView]) -> Any:
-    """A notebook widget that shows a page, or some views.
+def widget(page: Page | View | TiledView | Sequence[View | TiledView]) -> AnyWidget:
+    """Create a notebook widget that shows a page or views.
+
+    Args:
+        page: a page, a view or several views.
 
     Raises:
         MissingPackageError: anywidget is not installed.
-        OptionError: there is no view.
+        OptionError: there are no views.
 
     Example:
         >>> import numpy as np
         >>> from qkv import look
-        >>> shown = look.widget(look.View.of(np.eye(3)[None, None], ["a", "b", "c"]))  # doctest: +SKIP
+        >>> view = look.View.from_weights(np.eye(3)[None, None], ["a", "b", "c"])
+        >>> shown = look.widget(view)  # doctest: +SKIP
     """
-    return _widget_class()(page if isinstance(page, Page) else Page.of(page))
+    return _widget_class()(page if isinstance(page, Page) else Page.from_views(page))
 
 
 @cache
-def _widget_class() -> Any:
+def _widget_class() -> Callable[[Page], AnyWidget]:
     try:
         import anywidget
         import traitlets
@@ -40,8 +47,8 @@ def _widget_class() -> Any:
             'the widget needs anywidget, which is not installed. Run: pip install "qkv[look]"'
         ) from None
 
-    class Heads(anywidget.AnyWidget):
-        """Answers the page's questions for maps."""
+    class HeadsWidget(anywidget.AnyWidget):
+        """Sends maps to the page on request."""
 
         _esm = bundle("heads.js")
         _css = read_web_file("style.css")
@@ -50,23 +57,33 @@ def _widget_class() -> Any:
         def __init__(self, page: Page) -> None:
             super().__init__(meta=page.meta())
             self._page = page
-            self.on_msg(self._asked)
+            self.on_msg(self._respond)
 
-        def _asked(self, _: Any, message: Any, buffers: Any) -> None:
+        def _respond(self, _: object, message: object, buffers: object) -> None:
             answer, data = respond(self._page, message)
             self.send(answer, data)
 
-    return Heads
+    return HeadsWidget
 
 
-def respond(page: Page, message: Any) -> tuple[dict[str, Any], list[bytes]]:
-    """What the kernel says to a question: `{"id": …, "what": "map", "place": [view, layer, head]}`."""
-    known: dict[str, Callable[..., bytes]] = {"thumbs": page.thumbs, "map": page.map, "tile": page.tile}
-    number = message.get("id") if isinstance(message, dict) else None
+def respond(page: Page, message: object) -> tuple[dict[str, object], list[bytes]]:
+    """Answer a request of the page, `{"id": …, "what": "map", "place": [view, layer, head]}`.
+
+    Args:
+        page: the page.
+        message: a request for `"thumbs"`, `"map"`, `"tile"` or `"row"`; anything else is answered by an error.
+
+    Returns:
+        The JSON part of the answer, and its binary buffers.
+    """
+    requests: dict[str, Callable[..., bytes]] = {"thumbs": page.thumbs, "map": page.map, "tile": page.tile}
+    if not isinstance(message, dict):
+        return {"id": None, "error": "there is no such map: the request must be an object"}, []
+    number = message.get("id")
     try:
+        place = [int(each) for each in message["place"]]
         if message["what"] == "row":
-            return {"id": number, "row": page.row(*(int(each) for each in message["place"]))}, []
-        data = known[message["what"]](*(int(each) for each in message["place"]))
+            return {"id": number, "row": page.row(*place)}, []
+        return {"id": number}, [requests[message["what"]](*place)]
     except (KeyError, TypeError, ValueError, IndexError) as error:
         return {"id": number, "error": f"there is no such map: {error}"}, []
-    return {"id": number}, [data]

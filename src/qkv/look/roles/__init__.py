@@ -1,13 +1,30 @@
-"""What heads look at, measured over many sentences: roles with intervals, beside rules without a model.
+"""Roles of attention heads, measured over many sentences with confidence intervals and baselines.
 
-    measure(reader, sentences)      every head against every role, at several lengths
-    sentences.gap(path) …           annotated sentences: pronouns with two names, occupations, syntax trees
+    measure_roles(text_model, sentences)   score every head for every role
+    read_gap(path) …                       read annotated sentences: pronouns with names, occupations, syntax trees
 
-One sentence never gives a head a role: see `Table.labels`.
+A head gets a role from many sentences only; see `RoleTable.labels`.
 """
 
-from qkv.look.roles.annotations import Question, Sentence, conllu, gap, plain, winobias
-from qkv.look.roles.measure import measure
-from qkv.look.roles.role_table import Row, Table
+from qkv.look.roles.annotations import (
+    AnnotatedSentence,
+    Question,
+    plain_sentences,
+    read_conllu,
+    read_gap,
+    read_winobias,
+)
+from qkv.look.roles.measure import measure_roles
+from qkv.look.roles.role_table import HeadScore, RoleTable
 
-__all__ = ["Question", "Row", "Sentence", "Table", "conllu", "gap", "measure", "plain", "winobias"]
+__all__ = [
+    "AnnotatedSentence",
+    "HeadScore",
+    "Question",
+    "RoleTable",
+    "measure_roles",
+    "plain_sentences",
+    "read_conllu",
+    "read_gap",
+    "read_winobias",
+]

@@ -1,4 +1,4 @@
-"""Sentences with questions that an annotator answered: which of these words does that word go with?"""
+"""Annotated sentences: questions that name a word, the word it belongs to, and other candidates."""
 
 from __future__ import annotations
 
@@ -13,22 +13,30 @@ from pathlib import Path
 
 from qkv.errors import DataError
 
-__all__ = ["Question", "Sentence", "Span", "conllu", "gap", "plain", "winobias"]
+__all__ = [
+    "AnnotatedSentence",
+    "Question",
+    "Span",
+    "plain_sentences",
+    "read_conllu",
+    "read_gap",
+    "read_winobias",
+]
 
 Span = tuple[int, int]
-"""First letter of a word in its text, and one past its last."""
+"""Index of the first character of a word in its text, and one past the last."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A word that goes with one of several others.
+    """A question of which candidate a word belongs to.
 
     Fields:
-        role: what is asked, such as `coreference` or `nsubj`.
-        query: the word that asks.
-        right: where it belongs.
-        wrong: the other candidates; empty: every other word is one.
-        condition: a group that is counted by itself too, such as `feminine`.
+        role: the relation, such as `coreference` or `nsubj`.
+        query: the word.
+        right: the right candidate.
+        wrong: the other candidates; empty: every other word.
+        condition: a group that is also counted separately, such as `feminine`.
     """
 
     role: str
@@ -39,30 +47,38 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Sentence:
-    """A text and what was asked of it."""
+class AnnotatedSentence:
+    """A text with questions about it.
+
+    Fields:
+        text: the text.
+        questions: the questions; empty for texts without annotation.
+    """
 
     text: str
     questions: tuple[Question, ...] = ()
 
 
-def plain(texts: Iterable[str]) -> list[Sentence]:
-    """Texts without annotation: enough for roles of position and repetition."""
-    return [Sentence(text) for text in texts if text.strip()]
+def plain_sentences(texts: Iterable[str]) -> list[AnnotatedSentence]:
+    """Wrap texts without annotation, which are enough for positional roles."""
+    return [AnnotatedSentence(text) for text in texts if text.strip()]
 
 
-def gap(path: str | os.PathLike[str]) -> list[Sentence]:
-    """Pronouns with two names, one of which they mean: GAP, a table with tabs (also .gz).
+def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedSentence]:
+    """Read a file of GAP: pronouns, each with two names of which it means one.
 
     Sentences whose pronoun means neither name are left out.
 
+    Args:
+        path: a tab-separated file, optionally compressed (.gz).
+
     Raises:
-        DataError: the file is none of GAP.
+        DataError: the file cannot be read, or is not in the format of GAP.
 
     Source:
         Webster, Recasens, Axelrod and Baldridge 2018, Mind the GAP.
     """
-    found = []
+    sentences = []
     reader = csv.DictReader(io.StringIO(_text(path)), delimiter="\t", quoting=csv.QUOTE_NONE)
     for row in reader:
         try:
@@ -73,34 +89,36 @@ def gap(path: str | os.PathLike[str]) -> list[Sentence]:
             text = row["Text"]
         except (KeyError, TypeError, ValueError, AttributeError):
             raise DataError(
-                f"line {reader.line_num} of {Path(path).name!r} is none of GAP: the columns Text, Pronoun, "
-                "A, B, their -offset and -coref are wanted, with tabs between."
+                f"line {reader.line_num} of {Path(path).name!r} is not in the format of GAP, which has the "
+                "tab-separated columns Text, Pronoun, A, B, and their -offset and -coref. Check the file."
             ) from None
         if sum(truth) != 1:
             continue
         right, wrong = spans if truth[0] else spans[::-1]
         gender = "feminine" if row["Pronoun"].lower() in ("she", "her", "hers") else "masculine"
-        found.append(Sentence(text, (Question("coreference", query, right, (wrong,), gender),)))
-    return found
+        sentences.append(AnnotatedSentence(text, (Question("coreference", query, right, (wrong,), gender),)))
+    return sentences
 
 
-def winobias(path: str | os.PathLike[str], occupations: Iterable[str], condition: str = "") -> list[Sentence]:
-    """Sentences with a pronoun and two occupations: WinoBias, `3 [The mechanic] gave the clerk …, [she] won`.
+def read_winobias(
+    path: str | os.PathLike[str], occupations: Iterable[str], condition: str = ""
+) -> list[AnnotatedSentence]:
+    """Read a file of WinoBias: pronouns with two occupations, `3 [The mechanic] gave the clerk …, [she] won`.
 
     Args:
         path: a file of the collection.
         occupations: the words that can be candidates.
-        condition: such as `pro` or `anti`, for stereotypes.
+        condition: name of the group, such as `pro` or `anti` for stereotypes.
 
     Raises:
-        DataError: a line is none of WinoBias.
+        DataError: the file cannot be read, or a line is not in the format of WinoBias.
 
     Source:
         Zhao, Wang, Yatskar, Ordonez and Chang 2018, Gender bias in coreference resolution.
     """
     names = sorted({name.strip().lower() for name in occupations if name.strip()}, key=len, reverse=True)
     known = re.compile(rf"\b(?:{'|'.join(map(re.escape, names))})\b", re.IGNORECASE)
-    found = []
+    sentences = []
     for number, line in enumerate(_text(path).splitlines(), 1):
         marked = re.sub(r"^\d+\s+", "", line.strip())
         if not marked:
@@ -108,43 +126,43 @@ def winobias(path: str | os.PathLike[str], occupations: Iterable[str], condition
         text, spans = _unmarked(marked)
         if len(spans) < 2:
             raise DataError(
-                f"line {number} of {Path(path).name!r} is none of WinoBias: a pronoun and its occupation are "
-                f"wanted in [brackets], and {len(spans)} words are."
+                f"line {number} of {Path(path).name!r} is not in the format of WinoBias, which has a pronoun and its "
+                f"occupation in [brackets]; it has {len(spans)} words in brackets. Check the file."
             )
         pronouns = [span for span in spans if text[slice(*span)].lower() in _PRONOUNS]
         mentions = [span for span in spans if span not in pronouns]
         if len(mentions) != 1:
-            continue  # two occupations in brackets ask nothing
+            continue  # two occupations in brackets are no question
         others = tuple(m.span() for m in known.finditer(text) if not _overlap(m.span(), mentions[0]))
         inner = known.search(text, *mentions[0])
         head = inner.span() if inner else mentions[0]
         if others and pronouns:
             questions = [Question("coreference", each, head, others, condition) for each in pronouns]
-            found.append(Sentence(text, tuple(questions)))
-    return found
+            sentences.append(AnnotatedSentence(text, tuple(questions)))
+    return sentences
 
 
-def conllu(path: str | os.PathLike[str], relations: Iterable[str] | None = None) -> list[Sentence]:
-    """Syntax trees: each word asks for its head, one role for each relation (`nsubj`, `obj`, `det` …).
+def read_conllu(path: str | os.PathLike[str], relations: Iterable[str] | None = None) -> list[AnnotatedSentence]:
+    """Read syntax trees: each word is a question for its head, with its relation as role (`nsubj`, `obj`, `det` …).
 
     Args:
         path: a file in CoNLL-U.
-        relations: these alone; None: all. Subtypes (`nsubj:pass`) count with their kind.
+        relations: relations to keep; None: all. Subtypes (`nsubj:pass`) count as their type.
 
     Raises:
-        DataError: a line is none of CoNLL-U.
+        DataError: the file cannot be read, or a line is not in CoNLL-U.
 
     Source:
-        universaldependencies.org/format.html; asked as in Clark, Khandelwal, Levy and Manning 2019.
+        universaldependencies.org/format.html; questions as in Clark, Khandelwal, Levy and Manning 2019.
     """
-    wanted = None if relations is None else set(relations)
-    return [sentence for lines in _paragraphs(path) if (sentence := _tree(lines, wanted, Path(path).name))]
+    kept = None if relations is None else set(relations)
+    return [sentence for lines in _paragraphs(path) if (sentence := _tree(lines, kept, Path(path).name))]
 
 
 _PRONOUNS = {"he", "she", "him", "her", "his", "hers", "himself", "herself", "they", "them", "their"}
 
 
-def _tree(lines: list[tuple[int, str]], wanted: set[str] | None, name: str) -> Sentence | None:
+def _tree(lines: list[tuple[int, str]], kept: set[str] | None, name: str) -> AnnotatedSentence | None:
     words: dict[int, Span] = {}
     heads: list[tuple[int, int, str]] = []
     text = ""
@@ -152,16 +170,16 @@ def _tree(lines: list[tuple[int, str]], wanted: set[str] | None, name: str) -> S
     for number, line in lines:
         cells = line.split("\t")
         if len(cells) != 10:
-            raise DataError(f"line {number} of {name!r} is none of CoNLL-U: it has {len(cells)} columns, not 10.")
+            raise DataError(f"line {number} of {name!r} is not in CoNLL-U: it has {len(cells)} columns, not 10.")
         glue = "" if "SpaceAfter=No" in cells[9].split("|") else " "
-        if "-" in cells[0]:  # several words written as one: the first of them stands for all
+        if "-" in cells[0]:  # several words written as one: all of them share its span
             first, last = map(int, cells[0].split("-"))
             span = (len(text), len(text) + len(cells[1]))
             words.update(dict.fromkeys(range(first, last + 1), span))
             text += cells[1] + glue
             covered = last
             continue
-        if "." in cells[0]:  # an empty node stands for no word
+        if "." in cells[0]:  # an empty node has no text
             continue
         at = int(cells[0])
         if at > covered:
@@ -172,9 +190,9 @@ def _tree(lines: list[tuple[int, str]], wanted: set[str] | None, name: str) -> S
     questions = tuple(
         Question(relation, words[at], words[head])
         for at, head, relation in heads
-        if (wanted is None or relation in wanted) and words.get(at) != words.get(head) and head in words
+        if (kept is None or relation in kept) and words.get(at) != words.get(head) and head in words
     )
-    return Sentence(text.rstrip(), questions) if questions else None
+    return AnnotatedSentence(text.rstrip(), questions) if questions else None
 
 
 def _paragraphs(path: str | os.PathLike[str]) -> Iterator[list[tuple[int, str]]]:
@@ -188,7 +206,7 @@ def _paragraphs(path: str | os.PathLike[str]) -> Iterator[list[tuple[int, str]]]
 
 
 def _unmarked(marked: str) -> tuple[str, list[Span]]:
-    """A text without its brackets, and where they stood."""
+    """Return a text without its brackets, and the spans that they enclosed."""
     text, spans, start = "", [], 0
     for letter in marked:
         if letter == "[":
@@ -207,7 +225,7 @@ def _overlap(a: Span, b: Span) -> bool:
 def _text(path: str | os.PathLike[str]) -> str:
     file = Path(path)
     if not file.is_file():
-        raise DataError(f"there is no file {str(path)!r}.")
+        raise DataError(f"there is no file {str(path)!r}. Check the name.")
     try:
         data = file.read_bytes()
         return (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8-sig")

@@ -1,4 +1,4 @@
-"""Heads by roles, with intervals and baselines; as text, JSON, a picture, and labels for the page."""
+"""Scores of heads by role, with intervals and baselines, as text, JSON, a plot, and badges for the page."""
 
 from __future__ import annotations
 
@@ -7,31 +7,36 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from qkv.core.files import write_atomic
 from qkv.look.figure import INK, new_figure
 from qkv.look.views import HeadRole
 
-__all__ = ["Row", "Table"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
-_FEWEST = 30
-"""Sentences that a label wants at least."""
+__all__ = ["HeadScore", "RoleTable"]
+
+_MIN_COUNT = 30
+"""Minimum number of sentences or questions for a role."""
 _MARGIN = 0.1
 
 
 @dataclass(frozen=True)
-class Row:
-    """A head's score for a role over the sentences of a group.
+class HeadScore:
+    """The score of a head for a role over a group of sentences.
 
     Fields:
-        role, group: what was asked, of which sentences.
-        layer, head: counted from 0.
-        score, low, high: the mean, and its 95 % interval.
-        count: sentences, or questions.
-        baseline: the better of the rules without a model.
-        nearest, fixed: accuracy of the nearest candidate and of the best fixed offset; None for roles of
-            position, whose baseline is uniform weights.
+        role: name of the role.
+        group: name of the group of sentences.
+        layer, head: indices of the head.
+        score: mean score.
+        low, high: 95 % interval of the mean.
+        count: number of sentences or questions.
+        baseline: score of the best rule that needs no model.
+        nearest, fixed: accuracy of the nearest candidate and of the best fixed offset; None for positional roles,
+            whose baseline is uniform weights.
     """
 
     role: str
@@ -48,48 +53,55 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Every row, of one model."""
+class RoleTable:
+    """The scores of all heads of a model.
+
+    Fields:
+        model: name of the model.
+        sentences: number of sentences.
+        rows: one score for each role, group and head.
+    """
 
     model: str
     sentences: int
-    rows: tuple[Row, ...]
+    rows: tuple[HeadScore, ...]
 
     def roles(self) -> list[str]:
-        """The roles there are, in the order of the rows."""
+        """Return the names of the roles, in the order of the rows."""
         return list(dict.fromkeys(row.role for row in self.rows))
 
-    def of(self, role: str, group: str = "all") -> list[Row]:
-        """The heads for a role, best first."""
-        found = [row for row in self.rows if row.role == role and row.group == group]
-        return sorted(found, key=lambda row: -row.score)
+    def ranked(self, role: str, group: str = "all") -> list[HeadScore]:
+        """Return the scores of all heads for a role, the best first."""
+        scores = [row for row in self.rows if row.role == role and row.group == group]
+        return sorted(scores, key=lambda row: -row.score)
 
     def groups(self, role: str) -> list[str]:
-        """The groups of sentences of a role."""
+        """Return the names of the groups of sentences of a role."""
         return list(dict.fromkeys(row.group for row in self.rows if row.role == role))
 
     def labels(self) -> dict[tuple[int, int], tuple[HeadRole, ...]]:
-        """Heads with a role, for the badges of a page.
+        """Return the roles of heads by (layer, head), for the badges of a page.
 
-        A head has a role where the lower end of its interval is above the baseline by a tenth, its score is
-        at least one half, and there were 30 sentences or more. `broad` heads come within a tenth of uniform.
+        A head has a role if the lower end of its interval exceeds the baseline by at least 0.1, its score is at
+        least 0.5, and at least 30 sentences or questions were counted. It is `broad` if the lower end is at
+        least 0.9.
         """
-        found: dict[tuple[int, int], list[HeadRole]] = {}
+        labels: dict[tuple[int, int], list[HeadRole]] = {}
         for row in self.rows:
-            if row.group != "all" or row.count < _FEWEST:
+            if row.group != "all" or row.count < _MIN_COUNT:
                 continue
             clear = row.low >= 0.9 if row.role == "broad" else row.low >= row.baseline + _MARGIN
             if clear and row.score >= 0.5:
                 role = HeadRole(row.role, round(row.score, 3), round(row.baseline, 3))
-                found.setdefault((row.layer, row.head), []).append(role)
-        return {place: tuple(roles) for place, roles in found.items()}
+                labels.setdefault((row.layer, row.head), []).append(role)
+        return {place: tuple(roles) for place, roles in labels.items()}
 
-    def text(self, best: int = 3, groups: bool = False) -> str:
-        """The best heads of each role, as lines.
+    def to_text(self, best: int = 3, groups: bool = False) -> str:
+        """Format the best heads of each role as a table.
 
         Args:
-            best: how many heads of each role.
-            groups: also for each group of sentences.
+            best: number of heads per role.
+            groups: include the groups of sentences.
         """
         counted = f"{self.sentences:,} sentence{'s' * (self.sentences != 1)}"
         lines = [f"{self.model}, {counted}; scores with 95 % intervals", ""]
@@ -99,12 +111,12 @@ class Table:
                 lines += [
                     f"{role:<14}{group:<18}{f'{row.layer}.{row.head}':<8}{row.score:<8.3f}"
                     f"{f'{row.low:.3f}–{row.high:.3f}':<16}{row.baseline:<10.3f}{row.count}"
-                    for row in self.of(role, group)[:best]
+                    for row in self.ranked(role, group)[:best]
                 ]
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write every row as JSON.
+        """Write all rows as JSON, atomically.
 
         Raises:
             DataError: the file cannot be written.
@@ -113,26 +125,29 @@ class Table:
         write_atomic(Path(path), json.dumps(body, indent=0).encode())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Table:
-        """Read what `save` wrote."""
+    def load(cls, path: str | os.PathLike[str]) -> RoleTable:
+        """Read a file of `save`."""
         body = json.loads(Path(path).read_bytes())
-        return cls(body["model"], body["sentences"], tuple(Row(**row) for row in body["rows"]))
+        return cls(body["model"], body["sentences"], tuple(HeadScore(**row) for row in body["rows"]))
 
-    def draw(self, roles: Iterable[str] | None = None) -> Any:
-        """A matplotlib figure: for each role a map of layers by heads, dark where the role is strong.
+    def plot(self, roles: Iterable[str] | None = None) -> Figure:
+        """Plot the scores of each role as a heatmap of layers by heads.
+
+        Args:
+            roles: names of roles; None: all.
 
         Raises:
             MissingPackageError: matplotlib is not installed.
         """
-        shown = list(roles or self.roles())
-        across = min(4, len(shown))
-        down = -(-len(shown) // across)
+        chosen = list(roles or self.roles())
+        across = min(4, len(chosen))
+        down = -(-len(chosen) // across)
         figure = new_figure((2.6 * across + 0.6, 2.2 * down + 0.4))
         grid = figure.subplots(down, across, squeeze=False)
-        for axes in grid.flat[len(shown) :]:
+        for axes in grid.flat[len(chosen) :]:
             axes.set_axis_off()
-        for axes, role in zip(grid.flat, shown, strict=False):
-            rows = self.of(role)
+        for axes, role in zip(grid.flat, chosen, strict=False):
+            rows = self.ranked(role)
             layers, heads = (1 + max(getattr(row, name) for row in rows) for name in ("layer", "head"))
             scores = [[float("nan")] * heads for _ in range(layers)]
             for row in rows:

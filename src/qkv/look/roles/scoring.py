@@ -1,4 +1,4 @@
-"""What one sentence says of every head: the weight that roles ask for, and answers to questions."""
+"""Scores of all heads in one sentence: the weight that each role expects, and the answers to questions."""
 
 from __future__ import annotations
 
@@ -7,37 +7,38 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qkv.core.typing import Bool, Float, Int
 from qkv.look.roles.annotations import Question, Span
 
-__all__ = ["POSITIONS", "Answer", "EncodedSentence", "answer", "position_scores"]
+__all__ = ["POSITION_ROLES", "EncodedSentence", "QuestionResult", "position_scores", "score_question"]
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedSentence:
-    """A sentence as the model has it.
+    """The tokens of a sentence.
 
     Fields:
-        ids: `(n,)` numbers of the tokens.
-        special: `(n,)`, which are the model's own.
-        letters: where each token stands in the text.
+        ids: `(n,)`, the token numbers.
+        special: `(n,)`, whether each token is a special token of the model.
+        spans: the characters of the text that each token covers.
     """
 
-    ids: np.ndarray
-    special: np.ndarray
-    letters: tuple[Span, ...]
+    ids: Int[np.ndarray, " n"]
+    special: Bool[np.ndarray, " n"]
+    spans: tuple[Span, ...]
 
-    def tokens(self, span: Span) -> np.ndarray:
-        """The tokens of a word."""
-        found = [
+    def tokens(self, span: Span) -> Int[np.ndarray, " m"]:
+        """Return the indices of the tokens that overlap a span of characters."""
+        indices = [
             i
-            for i, (start, stop) in enumerate(self.letters)
+            for i, (start, stop) in enumerate(self.spans)
             if start < span[1] and span[0] < stop and not self.special[i]
         ]
-        return np.array(found, int)
+        return np.array(indices, int)
 
 
-def _target(encoded: EncodedSentence, role: str) -> np.ndarray:
-    """`(n, n)` booleans: the keys that a role asks each query to look at; a row without any asks nothing."""
+def _target(encoded: EncodedSentence, role: str) -> Bool[np.ndarray, "n n"]:
+    """Return the keys that a role expects each query to attend to; a row may be empty."""
     n = len(encoded.ids)
     at = np.arange(n)
     same = encoded.ids[:, None] == encoded.ids[None, :]
@@ -53,74 +54,90 @@ def _target(encoded: EncodedSentence, role: str) -> np.ndarray:
         return np.broadcast_to(encoded.special & (at > 0), (n, n))
     if role == "duplicate":
         return np.asarray(same & ~np.eye(n, dtype=bool) & ~encoded.special)
-    # induction: what followed an earlier occurrence of this token
-    followed = np.zeros((n, n), bool)
-    followed[:, 1:] = same[:, :-1]
-    return np.asarray(followed & (at[None, :] <= at[:, None]) & ~encoded.special)
+    # induction: the token after an earlier occurrence of the query's token
+    after_same = np.zeros((n, n), bool)
+    after_same[:, 1:] = same[:, :-1]
+    return np.asarray(after_same & (at[None, :] <= at[:, None]) & ~encoded.special)
 
 
-POSITIONS = ("previous", "next", "self", "first", "separator", "duplicate", "induction", "broad")
+POSITION_ROLES = ("previous", "next", "self", "first", "separator", "duplicate", "induction", "broad")
 
 
-def position_scores(weights: np.ndarray, encoded: EncodedSentence) -> dict[str, tuple[np.ndarray, float]]:
-    """For each role of position: the mean weight on what it asks for, `(heads,)`, and that of uniform ones.
+def position_scores(
+    weights: Float[np.ndarray, "heads n n"], encoded: EncodedSentence
+) -> dict[str, tuple[Float[np.ndarray, " heads"], float]]:
+    """Score every head for each positional role in one sentence.
 
-    Queries that are special tokens do not count. `broad` is the entropy of a row over that of uniform ones.
+    The score of a role is the mean weight on the keys that it expects; that of `broad` is the entropy of a row
+    relative to uniform weights. Queries that are special tokens are left out.
+
+    Args:
+        weights: `(heads, n, n)`.
+        encoded: the tokens of the sentence.
+
+    Returns:
+        For each role the scores `(heads,)`, and the score of uniform weights. Roles that no query of the sentence
+        can have are left out.
     """
     n = weights.shape[-1]
-    found = {}
-    for role in POSITIONS[:-1]:
+    scores = {}
+    for role in POSITION_ROLES[:-1]:
         target = _target(encoded, role)
-        asked = target.any(axis=1) & ~encoded.special
-        if asked.any():
-            on = (weights * target).sum(axis=-1)[:, asked].mean(axis=1)
-            # Weights spread over the keys that the query may see; a causal model sees fewer.
-            seen = np.asarray((weights > 0).any(axis=0))[asked]
-            uniform = (target[asked] & seen).sum(axis=1) / np.maximum(1, seen.sum(axis=1))
-            found[role] = on, float(uniform.mean())
+        queries = target.any(axis=1) & ~encoded.special
+        if queries.any():
+            mass = (weights * target).sum(axis=-1)[:, queries].mean(axis=1)
+            # Uniform over the keys that the mask allows; a causal model allows fewer.
+            allowed = np.asarray((weights > 0).any(axis=0))[queries]
+            uniform = (target[queries] & allowed).sum(axis=1) / np.maximum(1, allowed.sum(axis=1))
+            scores[role] = mass, float(uniform.mean())
     if n > 1 and (~encoded.special).any():
         logs = np.where(weights > 0, np.log(np.where(weights > 0, weights, 1.0)), 0.0)
         entropy = -(weights * logs).sum(axis=-1)[:, ~encoded.special]
-        seen_count = (weights > 0).any(axis=0).sum(axis=-1)[~encoded.special]
-        found["broad"] = (entropy / np.log(np.maximum(2, seen_count))).mean(axis=1), 1.0
-    return found
+        allowed_count = (weights > 0).any(axis=0).sum(axis=-1)[~encoded.special]
+        scores["broad"] = (entropy / np.log(np.maximum(2, allowed_count))).mean(axis=1), 1.0
+    return scores
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
-    """What heads and rules answered to a question.
+class QuestionResult:
+    """The answers of heads and of simple rules to one question.
 
     Fields:
-        heads: `(heads,)`, whether each chose rightly.
-        nearest: whether the candidate nearest to the query is the right one.
-        offset: how far the right one is from the query, in tokens; the best fixed offset is found from all.
-        chosen_by_offset: given an offset, whether the candidate nearest to that place is the right one.
+        heads: `(heads,)`, whether each head chose the right candidate.
+        nearest: whether the candidate nearest to the query is right.
+        offset: distance in tokens from the query to the right candidate; the best fixed offset over all questions
+            is a baseline.
+        chosen_by_offset: tells whether the candidate nearest to a given offset is right.
     """
 
-    heads: np.ndarray
+    heads: Bool[np.ndarray, " heads"]
     nearest: bool
     offset: int
     chosen_by_offset: Callable[[int], bool]
 
 
-def answer(weights: np.ndarray, encoded: EncodedSentence, question: Question) -> Answer | None:
-    """How every head answers: the candidate with the most weight, from the query's tokens to the candidate's.
+def score_question(
+    weights: Float[np.ndarray, "heads n n"], encoded: EncodedSentence, question: Question
+) -> QuestionResult | None:
+    """Find the candidate of largest weight for every head.
+
+    The weight of a candidate is averaged over the tokens of the query and summed over those of the candidate.
 
     Args:
         weights: `(heads, n, n)`.
-        encoded: the sentence.
-        question: about it.
+        encoded: the tokens of the sentence.
+        question: a question about the sentence.
 
     Returns:
-        None where a word was cut off, or the model may not look there.
+        The result; None if a word was truncated, or the mask excludes all candidates.
     """
     query, right = encoded.tokens(question.query), encoded.tokens(question.right)
     if question.wrong:
         others = [encoded.tokens(span) for span in question.wrong]
     else:
-        free = ~encoded.special.copy()
-        free[query], free[right] = False, False
-        others = [np.array([i]) for i in np.flatnonzero(free)]
+        candidate = ~encoded.special.copy()
+        candidate[query], candidate[right] = False, False
+        others = [np.array([i]) for i in np.flatnonzero(candidate)]
     if not len(query) or not len(right) or not others or any(not len(other) for other in others):
         return None
     from_query = weights[:, query].mean(axis=1)
@@ -128,7 +145,7 @@ def answer(weights: np.ndarray, encoded: EncodedSentence, question: Question) ->
     mass = np.stack([from_query[:, each].sum(axis=1) for each in candidates])
     if not mass.any():
         return None
-    # Every other word is a candidate by its heaviest token; the right word too.
+    # If every other token is a candidate, the right word counts by its token of largest weight.
     if not question.wrong:
         mass[0] = from_query[:, right].max(axis=1)
     places = np.array([each.mean() for each in candidates])
@@ -138,4 +155,4 @@ def answer(weights: np.ndarray, encoded: EncodedSentence, question: Question) ->
         return bool(np.argmin(np.abs(places - middle - offset)) == 0)
 
     heads = mass[0] > mass[1:].max(axis=0)
-    return Answer(heads, by_offset(0), round(float(places[0] - middle)), by_offset)
+    return QuestionResult(heads, by_offset(0), round(float(places[0] - middle)), by_offset)
