@@ -17,7 +17,7 @@ from qkv.core.arrays import Array
 from qkv.core.equation import attend_dense
 from qkv.core.tile import Tile
 from qkv.kernels import NumpyBlocksKernel
-from qkv.kernels.numpy_blocks import logits as streamed_logits
+from qkv.kernels.numpy_blocks import logits as block_logits
 from qkv.kernels.numpy_blocks.exponential import BINARY, NATURAL, Exponential
 
 SMALL = NumpyBlocksKernel(budget=64)
@@ -125,7 +125,7 @@ def test_gaussian_of_keys_far_from_the_origin_errs_by_less_than_1e_minus_5(bandw
 def test_logits_of_any_size_in_any_order_agree_with_the_oracle(
     monkeypatch: pytest.MonkeyPatch, exp: Exponential, order: str, queries: int
 ) -> None:
-    monkeypatch.setattr(streamed_logits, "exponential", lambda dtype: exp)
+    monkeypatch.setattr(block_logits, "exponential", lambda dtype: exp)
     rising = np.arange(60.0) * 50
     far = np.zeros(60)
     far[37] = 400
@@ -142,7 +142,7 @@ def test_exponentials_are_right_and_none_is_subnormal(exp: Exponential, dtype: s
     least = 90 if dtype == "float32" else 740
     x = np.linspace(-least * 1.5, 10, 4001).astype(dtype)
     got = (x * np.asarray(exp.unit, dtype=dtype)).copy()
-    exp.replace(got)
+    exp.apply_(got)
     wanted = np.exp(x.astype("float64"))
     floor = 2.0 ** (-100 if dtype == "float32" else -900)
     np.testing.assert_allclose(got, wanted, rtol=2e-5 if dtype == "float32" else 2e-13, atol=2 * floor)

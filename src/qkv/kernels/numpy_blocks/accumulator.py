@@ -1,118 +1,137 @@
-"""Sums of exponentials for a block of queries, tile by tile: the NumPy block kernel's softmax.
+"""Sums of exponentials for a block of queries, tile by tile, in NumPy.
 
     total = Σ_j e^(l_j − s)          weighted = Σ_j e^(l_j − s) v_j
 
-The shift s need not be the largest logit: it is near the largest of the first tile that holds a key, and
-moves only when a later tile would overflow. So the largest logit of most tiles is never looked for, and where
-logits are small nothing is subtracted. Some thousand keys are summed in the dtype of the call, and these sums
-are added up in float64.
+This is the online softmax of `core/online_softmax.py` with any shift s near the maximum instead of the maximum
+itself: s starts near the largest logit of the first tile with a key and moves only before a tile would overflow.
+The maximum of most tiles is never computed, and small logits need no subtraction. A few thousand keys are summed
+in the dtype of the call, and these sums are added in float64.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from qkv.core.online_softmax import ExponentialSums
+from qkv.core.typing import Bool, DType, Float
 from qkv.kernels.numpy_blocks.exponential import Exponential
 
-__all__ = ["ExponentialAccumulator"]
+__all__ = ["ExponentialAccumulator", "WriteLogits"]
 
-_MANY = 2.0**60
-"""A sum of a tile beyond this moves the shift."""
-_NEAR = 22.0
-"""A largest logit within ± this needs no shift: the total keeps its digits, and no exponential overflows."""
+WriteLogits = Callable[[Float[np.ndarray, "*batch q 1"] | None], Float[np.ndarray, "*batch q k"]]
+"""Returns the logits of a tile minus a shift, in a buffer that may be overwritten."""
+
+_MAX_TILE_SUM = 2.0**60
+"""A larger sum over a tile moves the shift."""
+_MAX_UNSHIFTED = 22.0
+"""A maximum within ± this needs no shift: the total keeps its digits, and no exponential overflows."""
 _CHUNK = 2**12
-"""Keys that are summed in the dtype of the call; longer sums lose digits."""
+"""Keys summed in the dtype of the call; longer sums lose digits."""
 
 
 class ExponentialAccumulator:
-    """What is known of some queries so far.
+    """Sums of exponentials of some queries over the tiles so far.
+
+    Args:
+        batch: batch axes.
+        rows: number of queries.
+        width: width of the values.
+        dtype: dtype of the logits.
+        exp: exponential of the logits.
 
     Attributes:
-        shift: `(*batch, rows, 1)`, in the unit of the exponential.
-        lost: something that is not finite was met; these sums are not to be used.
+        shift: shift of each query, in the unit of the exponential.
+        total: Σ e^(l − s), in float64.
+        weighted: Σ e^(l − s) v, in float64.
+        non_finite: whether something was not finite; the sums are then invalid.
     """
 
-    def __init__(self, batch: tuple[int, ...], rows: int, width: int, dtype: Any, exp: Exponential) -> None:
+    def __init__(self, batch: tuple[int, ...], rows: int, width: int, dtype: DType, exp: Exponential) -> None:
         self.exp = exp
-        self.shift = np.zeros((*batch, rows, 1), dtype=dtype)
-        self.moved = False
-        self.met = np.zeros((*batch, rows, 1), dtype=bool)
-        self.complete = False
-        self.total = np.zeros((*batch, rows, 1))
-        self.weighted = np.zeros((*batch, rows, width))
-        self.lost = False
+        self.shift: Float[np.ndarray, "*batch q 1"] = np.zeros((*batch, rows, 1), dtype=dtype)
+        self.total: Float[np.ndarray, "*batch q 1"] = np.zeros((*batch, rows, 1))
+        self.weighted: Float[np.ndarray, "*batch q value_width"] = np.zeros((*batch, rows, width))
+        self.non_finite = False
+        self._shifted = False
+        self._has_key: Bool[np.ndarray, "*batch q 1"] = np.zeros((*batch, rows, 1), dtype=bool)
+        self._all_have_keys = False
 
     def update(
-        self, write_logits: Callable[[np.ndarray | None], np.ndarray], value: np.ndarray, ones: np.ndarray
+        self,
+        write_logits: WriteLogits,
+        value: Float[np.ndarray, "*#batch k value_width"],
+        ones: Float[np.ndarray, "ones 1"],
     ) -> None:
         """Add a tile.
 
         Args:
-            write_logits: gives the logits of the tile minus a shift, in a buffer that may be written to.
-            value: of the tile's keys.
-            ones: `(cols, 1)`, or more.
+            write_logits: returns the logits of the tile minus a shift, in a buffer that may be overwritten.
+            value: values of the tile's keys.
+            ones: a column of ones, at least as long as the tile.
         """
-        e = write_logits(self.shift if self.moved else None)
-        if not self.complete and not self._centre(e):
+        e = write_logits(self.shift if self._shifted else None)
+        if not self._all_have_keys and not self._move_shift(e):
             return
         total = self._exponentials(e, ones)
-        if not self._fits(total):
-            e = write_logits(self.shift if self.moved else None)
-            if not self._centre(e):
+        if not _fits(total):
+            e = write_logits(self.shift if self._shifted else None)
+            if not self._move_shift(e):
                 return
             total = self._exponentials(e, ones)
-            if not self._fits(total):
-                self.lost = True
+            if not _fits(total):
+                self.non_finite = True
                 return
         self.total += total
         for start in range(0, e.shape[-1], _CHUNK):
-            piece = slice(start, start + _CHUNK)
-            self.weighted += np.matmul(e[..., piece], value[..., piece, :])
+            chunk = slice(start, start + _CHUNK)
+            self.weighted += np.matmul(e[..., chunk], value[..., chunk, :])
 
     def result(self) -> ExponentialSums | None:
-        """The sums; None where something was not finite, in a logit or in a value that meets a weight."""
-        if self.lost or not (np.isfinite(self.weighted).all() and np.isfinite(self.total).all()):
+        """Return the sums; None where a logit or a value with weight was not finite."""
+        if self.non_finite or not (np.isfinite(self.weighted).all() and np.isfinite(self.total).all()):
             return None
-        if self.exp.unit != 1 and not self.complete:
-            return None  # a row without a key, or with nothing but logits so low that log2 e made them −inf
+        if self.exp.unit != 1 and not self._all_have_keys:
+            return None  # a row without a key, or all of its logits became −inf when multiplied by log2 e
         dtype = self.shift.dtype
-        maximum = np.where(self.met, self.shift / self.exp.unit, -np.inf).astype(dtype)
+        maximum = np.where(self._has_key, self.shift / self.exp.unit, -np.inf).astype(dtype)
         return ExponentialSums(maximum, self.total.astype(dtype), self.weighted.astype(dtype))
 
-    def _exponentials(self, e: np.ndarray, ones: np.ndarray) -> np.ndarray:
-        self.exp.replace(e)
+    def _exponentials(
+        self, e: Float[np.ndarray, "*batch q k"], ones: Float[np.ndarray, "ones 1"]
+    ) -> Float[np.ndarray, "*batch q 1"]:
+        """Replace shifted logits by their exponentials and return their sums."""
+        self.exp.apply_(e)
         total = np.zeros_like(self.total)
         for start in range(0, e.shape[-1], _CHUNK):
-            piece = e[..., start : start + _CHUNK]
+            chunk = e[..., start : start + _CHUNK]
             # A product with ones: BLAS sums three times as fast as NumPy.
-            total += np.matmul(piece, ones[: piece.shape[-1]])
+            total += np.matmul(chunk, ones[: chunk.shape[-1]])
         return total
 
-    def _fits(self, total: np.ndarray) -> bool:
-        return bool(total.max(initial=0) <= _MANY)  # False for NaN
-
-    def _centre(self, e: np.ndarray) -> bool:
-        """Move the shift to where these logits are, and the sums with it; False where they are not finite."""
+    def _move_shift(self, e: Float[np.ndarray, "*batch q k"]) -> bool:
+        """Move the shift near the maximum of these logits, and rescale the sums; False where a logit is not finite."""
         largest = e.max(axis=-1, keepdims=True)
         if not (largest < np.inf).all():
-            self.lost = True
+            self.non_finite = True
             return False
-        near = _NEAR * self.exp.unit
+        near = _MAX_UNSHIFTED * self.exp.unit
         exists = largest > -np.inf
-        move = (largest > near) | (~self.met & exists & (largest < -near))
+        move = (largest > near) | (~self._has_key & exists & (largest < -near))
         if move.any():
-            by = np.where(move, largest, 0)
-            np.subtract(e, by, out=e)
-            self.shift += by
-            self.moved = True
-            # Where no key was met the sums are 0: a far shift downwards must not make them 0 · inf.
-            factor = self.exp.power(np.where(self.met, -by, 0).astype(np.float64))
+            difference = np.where(move, largest, 0)
+            np.subtract(e, difference, out=e)
+            self.shift += difference
+            self._shifted = True
+            # Without a key the sums are 0: a large shift downwards must not make them 0 · inf.
+            factor = self.exp.function(np.where(self._has_key, -difference, 0).astype(np.float64))
             self.total *= factor
             self.weighted *= factor
-        self.met |= exists
-        self.complete = bool(self.met.all())
+        self._has_key |= exists
+        self._all_have_keys = bool(self._has_key.all())
         return True
+
+
+def _fits(total: Float[np.ndarray, "*batch q 1"]) -> bool:
+    return bool(total.max(initial=0) <= _MAX_TILE_SUM)  # False for NaN

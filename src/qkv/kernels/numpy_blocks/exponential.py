@@ -1,9 +1,8 @@
-"""Exponentials in NumPy: e^x, or 2^x of logits that were multiplied by log2 e, whichever is faster here.
+"""Exponentials in NumPy: e^x, or 2^x of logits multiplied by log2 e, whichever is faster on this machine.
 
 Where NumPy has vector code for 2^x it takes half the time of e^x; where it has none, ten times as long. Which
-it is, is measured once for each process and dtype, in less than a millisecond. Neither is fast where the
-result is below the smallest normal number (a hundred times slower, and so are products with such results):
-what is that small is made 0.
+one is faster is measured once per process and dtype, in less than a millisecond. Results below the smallest
+normal number are a hundred times slower, and so are products with them: they are replaced by 0.
 """
 
 from __future__ import annotations
@@ -12,31 +11,32 @@ import math
 import time
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 
-__all__ = ["NATURAL", "Exponential", "exponential"]
+from qkv.core.typing import Float
+
+__all__ = ["BINARY", "NATURAL", "Exponential", "exponential"]
 
 
 @dataclass(frozen=True)
 class Exponential:
-    """`power(x · unit)` is e^x.
+    """An exponential function: `function(x · unit)` is e^x.
 
     Attributes:
-        power: `np.exp` or `np.exp2`, both with `out`.
+        function: `np.exp` or `np.exp2`.
         unit: 1, or log2 e.
     """
 
-    power: Any
+    function: np.ufunc
     unit: float
 
-    def replace(self, x: np.ndarray) -> None:
-        """Write the exponentials of `x` into it; those below 2^−100 (2^−900 in float64) may become 0.
+    def apply_(self, x: Float[np.ndarray, " ..."]) -> None:
+        """Replace `x` by its exponentials; those below 2^−100 (2^−900 in float64) may become 0.
 
         Example:
             >>> x = np.array([0.0, -1000.0])
-            >>> NATURAL.replace(x)
+            >>> NATURAL.apply_(x)
             >>> x
             array([1., 0.])
         """
@@ -44,12 +44,13 @@ class Exponential:
         bits = -900.0 if x.dtype == np.float64 else -100.0
         floor = bits * math.log(2) * self.unit
         if smallest >= 1.2 * floor:  # the smallest normal numbers are 2^−126 and 2^−1022; False for NaN
-            self.power(x, out=x)
+            self.function(x, out=x)
             return
         np.maximum(x, floor, out=x)
-        self.power(x, out=x)
-        # Exactly what the floor became: what stood on it is 0, the rest loses less than its last digit.
-        np.subtract(x, self.power(np.full(64, floor, dtype=x.dtype))[0], out=x)
+        self.function(x, out=x)
+        # Subtract exactly the exponential of the floor: numbers at the floor become 0, others lose less than
+        # their last digit.
+        np.subtract(x, self.function(np.full(64, floor, dtype=x.dtype))[0], out=x)
 
 
 NATURAL = Exponential(np.exp, 1.0)
@@ -58,21 +59,21 @@ BINARY = Exponential(np.exp2, math.log2(math.e))
 
 @cache
 def exponential(dtype: str) -> Exponential:
-    """The faster of the two for a dtype, such as `"float32"`.
+    """Return the faster exponential for a dtype, such as `"float32"`.
 
     Example:
         >>> import numpy as np
         >>> e = exponential("float64")
-        >>> round(float(e.power(1.0 * e.unit)), 9)
+        >>> round(float(e.function(1.0 * e.unit)), 9)
         2.718281828
     """
     sample = np.linspace(-20, 0, 4096, dtype=dtype)
-    room = np.empty_like(sample)
+    out = np.empty_like(sample)
 
-    def seconds(power: Any) -> float:
+    def seconds(function: np.ufunc) -> float:
         start = time.perf_counter()
-        power(sample, out=room)
+        function(sample, out=out)
         return time.perf_counter() - start
 
-    natural, binary = (min(seconds(each.power) for _ in range(9)) for each in (NATURAL, BINARY))
+    natural, binary = (min(seconds(each.function) for _ in range(9)) for each in (NATURAL, BINARY))
     return BINARY if binary < natural else NATURAL

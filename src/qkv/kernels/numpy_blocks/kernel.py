@@ -1,14 +1,15 @@
-"""The NumPy block kernel: NumPy, forward, tile by tile, in memory linear in the keys. What `ask` uses."""
+"""The NumPy block kernel: NumPy, forward, tile by tile, in memory linear in the keys. `Database.ask` uses it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from qkv.core.arrays import cast, ignore_numpy_warnings, namespace
 from qkv.core.equation import BoundCall
+from qkv.core.typing import Array
 from qkv.kernels.numpy_blocks.softmax import attend_softmax
-from qkv.kernels.numpy_blocks.tile_shapes import Sizes, softmax_sizes
+from qkv.kernels.numpy_blocks.tile_shapes import softmax_tiles
 from qkv.kernels.runtime.tile_loop import attend_rows, ranges, row_logits, weigh_rows
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, partial_numbers, row_block_size, size_text, tile_shape
@@ -18,19 +19,20 @@ from qkv.plan.problem import Problem
 
 __all__ = ["NumpyBlocksKernel"]
 
-_FOLD = 4
-"""How much larger a tile is that is folded or joined to rows: merging partials costs more than the cache."""
+_TILE_FACTOR = 4
+"""Relative size of tiles of other normalizers and of row blocks: merging them costs more than missing the cache."""
+_ROW_BLOCK_ARRAYS = 5
+"""Arrays of a row block in memory at once."""
 
 
 @dataclass(frozen=True)
 class NumpyBlocksKernel(Kernel):
-    """Sums exponentials where they are all that is wanted; folds tiles where the normalizer has another fold;
-    takes strips of whole rows where it has none, or readouts are wanted.
+    """Tiles under softmax and other online normalizers; blocks of whole rows for the others and for readouts.
 
     Args:
         budget: numbers in the widest array of a tile; 1 MB in float32, which stays in a cache of 2 MB. Tiles
-            that are not summed as exponentials are four times as large.
-        strip_budget: numbers in all arrays of a strip together.
+            of normalizers other than softmax are four times as large.
+        row_block_budget: numbers in all arrays of a row block together.
     """
 
     name: ClassVar[str] = "numpy_blocks"
@@ -40,72 +42,71 @@ class NumpyBlocksKernel(Kernel):
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def refuse(self, problem: Problem) -> str | None:
-        """NumPy only; there is no gradient to refuse."""
+        """Refuse arrays of other libraries; NumPy has no gradients."""
         return self.refuse_library(problem)
 
     def describe(self, problem: Problem) -> str:
-        """Tile or strip sizes."""
-        if self._softmax(problem):
-            sizes = self._sizes(problem)
-            return f"tiles of {size_text(sizes.rows, sizes.cols)}, one pass over the keys"
-        rows, cols = self._sides(problem)
-        if self._strips(problem):
-            return f"strips of whole rows, {size_text(rows, problem.axes.k)} at a time"
+        """Describe the size of a tile or row block."""
+        if _uses_softmax(problem):
+            tiles = softmax_tiles(problem, self.budget)
+            return f"tiles of {size_text(tiles.rows, tiles.cols)}, one pass over the keys"
+        rows, cols = self._shape(problem)
+        if _needs_rows(problem):
+            return f"row blocks of {size_text(rows, problem.axes.k)}"
         return f"tiles of {size_text(rows, cols)}"
 
     def cost(self, problem: Problem) -> Cost:
-        """One tile or strip at a time, and what the readouts keep."""
+        """Estimate one tile or row block at a time, and the results of the readouts."""
         axes = problem.axes
-        if self._softmax(problem):
-            return self._sizes(problem).cost(problem)
-        rows, cols = self._sides(problem)
-        tile = axes.batch_size * rows * cols * problem.itemsize * (5 + problem.elements_per_logit)
-        tile += axes.batch_size * rows * problem.itemsize * partial_numbers(problem)
-        if self._strips(problem):
-            tile += axes.batch_size * rows * axes.k * problem.itemsize * 5
+        if _uses_softmax(problem):
+            return softmax_tiles(problem, self.budget).cost(problem)
+        rows, cols = self._shape(problem)
+        peak = axes.batch_size * rows * cols * problem.itemsize * (_ROW_BLOCK_ARRAYS + problem.elements_per_logit)
+        peak += axes.batch_size * rows * problem.itemsize * partial_numbers(problem)
         tiles = -(-axes.q // rows) * -(-axes.k // cols)
         traffic = problem.input_bytes + (-(-axes.q // rows) - 1) * axes.k * axes.key_width * problem.itemsize
-        if self._strips(problem):
+        if _needs_rows(problem):
+            peak += axes.batch_size * rows * axes.k * problem.itemsize * _ROW_BLOCK_ARRAYS
             traffic += axes.pairs * problem.itemsize * 6
-        tile += problem.untiled_bytes
-        return Cost(axes.pairs * problem.flop_per_pair, traffic, tile, 2.5e-4 + tiles * 1e-4)
+        peak += problem.untiled_bytes
+        return Cost(axes.pairs * problem.flop_per_pair, traffic, peak, 2.5e-4 + tiles * 1e-4)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Some queries at a time."""
-        if self._softmax(problem):
+        """Compute output and readouts, some queries at a time."""
+        if _uses_softmax(problem):
             with ignore_numpy_warnings():
-                return Result(attend_softmax(call, self._sizes(problem)))
+                return Result(attend_softmax(call, softmax_tiles(problem, self.budget)))
         call = call.with_all_cast()
-        rows, cols = self._sides(problem)
-        outputs, reading = [], ReadoutAccumulator(problem.readouts, call.tile)
+        block_rows, cols = self._shape(problem)
+        outputs, readouts = [], ReadoutAccumulator(problem.readouts, call.tile)
         with ignore_numpy_warnings():
-            for limits in ranges(call.tile.q_total, rows):
-                output: Any
-                if self._strips(problem):
-                    logits = row_logits(call, limits, cols)
-                    output, found = weigh_rows(call, limits, logits, problem.readouts)
-                    reading.add(found, call.tile.restrict(limits, (0, call.tile.k_total)))
+            for rows in ranges(call.tile.q_total, block_rows):
+                output: Array | None
+                if _needs_rows(problem):
+                    logits = row_logits(call, rows, cols)
+                    output, read = weigh_rows(call, rows, logits, problem.readouts)
+                    readouts.add(read, call.tile.restrict(rows, (0, call.tile.k_total)))
                 else:
-                    output, _ = attend_rows(call, limits, cols)
+                    output, _ = attend_rows(call, rows, cols)
+                assert output is not None
                 outputs.append(cast(output, call.out_dtype))
             joined = outputs[0] if len(outputs) == 1 else namespace(call.value).concat(outputs, axis=-2)
-            return Result(joined, reading.results())
+            return Result(joined, readouts.results())
 
-    def _softmax(self, problem: Problem) -> bool:
-        """Whether sums of exponentials are all that is wanted."""
-        normalizer = problem.normalizer
-        return normalizer.log_sum_exp and not (self._strips(problem) or problem.spec.dropout)
-
-    def _strips(self, problem: Problem) -> bool:
-        return bool(problem.readouts) or not problem.normalizer.online
-
-    def _sizes(self, problem: Problem) -> Sizes:
-        return softmax_sizes(problem, self.budget)
-
-    def _sides(self, problem: Problem) -> tuple[int, int]:
-        alive = 5 + problem.elements_per_logit
-        if not self._strips(problem):
-            return tile_shape(problem, _FOLD * self.budget, alive)
-        rows = row_block_size(problem, self.row_block_budget, 5)
-        pairs = _FOLD * self.budget // max(1, problem.axes.batch_size * rows * problem.elements_per_logit)
+    def _shape(self, problem: Problem) -> tuple[int, int]:
+        """Return the queries and keys of a tile of logits."""
+        if not _needs_rows(problem):
+            arrays = _ROW_BLOCK_ARRAYS + problem.elements_per_logit
+            return tile_shape(problem, _TILE_FACTOR * self.budget, arrays)
+        rows = row_block_size(problem, self.row_block_budget, _ROW_BLOCK_ARRAYS)
+        pairs = _TILE_FACTOR * self.budget // max(1, problem.axes.batch_size * rows * problem.elements_per_logit)
         return rows, max(1, min(problem.axes.k, pairs))
+
+
+def _uses_softmax(problem: Problem) -> bool:
+    """Return whether sums of exponentials give the whole result."""
+    return problem.normalizer.log_sum_exp and not (_needs_rows(problem) or problem.spec.dropout)
+
+
+def _needs_rows(problem: Problem) -> bool:
+    return bool(problem.readouts) or not problem.normalizer.online

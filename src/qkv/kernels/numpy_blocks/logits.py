@@ -1,13 +1,13 @@
-"""Logits of tiles in NumPy, in one buffer, minus a number for each query: what the NumPy block kernel sums.
+"""Logits of tiles in NumPy, in one buffer, minus a shift for each query.
 
-Each side's own work is done once: a query's for the whole call, a key's once for each tile of keys, which
-all queries then meet. Keys are never copied as a whole, so a memory-mapped table stays on disk.
+Each query is projected once per call, and each key once per tile of keys. Keys are never copied as a whole, so a
+memory-mapped table stays on disk.
 
-    ProductLogits   an inner product of lifted sides: a matrix product, with log2 e and the shift folded in
-    PairLogits      any other score: its `pair` of two sides
+    InnerProductLogits   lifted queries and keys: one matrix product, with log2 e and the shift folded in
+    ProjectedLogits      any other score: its `projected_logits`
 
-Buffers lie keys first, `(*batch, cols, rows)`, and are seen as `(*batch, rows, cols)`: BLAS multiplies a few
-queries with many keys 15 % faster that way.
+Buffers lie keys first, `(*batch, k, q)`, and are viewed as `(*batch, q, k)`: BLAS multiplies a few queries with
+many keys 15 % faster that way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -23,28 +22,35 @@ from qkv.core.arrays import cast, is_text
 from qkv.core.equation import BoundCall
 from qkv.core.guard import zero_nonfinite
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float, Shaped
 from qkv.kernels.numpy_blocks.exponential import NATURAL, Exponential, exponential
 from qkv.kernels.runtime.tile_loop import Limits
+from qkv.scores.base import Score
 
-__all__ = ["Logits", "PairLogits", "ProductLogits", "logits_of"]
+__all__ = ["BlockLogits", "InnerProductLogits", "ProjectedLogits", "ProjectedQueries", "block_logits"]
 
-_SAMPLE = 256
-"""Keys from which a centre is taken, at most."""
+_CENTRE_KEYS = 256
+"""Maximum number of keys from which a centre is computed."""
 
 
 @dataclass
-class Side:
-    """The lifted queries of a block, or the keys of a tile; `term` is a column `(*batch, rows, 1)` to add."""
-
-    vectors: np.ndarray
-    term: np.ndarray | None = None
-
-
-class Logits(ABC):
-    """Tiles of logits of one call, perhaps of some of its batch elements.
+class ProjectedQueries:
+    """Projected or lifted queries of a block.
 
     Attributes:
-        exp: of these logits, which are multiplied by its unit.
+        vectors: one row per query; text for scores that compare text.
+        term: number to add to every logit of a query; None: 0.
+    """
+
+    vectors: Shaped[np.ndarray, " ..."]
+    term: Float[np.ndarray, "*batch q 1"] | None = None
+
+
+class BlockLogits(ABC):
+    """Tiles of logits of a call, or of some of its batch elements.
+
+    Attributes:
+        exp: exponential of these logits, which are multiplied by its unit.
     """
 
     exp: Exponential = NATURAL
@@ -52,144 +58,142 @@ class Logits(ABC):
     def __init__(self, call: BoundCall) -> None:
         self.call = call
         self.dtype = np.dtype(call.dtype)
-        self.tile: Tile = call.tile
+        self.tile: Tile = dataclasses.replace(call.tile, centre=_centre(call))
 
     @abstractmethod
-    def left(self, rows: Limits) -> Side:
-        """What some queries contribute by themselves."""
+    def project_queries(self, rows: Limits) -> ProjectedQueries:
+        """Return the projections of some queries."""
 
     @abstractmethod
-    def right(self, cols: Limits, rows: int) -> np.ndarray:
-        """What some keys contribute by themselves, to meet blocks of `rows` queries."""
+    def project_keys(self, cols: Limits, rows: int) -> Shaped[np.ndarray, " ..."]:
+        """Return the projections of some keys, to be compared with blocks of `rows` queries."""
 
     @abstractmethod
-    def meet(
+    def write(
         self,
-        left: Side,
-        right: np.ndarray,
+        queries: ProjectedQueries,
+        keys: Shaped[np.ndarray, " ..."],
         rows: Limits,
         cols: Limits,
-        shift: np.ndarray | None,
-        e: np.ndarray,
+        shift: Float[np.ndarray, "*batch q 1"] | None,
+        out: Float[np.ndarray, "*batch q k"],
     ) -> None:
-        """Write the logits of a tile, times the unit, minus `shift`, into `e`."""
+        """Write the logits of a tile, times the unit, minus `shift`, into `out`."""
 
-    def _parts(self, rows: Limits, cols: Limits) -> tuple[Any, np.ndarray, np.ndarray, Tile]:
-        """The score, queries, keys and place of a tile."""
+    def _parts(self, rows: Limits, cols: Limits) -> tuple[Score, Array, Array, Tile]:
+        """Return the score, the queries, the keys and the tile."""
         call = self.call
         score = call.score.slice(slice(*rows), slice(*cols))
         return score, call.queries(rows), call.keys(cols), self.tile.restrict(rows, cols)
 
 
-class ProductLogits(Logits):
-    """Of a score that is an inner product of its lifted sides, plus a term of the query."""
+class InnerProductLogits(BlockLogits):
+    """Logits of a score that is an inner product of lifted vectors, plus a term of the query."""
 
     def __init__(self, call: BoundCall) -> None:
         super().__init__(call)
         self.exp = exponential(str(self.dtype))
-        self.tile = dataclasses.replace(call.tile, centre=_centre(call))
-        self.room = np.empty(0, dtype=self.dtype)
-        self.has_term = False
+        self._buffer = np.empty(0, dtype=self.dtype)
+        self._has_term = False
 
-    def left(self, rows: Limits) -> Side:
-        """Lifted, times the unit, with one more column that can hold the term and the shift."""
+    def project_queries(self, rows: Limits) -> ProjectedQueries:
+        """Lift the queries, times the unit, with one more column that can hold the term and the shift."""
         score, query, key, tile = self._parts(rows, (0, 1))
-        vectors = cast(score.lift(query, key, tile)[0], self.dtype)
+        vectors = np.asarray(cast(score.lift(query, key, tile)[0], self.dtype))
         term = score.query_term(query, tile)
-        unit = self.exp.unit
-        self.has_term = term is not None
+        self._has_term = term is not None
         wide = np.empty((*vectors.shape[:-1], vectors.shape[-1] + 1), dtype=self.dtype)
-        np.multiply(vectors, unit, out=wide[..., :-1])
+        np.multiply(vectors, self.exp.unit, out=wide[..., :-1])
         wide[..., -1] = 0
-        return Side(wide, None if term is None else cast(term, self.dtype)[..., None] * unit)
+        if term is None:
+            return ProjectedQueries(wide)
+        return ProjectedQueries(wide, np.asarray(cast(term, self.dtype))[..., None] * self.exp.unit)
 
-    def right(self, cols: Limits, rows: int) -> np.ndarray:
-        """Lifted; with one more column of ones where that is little work beside that of the pairs."""
+    def project_keys(self, cols: Limits, rows: int) -> Float[np.ndarray, " ..."]:
+        """Lift the keys, with one more column of ones where that is little work beside that of the pairs."""
         score, query, key, tile = self._parts((0, 1), cols)
-        vectors = cast(score.lift(query, key, tile)[1], self.dtype)
-        if not self.has_term and 4 * vectors.shape[-1] > rows:
+        vectors = np.asarray(cast(score.lift(query, key, tile)[1], self.dtype))
+        if not self._has_term and 4 * vectors.shape[-1] > rows:
             return vectors
         shape = (*vectors.shape[:-1], vectors.shape[-1] + 1)
         size = int(np.prod(shape))
-        if self.room.size < size:
-            self.room = np.empty(size, dtype=self.dtype)
-        wide = self.room[:size].reshape(shape)
+        if self._buffer.size < size:
+            self._buffer = np.empty(size, dtype=self.dtype)
+        wide = self._buffer[:size].reshape(shape)
         wide[..., :-1] = vectors
         wide[..., -1] = 1
         return wide
 
-    def meet(
+    def write(
         self,
-        left: Side,
-        right: np.ndarray,
+        queries: ProjectedQueries,
+        keys: Shaped[np.ndarray, " ..."],
         rows: Limits,
         cols: Limits,
-        shift: np.ndarray | None,
-        e: np.ndarray,
+        shift: Float[np.ndarray, "*batch q 1"] | None,
+        out: Float[np.ndarray, "*batch q k"],
     ) -> None:
-        """One matrix product, and one subtraction where the keys have no column of ones."""
-        vectors, term = left.vectors, left.term
-        if right.shape[-1] == vectors.shape[-1]:
-            _last(vectors, term, shift)
-            np.matmul(right, vectors.swapaxes(-1, -2), out=e.swapaxes(-1, -2))
+        """Compute one matrix product, and one subtraction where the keys have no column of ones."""
+        vectors = queries.vectors
+        if keys.shape[-1] == vectors.shape[-1]:
+            _set_last_column(queries, shift)
+            np.matmul(keys, vectors.swapaxes(-1, -2), out=out.swapaxes(-1, -2))
             return
-        np.matmul(right, vectors[..., :-1].swapaxes(-1, -2), out=e.swapaxes(-1, -2))
+        np.matmul(keys, vectors[..., :-1].swapaxes(-1, -2), out=out.swapaxes(-1, -2))
         if shift is not None:
-            np.subtract(e, shift, out=e)
+            np.subtract(out, shift, out=out)
 
 
-class PairLogits(Logits):
-    """Of any score, and under any normalizer that prepares its logits."""
+class ProjectedLogits(BlockLogits):
+    """Logits of any score, under any normalizer that prepares its logits."""
 
-    def __init__(self, call: BoundCall) -> None:
-        super().__init__(call)
-        self.tile = dataclasses.replace(call.tile, centre=_centre(call))
-
-    def left(self, rows: Limits) -> Side:
-        """The query's side."""
+    def project_queries(self, rows: Limits) -> ProjectedQueries:
+        """Project the queries."""
         score, query, key, tile = self._parts(rows, (0, 1))
-        return Side(score.project(query, key, tile)[0])
+        return ProjectedQueries(np.asarray(score.project(query, key, tile)[0]))
 
-    def right(self, cols: Limits, rows: int) -> np.ndarray:
-        """The key's side."""
+    def project_keys(self, cols: Limits, rows: int) -> Shaped[np.ndarray, " ..."]:
+        """Project the keys."""
         score, query, key, tile = self._parts((0, 1), cols)
-        return score.project(query, key, tile)[1]
+        return np.asarray(score.project(query, key, tile)[1])
 
-    def meet(
+    def write(
         self,
-        left: Side,
-        right: np.ndarray,
+        queries: ProjectedQueries,
+        keys: Shaped[np.ndarray, " ..."],
         rows: Limits,
         cols: Limits,
-        shift: np.ndarray | None,
-        e: np.ndarray,
+        shift: Float[np.ndarray, "*batch q 1"] | None,
+        out: Float[np.ndarray, "*batch q k"],
     ) -> None:
-        """The score's pair, prepared."""
+        """Compute the score's logits and prepare them for the normalizer."""
         score = self.call.score.slice(slice(*rows), slice(*cols))
-        logits = cast(score.projected_logits(left.vectors, right, self.tile.restrict(rows, cols)), self.dtype)
+        logits = cast(score.projected_logits(queries.vectors, keys, self.tile.restrict(rows, cols)), self.dtype)
         logits = self.call.normalizer.prepare(logits)
-        np.subtract(logits, 0 if shift is None else shift, out=e)
+        np.subtract(logits, 0 if shift is None else shift, out=out)
 
 
-def logits_of(call: BoundCall) -> Logits:
-    """The kind of logits that the score's facts allow."""
+def block_logits(call: BoundCall) -> BlockLogits:
+    """Return the logits of the call as the facts of its score and normalizer allow."""
     one = np.ones((*(1 for _ in call.batch), 1, 1), dtype=call.dtype)
     prepares = call.normalizer.prepare(one) is not one
-    return PairLogits(call) if prepares or not call.score.is_inner_product else ProductLogits(call)
+    inner_product = call.score.is_inner_product and not prepares
+    return InnerProductLogits(call) if inner_product else ProjectedLogits(call)
 
 
-def _centre(call: BoundCall) -> Any:
-    """One point that all tiles share: of some keys, since no pass over all of them is worth its digits."""
+def _centre(call: BoundCall) -> Array | None:
+    """Return one centre for all tiles, of a sample: a pass over all keys would cost more than it improves digits."""
     if is_text(call.key) or call.score.centre(call.key[..., :1, :]) is None:
         return None
-    key = call.key[..., :: max(1, -(-call.key.shape[-2] // _SAMPLE)), :]
-    return call.score.centre(zero_nonfinite(key if call.score.keeps_dtype else cast(key, call.dtype)))
+    key = call.key[..., :: max(1, -(-call.key.shape[-2] // _CENTRE_KEYS)), :]
+    centre: Array | None = call.score.centre(zero_nonfinite(key if call.score.keeps_dtype else cast(key, call.dtype)))
+    return centre
 
 
-def _last(vectors: np.ndarray, term: np.ndarray | None, shift: np.ndarray | None) -> None:
-    """The last column becomes term − shift."""
-    if term is None and shift is None:
+def _set_last_column(queries: ProjectedQueries, shift: Float[np.ndarray, "*batch q 1"] | None) -> None:
+    """Set the last column to term − shift."""
+    if queries.term is None and shift is None:
         return
-    vectors[..., -1:] = 0.0 if term is None else term
+    queries.vectors[..., -1:] = 0.0 if queries.term is None else queries.term
     if shift is not None:
-        vectors[..., -1:] -= shift
+        queries.vectors[..., -1:] -= shift

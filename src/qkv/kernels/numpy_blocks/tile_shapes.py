@@ -7,15 +7,22 @@ from dataclasses import dataclass
 from qkv.plan.cost import Cost, tile_sides
 from qkv.plan.problem import Problem
 
-__all__ = ["Sizes", "softmax_sizes"]
+__all__ = ["SoftmaxTiles", "softmax_tiles"]
 
-_MOST_KEYS = 2**16
-"""In a tile, however few the queries: the work of a tile is then far above that of the Python around it."""
+_MAX_KEYS = 2**16
+"""Maximum keys of a tile, however few the queries: its work is then far above the overhead of Python."""
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Queries and keys of a tile, queries whose sums are kept at once, batch elements at once."""
+class SoftmaxTiles:
+    """Sizes of the tiles of a softmax.
+
+    Attributes:
+        rows: queries of a tile.
+        cols: keys of a tile.
+        group: queries whose sums are in memory at once; keys are read once per group.
+        batch: batch elements at once.
+    """
 
     rows: int
     cols: int
@@ -23,55 +30,54 @@ class Sizes:
     batch: int
 
     def cost(self, problem: Problem) -> Cost:
-        """Keys are read once for each group of queries; tiles stay in the cache."""
+        """Estimate the cost: keys are read once per group of queries, and tiles stay in the cache."""
         axes, item = problem.axes, problem.itemsize
-        tile = self.batch * self.rows * self.cols * item * _alive(problem)
-        keys = self.batch * self.cols * _key_numbers(problem) * item
-        queries = self.batch * self.group * _query_bytes(problem)
-        # A block is finished in float64.
+        tile = self.batch * self.rows * self.cols * item * _numbers_per_pair(problem)
+        keys = self.batch * self.cols * _numbers_per_key(problem) * item
+        queries = self.batch * self.group * _bytes_per_query(problem)
+        # A block is finalized in float64.
         block = 3 * self.batch * self.rows * (axes.value_width + 2) * 8
         groups = axes.batch_size // self.batch * -(-axes.q // self.group)
         tiles = groups * -(-self.group // self.rows) * -(-axes.k // self.cols)
-        again = (-(-axes.q // self.group) - 1) * axes.k * (axes.key_width + axes.value_width) * item
-        traffic = problem.input_bytes + axes.batch_size * again
+        reread = (-(-axes.q // self.group) - 1) * axes.k * (axes.key_width + axes.value_width) * item
+        traffic = problem.input_bytes + axes.batch_size * reread
         peak = tile + keys + queries + block
         return Cost(axes.pairs * problem.flop_per_pair, traffic, peak, 2.5e-4 + groups * 5e-5 + tiles * 3e-5)
 
 
-def softmax_sizes(problem: Problem, budget: int) -> Sizes:
-    """Tiles of at most `budget` numbers in their widest array, within the memory allowed."""
+def softmax_tiles(problem: Problem, budget: int) -> SoftmaxTiles:
+    """Return tiles of at most `budget` numbers in their widest array, within the memory allowed."""
     axes, item = problem.axes, problem.itemsize
     elements = problem.elements_per_logit
-    whole = max(1, axes.q * axes.k * elements)
-    batch = max(1, min(axes.batch_size, budget // whole))
-    # Below 256 pairs the work of a tile is nothing beside the Python around it.
+    element_size = max(1, axes.q * axes.k * elements)
+    batch = max(1, min(axes.batch_size, budget // element_size))
+    # Below 256 pairs the overhead of Python dominates a tile.
     pairs = max(min(256, budget), budget // (batch * elements))
-    allowed = problem.memory // 4 // (batch * item * _alive(problem))
-    # A side of the keys that is computed stays in the cache; one that is read as it is may be longer.
-    wide = (budget if problem.score.lift_kind != "exact" else 8 * budget) // max(1, axes.key_width)
-    fit = problem.memory // 8 // (batch * _key_numbers(problem) * item)
-    most = max(1, min(axes.k, _MOST_KEYS, wide, fit))
-    rows, cols = tile_sides(axes.q, most, max(1, min(pairs, allowed)))
-    kept = max(1, problem.memory // 4 // (batch * _query_bytes(problem)))
-    rows = max(1, min(rows, kept))
-    group = max(rows, min(axes.q, kept // rows * rows))
-    return Sizes(rows, cols, group, batch)
+    allowed = problem.memory // 4 // (batch * item * _numbers_per_pair(problem))
+    # Keys that are projected stay in the cache; keys that are read as they are may be longer.
+    cached = (budget if problem.score.lift_kind != "exact" else 8 * budget) // max(1, axes.key_width)
+    fitting = problem.memory // 8 // (batch * _numbers_per_key(problem) * item)
+    max_keys = max(1, min(axes.k, _MAX_KEYS, cached, fitting))
+    rows, cols = tile_sides(axes.q, max_keys, max(1, min(pairs, allowed)))
+    max_queries = max(1, problem.memory // 4 // (batch * _bytes_per_query(problem)))
+    rows = max(1, min(rows, max_queries))
+    group = max(rows, min(axes.q, max_queries // rows * rows))
+    return SoftmaxTiles(rows, cols, group, batch)
 
 
-def _alive(problem: Problem) -> int:
-    """Numbers in memory at once for each pair."""
+def _numbers_per_pair(problem: Problem) -> int:
     return 1 if problem.score.is_inner_product else 4 + 2 * problem.elements_per_logit
 
 
-def _key_numbers(problem: Problem) -> int:
-    """Numbers in memory at once for each key of a tile."""
+def _numbers_per_key(problem: Problem) -> int:
+    """Return the numbers in memory at once for each key of a tile."""
     width = problem.axes.key_width + 2
     # A tile may have to be cast.
     copied = problem.axes.key_width + problem.axes.value_width
     return copied if problem.score.lift_kind == "exact" else copied + 4 * width
 
 
-def _query_bytes(problem: Problem) -> int:
-    """Bytes kept for each query: its side, and its sums in float64."""
+def _bytes_per_query(problem: Problem) -> int:
+    """Return the bytes of a query's projection, and of its sums in float64."""
     axes = problem.axes
     return (axes.query_width + 3) * problem.itemsize + (axes.value_width + 3) * 8
