@@ -1,4 +1,4 @@
-"""scikit-learn's contract, and life among its tools: pipelines, searches, frames, copies, pickles."""
+"""scikit-learn's contract, and use with its tools: pipelines, searches, frames, copies, pickles."""
 
 import pickle
 
@@ -58,12 +58,12 @@ def test_scikit_learns_contract(estimator, check):
     ],
     expected_failed_checks=lambda estimator: REPEATED,
 )
-def test_scikit_learns_contract_with_all_metrics_and_as_long_as_it_takes(estimator, check):
+def test_scikit_learns_contract_with_all_metrics_and_default_training(estimator, check):
     check(estimator)
 
 
 @pytest.mark.parametrize("kind", [AttentionRegressor, AttentionClassifier])
-def test_leaving_a_row_out_by_weight_0_is_leaving_it_out(kind):
+def test_rows_of_weight_0_are_left_out(kind):
     y = Y if kind is AttentionRegressor else Y > 0
     weights = np.ones(90)
     weights[::3] = 0
@@ -89,7 +89,7 @@ def test_fitting_in_two_threads_at_once_finds_what_one_finds():
 
 @pytest.mark.parametrize("metric", ["none", "network"])
 @pytest.mark.parametrize("kind", [AttentionRegressor, AttentionClassifier])
-def test_a_copy_through_pickle_joblib_and_skops_answers_alike(kind, metric, tmp_path):
+def test_a_copy_through_pickle_joblib_and_skops_predicts_the_same(kind, metric, tmp_path):
     model = quick(kind, metric=metric).fit(X, Y if kind is AttentionRegressor else Y > 0)
     copies = [pickle.loads(pickle.dumps(model))]
     joblib.dump(model, tmp_path / "model.joblib")
@@ -104,7 +104,17 @@ def test_a_copy_through_pickle_joblib_and_skops_answers_alike(kind, metric, tmp_
         np.testing.assert_array_equal(copy.explain_rows(X[:2]).rows, model.explain_rows(X[:2]).rows)
 
 
-def test_nothing_of_pytorch_is_kept():
+def test_models_pickled_under_the_former_attribute_names_load():
+    model = quick().fit(X, Y, np.arange(90) + 1.0)
+    former = {"residuals_": "moved_", "sample_weight_": "shares_"}
+    former |= {"out_of_bag_rows_": "asked_", "out_of_bag_errors_": "errors_"}
+    old = AttentionRegressor()
+    old.__setstate__({former.get(name, name): value for name, value in model.__getstate__().items()})
+    np.testing.assert_array_equal(old.predict(X), model.predict(X))
+    np.testing.assert_array_equal(old.predict_std(X), model.predict_std(X))
+
+
+def test_fitted_attributes_hold_no_objects_of_pytorch():
     import torch
 
     def things(value):
@@ -120,7 +130,7 @@ def test_nothing_of_pytorch_is_kept():
     }
 
 
-def test_the_same_seed_gives_the_same_answers_and_other_seeds_others():
+def test_the_same_seed_gives_the_same_predictions_and_other_seeds_others():
     first, again, other = (quick(random_state=seed).fit(X, Y).predict(X) for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - other).max() > 1e-4

@@ -1,4 +1,4 @@
-"""Learning: the loss of a batch is that of its dense form, gradients too, and no row predicts itself."""
+"""Metric learning: the loss of a batch and its gradient equal the dense form, and no row predicts itself."""
 
 import numpy as np
 import pytest
@@ -9,24 +9,31 @@ import torch
 
 from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric
-from qkv.estimators.metric_learning import Recipe, _Rows, _Run, _split, keys_of, learn
+from qkv.estimators.metric_learning import (
+    TrainingOptions,
+    _split_rows,
+    _Trainer,
+    _TrainingRows,
+    embed_rows,
+    train_metric,
+)
 
 RNG = np.random.default_rng(0)
 ROWS, COLUMNS = 70, 3
 FEATURES = Features(RNG.normal(size=(ROWS, COLUMNS)).astype(np.float32), RNG.integers(0, 3, (ROWS, 1)).astype(np.int16))
 
 
-def recipe(**options):
-    usual = {"members": 2, "steps": 5, "batch": 20, "candidates": 1000, "rate": 0.01, "decay": 0.0}
-    return Recipe(**{**usual, "dropout": 0.0, "patience": 100, **options})
+def training_options(**options):
+    defaults = {"members": 2, "steps": 5, "batch": 20, "candidates": 1000, "rate": 0.01, "decay": 0.0}
+    return TrainingOptions(**{**defaults, "dropout": 0.0, "patience": 100, **options})
 
 
 def run(metric, values, shares=None, **options):
-    how = recipe(**options)
-    kept, held = _split(ROWS, how.members, 0)
+    how = training_options(**options)
+    kept, held = _split_rows(ROWS, how.members, 0)
     generator = torch.Generator().manual_seed(0)
-    rows = _Rows.of(FEATURES, values, shares)
-    return _Run(metric, metric.start(how.members, generator), rows, kept, held, how, generator)
+    rows = _TrainingRows.from_arrays(FEATURES, values, shares)
+    return _Trainer(metric, metric.initial_parameters(how.members, generator), rows, kept, held, how, generator)
 
 
 def metric_of(kind, outputs, shares=False, trend="none"):
@@ -42,8 +49,8 @@ def test_the_loss_and_its_gradient_are_those_of_the_dense_form(kind, trend, weig
     learning = run(metric_of(kind, 2, trend=trend), values, shares, batch=ROWS)
     with torch.no_grad():
         learning.parameters["log_bandwidth"] += torch.tensor([0.1, 0.4])
-    order = learning._shuffled()
-    found = learning._loss(order, 0)
+    order = learning._shuffle()
+    found = learning._batch_loss(order, 0)
     names = list(learning.parameters)
     gradients = torch.autograd.grad(found, [learning.parameters[name] for name in names])
 
@@ -74,38 +81,40 @@ def test_the_loss_and_its_gradient_are_those_of_the_dense_form(kind, trend, weig
 def test_no_row_of_a_batch_is_predicted_from_itself(candidates):
     # Every row is the only one of its class: a share on its own class could come from itself alone.
     learning = run(metric_of("linear", ROWS, shares=True), np.eye(ROWS, dtype=np.float32), candidates=candidates)
-    order = learning._shuffled()
+    order = learning._shuffle()
     for number in range(3):
-        loss = learning._loss(order, number).item() / 2
+        loss = learning._batch_loss(order, number).item() / 2
         assert loss == pytest.approx(-np.log(1e-6), rel=1e-5)
 
 
-def test_members_hold_out_different_rows_and_learn_from_all_others():
-    kept, held = (x.numpy() for x in _split(100, 8, 3))
+def test_members_hold_out_different_rows_and_train_on_all_others():
+    kept, held = (x.numpy() for x in _split_rows(100, 8, 3))
     assert held.shape == (8, 12)
     assert len(np.unique(held)) == held.size
     for mine, out in zip(kept, held, strict=True):
         assert sorted([*mine, *out]) == list(range(100))
 
 
-def test_a_member_learns_what_it_would_learn_alone():
+def test_members_are_trained_independently_of_each_other():
     values = (FEATURES.numbers[:, :1] * 2).astype(np.float32)
     both = run(metric_of("linear", 1), values)
-    both.until_done(None)
+    both.run(None)
     alone = run(metric_of("linear", 1), values)
     # The other member's start is spoilt: nothing of it may reach the first.
     with torch.no_grad():
         alone.parameters["A"][1] *= 3
-    alone.until_done(None)
+    alone.run(None)
     np.testing.assert_allclose(both.parameters["A"][0].detach(), alone.parameters["A"][0].detach(), atol=1e-6)
     assert (both.parameters["A"][1] - alone.parameters["A"][1]).abs().max() > 0.1
 
 
-def test_what_is_kept_is_the_best_on_the_rows_held_out():
+def test_the_parameters_with_the_smallest_loss_on_held_out_rows_are_kept():
     values = (FEATURES.numbers[:, :1] * 2).astype(np.float32)
     seen = []
     metric = metric_of("network", 1, trend="network")
-    learned = learn(metric, FEATURES, values, None, recipe(steps=60), 0, lambda *report: seen.append(report))
+    learned = train_metric(
+        metric, FEATURES, values, None, training_options(steps=60), 0, lambda *report: seen.append(report)
+    )
     assert [done for done, _, _ in seen] == [10, 20, 30, 40, 50, 60]
     losses = [loss for _, _, loss in seen]
     assert losses == sorted(losses, reverse=True)
@@ -117,8 +126,8 @@ def test_keys_of_many_rows_are_those_of_the_rows_one_by_one(monkeypatch):
     from qkv.estimators import metric_learning as learning
 
     metric = metric_of("network", 1, trend="network")
-    parameters = metric.start(2, torch.Generator().manual_seed(0))
-    whole = keys_of(metric, parameters, FEATURES)
-    monkeypatch.setattr(learning, "_EMBEDDED", 9)
-    for found, wanted in zip(keys_of(metric, parameters, FEATURES), whole, strict=True):
+    parameters = metric.initial_parameters(2, torch.Generator().manual_seed(0))
+    whole = embed_rows(metric, parameters, FEATURES)
+    monkeypatch.setattr(learning, "_EMBEDDING_BLOCK", 9)
+    for found, wanted in zip(embed_rows(metric, parameters, FEATURES), whole, strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-6)

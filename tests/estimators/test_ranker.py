@@ -16,14 +16,14 @@ def problem(seed=0, queries=7, documents=40, width=5):
     return rng.normal(size=(queries, width)), rng.normal(size=(documents, width)), relevant
 
 
-def dense_loss(queries, documents, relevant, owners, temperature, loss, maps):
+def dense_loss(queries, documents, relevant, groups, temperature, loss, maps):
     """The formula as it stands, over a matrix of all pairs, in float64."""
     logits = (queries @ maps[0].T) @ (documents @ maps[1].T).T / temperature
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     weights /= weights.sum(axis=1, keepdims=True)
     costs = []
     for row, wanted in zip(weights, relevant, strict=True):
-        each = [row[owners == owner].sum() for owner in wanted]
+        each = [row[groups == owner].sum() for owner in wanted]
         if each:
             costs.append(-np.log(sum(each)) if loss == "mass" else -np.log(each).mean())
     return np.mean(costs)
@@ -34,28 +34,28 @@ def dense_loss(queries, documents, relevant, owners, temperature, loss, maps):
 def test_the_loss_is_that_of_the_formula(loss, passages):
     queries, documents, relevant = problem()
     relevant[2] = []  # teaches nothing
-    owners = np.arange(40) // 2 if passages else np.arange(40)
+    groups = np.arange(40) // 2 if passages else np.arange(40)
     relevant = [[number // 2 for number in numbers] for numbers in relevant] if passages else relevant
     relevant = [sorted(set(numbers)) for numbers in relevant]
     options = {"temperature": 0.5, "penalty": 3.0, "loss": loss}
-    ranker = AttentionRanker(**options).fit(queries, documents, relevant, owners=owners)
+    ranker = AttentionRanker(**options).fit(queries, documents, relevant, document_ids=groups)
     one = np.eye(5)
-    start = dense_loss(queries, documents, relevant, owners, 0.5, loss, (one, one))
+    start = dense_loss(queries, documents, relevant, groups, 0.5, loss, (one, one))
     maps = ranker.query_weight_.astype(float), ranker.key_weight_.astype(float)
     cost = 3.0 * sum(np.square(weight - one).sum() for weight in maps) / sum(map(len, relevant))
-    end = dense_loss(queries, documents, relevant, owners, 0.5, loss, maps) + cost
+    end = dense_loss(queries, documents, relevant, groups, 0.5, loss, maps) + cost
     assert ranker.losses_[0] == pytest.approx(start, rel=1e-5)
     assert min(ranker.losses_) == pytest.approx(end, rel=1e-4)
     assert end < start
 
 
 def test_the_gradient_is_that_of_the_loss():
-    from qkv.estimators.ranker import _Pairs, _pairs
+    from qkv.estimators.ranker import _relevant_pairs, _RelevantPairs
 
     queries, documents, relevant = problem(1, 4, 12, 3)
-    pairs = _pairs(relevant, 4, np.arange(12), False)
-    at = _Pairs(*(torch.from_numpy(np.asarray(part)) for part in pairs))
-    at = at._replace(group_share=at.group_share.double())
+    pairs = _relevant_pairs(relevant, 4, np.arange(12), False)
+    at = _RelevantPairs(*(torch.from_numpy(np.asarray(part)) for part in pairs))
+    at = at._replace(group_weight=at.group_weight.double())
     query, key = torch.from_numpy(queries), torch.from_numpy(documents)
     ranker = AttentionRanker(temperature=0.7)
     maps = [torch.randn(3, 3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
@@ -98,18 +98,18 @@ def test_it_is_cloned_with_its_options():
     ("options", "change", "error", "says"),
     [
         ({"loss": "all"}, {}, OptionError, "one of each, mass"),
-        ({"temperature": 0}, {}, OptionError, "more than 0"),
-        ({"penalty": -1.0}, {}, OptionError, "0 or more"),
-        ({}, {"relevant": [[0]]}, ShapeError, "1 lists, and there are 7"),
-        ({}, {"relevant": [[40]] * 7}, DataError, "relevant document 40"),
-        ({}, {"relevant": [[]] * 7}, DataError, "nothing to learn"),
-        ({}, {"queries": np.zeros((7, 4))}, ShapeError, "width 4"),
-        ({}, {"queries": np.zeros(7)}, ShapeError, "1 axes"),
-        ({}, {"owners": [1]}, ShapeError, "owners"),
-        ({}, {"documents": np.full((40, 5), np.nan)}, DataError, "not finite"),
+        ({"temperature": 0}, {}, OptionError, "temperature must be positive"),
+        ({"penalty": -1.0}, {}, OptionError, "penalty must be at least 0"),
+        ({}, {"relevant": [[0]]}, ShapeError, "each of 7 queries, got 1 lists"),
+        ({}, {"relevant": [[40]] * 7}, DataError, "numbers of documents, got 40"),
+        ({}, {"relevant": [[]] * 7}, DataError, "at least one document"),
+        ({}, {"queries": np.zeros((7, 4))}, ShapeError, "got 4"),
+        ({}, {"queries": np.zeros(7)}, ShapeError, r"shape \(rows, width\)"),
+        ({}, {"document_ids": [1]}, ShapeError, "document_ids"),
+        ({}, {"documents": np.full((40, 5), np.nan)}, DataError, "must be finite"),
     ],
 )
-def test_what_cannot_be_learned_is_said_in_a_sentence(options, change, error, says):
+def test_invalid_options_and_data_are_refused(options, change, error, says):
     queries, documents, relevant = problem()
     given = {"queries": queries, "documents": documents, "relevant": relevant} | change
     with pytest.raises(error, match=says):

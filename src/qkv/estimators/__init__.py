@@ -7,11 +7,11 @@ _HOMES = {
     "AttentionClassifier": "qkv.estimators.classifier",
     "AttentionRanker": "qkv.estimators.ranker",
     "AttentionRegressor": "qkv.estimators.regressor",
-    "Explained": "qkv.estimators.fitted_rows",
+    "RowExplanation": "qkv.estimators.fitted_rows",
     "LatentSemantics": "qkv.encoders",
 }
 
-__all__ = ["AttentionClassifier", "AttentionRanker", "AttentionRegressor", "Explained", "LatentSemantics"]
+__all__ = ["AttentionClassifier", "AttentionRanker", "AttentionRegressor", "RowExplanation", "LatentSemantics"]
 
 
 def __getattr__(name: str) -> Any:

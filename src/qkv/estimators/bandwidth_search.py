@@ -1,9 +1,9 @@
-"""Settling a bandwidth: rows are predicted from all the others at the bandwidths of a ladder; the best stays.
+"""Choose the bandwidths by the leave-one-out error of rows that were not trained on, over a grid.
 
     error(h) = mean over rows i of  error(y_i, t(x_i) + Σ_{j≠i} w_ij(h) (y_j − t(x_j)))
 
-Every output has its own. Rows that a member of an ensemble did not learn from are asked, so their errors are
-honest; they are kept, and tell how far an answer may be off.
+Every output has its own bandwidth. Each ensemble member is evaluated on its out-of-bag rows, which it was not
+trained on, so the errors are unbiased; they are stored to estimate the error of predictions.
 """
 
 from __future__ import annotations
@@ -14,87 +14,91 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.estimators.metric_learning import loss_of
-from qkv.estimators.nadaraya_watson import answer
+from qkv.core.typing import Float, Int
+from qkv.estimators.metric_learning import row_losses
+from qkv.estimators.nadaraya_watson import weighted_mean_with_trend
 from qkv.masks import Documents
 
-__all__ = ["LADDER", "NEARBY", "Settled", "settle"]
+__all__ = ["LOCAL_GRID", "WIDE_GRID", "BandwidthSearch", "search_bandwidth"]
 
-NEARBY = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
-"""Around a bandwidth that was learned from a sample of the rows."""
-LADDER = tuple(2.0 ** (1.0 - step / 2) for step in range(18))
-"""In units of √width: where nothing was learned."""
-_PAIRS = 4e8
-_LEAST = 128
+LOCAL_GRID = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
+"""Factors of a bandwidth that was learned from a sample of the rows."""
+WIDE_GRID = tuple(2.0 ** (1.0 - step / 2) for step in range(18))
+"""Bandwidths in units of √width, used where nothing was learned."""
+_MAX_PAIRS = 4e8
+"""Pairs of rows per bandwidth of the grid, which bounds the time of the search."""
+_MIN_ROWS = 128
 
 
 @dataclass(frozen=True)
-class Settled:
-    """What settling gives.
+class BandwidthSearch:
+    """Result of `search_bandwidth`.
 
-    Fields:
-        bandwidth: `(members, bandwidths)`.
-        asked: `(members, rows)`, indices of the rows that were asked.
-        errors: `(members, rows, outputs)`, squared.
-        loss: `(members,)`, the mean error at the bandwidths that stay.
+    Attributes:
+        bandwidth: chosen bandwidths `(members, bandwidths)`.
+        rows: indices of the out-of-bag rows that were evaluated, `(members, rows)`.
+        squared_errors: their squared errors at the chosen bandwidths, `(members, rows, outputs)`.
+        loss: mean loss of each member at the chosen bandwidths, `(members,)`.
     """
 
     bandwidth: Tensor
-    asked: Tensor
-    errors: Tensor
+    rows: Tensor
+    squared_errors: Tensor
     loss: Tensor
 
 
 @torch.no_grad()
-def settle(
-    keys: Tensor,
-    trends: Tensor | None,
-    values: Tensor,
-    shares: Tensor | None,
-    asked: Tensor,
-    bandwidth: Tensor,
-    ratios: Sequence[float],
-    classes: bool,
-) -> Settled:
-    """The bandwidth, `bandwidth` times one of the ratios, with the least error.
+def search_bandwidth(
+    keys: Float[Tensor, "members k width"],
+    trends: Float[Tensor, "members k outputs"] | None,
+    values: Float[Tensor, "k outputs"],
+    sample_weight: Float[Tensor, "k 1"] | None,
+    out_of_bag: Int[Tensor, "members n"],
+    bandwidth: Float[Tensor, "members bandwidths"],
+    factors: Sequence[float],
+    classification: bool,
+) -> BandwidthSearch:
+    """Return the multiple of `bandwidth` with the smallest leave-one-out error.
 
     Args:
-        keys, trends: of all rows, `(members, rows, …)`.
-        values: `(rows, outputs)`; shares: `(rows, 1)` or None.
-        asked: `(members, rows asked)`; fewer are asked where the rows are very many.
-        bandwidth: `(members, bandwidths)` to start from.
-        ratios: to try.
-        classes: whether values are shares of classes.
+        keys: keys of all rows.
+        trends: trends of all rows, or None.
+        values: values of all rows.
+        sample_weight: weights of all rows; None means equal weights.
+        out_of_bag: rows to evaluate; only the first ones are used where rows are very many.
+        bandwidth: bandwidths that the factors multiply.
+        factors: the grid.
+        classification: whether values are class indicators, with log loss instead of squared error.
     """
     members, rows = keys.shape[:2]
-    asked = asked[:, : max(_LEAST, int(_PAIRS / max(rows * members, 1)))]
-    others = ~Documents(asked[:, None], torch.arange(rows)) if bandwidth.shape[1] > 1 else None
-    others = ~Documents(asked, torch.arange(rows).expand(members, rows)) if others is None else others
-    mine = torch.arange(members)[:, None]
-    query = keys[mine, asked], None if trends is None else trends[mine, asked]
-    wanted = values[asked]
-    weights = torch.ones(members, asked.shape[1], 1) if shares is None else shares[asked]
-    predicted, losses = [], []
-    for ratio in ratios:
-        given = answer(
-            query,
-            (keys, trends),
-            values[None],
-            bandwidth * ratio,
-            None if shares is None else shares[None],
-            others,
+    out_of_bag = out_of_bag[:, : max(_MIN_ROWS, int(_MAX_PAIRS / max(rows * members, 1)))]
+    if bandwidth.shape[1] > 1:
+        others = ~Documents(out_of_bag[:, None], torch.arange(rows))
+    else:
+        others = ~Documents(out_of_bag, torch.arange(rows).expand(members, rows))
+    member = torch.arange(members)[:, None]
+    query = keys[member, out_of_bag], None if trends is None else trends[member, out_of_bag]
+    target = values[out_of_bag]
+    weights = torch.ones(members, out_of_bag.shape[1], 1) if sample_weight is None else sample_weight[out_of_bag]
+    row_weights = None if sample_weight is None else sample_weight[None]
+    predictions, losses = [], []
+    for factor in factors:
+        predicted = weighted_mean_with_trend(
+            query, (keys, trends), values[None], bandwidth * factor, row_weights, others
         )
-        apart = loss_of(given, wanted, classes)[..., None] if classes else (given - wanted).square()
-        predicted.append(given)
-        losses.append((apart * weights).sum(dim=1) / weights.sum(dim=1))
-    every = torch.stack(losses)  # (ratios, members, outputs), or one for classes
-    best = every.argmin(dim=0)
-    chosen = torch.stack(predicted)
-    place = best[None, :, None, :].expand(1, *chosen.shape[1:])
-    errors = (chosen.gather(0, place)[0] - wanted).square()
-    return Settled(
-        bandwidth * torch.tensor(ratios, dtype=bandwidth.dtype)[best],
-        asked,
-        errors,
-        every.gather(0, best[None])[0].mean(dim=1),
+        if classification:
+            loss = row_losses(predicted, target, classification)[..., None]
+        else:
+            loss = (predicted - target).square()
+        predictions.append(predicted)
+        losses.append((loss * weights).sum(dim=1) / weights.sum(dim=1))
+    all_losses = torch.stack(losses)  # (factors, members, outputs), or one output for classes
+    best = all_losses.argmin(dim=0)
+    stacked = torch.stack(predictions)
+    index = best[None, :, None, :].expand(1, *stacked.shape[1:])
+    return BandwidthSearch(
+        bandwidth * torch.tensor(factors, dtype=bandwidth.dtype)[best],
+        out_of_bag,
+        (stacked.gather(0, index)[0] - target).square(),
+        all_losses.gather(0, best[None])[0].mean(dim=1),
     )

@@ -1,4 +1,4 @@
-"""What the attention estimators share: reading a table, learning a metric, keeping rows, adding more."""
+"""Base of the attention estimators: reading a table, training the metric, storing and adding rows."""
 
 from __future__ import annotations
 
@@ -8,39 +8,53 @@ from typing import Any, Self
 import numpy as np
 
 from qkv.core.progress import ProgressBar
+from qkv.core.typing import ArrayLike, Float
 from qkv.errors import DataError, MissingPackageError, OptionError
-from qkv.estimators.features import Features, columns_of, is_frame, learn_features, sizes_of, use_features
+from qkv.estimators.features import Features, encode_columns, encoding_sizes, fit_encoding, is_frame, read_columns
 
 try:
     import torch
     from sklearn.base import BaseEstimator
-    from sklearn.utils import check_random_state
+    from sklearn.utils import Tags, check_random_state
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-    from qkv.estimators.bandwidth_search import LADDER, NEARBY, settle
-    from qkv.estimators.fitted_rows import Explained, Memory
-    from qkv.estimators.metric import METRICS, Metric
-    from qkv.estimators.metric_learning import Learned, Recipe, keys_of, learn
+    from qkv.estimators.bandwidth_search import LOCAL_GRID, WIDE_GRID, search_bandwidth
+    from qkv.estimators.fitted_rows import FittedRows, RowExplanation
+    from qkv.estimators.metric import METRICS, Metric, Parameters
+    from qkv.estimators.metric_learning import TrainedMetric, TrainingOptions, embed_rows, train_metric
 except ImportError as error:
     raise MissingPackageError(
         f'estimators need scikit-learn and PyTorch, and there is no {error.name}. Run: pip install "qkv[learn]"'
     ) from None
 
-__all__ = ["AttentionEstimator"]
+__all__ = ["AttentionEstimator", "RandomState"]
+
+RandomState = int | np.random.RandomState | None
+"""Random state as scikit-learn takes it."""
 
 _ENSEMBLE_ROWS = 64_000
-_MOST_MEMBERS = 8
-_TOO_FEW = 16
+_MAX_MEMBERS = 8
+_MIN_TRAINING_ROWS = 16
 _STEPS = 600, 1000
-_SETTLED_ON = 4096
+_SEARCH_ROWS = 4096
+
+_FORMER_NAMES = {
+    "moved_": "residuals_",
+    "shares_": "sample_weight_",
+    "asked_": "out_of_bag_rows_",
+    "errors_": "out_of_bag_errors_",
+}
+"""Attributes of models that were pickled before 2026-11-22, and their names now."""
 
 
 class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
-    """The base of `AttentionRegressor` and `AttentionClassifier`; see there."""
+    """Base of `AttentionRegressor` and `AttentionClassifier`."""
 
-    _shares = False
-    keys_: np.ndarray
-    moved_: np.ndarray
+    _classification = False
+    keys_: Float[np.ndarray, "members rows width"]
+    residuals_: Float[np.ndarray, "members rows outputs"]
+    sample_weight_: Float[np.ndarray, " rows"] | None
+    parameters_: dict[str, np.ndarray]
 
     def __init__(
         self,
@@ -59,7 +73,7 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         dropout: float = 0.1,
         bandwidth: float | None = None,
         verbose: bool = False,
-        random_state: Any = None,
+        random_state: RandomState = None,
     ) -> None:
         self.metric = metric
         self.width = width
@@ -77,114 +91,117 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         self.verbose = verbose
         self.random_state = random_state
 
-    # -- fitting ----------------------------------------------------------------------------------------
+    # -- fit --------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn the metric from rows and their values, and keep the rows.
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """Train the metric on rows and their values, and store the rows.
 
         Args:
             X: `(rows, columns)`: an array of numbers, or a frame of pandas, polars or pyarrow with numbers,
-                texts, categories, booleans and moments. Cells may be missing.
-            y: the value of each row.
-            sample_weight: of each row, 0 or more. A row of weight 0 is left out.
+                strings, categories, booleans and timestamps. Cells may be missing.
+            y: value of each row.
+            sample_weight: non-negative weight of each row. Rows of weight 0 are left out.
+
+        Returns:
+            The fitted estimator.
 
         Raises:
-            OptionError: an option outside what is allowed.
-            DataError: infinite numbers, or no row of positive weight.
+            OptionError: if an option is not allowed.
+            DataError: if a number is infinite, or no row has a positive weight.
         """
         self._check_options()
-        columns, y = self._read(X, y)
-        shares = None
+        columns, y = self._read_table(X, y)
+        weights = None
         if sample_weight is not None:
-            shares = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-            kept = shares > 0
-            if not kept.any():
-                raise DataError("every sample_weight is 0, so no row is left to fit. Give some a weight.")
-            columns, y, shares = [column[kept] for column in columns], y[kept], shares[kept]
-            shares = None if np.ptp(shares) == 0 else shares / shares.mean()
-        values = self._learn_values(y, shares)
-        self.features_ = learn_features(columns, self.metric == "network" or self._trend() == "network")
-        features = use_features(self.features_, columns)
-        metric = self._metric(values.shape[1])
-        recipe = self._recipe(len(features))
+            weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            positive = weights > 0
+            if not positive.any():
+                raise DataError("sample_weight must be positive for at least one row, got only zeros.")
+            columns, y, weights = [column[positive] for column in columns], y[positive], weights[positive]
+            weights = None if np.ptp(weights) == 0 else weights / weights.mean()
+        values = self._fit_targets(y, weights)
+        self.features_ = fit_encoding(columns, self.metric == "network" or self._trend() == "network")
+        features = encode_columns(self.features_, columns)
+        metric = self._build_metric(values.shape[1])
+        options = self._training_options(len(features))
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         with ProgressBar(always=True) as bar:
             task = f"metric learning ({self.metric})"
 
-            def progress(step: int, steps: int, error: float) -> None:
-                bar(task, step, steps, f"error {error:.4g}")
+            def progress(step: int, steps: int, loss: float) -> None:
+                bar(task, step, steps, f"loss {loss:.4g}")
 
-            learned = learn(metric, features, values, shares, recipe, seed, progress if self.verbose else None)
-        self._settle(metric, learned, features, values, shares, seed)
+            trained = train_metric(metric, features, values, weights, options, seed, progress if self.verbose else None)
+        self._search_bandwidth(metric, trained, features, values, weights, seed)
         self.rows_ = {"numbers": features.numbers, "codes": features.codes, "values": values}
-        self.shares_ = None if shares is None else shares
-        self.n_steps_ = learned.steps
+        self.sample_weight_ = weights
+        self.n_steps_ = trained.steps
         return self
 
-    def _partial_fit(self, X: Any, y: Any) -> Self:
-        """Rows that are remembered besides, under the metric as it is."""
-        columns, y = self._read(X, y, reset=False)
-        features, values = use_features(self.features_, columns), self._values(y)
-        metric = self._metric(values.shape[1])
-        keys, trends = keys_of(metric, self._tensors(np.float32), features)
-        moved = values[None] if trends is None else values[None] - trends.numpy()
+    def _add_rows(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Store further rows; the metric and the bandwidths do not change."""
+        columns, y = self._read_table(X, y, reset=False)
+        features, values = encode_columns(self.features_, columns), self._encode_targets(y)
+        metric = self._build_metric(values.shape[1])
+        keys, trends = embed_rows(metric, self._tensors(np.float32), features)
+        residuals = values[None] if trends is None else values[None] - trends.numpy()
         self.keys_ = np.concatenate([self.keys_, keys.numpy()], axis=1)
-        self.moved_ = np.concatenate([self.moved_, moved], axis=1)
-        more = {"numbers": features.numbers, "codes": features.codes, "values": values}
-        self.rows_ = {name: np.concatenate([self.rows_[name], more[name]]) for name in more}
-        if self.shares_ is not None:
-            self.shares_ = np.concatenate([self.shares_, np.ones(len(features))])
+        self.residuals_ = np.concatenate([self.residuals_, residuals], axis=1)
+        added = {"numbers": features.numbers, "codes": features.codes, "values": values}
+        self.rows_ = {name: np.concatenate([self.rows_[name], added[name]]) for name in added}
+        if self.sample_weight_ is not None:
+            self.sample_weight_ = np.concatenate([self.sample_weight_, np.ones(len(features))])
         return self
 
-    # -- answering --------------------------------------------------------------------------------------
+    # -- predict ----------------------------------------------------------------------------------------
 
-    def _answer(self, X: Any) -> np.ndarray:
-        return self._memory().predict(self._asked(X))
+    def _predict(self, X: ArrayLike | Features) -> Float[np.ndarray, "queries outputs"]:
+        return self._fitted_rows().predict(self._query_features(X))
 
-    def _explain(self, X: Any, top: int, output: int) -> Explained:
+    def _explain(self, X: ArrayLike | Features, top: int, output: int) -> RowExplanation:
         if isinstance(top, bool) or not isinstance(top, int | np.integer) or top < 1:
-            raise OptionError(f"top is {top!r}, and a whole number from 1 is wanted.")
-        return self._memory().explain(self._asked(X), int(top), output)
+            raise OptionError(f"top must be an integer from 1, got {top!r}.")
+        return self._fitted_rows().explain(self._query_features(X), int(top), output)
 
-    def _asked(self, X: Any) -> Features:
-        """Queries as the metric sees them; `Features` are already."""
+    def _query_features(self, X: ArrayLike | Features) -> Features:
         check_is_fitted(self, "keys_")
-        return X if isinstance(X, Features) else use_features(self.features_, self._columns(X, reset=False))
+        if isinstance(X, Features):  # encoded already, by `look`
+            return X
+        return encode_columns(self.features_, self._read_columns(X, reset=False))
 
-    def _memory(self) -> Memory:
+    def _fitted_rows(self) -> FittedRows:
         check_is_fitted(self, "keys_")
         parameters = self._tensors(np.float64)
-        return Memory(
-            self._metric(self.moved_.shape[2]),
+        return FittedRows(
+            self._build_metric(self.residuals_.shape[2]),
             parameters,
             torch.from_numpy(self.keys_.astype(np.float64)),
-            torch.from_numpy(self.moved_.astype(np.float64)),
-            None if self.shares_ is None else torch.from_numpy(self.shares_)[:, None],
+            torch.from_numpy(self.residuals_.astype(np.float64)),
+            None if self.sample_weight_ is None else torch.from_numpy(self.sample_weight_)[:, None],
             parameters["log_bandwidth"].exp(),
         )
 
-    # -- within -----------------------------------------------------------------------------------------
+    # -- shared steps -----------------------------------------------------------------------------------
 
     def _trend(self) -> str:
         return "none"
 
     @abstractmethod
-    def _learn_values(self, y: np.ndarray, shares: np.ndarray | None) -> np.ndarray:
-        """What is learned from: standardised values, or shares of classes."""
+    def _fit_targets(self, y: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+        """Learn the encoding of y and return the encoded values, `(rows, outputs)` float32."""
 
     @abstractmethod
-    def _values(self, y: np.ndarray) -> np.ndarray:
-        """What rows say when they answer."""
+    def _encode_targets(self, y: np.ndarray) -> np.ndarray:
+        """Return y as standardised values or class indicators, `(rows, outputs)` float32."""
 
     @abstractmethod
-    def _check_y(self, y: Any) -> np.ndarray:
-        """y as it is kept."""
+    def _check_y(self, y: ArrayLike) -> np.ndarray:
+        """Validate y and return it as an array."""
 
-    def _columns(self, X: Any, reset: bool, y: Any = "no_validation") -> Any:
-        """Columns, and y as scikit-learn has checked it where there is one."""
+    def _read_columns(self, X: ArrayLike, reset: bool) -> list[np.ndarray]:
         if is_frame(X):
             validate_data(self, X, reset=reset, skip_check_array=True)
-            columns = columns_of(X)
+            columns = read_columns(X)
             if not columns or len(columns[0]) == 0:
                 raise ValueError(
                     f"Found array with {len(columns[0]) if columns else 0} sample(s) and {len(columns)} "
@@ -195,19 +212,19 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             array = validate_data(self, X, reset=reset, dtype=object, ensure_all_finite=False)
         else:
             array = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
-        return columns_of(array)
+        return read_columns(array)
 
-    def _read(self, X: Any, y: Any, reset: bool = True) -> tuple[list[np.ndarray], np.ndarray]:
+    def _read_table(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[list[np.ndarray], np.ndarray]:
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
-        columns = self._columns(X, reset)
+        columns = self._read_columns(X, reset)
         y = self._check_y(y)
         if len(y) != len(columns[0]):
             raise ValueError(f"Found input variables with inconsistent numbers of samples: {[len(columns[0]), len(y)]}")
         return columns, y
 
-    def _metric(self, outputs: int) -> Metric:
-        numbers, sizes = sizes_of(self.features_)
+    def _build_metric(self, outputs: int) -> Metric:
+        numbers, sizes = encoding_sizes(self.features_)
         trend = self._trend()
         return Metric(
             self.metric,
@@ -218,26 +235,26 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             self.width,
             self.hidden,
             self.layers,
-            self._shares,
+            self._classification,
         )
 
-    def _recipe(self, rows: int) -> Recipe:
-        fixed = self.metric == "none" and self._trend() == "none"
+    def _training_options(self, rows: int) -> TrainingOptions:
+        nothing_to_learn = self.metric == "none" and self._trend() == "none"
         rate = self.learning_rate
         if rate == "auto":
-            # Factors and directions start at 1 and must go far; a network need not.
-            rate = 3e-3 if self._metric(1).deep else 3e-2
+            # Factors and directions start at 1 and change much; the weights of a network change less.
+            rate = 3e-3 if self._build_metric(1).has_network else 3e-2
         members = self.members
         if members == "auto":
-            members = max(1, min(_MOST_MEMBERS, _ENSEMBLE_ROWS // rows, rows // _TOO_FEW))
+            members = max(1, min(_MAX_MEMBERS, _ENSEMBLE_ROWS // rows, rows // _MIN_TRAINING_ROWS))
         batch = max(32, min(512, rows // 4)) if self.batch_size == "auto" else self.batch_size
         steps = self.max_steps
         if steps == "auto":
-            # Up to thirty passes over the rows, and at least one.
+            # Between one and thirty epochs.
             steps = max(_STEPS[0], min(_STEPS[1], 30 * rows // int(batch)), -(-rows // int(batch)))
-        if fixed or rows < _TOO_FEW:
+        if nothing_to_learn or rows < _MIN_TRAINING_ROWS:
             members, steps = 1, 0
-        return Recipe(
+        return TrainingOptions(
             int(members),
             int(steps),
             int(batch),
@@ -248,74 +265,79 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             self.patience,
         )
 
-    def _settle(
+    def _search_bandwidth(
         self,
         metric: Metric,
-        learned: Learned,
+        trained: TrainedMetric,
         features: Features,
         values: np.ndarray,
-        shares: np.ndarray | None,
+        weights: np.ndarray | None,
         seed: int,
     ) -> None:
-        keys, trends = keys_of(metric, learned.parameters, features)
-        held = torch.from_numpy(learned.held)
-        bandwidth = learned.parameters["log_bandwidth"].detach().exp()
-        ratios: tuple[float, ...] = NEARBY
-        if learned.steps == 0:
-            # Nothing was learned from any row: all may be asked.
-            order = np.random.default_rng(seed).permutation(len(features))[:_SETTLED_ON]
-            held = torch.from_numpy(order)[None].repeat(len(keys), 1)
-            ratios = tuple(rung * max(1, metric.plain_width) ** 0.5 for rung in LADDER)
+        keys, trends = embed_rows(metric, trained.parameters, features)
+        out_of_bag = torch.from_numpy(trained.held_out)
+        bandwidth = trained.parameters["log_bandwidth"].detach().exp()
+        factors: tuple[float, ...] = LOCAL_GRID
+        if trained.steps == 0:
+            # Nothing was trained, so every row is out of bag.
+            order = np.random.default_rng(seed).permutation(len(features))[:_SEARCH_ROWS]
+            out_of_bag = torch.from_numpy(order)[None].repeat(len(keys), 1)
+            factors = tuple(factor * max(1, metric.encoded_width) ** 0.5 for factor in WIDE_GRID)
         if self.bandwidth is not None:
-            bandwidth, ratios = torch.full_like(bandwidth, self.bandwidth), (1.0,)
-        weights = None if shares is None else torch.from_numpy(shares.astype(np.float32))[:, None]
-        known = torch.from_numpy(values)
-        found = settle(keys, trends, known, weights, held, bandwidth, ratios, metric.shares)
-        parameters = {name: each.detach().numpy() for name, each in learned.parameters.items()}
+            bandwidth, factors = torch.full_like(bandwidth, self.bandwidth), (1.0,)
+        sample_weight = None if weights is None else torch.from_numpy(weights.astype(np.float32))[:, None]
+        targets = torch.from_numpy(values)
+        found = search_bandwidth(
+            keys, trends, targets, sample_weight, out_of_bag, bandwidth, factors, metric.classification
+        )
+        parameters = {name: each.detach().numpy() for name, each in trained.parameters.items()}
         parameters["log_bandwidth"] = found.bandwidth.log().numpy()
         self.parameters_ = parameters
         self.keys_ = keys.numpy()
-        self.moved_ = (known[None] if trends is None else known[None] - trends).numpy()
-        self.asked_, self.errors_ = found.asked.numpy(), found.errors.numpy()
+        self.residuals_ = (targets[None] if trends is None else targets[None] - trends).numpy()
+        self.out_of_bag_rows_, self.out_of_bag_errors_ = found.rows.numpy(), found.squared_errors.numpy()
         self.validation_loss_ = found.loss.numpy().astype(np.float64)
 
-    def _tensors(self, dtype: Any) -> dict[str, Any]:
+    def _tensors(self, dtype: type[np.floating[Any]]) -> Parameters:
         return {name: torch.from_numpy(each.astype(dtype)) for name, each in self.parameters_.items()}
 
     def _check_options(self) -> None:
         if self.metric not in METRICS:
-            raise OptionError(f"the metric is {self.metric!r}, and one of {', '.join(METRICS)} is wanted.")
-        wanted = ("width", 1), ("hidden", 1), ("layers", 1), ("patience", 1), ("candidates", 2)
+            raise OptionError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}.")
+        required = ("width", 1), ("hidden", 1), ("layers", 1), ("patience", 1), ("candidates", 2)
         automatic = ("members", 1), ("max_steps", 0), ("batch_size", 1)
-        for name, least in (*wanted, *automatic):
+        for name, minimum in (*required, *automatic):
             n = getattr(self, name)
-            if (name, least) in automatic and n == "auto":
+            if (name, minimum) in automatic and n == "auto":
                 continue
-            if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < least:
-                raise OptionError(f"{name} is {n!r}, and a whole number from {least} is wanted.")
+            if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < minimum:
+                raise OptionError(f"{name} must be an integer from {minimum}, got {n!r}.")
         if isinstance(self.learning_rate, str) and self.learning_rate != "auto":
-            raise OptionError(f"learning_rate is {self.learning_rate!r}, and a number or 'auto' is wanted.")
+            raise OptionError(f"learning_rate must be a positive number or 'auto', got {self.learning_rate!r}.")
         rate, decay, dropout, h = self.learning_rate, self.weight_decay, self.dropout, self.bandwidth
-        for name, number, allowed, said in (
+        for name, number, allowed, condition in (
             ("learning_rate", rate, isinstance(rate, str) or rate > 0, "a positive number"),
-            ("weight_decay", decay, decay >= 0, "a number from 0"),
-            ("dropout", dropout, 0 <= dropout < 1, "a number from 0 to below 1"),
+            ("weight_decay", decay, decay >= 0, "a non-negative number"),
+            ("dropout", dropout, 0 <= dropout < 1, "a number in [0, 1)"),
             ("bandwidth", h, h is None or h > 0, "a positive number or None"),
         ):
             if not allowed:
-                raise OptionError(f"{name} is {number!r}, and {said} is wanted.")
+                raise OptionError(f"{name} must be {condition}, got {number!r}.")
 
-    def __sklearn_tags__(self) -> Any:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({_FORMER_NAMES.get(name, name): value for name, value in state.items()})
+
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         tags.input_tags.string = True
         tags.input_tags.categorical = True
-        tags.target_tags.multi_output = not self._shares
+        tags.target_tags.multi_output = not self._classification
         return tags
 
 
-def _has_objects(X: Any) -> bool:
-    """Arrays of objects or text, and lists in which some cell is a text."""
+def _has_objects(X: ArrayLike) -> bool:
+    """Return whether `X` is an array of objects or strings, or a list in which some cell is a string."""
     if isinstance(X, np.ndarray):
         return X.dtype.kind in "OUS"
     return isinstance(X, list) and any(

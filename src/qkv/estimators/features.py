@@ -1,13 +1,13 @@
-"""Columns become features: numbers near zero and of similar spread, categories and gaps as codes.
+"""Encode the columns of a table as features: numbers near zero with similar spread, categories as integer codes.
 
-    number    z = (x − median) / spread, then z / √(1 + (z/3)²), which keeps far outliers within ±3
-    category  its place among the commonest levels of the fitted column; a missing cell is a level
-    gap       a number that is missing counts as the median, and a flag beside it says so
-    repeat    a number whose column holds few values again and again is also a category of these values: a
-              network can then tell 5178 from 5013 where trees would cut between them
+    number          z = (x − median) / spread, then z / √(1 + (z/3)²), which keeps outliers within ±3
+    category        index among the most frequent levels of the fitted column; a missing cell is a level
+    missing number  the median, and a binary feature that marks it
+    repeated value  a numeric column with few distinct values is also a category of these values, so that a
+                    network can separate 5178 from 5013 where a tree would split between them
 
-Frames of pandas, polars and pyarrow are read by column: text, categories and booleans among numbers. What is
-learned is held as plain arrays, lists and dictionaries, so that a fitted estimator is pickled by any library.
+Frames of pandas, polars and pyarrow are read column by column. The encoding is stored as plain arrays, lists and
+dictionaries, so that any library can pickle a fitted estimator.
 
 Source of the two steps for numbers: Holzmüller, Grinsztajn and Steinwart (2024), Better by default,
 https://arxiv.org/abs/2407.04491.
@@ -19,85 +19,119 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from numbers import Number
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
+from qkv.core.typing import Float, Int
 from qkv.errors import DataError, KindError
 
-__all__ = ["Features", "columns_from", "columns_of", "is_frame", "learn_features", "use_features"]
+__all__ = [
+    "Encoding",
+    "Features",
+    "decode_columns",
+    "encode_columns",
+    "encoding_sizes",
+    "fit_encoding",
+    "is_frame",
+    "read_columns",
+]
 
-MOST_LEVELS = 64
-"""Rarer levels of a category share one code."""
-_REPEATED = 32
-"""A value in so many rows is one that is repeated."""
-_FAR = 3.0
+MAX_LEVELS = 64
+"""Levels of a category with a code of their own; rarer ones share one code."""
+_MIN_REPEATS = 32
+"""Rows in which a numeric value must occur to count as repeated."""
+_OUTLIER = 3.0
 _MISSING = "\0missing"
 
-Plan = dict[str, Any]
+
+class Encoding(TypedDict):
+    """What `fit_encoding` learns of the columns, stored with a fitted estimator.
+
+    `numbers`, `gaps`, `categories` and `repeated` are column indices: of numeric columns, of those with missing
+    cells, of categories, and of numeric columns with repeated values. `middles` and `spreads` belong to `numbers`,
+    `levels` to `categories`, `common` to `repeated`.
+    """
+
+    numbers: np.ndarray
+    middles: np.ndarray
+    spreads: np.ndarray
+    gaps: np.ndarray
+    categories: np.ndarray
+    levels: list[np.ndarray]
+    repeated: np.ndarray
+    common: list[np.ndarray]
 
 
 @dataclass(frozen=True)
 class Features:
-    """What the metric sees.
+    """Encoded rows of a table.
 
-    Fields:
-        numbers: `(rows, columns)` float32, without gaps.
-        codes: `(rows, categories)` int16; a code of its own for levels that were never seen.
+    Attributes:
+        numbers: numeric features without missing values.
+        codes: categorical features; unknown levels have a code of their own.
     """
 
-    numbers: np.ndarray
-    codes: np.ndarray
+    numbers: Float[np.ndarray, "rows columns"]
+    codes: Int[np.ndarray, "rows categories"]
 
     def __len__(self) -> int:
         return len(self.numbers)
 
 
-def is_frame(X: Any) -> bool:
-    """A table with named columns, of any library that gives them by name."""
+def is_frame(X: object) -> bool:
+    """Return whether `X` is a table with named columns, of any library that returns columns by name."""
     return not isinstance(X, np.ndarray) and (
         (hasattr(X, "columns") and hasattr(X, "__getitem__")) or hasattr(X, "column_names")
     )
 
 
-def columns_of(X: Any) -> list[np.ndarray]:
-    """One array for each column: floats, or objects where the cells are no numbers.
+def read_columns(X: Any) -> list[np.ndarray]:
+    """Return one array per column: floats, or objects where the cells are not numbers.
+
+    Args:
+        X: a two-dimensional array, or a frame of pandas, polars or pyarrow.
 
     Raises:
-        KindError: a cell that is neither a number, a text, a boolean, a moment nor missing.
-        DataError: infinite numbers.
+        KindError: if a cell is not a number, string, boolean, timestamp or missing.
+        DataError: if a number is infinite.
     """
     if isinstance(X, np.ndarray):
-        names: Sequence[Any] = [f"column {place}" for place in range(X.shape[1])]
-        cells = [X[:, place] for place in range(X.shape[1])]
+        names: Sequence[Any] = [f"column {n}" for n in range(X.shape[1])]
+        cells = [X[:, n] for n in range(X.shape[1])]
     else:
         names = list(X.column_names if hasattr(X, "column_names") else X.columns)
         cells = [_cells(X[name]) for name in names]
-    return [_plain(column, name) for column, name in zip(cells, names, strict=True)]
+    return [_as_numbers(column, name) for column, name in zip(cells, names, strict=True)]
 
 
-def learn_features(columns: Sequence[np.ndarray], repeats: bool = False) -> Plan:
-    """Middle and spread of numbers, levels of categories, and which numbers had gaps or are repeated."""
+def fit_encoding(columns: Sequence[np.ndarray], repeats: bool = False) -> Encoding:
+    """Learn the encoding of columns as `read_columns` returns them.
+
+    Args:
+        columns: one array per column.
+        repeats: whether numeric columns with repeated values are also categories.
+    """
     numbers, middles, spreads, gaps, categories, levels = [], [], [], [], [], []
     repeated: list[int] = []
     common: list[np.ndarray] = []
-    for place, column in enumerate(columns):
+    for index, column in enumerate(columns):
         if column.dtype == object:
-            categories.append(place)
-            levels.append(_levels(column))
+            categories.append(index)
+            levels.append(_frequent_levels(column))
             continue
-        there = column[~np.isnan(column)]
-        if len(there) < len(column):
-            gaps.append(place)
-        values = _repeats(there) if repeats else there[:0]
+        present = column[~np.isnan(column)]
+        if len(present) < len(column):
+            gaps.append(index)
+        values = _repeated_values(present) if repeats else present[:0]
         if len(values):
-            repeated.append(place)
+            repeated.append(index)
             common.append(values)
-        numbers.append(place)
-        low, middle, high = np.quantile(there, (0.25, 0.5, 0.75)) if len(there) else (0.0, 0.0, 0.0)
-        spread = (high - low) / 1.349 or (float(there.std()) if len(there) else 0.0)
+        numbers.append(index)
+        low, middle, high = np.quantile(present, (0.25, 0.5, 0.75)) if len(present) else (0.0, 0.0, 0.0)
+        spread = (high - low) / 1.349 or (float(present.std()) if len(present) else 0.0)
         middles.append(float(middle))
-        # Equal numbers still have a deviation of some rounding errors.
+        # The standard deviation of equal numbers is not exactly 0, because of rounding.
         spreads.append(spread if spread > 1e-12 * abs(middle) else 1.0)
     return {
         "numbers": np.array(numbers, np.int64),
@@ -111,61 +145,62 @@ def learn_features(columns: Sequence[np.ndarray], repeats: bool = False) -> Plan
     }
 
 
-def use_features(plan: Plan, columns: Sequence[np.ndarray]) -> Features:
-    """The features of rows, by what was learned."""
+def encode_columns(encoding: Encoding, columns: Sequence[np.ndarray]) -> Features:
+    """Return the features of rows whose columns `read_columns` returned."""
     rows = len(columns[0])
-    numbers = np.empty((rows, len(plan["numbers"])), np.float32)
-    for at, (place, middle, spread) in enumerate(zip(plan["numbers"], plan["middles"], plan["spreads"], strict=True)):
-        column = _numbers(columns[place], place)
+    numbers = np.empty((rows, len(encoding["numbers"])), np.float32)
+    scales = zip(encoding["numbers"], encoding["middles"], encoding["spreads"], strict=True)
+    for feature, (index, middle, spread) in enumerate(scales):
+        column = _require_numbers(columns[index], index)
         z = (np.where(np.isnan(column), middle, column) - middle) / spread
-        # hypot, not a square: numbers of 1e200 are far, and no overflow.
-        numbers[:, at] = z / np.hypot(1.0, z / _FAR)
+        # hypot does not overflow where the square of a number such as 1e200 would.
+        numbers[:, feature] = z / np.hypot(1.0, z / _OUTLIER)
     codes = [
-        _code(_texts(columns[place]).astype(str), known)
-        for place, known in zip(plan["categories"], plan["levels"], strict=True)
+        _encode_levels(_as_text(columns[index]).astype(str), known)
+        for index, known in zip(encoding["categories"], encoding["levels"], strict=True)
     ]
-    codes += [np.isnan(_numbers(columns[place], place)).astype(np.int16) for place in plan["gaps"]]
+    codes += [np.isnan(_require_numbers(columns[index], index)).astype(np.int16) for index in encoding["gaps"]]
     codes += [
-        _code(_numbers(columns[place], place), known)
-        for place, known in zip(plan["repeated"], plan["common"], strict=True)
+        _encode_levels(_require_numbers(columns[index], index), known)
+        for index, known in zip(encoding["repeated"], encoding["common"], strict=True)
     ]
-    together = np.stack(codes, axis=1) if codes else np.zeros((rows, 0), np.int16)
-    return Features(numbers, together)
+    return Features(numbers, np.stack(codes, axis=1) if codes else np.zeros((rows, 0), np.int16))
 
 
-def columns_from(plan: Plan, features: Features) -> list[np.ndarray]:
-    """The columns that features were made of: the way back, to float32; rare levels are None."""
-    count = sum(len(plan[name]) for name in ("numbers", "categories"))
+def decode_columns(encoding: Encoding, features: Features) -> list[np.ndarray]:
+    """Return the columns that the features encode, to float32 precision; rare levels become None."""
+    count = len(encoding["numbers"]) + len(encoding["categories"])
     columns: list[np.ndarray] = [np.zeros(0)] * count
-    for at, place in enumerate(plan["numbers"]):
-        z = np.clip(features.numbers[:, at].astype(np.float64) / _FAR, -1 + 1e-7, 1 - 1e-7)
-        columns[place] = plan["middles"][at] + plan["spreads"][at] * _FAR * z / np.sqrt(1 - z**2)
-    for at, (place, known) in enumerate(zip(plan["categories"], plan["levels"], strict=True)):
-        named = np.array([None if level == _MISSING else level for level in known.tolist()] + [None], object)
-        columns[place] = named[features.codes[:, at]]
-    first = len(plan["categories"])
-    for at, place in enumerate(plan["gaps"]):
-        columns[place] = np.where(features.codes[:, first + at] == 1, np.nan, columns[place])
+    for feature, index in enumerate(encoding["numbers"]):
+        z = np.clip(features.numbers[:, feature].astype(np.float64) / _OUTLIER, -1 + 1e-7, 1 - 1e-7)
+        columns[index] = encoding["middles"][feature] + encoding["spreads"][feature] * _OUTLIER * z / np.sqrt(1 - z**2)
+    for feature, (index, known) in enumerate(zip(encoding["categories"], encoding["levels"], strict=True)):
+        levels = np.array([None if level == _MISSING else level for level in known.tolist()] + [None], object)
+        columns[index] = levels[features.codes[:, feature]]
+    first = len(encoding["categories"])
+    for feature, index in enumerate(encoding["gaps"]):
+        columns[index] = np.where(features.codes[:, first + feature] == 1, np.nan, columns[index])
     return columns
 
 
-def sizes_of(plan: Plan) -> tuple[int, list[int]]:
-    """How many numbers, and how many codes each category has; the last is of what was never seen."""
-    levels, common = ([len(known) + 1 for known in plan[name]] for name in ("levels", "common"))
-    return len(plan["numbers"]), levels + [3] * len(plan["gaps"]) + common
+def encoding_sizes(encoding: Encoding) -> tuple[int, list[int]]:
+    """Return the number of numeric features, and of codes of each categorical one, unknown levels included."""
+    levels = [len(known) + 1 for known in encoding["levels"]]
+    common = [len(known) + 1 for known in encoding["common"]]
+    return len(encoding["numbers"]), levels + [3] * len(encoding["gaps"]) + common
 
 
 def _cells(column: Any) -> np.ndarray:
-    """A column of a frame as an array, missing cells as NaN, NaT or None."""
+    """Return a column of a frame as an array, with missing cells as NaN, NaT or None."""
     if hasattr(column, "combine_chunks"):  # pyarrow
         return np.asarray(column.to_numpy(zero_copy_only=False))
     nullable = hasattr(column, "isna") and str(column.dtype)[:1] in ("I", "U", "F")
     return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan) if nullable else column.to_numpy())
 
 
-def _plain(column: np.ndarray, name: Any) -> np.ndarray:
+def _as_numbers(column: np.ndarray, name: object) -> np.ndarray:
     if column.dtype.kind not in "biufmM":
-        column = _guess(column, name)
+        column = _infer_dtype(column, name)
         if column.dtype == object:
             return column
     if column.dtype.kind in "mM":
@@ -174,60 +209,60 @@ def _plain(column: np.ndarray, name: Any) -> np.ndarray:
     numbers = column.astype(np.float64, copy=False)
     if np.isinf(numbers).any():
         raise DataError(
-            f"Input X contains infinity or a value too large for dtype('float64'): see {name}. "
-            f"Replace it, or leave it empty: missing cells are allowed."
+            f"Input X contains infinity or a value too large for dtype('float64') in {name}. "
+            "Replace it or leave it empty: missing cells are allowed."
         )
     return numbers
 
 
-def _guess(column: np.ndarray, name: Any) -> np.ndarray:
-    """Objects: numbers or moments where all are, or missing; otherwise texts."""
-    there = [cell for cell in column.astype(object) if not _gone(cell)]
-    for cell in there:
+def _infer_dtype(column: np.ndarray, name: object) -> np.ndarray:
+    """Convert objects to numbers or timestamps if all present cells are such, otherwise to strings."""
+    present = [cell for cell in column.astype(object) if not _is_missing(cell)]
+    for cell in present:
         if not isinstance(cell, str | Number | np.bool_ | date):
             raise KindError(
-                f"a cell of {name} is a {type(cell).__name__}; the argument must be a string or a number, "
-                f"a moment, or missing."
+                f"cells of {name} are invalid: argument must be a string or a number, a boolean, a timestamp or "
+                f"missing, got a {type(cell).__name__}."
             )
-    if there and all(isinstance(cell, date) for cell in there):
-        return np.array([None if _gone(cell) else cell for cell in column], "datetime64[us]")
-    if any(isinstance(cell, str | date) for cell in there):
-        return _texts(column)
-    return np.array([np.nan if _gone(cell) else float(cell) for cell in column], np.float64)
+    if present and all(isinstance(cell, date) for cell in present):
+        return np.array([None if _is_missing(cell) else cell for cell in column], "datetime64[us]")
+    if any(isinstance(cell, str | date) for cell in present):
+        return _as_text(column)
+    return np.array([np.nan if _is_missing(cell) else float(cell) for cell in column], np.float64)
 
 
-def _gone(cell: Any) -> bool:
+def _is_missing(cell: object) -> bool:
     return cell is None or (
         not isinstance(cell, str) and (type(cell).__name__ in ("NAType", "NaTType") or cell != cell)
     )
 
 
-def _texts(column: np.ndarray) -> np.ndarray:
-    return np.array([_MISSING if _gone(cell) else str(cell) for cell in column], object)
+def _as_text(column: np.ndarray) -> np.ndarray:
+    return np.array([_MISSING if _is_missing(cell) else str(cell) for cell in column], object)
 
 
-def _numbers(column: np.ndarray, place: int) -> np.ndarray:
+def _require_numbers(column: np.ndarray, index: int) -> np.ndarray:
     if column.dtype == object:
         raise DataError(
-            f"column {place} held numbers when it was fitted, and holds text now. Give numbers, or fit again."
+            f"column {index} must hold numbers, as when the estimator was fitted, got text. Give numbers, or fit again."
         )
     return column
 
 
-def _levels(column: np.ndarray) -> np.ndarray:
+def _frequent_levels(column: np.ndarray) -> np.ndarray:
     known, counts = np.unique(column.astype(str), return_counts=True)
-    common = np.argsort(-counts, kind="stable")[:MOST_LEVELS]
+    common = np.argsort(-counts, kind="stable")[:MAX_LEVELS]
     return np.asarray(np.sort(known[common]))
 
 
-def _repeats(there: np.ndarray) -> np.ndarray:
-    """The commonest values of a column, sorted, where they make up most of it; else none."""
-    known, counts = np.unique(there, return_counts=True)
-    common = np.argsort(-counts, kind="stable")[:MOST_LEVELS]
-    common = common[counts[common] >= _REPEATED]
-    return np.asarray(np.sort(known[common]) if 2 * counts[common].sum() > len(there) else known[:0])
+def _repeated_values(present: np.ndarray) -> np.ndarray:
+    """Return the most frequent values, sorted, if they make up most of the column, otherwise none."""
+    known, counts = np.unique(present, return_counts=True)
+    common = np.argsort(-counts, kind="stable")[:MAX_LEVELS]
+    common = common[counts[common] >= _MIN_REPEATS]
+    return np.asarray(np.sort(known[common]) if 2 * counts[common].sum() > len(present) else known[:0])
 
 
-def _code(cells: np.ndarray, known: np.ndarray) -> np.ndarray:
+def _encode_levels(cells: np.ndarray, known: np.ndarray) -> np.ndarray:
     at = np.minimum(np.searchsorted(known, cells), len(known) - 1)
     return np.where(known[at] == cells, at, len(known)).astype(np.int16)

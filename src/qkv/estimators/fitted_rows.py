@@ -1,7 +1,7 @@
-"""Answers from the rows that were kept: weighted values, how far they may be off, and the rows themselves.
+"""Predictions from the fitted rows: weighted means, expected errors, and the contribution of each row.
 
-All rows take part in every answer, in float64 and in memory linear in the rows, so that an answer depends on
-nothing but its query: not on the other queries of a call, nor on how many they are.
+All rows contribute to every prediction, in float64 and in memory linear in the rows. A prediction depends on its
+own query alone, not on the other queries of a call or their number.
 """
 
 from __future__ import annotations
@@ -14,123 +14,124 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qkv.core.typing import Float, Int
 from qkv.engine import observe
 from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric, Parameters
-from qkv.estimators.nadaraya_watson import weigh
+from qkv.estimators.nadaraya_watson import weighted_mean
 from qkv.readouts import Dense
 from qkv.scores import Gaussian
 
-__all__ = ["Explained", "Memory"]
+__all__ = ["FittedRows", "RowExplanation"]
 
-_ASKED = 2048
-_SEEN = 2**23
-"""Weights that are looked at in one piece when an answer is explained."""
+_QUERY_BLOCK = 2048
+_EXPLAINED_WEIGHTS = 2**23
+"""Elements of the weight matrix that is held at once while predictions are explained."""
 
 
-class Explained(NamedTuple):
-    """The rows that answers rest on, heaviest first.
+class RowExplanation(NamedTuple):
+    """The rows with the largest weights in each prediction, in descending order of weight.
 
-    Fields:
-        rows: `(queries, top)`, indices of the rows that were fitted.
-        weights: `(queries, top)`, mean over the members of the ensemble; all rows together have 1.
-        values: `(queries, top, …)`, what each row says: its value, moved by the trend between it and the
-            query. Weights times values add up to the prediction.
+    Attributes:
+        rows: indices of fitted rows, `(queries, top)`.
+        weights: weights `(queries, top)`, averaged over the ensemble; all rows together have weight 1.
+        values: contributions `(queries, top, …)`: the value of each row, shifted by the difference of the trend
+            between row and query. Weights times values sum to the prediction.
     """
 
-    rows: np.ndarray
-    weights: np.ndarray
-    values: np.ndarray
+    rows: Int[np.ndarray, "queries top"]
+    weights: Float[np.ndarray, "queries top"]
+    values: Float[np.ndarray, "queries top *classes"]
 
 
 @dataclass(frozen=True)
-class Memory:
-    """The rows of a fitted estimator.
+class FittedRows:
+    """Keys and values of a fitted estimator, as tensors.
 
-    Fields:
-        metric, parameters: what makes a query's key.
-        keys: `(members, rows, width)`.
-        values: `(members or 1, rows, outputs)`, less the trend.
-        shares: `(rows, 1)`, weights of the rows; None: all alike.
-        bandwidth: `(members, bandwidths)`.
+    Attributes:
+        metric: the metric, which computes the keys of queries.
+        parameters: parameters of the metric.
+        keys: keys `(members, rows, width)`.
+        values: values less the trend, `(members or 1, rows, outputs)`.
+        sample_weight: weights `(rows, 1)`; None means equal weights.
+        bandwidth: bandwidths `(members, bandwidths)`.
     """
 
     metric: Metric
     parameters: Parameters
     keys: Tensor
     values: Tensor
-    shares: Tensor | None
+    sample_weight: Tensor | None
     bandwidth: Tensor
 
-    def predict(self, features: Features) -> np.ndarray:
-        """`(queries, outputs)`, the mean over the members."""
+    def predict(self, features: Features) -> Float[np.ndarray, "queries outputs"]:
+        """Return the prediction for each query, averaged over the ensemble."""
+        weights = None if self.sample_weight is None else self.sample_weight[None]
         parts = [torch.zeros(0, self.values.shape[-1], dtype=torch.float64)]
-        for query, trend in self._queries(features):
-            given = weigh(query, self.keys, self.values, self.bandwidth, self._share())
-            parts.append((given if trend is None else given + trend).mean(dim=0))
+        for query, trend in self._query_blocks(features):
+            mean = weighted_mean(query, self.keys, self.values, self.bandwidth, weights)
+            parts.append((mean if trend is None else mean + trend).mean(dim=0))
         return torch.cat(parts).numpy()
 
-    def errors(self, features: Features, asked: Tensor, errors: Tensor) -> np.ndarray:
-        """Expected squared errors `(queries, outputs)`: of the rows that were asked, weighed like values."""
-        mine = torch.arange(len(asked))[:, None]
-        keys = self.keys[mine, asked]
-        shares = None if self.shares is None else self.shares[asked]
-        parts = [torch.zeros(0, errors.shape[-1], dtype=torch.float64)]
-        for query, _ in self._queries(features):
-            parts.append(weigh(query, keys, errors, self.bandwidth, shares).mean(dim=0))
+    def expected_squared_errors(
+        self, features: Features, rows: Int[Tensor, "members n"], squared_errors: Float[Tensor, "members n outputs"]
+    ) -> Float[np.ndarray, "queries outputs"]:
+        """Return the weighted mean of the out-of-bag rows' squared errors, with the weights of a prediction."""
+        member = torch.arange(len(rows))[:, None]
+        keys = self.keys[member, rows]
+        weights = None if self.sample_weight is None else self.sample_weight[rows]
+        parts = [torch.zeros(0, squared_errors.shape[-1], dtype=torch.float64)]
+        for query, _ in self._query_blocks(features):
+            parts.append(weighted_mean(query, keys, squared_errors, self.bandwidth, weights).mean(dim=0))
         return torch.cat(parts).numpy()
 
-    def explain(self, features: Features, top: int, output: int) -> Explained:
-        """The heaviest rows for one output."""
+    def explain(self, features: Features, top: int, output: int) -> RowExplanation:
+        """Return the rows with the largest weights for one output."""
         group = min(output, self.bandwidth.shape[1] - 1)
         top = min(top, self.keys.shape[1])
+        # Classes share their weights, so all outputs are explained at once.
+        selected = slice(None) if self.metric.classification else slice(output, output + 1)
         rows, weights, values = [], [], []
-        few = max(1, _SEEN // max(self.keys[..., 0].numel(), 1))
-        for query, trend in self._queries(features, few):
-            seen = observe(
+        block = max(1, _EXPLAINED_WEIGHTS // max(self.keys[..., 0].numel(), 1))
+        for query, trend in self._query_blocks(features, block):
+            observation = observe(
                 query,
                 self.keys,
                 self.keys[..., :1],
                 score=Gaussian(self.bandwidth[:, group]),
                 readouts=[Dense()],
             )
-            each = seen.readouts[0]
-            if self.shares is not None:
-                each = each * self.shares[:, 0]
-                each = each / each.sum(dim=-1, keepdim=True)
-            mean = each.mean(dim=0)
-            heavy, index = torch.sort(mean, dim=-1, descending=True, stable=True)
-            heavy, index = heavy[:, :top], index[:, :top]
-            one = slice(None) if self.metric.shares else slice(output, output + 1)
-            members = torch.arange(len(self.values))[:, None, None]
-            says = self.values[members, index[None]][..., one]  # (members or 1, queries, top, outputs)
+            member_weights: Tensor = observation.readouts[0]
+            if self.sample_weight is not None:
+                member_weights = member_weights * self.sample_weight[:, 0]
+                member_weights = member_weights / member_weights.sum(dim=-1, keepdim=True)
+            mean, index = torch.sort(member_weights.mean(dim=0), dim=-1, descending=True, stable=True)
+            mean, index = mean[:, :top], index[:, :top]
+            member = torch.arange(len(self.values))[:, None, None]
+            value = self.values[member, index[None]][..., selected]  # (members or 1, queries, top, outputs)
             if trend is not None:
-                says = says + trend[:, :, None, one]
-            own = torch.gather(each, 2, index.expand(len(each), -1, -1))[..., None]
+                value = value + trend[:, :, None, selected]
+            own = torch.gather(member_weights, 2, index.expand(len(member_weights), -1, -1))[..., None]
             total = own.mean(dim=0)
-            says = torch.where(total > 0, (own * says).mean(dim=0) / total.clamp_min(1e-300), says.mean(dim=0))
+            value = torch.where(total > 0, (own * value).mean(dim=0) / total.clamp_min(1e-300), value.mean(dim=0))
             rows.append(index)
-            weights.append(heavy)
-            values.append(says)
+            weights.append(mean)
+            values.append(value)
         if not rows:
             empty = np.zeros((0, top))
-            return Explained(empty.astype(np.int64), empty, empty)
-        found = torch.cat(values).numpy()
-        return Explained(
+            return RowExplanation(empty.astype(np.int64), empty, empty)
+        all_values = torch.cat(values).numpy()
+        return RowExplanation(
             torch.cat(rows).numpy(),
             torch.cat(weights).numpy(),
-            found if self.metric.shares else found[..., 0],
+            all_values if self.metric.classification else all_values[..., 0],
         )
 
-    def _share(self) -> Tensor | None:
-        return None if self.shares is None else self.shares[None]
-
-    def _queries(self, features: Features, most: int = _ASKED) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Keys and trends of some queries at a time."""
-        most = min(most, max(1, _ASKED * 4 // len(self.keys)))
-        for start in range(0, len(features), most):
-            part = slice(start, start + most)
-            numbers = torch.from_numpy(features.numbers[part].astype(np.float64))
-            codes = torch.from_numpy(features.codes[part])
+    def _query_blocks(self, features: Features, size: int = _QUERY_BLOCK) -> Iterator[tuple[Tensor, Tensor | None]]:
+        size = min(size, max(1, _QUERY_BLOCK * 4 // len(self.keys)))
+        for start in range(0, len(features), size):
+            block = slice(start, start + size)
+            numbers = torch.from_numpy(features.numbers[block].astype(np.float64))
+            codes = torch.from_numpy(features.codes[block])
             with torch.no_grad():
                 yield self.metric(self.parameters, numbers[None], codes[None])

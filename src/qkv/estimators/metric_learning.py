@@ -1,10 +1,10 @@
-"""Learning a metric: each row of a minibatch is predicted from the other rows, and the error goes back.
+"""Metric learning by leave-one-out: each row of a minibatch is predicted from the other rows.
 
     loss = mean over rows i of the batch of  error(y_i, t(x_i) + Σ_{j≠i} w_ij (y_j − t(x_j)))
 
-The other rows are all of the fitted ones, or a sample drawn anew for every batch where they are many. Members
-of an ensemble learn at once, side by side on the first axis; each holds out rows of its own, on which a
-running mean of its parameters is judged, and keeps the best.
+The other rows are all fitted rows, or a sample drawn anew for every batch where there are many. All members of an
+ensemble are trained at once along the first axis. Each holds out rows of its own, evaluates a running mean of its
+parameters on them, and keeps the best.
 """
 
 from __future__ import annotations
@@ -17,32 +17,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qkv.core.typing import Float, Int
 from qkv.estimators.features import Features
 from qkv.estimators.metric import Metric, Parameters
-from qkv.estimators.nadaraya_watson import answer
+from qkv.estimators.nadaraya_watson import Embedded, weighted_mean_with_trend
 from qkv.masks import Documents, Mask
 
-__all__ = ["Learned", "Recipe", "keys_of", "learn", "loss_of"]
+__all__ = ["TrainedMetric", "TrainingOptions", "TrainingProgress", "embed_rows", "row_losses", "train_metric"]
 
-Progress = Callable[[int, int, float], None]
+TrainingProgress = Callable[[int, int, float], None]
+"""Called as `progress(step, max_steps, validation_loss)`."""
 
-_JUDGED = 4096
-"""No member holds out more rows than this: they tell the error well enough."""
-_KEYS_WHILE_JUDGING = 16_384
-_EMBEDDED = 8192
-_LEAST_SHARE = 1e-6
+_MAX_HELD_OUT = 4096
+"""Rows that a member holds out at most, enough to estimate the error."""
+_MAX_VALIDATION_KEYS = 16_384
+_EMBEDDING_BLOCK = 8192
+_MIN_PROBABILITY = 1e-6
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How long and how fast.
+class TrainingOptions:
+    """Options of `train_metric`.
 
-    Fields:
-        members: of the ensemble.
-        steps: at most.
-        batch, candidates: rows that are predicted, and rows they are predicted from, in one step.
-        rate, decay, dropout: learning rate, weight decay, dropout of hidden values.
-        patience: steps without a better error on the rows held out before it ends.
+    Attributes:
+        members: number of ensemble members.
+        steps: maximum number of optimiser steps.
+        batch: rows that are predicted in one step.
+        candidates: rows that they are predicted from in one step.
+        rate: learning rate.
+        decay: weight decay.
+        dropout: dropout probability of hidden units.
+        patience: steps without a smaller validation loss before training stops.
     """
 
     members: int
@@ -56,67 +61,71 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Learned:
-    """What learning gives.
+class TrainedMetric:
+    """Result of `train_metric`.
 
-    Fields:
-        parameters: by name, with members first.
-        held: `(members, rows held out)`, indices.
-        losses: of each member on its rows held out.
-        steps: how many were made.
+    Attributes:
+        parameters: parameters by name, members first.
+        held_out: indices of the rows that each member held out, `(members, rows)`.
+        losses: validation loss of each member.
+        steps: number of steps made.
     """
 
     parameters: Parameters
-    held: np.ndarray
+    held_out: np.ndarray
     losses: np.ndarray
     steps: int
 
 
-def learn(
+def train_metric(
     metric: Metric,
     features: Features,
-    values: np.ndarray,
-    shares: np.ndarray | None,
-    recipe: Recipe,
+    values: Float[np.ndarray, "rows outputs"],
+    sample_weight: Float[np.ndarray, " rows"] | None,
+    options: TrainingOptions,
     seed: int,
-    progress: Progress | None = None,
-) -> Learned:
-    """The parameters with the least error on rows held out.
+    progress: TrainingProgress | None = None,
+) -> TrainedMetric:
+    """Return the parameters with the smallest loss on the held-out rows.
 
     Args:
-        metric: what is learned.
-        features: of the rows.
-        values: `(rows, outputs)` float32, standardised, or 0 and 1 for classes.
-        shares: `(rows,)` weights of the rows, of mean 1; None: all alike.
-        recipe: how.
-        seed: of every draw.
-        progress: called with steps made, steps at most and the error on the rows held out.
+        metric: the metric to train.
+        features: features of the rows.
+        values: float32 values, standardised, or 0 and 1 for classes.
+        sample_weight: weights of the rows, with mean 1; None means equal weights.
+        options: training options.
+        seed: seed of all random numbers.
+        progress: called after each evaluation on the held-out rows.
     """
     generator = torch.Generator().manual_seed(seed)
-    parameters = metric.start(recipe.members, generator)
-    rows = _Rows.of(features, values, shares)
-    kept, held = _split(len(features), recipe.members, seed)
-    if held.shape[1] == 0 or recipe.steps == 0 or kept.shape[1] < 2:
-        return Learned(parameters, held.numpy(), np.full(recipe.members, np.nan), 0)
-    run = _Run(metric, parameters, rows, kept, held, recipe, generator)
-    steps = run.until_done(progress)
-    return Learned(run.best, held.numpy(), run.least.numpy(), steps)
+    parameters = metric.initial_parameters(options.members, generator)
+    rows = _TrainingRows.from_arrays(features, values, sample_weight)
+    training, held_out = _split_rows(len(features), options.members, seed)
+    if held_out.shape[1] == 0 or options.steps == 0 or training.shape[1] < 2:
+        return TrainedMetric(parameters, held_out.numpy(), np.full(options.members, np.nan), 0)
+    trainer = _Trainer(metric, parameters, rows, training, held_out, options, generator)
+    steps = trainer.run(progress)
+    return TrainedMetric(trainer.best, held_out.numpy(), trainer.best_losses.numpy(), steps)
 
 
-def loss_of(predicted: Tensor, wanted: Tensor, shares: bool) -> Tensor:
-    """For each row: the squared error, or −log of the share of its class."""
-    if shares:
-        return -torch.log((predicted * wanted).sum(dim=-1).clamp_min(_LEAST_SHARE))
-    return (predicted - wanted).square().mean(dim=-1)
+def row_losses(
+    predicted: Float[Tensor, "members rows outputs"],
+    target: Float[Tensor, "members rows outputs"],
+    classification: bool,
+) -> Float[Tensor, "members rows"]:
+    """Return the squared error of each row, or the log loss of its class."""
+    if classification:
+        return -torch.log((predicted * target).sum(dim=-1).clamp_min(_MIN_PROBABILITY))
+    return (predicted - target).square().mean(dim=-1)
 
 
 @torch.no_grad()
-def keys_of(metric: Metric, parameters: Parameters, features: Features) -> tuple[Tensor, Tensor | None]:
-    """Keys and trends of many rows, some thousands at a time."""
+def embed_rows(metric: Metric, parameters: Parameters, features: Features) -> Embedded:
+    """Return keys and trends of all rows, computed block by block."""
     keys, trends = [], []
-    for start in range(0, max(len(features), 1), _EMBEDDED):
-        part = slice(start, start + _EMBEDDED)
-        numbers, codes = torch.from_numpy(features.numbers[part]), torch.from_numpy(features.codes[part])
+    for start in range(0, max(len(features), 1), _EMBEDDING_BLOCK):
+        block = slice(start, start + _EMBEDDING_BLOCK)
+        numbers, codes = torch.from_numpy(features.numbers[block]), torch.from_numpy(features.codes[block])
         key, trend = metric(parameters, numbers[None], codes[None])
         keys.append(key)
         if trend is not None:
@@ -125,15 +134,20 @@ def keys_of(metric: Metric, parameters: Parameters, features: Features) -> tuple
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _TrainingRows:
     numbers: Tensor
     codes: Tensor
     values: Tensor
-    shares: Tensor | None
+    sample_weight: Tensor | None
 
     @classmethod
-    def of(cls, features: Features, values: np.ndarray, shares: np.ndarray | None) -> _Rows:
-        weights = None if shares is None else torch.from_numpy(shares.astype(np.float32))[:, None]
+    def from_arrays(
+        cls,
+        features: Features,
+        values: Float[np.ndarray, "rows outputs"],
+        sample_weight: Float[np.ndarray, " rows"] | None,
+    ) -> _TrainingRows:
+        weights = None if sample_weight is None else torch.from_numpy(sample_weight.astype(np.float32))[:, None]
         return cls(
             torch.from_numpy(features.numbers),
             torch.from_numpy(features.codes),
@@ -141,153 +155,152 @@ class _Rows:
             weights,
         )
 
-    def share(self, index: Tensor) -> Tensor | None:
-        return None if self.shares is None else self.shares[index]
+    def weight_of(self, index: Tensor) -> Tensor | None:
+        return None if self.sample_weight is None else self.sample_weight[index]
 
 
-def _split(rows: int, members: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Rows that each member learns from and rows that it holds out; no row is held out by two members."""
+def _split_rows(
+    rows: int, members: int, seed: int
+) -> tuple[Int[Tensor, "members training"], Int[Tensor, "members held_out"]]:
+    """Return each member's training rows and held-out rows; no row is held out by two members."""
     order = np.random.default_rng(seed).permutation(rows)
-    count = min(rows // max(members, 8), _JUDGED)
-    held = np.stack([order[member * count : (member + 1) * count] for member in range(members)])
-    kept = np.stack([np.setdiff1d(order, mine, assume_unique=True) for mine in held])
-    return torch.from_numpy(kept), torch.from_numpy(held)
+    count = min(rows // max(members, 8), _MAX_HELD_OUT)
+    held_out = np.stack([order[member * count : (member + 1) * count] for member in range(members)])
+    training = np.stack([np.setdiff1d(order, own, assume_unique=True) for own in held_out])
+    return torch.from_numpy(training), torch.from_numpy(held_out)
 
 
-class _Run:
+class _Trainer:
     def __init__(
         self,
         metric: Metric,
         parameters: Parameters,
-        rows: _Rows,
-        kept: Tensor,
-        held: Tensor,
-        recipe: Recipe,
+        rows: _TrainingRows,
+        training: Tensor,
+        held_out: Tensor,
+        options: TrainingOptions,
         generator: torch.Generator,
     ) -> None:
-        self.metric, self.rows, self.kept, self.held = metric, rows, kept, held
-        self.recipe, self.generator = recipe, generator
+        self.metric, self.rows, self.training, self.held_out = metric, rows, training, held_out
+        self.options, self.generator = options, generator
         self.parameters = {name: each.requires_grad_() for name, each in parameters.items()}
         self.mean = {name: each.detach().clone() for name, each in parameters.items()}
         self.best = {name: each.clone() for name, each in self.mean.items()}
-        self.least = torch.full((recipe.members,), math.inf)
-        self.batch = min(recipe.batch, kept.shape[1])
-        self.candidates = min(max(recipe.candidates, self.batch + 1), kept.shape[1])
-        nobody = Documents(torch.arange(self.batch), torch.arange(self.candidates))
-        self.others: Mask = ~nobody
-        some = torch.randperm(kept.shape[1], generator=generator)[:_KEYS_WHILE_JUDGING]
-        self.judged_from = kept[:, some] if kept.shape[1] > _KEYS_WHILE_JUDGING else kept
+        self.best_losses = torch.full((options.members,), math.inf)
+        self.batch = min(options.batch, training.shape[1])
+        self.candidates = min(max(options.candidates, self.batch + 1), training.shape[1])
+        # The first candidates are the rows of the batch; none is predicted from itself.
+        self.others: Mask = ~Documents(torch.arange(self.batch), torch.arange(self.candidates))
+        sample = torch.randperm(training.shape[1], generator=generator)[:_MAX_VALIDATION_KEYS]
+        self.validation_keys = training[:, sample] if training.shape[1] > _MAX_VALIDATION_KEYS else training
 
-    def until_done(self, progress: Progress | None) -> int:
-        recipe = self.recipe
+    def run(self, progress: TrainingProgress | None) -> int:
+        options = self.options
         named = list(self.parameters.items())
         optimizer = torch.optim.AdamW(
             [
-                {"params": [x for name, x in named if Metric.decays(name)], "weight_decay": recipe.decay},
+                {"params": [x for name, x in named if Metric.decays(name)], "weight_decay": options.decay},
                 {"params": [x for name, x in named if not Metric.decays(name)], "weight_decay": 0.0},
             ],
-            lr=recipe.rate,
+            lr=options.rate,
             betas=(0.9, 0.95),
         )
-        in_epoch = max(1, self.kept.shape[1] // self.batch)
-        every = max(10, min(in_epoch, 50) // 2)
+        epoch_steps = max(1, self.training.shape[1] // self.batch)
+        every = max(10, min(epoch_steps, 50) // 2)
         waited = 0
-        for step in range(recipe.steps):
-            if step % in_epoch == 0:
-                order = self._shuffled()
+        for step in range(options.steps):
+            if step % epoch_steps == 0:
+                order = self._shuffle()
             for group in optimizer.param_groups:
-                group["lr"] = recipe.rate * _pace(step, recipe.steps)
-            loss = self._loss(order, step % in_epoch)
+                group["lr"] = options.rate * _learning_rate_factor(step, options.steps)
+            loss = self._batch_loss(order, step % epoch_steps)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            self._average(min(0.98, (1 + step) / (10 + step)))
-            if (step + 1) % every == 0 or step + 1 == recipe.steps:
-                waited = 0 if self._judge() else waited + every
+            self._update_mean(min(0.98, (1 + step) / (10 + step)))
+            if (step + 1) % every == 0 or step + 1 == options.steps:
+                waited = 0 if self._keep_best() else waited + every
                 if progress is not None:
-                    progress(step + 1, recipe.steps, float(self.least.mean()))
-                if waited >= max(recipe.patience, 2 * min(in_epoch, recipe.steps)):
+                    progress(step + 1, options.steps, float(self.best_losses.mean()))
+                if waited >= max(options.patience, 2 * min(epoch_steps, options.steps)):
                     return step + 1
-        return recipe.steps
+        return options.steps
 
-    def _shuffled(self) -> Tensor:
-        count = self.kept.shape[1]
-        order = [torch.randperm(count, generator=self.generator) for _ in range(self.recipe.members)]
-        return torch.gather(self.kept, 1, torch.stack(order))
+    def _shuffle(self) -> Tensor:
+        count = self.training.shape[1]
+        order = [torch.randperm(count, generator=self.generator) for _ in range(self.options.members)]
+        return torch.gather(self.training, 1, torch.stack(order))
 
-    def _loss(self, order: Tensor, number: int) -> Tensor:
-        """Of one batch, all members; the rows of the batch are the first of its candidates."""
+    def _batch_loss(self, order: Tensor, number: int) -> Tensor:
+        """Return the sum of all members' losses of one batch, whose rows are the first of its candidates."""
         count, start = order.shape[1], number * self.batch
         if self.candidates == count:
             index = torch.roll(order, -start, dims=1)
         else:
             shape = (len(order), self.candidates - self.batch)
-            places = torch.randint(count - self.batch, shape, generator=self.generator)
-            others = torch.gather(order, 1, (places + start + self.batch) % count)
+            offsets = torch.randint(count - self.batch, shape, generator=self.generator)
+            others = torch.gather(order, 1, (offsets + start + self.batch) % count)
             index = torch.cat([order[:, start : start + self.batch], others], dim=1)
         rows, batch = self.rows, self.batch
-        drop = self._drop(index.shape[1])
-        keys, trends = self.metric(self.parameters, rows.numbers[index], rows.codes[index], drop)
-        asked = keys[:, :batch], None if trends is None else trends[:, :batch]
-        wanted = rows.values[index]
-        predicted = answer(
-            asked,
+        dropout_mask = self._dropout_mask(index.shape[1])
+        keys, trends = self.metric(self.parameters, rows.numbers[index], rows.codes[index], dropout_mask)
+        query = keys[:, :batch], None if trends is None else trends[:, :batch]
+        values = rows.values[index]
+        predicted = weighted_mean_with_trend(
+            query,
             (keys, trends),
-            wanted,
+            values,
             self.parameters["log_bandwidth"].exp(),
-            rows.share(index),
+            rows.weight_of(index),
             self.others,
         )
-        errors = loss_of(predicted, wanted[:, :batch], self.metric.shares)
-        weights = rows.share(index[:, :batch])
+        losses = row_losses(predicted, values[:, :batch], self.metric.classification)
+        weights = rows.weight_of(index[:, :batch])
         if weights is not None:
-            errors = errors * weights[..., 0]
-        return errors.mean(dim=1).sum()
+            losses = losses * weights[..., 0]
+        return losses.mean(dim=1).sum()
 
-    def _drop(self, rows: int) -> Tensor | None:
-        """Drawn for each row and hidden value; members share it, since draws take longer than products."""
-        rate = self.recipe.dropout
-        if rate == 0 or not self.metric.deep:
+    def _dropout_mask(self, rows: int) -> Tensor | None:
+        """Draw a dropout mask that all members share, because drawing takes longer than multiplying."""
+        rate = self.options.dropout
+        if rate == 0 or not self.metric.has_network:
             return None
         drawn = torch.rand(self.metric.layers, 1, rows, self.metric.hidden, generator=self.generator)
         return (drawn >= rate).float() / (1 - rate)
 
     @torch.no_grad()
-    def _average(self, slowness: float) -> None:
-        torch._foreach_lerp_(list(self.mean.values()), list(self.parameters.values()), 1 - slowness)
+    def _update_mean(self, decay: float) -> None:
+        torch._foreach_lerp_(list(self.mean.values()), list(self.parameters.values()), 1 - decay)
 
     @torch.no_grad()
-    def _judge(self) -> bool:
-        """Keep the mean parameters of the members that are better than ever; whether any is."""
-        losses = self._held_out(self.mean, self._embedded(self.mean, self.judged_from))
-        better = losses < self.least
-        self.least = torch.where(better, losses, self.least)
+    def _keep_best(self) -> bool:
+        """Keep the mean parameters of the members whose validation loss improved; return whether any did."""
+        losses = self._validation_losses(self.mean)
+        better = losses < self.best_losses
+        self.best_losses = torch.where(better, losses, self.best_losses)
         for name, best in self.best.items():
             best[better] = self.mean[name][better]
         return bool(better.any())
 
-    def _embedded(self, parameters: Parameters, index: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+    def _validation_losses(self, parameters: Parameters) -> Tensor:
+        index, rows = self.validation_keys, self.rows
         keys, trends = [], []
-        for part in torch.split(index, _EMBEDDED, dim=1):
-            key, trend = self.metric(parameters, self.rows.numbers[part], self.rows.codes[part])
+        for block in torch.split(index, _EMBEDDING_BLOCK, dim=1):
+            key, trend = self.metric(parameters, rows.numbers[block], rows.codes[block])
             keys.append(key)
-            trends.append(trend)
-        trend = None if trends[0] is None else torch.cat([x for x in trends if x is not None], dim=1)
-        return torch.cat(keys, dim=1), trend, index
-
-    def _held_out(self, parameters: Parameters, embedded: tuple[Tensor, Tensor | None, Tensor]) -> Tensor:
-        keys, trends, index = embedded
-        rows = self.rows
-        asked = self.metric(parameters, rows.numbers[self.held], rows.codes[self.held])
+            if trend is not None:
+                trends.append(trend)
+        known = torch.cat(keys, dim=1), torch.cat(trends, dim=1) if trends else None
+        query = self.metric(parameters, rows.numbers[self.held_out], rows.codes[self.held_out])
         bandwidth = parameters["log_bandwidth"].exp()
-        predicted = answer(asked, (keys, trends), rows.values[index], bandwidth, rows.share(index))
-        errors = loss_of(predicted, rows.values[self.held], self.metric.shares)
-        weights = rows.share(self.held)
+        predicted = weighted_mean_with_trend(query, known, rows.values[index], bandwidth, rows.weight_of(index))
+        losses = row_losses(predicted, rows.values[self.held_out], self.metric.classification)
+        weights = rows.weight_of(self.held_out)
         if weights is None:
-            return errors.mean(dim=1)
-        return (errors * weights[..., 0]).sum(dim=1) / weights[..., 0].sum(dim=1)
+            return losses.mean(dim=1)
+        return (losses * weights[..., 0]).sum(dim=1) / weights[..., 0].sum(dim=1)
 
 
-def _pace(step: int, steps: int) -> float:
-    """Up for 20 steps, then down along a cosine."""
+def _learning_rate_factor(step: int, steps: int) -> float:
+    """Return the schedule's factor: linear warm-up over 20 steps times cosine decay."""
     return min(1.0, (step + 1) / 20) * 0.5 * (1 + math.cos(math.pi * step / steps))

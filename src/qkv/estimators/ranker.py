@@ -1,24 +1,24 @@
-"""AttentionRanker: W_Q and W_K, learned so that attention falls on what was relevant.
+"""Ranking by attention with learned projections W_Q and W_K, trained so that relevant documents get the weight.
 
     a(q, d) = softmax_d( (W_Q q · W_K d) / T )                      over the whole collection
     loss    = mean_q mean_{d relevant to q} −log a(q, d)  +  λ/n (‖W_Q − 1‖² + ‖W_K − 1‖²)
 
-n is the number of relevant pairs: the more is known, the further the maps may go from the start,
-W_Q = W_K = 1, which leaves the order of inner products as it is. The loss is lowered by L-BFGS over all
-queries; the softmax over the collection is taken tile by tile, so that memory is linear in queries and
-documents.
+n is the number of relevant pairs: with more pairs, the projections may move further from their start,
+W_Q = W_K = 1, which keeps the order of the inner products. The loss is minimised by L-BFGS over all queries; the
+softmax over the collection is computed tile by tile, in memory linear in queries and documents.
 
-Source: Bai et al. (2009), Supervised semantic indexing, section 3: a map for queries, one for documents.
+Source: Bai et al. (2009), Supervised semantic indexing, section 3: one projection for queries, one for documents.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from qkv.core.progress import Progress
+from qkv.core.typing import ArrayLike, Float, Int
 from qkv.errors import DataError, MissingPackageError, OptionError, ShapeError
 
 try:
@@ -29,45 +29,52 @@ except ImportError:
         'a ranker needs scikit-learn, which is not installed. Run: pip install "qkv[learn]"'
     ) from None
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 __all__ = ["AttentionRanker", "Ranking"]
 
 _LOSSES = ("each", "mass")
 
 
 class Ranking(NamedTuple):
-    """What a query attends to, heaviest first.
+    """Documents with the largest attention weights, in descending order.
 
-    documents: `(queries, top)` rows of what was fitted; −1 where there are fewer.
-    weights: `(queries, top)`, their attention.
+    Attributes:
+        documents: indices of fitted documents `(queries, top)`; −1 where there are fewer.
+        weights: their attention weights `(queries, top)`.
     """
 
-    documents: np.ndarray
-    weights: np.ndarray
+    documents: Int[np.ndarray, "queries top"]
+    weights: Float[np.ndarray, "queries top"]
 
 
 class AttentionRanker(BaseEstimator):  # type: ignore[misc]
-    """Ranks documents by attention, with maps that are learned from queries and relevant documents.
+    """Ranks documents by attention, with projections learned from queries and their relevant documents.
 
     Args:
-        temperature: T of the softmax.
-        penalty: λ, what it costs to leave the start, in relevant pairs.
-        loss: `"each"`, −log of the attention on each relevant document, averaged; or `"mass"`, −log of what
-            falls on all of them together, which is content with one that is found.
-        steps: of L-BFGS, at most. 0: the untrained start.
-        memory: for the softmax over the collection, as in `qkv.attend`.
+        temperature: temperature T of the softmax.
+        penalty: λ, the weight of the distance from the initial projections, in relevant pairs.
+        loss: "each": −log of the attention on each relevant document, averaged; or "mass": −log of the sum
+            over all relevant documents, for which one found document suffices.
+        steps: maximum number of L-BFGS iterations. 0 keeps the initial projections.
+        memory: memory of the softmax over the collection, as in `qkv.attend`.
 
     Attributes:
-        query_weight_, key_weight_: W_Q and W_K, `(width, width)`, laid out as `torch.nn.Linear` has them.
-        losses_: after each look at the queries.
+        query_weight_: W_Q `(width, width)`, laid out as in `torch.nn.Linear`.
+        key_weight_: W_K `(width, width)`, likewise.
+        losses_: loss after each evaluation.
 
     Raises:
-        MissingPackageError: PyTorch is not installed.
-        OptionError, ShapeError, DataError: when fitted, an option or the data cannot be used.
+        MissingPackageError: if PyTorch is not installed.
+        OptionError: when fitted, if an option is not allowed.
+        ShapeError: when fitted, if shapes do not match.
+        DataError: when fitted, if there is nothing to learn from.
 
     Example:
         >>> angles = np.arange(12) * np.pi / 6
         >>> points = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-        >>> turned = np.roll(points, 3, axis=0)          # relevant is what stands a quarter turn behind
+        >>> turned = np.roll(points, 3, axis=0)          # relevant: a quarter turn behind
         >>> ranker = AttentionRanker(temperature=0.5, penalty=0.1)
         >>> ranker = ranker.fit(turned, points, relevant=[[i] for i in range(12)])
         >>> ranker.rank(turned, top=1).documents[:, 0].tolist() == list(range(12))
@@ -91,51 +98,59 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
 
     def fit(
         self,
-        queries: Any,
-        documents: Any,
+        queries: ArrayLike,
+        documents: ArrayLike,
         relevant: Sequence[Iterable[int]],
         *,
-        owners: Any = None,
+        document_ids: ArrayLike | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Learn both maps.
+        """Learn both projections.
 
         Args:
-            queries: `(queries, width)`.
-            documents: `(documents, width)`, the whole collection.
-            relevant: for each query, the rows of its relevant documents; a query without any teaches nothing.
-            owners: where rows are passages, the number of the document each belongs to; `relevant` then
-                holds these numbers, and attention on a document is that on its passages together.
-            progress: called after each look at the queries.
+            queries: queries `(queries, width)`.
+            documents: the whole collection `(documents, width)`.
+            relevant: for each query, the rows of its relevant documents. Queries without any are ignored.
+            document_ids: document number of each row, if rows are passages of documents. `relevant` then holds
+                these numbers, and the attention on a document is the sum over its passages.
+            progress: called after each evaluation of the loss.
+
+        Returns:
+            The fitted ranker.
+
+        Raises:
+            OptionError: if an option is not allowed.
+            ShapeError: if the shapes do not match.
+            DataError: if no query has a relevant document, a number is unknown, or the loss is not finite.
         """
         self._check()
         queries, documents = _rows(queries, "queries"), _rows(documents, "documents")
         if queries.shape[1] != documents.shape[1]:
             raise ShapeError(
-                f"queries have width {queries.shape[1]}, documents {documents.shape[1]}. The start compares "
-                "them as they are: encode both in the same way."
+                f"queries must have the width of documents, {documents.shape[1]}, got {queries.shape[1]}. Encode "
+                "both in the same way."
             )
-        owners = np.arange(len(documents)) if owners is None else np.asarray(owners)
-        if owners.shape != (len(documents),):
-            raise ShapeError(f"owners have shape {owners.shape}, and one for each of {len(documents)} is wanted.")
-        wanted = [sorted({int(number) for number in numbers}) for numbers in relevant]
-        pairs = _pairs(wanted, len(queries), owners, self.loss == "mass")
-        penalty = self.penalty / sum(map(len, wanted))
-        asked = np.unique(pairs.query)
-        pairs = pairs._replace(query=np.searchsorted(asked, pairs.query))
+        ids = np.arange(len(documents)) if document_ids is None else np.asarray(document_ids)
+        if ids.shape != (len(documents),):
+            raise ShapeError(f"document_ids must have shape ({len(documents)},), got {ids.shape}.")
+        numbers = [sorted({int(number) for number in each}) for each in relevant]
+        pairs = _relevant_pairs(numbers, len(queries), ids, self.loss == "mass")
+        penalty = self.penalty / sum(map(len, numbers))
+        used = np.unique(pairs.query)
+        pairs = pairs._replace(query=np.searchsorted(used, pairs.query))
         self._documents = documents
         self.query_weight_, self.key_weight_, self.losses_ = self._learn(
-            queries[asked], documents, pairs, penalty, progress
+            queries[used], documents, pairs, penalty, progress
         )
         return self
 
-    def rank(self, queries: Any, top: int = 10, documents: Any = None) -> Ranking:
-        """What queries attend to.
+    def rank(self, queries: ArrayLike, top: int = 10, documents: ArrayLike | None = None) -> Ranking:
+        """Return the documents with the largest weights for each query.
 
         Args:
-            queries: `(queries, width)`.
-            top: how many, of each.
-            documents: other documents than those of `fit`, `(documents, width)`.
+            queries: queries `(queries, width)`.
+            top: number of documents per query.
+            documents: documents to rank instead of those of `fit`, `(documents, width)`.
         """
         import qkv
         from qkv.readouts import TopWeights
@@ -143,7 +158,7 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "query_weight_")
         queries = _rows(queries, "queries")
         documents = self._documents if documents is None else _rows(documents, "documents")
-        seen = qkv.observe(
+        observation = qkv.observe(
             queries @ self.metric_ / np.float32(self.temperature),
             documents,
             np.zeros((len(documents), 1), documents.dtype),
@@ -151,30 +166,31 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
             readouts=[TopWeights(min(top, len(documents)))],
             memory=self.memory,
         )
-        return Ranking(seen.readouts[0].keys, seen.readouts[0].weights)
+        found = observation.readouts[0]
+        return Ranking(found.keys, found.weights)
 
     @property
-    def metric_(self) -> np.ndarray:
-        """W_Qᵀ W_K: queries times this are compared with documents as they are."""
+    def metric_(self) -> Float[np.ndarray, "width width"]:
+        """W_Qᵀ W_K: multiply queries by it to compare them with unprojected documents."""
         check_is_fitted(self, "query_weight_")
         return np.asarray(self.query_weight_.T @ self.key_weight_)
 
     def _check(self) -> None:
-        for name, number, right, wanted in (
-            ("temperature", self.temperature, self.temperature > 0, "more than 0"),
-            ("penalty", self.penalty, self.penalty >= 0, "0 or more"),
-            ("steps", self.steps, self.steps >= 0, "0 or more"),
+        for name, number, allowed, condition in (
+            ("temperature", self.temperature, self.temperature > 0, "positive"),
+            ("penalty", self.penalty, self.penalty >= 0, "at least 0"),
+            ("steps", self.steps, self.steps >= 0, "at least 0"),
         ):
-            if not right:
-                raise OptionError(f"{name} is {number!r}, and {wanted} is wanted.")
+            if not allowed:
+                raise OptionError(f"{name} must be {condition}, got {number!r}.")
         if self.loss not in _LOSSES:
-            raise OptionError(f"the loss is {self.loss!r}, and one of {', '.join(_LOSSES)} is wanted.")
+            raise OptionError(f"loss must be one of {', '.join(_LOSSES)}, got {self.loss!r}.")
 
     def _learn(
         self,
         queries: np.ndarray,
         documents: np.ndarray,
-        pairs: _Pairs,
+        pairs: _RelevantPairs[np.ndarray],
         penalty: float,
         progress: Progress | None,
     ) -> tuple[np.ndarray, np.ndarray, list[float]]:
@@ -185,42 +201,49 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
                 'learning needs PyTorch, which is not installed. Run: pip install "qkv[torch]"'
             ) from None
         losses: list[float] = []
-        # Keys that are mapped from a file cannot be written to, which PyTorch warns of.
+        # Memory-mapped keys are read-only, and PyTorch warns about read-only arrays.
         query, key = (torch.from_numpy(np.require(rows, requirements="W")) for rows in (queries, documents))
-        at = _Pairs(*(torch.from_numpy(part) for part in pairs))
-        one = torch.eye(query.shape[1], dtype=query.dtype)
-        maps = [one.clone().requires_grad_(), one.clone().requires_grad_()]
+        tensors = _RelevantPairs(*(torch.from_numpy(part) for part in pairs))
+        identity = torch.eye(query.shape[1], dtype=query.dtype)
+        weights = [identity.clone().requires_grad_(), identity.clone().requires_grad_()]
         if not self.steps:
-            return one.numpy(), one.numpy(), losses
-        descent = torch.optim.LBFGS(maps, max_iter=self.steps, line_search_fn="strong_wolfe")
+            return identity.numpy(), identity.numpy(), losses
+        optimizer = torch.optim.LBFGS(weights, max_iter=self.steps, line_search_fn="strong_wolfe")
 
-        def closure() -> Any:
-            descent.zero_grad()
-            loss = self._attention_loss(query, key, maps, at)
-            loss = loss + penalty * sum((weight - one).square().sum() for weight in maps)
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = self._attention_loss(query, key, weights, tensors)
+            loss = loss + penalty * sum((weight - identity).square().sum() for weight in weights)
             loss.backward()
             losses.append(float(loss.detach()))
             if progress is not None:
-                progress("learning", min(len(losses), most), most)
+                progress("learning", min(len(losses), evaluations), evaluations)
             return loss
 
-        most = self.steps * 5 // 4  # how often L-BFGS may look, by its default
-        descent.step(closure)  # type: ignore[no-untyped-call]
+        evaluations = self.steps * 5 // 4  # L-BFGS's default limit of function evaluations
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
         if not np.isfinite(losses[-1]):
-            raise DataError("the loss is not finite. Scale queries and documents, or raise the temperature.")
-        learned = [weight.detach().numpy() for weight in maps]
-        return learned[0], learned[1], losses
+            raise DataError(
+                f"loss must be finite, got {losses[-1]}. Scale queries and documents, or raise the temperature."
+            )
+        return weights[0].detach().numpy(), weights[1].detach().numpy(), losses
 
-    def _attention_loss(self, query: Any, key: Any, maps: list[Any], at: _Pairs) -> Any:
-        """The mean over queries of −log attention, averaged over what is relevant to each."""
+    def _attention_loss(
+        self,
+        query: Float[Tensor, "queries width"],
+        key: Float[Tensor, "documents width"],
+        weights: list[Tensor],
+        pairs: _RelevantPairs[Tensor],
+    ) -> Tensor:
+        """Return the mean over queries of −log attention, averaged over each query's relevant documents."""
         import torch
 
         import qkv
         from qkv.readouts import LogSumExp
         from qkv.scores import Dot, Projected
 
-        left, right = maps[0] / self.temperature, maps[1]
-        seen = qkv.observe(
+        left, right = weights[0] / self.temperature, weights[1]
+        observation = qkv.observe(
             query,
             key,
             key[:, :1],
@@ -228,66 +251,75 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
             readouts=[LogSumExp()],
             memory=self.memory,
         )
-        logits = ((query @ left.T)[at.query] * (key @ right.T)[at.key]).sum(dim=1)
-        groups = len(at.group_query)
-        # log Σ exp over the rows of each document; the largest is taken out so that nothing overflows.
-        largest = torch.full((groups,), -torch.inf, dtype=logits.dtype)
-        largest = largest.scatter_reduce(0, at.group, logits.detach(), "amax")
-        sums = torch.zeros(groups, dtype=logits.dtype).index_add(0, at.group, torch.exp(logits - largest[at.group]))
-        costs = seen.readouts[0][at.group_query] - largest - torch.log(sums)
-        return (costs * at.group_share).sum()
+        logits = ((query @ left.T)[pairs.query] * (key @ right.T)[pairs.key]).sum(dim=1)
+        groups = len(pairs.group_query)
+        # Log-sum-exp over the rows of each document, with its maximum subtracted so that nothing overflows.
+        maximum = torch.full((groups,), -torch.inf, dtype=logits.dtype)
+        maximum = maximum.scatter_reduce(0, pairs.group, logits.detach(), "amax")
+        sums = torch.zeros(groups, dtype=logits.dtype)
+        sums = sums.index_add(0, pairs.group, torch.exp(logits - maximum[pairs.group]))
+        log_sum_exp: Tensor = observation.readouts[0]
+        costs = log_sum_exp[pairs.group_query] - maximum - torch.log(sums)
+        return (costs * pairs.group_weight).sum()
 
 
-class _Pairs(NamedTuple):
-    """Which rows are relevant to which query, in groups: the rows of a document, or of all of them.
+A = TypeVar("A")
 
-    query, key, group: of each pair. group_query, group_share: of each group; shares of a query's groups are
-    equal, and those of all queries add up to 1.
+
+class _RelevantPairs(NamedTuple, Generic[A]):
+    """Pairs of a query and a relevant row, in groups: the rows of one document, or of all relevant documents.
+
+    `query`, `key` and `group` belong to each pair; `group_query` and `group_weight` to each group. The weights of a
+    query's groups are equal, and all weights sum to 1.
     """
 
-    query: Any
-    key: Any
-    group: Any
-    group_query: Any
-    group_share: Any
+    query: A
+    key: A
+    group: A
+    group_query: A
+    group_weight: A
 
 
-def _pairs(relevant: Sequence[Sequence[int]], queries: int, owners: np.ndarray, together: bool) -> _Pairs:
+def _relevant_pairs(
+    relevant: Sequence[Sequence[int]], queries: int, document_ids: Int[np.ndarray, " documents"], one_group: bool
+) -> _RelevantPairs[np.ndarray]:
     if len(relevant) != queries:
-        raise ShapeError(f"relevant has {len(relevant)} lists, and there are {queries} queries. Give one for each.")
-    order = np.argsort(owners, kind="stable")
-    held = owners[order]
-    query, key, group, group_query = [], [], [], []
-    for at, numbers in enumerate(relevant):
-        wanted = np.asarray(numbers, dtype=np.int64)
-        starts, ends = np.searchsorted(held, wanted), np.searchsorted(held, wanted, side="right")
+        raise ShapeError(f"relevant must have one list for each of {queries} queries, got {len(relevant)} lists.")
+    order = np.argsort(document_ids, kind="stable")
+    sorted_ids = document_ids[order]
+    query: list[int] = []
+    key: list[int] = []
+    group: list[int] = []
+    group_query: list[int] = []
+    for index, numbers in enumerate(relevant):
+        ids = np.asarray(numbers, dtype=np.int64)
+        starts, ends = np.searchsorted(sorted_ids, ids), np.searchsorted(sorted_ids, ids, side="right")
         if (starts == ends).any():
             raise DataError(
-                f"query {at} has the relevant document {wanted[starts == ends][0]}, and there is none of "
-                "that number. Number documents from 0."
+                f"relevant[{index}] must hold numbers of documents, got {ids[starts == ends][0]}. Number documents "
+                "from 0."
             )
         for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            if not (together and number):
-                group_query.append(at)
-            query += [at] * (end - start)
+            if not (one_group and number):
+                group_query.append(index)
+            query += [index] * (end - start)
             key += order[start:end].tolist()
             group += [len(group_query) - 1] * (end - start)
     if not group_query:
-        raise DataError("no query has a relevant document, so there is nothing to learn from.")
+        raise DataError("relevant must name at least one document, got only empty lists.")
     counts = np.bincount(group_query)
-    shares = 1.0 / counts[group_query] / np.count_nonzero(counts)
-    asked = np.unique(group_query)
-    return _Pairs(
+    weights = 1.0 / counts[group_query] / np.count_nonzero(counts)
+    return _RelevantPairs(
         np.array(query),
         np.array(key),
         np.array(group),
-        np.searchsorted(asked, group_query),
-        shares.astype(np.float32),
+        np.searchsorted(np.unique(group_query), group_query),
+        weights.astype(np.float32),
     )
 
 
-def _rows(given: Any, what: str) -> np.ndarray:
-    rows = np.ascontiguousarray(given, np.float32)
+def _rows(array: ArrayLike, name: str) -> Float[np.ndarray, "rows width"]:
+    rows = np.ascontiguousarray(array, np.float32)
     if rows.ndim != 2:
-        raise ShapeError(f"{what} have {rows.ndim} axes, and (rows, width) is wanted.")
+        raise ShapeError(f"{name} must have shape (rows, width), got {rows.shape}.")
     return rows

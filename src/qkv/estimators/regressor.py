@@ -1,19 +1,20 @@
-"""Numbers predicted by attention over the rows of a table: Nadaraya–Watson with a learned metric."""
+"""Regression by attention over the rows of a table: Nadaraya–Watson with a learned metric."""
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
+from qkv.core.typing import ArrayLike, Float
 from qkv.errors import OptionError
-from qkv.estimators.base import AttentionEstimator
+from qkv.estimators.base import AttentionEstimator, RandomState
 
-# After the base: without scikit-learn that says what to install.
+# After the base, whose error names the extra to install where scikit-learn is missing.
 from sklearn.base import RegressorMixin  # isort: skip
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d  # isort: skip
 
-from qkv.estimators.fitted_rows import Explained  # isort: skip
+from qkv.estimators.fitted_rows import RowExplanation  # isort: skip
 
 __all__ = ["AttentionRegressor"]
 
@@ -21,50 +22,54 @@ _TRENDS = ("auto", "none", "linear", "network")
 
 
 class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[misc]
-    """Regression by soft neighbours.
+    """Nadaraya–Watson regression with a learned metric.
 
-        answer(x) = Σ_i w_i(x) (y_i + t(x) − t(x_i))        w_i(x) = softmax_i(−‖k(x) − k(x_i)‖² / 2h²)
+        estimate(x) = Σ_i w_i(x) (y_i + t(x) − t(x_i))        w_i(x) = softmax_i(−‖k(x) − k(x_i)‖² / 2h²)
 
-    Every row that was fitted takes part in every answer. What counts as near, k, is learned, so that rows
-    predict each other well, and so is the trend t, which moves what a row says from its place to the query's;
-    without a trend this is the Nadaraya–Watson estimate. An ensemble learns at once, each member holding out
-    other rows to know when to stop; answers are the mean. Numbers are standardised; texts, categories and
-    missing cells are encoded within.
+    Every fitted row contributes to every prediction. The keys k and the trend t are learned so that rows predict
+    each other well; the trend shifts a row's value by the difference between the query's position and its own.
+    Without a trend this is the Nadaraya–Watson estimate. An ensemble is trained at once, each member with its own
+    held-out rows for early stopping; predictions are the mean. Numbers are standardised; strings, categories and
+    missing cells are encoded.
 
     Args:
-        metric: "none" (standardised columns; only the bandwidth is chosen, by leave-one-out), "diagonal" (a
-            factor for each column), "linear", "low_rank" (`width` directions) or "network".
-        trend: "none", "linear", "network", or "auto": a network where the metric is one, else none.
-        width: of a key, for "low_rank" and "network".
-        hidden, layers: of the network.
-        members: of the ensemble; "auto": 8, fewer above 8,000 rows or below 128.
-        max_steps: of learning; "auto": 600 to 1,000, more where that does not pass once over all rows.
-        patience: steps without a better error on the rows held out before learning ends.
+        metric: "none" (standardised columns; only the bandwidth is chosen, by leave-one-out), "diagonal" (one
+            factor per column), "linear", "low_rank" (`width` directions) or "network".
+        trend: "none", "linear", "network", or "auto": "network" if the metric is "network", otherwise "none".
+        width: width of a key, for "low_rank" and "network".
+        hidden: hidden units per layer of the network.
+        layers: layers of the network.
+        members: size of the ensemble; "auto": 8, fewer above 8,000 rows or below 128.
+        max_steps: maximum number of training steps; "auto": 600 to 1,000, or one epoch if that is more.
+        patience: steps without a smaller validation loss before training stops.
         batch_size: rows that are predicted in one step; "auto": a quarter of the rows, from 32 to 512.
-        candidates: rows they are predicted from in one step; where there are more, a sample drawn anew each
-            time.
-        learning_rate, weight_decay, dropout: of learning, by AdamW; a rate of "auto" is 0.003 where there is
-            a network and 0.03 elsewhere.
-        bandwidth: h where it is to be fixed; None: learned, and settled for each output on rows held out.
-        verbose: show a progress bar on stderr.
-        random_state: of every draw.
+        candidates: rows that they are predicted from in one step; of more rows, a new sample in every step.
+        learning_rate: learning rate of AdamW; "auto": 0.003 with a network, 0.03 without.
+        weight_decay: weight decay of AdamW.
+        dropout: dropout probability of hidden units.
+        bandwidth: fixed bandwidth h; None means learned, then chosen for each output on out-of-bag rows.
+        verbose: whether a progress bar is shown on stderr.
+        random_state: seed or generator of all random numbers.
 
     Attributes:
-        keys_: `(members, rows, width)`, of the fitted rows.
-        moved_: `(members or 1, rows, outputs)`, standardised values less their trend.
-        parameters_: arrays of the metric, by name, with members first.
-        features_: what the columns were encoded by.
-        validation_loss_: `(members,)`, squared error on the rows held out, in variances of y.
-        n_steps_: how many steps were made.
-        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+        keys_: keys of the fitted rows, `(members, rows, width)`.
+        residuals_: standardised values less their trend, `(members or 1, rows, outputs)`.
+        parameters_: parameters of the metric by name, members first.
+        features_: encoding of the columns.
+        out_of_bag_rows_: rows that each member was not trained on, `(members, n)`.
+        out_of_bag_errors_: their squared errors in variances of y, `(members, n, outputs)`.
+        validation_loss_: mean of these errors for each member, `(members,)`.
+        sample_weight_: weights of the fitted rows, or None.
+        n_steps_: number of training steps.
+        n_features_in_, feature_names_in_: as in every estimator of scikit-learn.
 
     Raises:
-        OptionError: an option outside what is allowed (when fitted).
-        MissingPackageError: PyTorch or scikit-learn is not installed (when imported).
+        OptionError: when fitted, if an option is not allowed.
+        MissingPackageError: when imported, if PyTorch or scikit-learn is not installed.
 
     Source:
         Nadaraya (1964), On estimating regression; Watson (1964), Smooth regression analysis; Ye et al.
-        (2025), Revisiting nearest neighbor for tabular data, https://arxiv.org/abs/2407.03257; the moved
+        (2025), Revisiting nearest neighbor for tabular data, https://arxiv.org/abs/2407.03257; the shifted
         values: Gorishniy et al. (2024), TabR, https://arxiv.org/abs/2307.14338.
 
     Example:
@@ -93,7 +98,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         dropout: float = 0.1,
         bandwidth: float | None = None,
         verbose: bool = False,
-        random_state: Any = None,
+        random_state: RandomState = None,
     ) -> None:
         super().__init__(
             metric,
@@ -114,59 +119,66 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         )
         self.trend = trend
 
-    # -- scikit-learn's verbs ---------------------------------------------------------------------------
+    def predict(self, X: ArrayLike) -> Float[np.ndarray, " queries *outputs"]:
+        """Return predictions `(queries,)` or `(queries, outputs)`, as y was given, exact over all fitted rows."""
+        return self._like_y(self._predict(X) * self.y_scale_ + self.y_mean_)
 
-    def predict(self, X: Any) -> np.ndarray:
-        """`(queries,)`, or `(queries, outputs)` as y was given; exact over all fitted rows."""
-        return self._shaped(self._answer(X) * self.y_scale_ + self.y_mean_)
-
-    def predict_std(self, X: Any) -> np.ndarray:
-        """How far each answer may be off: one standard deviation of the error to expect.
+    def predict_std(self, X: ArrayLike) -> Float[np.ndarray, " queries *outputs"]:
+        """Return the expected error of each prediction, as one standard deviation in the unit of y.
 
             std(x)² = Σ_i w_i(x) e_i²
 
-        e_i is the error of row i, predicted without itself by a member that did not learn from it;
-
-        squares are averaged over members. It is of a member, and a little large for the mean of an ensemble.
+        e_i is the leave-one-out error of row i, predicted by a member that was not trained on it. Squares are
+        averaged over members. The value applies to a single member and is slightly too large for the mean of an
+        ensemble.
         """
         import torch
 
         check_is_fitted(self, "keys_")
-        asked, errors = torch.from_numpy(self.asked_), torch.from_numpy(self.errors_.astype(np.float64))
-        if asked.shape[1] == 0:
-            return self._shaped(np.full((len(self._asked(X)), len(self.y_mean_)), np.nan))
-        squares = self._memory().errors(self._asked(X), asked, errors)
-        return self._shaped(np.sqrt(np.maximum(squares, 0.0)) * self.y_scale_)
+        rows = torch.from_numpy(self.out_of_bag_rows_)
+        if rows.shape[1] == 0:
+            return self._like_y(np.full((len(self._query_features(X)), len(self.y_mean_)), np.nan))
+        errors = torch.from_numpy(self.out_of_bag_errors_.astype(np.float64))
+        squares = self._fitted_rows().expected_squared_errors(self._query_features(X), rows, errors)
+        return self._like_y(np.sqrt(np.maximum(squares, 0.0)) * self.y_scale_)
 
-    def explain_rows(self, X: Any, top: int = 10, output: int = 0) -> Explained:
-        """The fitted rows that each answer rests on, heaviest first.
+    def explain_rows(self, X: ArrayLike, top: int = 10, output: int = 0) -> RowExplanation:
+        """Return the fitted rows with the largest weights in each prediction, in descending order.
 
         Args:
             X: queries.
-            top: how many rows for each.
-            output: which, where a row has several values.
+            top: number of rows per query.
+            output: index of the output to explain, where rows have several values.
 
         Returns:
-            rows, weights and values, `(queries, top)` each. Over all rows weights add up to 1, and weights
-            times values to the prediction.
+            Rows, weights and values, `(queries, top)` each. Over all rows, weights sum to 1, and weights times
+            values to the prediction.
+
+        Raises:
+            OptionError: if `top` or `output` is out of range.
         """
         check_is_fitted(self, "keys_")
         outputs = len(self.y_mean_)
         if not 0 <= output < outputs:
-            raise OptionError(f"output is {output}, and a number from 0 to {outputs - 1} is wanted.")
-        found = self._explain(X, top, output)
-        return found._replace(values=found.values * self.y_scale_[output] + self.y_mean_[output])
+            raise OptionError(f"output must be an integer from 0 to {outputs - 1}, got {output}.")
+        explanation = self._explain(X, top, output)
+        return explanation._replace(values=explanation.values * self.y_scale_[output] + self.y_mean_[output])
 
-    def partial_fit(self, X: Any, y: Any) -> Self:
-        """Remember more rows; the metric, the trend and the bandwidth stay as the first call learned them.
+    def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Store further rows; the metric, trend and bandwidth stay as the first call learned them.
 
-        The answers are exactly those of the learned metric over all rows seen so far.
+        Predictions are exactly those of the learned metric over all rows so far.
+
+        Args:
+            X: rows, as in `fit`.
+            y: value of each row.
+
+        Returns:
+            The fitted estimator.
         """
         if not hasattr(self, "keys_"):
             return self.fit(X, y)
-        return self._partial_fit(X, y)
-
-    # -- within -----------------------------------------------------------------------------------------
+        return self._add_rows(X, y)
 
     def _trend(self) -> str:
         if self.trend != "auto":
@@ -176,25 +188,25 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
     def _check_options(self) -> None:
         super()._check_options()
         if self.trend not in _TRENDS:
-            raise OptionError(f"the trend is {self.trend!r}, and one of {', '.join(_TRENDS)} is wanted.")
+            raise OptionError(f"trend must be one of {', '.join(_TRENDS)}, got {self.trend!r}.")
 
-    def _check_y(self, y: Any) -> np.ndarray:
+    def _check_y(self, y: ArrayLike) -> np.ndarray:
         y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=self)
         return np.asarray(y if y.ndim == 2 and y.shape[1] > 1 else column_or_1d(y, warn=False))
 
-    def _learn_values(self, y: np.ndarray, shares: np.ndarray | None) -> np.ndarray:
+    def _fit_targets(self, y: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
         self._single = y.ndim == 1
         table = y.reshape(len(y), -1)
-        self.y_mean_ = np.average(table, axis=0, weights=shares)
-        spread = np.sqrt(np.average((table - self.y_mean_) ** 2, axis=0, weights=shares))
+        self.y_mean_ = np.average(table, axis=0, weights=weights)
+        spread = np.sqrt(np.average((table - self.y_mean_) ** 2, axis=0, weights=weights))
         self.y_scale_ = np.where(spread > 1e-12 * np.abs(self.y_mean_), spread, 1.0)
-        return self._values(y)
+        return self._encode_targets(y)
 
-    def _values(self, y: np.ndarray) -> np.ndarray:
+    def _encode_targets(self, y: np.ndarray) -> np.ndarray:
         table = y.reshape(len(y), -1)
         if table.shape[1] != len(self.y_mean_):
-            raise OptionError(f"y has {table.shape[1]} outputs, and it had {len(self.y_mean_)} when fitted.")
+            raise OptionError(f"y must have {len(self.y_mean_)} outputs, as when fitted, got {table.shape[1]}.")
         return np.asarray((table - self.y_mean_) / self.y_scale_, np.float32)
 
-    def _shaped(self, found: np.ndarray) -> np.ndarray:
-        return np.asarray(found[:, 0] if self._single else found)
+    def _like_y(self, table: np.ndarray) -> np.ndarray:
+        return np.asarray(table[:, 0] if self._single else table)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.errors import DataError, OptionError
-from qkv.estimators.features import Features, columns_from, use_features
+from qkv.estimators.features import Features, decode_columns, encode_columns
 from qkv.look.figure import (
     ANSWER_COLOUR,
     CURVE_COLOUR,
@@ -74,19 +74,19 @@ def plot_regression(
 
     check_is_fitted(model, "keys_")
     plan, rows = model.features_, model.rows_
-    fitted = columns_from(plan, Features(rows["numbers"], rows["codes"]))
+    fitted = decode_columns(plan, Features(rows["numbers"], rows["codes"]))
     index, name = _column_index(model, feature)
     if fitted[index].dtype == object:
         raise OptionError(f"feature must be a numeric column, got {name}, which holds text. Choose another column.")
     features = _query_features(model, rows, query)
     x, y = fitted[index], rows["values"][:, output] * model.y_scale_[output] + model.y_mean_[output]
-    row = columns_from(plan, features)
+    row = decode_columns(plan, features)
     at = float(row[index][0])
     present = ~np.isnan(x)
     grid = np.linspace(x[present].min(), x[present].max(), _GRID_POINTS)
     along = [np.repeat(column, _GRID_POINTS) for column in row]
     along[index] = grid
-    curve, band = _estimate(model, use_features(plan, along), output)
+    curve, band = _estimate(model, encode_columns(plan, along), output)
     answer, error = (float(each[0]) for each in _estimate(model, features, output))
     explained = model.explain_rows(features, top=len(y), output=output)
 
@@ -138,7 +138,7 @@ def _query_features(model: AttentionRegressor, rows: dict[str, np.ndarray], quer
     if query is None:
         middle = int(np.square(rows["numbers"]).sum(axis=1).argmin())
         return Features(rows["numbers"][[middle]], rows["codes"][[middle]])
-    features: Features = model._asked(query)
+    features: Features = model._query_features(query)
     if len(features) != 1:
         raise DataError(f"query must be one row, got {len(features)} rows. Select one.")
     return features

@@ -130,7 +130,7 @@ def learn(
         raise DataError("no document that the judgements name is in the index. Do they belong together?")
     vectors = index.encoder.encode([asked(query) for query in queries])
     ranker = AttentionRanker(**options).fit(
-        vectors, np.asarray(index.keys.rows), wanted, owners=index.owners, progress=progress
+        vectors, np.asarray(index.keys.rows), wanted, document_ids=index.owners, progress=progress
     )
     return index.with_metric(ranker.metric_), ranker.losses_
 
