@@ -91,6 +91,13 @@ def test_weights_times_values_of_rows_sum_to_the_prediction(metric):
     )
 
 
+def test_an_ensemble_with_a_trend_takes_sample_weights():
+    model = quick().fit(X, Y, RNG.random(120) + 0.1)
+    assert len(model.keys_) > 1
+    seen = model.explain_rows(NEW, top=120)
+    np.testing.assert_allclose((seen.weights * seen.values).sum(axis=1), model.predict(NEW))
+
+
 def test_without_a_trend_the_value_of_a_row_is_its_own():
     model = quick(trend="none").fit(X, Y)
     seen = model.explain_rows(NEW, top=5)

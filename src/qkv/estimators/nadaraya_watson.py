@@ -42,8 +42,9 @@ def weighted_mean(
     """
     members, bandwidths = bandwidth.shape
     if sample_weight is not None:
-        weighted = value * sample_weight
-        value = torch.cat([weighted, sample_weight], dim=-1) if bandwidths == 1 else weighted
+        value = value * sample_weight
+        if bandwidths == 1:
+            value = torch.cat([value, sample_weight.expand(len(value), -1, -1)], dim=-1)
     value = value.expand(members, -1, -1)
     if bandwidths == 1:
         sums: Tensor = attend(query, key, value, score=Gaussian(bandwidth[:, 0]), mask=mask)
