@@ -5,7 +5,7 @@ import pytest
 import qkv
 from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
-from qkv.kernels.tiled.logits.gated import exponentials
+from qkv.kernels.tiled.logits.gated import bounded_exponentials
 
 torch = pytest.importorskip("torch")
 
@@ -63,7 +63,7 @@ def test_output_and_gradients_are_those_of_the_sigmoid_at_every_range(name, dtyp
 def test_exponentials_are_taken_where_one_side_is_narrow(name):
     query, key, *_ = problem(name, torch.float32)
     left, right = query[:, :1], key[:, 1:2]
-    found = exponentials(left, right)
+    found = bounded_exponentials(left, right)
     assert (found is None) == (name == "both wide")
     if found is not None:
         divisor = 1 + found[0] * found[1].mT
@@ -74,11 +74,11 @@ def test_exponentials_are_taken_where_one_side_is_narrow(name):
 
 def test_what_is_no_number_or_not_there_takes_the_sigmoid():
     some, nothing = torch.zeros(3, 1), torch.zeros(0, 1)
-    assert exponentials(some, torch.tensor([[torch.nan]])) is None
-    assert exponentials(torch.tensor([[torch.nan], [0.0]]), some) is None
-    assert exponentials(torch.full((2, 1), torch.inf), torch.full((2, 1), -torch.inf)) is None
-    assert exponentials(some, nothing) is None
-    assert exponentials(nothing, some) is None
+    assert bounded_exponentials(some, torch.tensor([[torch.nan]])) is None
+    assert bounded_exponentials(torch.tensor([[torch.nan], [0.0]]), some) is None
+    assert bounded_exponentials(torch.full((2, 1), torch.inf), torch.full((2, 1), -torch.inf)) is None
+    assert bounded_exponentials(some, nothing) is None
+    assert bounded_exponentials(nothing, some) is None
 
 
 @pytest.mark.parametrize("name", ["moderate", "both wide"])

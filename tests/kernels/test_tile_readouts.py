@@ -12,8 +12,8 @@ import pytest
 import qkv
 from qkv.core.equation import bind_call
 from qkv.core.tile import Tile
-from qkv.kernels.tiled.pooled_map import OnePass, cells_aligned, one_pass
-from qkv.kernels.tiled.readouts import Seen
+from qkv.kernels.tiled.pooled_map import PooledMaps, align_to_cells, supports_pooling
+from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.readouts import Heads, PooledMap, Readout, TopWeights
 from qkv.testing.tile_reader import TileReader
 
@@ -29,7 +29,7 @@ def forward(query: Any, key: Any, readouts: Sequence[Readout], rows: int, cols: 
     base, bound, allowed = how.get("base", 1), how.get("bound"), how.get("allowed")
     exp = torch.exp2 if base == 2 else torch.exp
     tile = Tile.whole(query.shape[-2], key.shape[-2], tuple(query.shape[:-2]))
-    maps = OnePass(readouts, tile, query)
+    maps = PooledMaps(readouts, tile, query)
     for index in np.ndindex(*tile.batch):
         blocks = maps.element(index)
         logits = query[index] @ key[index].T * (math.log2(math.e) if base == 2 else 1)
@@ -37,7 +37,7 @@ def forward(query: Any, key: Any, readouts: Sequence[Readout], rows: int, cols: 
             logits = logits.where(allowed, -math.inf)
         for r in range(0, tile.q_total, rows):
             some = logits[r : r + rows]
-            blocks.begin((r, r + len(some)))
+            blocks.start((r, r + len(some)))
             maximum = torch.full((len(some), 1), -math.inf, dtype=query.dtype)
             total = torch.zeros_like(maximum)
             for c in range(0, tile.k_total, cols):
@@ -49,12 +49,12 @@ def forward(query: Any, key: Any, readouts: Sequence[Readout], rows: int, cols: 
                 shift = maximum.where(maximum > -math.inf, 0.0)
                 e = exp(piece - (shift if bound is None else bound))
                 total = total * exp(old - shift) + e.sum(-1, keepdim=True)
-                blocks.absorb(e, (c, c + piece.shape[1]), maximum if bound is None else None)
+                blocks.update(e, (c, c + piece.shape[1]), maximum if bound is None else None)
                 e.zero_()  # kernels use it again
             shift = maximum.where(maximum > -math.inf, 0.0)
             if bound is not None:
                 shift, total = torch.full_like(maximum, bound), exp(some - bound).sum(-1, keepdim=True)
-            blocks.finish(shift, total, exp)
+            blocks.finalize(shift, total, exp)
     return maps.results()
 
 
@@ -110,11 +110,11 @@ def test_only_the_heads_named_get_a_map() -> None:
 
 def test_one_pass_is_for_maps_of_softmax() -> None:
     softmax = qkv.normalizers.Softmax(sink=1.0)
-    assert one_pass(PooledMap(4), softmax)
-    assert one_pass(Heads(PooledMap(4, "max"), (0,)), softmax)
-    assert not one_pass(TopWeights(4), softmax)
-    assert not one_pass(PooledMap(4), qkv.normalizers.TopK(3))
-    assert not one_pass(PooledMap(4), qkv.normalizers.Sigmoid())
+    assert supports_pooling(PooledMap(4), softmax)
+    assert supports_pooling(Heads(PooledMap(4, "max"), (0,)), softmax)
+    assert not supports_pooling(TopWeights(4), softmax)
+    assert not supports_pooling(PooledMap(4), qkv.normalizers.TopK(3))
+    assert not supports_pooling(PooledMap(4), qkv.normalizers.Sigmoid())
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_one_pass_is_for_maps_of_softmax() -> None:
     [(512, 16_384, 512, 512), (500, 16_384, 512, 480), (500, 16_384, 4, 500), (512, 1000, 512, 512)],
 )
 def test_tiles_cut_no_cell_where_that_is_possible(side: int, length: int, size: int, aligned: int) -> None:
-    assert cells_aligned(side, length, [PooledMap(size)]) == aligned
+    assert align_to_cells(side, length, [PooledMap(size)]) == aligned
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 6, 7])
@@ -167,4 +167,4 @@ def test_totals_cost_no_second_pass_over_the_tiles(sink: float | None, wide: flo
         torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=1e-14)
     assert (found[0] == -math.inf).any() == (sink is None)
     call = bind_call(query, key, key, score=qkv.scores.ScaledDot(), normalizer=options["normalizer"])
-    assert Seen(readouts, call).reading is None
+    assert ReadoutCollector(readouts, call).accumulator is None

@@ -10,7 +10,7 @@ import qkv
 from qkv import masks, normalizers, scores
 from qkv.core.equation import attend_dense
 from qkv.kernels import TiledKernel
-from qkv.kernels.tiled import schedule as tiling
+from qkv.kernels.tiled import schedule
 from qkv.testing.cases import MASKS, SCORES, SHAPES, Case, Shape
 from qkv.testing.execution import oracle_of, run
 from qkv.testing.kernel_harness import assert_agrees
@@ -30,7 +30,7 @@ def test_tiles_of_several_batch_elements_and_several_workers_agree_with_the_orac
     monkeypatch: pytest.MonkeyPatch, budget: int, workers: int
 ) -> None:
     """77 pairs in a batch element: two, or all six, to a tile."""
-    monkeypatch.setattr(tiling, "threads", lambda reference: workers)
+    monkeypatch.setattr(schedule, "worker_count", lambda reference: workers)
     for score in sorted(SCORES):
         for case in (Case(score, "softmax", "pairs", dropout=0.3), Case(score, "softmax with temperature")):
             call = case.call()
@@ -40,7 +40,7 @@ def test_tiles_of_several_batch_elements_and_several_workers_agree_with_the_orac
 @pytest.mark.parametrize("mask", ["none", "window", "pairs", "keys", "causal by positions"])
 @pytest.mark.parametrize("score", ["additive", "additive per head"])
 def test_additive_scores_by_units_agree_with_the_oracle(monkeypatch: pytest.MonkeyPatch, score: str, mask: str) -> None:
-    """Enough pairs for `units.py`, in tiles of unequal sizes."""
+    """Enough pairs for `AdditiveLogits`, in tiles of unequal sizes."""
     monkeypatch.setitem(SHAPES, "long", Shape(70, 83, batch=(2, 2), key_batch=(2, 1)))
     for normalizer in ("softmax", "softmax with sink", "softmax with temperature", "sigmoid"):
         for setting in (F64, F32):
@@ -145,7 +145,7 @@ def test_buffers_made_in_inference_mode_serve_later_calls_outside_it() -> None:
 
 
 def test_errors_of_a_score_reach_the_caller_from_any_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiling, "threads", lambda reference: 3)
+    monkeypatch.setattr(schedule, "worker_count", lambda reference: 3)
 
     def broken(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         if query.shape[-2] > 1:

@@ -1,9 +1,8 @@
-"""Which of two routes to one result is faster on this machine: timed once in a process, when first needed.
+"""Microbenchmarks that decide which of two equivalent operations is faster on this machine, run once per process.
 
-A matrix product in float32 goes through `torch.mm` or through oneDNN (on AMD processors the library behind
-`torch.mm` takes an older instruction set, and oneDNN needs half of its time). An exponential goes through
-`exp` or, with log₂ e multiplied into the logits beforehand, through `exp2`; a hyperbolic tangent through
-`tanh` or `sigmoid`.
+A matrix product in float32 is computed by `torch.mm` or by oneDNN (on AMD processors the library behind `torch.mm` uses
+an older instruction set, and oneDNN needs half of its time). An exponential is computed by `exp` or, with log₂ e
+multiplied into the logits beforehand, by `exp2`; a hyperbolic tangent by `tanh` or `sigmoid`.
 """
 
 from __future__ import annotations
@@ -13,59 +12,68 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 
-from qkv.core.typing import Tensor
-from qkv.kernels.runtime.workers import Workspace
+from qkv.core.typing import Float, Tensor
+from qkv.kernels.runtime.workspace import Workspace
 
-__all__ = ["Routes", "add_product", "onednn_product", "routes"]
+__all__ = ["FasterOps", "add_matmul_", "faster_ops", "onednn_matmul_nt"]
 
 _SIZE = 384
 _MARGIN = 0.9
-"""A route that must copy its result has to be clearly faster."""
+"""oneDNN allocates its result, so it has to be clearly faster."""
 
 
 @dataclass(frozen=True)
-class Routes:
-    """The faster routes for one dtype on one device.
+class FasterOps:
+    """The faster of equivalent operations for one dtype on one device.
 
     Attributes:
-        base2: powers of 2, of logits multiplied by log₂ e, are faster than powers of e.
-        logistic: a hyperbolic tangent is 2σ(2x) − 1; its error is then 2e-7, not 5e-8.
-        onednn: products of a tile's sides go through oneDNN.
+        exp2: powers of 2, of logits multiplied by log₂ e, are faster than powers of e.
+        sigmoid_tanh: 2σ(2x) − 1 is faster than tanh x; its error is then 2e-7 in float32, not 5e-8.
+        onednn: oneDNN computes matrix products faster than `torch.mm`.
     """
 
-    base2: bool
-    logistic: bool
+    exp2: bool
+    sigmoid_tanh: bool
     onednn: bool
 
-    def tanh_(self, x: Tensor) -> Tensor:
-        """tanh in place."""
-        return x.mul_(2.0).sigmoid_().mul_(2.0).sub_(1.0) if self.logistic else x.tanh_()
+    def tanh_(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """Compute tanh in place."""
+        return x.mul_(2.0).sigmoid_().mul_(2.0).sub_(1.0) if self.sigmoid_tanh else x.tanh_()
 
-    def product(self, left: Tensor, right: Tensor, room: Workspace, name: str) -> Tensor:
-        """left @ rightᵀ in an array that may be written to: the buffer of this name."""
+    def matmul_nt(
+        self,
+        left: Float[Tensor, "*#batch q width"],
+        right: Float[Tensor, "*#batch k width"],
+        workspace: Workspace,
+        name: str,
+    ) -> Float[Tensor, "*#batch q k"]:
+        """Return left @ rightᵀ in an array that may be overwritten: the buffer `name`, or a new one."""
         import torch
 
         if left.ndim == 2 and right.ndim == 2:
             if self.onednn:
-                return onednn_product(left, right)
-            # Not `matmul`, which computes into an array of its own and copies.
-            return torch.mm(left, right.mT, out=room.take(name, (left.shape[0], right.shape[0]), left))
+                return onednn_matmul_nt(left, right)
+            # Not `matmul`, which allocates a result of its own and copies it.
+            return torch.mm(left, right.mT, out=workspace.take(name, (left.shape[0], right.shape[0]), left))
         if left.shape[:-2] == right.shape[:-2]:
             shape = (*left.shape[:-1], right.shape[-2])
-            out = room.take(name, shape, left)
+            out = workspace.take(name, shape, left)
             torch.bmm(left.flatten(0, -3), right.flatten(0, -3).mT, out=out.flatten(0, -3))
             return out
         batch = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
         shape = (*batch, left.shape[-2], right.shape[-2])
-        return torch.matmul(left, right.mT, out=room.take(name, shape, left))
+        return torch.matmul(left, right.mT, out=workspace.take(name, shape, left))
 
 
-def add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
-    """target += left @ right, summed over batch axes that the target does not have."""
+def add_matmul_(
+    target: Float[Tensor, "*#batch n m"],
+    left: Float[Tensor, "*#batch n inner"],
+    right: Float[Tensor, "*#batch inner m"],
+) -> None:
+    """Add left @ right to `target`, summed over batch axes along which `target` is broadcast."""
     if target.ndim == 2 and left.ndim == 2 and right.ndim == 2:
         target.addmm_(left, right)
     elif target.shape[:-2] == left.shape[:-2] == right.shape[:-2] and target.is_contiguous():
@@ -74,51 +82,50 @@ def add_product(target: Tensor, left: Tensor, right: Tensor) -> None:
         target += (left @ right).sum_to_size(target.shape)
 
 
-def onednn_product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ rightᵀ by oneDNN's operator, which is private to PyTorch and may be missing."""
+def onednn_matmul_nt(left: Float[Tensor, "q width"], right: Float[Tensor, "k width"]) -> Float[Tensor, "q k"]:
+    """Return left @ rightᵀ by oneDNN's operator, which is private to PyTorch and may be missing."""
     import torch
 
     result: Tensor = torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
     return result
 
 
-def routes(reference: Tensor) -> Routes:
-    """The routes for arrays like this one."""
-    return _routes(str(reference.dtype), reference.device.type)
+def faster_ops(reference: Tensor) -> FasterOps:
+    """Return the faster operations for arrays with the dtype and device of `reference`."""
+    return _faster_ops(str(reference.dtype), reference.device.type)
 
 
 @cache
-def _routes(dtype: str, device: str) -> Routes:
+def _faster_ops(dtype: str, device: str) -> FasterOps:
     if device != "cpu":
-        return Routes(base2=True, logistic=False, onednn=False)
+        return FasterOps(exp2=True, sigmoid_tanh=False, onednn=False)
     import torch
 
     kind = getattr(torch, dtype.removeprefix("torch."))
     x = torch.linspace(-1.0, 1.0, _SIZE * _SIZE, dtype=kind).reshape(_SIZE, _SIZE)
-    room = torch.empty_like(x)
-    base2 = _faster(lambda: torch.exp2(x, out=room), lambda: torch.exp(x, out=room))
-    logistic = _faster(
-        lambda: torch.sigmoid(x, out=room).mul_(2.0).sub_(1.0).mul_(2.0), lambda: torch.tanh(x, out=room)
+    out = torch.empty_like(x)
+    exp2 = _is_faster(lambda: torch.exp2(x, out=out), lambda: torch.exp(x, out=out))
+    sigmoid_tanh = _is_faster(
+        lambda: torch.sigmoid(x, out=out).mul_(2.0).sub_(1.0).mul_(2.0), lambda: torch.tanh(x, out=out)
     )
     side = x[:, :64].contiguous()
     onednn = dtype == "torch.float32" and _has_onednn(side)
     if onednn:
-        onednn = _faster(lambda: onednn_product(side, side), lambda: torch.mm(side, side.mT, out=room), _MARGIN)
-    return Routes(base2, logistic, onednn)
+        onednn = _is_faster(lambda: onednn_matmul_nt(side, side), lambda: torch.mm(side, side.mT, out=out), _MARGIN)
+    return FasterOps(exp2, sigmoid_tanh, onednn)
 
 
 def _has_onednn(side: Tensor) -> bool:
     import torch
 
     try:
-        right = torch.mm(side, side.mT)
-        return bool(torch.allclose(onednn_product(side, side), right, atol=1e-4))
+        return bool(torch.allclose(onednn_matmul_nt(side, side), torch.mm(side, side.mT), atol=1e-4))
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
 
 
-def _faster(one: Callable[[], Any], other: Callable[[], Any], margin: float = 1.0) -> bool:
-    """Whether the first is the faster one: the best of several interleaved runs of each."""
+def _is_faster(one: Callable[[], Tensor], other: Callable[[], Tensor], margin: float = 1.0) -> bool:
+    """Return whether `one` takes less than `margin` times as long: the best of 9 interleaved runs of each."""
     import torch
 
     best = [math.inf, math.inf]

@@ -1,15 +1,14 @@
-"""Readouts of tiles: put together as tiles come, without whole rows; NumPy and PyTorch, without gradients.
+"""Readouts accumulated tile by tile, without whole rows; for NumPy and PyTorch, without gradients.
 
-A normalizer that folds in one pass gives the weights of any tile once its summary of the rows is known; so
-readouts are a second pass over the tiles:
+An online normalizer computes the weights of any tile from its summary of the rows. So readouts take a second pass over
+the tiles:
 
-    reading = Reading(readouts, place)                                  once for the call
-    for each batch element, some queries:
-        read_rows(reading, call, summary, rows, cols, index)           after they were folded
-    reading.results()
+    accumulator = ReadoutAccumulator(readouts, tile)                    once per call
+    for each batch element and row block:
+        read_rows(accumulator, call, summary, rows, cols, index)       after their output is computed
+    accumulator.results()
 
-Nothing is held but the results and what one tile shows. What can be had in the first pass, the one that makes
-the output, is in `tiled/pooled_map.py`.
+Memory holds the results and what one tile shows. Readouts that need no second pass are in `tiled/pooled_map.py`.
 """
 
 from __future__ import annotations
@@ -23,151 +22,153 @@ from qkv.core.batch import BatchIndex
 from qkv.core.equation import BoundCall
 from qkv.core.tile import Tile
 from qkv.kernels.runtime.tile_loop import Limits, fully_masked, ranges
-from qkv.normalizers.base import Summary
+from qkv.normalizers.base import Normalizer, Summary
 from qkv.readouts import Readout
 from qkv.readouts.base import flatten, unflatten
 
 __all__ = ["ReadoutAccumulator", "read_rows", "readable_by_tile", "readable_in_forward"]
 
 
-def readable_by_tile(readouts: Sequence[Readout], normalizer: Any) -> bool:
-    """Whether these readouts can be had tile by tile."""
+def readable_by_tile(readouts: Sequence[Readout], normalizer: Normalizer) -> bool:
+    """Return whether these readouts can be accumulated tile by tile."""
     return normalizer.online and all(readout.accepts_tiles for readout in readouts)
 
 
-def readable_in_forward(readouts: Sequence[Readout], normalizer: Any) -> bool:
-    """Whether they can be read on the way to an output without a gradient, in PyTorch."""
-    return bool(normalizer.log_sum_exp and readable_by_tile(readouts, normalizer))
+def readable_in_forward(readouts: Sequence[Readout], normalizer: Normalizer) -> bool:
+    """Return whether these readouts can be collected during a forward pass without gradient, in PyTorch."""
+    return normalizer.log_sum_exp and readable_by_tile(readouts, normalizer)
 
 
 class ReadoutAccumulator:
-    """The results of readouts while they are put together.
+    """The results of readouts while tiles are added.
 
     Args:
-        readouts: what is read.
-        place: of the whole call.
+        readouts: the readouts.
+        tile: the tile that covers the whole call.
     """
 
     def __init__(self, readouts: Sequence[Readout], tile: Tile) -> None:
         self.tile = tile
-        self.parts = [_Part(readout, tile) for readout in readouts]
+        self._accumulators = [_Accumulator(readout, tile) for readout in readouts]
 
-    def absorb(self, logits: Array, weights: Array, normalizer: Any, tile: Tile, index: BatchIndex = ()) -> None:
+    def update(self, logits: Array, weights: Array, normalizer: Normalizer, tile: Tile, index: BatchIndex = ()) -> None:
         """Read a tile.
 
         Args:
-            logits: of the tile, −inf where a key is excluded.
-            weights: of the tile, before dropout.
-            normalizer: that of the tile's batch elements.
-            place: of the tile.
-            index: of the tile's batch elements in the call; (): all of them.
+            logits: logits of the tile, −inf where a key is excluded.
+            weights: weights of the tile, before dropout.
+            normalizer: the normalizer of the tile's batch elements.
+            tile: the tile.
+            index: index of the tile's batch elements in the call; () for all of them.
         """
-        for part in self.parts:
-            part.absorb(logits, weights, normalizer, tile, index)
+        for accumulator in self._accumulators:
+            accumulator.update(logits, weights, normalizer, tile, index)
 
-    def add(self, found: Sequence[Any], tile: Tile) -> None:
-        """What each readout has read of a tile of all batch elements."""
-        for part, result in zip(self.parts, found, strict=True):
-            part.add(part.readout, flatten(result), tile, (), type(result))
+    def add(self, results: Sequence[Any], tile: Tile) -> None:
+        """Add what each readout has read from a tile of all batch elements."""
+        for accumulator, result in zip(self._accumulators, results, strict=True):
+            accumulator.add(accumulator.readout, flatten(result), tile, (), type(result))
 
     def skip(self, tile: Tile, index: BatchIndex = ()) -> None:
-        """Pass over a tile in which the mask allows nothing. The first tile of a row must not be skipped."""
-        for part in self.parts:
-            part.skip(tile, index)
+        """Add a tile that the mask excludes. The first tile of a row must be read with `update`."""
+        for accumulator in self._accumulators:
+            accumulator.skip(tile, index)
 
     def results(self) -> tuple[Any, ...]:
-        """What all tiles show together, in the order of the readouts."""
-        return tuple(part.result() for part in self.parts)
+        """Return the results in the order of the readouts."""
+        return tuple(accumulator.result() for accumulator in self._accumulators)
 
 
-class _Part:
-    """One readout: its arrays of the whole, made when the first tile comes."""
+class _Accumulator:
+    """One readout and its arrays, which the first tile allocates."""
 
     def __init__(self, readout: Readout, tile: Tile) -> None:
         self.readout, self.tile = readout, tile
         self.heads = readout.head_indices
         self.batch = tile.batch if self.heads is None else (*tile.batch[:-1], len(self.heads))
-        self.rooms: list[Array] = []
-        self.kind: Any = None
+        self.arrays: list[Any] = []
+        self.kind: type = object
 
-    def absorb(self, logits: Array, weights: Array, normalizer: Any, tile: Tile, index: BatchIndex) -> None:
+    def update(self, logits: Array, weights: Array, normalizer: Normalizer, tile: Tile, index: BatchIndex) -> None:
         if self.heads is None or not index:
             result = self.readout.read(logits, weights, normalizer, tile)
             self.add(self.readout, flatten(result), tile, index, type(result))
             return
         inner = self.readout.per_head
-        for to, at in self._of_heads(index):
-            if at is None:
-                arguments = (logits, weights, normalizer, tile)
+        for target, position in self._selected_heads(index):
+            if position is None:
+                result = inner.read(logits, weights, normalizer, tile)
             else:
-                one: BatchIndex = (*(slice(None) for _ in tile.batch[:-1]), at)
-                cut = (*(slice(None) for _ in tile.batch[:-1]), at, slice(None), slice(None))
-                arguments = (logits[cut], weights[cut], normalizer.select_batch(one), _again(tile, one))
-            result = inner.read(*arguments)
-            self.add(inner, flatten(result), tile, to, type(result))
+                before = tuple(slice(None) for _ in tile.batch[:-1])
+                one, cut = (*before, position), (*before, position, slice(None), slice(None))
+                # Readouts draw nothing, so the tile needs no origin within the call.
+                here = replace(tile.select_batch(one), batch_origin=None)
+                result = inner.read(logits[cut], weights[cut], normalizer.select_batch(one), here)
+            self.add(inner, flatten(result), tile, target, type(result))
 
-    def _of_heads(self, index: BatchIndex) -> list[tuple[BatchIndex, int | None]]:
-        """For each head that is here: where it goes, and which of the tile's heads it is (None: its only)."""
+    def _selected_heads(self, index: BatchIndex) -> list[tuple[BatchIndex, int | None]]:
+        """Return the index in the result of each selected head in the tile, and its position among the tile's heads.
+
+        The position is None if the tile holds one head alone, without an axis.
+        """
         assert self.heads is not None
         count, at = self.tile.batch[-1], index[-1]
-        found: list[tuple[BatchIndex, int | None]] = []
+        selected: list[tuple[BatchIndex, int | None]] = []
         for n, head in enumerate(self.heads):
             head %= count
             if isinstance(at, int):
                 if head == at:
-                    found.append(((*index[:-1], n), None))
+                    selected.append(((*index[:-1], n), None))
             elif head in (here := range(*at.indices(count))):
-                found.append(((*index[:-1], n), here.index(head)))
-        return found
+                selected.append(((*index[:-1], n), here.index(head)))
+        return selected
 
-    def add(self, readout: Readout, found: tuple[Array, ...], tile: Tile, index: BatchIndex, kind: Any) -> None:
-        fields = readout.reductions(tile)
-        if not self.rooms:
+    def add(self, readout: Readout, arrays: tuple[Array, ...], tile: Tile, index: BatchIndex, kind: type) -> None:
+        reductions = readout.reductions(tile)
+        if not self.arrays:
             self.kind = kind
-            self.rooms = [field.allocate(x, self.batch) for field, x in zip(fields, found, strict=True)]
-        there = tuple(field.slice(_element(room, index)) for field, room in zip(fields, self.rooms, strict=True))
-        if any(field.op != "set" for field in fields):
-            found = readout.merge(there, found, tile)
-        for room, x in zip(there, found, strict=True):
-            room[...] = x
+            self.arrays = [reduction.allocate(x, self.batch) for reduction, x in zip(reductions, arrays, strict=True)]
+        targets: tuple[Any, ...] = tuple(
+            reduction.slice(_element(whole, index)) for reduction, whole in zip(reductions, self.arrays, strict=True)
+        )
+        if any(reduction.op != "set" for reduction in reductions):
+            arrays = readout.merge(targets, arrays, tile)
+        for target, x in zip(targets, arrays, strict=True):
+            target[...] = x
 
     def skip(self, tile: Tile, index: BatchIndex) -> None:
-        fields = self.readout.reductions(tile)
-        for n, field in enumerate(fields):
-            if field.masked is None:
+        all_heads = self.heads is None or not index
+        indices = [index] if all_heads else [target for target, _ in self._selected_heads(index)]
+        for n, reduction in enumerate(self.readout.reductions(tile)):
+            if reduction.masked is None:
                 continue
-            for to in [index] if self.heads is None or not index else [to for to, _ in self._of_heads(index)]:
-                there = field.slice(_element(self.rooms[n], to))
-                there[...] = field.combine(there, zeros(there, there.shape) + field.masked)
+            for at in indices:
+                target: Any = reduction.slice(_element(self.arrays[n], at))
+                target[...] = reduction.combine(target, zeros(target, target.shape) + reduction.masked)
 
     def result(self) -> Any:
-        return self.readout.finalize(unflatten(tuple(self.rooms), self.kind), self.tile)
+        return self.readout.finalize(unflatten(tuple(self.arrays), self.kind), self.tile)
 
 
 def _element(x: Array, index: BatchIndex) -> Array:
     return x[index] if index else x
 
 
-def _again(tile: Tile, index: BatchIndex) -> Tile:
-    """The place of some elements of a place that is already of some: for readouts, which draw nothing."""
-    return replace(tile.select_batch(index), batch_batch_batch_batch_batch_origin=None)
-
-
 def read_rows(
-    reading: ReadoutAccumulator, call: BoundCall, summary: Summary, rows: Limits, cols: int, index: BatchIndex = ()
+    accumulator: ReadoutAccumulator, call: BoundCall, summary: Summary, rows: Limits, cols: int, index: BatchIndex = ()
 ) -> None:
     """Read some queries of a call, tile by tile.
 
-    A normalizer that chooses finds its keys again by their logits, bit for bit: read the rows, tiles and
-    batch elements that were folded.
+    A normalizer that selects keys recognises them by their logits, bit for bit: rows, tiles and batch elements must be
+    those whose output was computed.
 
     Args:
-        reading: what is put together.
+        accumulator: reads the tiles.
         call: the call of the batch elements at `index`.
-        summary: what the normalizer's `finish` gave of these queries.
-        rows: the queries.
-        cols: keys of a tile.
-        index: of the batch elements in the whole call; (): all of them.
+        summary: the normalizer's summary of these queries.
+        rows: range of the queries.
+        cols: number of keys in a tile.
+        index: index of the batch elements in the whole call; () for all of them.
     """
     normalizer = call.normalizer
     for limits in ranges(call.tile.k_total, cols):
@@ -175,9 +176,9 @@ def read_rows(
         logits = call.logits(rows, limits)
         if logits is None:
             if limits[0] > 0:
-                reading.skip(tile, index)
+                accumulator.skip(tile, index)
                 continue
-            # The first tile is always read: results are made of it, and the sink is counted there.
+            # The first tile is always read: results are allocated from it, and it counts the sink.
             logits = fully_masked(call, rows, limits[1])
         weights = normalizer.tile_weights(normalizer.prepare(logits), summary, tile)
-        reading.absorb(logits, weights, normalizer, tile, index)
+        accumulator.update(logits, weights, normalizer, tile, index)

@@ -1,4 +1,4 @@
-"""How large a tile or a strip is: as many numbers as fit the cache, never more than the memory allowed."""
+"""Sizes of tiles and row blocks: as many numbers as fit the cache, and never more than the memory allowed."""
 
 from __future__ import annotations
 
@@ -11,65 +11,68 @@ __all__ = [
     "MAX_PATTERN_BYTES",
     "ROW_BLOCK_BUDGET",
     "TileSizes",
-    "projection_bytes",
     "partial_numbers",
-    "size_text",
+    "projection_bytes",
     "row_block_arrays",
     "row_block_size",
+    "size_text",
     "tile_arrays",
     "tile_shape",
     "tile_sizes",
 ]
 
 MAX_PATTERN_BYTES = 2**23
-"""Bytes up to which the patterns of all keys of an additive score are kept; beyond, for each tile."""
+"""Bytes of the patterns of all keys of an additive score, up to which they are stored for all tiles."""
 ROW_BLOCK_BUDGET = 2**23
-"""Numbers in all arrays of a strip together."""
+"""Numbers in all arrays of a row block together."""
+MIN_TILE_PAIRS = 256
+"""Smallest useful tile: below, the Python code of a tile takes longer than its arithmetic."""
+_TILE_OVERHEAD = 25_000
+"""Cost of starting a tile, in pairs computed."""
 
 
-def tile_shape(problem: Problem, budget: int, alive: int) -> tuple[int, int]:
-    """Rows and columns of a tile.
+def tile_shape(problem: Problem, budget: int, arrays: int) -> tuple[int, int]:
+    """Return the numbers of queries and keys in a tile.
 
     Args:
-        problem: what is to be run.
+        problem: the problem.
         budget: numbers in the widest array of a tile.
-        alive: numbers in memory at once for each pair; half of the memory allowed holds them.
+        arrays: arrays of the tile's size in memory at once; half of the memory allowed holds them.
     """
     axes = problem.axes
     batch = max(1, axes.batch_size)
-    # Below 256 pairs the work of a tile is nothing beside the Python around it.
-    pairs = max(min(256, budget), budget // (batch * problem.elements_per_logit))
-    allowed = problem.memory // 2 // (batch * problem.itemsize * alive)
+    pairs = max(min(MIN_TILE_PAIRS, budget), budget // (batch * problem.elements_per_logit))
+    allowed = problem.memory // 2 // (batch * problem.itemsize * arrays)
     rows = max(1, problem.memory // 4 // (batch * problem.itemsize * partial_numbers(problem)))
     return tile_sides(min(axes.q, rows), axes.k, max(1, min(pairs, allowed)))
 
 
-def row_block_size(problem: Problem, budget: int, alive: int) -> int:
-    """Queries in a strip of whole rows, at least 1.
+def row_block_size(problem: Problem, budget: int, arrays: int) -> int:
+    """Return the number of queries in a block of whole rows, at least 1.
 
     Args:
-        problem: what is to be run.
-        budget: numbers in all arrays of a strip together.
-        alive: numbers in memory at once for each pair; half of the memory allowed holds them.
+        problem: the problem.
+        budget: numbers in all arrays of a row block together.
+        arrays: arrays of the row block's size in memory at once; half of the memory allowed holds them.
     """
     axes = problem.axes
-    row = max(1, axes.batch_size * axes.k * alive)
+    row = max(1, axes.batch_size * axes.k * arrays)
     allowed = problem.memory // 2 // problem.itemsize
     return max(1, min(axes.q, min(budget, allowed) // row))
 
 
 def size_text(rows: int, cols: int) -> str:
-    """The size of a tile or strip in words."""
+    """Return the size of a tile or row block in words."""
     return f"{counted(rows, 'query', 'queries')} × {counted(cols, 'key', 'keys')}"
 
 
 def partial_numbers(problem: Problem) -> int:
-    """Numbers in memory at once for each query of a tile: two partials, joined, and sorted."""
+    """Return the numbers in memory at once for each query of a tile: two partial results, concatenated and sorted."""
     return 4 * problem.normalizer.accumulator_width(problem.axes.value_width)
 
 
 def row_block_arrays(problem: Problem) -> int:
-    """Numbers in memory at once for each pair of a strip; with a gradient, all that backward keeps."""
+    """Return the arrays of a row block's size in memory at once, including those that autograd saves."""
     return (12 if problem.gradient else 5) + 3 * problem.elements_per_logit
 
 
@@ -78,46 +81,46 @@ class TileSizes:
     """Sizes of a tile.
 
     Attributes:
-        rows, cols: queries and keys of a tile.
-        most: batch elements in a tile.
+        rows: number of queries.
+        cols: number of keys.
+        batch: number of batch elements.
     """
 
     rows: int
     cols: int
-    most: int
+    batch: int
 
 
-def tile_sizes(problem: Problem, budget: int, careful: bool = False) -> TileSizes:
-    """Tiles of at most `budget` numbers in their widest array.
+def tile_sizes(problem: Problem, budget: int, nonfinite: bool = False) -> TileSizes:
+    """Return the sizes of tiles with at most `budget` numbers in their widest array.
 
-    One batch element after the other, so that a tile is a plain matrix; small ones together. `careful`: for
-    data that is not finite, whose tiles take the way of every score.
+    A large batch element has tiles of its own, which are plain matrices; small elements share a tile.
+
+    Args:
+        problem: the problem.
+        budget: numbers in the widest array of a tile.
+        nonfinite: the data is not finite, so that tiles are computed by the generic implementation.
     """
     axes = problem.axes
     # Half of the memory allowed is for tiles.
-    allowed = (
-        max(0, problem.memory - projection_bytes(problem)) // 2 // (problem.itemsize * tile_arrays(problem, careful))
-    )
-    elements = _elements_of(problem, careful)
+    available = max(0, problem.memory - projection_bytes(problem)) // 2
+    allowed = available // (problem.itemsize * tile_arrays(problem, nonfinite))
+    elements = _elements_per_logit(problem, nonfinite)
     additive = problem.score.tanh_vector is not None and elements == 1
     pairs = max(1, min(budget // elements, allowed))
     if axes.q * axes.k <= pairs:
-        most = 1 if additive else pairs // max(1, axes.q * axes.k)
-        return TileSizes(max(1, axes.q), max(1, axes.k), max(1, most))
-    rows = _narrowed(problem, tile_sides(axes.q, axes.k, pairs)[0])
+        batch = 1 if additive else pairs // max(1, axes.q * axes.k)
+        return TileSizes(max(1, axes.q), max(1, axes.k), max(1, batch))
+    rows = _narrow_for_mask(problem, tile_sides(axes.q, axes.k, pairs)[0])
     if rows >= 128:
         rows = 2 ** (rows.bit_length() - 1)
     cols = max(1, pairs // rows)
-    # Whole vectors of the processor: odd lengths cost matrix products a tenth.
+    # Whole vectors of the processor: with odd lengths matrix products take a tenth longer.
     return TileSizes(rows, min(axes.k, cols - cols % 64 if cols > 64 else cols), 1)
 
 
-_TILE_OVERHEAD = 25_000
-"""What starting a tile costs, in pairs computed."""
-
-
-def _narrowed(problem: Problem, rows: int) -> int:
-    """Fewer rows to a tile where a mask reaches few keys: what a tile holds too much is computed too."""
+def _narrow_for_mask(problem: Problem, rows: int) -> int:
+    """Return fewer rows if the mask allows few keys: the excluded pairs of a tile are computed too."""
     mask, q = problem.spec.mask, problem.axes.q
     if mask is None or rows < 128:
         return rows
@@ -130,14 +133,14 @@ def _narrowed(problem: Problem, rows: int) -> int:
     return min((rows, rows // 2, rows // 4, rows // 8), key=cost)
 
 
-def tile_arrays(problem: Problem, careful: bool = False) -> int:
-    """Numbers in memory at once for each pair of a tile."""
-    elements = _elements_of(problem, careful)
+def tile_arrays(problem: Problem, nonfinite: bool = False) -> int:
+    """Return the arrays of a tile's size in memory at once; `nonfinite` as in `tile_sizes`."""
+    elements = _elements_per_logit(problem, nonfinite)
     return (8 + 4 * elements) if problem.gradient else (4 + 2 * elements)
 
 
 def projection_bytes(problem: Problem) -> int:
-    """Bytes of an additive score's two sides, and of the patterns of its keys (`tiled/logits/tanh_expansion.py`)."""
+    """Return the bytes of an additive score's projections and of its keys' patterns; 0 for other scores."""
     axes = problem.axes
     if problem.score.tanh_vector is None:
         return 0
@@ -146,12 +149,11 @@ def projection_bytes(problem: Problem) -> int:
     return sides + (patterns * (2 if problem.gradient else 1) if patterns <= MAX_PATTERN_BYTES else 0)
 
 
-def _elements_of(problem: Problem, careful: bool) -> int:
-    """Numbers in memory at once for each logit."""
+def _elements_per_logit(problem: Problem, nonfinite: bool) -> int:
     axes, normalizer = problem.axes, problem.normalizer
-    # `units.py` never holds the hidden units of a tile, but takes one batch element after the other.
-    tiles = normalizer.log_sum_exp and normalizer.scale is not None and not careful
-    if problem.score.gated_product and tiles:
+    softmax = normalizer.log_sum_exp and normalizer.scale is not None and not nonfinite
+    if problem.score.gated_product and softmax:
         return 1
-    additive = problem.score.tanh_vector is not None and tiles and axes.q * axes.k >= 64 * 64
+    # `AdditiveLogits` never holds the hidden units of a tile, but computes one batch element at a time.
+    additive = problem.score.tanh_vector is not None and softmax and axes.q * axes.k >= 64 * 64
     return 1 if additive else problem.elements_per_logit

@@ -1,80 +1,189 @@
-"""A call tile by tile as one autograd function: forward keeps a few numbers of each query, backward computes
-the tiles again.
+"""A tiled call as one autograd function: the forward pass saves a few numbers per query, backward recomputes the tiles.
 
-Where the gradient itself is to be differentiated, the call is run again in strips (`row_blocks/autograd.py`).
+    forward:   output and, for softmax, the shift and total of each row
+    backward:  dL/dw_ij = do_i · v_j        dL/dl = the normalizer's gradient, with Σ_j w_ij dL/dw_ij = do_i · o_i
+               dL/dv_j += Σ_i w_ij do_i     dL/dq, dL/dk and the score's arrays from dL/dl, tile by tile
+
+Softmax is computed by `softmax.py`, other normalizers by `generic.py`; `schedule.py` says which worker computes which
+rows. If the gradient itself is differentiated, the call runs again in row blocks (`kernels/row_blocks/autograd.py`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
 
-from qkv.core.equation import BoundCall
-from qkv.core.typing import Tensor
+from qkv.core.batch import BatchIndex, take_batch
+from qkv.core.equation import BoundCall, side
+from qkv.core.typing import Float, Tensor
 from qkv.kernels.compiled.saved import current_saved
 from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
 from qkv.kernels.runtime.tile_sizes import TileSizes
-from qkv.kernels.tiled.schedule import backward, forward
+from qkv.kernels.runtime.workers import run_on_workers, worker
+from qkv.kernels.runtime.workspace import Workspace
+from qkv.kernels.tiled.generic import GenericTiles
+from qkv.kernels.tiled.logits.base import Gradients
+from qkv.kernels.tiled.readouts import ReadoutCollector
+from qkv.kernels.tiled.schedule import ElementCache, OutputBuffers, shares_by_element, shares_by_rows
+from qkv.kernels.tiled.softmax import SoftmaxTiles, logit_bound, supports_softmax
 
-__all__ = ["attend"]
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+__all__ = ["attention", "forward"]
 
 
-def attend(call: BoundCall, tiling: TileSizes, strip: int, notes: list[str], *tensors: Tensor) -> Tensor:
-    """The output.
+@cache
+def attention() -> Callable[..., Tensor]:
+    """Return the autograd function, which is defined when PyTorch is first needed.
+
+    Its arguments are the call, the sizes of its tiles, the queries in a row block of a second derivative, a list to
+    which guard notes are appended, and query, key, value and the arrays of score and normalizer. It returns the output.
+    """
+    import torch
+
+    class TiledAttention(torch.autograd.Function):
+        @staticmethod
+        def forward(
+            ctx: FunctionCtx,
+            call: BoundCall,
+            sizes: TileSizes,
+            row_block: int,
+            notes: list[str],
+            *tensors: Tensor,
+        ) -> Tensor:
+            saved = current_saved()
+            known = saved.take() if saved is not None else None
+            output, *summary = forward(call, sizes, notes) if known is None else (known[0], *known[1])
+            if saved is not None:
+                saved.note(summary)
+            ctx.save_for_backward(output, *summary, *tensors)
+            ctx.call, ctx.sizes, ctx.row_block, ctx.summaries = call, sizes, row_block, len(summary)
+            return output
+
+        @staticmethod
+        def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+            output, *rest = ctx.saved_tensors
+            summary, tensors = rest[: ctx.summaries], rest[ctx.summaries :]
+            needed = ctx.needs_input_grad[4:]
+            with torch.autocast(output.device.type, enabled=False):
+                if torch.is_grad_enabled():  # the gradient itself will be differentiated
+                    blocks = RowBlocks(ctx.call, (), ctx.row_block, with_output=True)
+                    gradients = double_backward(blocks, tensors, [gradient])
+                else:
+                    call = ctx.call.with_arrays([x.detach() for x in tensors])
+                    logits_needed = any(needed[:2]) or any(needed[3:])
+                    gradients = backward(call, ctx.sizes, output, summary, gradient, logits_needed)
+            return (None, None, None, None, *(g if n else None for g, n in zip(gradients, needed, strict=True)))
+
+    return TiledAttention.apply
+
+
+def forward(
+    call: BoundCall, sizes: TileSizes, notes: list[str], collector: ReadoutCollector | None = None
+) -> list[Tensor]:
+    """Return the output, and the arrays of the normalizer's summary of each query.
 
     Args:
         call: the call.
-        tiling: sizes of its tiles.
-        strip: queries in a strip, for derivatives of the gradient.
-        notes: gets how guards on the data went.
-        *tensors: query, key, value and the arrays of score and normalizer, as `call` holds them.
+        sizes: sizes of its tiles.
+        notes: guard notes are appended to it.
+        collector: collects readouts during the forward pass; None: there are none.
     """
-    return _function()(call, tiling, strip, notes, *tensors)
+    out, elements = OutputBuffers(call.tile), _elements(call, sizes, collector)
+    if collector is None:
+        shares = shares_by_rows(call, sizes)
+    else:
+        shares = shares_by_element(call, sizes, collector.in_parallel)
+    if len(shares) == 1:
+        with worker() as workspace:
+            for index, rows in shares[0]:
+                out.write(index, rows, elements(index).forward(rows, workspace))
+    else:
+
+        def on_worker(n: int, workspace: Workspace) -> None:
+            for index, rows in shares[n]:
+                out.write(index, rows, elements(index).forward(rows, workspace))
+
+        run_on_workers(on_worker, len(shares))
+    notes += elements.guard_notes()
+    return out.arrays
 
 
-def _function() -> Any:
-    """Made when torch is there."""
-    global _APPLY
-    if _APPLY is None:
-        import torch
+def backward(
+    call: BoundCall,
+    sizes: TileSizes,
+    output: Float[Tensor, "*batch q value_width"],
+    summary: Sequence[Tensor],
+    gradient: Float[Tensor, "*batch q value_width"],
+    logits_needed: bool,
+) -> list[Tensor]:
+    """Return the gradients of query, key, value, the score's arrays and the normalizer's arrays.
 
-        class Attend(torch.autograd.Function):
-            @staticmethod
-            def forward(
-                ctx: Any, call: BoundCall, tiling: TileSizes, strip: int, notes: list[str], *tensors: Any
-            ) -> Any:
-                kept = current_saved()
-                known = kept.take() if kept is not None else None
-                output, *summary = forward(call, tiling, notes) if known is None else (known[0], *known[1])
-                if kept is not None:
-                    kept.note(summary)
-                ctx.save_for_backward(output, *summary, *tensors)
-                ctx.call, ctx.tiling, ctx.strip, ctx.count = call, tiling, strip, len(summary)
-                return output
+    Args:
+        call: the call, with arrays that require no gradient.
+        sizes: sizes of its tiles.
+        output: what `forward` returned.
+        summary: the arrays that `forward` returned after it.
+        gradient: gradient of the output. Elements of the output that read NaN or an infinite value are constants.
+        logits_needed: whether anything but the values requires a gradient.
+    """
+    if not call.finite_value:
+        finite = output.isfinite()
+        output, gradient = output.where(finite, 0.0), gradient.where(finite, 0.0)
+    row_dot = (gradient * output).sum(dim=-1, keepdim=True)
+    elements, shares = _elements(call, sizes), shares_by_rows(call, sizes)
+    # Each worker adds to arrays of its own, so that the sum does not depend on the order in which they finish.
+    sums = [Gradients.zeros(call) for _ in shares]
 
-            @staticmethod
-            def backward(ctx: Any, gradient: Any) -> Any:
-                output, *rest = ctx.saved_tensors
-                summary, tensors = rest[: ctx.count], rest[ctx.count :]
-                wanted = ctx.needs_input_grad[4:]
-                grads: Any
-                with torch.autocast(output.device.type, enabled=False):
-                    if torch.is_grad_enabled():  # the gradient itself will be differentiated
-                        strips = RowBlocks(ctx.call, (), ctx.strip, with_output=True)
-                        grads = double_backward(strips, tensors, [gradient])
-                    else:
-                        call = ctx.call.with_arrays([x.detach() for x in tensors])
-                        logits_wanted = any(wanted[:2]) or any(wanted[3:])
-                        grads = backward(call, ctx.tiling, output, summary, gradient, logits_wanted)
-                return (
-                    None,
-                    None,
-                    None,
-                    None,
-                    *(g if w else None for g, w in zip(grads, wanted, strict=True)),
-                )
+    def on_worker(n: int, workspace: Workspace) -> None:
+        selected, target = None, sums[n]
+        for index, rows in shares[n]:
+            if index != selected:
+                selected, target = index, sums[n].select_batch(index)
+            elements(index).backward(
+                rows,
+                tuple(side(take_batch(x, index, 2), rows) for x in summary),
+                side(take_batch(row_dot, index, 2), rows),
+                side(take_batch(gradient, index, 2), rows),
+                target,
+                workspace,
+                logits_needed,
+            )
 
-        _APPLY = Attend.apply
-    return _APPLY
+    run_on_workers(on_worker, len(shares))
+    total = sums[0]
+    for more in sums[1:]:
+        for target, x in zip(total.tensors(), more.tensors(), strict=True):
+            target += x
+    if supports_softmax(call) and call.normalizer.scale != 1:
+        for target in (total.query, total.key, *total.score.arrays()):
+            if target.is_floating_point():  # a score may hold arrays of indices
+                target *= call.normalizer.scale
+    row_gradients = call.normalizer.array_gradients(tuple(summary), row_dot)
+    for target, x in zip(total.normalizer.arrays(), row_gradients, strict=True):
+        if x is not None:
+            target = target[..., None, None] if target.ndim else target
+            target += x.sum_to_size(target.shape)
+    if not call.finite_value:
+        total.value.masked_fill_(~call.value.isfinite(), 0.0)
+    gradients = total.tensors()
+    del total
+    sums.clear()
+    for n, x in enumerate(gradients):  # one after the other, so that only one is in memory twice
+        gradients[n] = x.contiguous()
+    return gradients
 
 
-_APPLY: Any = None
+def _elements(
+    call: BoundCall, sizes: TileSizes, collector: ReadoutCollector | None = None
+) -> ElementCache[SoftmaxTiles] | ElementCache[GenericTiles]:
+    if not supports_softmax(call):
+        return ElementCache(lambda index: GenericTiles(call.select_batch(index), sizes.cols), call)
+    bound = logit_bound(call)
+
+    def create(index: BatchIndex) -> SoftmaxTiles:
+        return SoftmaxTiles(call.select_batch(index), sizes.cols, bound, index, collector)
+
+    return ElementCache(create, call)

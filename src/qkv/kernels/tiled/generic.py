@@ -1,7 +1,7 @@
-"""Any normalizer with a fold, tile by tile in PyTorch, by the normalizer's own functions.
+"""Any normalizer that accumulates tiles, in PyTorch, by the normalizer's own functions.
 
 backward: weights of the tile from the summary;  dV += Wᵀ dO
-          dS by the normalizer's `logit_gradient`;  query, key and parameters from dS, by autograd on the tile
+          dS by the normalizer's `logit_gradient`;  query, key and arrays from dS, by autograd on the tile
 """
 
 from __future__ import annotations
@@ -10,66 +10,62 @@ from dataclasses import dataclass
 
 from qkv.core.equation import BoundCall, drop, side
 from qkv.core.guard import zero_nonfinite
-from qkv.core.typing import Tensor
+from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.tile_loop import attend_rows, visible_tiles
-from qkv.kernels.runtime.workers import Workspace
-from qkv.kernels.tiled.logits.base import Gradients
+from qkv.kernels.runtime.workspace import Workspace
+from qkv.kernels.tiled.logits.autograd import add_autograd_gradients, float_leaves
+from qkv.kernels.tiled.logits.base import Gradients, Limits
 from qkv.normalizers.base import Summary
 
-__all__ = ["Folded"]
-
-Limits = tuple[int, int]
+__all__ = ["GenericTiles"]
 
 
 @dataclass
-class Folded:
-    """A call, or some of its batch elements.
+class GenericTiles:
+    """A call, or some of its batch elements, under any normalizer.
 
     Args:
         call: the call.
-        cols: keys in a tile.
+        cols: number of keys in a tile.
     """
 
     call: BoundCall
     cols: int
 
-    def notes(self) -> tuple[str, ...]:
-        """There are no guards."""
+    def guard_notes(self) -> tuple[str, ...]:
+        """Return no notes: there are no guards."""
         return ()
 
-    def fold(self, rows: Limits, room: Workspace) -> tuple[Tensor, Summary]:
-        """Output of some queries, and the normalizer's summary of each."""
-        return attend_rows(self.call, rows, self.cols)
+    def forward(self, rows: Limits, workspace: Workspace) -> tuple[Tensor, ...]:
+        """Return the output of some queries and the arrays of the normalizer's summary."""
+        output, summary = attend_rows(self.call, rows, self.cols)
+        return (output, *summary)
 
-    def unfold(
+    def backward(
         self,
         rows: Limits,
         summary: Summary,
-        row_dot: Tensor,
-        gradient: Tensor,
+        row_dot: Float[Tensor, "*batch q 1"],
+        gradient: Float[Tensor, "*batch q value_width"],
         gradients: Gradients,
-        room: Workspace,
-        logits_wanted: bool,
+        workspace: Workspace,
+        logits_needed: bool,
     ) -> None:
-        """Add the gradients that some queries give; arguments as in `Exponentials.unfold`."""
+        """Add the gradients of some queries; the arguments are those of `SoftmaxTiles.backward`."""
         import torch
 
         call = self.call
         value = call.value if call.finite_value else zero_nonfinite(call.value)
-        held = len(call.score.arrays())
-        for cols in visible_tiles(call, rows, self.cols, whole=True):
+        count = len(call.score.arrays())
+        for cols in visible_tiles(call, rows, self.cols, aligned=True):
             tile, limits = call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
             score = call.score.slice(*limits)
-            originals = [
-                side(call.query, rows),
-                side(call.key, cols),
-                *score.arrays(),
-                *call.normalizer.arrays(),
-            ]
-            leaves = [x.detach().requires_grad_() if x.is_floating_point() else x for x in originals]
+            leaves = float_leaves(
+                [side(call.query, rows), side(call.key, cols), *score.arrays(), *call.normalizer.arrays()]
+            )
             with torch.enable_grad():
-                score = score.replace_arrays(leaves[2 : 2 + held])
-                normalizer = call.normalizer.replace_arrays(leaves[2 + held :])
+                score = score.replace_arrays(leaves[2 : 2 + count])
+                normalizer = call.normalizer.replace_arrays(leaves[2 + count :])
                 logits = call.logits(rows, cols, leaves[0], leaves[1], score)
                 if logits is None:
                     continue
@@ -78,19 +74,14 @@ class Folded:
             weights = call.normalizer.tile_weights(constant, summary, tile)
             target = gradients.values(cols)
             target += (drop(weights, tile, call.dropout).mT @ gradient).sum_to_size(target.shape)
-            if not (logits_wanted and normalizer.differentiable and prepared.requires_grad):
+            if not (logits_needed and normalizer.differentiable and prepared.requires_grad):
                 continue
-            of_weights = drop(gradient @ side(value, cols).mT, tile, call.dropout)
-            of_logits = call.normalizer.logit_gradient(constant, weights, of_weights, row_dot, summary, tile)
-            wanted = [x for x in leaves if x.requires_grad]
-            found = iter(torch.autograd.grad(prepared, wanted, of_logits, allow_unused=True))
+            d_weights = drop(gradient @ side(value, cols).mT, tile, call.dropout)
+            d_logits = call.normalizer.logit_gradient(constant, weights, d_weights, row_dot, summary, tile)
             targets = [
                 gradients.queries(rows),
                 gradients.keys(cols),
                 *gradients.score.slice(*limits).arrays(),
                 *gradients.normalizer.arrays(),
             ]
-            for leaf, target in zip(leaves, targets, strict=True):
-                more = next(found) if leaf.requires_grad else None
-                if more is not None:
-                    target += more
+            add_autograd_gradients(prepared, d_logits, leaves, targets)

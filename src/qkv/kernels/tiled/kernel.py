@@ -1,15 +1,7 @@
 """The tiled kernel: PyTorch, forward and backward, any score and mask, in memory linear in queries and keys.
 
-Forward keeps the output and a few numbers per query (for softmax, maximum and total). Backward computes the
-logits of a tile again, and from them its weights:
-
-    dL/dw_ij = do_i · v_j        dL/dl = normalizer's gradient, with Σ_j w_ij dL/dw_ij = do_i · o_i
-    dL/dv_j += Σ_i w_ij do_i     dL/dq, dL/dk, the score's parameters: the tile's score
-
-What each query and key contributes by itself (`Score.project`) is computed once, before the tiles, and
-differentiated by autograd. Softmax goes through `exponentials.py`, other normalizers through `folded.py`;
-`tiling.py` spreads batch elements and rows of tiles over workers. Where the gradient itself is to be
-differentiated, the call is run again in strips (`strips.py`).
+Projections of queries and keys (`Score.project`) are computed once, before the tiles, and differentiated by autograd.
+`autograd.py` computes the tiles: forward saves the output and a few numbers per query, backward recomputes the logits.
 
 Source: Rabe, Staats (2021), Self-attention does not need O(n²) memory, https://arxiv.org/abs/2112.05682;
 Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
@@ -42,16 +34,16 @@ from qkv.plan.problem import Problem
 __all__ = ["TiledKernel"]
 
 BUDGET = 2**18
-"""Numbers in the widest array of a tile: 1 MB in float32, so that a tile stays in the cache."""
+"""Numbers in the widest array of a tile: 1 MB in float32, so that a tile stays in the second-level cache."""
 
 
 @dataclass(frozen=True)
 class TiledKernel(Kernel):
-    """Tiles of queries × keys; normalizers that fold in one pass; readouts by a second pass over strips.
+    """Tiles of queries and keys under an online normalizer.
 
     Args:
         budget: numbers in the widest array of a tile.
-        strip_budget: numbers in all arrays of a strip together, where readouts are wanted.
+        row_block_budget: numbers in all arrays of a row block together, for readouts with a gradient.
     """
 
     name: ClassVar[str] = "tiled"
@@ -66,7 +58,7 @@ class TiledKernel(Kernel):
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def refuse(self, problem: Problem) -> str | None:
-        """PyTorch, and normalizers with a fold."""
+        """Return why the kernel cannot run the problem: another library, or a normalizer that is not online."""
         if sentence := self.refuse_library(problem):
             return sentence
         if not problem.normalizer.online:
@@ -74,105 +66,99 @@ class TiledKernel(Kernel):
         return None
 
     def describe(self, problem: Problem) -> str:
-        """Tile size."""
-        tiling = self._tiling(problem)
-        return f"tiles of {size_text(tiling.rows, tiling.cols)}; logits are computed again in backward"
+        """Return the size of a tile in words."""
+        sizes = tile_sizes(problem, self.budget)
+        return f"tiles of {size_text(sizes.rows, sizes.cols)}; logits are computed again in backward"
 
     def cost(self, problem: Problem) -> Cost:
-        """Tiles stay in cache; with a gradient everything is computed once more, and then differentiated."""
+        """Return the cost: tiles stay in the cache, and a gradient computes every tile twice."""
         axes, normalizer = problem.axes, problem.normalizer
-        tiling = self._tiling(problem)
-        exponential = normalizer.log_sum_exp and normalizer.scale is not None
-        peak = min(axes.batch_size, tiling.most) * tiling.rows * tiling.cols * problem.itemsize
+        sizes = tile_sizes(problem, self.budget)
+        softmax = normalizer.log_sum_exp and normalizer.scale is not None
+        peak = min(axes.batch_size, sizes.batch) * sizes.rows * sizes.cols * problem.itemsize
         peak *= tile_arrays(problem)
         numbers = axes.batch_size * axes.q * (axes.value_width + 4)
         if problem.gradient:
-            # All gradients, and one of them twice while it changes its layout; one product with the output.
+            # All gradients, one of them twice while its layout changes, and one product with the output.
             numbers += 3 * axes.batch_size * (axes.q + axes.k) * (axes.query_width + axes.value_width) // 2
         peak += projection_bytes(problem)
-        pairs = visible_pairs(problem, tiling.rows)
-        blocks = -(-axes.batch_size // max(1, tiling.most))
-        tiles = blocks * -(-axes.q // tiling.rows) * -(-axes.k // tiling.cols) * pairs / max(1, axes.pairs)
+        pairs = visible_pairs(problem, sizes.rows)
+        elements = -(-axes.batch_size // max(1, sizes.batch))
+        tiles = elements * -(-axes.q // sizes.rows) * -(-axes.k // sizes.cols) * pairs / max(1, axes.pairs)
         flop = pairs * problem.flop_per_pair * (3.5 if problem.gradient else 1)
-        seconds = pairs * tile_seconds(problem, exponential)
+        seconds = pairs * tile_seconds(problem, softmax)
         if problem.readouts:
             flop, seconds = 2 * flop, 2 * seconds
             if problem.gradient or not readable_in_forward(problem.readouts, normalizer):
-                strip = axes.batch_size * self._strip(problem) * axes.k * problem.itemsize
-                peak = max(peak, strip * row_block_arrays(problem))
+                row_block = axes.batch_size * self._row_block(problem) * axes.k * problem.itemsize
+                peak = max(peak, row_block * row_block_arrays(problem))
             else:
-                peak += tiling.rows * _table_widths(problem, tiling) * problem.itemsize
+                peak += sizes.rows * _table_widths(problem, sizes) * problem.itemsize
         overhead = (1.5e-3 if problem.gradient else 6e-4) + tiles * (1.5e-4 if problem.gradient else 5e-5)
         return Cost(
             flop,
             (problem.input_bytes + numbers * problem.itemsize) * (2 if problem.gradient else 1),
             peak + numbers * problem.itemsize + problem.untiled_bytes,
-            overhead + blocks * 1e-4,
+            overhead + elements * 1e-4,
             arithmetic=seconds,
         )
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Fold, then read strips where something is to be read."""
-        import torch
-
-        with torch.autocast(call.value.device.type, enabled=False):
-            return self._run(call, problem)
-
-    def _run(self, call: BoundCall, problem: Problem) -> Result:
+        """Compute the output, and readouts with it or after it."""
         import torch
 
         from qkv.kernels.compiled.saved import current_saved
         from qkv.kernels.row_blocks.autograd import RowBlocks
         from qkv.kernels.runtime.isolated_autograd import project_call
-        from qkv.kernels.tiled.autograd import attend
-        from qkv.kernels.tiled.softmax import is_exponential
-        from qkv.kernels.tiled.unchecked_forward import believed, may_be_believed
+        from qkv.kernels.tiled.autograd import attention
+        from qkv.kernels.tiled.softmax import supports_softmax
+        from qkv.kernels.tiled.unchecked_forward import supports_unchecked, unchecked_forward
 
-        tensors = (call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays())
-        if any(requires_gradient(x) for x in tensors) or torch.is_grad_enabled():
-            refuse_closure_gradients(call)
-        notes: list[str] = []
-        if current_saved() is None and may_be_believed(call, problem):
-            output = believed(call, self._tiling(problem), notes)
-            if output is not None:
-                return Result(cast(output, call.out_dtype), (), tuple(notes))
-        # What is not finite must not meet other rows, as it would in a mean or under a mask.
-        if call.finite_sides:
-            call = project_call(call)
-        tensors = (call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays())
-        careful = not (call.projected and is_exponential(call))
-        tiling = tile_sizes(problem, self.budget, careful)
-        if (
-            problem.readouts
-            and not (careful or problem.gradient)
-            and readable_in_forward(problem.readouts, call.normalizer)
-        ):
-            from qkv.kernels.tiled.pooled_map import cells_aligned
-            from qkv.kernels.tiled.readouts import Seen
-            from qkv.kernels.tiled.schedule import forward
+        with torch.autocast(call.value.device.type, enabled=False):
+            tensors = (call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays())
+            if any(requires_gradient(x) for x in tensors) or torch.is_grad_enabled():
+                refuse_closure_gradients(call)
+            notes: list[str] = []
+            if current_saved() is None and supports_unchecked(call, problem):
+                output = unchecked_forward(call, tile_sizes(problem, self.budget), notes)
+                if output is not None:
+                    return Result(cast(output, call.out_dtype), (), tuple(notes))
+            # Numbers that are not finite must not reach other rows, as a mean or a masked product would let them.
+            if call.finite_sides:
+                call = project_call(call)
+            nonfinite = not (call.projected and supports_softmax(call))
+            sizes = tile_sizes(problem, self.budget, nonfinite)
+            in_forward = readable_in_forward(problem.readouts, call.normalizer)
+            if problem.readouts and in_forward and not (nonfinite or problem.gradient):
+                return _collect(call, problem, sizes)
+            tensors = (call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays())
+            output = attention()(call, sizes, self._row_block(problem), notes, *tensors)
+            readouts: tuple[Any, ...] = ()
+            if problem.readouts:
+                _, readouts = RowBlocks(call, problem.readouts, self._row_block(problem), with_output=False).attend()
+            return Result(cast(output, call.out_dtype), readouts, tuple(notes))
 
-            seen = Seen(problem.readouts, call)
-            maps = [readout for readout in problem.readouts if readout.pooling]
-            cols = cells_aligned(tiling.cols, call.tile.k_total, maps)
-            tiling = replace(tiling, cols=cols, most=1)
-            output = forward(call, tiling, notes, seen)[0]
-            return Result(cast(output, call.out_dtype), seen.results(), tuple(notes))
-        output = attend(call, tiling, self._strip(problem), notes, *tensors)
-        readouts: tuple[Any, ...] = ()
-        if problem.readouts:
-            _, readouts = RowBlocks(call, problem.readouts, self._strip(problem), with_output=False).attend()
-        return Result(cast(output, call.out_dtype), readouts, tuple(notes))
-
-    def _tiling(self, problem: Problem) -> TileSizes:
-        return tile_sizes(problem, self.budget)
-
-    def _strip(self, problem: Problem) -> int:
+    def _row_block(self, problem: Problem) -> int:
         return row_block_size(problem, self.row_block_budget, row_block_arrays(problem))
 
 
-def _table_widths(problem: Problem, tiling: TileSizes) -> int:
-    """Numbers for each query in the tables of maps that are made on the way (`tiled/pooled_map.py`)."""
+def _collect(call: BoundCall, problem: Problem, sizes: TileSizes) -> Result:
+    """Compute the output and collect all readouts in the same pass."""
+    from qkv.kernels.tiled.autograd import forward
+    from qkv.kernels.tiled.pooled_map import align_to_cells
+    from qkv.kernels.tiled.readouts import ReadoutCollector
+
+    notes: list[str] = []
+    collector = ReadoutCollector(problem.readouts, call)
+    maps = [readout for readout in problem.readouts if readout.pooling]
+    sizes = replace(sizes, cols=align_to_cells(sizes.cols, call.tile.k_total, maps), batch=1)
+    output = forward(call, sizes, notes, collector)[0]
+    return Result(cast(output, call.out_dtype), collector.results(), tuple(notes))
+
+
+def _table_widths(problem: Problem, sizes: TileSizes) -> int:
+    """Return the numbers per query in the tables of pooled maps (`tiled/pooled_map.py`)."""
     q, k = problem.axes.q, problem.axes.k
     maps: list[Any] = [readout.per_head for readout in problem.readouts if readout.pooling]
     # A sum or maximum for each cell, its maximum, and the scale of both.
-    return sum(3 * (readout.sides(q, k)[1] + -(-k // tiling.cols) + 1) for readout in maps)
+    return sum(3 * (readout.sides(q, k)[1] + -(-k // sizes.cols) + 1) for readout in maps)

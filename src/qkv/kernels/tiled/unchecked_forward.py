@@ -1,8 +1,8 @@
-"""Softmax of a product, forward, of data that nobody has looked at: its sums show whether it was finite.
+"""Forward softmax of an inner product without a prior finiteness check; NaN and Inf are detected from the sums.
 
-To look beforehand is a pass over all keys and values; few queries to many keys take hardly longer themselves.
-Without a mask every query reads everything, and what is not finite shows: NaN stays NaN, an infinite value
-makes the output infinite or NaN, an infinite logit makes a total infinite, 0 or NaN.
+The check is a pass over all keys and values, and attending few queries to many keys takes hardly longer itself. Without
+a mask every query reads everything, and a number that is not finite shows: NaN stays NaN, an infinite value makes the
+output infinite or NaN, an infinite logit makes a total infinite, 0 or NaN.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from qkv.core.arrays import requires_gradient
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Tensor
 from qkv.kernels.runtime.tile_sizes import TileSizes
-from qkv.kernels.tiled.schedule import forward
+from qkv.kernels.tiled.autograd import forward
 from qkv.plan.problem import Problem
 
-__all__ = ["believed", "may_be_believed"]
+__all__ = ["supports_unchecked", "unchecked_forward"]
 
 
-def may_be_believed(call: BoundCall, problem: Problem) -> bool:
-    """Whether the sums would show it."""
+def supports_unchecked(call: BoundCall, problem: Problem) -> bool:
+    """Return whether the sums of this call would show every number that is not finite."""
     normalizer = call.normalizer
-    softmax = normalizer.log_sum_exp and normalizer.online and normalizer.scale is not None
     tensors = (call.query, call.key, call.value, *call.score.arrays(), *normalizer.arrays())
     return (
-        softmax
+        normalizer.log_sum_exp
+        and normalizer.online
+        and normalizer.scale is not None
         and normalizer.shift_invariant
         and call.mask is None
         and call.score.is_inner_product
@@ -35,17 +36,23 @@ def may_be_believed(call: BoundCall, problem: Problem) -> bool:
     )
 
 
-def believed(call: BoundCall, tiling: TileSizes, notes: list[str]) -> Tensor | None:
-    """The output; None where something was not finite, or may not have been."""
+def unchecked_forward(call: BoundCall, sizes: TileSizes, notes: list[str]) -> Tensor | None:
+    """Return the output; None if a number was not finite, or the sums cannot tell.
+
+    Args:
+        call: a call that `supports_unchecked`.
+        sizes: sizes of its tiles.
+        notes: guard notes are appended to it if there is an output.
+    """
     import torch
 
-    known = replace(call, finite=(True, True))
-    known = known.with_projections(*known.score.project(known.query, known.key, known.tile))
-    said: list[str] = []
-    output, _, total = forward(known, tiling, said)
+    assumed = replace(call, finite=(True, True))
+    assumed = assumed.with_projections(*assumed.score.project(assumed.query, assumed.key, assumed.tile))
+    new_notes: list[str] = []
+    output, _, total = forward(assumed, sizes, new_notes)
     low, high = torch.aminmax(total)
-    # A sum needs no array of booleans; where it overflows, the data is looked at after all.
+    # A sum needs no array of booleans; if it overflows, the data is checked after all.
     if not (float(low) > 0 and float(high) < torch.inf and torch.isfinite(output.sum())):
         return None
-    notes += said
+    notes += new_notes
     return output

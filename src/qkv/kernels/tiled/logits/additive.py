@@ -1,51 +1,254 @@
-"""An additive score on a tile in PyTorch: Σ_h v_h tanh(left_ih + right_jh), by `units.py`."""
+"""Additive logits of a tile: Σ_h v_h tanh(left_ih + right_jh), for the price of matrix products.
+
+The projections are prepared once, in O((q + k) h). Hidden units of moderate range are expanded into products of
+exponentials, several units to a division (`tanh_expansion.py`); the others take one tanh per pair and unit, which is
+exact at every range. Which units are of moderate range is a guard on the data, and `HiddenUnits.note` says how it was
+decided.
+
+    dL/da_ih = v_h Σ_j dL/dS_ij (1 − tanh²)    dL/db_jh likewise over i    dL/dv_h = Σ_ij dL/dS_ij tanh
+
+Source: Bahdanau, Cho, Bengio (2015), Neural machine translation by jointly learning to align and translate,
+appendix A.1.2, https://arxiv.org/abs/1409.0473, for the score.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
-from qkv.core.typing import Tensor
-from qkv.kernels.runtime.workers import Workspace
-from qkv.kernels.tiled.logits import hidden_units as units
-from qkv.kernels.tiled.logits.base import Back, Gradients, Pairs, moved
-from qkv.kernels.tiled.logits.hidden_units import Units
+from qkv.core.typing import Float, Tensor
+from qkv.kernels.runtime.microbenchmarks import faster_ops
+from qkv.kernels.runtime.workspace import Workspace
+from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, scale_and_shift_
+from qkv.kernels.tiled.logits.tanh_expansion import TanhExpansion, expand_tanh, expansion_limit
 
-__all__ = ["UnitSum"]
+__all__ = ["AdditiveLogits", "HiddenUnits", "prepare_units"]
 
-Limits = tuple[int, int]
+ELEMENTWISE_BYTES = 1 << 20
+"""Bytes of the tanh of all hidden units of some rows of a tile, where these are not expanded. At 1 MB they stay in the
+second-level cache."""
 
 
-class UnitSum(Pairs):
-    """A score whose `unit` is "tanh", of one batch element."""
+class AdditiveLogits(TileLogits):
+    """Logits of one batch element of a score that has a `tanh_vector`."""
 
-    def logits(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> Tensor:
-        """By exponentials or tanh, as the range of each hidden unit allows."""
-        return moved(self._logits(self._forward, rows, cols, room), self.factor, shift)
+    def logits(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> Float[Tensor, "*#batch q k"]:
+        """Return the sum over all hidden units, minus the shift."""
+        out = workspace.take("logits", (rows[1] - rows[0], cols[1] - cols[0]), self.call.value).zero_()
+        for units in self._units.forward:
+            units.add_logits(rows, cols, out, workspace)
+        return scale_and_shift_(out, self.factor, shift)
 
-    def trace(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> tuple[Tensor, Back]:
-        """The tile again, from what both directions were prepared for."""
+    def trace(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
+        """Return the logits and their backward function."""
+        out = workspace.take("logits", (rows[1] - rows[0], cols[1] - cols[0]), self.call.value).zero_()
+        for units in self._trained_units.forward:
+            units.add_logits(rows, cols, out, workspace)
 
-        def back(gradient: Tensor, gradients: Gradients) -> None:
-            to = (gradients.query, gradients.key, gradients.score.tanh_vector)
-            units.gradient(self._backward, rows, cols, gradient, to, room)
+        def backward(gradient: Tensor, gradients: Gradients) -> None:
+            vector = gradients.score.tanh_vector
+            assert vector is not None
+            for units in self._trained_units.backward:
+                units.add_gradient(rows, cols, gradient, gradients.query, gradients.key, vector, workspace)
 
-        return moved(self._logits(self._backward, rows, cols, room), self.factor, shift), back
+        return scale_and_shift_(out, self.factor, shift), backward
 
-    def notes(self) -> tuple[str, ...]:
-        """How the guard on the range went."""
-        return (self._forward.says,)
+    def guard_notes(self) -> tuple[str, ...]:
+        """Return how the guard on the range of the hidden units was decided."""
+        return (self._units.note,)
 
-    def _logits(self, prepared: Units, rows: Limits, cols: Limits, room: Workspace) -> Tensor:
-        shape = (rows[1] - rows[0], cols[1] - cols[0])
-        return units.logits(prepared, rows, cols, room.take("logits", shape, self.call.value), room)
+    # Two preparations: a forward pass without gradient needs no expansion of the derivative.
 
     @cached_property
-    def _forward(self) -> Units:
-        return self._prepared(train=False)
+    def _units(self) -> HiddenUnits:
+        assert self.call.score.tanh_vector is not None
+        return prepare_units(self.call.query, self.call.key, self.call.score.tanh_vector)
 
     @cached_property
-    def _backward(self) -> Units:
-        return self._prepared(train=True)
+    def _trained_units(self) -> HiddenUnits:
+        assert self.call.score.tanh_vector is not None
+        return prepare_units(self.call.query, self.call.key, self.call.score.tanh_vector, train=True)
 
-    def _prepared(self, train: bool) -> Units:
-        return units.prepare(self.call.query, self.call.key, self.call.score.tanh_vector, train)
+
+@dataclass(frozen=True, eq=False)
+class HiddenUnits:
+    """The hidden units of an additive score, prepared for tiles; read-only, so that threads can share them.
+
+    Attributes:
+        forward: the logits are the sum of these, each over some of the units.
+        backward: likewise the gradients; empty if they were not prepared.
+        note: how the guard on the range of the units was decided.
+    """
+
+    forward: tuple[TanhExpansion | ElementwiseTanh, ...]
+    backward: tuple[TanhExpansion | ElementwiseTanh, ...]
+    note: str
+
+
+def prepare_units(
+    left: Float[Tensor, "q hidden"],
+    right: Float[Tensor, "k hidden"],
+    vector: Float[Tensor, " hidden"],
+    train: bool = False,
+) -> HiddenUnits:
+    """Check the range of each hidden unit and prepare its terms, in O((q + k) h).
+
+    Args:
+        left: W₁ q + b, float32 or float64.
+        right: W₂ k.
+        vector: v.
+        train: prepare gradients too.
+
+    Example:
+        >>> import torch
+        >>> units = prepare_units(torch.tensor([[0.5], [9.0]]), torch.tensor([[-0.5], [0.5]]), torch.ones(1))
+        >>> units.note
+        'range of 1 of 1 hidden units within exponentials: 4 at a time'
+    """
+    import torch
+
+    left, right, vector = left.detach(), right.detach(), vector.detach()
+    centre, reach = _centre_units(left, right)
+    most = expansion_limit(left.element_size())
+    # NaN in v would spread to the other units of its group, and a huge number would overflow the numerator.
+    moderate_vector = bool((vector.abs() < 2.0**30).all())
+    near = [h for h, width in enumerate(reach) if moderate_vector and width <= most]
+    far = [h for h, width in enumerate(reach) if not (moderate_vector and width <= most)]
+    forward: list[TanhExpansion | ElementwiseTanh] = []
+    backward: list[TanhExpansion | ElementwiseTanh] = []
+    notes = []
+    if near:
+        expanded = (left, right, centre, vector, near, [reach[h] for h in near])
+        expansion = expand_tanh(*expanded, draws=1)
+        forward.append(expansion)
+        if train:
+            backward.append(expand_tanh(*expanded, draws=2))
+        notes.append(f"{len(near)} of {len(reach)} hidden units within exponentials: {expansion.group_size} at a time")
+    if far or not near:
+        index = torch.tensor(far, device=left.device) if near else None
+        # 2 σ(2s) − 1 leaves Σ v to be subtracted, which must be finite.
+        sigmoid = moderate_vector and faster_ops(left).sigmoid_tanh
+        elementwise = ElementwiseTanh.of_units(left, right, vector, sigmoid, index)
+        forward.append(elementwise)
+        if train:
+            backward.append(elementwise)
+        function = "sigmoid" if sigmoid else "tanh"
+        notes.append(f"{len(far)} of {len(reach)} hidden units beyond: {function} of every pair")
+    return HiddenUnits(tuple(forward), tuple(backward), f"range of {', '.join(notes)}")
+
+
+@dataclass(frozen=True, eq=False)
+class ElementwiseTanh:
+    """Hidden units whose tanh is computed for every pair, at any range.
+
+    Args:
+        left: `(h, q)`, doubled if `sigmoid`.
+        right: `(h, k)`, likewise.
+        vector: `(h,)`.
+        sigmoid: whether tanh s is computed as 2 σ(2s) − 1, where that is faster.
+        units: indices of these units among those of the score, `(h,)`; None for all.
+    """
+
+    left: Tensor
+    right: Tensor
+    vector: Tensor
+    sigmoid: bool
+    units: Tensor | None
+
+    @classmethod
+    def of_units(
+        cls, left: Tensor, right: Tensor, vector: Tensor, sigmoid: bool, units: Tensor | None
+    ) -> ElementwiseTanh:
+        """Prepare the hidden units with the given indices, or all of them."""
+        picked = [x if units is None else x[units] for x in (left.T, right.T, vector)]
+        scale = 2 if sigmoid else 1
+        return cls(picked[0].contiguous() * scale, picked[1].contiguous() * scale, picked[2], sigmoid, units)
+
+    def add_logits(self, rows: Limits, cols: Limits, out: Float[Tensor, "q k"], workspace: Workspace) -> None:
+        """Add the logits of a tile to `out`."""
+        vector = self.vector * 2 if self.sigmoid else self.vector
+        for start, stop, tanh in self._row_steps(rows, cols, ELEMENTWISE_BYTES, workspace):
+            target = out[start:stop]
+            target += (vector @ tanh.flatten(1)).view(target.shape)
+        if self.sigmoid:
+            out -= self.vector.sum()
+
+    def add_gradient(
+        self,
+        rows: Limits,
+        cols: Limits,
+        gradient: Float[Tensor, "rows cols"],
+        d_left: Float[Tensor, "q hidden"],
+        d_right: Float[Tensor, "k hidden"],
+        d_vector: Float[Tensor, " hidden"],
+        workspace: Workspace,
+    ) -> None:
+        """Add the gradients of a tile, given that of its logits."""
+        import torch
+
+        ones = gradient.new_ones(max(gradient.shape))
+        weight = self.vector * 4 if self.sigmoid else self.vector
+        d_keys = self.right.new_zeros(len(self.right), cols[1] - cols[0])
+        for start, stop, tanh in self._row_steps(rows, cols, ELEMENTWISE_BYTES // 2, workspace):
+            part = gradient[start:stop]
+            summed = tanh.flatten(1) @ part.flatten()
+            self._add(summed * 2 - part.sum() if self.sigmoid else summed, d_vector)
+            # The derivative is 1 − t² of t = tanh, and 4 (σ − σ²) of σ.
+            square = workspace.take("square of tanh", tuple(tanh.shape), tanh)
+            torch.mul(tanh, tanh, out=square)
+            if self.sigmoid:
+                torch.sub(tanh, square, out=tanh).mul_(part)
+            else:
+                torch.addcmul(part, square, part, value=-1, out=tanh)
+            d_queries = (tanh @ ones[: tanh.shape[2]]) * weight[:, None]
+            self._add(d_queries.T, d_left[rows[0] + start : rows[0] + stop])
+            d_keys += ones[: tanh.shape[1]] @ tanh
+        self._add((d_keys * weight[:, None]).T, d_right[slice(*cols)])
+
+    def _add(self, gradient: Tensor, target: Tensor) -> None:
+        if self.units is None:
+            target += gradient
+        else:
+            target.index_add_(-1, self.units, gradient)
+
+    def _row_steps(
+        self, rows: Limits, cols: Limits, size: int, workspace: Workspace
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """Yield ranges of the tile's rows with their tanh or sigmoid `(h, rows, cols)`, each within `size` bytes."""
+        import torch
+
+        right = self.right[:, None, slice(*cols)]
+        step = max(1, size // max(1, right.numel() * right.element_size()))
+        for start in range(0, rows[1] - rows[0], step):
+            stop = min(start + step, rows[1] - rows[0])
+            left = self.left[:, rows[0] + start : rows[0] + stop, None]
+            tanh = workspace.take("tanh", (len(left), stop - start, right.shape[2]), left)
+            torch.add(left, right, out=tanh)
+            yield start, stop, tanh.sigmoid_() if self.sigmoid else tanh.tanh_()
+
+
+def _centre_units(left: Tensor, right: Tensor) -> tuple[Tensor, list[float]]:
+    """Return what to add to left and subtract from right, and min(max|left|, max|right|) of each unit afterwards."""
+    import torch
+
+    middles, halves = [], []
+    for side in (left, right):
+        if not side.shape[0]:
+            middles.append(side.new_zeros(side.shape[1]))
+            halves.append(side.new_zeros(side.shape[1]))
+            continue
+        low, high = torch.aminmax(side, dim=0)
+        if bool((low + high).isnan().any()):  # NaN must not change the range of the other rows
+            low, high = torch.aminmax(side.masked_fill(side.isnan(), 0), dim=0)
+        # Whole numbers: shifting by them keeps the digits of small numbers.
+        middle = ((low + high) / 2).round().nan_to_num(0.0, 0.0, 0.0)
+        middles.append(middle)
+        halves.append(torch.maximum(high - middle, middle - low))
+    narrow = halves[1] <= halves[0]
+    centre = torch.where(narrow, middles[1], -middles[0])
+    return centre, torch.where(narrow, halves[1], halves[0]).tolist()

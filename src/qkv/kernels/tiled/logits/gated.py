@@ -1,124 +1,123 @@
-"""A gated product on a tile in PyTorch: S = σ(g_i + h_j) ⊙ (L Rᵀ); g and h are the sides' last columns.
+"""Gated logits of a tile: S = σ(g_i + h_j) ⊙ (L Rᵀ), where g and h are the last columns of the projections.
 
-Where their range allows it, the gate is a division: σ(g_i + h_j) = 1 / (1 + u_i v_j), u = e^−g, v = e^−h, and
-1 + u vᵀ is a matrix product of width 2. Elsewhere the sigmoid is taken of every pair.
+If the gates are of moderate range, the sigmoid is a division: σ(g_i + h_j) = 1 / (1 + u_i v_j) with u = e^−g and
+v = e^−h, and 1 + u vᵀ is a matrix product of width 2. Otherwise the sigmoid of every pair is computed.
 
 backward, with G the gate and W = dS ⊙ G:  d(L Rᵀ) = W        dg_i = Σ_j dS S (1 − G) = u_i Σ_j (S ⊙ W)_ij v_j
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from qkv.core.equation import BoundCall
-from qkv.core.typing import Tensor
-from qkv.kernels.runtime.microbenchmarks import Routes, add_product
-from qkv.kernels.runtime.workers import Workspace
-from qkv.kernels.tiled.logits.base import Back, Gradients, Pairs, Slices, moved
+from qkv.core.typing import Float, Tensor
+from qkv.kernels.runtime.microbenchmarks import FasterOps, add_matmul_
+from qkv.kernels.runtime.workspace import Workspace
+from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, RowSlices, TileLogits, scale_and_shift_
 
-__all__ = ["GatedProduct"]
-
-Limits = tuple[int, int]
+__all__ = ["GatedLogits", "bounded_exponentials"]
 
 NARROW = 20.0
-"""Half of the range of one side, at most: it is moved around 0, and the other side as far the other way."""
-WIDE = 60.0
-"""The other side is cut off here. Their sum is then beyond ±40, where σ is 0 or 1 to 4e-18; u v is at most
-e^80, a float32."""
-_FAR = 2.0**22
-"""Beyond this, whole numbers are no longer exact beside others."""
+"""Largest half range of the narrower side, which is centred at 0; the other side is shifted by as much in return."""
+CLAMP = 60.0
+"""The wider side is clamped to ±60: the sum of both is then beyond ±40, where σ is 0 or 1 to within 4e-18, and u v is
+at most e^80, which float32 holds."""
+_EXACT_INTEGERS = 2.0**22
+"""Above this, shifting by a whole number loses digits in float32."""
 
 
-class GatedProduct(Pairs):
-    """A score whose `unit` is "gate"."""
+class GatedLogits(TileLogits):
+    """Logits of a score whose `gated_product` is true."""
 
-    def __init__(self, call: BoundCall, factor: float, routes: Routes) -> None:
-        super().__init__(call, factor, routes)
-        # Without the column between its rows: matrix products want them beside each other.
-        self._left = Slices(call.query[..., :-1].contiguous())
-        self._scaled = self._left if factor == 1 else Slices(self._left.array * factor)
-        self._right = Slices(call.key[..., :-1].contiguous())
+    def __init__(self, call: BoundCall, factor: float, ops: FasterOps) -> None:
+        super().__init__(call, factor, ops)
+        # Copied without the last column: matrix products need contiguous rows.
+        self._left = RowSlices(call.query[..., :-1].contiguous())
+        self._scaled_left = self._left if factor == 1 else RowSlices(self._left.array * factor)
+        self._right = RowSlices(call.key[..., :-1].contiguous())
         gates = call.query[..., -1:].contiguous(), call.key[..., -1:].contiguous()
-        powers = exponentials(*gates)
+        powers = bounded_exponentials(*gates)
         self._divides = powers is not None
-        # Of each side: e^−g, or g as it is.
-        self._queries, self._keys = (Slices(x) for x in (gates if powers is None else powers))
+        # u and v where the gate is a division, otherwise g and h.
+        self._query_gates, self._key_gates = (RowSlices(x) for x in (gates if powers is None else powers))
         if powers is not None:
-            self._of_rows, self._of_cols = (Slices(_beside_one(x)) for x in powers)
+            self._query_factors, self._key_factors = (RowSlices(_append_ones(x)) for x in powers)
 
-    def notes(self) -> tuple[str, ...]:
-        """How the guard on the range went."""
+    def guard_notes(self) -> tuple[str, ...]:
+        """Return how the guard on the range of the gates was decided."""
         how = "within exponentials: a division" if self._divides else "beyond exponentials: sigmoid"
         return (f"range of the gate {how} for each pair",)
 
-    def logits(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> Tensor:
-        """The product, times the gate."""
-        product = self.routes.product(self._scaled(rows), self._right(cols), room, "logits")
+    def logits(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> Float[Tensor, "*#batch q k"]:
+        """Return the product times the gate, minus the shift."""
+        product = self.ops.matmul_nt(self._scaled_left(rows), self._right(cols), workspace, "logits")
         if self._divides:
-            product.div_(self._divisor(rows, cols, room))
+            product.div_(self._inverse_gate(rows, cols, workspace))
         else:
-            product.mul_(self._sigmoid(rows, cols, room))
-        return moved(product, 1.0, shift)
+            product.mul_(self._sigmoid(rows, cols, workspace))
+        return scale_and_shift_(product, 1.0, shift)
 
-    def trace(self, rows: Limits, cols: Limits, room: Workspace, shift: Tensor | None = None) -> tuple[Tensor, Back]:
-        """The gate is kept, and the logits, which its own argument's gradient needs."""
+    def trace(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
+        """Return the logits and their backward function, which holds the gate and the unshifted logits."""
         import torch
 
-        gated = self.routes.product(self._scaled(rows), self._right(cols), room, "gated")
+        gated = self.ops.matmul_nt(self._scaled_left(rows), self._right(cols), workspace, "gated")
         if self._divides:
-            gate = self._divisor(rows, cols, room).reciprocal_()
+            gate = self._inverse_gate(rows, cols, workspace).reciprocal_()
         else:
-            gate = self._sigmoid(rows, cols, room)
+            gate = self._sigmoid(rows, cols, workspace)
         gated.mul_(gate)
-        logits = room.take("logits", tuple(gated.shape), gated)
+        logits = workspace.take("logits", tuple(gated.shape), gated)
         if shift is None:
             logits.copy_(gated)
         else:
             torch.sub(gated, shift, out=logits)
 
-        def back(gradient: Tensor, gradients: Gradients) -> None:
-            query, key = gradients.queries(rows), gradients.keys(cols)
+        def backward(gradient: Tensor, gradients: Gradients) -> None:
+            d_query, d_key = gradients.queries(rows), gradients.keys(cols)
             if self._divides:
-                both = gated.mul_(gradient.mul_(gate))
-                u, v = self._queries(rows), self._keys(cols)
-                of_rows, of_cols = (both @ v).mul_(u), (both.mT @ u).mul_(v)
+                product = gated.mul_(gradient.mul_(gate))
+                u, v = self._query_gates(rows), self._key_gates(cols)
+                d_query_gate, d_key_gate = (product @ v).mul_(u), (product.mT @ u).mul_(v)
             else:
-                both = gated.mul_(gradient)
-                torch.addcmul(both, both, gate, value=-1, out=both)
-                of_rows, of_cols = both.sum(dim=-1, keepdim=True), both.sum(dim=-2)[..., None]
+                product = gated.mul_(gradient)
+                torch.addcmul(product, product, gate, value=-1, out=product)
+                d_query_gate, d_key_gate = product.sum(dim=-1, keepdim=True), product.sum(dim=-2)[..., None]
                 gradient.mul_(gate)
-            # The logits in it are multiplied by the factor.
-            query[..., -1:] += of_rows.sum_to_size(query[..., -1:].shape) / self.factor
-            key[..., -1:] += of_cols.sum_to_size(key[..., -1:].shape) / self.factor
-            add_product(query[..., :-1], gradient, self._right(cols))
-            add_product(key[..., :-1], gradient.mT, self._left(rows))
+            # Divided by the factor, which the logits in these sums contain.
+            d_query[..., -1:] += d_query_gate.sum_to_size(d_query[..., -1:].shape) / self.factor
+            d_key[..., -1:] += d_key_gate.sum_to_size(d_key[..., -1:].shape) / self.factor
+            add_matmul_(d_query[..., :-1], gradient, self._right(cols))
+            add_matmul_(d_key[..., :-1], gradient.mT, self._left(rows))
 
-        return logits, back
+        return logits, backward
 
-    def _divisor(self, rows: Limits, cols: Limits, room: Workspace) -> Any:
-        """1 / G = 1 + u vᵀ"""
-        return self.routes.product(self._of_rows(rows), self._of_cols(cols), room, "gate")
+    def _inverse_gate(self, rows: Limits, cols: Limits, workspace: Workspace) -> Tensor:
+        """Return 1 / G = 1 + u vᵀ."""
+        return self.ops.matmul_nt(self._query_factors(rows), self._key_factors(cols), workspace, "gate")
 
-    def _sigmoid(self, rows: Limits, cols: Limits, room: Workspace) -> Any:
+    def _sigmoid(self, rows: Limits, cols: Limits, workspace: Workspace) -> Tensor:
         import torch
 
-        left, right = self._queries(rows), self._keys(cols).mT
+        left, right = self._query_gates(rows), self._key_gates(cols).mT
         shape = (*self.call.tile.batch, left.shape[-2], right.shape[-1])
-        return torch.add(left, right, out=room.take("gate", shape, left)).sigmoid_()
+        return torch.add(left, right, out=workspace.take("gate", shape, left)).sigmoid_()
 
 
-def exponentials(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor] | None:
-    """e^−left and e^−right, moved towards each other so that their products stay finite.
+def bounded_exponentials(
+    left: Float[Tensor, "*#batch q 1"], right: Float[Tensor, "*#batch k 1"]
+) -> tuple[Tensor, Tensor] | None:
+    """Return e^−left and e^−right, shifted in opposite directions so that their products stay finite.
 
-    None where both sides range too far, or are no numbers.
-
-    Args:
-        left: `(*batch, q, 1)`.
-        right: `(*batch, k, 1)`.
+    Returns:
+        Both arrays in their own shapes; None if both sides exceed the range or one holds NaN.
 
     Example:
         >>> import torch
-        >>> u, v = exponentials(torch.tensor([[1000.0], [999.0]]), torch.tensor([[-1000.0], [500.0]]))
+        >>> u, v = bounded_exponentials(torch.tensor([[1000.0], [999.0]]), torch.tensor([[-1000.0], [500.0]]))
         >>> (1 / (1 + u * v.mT)).round(decimals=4)
         tensor([[0.5000, 1.0000],
                 [0.2689, 1.0000]])
@@ -130,20 +129,19 @@ def exponentials(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor] | None:
     middles, halves = [], []
     for side in (left, right):
         low, high = (float(x) for x in torch.aminmax(side))
-        if not (low > -_FAR and high < _FAR):  # NaN too
+        if not (low > -_EXACT_INTEGERS and high < _EXACT_INTEGERS):  # also if one is NaN
             return None
-        # A whole number, which a small number can be moved by and keep its digits.
+        # A whole number: shifting by it keeps the digits of small numbers.
         middle = float(round((low + high) / 2))
         middles.append(middle)
         halves.append(max(high - middle, middle - low))
     if not min(halves) <= NARROW:
         return None
-    move = middles[1] if halves[1] <= halves[0] else -middles[0]
-    return (left + move).clamp_(-WIDE, WIDE).neg_().exp_(), (right - move).clamp_(-WIDE, WIDE).neg_().exp_()
+    shift = middles[1] if halves[1] <= halves[0] else -middles[0]
+    return (left + shift).clamp_(-CLAMP, CLAMP).neg_().exp_(), (right - shift).clamp_(-CLAMP, CLAMP).neg_().exp_()
 
 
-def _beside_one(column: Tensor) -> Tensor:
-    """`(*batch, n, 2)`, with 1 beside it."""
+def _append_ones(column: Tensor) -> Tensor:
     import torch
 
     return torch.cat([column, torch.ones_like(column)], dim=-1)

@@ -7,11 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from qkv.kernels.runtime.microbenchmarks import Routes  # noqa: E402
-from qkv.kernels.runtime.workers import Workspace  # noqa: E402
-from qkv.kernels.tiled.logits import hidden_units as units  # noqa: E402
-from qkv.kernels.tiled.logits import tanh_expansion as signs  # noqa: E402
-from qkv.kernels.tiled.logits.tanh_expansion import limit  # noqa: E402
+from qkv.kernels.runtime.microbenchmarks import FasterOps  # noqa: E402
+from qkv.kernels.runtime.workspace import Workspace  # noqa: E402
+from qkv.kernels.tiled.logits import additive, tanh_expansion  # noqa: E402
+from qkv.kernels.tiled.logits.additive import prepare_units  # noqa: E402
+from qkv.kernels.tiled.logits.tanh_expansion import expansion_limit  # noqa: E402
 
 INF, NAN = float("inf"), float("nan")
 
@@ -33,7 +33,7 @@ def sides(name, q=53, k=71, h=7, dtype=torch.float32):
     elif name == "zeros":
         left, right = left * 0, right * 0
     elif name in ("just within", "just beyond"):
-        edge = limit(4) * (0.999 if name == "just within" else 1.001)
+        edge = expansion_limit(4) * (0.999 if name == "just within" else 1.001)
         left, right = (x / x.abs().amax(dim=0) * edge for x in (left, right))
         for unit in range(h):  # both signs of both sides, so that centring changes nothing
             left[:2, unit] = right[:2, unit] = torch.tensor([edge, -edge])
@@ -53,17 +53,25 @@ def exactly(left, right, vector, d_logits):
     return found.detach(), torch.autograd.grad(found, leaves, d_logits.double())
 
 
+def logits_of(prepared, rows=(0, 53), cols=(0, 71), workspace=None, dtype=torch.float32):
+    """The logits of a tile."""
+    out = torch.zeros(rows[1] - rows[0], cols[1] - cols[0], dtype=dtype)
+    for units in prepared.forward:
+        units.add_logits(rows, cols, out, workspace or Workspace())
+    return out
+
+
 def by_tiles(left, right, vector, d_logits, rows=20, cols=32):
     """The same by the kernel, in tiles that do not divide the call."""
-    prepared, room = units.prepare(left, right, vector, train=True), Workspace()
+    prepared, workspace = prepare_units(left, right, vector, train=True), Workspace()
     found = left.new_full((len(left), len(right)), NAN)
     to = tuple(torch.zeros_like(x) for x in (left, right, vector))
     for i in range(0, len(left), rows):
         for j in range(0, len(right), cols):
             r, c = (i, min(i + rows, len(left))), (j, min(j + cols, len(right)))
-            tile = units.logits(prepared, r, c, left.new_full((r[1] - r[0], c[1] - c[0]), NAN), room)
-            found[slice(*r), slice(*c)] = tile
-            units.gradient(prepared, r, c, d_logits[slice(*r), slice(*c)].contiguous(), to, room)
+            found[slice(*r), slice(*c)] = logits_of(prepared, r, c, workspace, left.dtype)
+            for units in prepared.backward:
+                units.add_gradient(r, c, d_logits[slice(*r), slice(*c)].contiguous(), *to, workspace)
     return found, to, prepared
 
 
@@ -103,42 +111,42 @@ def test_double_precision_keeps_its_digits_at_every_range(name):
 @pytest.mark.parametrize("sigmoid", [False, True])
 @pytest.mark.parametrize("name", ["plain", "15", "thousand", "one unit wide"])
 def test_units_beyond_exponentials_are_exact_by_tanh_and_by_sigmoid(name, sigmoid, monkeypatch):
-    monkeypatch.setattr(units, "limit", lambda itemsize: 1.0)
-    monkeypatch.setattr(units, "routes", lambda like: Routes(base2=False, logistic=sigmoid, onednn=False))
+    monkeypatch.setattr(additive, "expansion_limit", lambda itemsize: 1.0)
+    monkeypatch.setattr(additive, "faster_ops", lambda like: FasterOps(exp2=False, sigmoid_tanh=sigmoid, onednn=False))
     prepared = assert_agrees(*sides(name), eps=1.0)
-    assert ("sigmoid of every pair" if sigmoid else "tanh of every pair") in prepared.says
+    assert ("sigmoid of every pair" if sigmoid else "tanh of every pair") in prepared.note
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("h", [1, 5, 8])
 def test_every_size_of_group_gives_the_same(size, h, monkeypatch):
-    monkeypatch.setattr(signs, "SIZES", {1: (size,), 2: (min(size, 3),)})
+    monkeypatch.setattr(tanh_expansion, "GROUP_SIZES", {1: (size,), 2: (min(size, 3),)})
     prepared = assert_agrees(*sides("plain", h=h), eps=1.0)
-    assert f"{size} at a time" in prepared.says
+    assert f"{size} at a time" in prepared.note
 
 
 def test_patterns_made_tile_by_tile_give_the_same_as_those_kept(monkeypatch):
     left, right, vector = sides("plain")
     kept = by_tiles(left, right, vector, torch.ones(53, 71))
-    monkeypatch.setattr(signs, "PATTERNS", 0)
+    monkeypatch.setattr(tanh_expansion, "MAX_PATTERN_BYTES", 0)
     made = by_tiles(left, right, vector, torch.ones(53, 71))
-    assert kept[2].routes[0].forward.keys is not None
-    assert made[2].routes[0].forward.keys is None
+    assert kept[2].forward[0].key_patterns is not None
+    assert made[2].forward[0].key_patterns is None
     for one, other in zip((kept[0], *kept[1]), (made[0], *made[1]), strict=True):
         assert torch.allclose(one, other, rtol=1e-6, atol=1e-5)
 
 
 def test_a_tile_cut_into_blocks_for_the_cache_gives_the_same(monkeypatch):
     whole = by_tiles(*sides("plain"), torch.ones(53, 71), rows=53, cols=71)
-    monkeypatch.setattr(signs, "TILE", {1: 0, 2: 0})  # sixteen rows to a block
-    monkeypatch.setattr(units, "PLAIN", 0)  # one row to a block
+    monkeypatch.setattr(tanh_expansion, "STEP_BYTES", {1: 0, 2: 0})  # sixteen rows to a block
+    monkeypatch.setattr(additive, "ELEMENTWISE_BYTES", 0)  # one row to a block
     cut = by_tiles(*sides("plain"), torch.ones(53, 71), rows=53, cols=71)
     for one, other in zip((whole[0], *whole[1]), (cut[0], *cut[1]), strict=True):
         assert torch.allclose(one, other, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(
-    ("name", "routes"),
+    ("name", "terms"),
     [
         ("plain", 1),
         ("offset", 1),
@@ -149,16 +157,16 @@ def test_a_tile_cut_into_blocks_for_the_cache_gives_the_same(monkeypatch):
         ("thousand", 1),
     ],
 )
-def test_the_guard_is_by_unit_and_only_where_both_sides_are_wide(name, routes):
-    prepared = units.prepare(*sides(name))
-    assert len(prepared.routes) == routes
+def test_the_guard_is_by_unit_and_only_where_both_sides_are_wide(name, terms):
+    prepared = prepare_units(*sides(name))
+    assert len(prepared.forward) == terms
     if name in ("just beyond", "thousand"):
-        assert prepared.says.startswith("range of 7 of 7 hidden units beyond")
-    elif routes == 1:
-        assert prepared.says.startswith("range of 7 of 7 hidden units within exponentials")
+        assert prepared.note.startswith("range of 7 of 7 hidden units beyond")
+    elif terms == 1:
+        assert prepared.note.startswith("range of 7 of 7 hidden units within exponentials")
     else:
-        assert prepared.says.startswith("range of 6 of 7 hidden units within")
-        assert "1 of 7 hidden units beyond" in prepared.says
+        assert prepared.note.startswith("range of 6 of 7 hidden units within")
+        assert "1 of 7 hidden units beyond" in prepared.note
 
 
 @pytest.mark.parametrize("name", ["plain", "thousand"])
@@ -173,7 +181,7 @@ def test_a_nan_stays_in_its_row_and_its_column(name):
     assert not wrong.any()
     clean = torch.tanh(left[:, None].double() + right[None].double()) @ vector.double()
     assert torch.allclose(found.double(), clean, atol=2e-5, equal_nan=True)
-    assert ("within" in prepared.says) == (name == "plain")
+    assert ("within" in prepared.note) == (name == "plain")
 
 
 @pytest.mark.parametrize("name", ["plain", "15", "one unit wide"])
@@ -181,7 +189,7 @@ def test_a_nan_stays_in_its_row_and_its_column(name):
 def test_an_infinite_side_saturates_and_harms_no_other_pair(name, sign):
     left, right, vector = sides(name)
     left[3, 1], left[4], right[5, 0] = sign * INF, -sign * INF, sign * INF
-    found = units.logits(units.prepare(left, right, vector), (0, 53), (0, 71), torch.empty(53, 71), Workspace())
+    found = logits_of(prepare_units(left, right, vector))
     wanted = torch.tanh(left[:, None].double() + right[None].double()) @ vector.double()
     assert wanted.isnan().sum() == 1  # +Inf − Inf, at (4, 5)
     assert torch.allclose(found.double(), wanted, atol=2e-5, equal_nan=True)
@@ -190,7 +198,7 @@ def test_an_infinite_side_saturates_and_harms_no_other_pair(name, sign):
 def test_both_sides_infinite_in_one_unit_are_as_tanh_has_them():
     left, right, vector = sides("plain")
     left[3, 1], right[5, 1], right[6, 1] = INF, INF, -INF
-    found = units.logits(units.prepare(left, right, vector), (0, 53), (0, 71), torch.empty(53, 71), Workspace())
+    found = logits_of(prepare_units(left, right, vector))
     wanted = torch.tanh(left[:, None].double() + right[None].double()) @ vector.double()
     assert torch.allclose(found.double(), wanted, atol=2e-5, equal_nan=True)
 
@@ -198,7 +206,7 @@ def test_both_sides_infinite_in_one_unit_are_as_tanh_has_them():
 def test_a_vector_that_is_not_finite_is_as_tanh_has_it():
     left, right, vector = sides("plain")
     vector[2] = INF
-    found = units.logits(units.prepare(left, right, vector), (0, 53), (0, 71), torch.empty(53, 71), Workspace())
+    found = logits_of(prepare_units(left, right, vector))
     wanted = torch.tanh(left[:, None] + right[None]) @ vector
     assert torch.equal(found, wanted)
 
@@ -230,18 +238,19 @@ def test_empty_and_single_sides_work(q, k):
 def test_no_array_of_a_pair_and_unit_is_ever_made():
     # Peak of a fresh process beyond its sides: a quarter of the q · k · h numbers of one tanh.
     program = (
-        "import resource, torch; from qkv.kernels.tiled.logits import hidden_units as units\n"
+        "import resource, torch; from qkv.kernels.tiled.logits.additive import prepare_units\n"
         "torch.set_num_threads(1); torch.manual_seed(0)\n"
         "a, b, v = torch.randn(1024, 32), torch.randn(1024, 32), torch.randn(32)\n"
-        "from qkv.kernels.runtime.workers import Workspace\n"
-        "to = tuple(torch.zeros_like(x) for x in (a, b, v)); room = Workspace()\n"
+        "from qkv.kernels.runtime.workspace import Workspace\n"
+        "to = tuple(torch.zeros_like(x) for x in (a, b, v)); workspace = Workspace()\n"
         "def run(n):\n"
-        "    units_ = units.prepare(a[:n], b[:n], v, train=True)\n"
+        "    prepared = prepare_units(a[:n], b[:n], v, train=True)\n"
         "    for i in range(0, n, 512):\n"
         "        for j in range(0, n, 512):\n"
         "            r, c = (i, min(i + 512, n)), (j, min(j + 512, n))\n"
-        "            t = units.logits(units_, r, c, torch.empty(r[1] - i, c[1] - j), room)\n"
-        "            units.gradient(units_, r, c, t, to, room)\n"
+        "            t = torch.zeros(r[1] - i, c[1] - j)\n"
+        "            for units in prepared.forward: units.add_logits(r, c, t, workspace)\n"
+        "            for units in prepared.backward: units.add_gradient(r, c, t, *to, workspace)\n"
         "run(64); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "run(1024); print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)"
     )

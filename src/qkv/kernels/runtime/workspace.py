@@ -1,0 +1,86 @@
+"""Buffers that tiles reuse: fresh memory costs more to touch than a tile does to compute."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from threading import Lock
+
+from qkv.core.typing import Tensor
+
+__all__ = ["Workspace", "borrow_workspace"]
+
+
+class Workspace:
+    """Buffers of one worker by name, allocated on first use.
+
+    Attributes:
+        cache: what one tile computes for the next ones; cleared when the workspace is returned.
+    """
+
+    def __init__(self) -> None:
+        self._flat: dict[str, Tensor] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], Tensor] = {}
+        self.cache: dict[Hashable, object] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], reference: Tensor) -> Tensor:
+        """Return an uninitialized array of this shape, with the dtype and device of `reference`."""
+        known = self._views.get((name, shape))
+        if known is not None and known.dtype == reference.dtype and known.device == reference.device:
+            return known
+        size = math.prod(shape)
+        flat = self._flat.get(name)
+        if flat is None or flat.numel() < size or flat.dtype != reference.dtype or flat.device != reference.device:
+            import torch
+
+            # Not an inference tensor, which only inference mode may write to.
+            with torch.inference_mode(False):
+                flat = torch.empty(size, dtype=reference.dtype, device=reference.device)
+            self._flat[name] = flat
+            self._views = {key: view for key, view in self._views.items() if key[0] != name}
+        view = self._views[name, shape] = flat[:size].view(shape)
+        return view
+
+    def clear(self) -> None:
+        """Forget what belongs to the finished call; the buffers stay allocated."""
+        self.cache.clear()
+        self._views.clear()
+
+    def nbytes(self) -> int:
+        """Return the number of bytes allocated."""
+        return sum(flat.numel() * flat.element_size() for flat in self._flat.values())
+
+
+_SPARE: list[Workspace] = []
+_LOCK = Lock()
+_MAX_SPARE_BYTES = 16 * 2**20
+_MAX_SPARES = 8
+
+
+@contextmanager
+def borrow_workspace() -> Iterator[Workspace]:
+    """Provide a workspace that no other thread uses; those up to 16 MB are kept for the next call."""
+    with _LOCK:
+        if not _SPARE:
+            _raise_malloc_threshold()
+        workspace = _SPARE.pop() if _SPARE else Workspace()
+    try:
+        yield workspace
+    finally:
+        workspace.clear()
+        with _LOCK:
+            if workspace.nbytes() <= _MAX_SPARE_BYTES and len(_SPARE) < _MAX_SPARES:
+                _SPARE.append(workspace)
+
+
+@cache
+def _raise_malloc_threshold() -> None:
+    """Free 16 MB once, untouched: glibc then keeps freed arrays of that size for reuse.
+
+    Otherwise it returns the memory of every tile to the system and maps it again page by page.
+    """
+    import torch
+
+    torch.empty(4 * 2**20)

@@ -1,0 +1,58 @@
+"""Biased logits of a tile: those of an inner score, plus an offset that does not depend on them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from qkv.core.equation import BoundCall
+from qkv.core.typing import Float, Tensor
+from qkv.kernels.runtime.microbenchmarks import FasterOps
+from qkv.kernels.runtime.workspace import Workspace
+from qkv.kernels.tiled.logits.autograd import add_autograd_gradients, float_leaves
+from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits
+
+__all__ = ["BiasedLogits"]
+
+
+class BiasedLogits(TileLogits):
+    """Logits of a score that adds an offset to those of its inner score.
+
+    Args:
+        call: the call.
+        factor: number by which logits are multiplied.
+        ops: the faster of equivalent operations on this machine.
+        inner: the logits of the inner score, multiplied by the same factor.
+    """
+
+    def __init__(self, call: BoundCall, factor: float, ops: FasterOps, inner: TileLogits) -> None:
+        super().__init__(call, factor, ops)
+        self._inner = inner
+
+    def logits(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> Float[Tensor, "*#batch q k"]:
+        """Return the inner logits with the offset added in place."""
+        tile, score = self.call.tile.restrict(rows, cols), self.call.score.slice(slice(*rows), slice(*cols))
+        offset = score.offset(tile, self.call.value)
+        return self._inner.logits(rows, cols, workspace, shift).add_(offset, alpha=self.factor)
+
+    def trace(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
+        """Return the logits and their backward function; autograd differentiates the arrays of the offset."""
+        import torch
+
+        tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
+        score = self.call.score.slice(*limits)
+        leaves = float_leaves(score.arrays())
+        with torch.enable_grad():
+            offset = score.replace_arrays(leaves).offset(tile, self.call.value)
+        logits, inner_backward = self._inner.trace(rows, cols, workspace, shift)
+
+        def backward(gradient: Tensor, gradients: Gradients) -> None:
+            if offset.requires_grad:
+                add_autograd_gradients(offset, gradient, leaves, gradients.score.slice(*limits).arrays())
+            assert gradients.score.inner is not None
+            inner_backward(gradient, replace(gradients, score=gradients.score.inner))
+
+        return logits.add_(offset.detach(), alpha=self.factor), backward

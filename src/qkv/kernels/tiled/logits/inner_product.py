@@ -1,0 +1,38 @@
+"""Inner-product logits of a tile: left @ rightᵀ."""
+
+from __future__ import annotations
+
+from qkv.core.equation import BoundCall
+from qkv.core.typing import Float, Tensor
+from qkv.kernels.runtime.microbenchmarks import FasterOps, add_matmul_
+from qkv.kernels.runtime.workspace import Workspace
+from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, RowSlices, TileLogits, scale_and_shift_
+
+__all__ = ["InnerProductLogits"]
+
+
+class InnerProductLogits(TileLogits):
+    """Logits of a score that is the inner product of its projections."""
+
+    def __init__(self, call: BoundCall, factor: float, ops: FasterOps) -> None:
+        super().__init__(call, factor, ops)
+        self._queries, self._keys = RowSlices(call.query), RowSlices(call.key)
+        self._scaled_queries = self._queries if factor == 1 else RowSlices(call.query * factor)
+
+    def logits(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> Float[Tensor, "*#batch q k"]:
+        """Return the matrix product of the scaled queries and the keys, minus the shift."""
+        product = self.ops.matmul_nt(self._scaled_queries(rows), self._keys(cols), workspace, "logits")
+        return scale_and_shift_(product, 1.0, shift)
+
+    def trace(
+        self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
+    ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
+        """Return the logits and their backward function: dL += dS R, dR += dSᵀ L."""
+
+        def backward(gradient: Tensor, gradients: Gradients) -> None:
+            add_matmul_(gradients.queries(rows), gradient, self._keys(cols))
+            add_matmul_(gradients.keys(cols), gradient.mT, self._queries(rows))
+
+        return self.logits(rows, cols, workspace, shift), backward
