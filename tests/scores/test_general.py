@@ -27,8 +27,8 @@ class TestAdditive(ScoreContract):
     @pytest.mark.parametrize(
         ("score", "words"),
         [
-            (Additive(np.ones((6, 3)), np.ones((6, 5)), None, None), "no vector.*Give vector"),
-            (Additive(np.ones((6, 3)), np.ones((4, 5)), None, np.ones(6)), "'key_weight': 4.*must be equal"),
+            (Additive(np.ones((6, 3)), np.ones((6, 5)), None, None), "needs a vector.*Give vector"),
+            (Additive(np.ones((6, 3)), np.ones((4, 5)), None, np.ones(6)), "must be equal.*'key_weight': 4"),
             (Additive(np.ones((6, 3)), np.ones((6, 4)), None, np.ones(6)), "key has width 5.*widths 3 and 4"),
         ],
     )
@@ -133,7 +133,7 @@ class TestCustom(ScoreContract):
         return -math.fsum(v * (a - b) ** 2 for v, a, b in zip(score.parameters[0], q, k, strict=True))
 
     def test_refuses_what_cannot_be_called(self):
-        with pytest.raises(OptionError, match=r"cannot be called. Give a function"):
+        with pytest.raises(OptionError, match=r"must be callable, got"):
             Custom(3)
 
     def test_takes_a_list_of_parameters_as_the_tuple_it_means(self):

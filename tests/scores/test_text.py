@@ -164,7 +164,7 @@ class TestByColumn(ScoreContract):
 
     @pytest.mark.parametrize("columns", [(), [("city", Exact(), 1.0)], (("city", Exact()),), (("city", "exact", 1.0),)])
     def test_refuses_what_is_no_tuple_of_name_score_weight(self, columns):
-        with pytest.raises(OptionError, match=r"Give .*\(name, score, weight\)"):
+        with pytest.raises(OptionError, match=r"must be .*\(name, score, weight\), got"):
             ByColumn(columns)
 
     def test_refuses_a_column_that_is_not_there_and_names_those_that_are(self):

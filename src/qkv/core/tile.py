@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from qkv.core import random
 from qkv.core.arrays import Array, arange, asarray_like, is_array, library, toeplitz
@@ -13,7 +13,10 @@ from qkv.core.batch import BatchIndex, batch_shape, take_batch
 from qkv.core.positions import Align, Positions
 from qkv.errors import OptionError, PositionError
 
-__all__ = ["Tile"]
+__all__ = ["Centre", "Tile"]
+
+Centre: TypeAlias = "Array | tuple[Centre, ...] | None"
+"""Reference points of a score, `(*batch, 1, width)`: see `Score.centre`. A sum has one for each of its scores."""
 
 _COMPILED = ("jax", "tensorflow")
 """Libraries whose compilers fuse elementwise functions of pairs, so evaluating per diagonal saves nothing."""
@@ -44,7 +47,7 @@ class Tile:
     batch: tuple[int, ...] = ()
     positions: Positions | None = None
     seed: Any = None
-    centre: Array | None = None
+    centre: Centre = None
     batch_origin: tuple[tuple[int, ...], BatchIndex] | None = None
     dynamic_start: tuple[Any, Any] | None = None
 
@@ -79,7 +82,7 @@ class Tile:
             self,
             batch=batch_shape(self.batch, index),
             positions=None if self.positions is None else self.positions.select_batch(index),
-            centre=None if self.centre is None else take_batch(self.centre, index, 2),
+            centre=_select_centre(self.centre, index),
             batch_origin=(self.batch, index),
         )
 
@@ -186,3 +189,9 @@ class Tile:
         if self.dynamic_start is None and library(reference) != "tensorflow":
             return self.rows, self.cols
         return self.query_indices(reference)[:, None], self.key_positions(reference)
+
+
+def _select_centre(centre: Centre, index: BatchIndex) -> Centre:
+    if isinstance(centre, tuple):
+        return tuple(_select_centre(each, index) for each in centre)
+    return None if centre is None else take_batch(centre, index, 2)

@@ -1,23 +1,21 @@
-"""Scores: how a query is compared with a key. One score per file; their results are logits."""
+"""Scores compare queries with keys; their results are logits. There is one score per module."""
 
 from qkv.scores.additive import Additive
 from qkv.scores.alibi import ALiBi
 from qkv.scores.base import GeneralScore, InnerProductScore, PointwiseScore, Score
 from qkv.scores.biased import Biased
 from qkv.scores.bilinear import Bilinear
-from qkv.scores.boxcar import Boxcar
 from qkv.scores.by_column import ByColumn
 from qkv.scores.class_table import ClassTable
 from qkv.scores.constant import Constant
 from qkv.scores.cosine import Cosine
 from qkv.scores.custom import Custom
+from qkv.scores.distance import Boxcar, Epanechnikov, Laplace, Triangular
 from qkv.scores.dot import Dot
-from qkv.scores.epanechnikov import Epanechnikov
 from qkv.scores.exact import Exact
 from qkv.scores.gated import Gated
 from qkv.scores.gaussian import Gaussian
 from qkv.scores.jaro_winkler import JaroWinkler
-from qkv.scores.laplace import Laplace
 from qkv.scores.levenshtein import Levenshtein
 from qkv.scores.projected import Projected
 from qkv.scores.quadratic_position import QuadraticPosition
@@ -28,7 +26,6 @@ from qkv.scores.softcap import Softcap
 from qkv.scores.spelling import Spelling
 from qkv.scores.sum_of import SumOf
 from qkv.scores.token_set_ratio import TokenSetRatio
-from qkv.scores.triangular import Triangular
 
 __all__ = [
     "Score",

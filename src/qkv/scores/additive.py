@@ -1,4 +1,4 @@
-"""Additive score: a one-layer network looks at query and key together.
+"""Additive score: a network with one hidden layer of the query and the key.
 
     logit(q, k) = vᵀ tanh(W₁ q + W₂ k + b)
 
@@ -6,11 +6,14 @@ Source: Bahdanau, Cho, Bengio (2015), Neural machine translation by jointly lear
 appendix A.1.2, https://arxiv.org/abs/1409.0473.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import namespace
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
 from qkv.scores.base import GeneralScore
 
@@ -19,12 +22,12 @@ __all__ = ["Additive"]
 
 @dataclass(frozen=True, eq=False)
 class Additive(GeneralScore):
-    """Sum over hidden units of tanh of the mapped query plus the mapped key; the widths may differ.
+    """Weighted sum of the hidden units tanh(W₁ q + W₂ k + b); the widths of query and key may differ.
 
     Args:
-        query_weight: W₁ `(hidden, query_width)`, laid out as `torch.nn.Linear` has it.
+        query_weight: W₁ `(hidden, query_width)`, the layout of `torch.nn.Linear.weight`.
         key_weight: W₂ `(hidden, key_width)`.
-        bias: b `(hidden,)`, or None.
+        bias: b `(hidden,)`, or None for 0.
         vector: v `(hidden,)`.
 
     Shapes:
@@ -51,16 +54,16 @@ class Additive(GeneralScore):
         return self.vector
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """The weights fit query and key, and have one number of hidden units."""
-        wanted = (self.query_weight.shape[-1], self.key_weight.shape[-1])
-        if (query_width, key_width) != wanted:
+        """Raise a `ShapeError` if the weights do not fit query and key, or their hidden units differ."""
+        expected = (self.query_weight.shape[-1], self.key_weight.shape[-1])
+        if (query_width, key_width) != expected:
             raise ShapeError(
                 f"query has width {query_width}, key has width {key_width}; this Additive score maps from "
-                f"widths {wanted[0]} and {wanted[1]}. Its weights must be (hidden, {query_width}) and "
+                f"widths {expected[0]} and {expected[1]}. Its weights must be (hidden, {query_width}) and "
                 f"(hidden, {key_width})."
             )
         if self.vector is None:
-            raise ShapeError("Additive was given no vector. Give vector of shape (hidden,).")
+            raise ShapeError("Additive needs a vector, got None. Give vector of shape (hidden,).")
         hidden = {
             name: array.shape[axis]
             for name, array, axis in (
@@ -72,40 +75,46 @@ class Additive(GeneralScore):
             if array is not None
         }
         if len(set(hidden.values())) > 1:
-            raise ShapeError(f"Additive was given different numbers of hidden units: {hidden}. They must be equal.")
+            raise ShapeError(f"the numbers of hidden units of Additive must be equal, got {hidden}.")
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: one number per hidden unit."""
+        """Return the number of hidden units."""
         return int(self.vector.shape[-1])
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: an addition, a tanh (counted as 10) and a product per hidden unit."""
+        """Return 13 per hidden unit: an addition, a tanh (counted as 10), a product and an addition."""
         return 13 * int(self.vector.shape[-1])
 
-    def compare(self, query: Array, key: Array) -> Array:
-        """vᵀ tanh(W₁ q + W₂ k + b)"""
-        return self._meet(*self._maps(query, key))
+    def compare(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
+    ) -> Num[Array, "*#batch q k"]:
+        """Return vᵀ tanh(W₁ q + W₂ k + b)."""
+        return self._sum_hidden(*self._project(query, key))
 
-    def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """W₁ q + b and W₂ k"""
-        return self._maps(query, key)
+    def project(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q hidden"], Num[Array, "*#batch k hidden"]]:
+        """Return W₁ q + b and W₂ k."""
+        return self._project(query, key)
 
-    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Array:
-        """vᵀ tanh(left + right)"""
-        return self._meet(left, right)
+    def projected_logits(
+        self, left: Num[Array, "*#batch q hidden"], right: Num[Array, "*#batch k hidden"], tile: Tile
+    ) -> Num[Array, "*#batch q k"]:
+        """Return vᵀ tanh(left + right)."""
+        return self._sum_hidden(left, right)
 
-    def bound(self, left: Array, right: Array) -> Array:
-        """max Σ_h |v_h|"""
+    def bound(self, left: Num[Array, "*#batch q hidden"], right: Num[Array, "*#batch k hidden"]) -> Num[Array, ""]:
+        """Return the sum of |v|, the largest over the batch."""
         xp = namespace(left)
         return xp.max(xp.sum(xp.abs(self.vector), axis=-1))
 
-    def _maps(self, query: Array, key: Array) -> tuple[Array, Array]:
+    def _project(self, query: Array, key: Array) -> tuple[Array, Array]:
         xp = namespace(query)
         left = xp.matmul(query, xp.matrix_transpose(self.query_weight))
         right = xp.matmul(key, xp.matrix_transpose(self.key_weight))
         return (left if self.bias is None else left + self.bias[..., None, :]), right
 
-    def _meet(self, left: Array, right: Array) -> Array:
+    def _sum_hidden(self, left: Array, right: Array) -> Array:
         xp = namespace(left)
         hidden = xp.tanh(left[..., :, None, :] + right[..., None, :, :])
         return xp.matmul(hidden, self.vector[..., None, :, None])[..., 0]

@@ -1,17 +1,20 @@
-"""ALiBi: another score minus a slope times how far apart query and key stand.
+"""ALiBi: a penalty linear in the distance of positions, subtracted from another score.
 
     logit = score(q_i, k_j) − slope · |i − j|
 
-Source: Press, Smith, Lewis (2022), Train short, test long, https://arxiv.org/abs/2108.12409 (their causal
-form is this one under a causal mask).
+Source: Press, Smith, Lewis (2022), Train short, test long, https://arxiv.org/abs/2108.12409. Their causal form
+is this score with a causal mask.
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import Array, cast, namespace
+from qkv.core.arrays import cast, namespace
 from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Num
 from qkv.scores.base import PointwiseScore, Score
 
 __all__ = ["ALiBi"]
@@ -19,11 +22,11 @@ __all__ = ["ALiBi"]
 
 @dataclass(frozen=True, eq=False)
 class ALiBi(PointwiseScore):
-    """Another score with a penalty linear in the distance of positions.
+    """Another score minus a penalty linear in the distance of positions.
 
     Args:
-        score: the score within.
-        slope: per unit of position: a number, or one per batch element (heads are a batch axis).
+        score: the inner score.
+        slope: penalty per unit of distance: a number, or one per batch element (heads are a batch axis).
 
     Raises:
         PositionError: query and key differ in length and no positions are given.
@@ -40,8 +43,8 @@ class ALiBi(PointwiseScore):
     slope: Array | float = array_field(default=1.0)
     uses_positions: ClassVar[bool] = True
 
-    def offset(self, tile: Tile, reference: Array) -> Array:
-        """−slope · |i − j|"""
+    def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch q k"]:
+        """Return −slope · |i − j|."""
         slope, xp = expand_to_pairs(self.slope), namespace(reference)
-        # The distance is taken in integers: slope · i and slope · j apart would lose digits at long range.
+        # Integer distances: slope · i − slope · j would cancel at long range.
         return tile.map_relative_positions(reference, lambda d: -slope * cast(xp.abs(d), reference.dtype))

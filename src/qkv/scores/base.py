@@ -1,26 +1,27 @@
-"""What a score is: the door every call goes through, and the three kinds behind it.
+"""Base classes of scores.
 
-    Score                    tile(query, key, place) -> logits
-    ├── InnerProductScore    lift(query, key, place): the logit is a product of two vectors
-    ├── PointwiseScore       point(logits, place): another score, changed logit by logit
-    └── GeneralScore         compare(query, key): anything
+    Score                    logits(query, key, tile)
+    ├── InnerProductScore    lift(query, key, tile): the logit is the inner product of two vectors
+    ├── PointwiseScore       offset(tile) or transform(logits, tile): changes each logit of another score
+    └── GeneralScore         compare(query, key): any function of a pair
 
-To add a score, subclass one of the three as a frozen dataclass and write that one method. Masks,
-memory-linear kernels, gradients, EXPLAIN and `ask` follow.
+To add a score, subclass one of the three as a frozen dataclass and define that one method. Masks, kernels with
+memory linear in the lengths, gradients, EXPLAIN and `Database.ask` then work with it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, final
+from typing import ClassVar, Literal, TypeAlias, final
 
 import numpy as np
 
-from qkv.core.arrays import Array, as_array, is_text, namespace
+from qkv.core.arrays import as_array, is_text, namespace
 from qkv.core.parts import Part
 from qkv.core.positions import Positions
-from qkv.core.tile import Tile
+from qkv.core.tile import Centre, Tile
+from qkv.core.typing import Array, ArrayLike, Num, Shaped
 from qkv.errors import KindError, ShapeError
 
 __all__ = [
@@ -30,33 +31,36 @@ __all__ = [
     "PointwiseScore",
     "Score",
     "WrapperScore",
+    "check_same_width",
     "concat_features",
     "product_bound",
-    "check_same_width",
 ]
 
-LiftKind = Literal["exact", "up_to_query_constant"]
+LiftKind: TypeAlias = Literal["exact", "up_to_query_constant"]
 
 
 class Score(Part, ABC):
-    """Compares every query with every key. Its results are logits.
+    """Compares every query with every key. Its results are called logits.
 
-    Facts, read by the planner:
-        lift_kind: whether the logit is an inner product of lifted vectors, exactly, or up to a term that
-            depends on the query alone; None where it is not.
-        positional: the logit depends on positions.
+    Attributes are facts that the planner and the kernels read.
+
+    Attributes:
+        default_normalizer: name of the normalizer used where the call gives none.
+        positional: whether the logit depends on positions.
         accepts: "numbers", "text" or "any".
-        constant: every pair has the same logit.
-        keeps_dtype: query and key are compared in the dtype they come in, not in that of the answer.
-        default_normalizer: name of the normalizer used where none is given.
-        is_inner_product: `pair` is the plain matrix product of the sides, without a loss of digits.
+        constant: whether every pair has the same logit.
+        keeps_dtype: whether query and key are compared in their own dtype instead of the dtype of accumulation.
+        lift_kind: "exact" if the logit is the inner product of the vectors of `lift`, "up_to_query_constant" if
+            that holds up to a term that depends on the query alone, None otherwise.
+        is_inner_product: whether `projected_logits` is the plain matrix product of the projections.
+        is_scaled_dot: whether the logit is a number times the inner product of query and key themselves, so that
+            `scaled_lift` copies nothing.
         tanh_vector: v if the logit is Σ_h v_h tanh(left_h + right_h) of the projections; otherwise None.
         gated_product: whether the logit is σ(left_w + right_w) · <left_:w, right_:w> of the projections, whose last
             column w is the gate's.
         inner: the score whose logits this score changes one by one; otherwise None.
         adds_offset: whether the logit is that of `inner` plus `offset(tile)`, which does not depend on logits.
         tanh_cap: c if the logit is c · tanh(logit of `inner` / c) with one number c; otherwise None.
-        is_scaled_dot: `scaled_lift` gives query and key as they came, so nothing is copied.
     """
 
     default_normalizer: str = "softmax"
@@ -64,11 +68,12 @@ class Score(Part, ABC):
     accepts: str = "numbers"
     constant: bool = False
     keeps_dtype: bool = False
+    lift_kind: LiftKind | None = None
+    is_scaled_dot: bool = False
     tanh_vector: Array | None = None
     gated_product: bool = False
     adds_offset: bool = False
     tanh_cap: float | None = None
-    is_scaled_dot: bool = False
 
     @property
     def inner(self) -> Score | None:
@@ -77,71 +82,79 @@ class Score(Part, ABC):
 
     @property
     def is_inner_product(self) -> bool:
-        """Fact: `pair` is the plain matrix product of the sides."""
+        """Whether `projected_logits` is the plain matrix product of the projections."""
         return self.lift_kind is not None
 
-    @property
-    def lift_kind(self) -> LiftKind | None:
-        """Fact: how far `lift` reproduces the logit."""
-        return None
-
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: how many numbers are in memory at once for each logit of a tile."""
+        """Return the number of array elements in memory at once per logit of a tile."""
         return 1
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: floating-point operations for each logit."""
+        """Return the number of floating-point operations per logit."""
         return 2 * max(query_width, key_width)
 
-    def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` where these widths cannot be compared."""
-        check_same_width(self, query_width, key_width)
-
-    @abstractmethod
-    def logits(self, query: Array, key: Array, tile: Tile) -> Array:
-        """Logits `(*batch, q, k)` of a tile standing at `place`. The part is already cut to the tile."""
-
-    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """Vectors whose inner product is the logit, as far as `lift_kind` says."""
-        raise KindError(f"{type(self).__name__} is no inner product.")
-
-    def scaled_lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, float]:
-        """`lift`, and a number by which the product is still to be multiplied, where that saves a pass."""
-        return *self.lift(query, key, tile), 1.0
-
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Fact: how wide the lifted vectors are."""
+        """Return the width of the vectors of `lift`."""
         return max(query_width, key_width)
 
     def lift_description(self) -> str:
-        """Fact: what `lift` does, in a few words for EXPLAIN; "" where there is nothing to say."""
+        """Return a few words for EXPLAIN about `lift`; "" if it does nothing."""
         return ""
 
-    def query_term(self, query: Array, tile: Tile) -> Array | None:
-        """What `lift` leaves out: `(*batch, q)`, or None where it is exact."""
+    def check_widths(self, query_width: int, key_width: int) -> None:
+        """Raise a `ShapeError` if query and key of these widths cannot be compared."""
+        check_same_width(self, query_width, key_width)
+
+    @abstractmethod
+    def logits(self, query: Array, key: Array, tile: Tile) -> Shaped[Array, "*#batch #q #k"]:
+        """Return the logits of a tile, `(*batch, q, k)`.
+
+        Args:
+            query: the tile's queries, `(*batch, q, query_width)`, or text `(*batch, q)`.
+            key: the tile's keys, `(*batch, k, key_width)`, or text `(*batch, k)`.
+            tile: the place of the tile in the call. Arrays of this score are already restricted to it.
+        """
+
+    def lift(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+        """Return vectors whose inner product is the logit, exactly or up to `query_term`; see `lift_kind`.
+
+        Raises:
+            KindError: the score is not an inner product.
+        """
+        raise KindError(f"{type(self).__name__} is not an inner product, so it has no lift.")
+
+    def scaled_lift(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"], float]:
+        """Return `lift` and a factor of the inner product, which a kernel applies without copying the vectors."""
+        return *self.lift(query, key, tile), 1.0
+
+    def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
+        """Return the logit minus the inner product of `lift`, `(*batch, q)`; None where `lift` is exact."""
         return None
 
-    def centre(self, key: Array) -> Any:
-        """A point `(*batch, 1, width)` to measure from, which saves digits. Lifts that meet must share it."""
-        return None
+    def centre(self, key: Num[Array, "*batch k key_width"]) -> Centre:
+        """Return a point `(*batch, 1, width)` to subtract from query and key before `lift`, or None.
 
-    # The same score, said more simply: what the planner's rewrites ask for.
+        It reduces cancellation. Lifts that are compared with each other must use the same centre.
+        """
+        return None
 
     def simplify(self, q: int, k: int) -> Score:
-        """The same logits for these lengths, from a score with less to do; itself where there is none."""
+        """Return a cheaper score with the same logits for `q` queries and `k` keys, or this score."""
         return self
 
     def flatten(self) -> Score:
-        """The same score without nesting that means nothing; itself where there is none."""
+        """Return the score without redundant nesting, or this score if there is none."""
         return self
 
-    # What kernels call that go tile by tile: the work of each side once, the work of a pair on tiles.
-
     def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """What each query and each key contributes by itself: rows stay rows, in O(q + k) for the whole call.
+        """Return the part of the logit that depends on each side alone, in O(q + k) for the whole call.
 
-        `pair` of them is `tile` of query and key. By default the vectors of `lift`, with what it leaves out;
-        query and key as they are where there is none.
+        `projected_logits` of the projections are the `logits` of query and key. The default returns the vectors of
+        `lift`, with `query_term` as one more column, and query and key themselves if there is no lift.
         """
         if self.lift_kind is None:
             return query, key
@@ -152,26 +165,35 @@ class Score(Part, ABC):
         if term is None:
             return left, right
         one = namespace(right).ones_like(right[..., :1])
-        return concat_features([left, term[..., None]]), concat_features([right, one])
+        return concat_features(left, term[..., None]), concat_features(right, one)
 
-    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Array:
-        """Logits `(*batch, q, k)` of a tile, from its sides. The part is already cut to the tile."""
+    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Shaped[Array, "*#batch #q #k"]:
+        """Return the logits of a tile, `(*batch, q, k)`, from the projections of its queries and keys."""
         if not self.is_inner_product:
             return self.logits(left, right, tile)
         return namespace(left).matmul(left, namespace(left).matrix_transpose(right))
 
-    def bound(self, left: Array, right: Array) -> Array | None:
-        """A number that no |logit| of these sides exceeds, in O(q + k); None where that is not known.
+    def bound(self, left: Array, right: Array) -> Shaped[Array, ""] | None:
+        """Return an upper bound of |logit| over all pairs of these projections, in O(q + k); None if unknown.
 
-        A positive bound below 60 lets a kernel take exponentials without the maximum of each row.
+        Below 60 it lets a kernel take exponentials without the maximum of each row.
         """
-        if not self.is_inner_product:
-            return None
-        return product_bound(left, right)
+        return product_bound(left, right) if self.is_inner_product else None
 
     @final
-    def __call__(self, query: Array, key: Array, positions: Positions | None = None) -> Array:
-        """Logits of all pairs, `(*batch, q, k)`, in memory q · k."""
+    def __call__(self, query: ArrayLike, key: ArrayLike, positions: Positions | None = None) -> Array:
+        """Return the logits of all pairs, `(*batch, q, k)`, with memory O(q · k).
+
+        Args:
+            query: `(*batch, q, query_width)`, or text `(*batch, q)`.
+            key: `(*batch, k, key_width)`, or text `(*batch, k)`.
+            positions: how query positions relate to key positions, for positional scores.
+
+        Raises:
+            ShapeError: widths or batch axes do not fit.
+            KindError: the score does not accept text, or not numbers.
+            PositionError: the score is positional, the lengths differ and `positions` is None.
+        """
         query, key = as_array(query), as_array(key)
         core = 1 if is_text(query) else 2
         if query.ndim < core or key.ndim < core:
@@ -179,7 +201,7 @@ class Score(Part, ABC):
         self.check_kind(is_text(query), is_text(key))
         if core == 2:
             self.check_widths(query.shape[-1], key.shape[-1])
-        q, k = (query.shape[-1], key.shape[-1]) if core == 1 else (query.shape[-2], key.shape[-2])
+        q, k = query.shape[-core], key.shape[-core]
         batches = (tuple(query.shape[:-core]), tuple(key.shape[:-core]))
         try:
             batch = np.broadcast_shapes(*batches)
@@ -192,7 +214,7 @@ class Score(Part, ABC):
         return self.logits(query, key, Tile.whole(q, k, batch, positions))
 
     def check_kind(self, text_query: bool, text_key: bool) -> None:
-        """Raise a `KindError` where text meets numbers, or this score takes the other kind."""
+        """Raise a `KindError` if one side is text and the other numbers, or if the score does not accept them."""
         kinds = ["text" if text else "numbers" for text in (text_query, text_key)]
         if kinds[0] != kinds[1]:
             raise KindError(f"the query is {kinds[0]}, the key is {kinds[1]}. Give both as the same kind.")
@@ -205,32 +227,21 @@ class Score(Part, ABC):
             raise KindError(f"{type(self).__name__} compares {self.accepts}, query and key are {kinds[0]}. {advice}")
 
 
-def check_same_width(score: Score, query_width: int, key_width: int) -> None:
-    """Raise a `ShapeError` where the widths differ."""
-    if query_width != key_width:
-        raise ShapeError(
-            f"query has width {query_width}, key has width {key_width}; {type(score).__name__} compares "
-            "equal widths. Project one onto the other first: Projected(score, query_weight, key_weight) or "
-            f"Bilinear(weight) with a weight of shape ({query_width}, {key_width})."
-        )
-
-
 class InnerProductScore(Score):
     """A score that is an inner product of lifted vectors, plus at most a term of the query alone."""
 
-    fact: ClassVar[LiftKind] = "exact"
-
-    @property
-    def lift_kind(self) -> LiftKind | None:
-        """Fact: `exact`, unless the class says otherwise."""
-        return self.fact
+    lift_kind: LiftKind | None = "exact"
 
     @abstractmethod
-    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """Lifted query `(*batch, q, w)` and key `(*batch, k, w)`."""
+    def lift(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+        """Return vectors whose inner product is the logit, exactly or up to `query_term`; see `lift_kind`."""
 
-    def logits(self, query: Array, key: Array, tile: Tile) -> Array:
-        """The inner product of the lifted vectors, plus the term of the query."""
+    def logits(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> Num[Array, "*#batch q k"]:
+        """Return the inner products of the lifted vectors, plus the term of the query."""
         xp = namespace(query)
         if tile.centre is None:
             tile = replace(tile, centre=self.centre(key))
@@ -241,58 +252,61 @@ class InnerProductScore(Score):
 
 
 class WrapperScore(Score):
-    """A score around another one. Facts are those of the score within, unless the wrapper changes them."""
+    """A score around another one, `score`, whose facts it has unless it overrides them."""
 
     score: Score
     uses_positions: ClassVar[bool] = False
-    """Whether the wrapper itself looks at positions."""
+    """Whether the wrapper itself depends on positions."""
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Fact: the wrapper or the score within looks at positions."""
+        """Whether the wrapper or its inner score depends on positions."""
         return self.uses_positions or self.score.positional
 
     @property
     def accepts(self) -> str:  # type: ignore[override]
-        """Fact: what the score within takes."""
+        """The kind of data that the inner score accepts."""
         return self.score.accepts
 
     @property
     def default_normalizer(self) -> str:  # type: ignore[override]
-        """Fact: that of the score within."""
+        """The default normalizer of the inner score."""
         return self.score.default_normalizer
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: as the score within."""
+        """Return the number of the inner score."""
         return self.score.elements_per_logit(query_width, key_width)
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: as the score within, and a little."""
+        """Return the number of the inner score plus 4."""
         return self.score.flop_per_logit(query_width, key_width) + 4
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Fact: as the score within."""
+        """Return the width of the inner score."""
         return self.score.lifted_width(query_width, key_width)
 
     def lift_description(self) -> str:
-        """Fact: as the score within."""
+        """Return the description of the inner score."""
         return self.score.lift_description()
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """As the score within."""
+        """Raise a `ShapeError` if the inner score cannot compare these widths."""
         self.score.check_widths(query_width, key_width)
 
-    def centre(self, key: Array) -> Any:
-        """As the score within."""
+    def centre(self, key: Num[Array, "*batch k key_width"]) -> Centre:
+        """Return the centre of the inner score."""
         return self.score.centre(key)
+
+    def _lift_description_with(self, own: str) -> str:
+        return ", ".join(words for words in (self.score.lift_description(), own) if words)
 
 
 class PointwiseScore(WrapperScore):
-    """Another score, changed logit by logit, with positions if it wants them. Define `offset` or `transform`."""
+    """A score that changes each logit of another score. Define `offset` or `transform`."""
 
     @property
     def inner(self) -> Score | None:
-        """The score within."""
+        """The score whose logits are changed."""
         return self.score
 
     @property
@@ -300,73 +314,84 @@ class PointwiseScore(WrapperScore):
         """True unless the class overrides `transform`."""
         return type(self).transform is PointwiseScore.transform
 
-    def offset(self, tile: Tile, reference: Array) -> Array:
-        """What is added to the logits of a tile: broadcasts to `(*batch, q, k)`, like `reference`."""
-        raise KindError(f"{type(self).__name__} is a pointwise score and defines neither offset nor point.")
-
-    def transform(self, logits: Array, tile: Tile) -> Array:
-        """The changed logits: by default, with `offset` added."""
-        return logits + self.offset(tile, logits)
-
-    def logits(self, query: Array, key: Array, tile: Tile) -> Array:
-        """The inner logits, changed."""
-        return self.transform(self.score.logits(query, key, tile), tile)
-
     @property
     def is_inner_product(self) -> bool:
-        """Fact: where this is an inner product to the last digit."""
+        """Whether this score is an exact inner product itself."""
         return self.lift_kind == "exact"
 
+    def offset(self, tile: Tile, reference: Array) -> Array:
+        """Return the numbers to add to the logits of a tile, broadcasting to `(*batch, q, k)`.
+
+        Args:
+            tile: the place of the tile in the call.
+            reference: an array of the library, device and dtype of the result.
+
+        Raises:
+            KindError: the class defines neither `offset` nor `transform`.
+        """
+        raise KindError(f"{type(self).__name__} is a pointwise score and defines neither offset nor transform.")
+
+    def transform(self, logits: Num[Array, "*#batch #q #k"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
+        """Return the changed logits; the default adds `offset`."""
+        return logits + self.offset(tile, logits)
+
+    def logits(self, query: Array, key: Array, tile: Tile) -> Num[Array, "*#batch #q #k"]:
+        """Return the changed logits of the inner score."""
+        return self.transform(self.score.logits(query, key, tile), tile)
+
     def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """As the score within, unless this one is an inner product itself, to the last digit."""
+        """Return the projections of the inner score, or of this score if it is an exact inner product."""
         if self.is_inner_product:
             return super().project(query, key, tile)
         return self.score.project(query, key, tile)
 
-    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Array:
-        """The inner logits, changed, unless this is an inner product itself."""
+    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Num[Array, "*#batch #q #k"]:
+        """Return the logits of a tile from the projections."""
         if self.is_inner_product:
             return super().projected_logits(left, right, tile)
         return self.transform(self.score.projected_logits(left, right, tile), tile)
 
-    def bound(self, left: Array, right: Array) -> Array | None:
-        """Unknown, unless this is an inner product itself."""
-        return super().bound(left, right) if self.is_inner_product else None
-
-    def query_term(self, query: Array, tile: Tile) -> Array | None:
-        """That of the score within."""
+    def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
+        """Return the query term of the inner score."""
         return self.score.query_term(query, tile)
 
 
 class GeneralScore(Score):
-    """Any comparison of a tile of queries with a tile of keys."""
+    """A score defined by any function of a tile of queries and a tile of keys."""
 
     @abstractmethod
-    def compare(self, query: Array, key: Array) -> Array:
-        """Logits `(*batch, q, k)`."""
+    def compare(self, query: Array, key: Array) -> Shaped[Array, "*#batch #q #k"]:
+        """Return the logits, `(*batch, q, k)`; each must depend on its own query and key alone."""
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: a tile of pairs, each as wide as the wider side, unless the score says less."""
+        """Return the wider width: `compare` may hold an array of all features of all pairs."""
         return max(query_width, key_width)
 
     @final
-    def logits(self, query: Array, key: Array, tile: Tile) -> Array:
-        """The comparison; it does not see the place."""
+    def logits(self, query: Array, key: Array, tile: Tile) -> Shaped[Array, "*#batch #q #k"]:
+        """Return `compare(query, key)`."""
         return self.compare(query, key)
 
 
-def concat_features(sides: list[Array]) -> Array:
-    """Vectors put side by side, after their batch axes are made equal."""
-    xp = namespace(*sides)
-    widths = [side.shape[-1] for side in sides]
-    lead = xp.broadcast_arrays(*(side[..., :1] for side in sides))[0].shape[:-1]
-    return xp.concat(
-        [xp.broadcast_to(side, (*lead, width)) for side, width in zip(sides, widths, strict=True)], axis=-1
-    )
+def check_same_width(score: Score, query_width: int, key_width: int) -> None:
+    """Raise a `ShapeError` if the widths differ."""
+    if query_width != key_width:
+        raise ShapeError(
+            f"query has width {query_width}, key has width {key_width}; {type(score).__name__} compares "
+            "equal widths. Project one onto the other first: Projected(score, query_weight, key_weight) or "
+            f"Bilinear(weight) with a weight of shape ({query_width}, {key_width})."
+        )
 
 
-def product_bound(left: Array, right: Array) -> Array:
-    """The longest row of one side times the longest of the other: no inner product is larger."""
+def concat_features(*arrays: Array) -> Num[Array, "*batch n width"]:
+    """Concatenate arrays along the last axis after broadcasting the others."""
+    xp = namespace(*arrays)
+    lead = xp.broadcast_arrays(*(x[..., :1] for x in arrays))[0].shape[:-1]
+    return xp.concat([xp.broadcast_to(x, (*lead, x.shape[-1])) for x in arrays], axis=-1)
+
+
+def product_bound(left: Num[Array, "*#batch q width"], right: Num[Array, "*#batch k width"]) -> Num[Array, ""]:
+    """Return the largest row norm of one side times that of the other, which bounds every inner product."""
     xp = namespace(left)
-    # Norms, not sums of squares, which would be an array as large as the side.
+    # vector_norm needs no temporary array of squares.
     return xp.max(xp.linalg.vector_norm(left, axis=-1)) * xp.max(xp.linalg.vector_norm(right, axis=-1))

@@ -1,13 +1,16 @@
-"""Biased: another score plus numbers of your own, for pairs or for keys.
+"""Biased: given numbers, per pair or per key, added to another score.
 
 logit = score(q_i, k_j) + B_ij          or          + b_j
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import namespace
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Num
 from qkv.errors import OptionError
 from qkv.scores.base import LiftKind, PointwiseScore, Score, concat_features
 
@@ -19,12 +22,12 @@ class Biased(PointwiseScore):
     """Another score plus a bias.
 
     Args:
-        score: the score within.
-        bias: `(*batch, q, k)`; any of these axes may be 1.
-        per_key: `(*batch, k)`: one number per key. This form keeps an inner product an inner product.
+        score: the inner score.
+        bias: bias of each pair, `(*batch, q, k)`; any of these axes may be 1.
+        per_key: bias of each key, `(*batch, k)`. With it an inner product remains an inner product.
 
     Raises:
-        OptionError: neither or both are given.
+        OptionError: not exactly one of `bias` and `per_key` is given.
 
     Example:
         >>> import numpy as np
@@ -38,40 +41,44 @@ class Biased(PointwiseScore):
     per_key: Array | None = array_field("k", default=None)
 
     def validate(self) -> None:
-        """One of the two."""
+        """Check that exactly one of `bias` and `per_key` is given."""
         if (self.bias is None) == (self.per_key is None):
-            raise OptionError("Biased wants either bias=(*batch, q, k) or per_key=(*batch, k).")
+            given = "none" if self.bias is None else "both"
+            raise OptionError(
+                f"exactly one of bias and per_key must be given, got {given}. "
+                "Give bias=(*batch, q, k) or per_key=(*batch, k)."
+            )
 
     @property
-    def lift_kind(self) -> LiftKind | None:
-        """Fact: a bias per key is one more axis; a bias per pair is no inner product."""
+    def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
+        """The kind of the inner score for a bias per key; None for a bias per pair."""
         return self.score.lift_kind if self.per_key is not None else None
 
-    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """One more axis: 1 on the query's side, the bias on the key's."""
+    def lift(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+        """Return the inner lift with one more column: 1 for each query, the bias for each key."""
         left, right = self.score.lift(query, key, tile)
         one = namespace(left).ones_like(left[..., :1])
         assert self.per_key is not None
-        return concat_features([left, one]), concat_features([right, self.per_key[..., None]])
+        return concat_features(left, one), concat_features(right, self.per_key[..., None])
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Fact: one more axis, of the bias."""
+        """Return the lifted width of the inner score plus 1."""
         return self.score.lifted_width(query_width, key_width) + 1
 
     def lift_description(self) -> str:
-        """Fact: and one axis."""
-        return ", ".join(
-            said for said in (self.score.lift_description(), "one more axis for the bias of the key") if said
-        )
+        """Return the description of the inner score and that of the column of the bias."""
+        return self._lift_description_with("one more column for the bias of the key")
 
     def simplify(self, q: int, k: int) -> Score:
-        """A bias with one row for all queries is one per key."""
+        """Return the score with a bias per key, if `bias` has one row for several queries."""
         if self.bias is None or self.bias.shape[-2] != 1 or self.bias.shape[-1] != k or q == 1:
             return self
         return replace(self, bias=None, per_key=self.bias[..., 0, :])
 
-    def offset(self, tile: Tile, reference: Array) -> Array:
-        """The bias."""
+    def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch #q #k"]:
+        """Return the bias."""
         if self.per_key is not None:
             return self.per_key[..., None, :]
         assert self.bias is not None

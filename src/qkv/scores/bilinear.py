@@ -1,4 +1,4 @@
-"""Bilinear score: the inner product after a learned map, full or of low rank.
+"""Bilinear score: the inner product after a learned linear map of full or of low rank.
 
     logit(q, k) = qᵀ W k            or, low rank,            logit(q, k) = qᵀ U Vᵀ k
 
@@ -6,11 +6,14 @@ Source: Luong, Pham, Manning (2015), Effective approaches to attention-based neu
 section 3.1 ("general"), https://arxiv.org/abs/1508.04025.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import namespace
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
 from qkv.scores.base import InnerProductScore
 
@@ -19,10 +22,10 @@ __all__ = ["Bilinear"]
 
 @dataclass(frozen=True, eq=False)
 class Bilinear(InnerProductScore):
-    """Inner product of the mapped query with the key; the widths may differ.
+    """Inner product of the mapped query with the key; the widths of query and key may differ.
 
     Args:
-        weight: W `(query_width, key_width)`; or U `(query_width, rank)` where `key_factor` is given.
+        weight: W `(query_width, key_width)`; or U `(query_width, rank)` if `key_factor` is given.
         key_factor: V `(key_width, rank)`, for W = U Vᵀ.
 
     Shapes:
@@ -41,30 +44,31 @@ class Bilinear(InnerProductScore):
     key_factor: Array | None = array_field("key_width", "rank", default=None)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """The weights fit query and key."""
-        wanted = (self.weight.shape[-2], self.weight.shape[-1])
+        """Raise a `ShapeError` if the weights do not fit query and key, or each other."""
+        expected = (self.weight.shape[-2], self.weight.shape[-1])
         if self.key_factor is not None:
-            if self.key_factor.shape[-1] != wanted[1]:
-                raise ShapeError(
-                    f"Bilinear factors have ranks {wanted[1]} and {self.key_factor.shape[-1]}. Give both the same rank."
-                )
-            wanted = (wanted[0], self.key_factor.shape[-2])
-        if (query_width, key_width) != wanted:
+            ranks = (expected[1], self.key_factor.shape[-1])
+            if ranks[0] != ranks[1]:
+                raise ShapeError(f"Bilinear factors have ranks {ranks[0]} and {ranks[1]}. Give both the same rank.")
+            expected = (expected[0], self.key_factor.shape[-2])
+        if (query_width, key_width) != expected:
             raise ShapeError(
                 f"query has width {query_width}, key has width {key_width}; this Bilinear weight is for "
-                f"widths {wanted[0]} and {wanted[1]}. Give a weight of shape ({query_width}, {key_width})."
+                f"widths {expected[0]} and {expected[1]}. Give a weight of shape ({query_width}, {key_width})."
             )
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Fact: that of the key, or the rank."""
+        """Return the width of the key, or the rank."""
         return key_width if self.key_factor is None else int(self.key_factor.shape[-1])
 
     def lift_description(self) -> str:
-        """Fact: in words."""
+        """Return the products that `lift` computes."""
         return "query · W" if self.key_factor is None else "query · U, key · V"
 
-    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """Fact: exact. The map goes to the query, the smaller side in most databases."""
+    def lift(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+        """Return query · W and the key, or query · U and key · V."""
         xp = namespace(query)
         query = xp.matmul(query, self.weight)
         return query, key if self.key_factor is None else xp.matmul(key, self.key_factor)

@@ -1,14 +1,17 @@
-"""By column: rows of several columns, each compared in its own way, and the scores added.
+"""By column: the weighted sum of a score for each column of structured rows.
 
     logit(q, k) = Σ_c weight_c · score_c(q[c], k[c])
 
-Rows are NumPy structured arrays, so text and numbers can stand side by side.
+Rows are NumPy structured arrays, so text and numbers can be combined.
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, cast
+from qkv.core.arrays import cast
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Shaped
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.scores.base import GeneralScore, Score
 
@@ -20,13 +23,13 @@ class ByColumn(GeneralScore):
     """The weighted sum of one score per column.
 
     Args:
-        columns: `(name, score, weight)` for each column, as a tuple.
+        columns: a tuple with `(name, score, weight)` for each column.
 
     Shapes:
         query `(*batch, q)`, key `(*batch, k)`, structured arrays with these fields -> logits `(*batch, q, k)`
 
     Raises:
-        OptionError: no column, or something that is no score.
+        OptionError: `columns` is empty or has an entry of another form.
         KindError: the arrays are not structured, or lack a column.
 
     Example:
@@ -41,39 +44,42 @@ class ByColumn(GeneralScore):
     accepts = "text"
 
     def validate(self) -> None:
-        """A tuple of (name, score, weight)."""
+        """Check that `columns` is a tuple of (name, score, weight)."""
         if not isinstance(self.columns, tuple) or not self.columns:
-            raise OptionError(f"ByColumn was given {self.columns!r}. Give a tuple of (name, score, weight).")
+            raise OptionError(f"columns must be a tuple of (name, score, weight), got {self.columns!r}.")
         for column in self.columns:
             if len(column) != 3 or not isinstance(column[1], Score):
-                raise OptionError(f"ByColumn was given the column {column!r}. Give (name, score, weight).")
+                raise OptionError(f"each of columns must be (name, score, weight), got {column!r}.")
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: the widest of the columns."""
+        """Return the largest number of the columns plus 1: columns are compared one after another."""
         return 1 + max(score.elements_per_logit(1, 1) for _, score, _ in self.columns)
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: the sum of the columns."""
+        """Return the sum over the columns."""
         return sum(score.flop_per_logit(1, 1) + 2 for _, score, _ in self.columns)
 
-    def compare(self, query: Array, key: Array) -> Array:
-        """Σ weight · score of the column"""
+    def compare(
+        self, query: Shaped[Array, "*#batch q"], key: Shaped[Array, "*#batch k"]
+    ) -> Shaped[Array, "*#batch q k"]:
+        """Return Σ weight · score of the column."""
         total = None
         for name, score, weight in self.columns:
             for side, rows in (("query", query), ("key", key)):
                 if name not in (rows.dtype.names or ()):
                     raise KindError(
-                        f"{side} has no column {name!r}; it has {rows.dtype.names}. ByColumn wants a structured array."
+                        f"{side} has no column {name!r}, only {rows.dtype.names}. Give a structured array with it."
                     )
             logits = weight * _column_logits(score, query[name], key[name], (query.ndim, key.ndim))
             total = logits if total is None else total + logits
+        assert total is not None
         return total
 
 
-def _column_logits(score: Score, query: Array, key: Array, axes: tuple[int, int]) -> Array:
-    q, k = query.shape[axes[0] - 1], key.shape[axes[1] - 1]
+def _column_logits(score: Score, query: Array, key: Array, ndims: tuple[int, int]) -> Array:
+    q, k = query.shape[ndims[0] - 1], key.shape[ndims[1] - 1]
     if query.dtype != object:
-        query, key = (x[..., None] if x.ndim == n else x for x, n in zip((query, key), axes, strict=True))
+        query, key = (x[..., None] if x.ndim == n else x for x, n in zip((query, key), ndims, strict=True))
         query, key = cast(query, "float64"), cast(key, "float64")
         if query.shape[-1] != key.shape[-1]:
             raise ShapeError(f"a column has width {query.shape[-1]} in the query and {key.shape[-1]} in the key.")

@@ -1,23 +1,26 @@
-"""Class table: queries and keys belong to classes, and a table says what each pair of classes adds.
+"""Class table: a number per pair of classes of query and key, added to another score.
 
 logit = score(q_i, k_j) + T[a_i, b_j]          T[a_i, b_j] = <one_hot(a_i), T[:, b_j]>
 
-The second form is an inner product as wide as the smaller side of the table: with few classes a fused kernel
-runs it, and the table's gradient is that of a product, not of an array of pairs.
+The second form is an inner product as wide as the smaller side of the table: with few classes fused kernels support
+it, and the gradient of the table is a matrix product instead of a scatter over all pairs.
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, arange, cast, gather, namespace, statically_known_true
+from qkv.core.arrays import arange, cast, gather, namespace, statically_known_true
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Int, Num
 from qkv.errors import OptionError
 from qkv.scores.base import LiftKind, PointwiseScore, Score, concat_features
 
 __all__ = ["ClassTable"]
 
-FEW = 64
-"""Classes up to which one more axis each costs less than looking up every pair: see decision 0006."""
+MAX_LIFTED_CLASSES = 64
+"""Classes up to which one column each costs less than a lookup for every pair: see decision 0006."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,13 +28,13 @@ class ClassTable(PointwiseScore):
     """Another score plus a number for each pair of classes.
 
     Args:
-        score: the score within.
+        score: the inner score.
         table: T `(query_classes, key_classes)`.
-        query_classes: a, integers `(*batch, q)`.
-        key_classes: b, integers `(*batch, k)`.
+        query_classes: class a of each query, integers `(*batch, q)`.
+        key_classes: class b of each key, integers `(*batch, k)`.
 
     Raises:
-        OptionError: a class has no row or column in the table.
+        OptionError: a class is outside the table.
 
     Example:
         >>> import numpy as np
@@ -48,12 +51,14 @@ class ClassTable(PointwiseScore):
     key_classes: Array = array_field("k", default=None)
 
     @property
-    def lift_kind(self) -> LiftKind | None:
-        """Fact: an inner product where the score within is one and a side of the table has few classes."""
-        return self.score.lift_kind if min(self.table.shape[-2:]) <= FEW else None
+    def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
+        """The kind of the inner score if one side of the table has few classes; otherwise None."""
+        return self.score.lift_kind if min(self.table.shape[-2:]) <= MAX_LIFTED_CLASSES else None
 
-    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """One more axis for each class of the smaller side: one-hot there, rows of the table on the other."""
+    def lift(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+        """Return the inner lift with a column per class of the smaller side: one-hot there, table rows on the other."""
         left, right = self.score.lift(query, key, tile)
         rows, columns = self.table.shape[-2:]
         xp = namespace(self.table)
@@ -65,19 +70,18 @@ class ClassTable(PointwiseScore):
             keys = xp.matmul(keys, xp.matrix_transpose(self.table))
         else:
             queries = xp.matmul(queries, self.table)
-        return concat_features([left, queries]), concat_features([right, keys])
+        return concat_features(left, queries), concat_features(right, keys)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Fact: one more axis for each class of the smaller side."""
+        """Return the lifted width of the inner score plus the number of classes of the smaller side."""
         return self.score.lifted_width(query_width, key_width) + int(min(self.table.shape[-2:]))
 
     def lift_description(self) -> str:
-        """Fact: the classes are one-hot."""
-        own = "one-hot classes times rows of the table"
-        return ", ".join(said for said in (self.score.lift_description(), own) if said)
+        """Return the description of the inner score and that of the columns of the classes."""
+        return self._lift_description_with("one-hot classes times rows of the table")
 
-    def offset(self, tile: Tile, reference: Array) -> Array:
-        """T[a, b]"""
+    def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch q k"]:
+        """Return T[a, b]."""
         rows, columns = self.table.shape[-2:]
         _check_classes("query", self.query_classes, rows)
         _check_classes("key", self.key_classes, columns)
@@ -85,12 +89,11 @@ class ClassTable(PointwiseScore):
         return gather(flat, self.query_classes[..., :, None] * columns + self.key_classes[..., None, :])
 
 
-def _one_hot(classes: Array, count: int, table: Array) -> Array:
-    """1 at the class, 0 elsewhere, `(*batch, n, count)`."""
+def _one_hot(classes: Int[Array, "*batch n"], count: int, table: Array) -> Num[Array, "*batch n count"]:
     return cast(classes[..., None] == arange(table, 0, count), table.dtype)
 
 
 def _check_classes(side: str, classes: Array, count: int) -> None:
-    # Looked up flat, a class too large would silently read another row of the table.
+    # The lookup in the flattened table would silently read another row for a class that is too large.
     if statically_known_true(namespace(classes).any((classes < 0) | (classes >= count))):
-        raise OptionError(f"a {side} has a class outside the table. Its {side} classes go from 0 to {count - 1}.")
+        raise OptionError(f"{side} classes must be between 0 and {count - 1}, the size of the table, got others.")

@@ -1,13 +1,16 @@
-"""Constant score: every key is as good as any other.
+"""Constant score: the same logit for every pair.
 
     logit(q, k) = 0
 
-Softmax over it is average pooling: the output is the mean of the values (mission A8).
+Softmax of it is average pooling: the output is the mean of the values.
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import namespace
+from qkv.core.typing import Array, Num
 from qkv.scores.base import GeneralScore
 
 __all__ = ["Constant"]
@@ -15,7 +18,7 @@ __all__ = ["Constant"]
 
 @dataclass(frozen=True, eq=False)
 class Constant(GeneralScore):
-    """Zero for every pair; the widths may differ.
+    """Zero for every pair; the widths of query and key may differ.
 
     Shapes:
         query `(*batch, q, query_width)`, key `(*batch, k, key_width)` -> logits `(*batch, q, k)`
@@ -29,18 +32,20 @@ class Constant(GeneralScore):
     constant = True
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Any widths will do: they are not compared."""
+        """Accept any widths."""
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: the zeros."""
+        """Return 1."""
         return 1
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: none to speak of."""
+        """Return 1."""
         return 1
 
-    def compare(self, query: Array, key: Array) -> Array:
-        """0"""
+    def compare(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
+    ) -> Num[Array, "*#batch q k"]:
+        """Return zeros."""
         xp = namespace(query)
-        # From fresh zeros, not 0 · q: what is not compared must not bring NaN along.
+        # Not 0 · q, which is NaN where q is not finite.
         return xp.sum(xp.zeros_like(query), axis=-1)[..., :, None] + xp.sum(xp.zeros_like(key), axis=-1)[..., None, :]

@@ -1,18 +1,21 @@
-"""Cosine: the angle between query and key, whatever their lengths.
+"""Cosine similarity over a temperature.
 
     logit(q, k) = <q, k> / (‖q‖ ‖k‖ T)
 
-A zero vector has cosine 0 with everything.
+The cosine with a zero vector is 0.
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, namespace, stop_gradient
+from qkv.core.arrays import namespace, stop_gradient
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Num
 from qkv.scores.base import InnerProductScore
 
-__all__ = ["Cosine", "unit"]
+__all__ = ["Cosine"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,25 +41,27 @@ class Cosine(InnerProductScore):
     temperature: Array | float = array_field(default=1.0)
 
     def validate(self) -> None:
-        """T is positive."""
+        """Check that the temperature is positive."""
         require_number("Cosine", "temperature", self.temperature, lambda t: t > 0, "a positive number")
 
     def lift_description(self) -> str:
-        """Fact: in words."""
-        return "both sides brought to length 1"
+        """Return "both sides normalized to length 1"."""
+        return "both sides normalized to length 1"
 
-    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """Fact: exact. Both sides are brought to length 1."""
-        return unit(query) / expand_to_pairs(self.temperature), unit(key)
+    def lift(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
+        """Return query and key normalized to length 1, the query divided by the temperature."""
+        return _normalize(query) / expand_to_pairs(self.temperature), _normalize(key)
 
 
-def unit(x: Array) -> Array:
-    """Rows of length 1; a row of zeros stays, with gradient 0."""
+def _normalize(x: Array) -> Array:
+    """Divide each row by its length; a row of zeros stays, with gradient 0."""
     xp = namespace(x)
     largest = xp.max(xp.abs(stop_gradient(x)), axis=-1, keepdims=True) if x.shape[-1] else xp.ones_like(x[..., :1])
-    # Divide by the largest entry first: squares of 1e30 or 1e-30 leave float32.
+    # Divide by the largest entry first: squares of 1e30 or 1e-30 overflow or underflow in float32.
     x = x / xp.where(largest > 0, largest, xp.ones_like(largest))
     square = xp.sum(x * x, axis=-1, keepdims=True)
-    # A row of zeros is divided by infinity: its gradient is too.
-    none, one = square == 0, xp.ones_like(square)
-    return x / xp.where(none, xp.inf * one, xp.sqrt(xp.where(none, one, square)))
+    # Dividing a row of zeros by infinity makes its gradient 0 too.
+    zero, one = square == 0, xp.ones_like(square)
+    return x / xp.where(zero, xp.inf * one, xp.sqrt(xp.where(zero, one, square)))

@@ -1,13 +1,14 @@
-"""Custom: any function of yours as a score.
+"""Custom: any function as a score.
 
 logit(q, k) = function(query, key, *parameters)
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from qkv.core.arrays import Array
+from qkv.core.typing import Array, Shaped
 from qkv.errors import OptionError
 from qkv.scores.base import GeneralScore
 
@@ -18,21 +19,21 @@ __all__ = ["Custom"]
 class Custom(GeneralScore):
     """A function from a tile of queries and a tile of keys to their logits.
 
-    It gets masks, memory-linear kernels, gradients and EXPLAIN like every other score. Learned arrays must be
-    in `parameters`; what the function closes over gets no gradient, and where it wants one that is an error.
+    Masks, kernels with memory linear in the lengths, gradients and EXPLAIN work as with every other score.
 
     Args:
-        function: `(query (*batch, q, query_width), key (*batch, k, key_width), *parameters)` ->
-            `(*batch, q, k)`. It is called with tiles, so each logit must depend on its own query and key
+        function: called as `function(query, key, *parameters)` with tiles `(*batch, q, query_width)` and
+            `(*batch, k, key_width)`, returns `(*batch, q, k)`. Each logit must depend on its own query and key
             alone.
-        parameters: learned arrays, handed to the function after the key.
-        elements: numbers in memory at once for each logit, from which tile sizes follow; None: the wider
-            width.
+        parameters: learned arrays, passed to the function after the key. Arrays that the function closes over
+            get no gradient.
+        elements: number of array elements in memory at once per logit, which determines the size of tiles;
+            None: the wider width.
         accepts: "numbers", "text" or "any".
 
     Raises:
-        OptionError: the function cannot be called.
-        GradientError: at the call, where the function closes over something that requires a gradient.
+        OptionError: `function` is not callable.
+        GradientError: at the call, if the function closes over an array that requires a gradient.
 
     Example:
         >>> import numpy as np
@@ -41,25 +42,25 @@ class Custom(GeneralScore):
         array([[-0.5, -1. ]])
     """
 
-    function: Callable[..., Any]
+    function: Callable[..., Array]
     parameters: tuple[Array, ...] = ()
     elements: int | None = None
     accepts: str = "numbers"
 
     def validate(self) -> None:
-        """Something that can be called."""
+        """Check that `function` is callable."""
         if not callable(self.function):
-            raise OptionError(f"Custom was given {self.function!r}, which cannot be called. Give a function.")
+            raise OptionError(f"function must be callable, got {self.function!r}.")
         if not isinstance(self.parameters, tuple):
             object.__setattr__(self, "parameters", tuple(self.parameters))
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Any widths: the function decides."""
+        """Accept any widths; the function decides."""
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: as said, or the wider width."""
+        """Return `elements`, or the wider width."""
         return self.elements or max(query_width, key_width)
 
-    def compare(self, query: Array, key: Array) -> Array:
-        """What the function gives."""
+    def compare(self, query: Array, key: Array) -> Shaped[Array, "*#batch #q #k"]:
+        """Return the result of the function."""
         return self.function(query, key, *self.parameters)

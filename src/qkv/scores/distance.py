@@ -1,65 +1,149 @@
-"""What the kernels of the distance share: differences taken one by one, so that near is exactly near.
+"""Kernels of the distance: Laplace, and the compact kernels Boxcar, Epanechnikov and Triangular.
 
     u = ‖q − k‖ / h          logit = log K(u)
 
-Softmax over log K is the Nadaraya–Watson estimate with kernel K; outside a compact kernel the logit is −inf.
+Softmax of log K is the Nadaraya–Watson estimator with kernel K. Where a compact kernel is 0 the logit is −inf.
 Source: Hastie, Tibshirani, Friedman (2009), The elements of statistical learning, section 6.1.
 """
+
+from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, asarray_like, namespace
+from qkv.core.arrays import asarray_like, namespace
 from qkv.core.parts import array_field, expand_to_pairs, require_number
+from qkv.core.typing import Array, Bool, Num
 from qkv.scores.base import GeneralScore
 
-__all__ = ["DistanceKernel", "log_inside", "root"]
+__all__ = ["Boxcar", "DistanceKernel", "Epanechnikov", "Laplace", "Triangular"]
 
 
 @dataclass(frozen=True, eq=False)
 class DistanceKernel(GeneralScore):
-    """Logarithm of a kernel of the distance over a bandwidth."""
+    """Logarithm of a kernel of the distance over a bandwidth. Subclasses define `log_kernel`.
+
+    Args:
+        bandwidth: h > 0, in the unit of the keys: a number, or one per batch element.
+
+    Shapes:
+        query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`
+
+    Raises:
+        ShapeError: the widths of query and key differ.
+        OptionError: the bandwidth is not positive.
+    """
 
     bandwidth: Array | float = array_field(default=1.0)
 
     def validate(self) -> None:
-        """h is positive."""
+        """Check that the bandwidth is positive."""
         require_number(type(self).__name__, "bandwidth", self.bandwidth, lambda h: h > 0, "a positive number")
 
-    def compare(self, query: Array, key: Array) -> Array:
-        """log K(‖q − k‖ / h)"""
-        xp = namespace(query)
+    def compare(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
+    ) -> Num[Array, "*#batch q k"]:
+        """Return log K(‖q − k‖ / h)."""
         # Not ‖q‖² − 2<q,k> + ‖k‖²: that loses half the digits where q is near k, and a root takes half of the
         # rest.
-        difference = (query[..., :, None, :] - key[..., None, :, :]) / _wide(self.bandwidth)
-        return self.log_kernel(xp.sum(difference * difference, axis=-1))
+        bandwidth = expand_to_pairs(self.bandwidth)
+        if bandwidth is not self.bandwidth:
+            bandwidth = bandwidth[..., None]
+        difference = (query[..., :, None, :] - key[..., None, :, :]) / bandwidth
+        return self.log_kernel(namespace(query).sum(difference * difference, axis=-1))
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: a difference, a quotient, a square and a sum for each unit of width."""
+        """Return 4 per feature: a difference, a quotient, a square and a sum; and 10 for the kernel."""
         return 4 * max(query_width, key_width) + 10
 
     @abstractmethod
-    def log_kernel(self, square: Array) -> Array:
-        """log K from u²."""
+    def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
+        """Return log K for u²."""
 
 
-def _wide(bandwidth: Array | float) -> Array | float:
-    wide = expand_to_pairs(bandwidth)
-    return wide[..., None] if wide is not bandwidth else bandwidth
+@dataclass(frozen=True, eq=False)
+class Laplace(DistanceKernel):
+    """Minus the distance over the bandwidth: K = exp(−u).
+
+    Args:
+        bandwidth: h > 0, in the unit of the keys: a number, or one per batch element.
+
+    Example:
+        >>> import numpy as np
+        >>> Laplace(2.0)(np.array([[0.0]]), np.array([[0.0], [1.0], [3.0]])).round(3)
+        array([[-0. , -0.5, -1.5]])
+    """
+
+    def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
+        """Return −u."""
+        return -_sqrt(square)
 
 
-def log_inside(inside: Array, kernel: Array) -> Array:
-    """log of the kernel where inside, −inf elsewhere, with gradient 0 there."""
+@dataclass(frozen=True, eq=False)
+class Boxcar(DistanceKernel):
+    """0 within the bandwidth, −inf beyond it: K = 1 where u ≤ 1.
+
+    Args:
+        bandwidth: h > 0, in the unit of the keys: a number, or one per batch element.
+
+    Example:
+        >>> import numpy as np
+        >>> Boxcar(2.0)(np.array([[0.0]]), np.array([[0.0], [1.0], [3.0]])).round(3)
+        array([[  0.,   0., -inf]])
+    """
+
+    def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
+        """Return 0 where u ≤ 1, −inf elsewhere."""
+        return _log_where(square <= 1, namespace(square).ones_like(square))
+
+
+@dataclass(frozen=True, eq=False)
+class Epanechnikov(DistanceKernel):
+    """Logarithm of one minus the squared distance over the squared bandwidth: K = 1 − u² where u < 1.
+
+    The factor 3/4 of its density cancels in the weights.
+
+    Args:
+        bandwidth: h > 0, in the unit of the keys: a number, or one per batch element.
+
+    Example:
+        >>> import numpy as np
+        >>> Epanechnikov(2.0)(np.array([[0.0]]), np.array([[0.0], [1.0], [3.0]])).round(3)
+        array([[ 0.   , -0.288,   -inf]])
+    """
+
+    def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
+        """Return log(1 − u²) where u < 1, −inf elsewhere."""
+        return _log_where(square < 1, 1 - square)
+
+
+@dataclass(frozen=True, eq=False)
+class Triangular(DistanceKernel):
+    """Logarithm of one minus the distance over the bandwidth: K = 1 − u where u < 1.
+
+    Args:
+        bandwidth: h > 0, in the unit of the keys: a number, or one per batch element.
+
+    Example:
+        >>> import numpy as np
+        >>> Triangular(2.0)(np.array([[0.0]]), np.array([[0.0], [1.0], [3.0]])).round(3)
+        array([[ 0.   , -0.693,   -inf]])
+    """
+
+    def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
+        """Return log(1 − u) where u < 1, −inf elsewhere."""
+        return _log_where(square < 1, 1 - _sqrt(square))
+
+
+def _log_where(inside: Bool[Array, "*batch q k"], kernel: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
     xp = namespace(kernel)
-    # The kernel is replaced before the logarithm: a gradient through log 0 would be NaN even where it is not
-    # chosen.
-    return xp.where(
-        inside, xp.log(xp.where(inside, kernel, xp.ones_like(kernel))), asarray_like(kernel, -xp.inf, kernel.dtype)
-    )
+    # Replace the kernel before the logarithm: the gradient of log 0 is NaN even where it is not selected.
+    logs = xp.log(xp.where(inside, kernel, xp.ones_like(kernel)))
+    return xp.where(inside, logs, asarray_like(kernel, -xp.inf, kernel.dtype))
 
 
-def root(square: Array) -> Array:
-    """Square root whose gradient at 0 is 0, as it is for a distance in the mean over directions."""
+def _sqrt(square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
+    """Return the square root with gradient 0 at 0, the mean over directions of the gradient of a distance."""
     xp = namespace(square)
     zero = square == 0
     return xp.where(zero, xp.zeros_like(square), xp.sqrt(xp.where(zero, xp.ones_like(square), square)))

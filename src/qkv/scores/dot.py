@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from qkv.core.parts import require_number
 from qkv.core.tile import Tile
-from qkv.core.typing import Array
+from qkv.core.typing import Array, Num
 from qkv.scores.base import InnerProductScore
 
 __all__ = ["Dot"]
@@ -48,10 +48,14 @@ class Dot(InnerProductScore):
         """Check that the scale is a finite number."""
         require_number("Dot", "scale", self.scale, math.isfinite, "a finite number")
 
-    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
+    def lift(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
         """Return the scaled query, which has fewer rows than the key in most databases, and the key."""
         return (query if self.scale == 1 else query * self.scale), key
 
-    def scaled_lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, float]:
+    def scaled_lift(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"], float]:
         """Return query and key unchanged, and the scale."""
         return query, key, self.scale

@@ -2,28 +2,31 @@
 
     logit(q, k) = [q = k]
 
-Normalised by `Sum`, this is a database look-up: the weights are one-hot on the equal key, shared if several
-are equal, and empty if none is.
+With `Sum` this is a database lookup: the weight is divided equally among the equal keys, and is 0 everywhere if
+there is none.
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from qkv.core.arrays import Array, cast, is_floating, is_text, namespace
+from qkv.core.arrays import cast, is_floating, is_text, namespace
+from qkv.core.typing import Array, Shaped
 from qkv.scores.base import GeneralScore
-from qkv.scores.text import text_blocks
+from qkv.scores.text import map_batch
 
 __all__ = ["Exact"]
 
 
 @dataclass(frozen=True, eq=False)
 class Exact(GeneralScore):
-    """Equality, of text or of numbers (all of the width). Its own normalizer is `Sum`.
+    """Equality of text, or of numbers over the whole width. The default normalizer is `Sum`.
 
     Shapes:
-        query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`; text without the
-        width.
+        query `(*batch, q, width)`, key `(*batch, k, width)`, or text `(*batch, q)`, `(*batch, k)` -> logits
+        `(*batch, q, k)`
 
     Raises:
         ShapeError: the widths of query and key differ.
@@ -38,18 +41,18 @@ class Exact(GeneralScore):
     default_normalizer = "sum"
     keeps_dtype = True
 
-    def compare(self, query: Array, key: Array) -> Array:
-        """[q = k]"""
+    def compare(self, query: Array, key: Array) -> Shaped[Array, "*#batch q k"]:
+        """Return 1 where query and key are equal, 0 elsewhere."""
         if is_text(query):
-            return text_blocks(_equal_texts, query, key)
+            return map_batch(_equal_texts, query, key)
         xp = namespace(query)
         equal = xp.all(query[..., :, None, :] == key[..., None, :, :], axis=-1)
-        # Integers are compared as integers; only what comes out is floating.
+        # Integers are compared as integers; only the result is floating.
         return cast(equal, query.dtype if is_floating(query) else xp.float32)
 
 
-def _equal_texts(query: Array, key: Array) -> Array:
-    # What is missing (None) equals nothing, itself included.
-    nothing = np.array(None, dtype=object)
-    present = np.not_equal(query, nothing)[:, None] & np.not_equal(key, nothing)[None, :]
+def _equal_texts(query: Shaped[np.ndarray, " q"], key: Shaped[np.ndarray, " k"]) -> Shaped[np.ndarray, "q k"]:
+    # A missing value (None) equals nothing, itself included.
+    missing = np.array(None, dtype=object)
+    present = np.not_equal(query, missing)[:, None] & np.not_equal(key, missing)[None, :]
     return np.equal.outer(query, key) & present

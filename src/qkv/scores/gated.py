@@ -1,20 +1,23 @@
-"""Gated score: a gate that sees query and key decides how much of their inner product counts.
+"""Gated score: the inner product times a sigmoid gate of query and key.
 
     logit(q, k) = σ(W_g [q; k] + b) · <q, k>          W_g [q; k] = <w_q, q> + <w_k, k>
 
 Source: Dhingra et al. (2017), Gated-attention readers for text comprehension,
-https://arxiv.org/abs/1606.01549, for gates on attention; here the gate is a scalar per pair.
+https://arxiv.org/abs/1606.01549, for gates on attention; here the gate is one number per pair.
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, namespace, sigmoid
+from qkv.core.arrays import namespace, sigmoid
 from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
 from qkv.scores.base import GeneralScore, Score, check_same_width, concat_features, product_bound
 
-__all__ = ["Gated"]
+__all__ = ["Gated", "check_gate", "gate_logits"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,9 +25,9 @@ class Gated(GeneralScore):
     """Inner product times a sigmoid of both sides.
 
     Args:
-        query_weight: the query part of W_g, `(width,)`.
-        key_weight: the key part of W_g, `(width,)`.
-        bias: b, a number.
+        query_weight: the part w_q of W_g for the query, `(width,)`.
+        key_weight: the part w_k of W_g for the key, `(width,)`.
+        bias: b, a number, or one per batch element.
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`
@@ -44,47 +47,53 @@ class Gated(GeneralScore):
     gated_product = True
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Equal widths, and the gate fits them."""
+        """Raise a `ShapeError` if the widths differ or the gate is for another width."""
         check_same_width(self, query_width, key_width)
         check_gate(self, (self.query_weight, self.key_weight), query_width)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: the gate and the product."""
+        """Return 2: the gate and the product."""
         return 2
 
-    def compare(self, query: Array, key: Array) -> Array:
-        """σ(<w_q, q> + <w_k, k> + b) <q, k>"""
-        return self._meet(*self._gates(query, key))
+    def compare(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
+    ) -> Num[Array, "*#batch q k"]:
+        """Return σ(<w_q, q> + <w_k, k> + b) <q, k>."""
+        return self._product(*self._project(query, key))
 
-    def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """Query and key, each with its part of the gate as one more column."""
-        return self._gates(query, key)
+    def project(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q columns"], Num[Array, "*#batch k columns"]]:
+        """Return query and key, each with its part of the gate's logit as one more column."""
+        return self._project(query, key)
 
-    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Array:
-        """σ(last columns, added) <the others>"""
-        return self._meet(left, right)
+    def projected_logits(
+        self, left: Num[Array, "*#batch q columns"], right: Num[Array, "*#batch k columns"], tile: Tile
+    ) -> Num[Array, "*#batch q k"]:
+        """Return σ(sum of the last columns) times the inner product of the others."""
+        return self._product(left, right)
 
-    def bound(self, left: Array, right: Array) -> Array:
-        """The longest query times the longest key: the gate is at most 1."""
+    def bound(self, left: Num[Array, "*#batch q columns"], right: Num[Array, "*#batch k columns"]) -> Num[Array, ""]:
+        """Return the bound of the inner product, because the gate is at most 1."""
         return product_bound(left[..., :-1], right[..., :-1])
 
-    def _gates(self, query: Array, key: Array) -> tuple[Array, Array]:
-        gate = project(query, self.query_weight)[..., None] + expand_to_pairs(self.bias)
-        return concat_features([query, gate]), concat_features([key, project(key, self.key_weight)[..., None]])
+    def _project(self, query: Array, key: Array) -> tuple[Array, Array]:
+        gate = gate_logits(query, self.query_weight)[..., None] + expand_to_pairs(self.bias)
+        return concat_features(query, gate), concat_features(key, gate_logits(key, self.key_weight)[..., None])
 
-    def _meet(self, left: Array, right: Array) -> Array:
+    def _product(self, left: Array, right: Array) -> Array:
         xp = namespace(left)
         gate = left[..., :, -1:] + xp.matrix_transpose(right[..., :, -1:])
         return sigmoid(gate) * xp.matmul(left[..., :-1], xp.matrix_transpose(right[..., :-1]))
 
 
-def project(x: Array, weight: Array) -> Array:
-    """<weight, x> for rows `(*batch, length, width)` and a weight `(width,)` or `(*batch, width)`."""
+def gate_logits(x: Num[Array, "*#batch n width"], weight: Num[Array, "*#batch width"]) -> Num[Array, "*#batch n"]:
+    """Return <weight, x> for each row of x."""
     return namespace(x).matmul(x, weight[..., :, None])[..., 0]
 
 
 def check_gate(score: Score, weights: tuple[Array, ...], width: int) -> None:
-    """Raise a `ShapeError` where a gate is not for this width."""
+    """Raise a `ShapeError` if a weight of a gate is for another width."""
     for weight in weights:
         if weight.shape[-1] != width:
             raise ShapeError(

@@ -1,19 +1,21 @@
-"""Gaussian kernel of the distance: near keys count, far keys fade with the square.
+"""Gaussian kernel of the distance.
 
     logit(q, k) = −‖q − k‖² / 2h²
 
-Softmax over it is the Nadaraya–Watson estimate with a Gaussian kernel.
+Softmax of it is the Nadaraya–Watson estimator with a Gaussian kernel.
 Source: Nadaraya (1964), On estimating regression, https://doi.org/10.1137/1109020; Watson (1964), Smooth
 regression analysis.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from __future__ import annotations
 
-from qkv.core.arrays import Array, namespace, stop_gradient
+from dataclasses import dataclass
+
+from qkv.core.arrays import namespace, stop_gradient
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
-from qkv.scores.base import InnerProductScore, LiftKind, concat_features
+from qkv.core.typing import Array, Num
+from qkv.scores.base import InnerProductScore, concat_features
 
 __all__ = ["Gaussian"]
 
@@ -39,38 +41,45 @@ class Gaussian(InnerProductScore):
     """
 
     bandwidth: Array | float = array_field(default=1.0)
-    fact: ClassVar[LiftKind] = "up_to_query_constant"
+    lift_kind = "up_to_query_constant"
 
     def validate(self) -> None:
-        """h is positive."""
+        """Check that the bandwidth is positive."""
         require_number("Gaussian", "bandwidth", self.bandwidth, lambda h: h > 0, "a positive number")
 
-    def centre(self, key: Array) -> Array:
-        """The mean key: squared lengths of vectors far from the origin cancel badly, those near it do not."""
+    def centre(self, key: Num[Array, "*batch k width"]) -> Num[Array, "*batch 1 width"]:
+        """Return the mean key, because ‖q‖² − 2<q, k> + ‖k‖² cancels less near the origin."""
         xp = namespace(key)
         if key.shape[-2] == 0:
             return xp.zeros((*key.shape[:-2], 1, key.shape[-1]), dtype=key.dtype)
         return stop_gradient(xp.mean(key, axis=-2, keepdims=True))
 
-    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """Fact: up to ‖q‖²/2h², which softmax does not see. One more axis carries ‖k‖²."""
+    def lift(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+        """Return query/h and key/h with one more column: 1 for each query, −‖k‖²/2h² for each key.
+
+        The inner product lacks −‖q‖²/2h², which softmax cancels.
+        """
         xp = namespace(query)
-        query, key = self._measured(query, tile), self._measured(key, tile)
+        query, key = self._scaled(query, tile), self._scaled(key, tile)
         length = -0.5 * xp.sum(key * key, axis=-1, keepdims=True)
-        return concat_features([query, xp.ones_like(query[..., :1])]), concat_features([key, length])
+        return concat_features(query, xp.ones_like(query[..., :1])), concat_features(key, length)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Fact: one more axis, of the squared length."""
+        """Return the width plus 1."""
         return max(query_width, key_width) + 1
 
     def lift_description(self) -> str:
-        """Fact: in words."""
-        return "mean key subtracted, one more axis for −‖k‖²/2h²"
+        """Return the steps of `lift`."""
+        return "mean key subtracted, one more column for −‖k‖²/2h²"
 
-    def query_term(self, query: Array, tile: Tile) -> Array:
-        """−‖q‖² / 2h²"""
-        query = self._measured(query, tile)
+    def query_term(self, query: Num[Array, "*#batch q width"], tile: Tile) -> Num[Array, "*#batch q"]:
+        """Return −‖q‖²/2h²."""
+        query = self._scaled(query, tile)
         return -0.5 * namespace(query).sum(query * query, axis=-1)
 
-    def _measured(self, x: Array, tile: Tile) -> Array:
-        return (x if tile.centre is None else x - tile.centre) / expand_to_pairs(self.bandwidth)
+    def _scaled(self, x: Array, tile: Tile) -> Array:
+        centre = tile.centre
+        assert not isinstance(centre, tuple)
+        return (x if centre is None else x - centre) / expand_to_pairs(self.bandwidth)

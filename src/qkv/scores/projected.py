@@ -1,16 +1,18 @@
-"""Projected: learned linear maps bring query and key to one width before another score compares them.
+"""Projected: another score of the query and key after learned linear maps.
 
     logit(q, k) = score(W_Q q, W_K k)
 
 Source: Vaswani et al. (2017), Attention Is All You Need, section 3.2.2, https://arxiv.org/abs/1706.03762.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from __future__ import annotations
 
-from qkv.core.arrays import Array, namespace
+from dataclasses import dataclass
+
+from qkv.core.arrays import namespace
 from qkv.core.parts import array_field
-from qkv.core.tile import Tile
+from qkv.core.tile import Centre, Tile
+from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
 from qkv.scores.base import LiftKind, Score, WrapperScore
 
@@ -19,13 +21,12 @@ __all__ = ["Projected"]
 
 @dataclass(frozen=True, eq=False)
 class Projected(WrapperScore):
-    """Another score of the mapped query and key; the widths may differ.
+    """Another score of the mapped query and key; the widths of query and key may differ.
 
     Args:
-        score: compares what the maps give.
-        query_weight: W_Q `(hidden, query_width)`, laid out as `torch.nn.Linear` has it; None: the query as it
-            is.
-        key_weight: W_K `(hidden, key_width)`; None: the key as it is.
+        score: the inner score, of the mapped query and key.
+        query_weight: W_Q `(hidden, query_width)`, the layout of `torch.nn.Linear.weight`; None: the identity.
+        key_weight: W_K `(hidden, key_width)`; None: the identity.
 
     Shapes:
         query `(*batch, q, query_width)`, key `(*batch, k, key_width)` -> logits `(*batch, q, k)`
@@ -46,7 +47,7 @@ class Projected(WrapperScore):
 
     @property
     def is_inner_product(self) -> bool:
-        """Fact: as the score within."""
+        """The fact of the inner score."""
         return self.score.is_inner_product
 
     @property
@@ -60,12 +61,12 @@ class Projected(WrapperScore):
         return self.score.gated_product
 
     @property
-    def lift_kind(self) -> LiftKind | None:
-        """Fact: as the score within."""
+    def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
+        """The kind of the inner score."""
         return self.score.lift_kind
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Each map fits its side, and what comes out fits the score."""
+        """Raise a `ShapeError` if a map does not fit its side, or the mapped widths do not fit the inner score."""
         widths = []
         for side, weight, width in (
             ("query", self.query_weight, query_width),
@@ -80,57 +81,64 @@ class Projected(WrapperScore):
         self.score.check_widths(*widths)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: as the score within, at the mapped widths."""
+        """Return the number of the inner score at the mapped widths."""
         return self.score.elements_per_logit(*self._widths(query_width, key_width))
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: as the score within, at the mapped widths."""
+        """Return the number of the inner score at the mapped widths."""
         return self.score.flop_per_logit(*self._widths(query_width, key_width))
 
-    def logits(self, query: Array, key: Array, tile: Tile) -> Array:
-        """The inner score of the mapped tile."""
-        return self.score.logits(*self._maps(query, key), tile)
+    def logits(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> Num[Array, "*#batch q k"]:
+        """Return the logits of the inner score for the mapped tile."""
+        return self.score.logits(*self._project(query, key), tile)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Fact: as the score within, at the mapped widths."""
+        """Return the lifted width of the inner score at the mapped widths."""
         return self.score.lifted_width(*self._widths(query_width, key_width))
 
     def lift_description(self) -> str:
-        """Fact: both sides mapped."""
-        return ", ".join(said for said in (self.score.lift_description(), "both sides mapped") if said)
+        """Return the description of the inner score and "both sides mapped"."""
+        return self._lift_description_with("both sides mapped")
 
-    def query_term(self, query: Array, tile: Tile) -> Array | None:
-        """That of the score within, of the mapped query."""
-        return self.score.query_term(self._through(query, self.query_weight), tile)
+    def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
+        """Return the query term of the inner score for the mapped query."""
+        return self.score.query_term(_linear(query, self.query_weight), tile)
 
-    def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """Those of the score within, of the mapped sides."""
-        return self.score.project(*self._maps(query, key), tile)
+    def project(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> tuple[Array, Array]:
+        """Return the projections of the inner score for the mapped sides."""
+        return self.score.project(*self._project(query, key), tile)
 
-    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Array:
-        """As the score within."""
+    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Num[Array, "*#batch #q #k"]:
+        """Return the logits of the inner score from its projections."""
         return self.score.projected_logits(left, right, tile)
 
-    def bound(self, left: Array, right: Array) -> Array | None:
-        """As the score within."""
+    def bound(self, left: Array, right: Array) -> Num[Array, ""] | None:
+        """Return the bound of the inner score."""
         return self.score.bound(left, right)
 
-    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """The inner lift of the mapped sides."""
-        return self.score.lift(*self._maps(query, key), tile)
+    def lift(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+        """Return the lift of the inner score for the mapped sides."""
+        return self.score.lift(*self._project(query, key), tile)
 
-    def centre(self, key: Array) -> Any:
-        """That of the score within, of the mapped keys."""
-        return self.score.centre(self._through(key, self.key_weight))
+    def centre(self, key: Num[Array, "*batch k key_width"]) -> Centre:
+        """Return the centre of the inner score for the mapped keys."""
+        return self.score.centre(_linear(key, self.key_weight))
 
-    def _maps(self, query: Array, key: Array) -> tuple[Array, Array]:
-        return self._through(query, self.query_weight), self._through(key, self.key_weight)
-
-    def _through(self, x: Array, weight: Array | None) -> Array:
-        xp = namespace(x)
-        return x if weight is None else xp.matmul(x, xp.matrix_transpose(weight))
+    def _project(self, query: Array, key: Array) -> tuple[Array, Array]:
+        return _linear(query, self.query_weight), _linear(key, self.key_weight)
 
     def _widths(self, query_width: int, key_width: int) -> tuple[int, int]:
         left = query_width if self.query_weight is None else self.query_weight.shape[-2]
         right = key_width if self.key_weight is None else self.key_weight.shape[-2]
         return left, right
+
+
+def _linear(x: Array, weight: Array | None) -> Array:
+    xp = namespace(x)
+    return x if weight is None else xp.matmul(x, xp.matrix_transpose(weight))

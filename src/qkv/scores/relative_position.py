@@ -1,19 +1,22 @@
-"""Relative position bias: a learned number for each range of distances, added to another score.
+"""Relative position bias: a learned number per range of distances, added to another score.
 
     logit = score(q_i, k_j) + table[bucket(j − i)]
 
-Near distances have a bucket each, far ones share buckets that widen logarithmically.
+Small distances have a bucket each; larger ones share buckets that widen logarithmically.
 Source: Raffel et al. (2020), Exploring the limits of transfer learning (T5), section 2.1,
 https://arxiv.org/abs/1910.10683.
 """
+
+from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import Array, cast, gather, namespace
+from qkv.core.arrays import cast, gather, namespace
 from qkv.core.parts import array_field, require_number
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Int, Num
 from qkv.scores.base import PointwiseScore, Score
 
 __all__ = ["RelativePosition", "bucket"]
@@ -24,10 +27,11 @@ class RelativePosition(PointwiseScore):
     """Another score plus a learned bias of the bucketed distance.
 
     Args:
-        score: the score within.
-        table: one number per bucket, `(buckets,)`, or `(*batch, buckets)` for one table per head.
-        bidirectional: half of the buckets are for keys after the query; otherwise those all fall in bucket 0.
-        max_distance: from here on everything falls in the last bucket.
+        score: the inner score.
+        table: bias of each bucket, `(buckets,)`, or `(*batch, buckets)` for one table per head.
+        bidirectional: whether half of the buckets are for keys after the query; otherwise those all are in
+            bucket 0.
+        max_distance: distance from which on all pairs are in the last bucket.
 
     Raises:
         PositionError: query and key differ in length and no positions are given.
@@ -48,17 +52,17 @@ class RelativePosition(PointwiseScore):
     uses_positions: ClassVar[bool] = True
 
     def validate(self) -> None:
-        """A distance of at least 2."""
+        """Check that `max_distance` is larger than 1."""
         require_number("RelativePosition", "max_distance", self.max_distance, lambda d: d > 1, "larger than 1")
 
-    def offset(self, tile: Tile, reference: Array) -> Array:
-        """table[bucket(j − i)]"""
+    def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch q k"]:
+        """Return table[bucket(j − i)]."""
         buckets = (self.table.shape[-1], self.bidirectional, self.max_distance)
         return tile.map_relative_positions(reference, lambda d: gather(self.table, bucket(d, *buckets)))
 
 
-def bucket(relative: Array, buckets: int, bidirectional: bool, max_distance: int) -> Array:
-    """T5's bucket of each relative position j − i, integers in [0, buckets)."""
+def bucket(relative: Int[Array, "*axes"], buckets: int, bidirectional: bool, max_distance: int) -> Int[Array, "*axes"]:
+    """Return T5's bucket of each relative position j − i, integers in [0, buckets)."""
     xp = namespace(relative)
     first = xp.zeros_like(relative)
     if bidirectional:

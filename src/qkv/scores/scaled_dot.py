@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from qkv.core.parts import require_number
 from qkv.core.tile import Tile
-from qkv.core.typing import Array
+from qkv.core.typing import Array, Num
 from qkv.scores.base import InnerProductScore
 
 __all__ = ["ScaledDot"]
@@ -51,13 +51,17 @@ class ScaledDot(InnerProductScore):
         if self.scale is not None:
             require_number("ScaledDot", "scale", self.scale, math.isfinite, "a finite number or None")
 
-    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
+    def lift(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
         """Return the scaled query, which has fewer rows than the key in most databases, and the key."""
         # Scale before the product: in float16 the raw inner product can overflow.
         if self.scale is None:
             return query / math.sqrt(max(1, query.shape[-1])), key
         return query * self.scale, key
 
-    def scaled_lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, float]:
+    def scaled_lift(
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"], float]:
         """Return query and key unchanged, and the scale."""
         return query, key, 1 / math.sqrt(max(1, query.shape[-1])) if self.scale is None else self.scale

@@ -1,18 +1,20 @@
-"""Separable gate: query and key each have a gate, and their inner product passes both.
+"""Separable gate: the inner product times a sigmoid gate of the query and one of the key.
 
     logit(q, k) = σ(<w_q, q> + b_q) · σ(<w_k, k> + b_k) · <q, k>
 
-Unlike `Gated` this is an inner product of gated vectors, so fused kernels and vector indices can run it.
+Unlike `Gated` this is an inner product of gated vectors, so fused kernels and vector indices support it.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from __future__ import annotations
 
-from qkv.core.arrays import Array, is_array, sigmoid
+from dataclasses import dataclass
+
+from qkv.core.arrays import is_array, sigmoid
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Num
 from qkv.scores.base import InnerProductScore, check_same_width
-from qkv.scores.gated import check_gate, project
+from qkv.scores.gated import check_gate, gate_logits
 
 __all__ = ["SeparableGate"]
 
@@ -24,8 +26,8 @@ class SeparableGate(InnerProductScore):
     Args:
         query_weight: w_q `(width,)`.
         key_weight: w_k `(width,)`.
-        query_bias: b_q, a number.
-        key_bias: b_k, a number.
+        query_bias: b_q, a number, or one per batch element.
+        key_bias: b_k, a number, or one per batch element.
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`
@@ -45,19 +47,21 @@ class SeparableGate(InnerProductScore):
     key_bias: Array | float = array_field(default=0.0)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Equal widths, and the gates fit them."""
+        """Raise a `ShapeError` if the widths differ or a gate is for another width."""
         check_same_width(self, query_width, key_width)
         check_gate(self, (self.query_weight, self.key_weight), query_width)
 
     def lift_description(self) -> str:
-        """Fact: in words."""
+        """Return "each side scaled by its own gate"."""
         return "each side scaled by its own gate"
 
-    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """Fact: exact. Each side is scaled by its own gate."""
+    def lift(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+        """Return query and key, each scaled by its gate."""
         return _gated(query, self.query_weight, self.query_bias), _gated(key, self.key_weight, self.key_bias)
 
 
-def _gated(x: Array, weight: Array, bias: Any) -> Array:
-    bias = bias[..., None] if is_array(bias) and bias.ndim else bias
-    return x * sigmoid(project(x, weight) + bias)[..., None]
+def _gated(x: Array, weight: Array, bias: Array | float) -> Array:
+    bias = bias[..., None] if not isinstance(bias, float) and is_array(bias) and bias.ndim else bias
+    return x * sigmoid(gate_logits(x, weight) + bias)[..., None]

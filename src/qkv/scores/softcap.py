@@ -1,15 +1,18 @@
-"""Soft cap: another score, bent smoothly so that it stays within ±cap.
+"""Soft cap: a smooth limit of ±cap on the logits of another score.
 
     logit = cap · tanh(score(q, k) / cap)
 
 Source: Gemma Team (2024), Gemma 2, section 2, https://arxiv.org/abs/2408.00118.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, asarray_like, is_array, namespace
+from qkv.core.arrays import asarray_like, namespace
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Num
 from qkv.scores.base import PointwiseScore, Score
 
 __all__ = ["Softcap"]
@@ -17,11 +20,11 @@ __all__ = ["Softcap"]
 
 @dataclass(frozen=True, eq=False)
 class Softcap(PointwiseScore):
-    """Another score within ±cap.
+    """Another score with its logits limited to ±cap.
 
     Args:
-        score: the score within.
-        cap: the bound, > 0: a number, or one per batch element.
+        score: the inner score.
+        cap: the limit, > 0: a number, or one per batch element.
 
     Raises:
         OptionError: the cap is not positive.
@@ -37,23 +40,23 @@ class Softcap(PointwiseScore):
     cap: Array | float = array_field(default=50.0)
 
     def validate(self) -> None:
-        """The cap is positive."""
+        """Check that the cap is positive."""
         require_number("Softcap", "cap", self.cap, lambda c: c > 0, "a positive number")
 
     @property
     def tanh_cap(self) -> float | None:  # type: ignore[override]
         """The cap, if it is one number; None for one cap per batch element."""
-        return None if is_array(self.cap) else self.cap
+        return self.cap if isinstance(self.cap, (int, float)) else None
 
-    def bound(self, left: Array, right: Array) -> Array | None:
-        """The cap."""
+    def bound(self, left: Array, right: Array) -> Num[Array, ""]:
+        """Return the largest cap."""
         return namespace(left).max(asarray_like(left, self.cap, left.dtype))
 
-    def transform(self, logits: Array, tile: Tile) -> Array:
-        """cap · tanh(logit / cap)"""
+    def transform(self, logits: Num[Array, "*#batch #q #k"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
+        """Return cap · tanh(logit / cap)."""
         xp = namespace(logits)
         cap = expand_to_pairs(self.cap)
-        # A pair that the inner score excludes stays excluded: tanh would make −cap of its −inf.
+        # A logit of −inf, which excludes the pair, must not become −cap.
         excluded = logits == -xp.inf
-        bent = cap * xp.tanh(xp.where(excluded, xp.zeros_like(logits), logits) / cap)
-        return xp.where(excluded, logits, bent)
+        capped = cap * xp.tanh(xp.where(excluded, xp.zeros_like(logits), logits) / cap)
+        return xp.where(excluded, logits, capped)

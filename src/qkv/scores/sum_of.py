@@ -1,15 +1,16 @@
-"""Sum of scores: several comparisons of the same query and key, added.
+"""Sum of scores of the same query and key.
 
     logit(q, k) = Σ_s score_s(q, k)
 
-Under softmax the weights are the normalised product of what each score alone would give.
+Under softmax the weights are the normalized product of the weights of the single scores.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from __future__ import annotations
 
-from qkv.core.arrays import Array
-from qkv.core.tile import Tile
+from dataclasses import dataclass, replace
+
+from qkv.core.tile import Centre, Tile
+from qkv.core.typing import Array, Num
 from qkv.errors import OptionError
 from qkv.scores.base import LiftKind, Score, concat_features
 
@@ -27,8 +28,8 @@ class SumOf(Score):
         query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`
 
     Raises:
-        OptionError: no score, or something that is none.
-        ShapeError: as the scores.
+        OptionError: `scores` is not a tuple of one or more scores.
+        ShapeError: one of the scores cannot compare the widths.
 
     Example:
         >>> import numpy as np
@@ -40,92 +41,92 @@ class SumOf(Score):
     scores: tuple[Score, ...]
 
     def validate(self) -> None:
-        """A tuple of scores."""
+        """Check that `scores` is a tuple of scores."""
         if not isinstance(self.scores, tuple) or not self.scores:
-            raise OptionError(f"SumOf was given {self.scores!r}. Give a tuple of one or more scores.")
+            raise OptionError(f"scores must be a tuple of one or more scores, got {self.scores!r}.")
         for score in self.scores:
             if not isinstance(score, Score):
-                raise OptionError(f"SumOf was given {score!r} among its scores, which is none.")
+                raise OptionError(f"each of scores must be a Score, got {score!r}.")
 
     @property
-    def lift_kind(self) -> LiftKind | None:
-        """Fact: the weakest of the scores within."""
+    def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
+        """The weakest kind of the scores."""
         facts = {score.lift_kind for score in self.scores}
         return None if None in facts else "up_to_query_constant" if len(facts) > 1 else facts.pop()
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Fact: any of them is."""
+        """Whether any of the scores is positional."""
         return any(score.positional for score in self.scores)
 
     @property
     def accepts(self) -> str:  # type: ignore[override]
-        """Fact: what the first of them that minds takes."""
+        """The kind of the first score that does not accept any; otherwise "any"."""
         return next((score.accepts for score in self.scores if score.accepts != "any"), "any")
 
     @property
     def default_normalizer(self) -> str:  # type: ignore[override]
-        """Fact: that of the first score."""
+        """The default normalizer of the first score."""
         return self.scores[0].default_normalizer
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Every score can compare these widths."""
+        """Raise a `ShapeError` if one of the scores cannot compare these widths."""
         for score in self.scores:
             score.check_widths(query_width, key_width)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: the largest of them; they run one after another."""
+        """Return the largest number of the scores plus 1: they are computed one after another."""
         return 1 + max(score.elements_per_logit(query_width, key_width) for score in self.scores)
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: the sum of them."""
+        """Return the sum over the scores."""
         return sum(score.flop_per_logit(query_width, key_width) + 1 for score in self.scores)
 
-    def logits(self, query: Array, key: Array, tile: Tile) -> Array:
-        """The sum of their tiles."""
+    def logits(self, query: Array, key: Array, tile: Tile) -> Num[Array, "*#batch #q #k"]:
+        """Return the sum of the logits of the scores."""
         total = self.scores[0].logits(query, key, tile)
         for score in self.scores[1:]:
             total = total + score.logits(query, key, tile)
         return total
 
-    def centre(self, key: Array) -> tuple[Any, ...]:
-        """One for each score."""
+    def centre(self, key: Num[Array, "*batch k key_width"]) -> tuple[Centre, ...]:
+        """Return the centre of each score."""
         return tuple(score.centre(key) for score in self.scores)
 
-    def lift(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """The lifted vectors side by side."""
-        centres = tile.centre if tile.centre is not None else (None,) * len(self.scores)
-        lifted = [
-            score.lift(query, key, replace(tile, centre=centre))
-            for score, centre in zip(self.scores, centres, strict=True)
-        ]
-        return concat_features([left for left, _ in lifted]), concat_features([right for _, right in lifted])
+    def lift(
+        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+    ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
+        """Return the concatenated lifts of the scores."""
+        lefts, rights = zip(*(score.lift(query, key, at) for score, at in self._with_centres(tile)), strict=True)
+        return concat_features(*lefts), concat_features(*rights)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Fact: all of them, side by side."""
+        """Return the sum of the lifted widths of the scores."""
         return sum(score.lifted_width(query_width, key_width) for score in self.scores)
 
     def lift_description(self) -> str:
-        """Fact: those of the scores."""
-        return "; ".join(["side by side", *(said for score in self.scores if (said := score.lift_description()))])
+        """Return the descriptions of the scores."""
+        return "; ".join(["concatenated", *filter(None, (score.lift_description() for score in self.scores))])
 
     def flatten(self) -> Score:
-        """Sums within are opened; one score alone is itself."""
-        parts = [score.flatten() for score in self.scores]
-        opened = tuple(one for part in parts for one in (part.scores if isinstance(part, SumOf) else (part,)))
-        if len(opened) == 1:
-            return opened[0]
-        unchanged = len(opened) == len(self.scores) and all(
-            mine is theirs for mine, theirs in zip(opened, self.scores, strict=True)
-        )
-        return self if unchanged else SumOf(opened)
+        """Return the sum without nested sums; the score itself if there is only one."""
+        scores: list[Score] = []
+        for score in (score.flatten() for score in self.scores):
+            scores += score.scores if isinstance(score, SumOf) else (score,)
+        if len(scores) == 1:
+            return scores[0]
+        unchanged = [id(score) for score in scores] == [id(score) for score in self.scores]
+        return self if unchanged else SumOf(tuple(scores))
 
-    def query_term(self, query: Array, tile: Tile) -> Array | None:
-        """The sum of what their lifts leave out."""
-        centres = tile.centre if tile.centre is not None else (None,) * len(self.scores)
-        terms = [
-            score.query_term(query, replace(tile, centre=centre))
-            for score, centre in zip(self.scores, centres, strict=True)
-        ]
-        known = [term for term in terms if term is not None]
-        return sum(known[1:], known[0]) if known else None
+    def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
+        """Return the sum of the query terms of the scores."""
+        total = None
+        for score, at in self._with_centres(tile):
+            term = score.query_term(query, at)
+            if term is not None:
+                total = term if total is None else total + term
+        return total
+
+    def _with_centres(self, tile: Tile) -> list[tuple[Score, Tile]]:
+        centres = tile.centre if isinstance(tile.centre, tuple) else (None,) * len(self.scores)
+        return [(score, replace(tile, centre=each)) for score, each in zip(self.scores, centres, strict=True)]

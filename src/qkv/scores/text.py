@@ -1,41 +1,71 @@
-"""What text scores share: arrays of strings, no width axis, similarities between 0 and 1.
+"""Base class of the text scores: similarities of strings from RapidFuzz.
 
-The similarities come from RapidFuzz (https://rapidfuzz.github.io/RapidFuzz), computed for a block at a time.
+Arrays of strings have no width axis. Source: https://rapidfuzz.github.io/RapidFuzz.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from typing import Any
+from operator import attrgetter
+from typing import ClassVar
 
 import numpy as np
 
-from qkv.core.arrays import Array
 from qkv.core.extras import require_packages
+from qkv.core.typing import Array, Float, Shaped
 from qkv.scores.base import GeneralScore
 
-__all__ = ["TextScore", "text_blocks"]
+__all__ = ["TextScore", "map_batch"]
 
 
 class TextScore(GeneralScore):
-    """A similarity of strings in [0, 1]; 1 means equal. What is missing (None) is similar to nothing."""
+    """A similarity of strings in [0, 1], where 1 means equal. A missing value (None) is similar to nothing.
+
+    The default normalizer is `Sum`. A subclass names functions of RapidFuzz; the score is their mean.
+    """
 
     accepts = "text"
     default_normalizer = "sum"
+    scorers: ClassVar[tuple[str, ...]] = ()
+    """Dotted names in the package `rapidfuzz`."""
+    scorer_maximum: ClassVar[float] = 1.0
+    """Result of each scorer for equal strings."""
 
     def validate(self) -> None:
-        """Raise a `MissingPackageError` where RapidFuzz is not installed."""
+        """Raise a `MissingPackageError` if RapidFuzz is not installed."""
         require_packages("text scores need", "ask", "rapidfuzz")
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: one number."""
+        """Return 1."""
         return 1
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Fact: a comparison of two strings, counted as 500."""
-        return 500
+        """Return 500 for each comparison of two strings."""
+        return 500 * len(self.scorers)
+
+    def compare(
+        self, query: Shaped[Array, "*#batch q"], key: Shaped[Array, "*#batch k"]
+    ) -> Float[np.ndarray, "*#batch q k"]:
+        """Return the mean of the scorers' similarities."""
+        return map_batch(self._similarities, query, key)
+
+    def _similarities(self, query: Shaped[np.ndarray, " q"], key: Shaped[np.ndarray, " k"]) -> Float[np.ndarray, "q k"]:
+        import rapidfuzz
+
+        total: np.ndarray | float = 0.0
+        for name in self.scorers:
+            scorer = attrgetter(name)(rapidfuzz)
+            total = total + rapidfuzz.process.cdist(query, key, scorer=scorer, dtype="float64")
+        return np.asarray(total / (len(self.scorers) * self.scorer_maximum))
 
 
-def text_blocks(function: Callable[[Any, Any], Any], query: Array, key: Array) -> Array:
-    """Similarities `(*batch, q, k)` from a function of two flat arrays of strings."""
+def map_batch(
+    function: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    query: Shaped[Array, "*#batch q"],
+    key: Shaped[Array, "*#batch k"],
+) -> Float[np.ndarray, "*#batch q k"]:
+    """Apply a function of `(q,)` and `(k,)` to each batch element and stack its results as float64."""
+    query, key = np.asarray(query), np.asarray(key)
     if query.ndim == key.ndim == 1:
         return np.asarray(function(query, key), dtype=np.float64)
     batch = np.broadcast_shapes(query.shape[:-1], key.shape[:-1])
