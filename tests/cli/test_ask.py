@@ -145,10 +145,10 @@ def test_queries_come_from_a_file_with_or_without_a_header(qkv, tmp_path):
         (("ask", "people.csv", "--key", "name", "x"), "there is no --value"),
         (("ask", "poeple.csv", "--key", "name", "--value", "income", "x"), "Did you mean 'people.csv'?"),
         (("ask", "people.csv", "--key", "nmae", "--value", "income", "x"), "Did you mean 'name'?"),
-        (("ask", *PEOPLE, "x", "--format", "xml"), "--format is 'xml'"),
+        (("ask", *PEOPLE, "x", "--format", "xml"), "got 'xml'"),
         (("ask", *PEOPLE, "x", "--nomalizer", "mean"), "there is no option --nomalizer"),
-        (("ask", *PEOPLE, "x", "--top", "many"), "--top is 'many', and a whole number is wanted"),
-        (("ask", *PEOPLE, "x", "--top", "0"), "--top is 0, and 1 or more is wanted"),
+        (("ask", *PEOPLE, "x", "--top", "many"), "--top must be an integer, got 'many'"),
+        (("ask", *PEOPLE, "x", "--top", "0"), "--top must be at least 1, got 0"),
         (("ask", *PEOPLE, "x", "--score", "gausian"), "Did you mean 'gaussian'?"),
         (("ask", *PEOPLE, "x", "--where", "income >"), "does not run"),
         (("ask", *GPA, "abc"), "holds numbers"),
@@ -157,7 +157,7 @@ def test_queries_come_from_a_file_with_or_without_a_header(qkv, tmp_path):
         (("ask", *GPA, "--queries", "no-such-file"), "cannot be read"),
         (("ask", *GPA, "--queries", "."), "folder"),
         (("ask", *GPA, "3", "2", "--plot", "x.png"), "--plot draws the answer to one query"),
-        (("ask", *GPA, "3", "--plot", "x.jpg"), "ends in none of"),
+        (("ask", *GPA, "3", "--plot", "x.jpg"), "must end in"),
         (("ask", *GPA, "3", "--plot", "no-folder/x.png"), "there is no folder"),
         (("aks",), "aks"),
         (("ask", "--key"), "--key"),
@@ -178,7 +178,7 @@ def test_a_defect_is_one_sentence_too_and_exit_code_1(qkv, monkeypatch):
     monkeypatch.setattr(Database, "ask", lambda *_, **__: 1 / 0)
     code, _, err = qkv("ask", *GPA, "3.5")
     assert code == 1
-    assert err.startswith("qkv: a defect of qkv: ZeroDivisionError")
+    assert err.startswith("qkv: this is a bug in qkv: ZeroDivisionError")
     assert err.count("\n") == 1
 
 
@@ -191,7 +191,7 @@ def test_a_file_that_ends_too_early_is_no_interrupt(qkv, monkeypatch):
     monkeypatch.setattr(Database, "ask", end)
     code, _, err = qkv("ask", *GPA, "3.5")
     assert code == 1
-    assert "a defect of qkv: EOFError: no data left in file" in err
+    assert "this is a bug in qkv: EOFError: no data left in file" in err
 
 
 def test_an_interrupt_is_exit_code_130(qkv, monkeypatch):

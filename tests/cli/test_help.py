@@ -1,5 +1,6 @@
 """The examples in the help run as they stand."""
 
+import inspect
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ from .conftest import EXAMPLES, ROOT
 LINES = [
     line.strip().replace("\\\\n", "\\n")
     for command in (ask, explain)
-    for line in command.__doc__.splitlines()
+    for line in inspect.getdoc(command).splitlines()
     if re.match(r"  (printf .*\| )?qkv ", line)
 ]
 
@@ -69,12 +70,12 @@ def test_the_least_that_the_help_shows_of_an_option_holds(qkv):
         (("search", "x", "--top", "0"), 1),
         (("search", "x", "--passage", "-1"), 0),
         (("join", "people.csv", "--top", "-1"), 0),
-        (("roles", "x", "--most", "-1"), 0),
+        (("roles", "x", "--max", "-1"), 0),
         (("look", "--text", "x", "--generate", "-1"), 0),
         (("store", "compact", "x", "--keep", "0"), 1),
     ):
         code, out, err = qkv(*arguments)
         assert (code, out) == (2, "")
-        assert err == f"qkv: {arguments[-2]} is {arguments[-1]}, and {least} or more is wanted.\n"
+        assert err == f"qkv: {arguments[-2]} must be at least {least}, got {arguments[-1]}. See --help.\n"
         names = arguments[: 2 if arguments[0] == "store" else 1]
         assert f"x>={least}]" in qkv(*names, "--help")[1]

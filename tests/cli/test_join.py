@@ -1,6 +1,7 @@
 """`qkv join` and `qkv fit join` on the example tables."""
 
 import csv
+import inspect
 import json
 import re
 
@@ -20,7 +21,7 @@ def test_the_pairs_are_shown_with_weights_the_strongest_first(qkv):
     code, out, err = qkv("join", *TABLES, *ON, "--top", "3")
     assert (code, err) == (0, "")
     lines = out.splitlines()
-    assert re.match(r"\d+ pairs of 24 and 13 rows, the strongest 3:$", lines[0])
+    assert re.match(r"\d+ pairs of 24 and 13 rows, the 3 of largest weight:$", lines[0])
     assert lines[1].split() == ["weight", "left", "row", "right", "row"]
     weights = [float(line.split()[0]) for line in lines[2:5]]
     assert weights == sorted(weights, reverse=True)
@@ -50,7 +51,7 @@ def test_a_join_that_finds_nothing_says_what_may_help(qkv):
     code, out, _ = qkv("join", *TABLES, "--on", "city=guest")
     assert code == 0
     assert out.startswith("0 pairs of 24 and 13 rows\n")
-    assert "· no pair is likelier than not: name more columns (--on)" in out
+    assert "· no pair is more likely than not: compare more columns (--on)" in out
 
 
 def test_a_fitted_model_joins_and_is_evaluated(qkv, tmp_path):
@@ -108,7 +109,7 @@ def test_a_table_alone_is_searched_for_duplicates(qkv, tmp_path):
         (("join",), "LEFT"),
         (("join", "people.csv", "guests.csv"), "no column in common"),
         (("join", *TABLES, "--on", "name"), "no column 'name' in guests.csv"),
-        (("join", *TABLES, *ON, "--out", "x.txt"), "ends in none of"),
+        (("join", *TABLES, *ON, "--out", "x.txt"), "must end in"),
         (("join", *TABLES, *ON, "--out", "no-folder/x.csv"), "there is no folder"),
         (("join", *TABLES, *ON, "--evaluate", "people.csv"), "Name them left, right and match"),
         (("join", *TABLES, *ON, "--threshold", "2"), "the threshold is 2"),
@@ -135,7 +136,7 @@ def test_what_cannot_be_used_is_one_sentence_on_stderr_and_nothing_is_written(qk
 
 @pytest.mark.parametrize("command", [join, fit_join])
 def test_the_examples_of_the_help_run(qkv, command, tmp_path, monkeypatch):
-    lines = [line.split() for line in command.__doc__.splitlines() if line.startswith("  qkv ")]
+    lines = [line.split() for line in inspect.getdoc(command).splitlines() if line.startswith("  qkv ")]
     assert len(lines) >= 2
     for line in lines:
         arguments = [str(tmp_path / word) if line[n] == "--out" else word for n, word in enumerate(line[1:])]

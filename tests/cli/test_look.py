@@ -45,7 +45,7 @@ def test_layers_of_a_short_text_are_all_shown_and_that_is_said(qkv):
     code, out, err = qkv("look", "--text", "the cat", "--terminal", "--layers", "5")
     assert (code, err) == (
         0,
-        "4 tokens are few: all layers are shown, and not only those of --layers\n",
+        "--layers has no effect on a text of 4 tokens: all layers are shown\n",
     )
     assert "the cat: layer 0, head 0" in out
 
@@ -93,23 +93,23 @@ def test_a_file_with_everything_is_written(qkv, tmp_path):
         ([], "there is no text"),
         (["none.txt"], "no file 'none.txt'"),
         (["--text", "x", "--model", "."], "no config.json"),
-        (["--text", "x", "--export", "a.pdf"], "does not end in .html"),
+        (["--text", "x", "--export", "a.pdf"], "must end in .html"),
         (["--text", "x", "--port", "99999"], "65535"),
         (
             ["--text", "x", "--terminal", "--layer", "7"],
-            "no layer 7: they are 0 to 6, the last of them 'together'",
+            "--layer must be between 0 and 6 ('all heads'), got 7",
         ),
         (
             ["--text", "x", "--terminal", "--layer", "6", "--head", "3"],
-            "together has no head 3: they are 0 to 2",
+            "--head must be between 0 and 2 in all heads, got 3",
         ),
         (["--text", "x", "--terminal", "--layers", "77"], "no layer 77: all-MiniLM-L6-v2 has 6"),
         (["--text", "x", "--export", "no-folder/a.html"], "no folder 'no-folder' for the file"),
-        (["--text", " ", "--terminal"], "a text is empty"),
-        (["--text", "word " * 600, "--terminal"], "takes 512"),
-        (["--text", "x", "--arrays", "a.npy", "b.npy"], "in place of a text"),
-        (["--arrays", "none.npy", "none.npy", "--export", "a.html"], "shown in tiles"),
-        (["--text", "x", "--layers", "one"], "numbers are wanted"),
+        (["--text", " ", "--terminal"], "must not be empty"),
+        (["--text", "word " * 600, "--terminal"], "at most 512"),
+        (["--text", "x", "--arrays", "a.npy", "b.npy"], "replaces a text"),
+        (["--arrays", "none.npy", "none.npy", "--export", "a.html"], "tiled maps cannot be exported"),
+        (["--text", "x", "--layers", "one"], "must be numbers"),
         (["--text", "x", "--memory", "much", "--terminal"], "memory is 'much'"),
         (["--text", "x", "--generate", "3", "--terminal"], "cannot generate"),
     ],
@@ -161,7 +161,7 @@ def test_roles_of_another_kind_of_file_are_refused(qkv, tmp_path):
     (tmp_path / "s.txt").write_text("no table\n")
     code, _, err = qkv("roles", str(tmp_path / "s.txt"), "--kind", "conllu")
     assert code == 2
-    assert "none of CoNLL-U" in err
+    assert "not in CoNLL-U" in err
 
 
 def test_what_arrays_take_is_said_before_and_refused_over_the_memory_allowed(tmp_path):

@@ -1,5 +1,6 @@
 """`qkv search`, `qkv evaluate` and `qkv fit search` as a user runs them."""
 
+import inspect
 import json
 import re
 
@@ -78,7 +79,7 @@ def test_passages_are_shown_with_the_words_that_were_attended(at):
     assert "[golden]" in text
     assert "[ring]" in text
     assert "[chasm]" not in text
-    assert re.search(r"attended: (ring|golden) \+\d\.\d+, (ring|golden) \+\d\.\d+\s*$", attended)
+    assert re.search(r"matched: (ring|golden) \+\d\.\d+, (ring|golden) \+\d\.\d+\s*$", attended)
 
 
 def test_json_has_every_word_and_adds_up(at):
@@ -120,7 +121,7 @@ def test_a_column_of_a_table_is_searched(at):
 
 def test_a_query_that_no_passage_answers_is_said(at):
     code, out, _ = at("search", "notes", "zeppelin")
-    assert (code, out) == (0, "zeppelin → nothing: no word of the query is known\n")
+    assert (code, out) == (0, "zeppelin → no match: no word of the query is in the index\n")
 
 
 def test_queries_come_by_a_pipe(folder):
@@ -188,9 +189,9 @@ def test_what_was_learned_is_kept_in_the_index(at, folder):
         (["search", "notes", "x", "--encoder", "magic"], "the encoder is 'magic'"),
         (["search", "notes", "x", "--mix", "2"], "the mix is 2.0"),
         (["search", "notes", "--save", "papers"], "is no index"),
-        (["search", "kept", "x", "--stem"], "is an index already, and --stem"),
-        (["evaluate", "kept", "--passage", "9"], "is an index already, and --passage"),
-        (["fit", "search", "kept", "--encoder", "latent"], "is an index already, and --encoder"),
+        (["search", "kept", "x", "--stem"], "is already an index, which --stem"),
+        (["evaluate", "kept", "--passage", "9"], "is already an index, which --passage"),
+        (["fit", "search", "kept", "--encoder", "latent"], "is already an index, which --encoder"),
         (["evaluate"], "there is no COLLECTION"),
         (["evaluate", "notes"], "comes without queries"),
         (
@@ -222,7 +223,7 @@ def test_what_cannot_be_done_is_said_in_a_sentence(at, folder, arguments, says):
 EXAMPLES = [
     (shown, line.strip().replace("\\\\n", "\\n"))
     for shown, function in (("search", search), ("evaluate", evaluate), ("fit search", fit_search))
-    for line in function.__doc__.splitlines()
+    for line in inspect.getdoc(function).splitlines()
     if re.match(r"  (printf .*\| )?qkv ", line)
 ]
 
@@ -248,7 +249,7 @@ def test_an_example_of_the_help_runs(at, folder, line, monkeypatch):
     code, out, err = at(*arguments)
     assert (code, err) == (0, "")
     assert out.strip()
-    assert "→ nothing" not in out
+    assert "→ no match" not in out
 
 
 def test_fit_alone_lists_what_learns(at):
@@ -267,7 +268,7 @@ def test_no_word_is_marked_that_adds_nothing(qkv):
     code, out, _ = qkv("search", "students.csv", "--text", "name", "John", "--top", "3")
     assert code == 0
     passages = [line.strip() for line in out.splitlines() if line.startswith("     ")]
-    assert passages[:2] == ["[John] [Doe]", "attended: john +3.10, doe +1.03"]
+    assert passages[:2] == ["[John] [Doe]", "matched: john +3.10, doe +1.03"]
     # No word of these is like the query: nothing is said to be attended, and nothing is marked.
     assert len(passages) == 4
     assert not any("[" in line or "attended" in line for line in passages[2:])

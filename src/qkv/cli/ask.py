@@ -1,99 +1,108 @@
-"""`qkv ask`: a table answers soft queries, with evidence."""
+"""`qkv ask`: query a table by similarity, with evidence."""
+
+from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
+from qkv.cli.shared_options import KeyColumns, NormalizerName, ScoreName, Threshold, ValueColumn
 from qkv.errors import DataError, OptionError, QueryError
 
+if TYPE_CHECKING:
+    from qkv.database.answer import Answer
+    from qkv.database.database import Database
+
 __all__ = ["ask"]
-
-_HELP = """Ask a table: the answer is the weighted combination of the values whose keys resemble the query.
-
-FILE is .csv, .tsv, .txt, .jsonl, .json, .parquet, .arrow or .feather, each also with .gz, or a store that
-`qkv store create` made, which knows its key and value. Each QUERY is a
-key as it could stand in the table; with several key columns, their cells with commas. Without a QUERY they
-are read from --queries or from standard input, one per line, and answered as they come.
-
-\b
-Examples:
-  qkv ask people.csv --key name --value income "Jon Smiht"
-  qkv ask gpa.csv --key gpa --value starting_salary 3.5 --explain
-  qkv ask students.csv --key major --value name psychology
-  qkv ask members.csv --key member --value joined 1200 1201 --format json
-  qkv ask members.csv --key member,city --value active "1200,Oslo" --top 3
-  qkv ask people.csv --key name --value income "Mario" --where "city = 'Lisbon'"
-  qkv ask authors.csv --key last_name --value first_name Li --score exact
-  qkv ask gpa.csv --key gpa --value starting_salary 3.5 --score gaussian:0.1
-  qkv ask --sql "select * from 'people.csv'" --key city --value income Oslo
-  printf '3.1\\n3.9\\n' | qkv ask gpa.csv --key gpa --value starting_salary --format csv
-
-Text keys are compared by spelling, numbers by a Gaussian whose bandwidth leave-one-out chooses. A query
-unlike every key is answered "no match". Scores: spelling, jaro-winkler, levenshtein, token-set-ratio,
-exact, gaussian[:bandwidth], laplace, boxcar, epanechnikov, triangular, constant, cosine, dot. Normalizers:
-softmax[:temperature], topk:K, sum, mean, hard, sparsemax, entmax15, sigmoid, identity, sample.
-"""
 
 _FORMATS = ("table", "json", "csv")
 
 
 def ask(
-    file: Annotated[str | None, typer.Argument(metavar="FILE", help="The table.", show_default=False)] = None,
-    query: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="QUERY", help="What is asked; one or several.", show_default=False),
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="Table or store to query.", show_default=False)
     ] = None,
-    key: Annotated[str, typer.Option(metavar="A[,B]", help="The key column, or several.", show_default=False)] = "",
-    value: Annotated[str, typer.Option(metavar="C", help="The value column.", show_default=False)] = "",
+    query: Annotated[
+        list[str] | None, typer.Argument(metavar="QUERY", help="One or more queries.", show_default=False)
+    ] = None,
+    key: KeyColumns = "",
+    value: ValueColumn = "",
     sql: Annotated[
-        str | None, typer.Option(metavar="SELECT", help="Ask what this query gives, in place of FILE.")
+        str | None, typer.Option(metavar="SELECT", help="Query the result of this SQL instead of FILE.")
     ] = None,
     queries: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Read queries from a file, one per line; - is standard input."),
+        typer.Option(metavar="FILE", help="Read queries from a file, one per line; - reads standard input."),
     ] = None,
-    score: Annotated[str | None, typer.Option(metavar="NAME[:NUMBER]", help="How keys are compared.")] = None,
-    normalizer: Annotated[str | None, typer.Option(metavar="NAME[:NUMBER]", help="How scores become weights.")] = None,
+    score: ScoreName = None,
+    normalizer: NormalizerName = None,
     where: Annotated[
-        str | None, typer.Option(metavar="SQL", help="Only rows that satisfy this predicate take part.")
+        str | None, typer.Option(metavar="SQL", help="Use only rows that satisfy this SQL predicate.")
     ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(metavar="NUMBER", help="Least similarity, or largest distance, of a match."),
-    ] = None,
+    threshold: Threshold = None,
     top: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Rows of evidence shown: 10 for one query, 3 for several."),
+        typer.Option(metavar="N", min=1, help="Rows of evidence to show; default: 10 for one query, 3 for several."),
     ] = None,
     format_: Annotated[
         str,
-        typer.Option("--format", metavar="table|json|csv", help="json is one object per line; csv has a header."),
+        typer.Option(
+            "--format", metavar="table|json|csv", help="Output format: json prints one object per line, csv a header."
+        ),
     ] = "table",
-    explain: Annotated[bool, typer.Option("--explain", help="Print the plan that ran.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Print the execution plan.")] = False,
     plot: Annotated[
         str | None,
-        typer.Option(metavar="FILE.png", help="Draw the data, the weights and the answer (.png, .svg, .pdf)."),
+        typer.Option(metavar="FILE.png", help="Plot the data, the weights and the answer (.png, .svg, .pdf)."),
     ] = None,
-    version: Annotated[int | None, typer.Option(metavar="N", help="Ask a store as it was in this version.")] = None,
+    version: Annotated[int | None, typer.Option(metavar="N", help="Query an older version of a store.")] = None,
     memory: Annotated[
-        str, typer.Option(metavar="AMOUNT", help="A store that needs more is read block by block.")
+        str, typer.Option(metavar="SIZE", help="Memory limit; a larger store is read block by block.")
     ] = "512 MiB",
-    seed: Annotated[int | None, typer.Option(metavar="NUMBER", help="For normalizers that draw.")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="NUMBER", help="Seed of random normalizers.")] = None,
 ) -> None:
-    given = _checked([*([] if file is None else [file]), *(query or [])], format_)
+    """Query a table: the answer is the weighted mean (or vote) of the values whose keys resemble the query.
+
+    FILE is .csv, .tsv, .txt, .jsonl, .json, .parquet, .arrow or .feather, each optionally with .gz, or a store
+    created by `qkv store create`, which has its key and value. A QUERY is a key in the format of the table; for
+    several key columns, separate the cells by commas. Without QUERY, queries are read from --queries or from
+    standard input, one per line, and answered as they arrive.
+
+    \b
+    Examples:
+      qkv ask people.csv --key name --value income "Jon Smiht"
+      qkv ask gpa.csv --key gpa --value starting_salary 3.5 --explain
+      qkv ask students.csv --key major --value name psychology
+      qkv ask members.csv --key member --value joined 1200 1201 --format json
+      qkv ask members.csv --key member,city --value active "1200,Oslo" --top 3
+      qkv ask people.csv --key name --value income "Mario" --where "city = 'Lisbon'"
+      qkv ask authors.csv --key last_name --value first_name Li --score exact
+      qkv ask gpa.csv --key gpa --value starting_salary 3.5 --score gaussian:0.1
+      qkv ask --sql "select * from 'people.csv'" --key city --value income Oslo
+      printf '3.1\\n3.9\\n' | qkv ask gpa.csv --key gpa --value starting_salary --format csv
+
+    Text keys are compared by spelling, numbers by a Gaussian kernel whose bandwidth is chosen by leave-one-out
+    cross-validation. A query unlike every key is answered by "no match".
+
+    Scores: spelling, jaro-winkler, levenshtein, token-set-ratio, exact, gaussian[:bandwidth], laplace, boxcar,
+    epanechnikov, triangular, constant, cosine, dot.
+
+    Normalizers: softmax[:temperature], topk:K, sum, mean, hard, sparsemax, entmax15, sigmoid, identity, sample.
+    """
+    arguments = _check_arguments([*([] if file is None else [file]), *(query or [])], format_)
     from qkv.store import is_store
 
-    stored = sql is None and bool(given) and is_store(given[0])
-    if sql is None and not given:
+    stored = sql is None and bool(arguments) and is_store(arguments[0])
+    if sql is None and not arguments:
         raise DataError("there is no FILE. Name a table, or give --sql; qkv ask --help shows examples.")
     if not stored and (not key or not value):
         raise OptionError(
             f"there is no --{'value' if key else 'key'}. Name the column, as in --key name --value income."
         )
     if version is not None and not stored:
-        raise OptionError("--version is of a store, and this is none. Leave it out.")
+        raise OptionError("--version needs a store, and FILE is not one. Leave it out.")
 
     from qkv.cli.query_input import read_queries
     from qkv.core.progress import ProgressBar
@@ -102,15 +111,15 @@ def ask(
     if sql is not None:
         database = Database.sql(sql, key=key, value=value)
     elif stored:
-        database, given = _opened(given[0], key, value, version, memory), given[1:]
+        database, arguments = _open_store(arguments[0], key, value, version, memory), arguments[1:]
     else:
-        database, given = Database.open(given[0], key=key, value=value), given[1:]
-    chunks = read_queries(given, queries, database.key)
+        database, arguments = Database.open(arguments[0], key=key, value=value), arguments[1:]
+    chunks = read_queries(arguments, queries, database.key)
     if plot is not None:
-        chunks = _only_one(chunks)
-    usual = 10 if len(given) == 1 or plot is not None else 3 if given else 0
-    shown = usual if top is None else top
-    writer = _writer(format_)(database, shown, explain)
+        chunks = _check_single(chunks)
+    default_rows = 10 if len(arguments) == 1 or plot is not None else 3 if arguments else 0
+    rows = default_rows if top is None else top
+    writer = _writer(format_, database, rows, explain)
     with ProgressBar() as progress:
         for chunk in chunks:
             answer = database.ask(
@@ -119,14 +128,14 @@ def ask(
                 normalizer=normalizer,
                 where=where,
                 threshold=threshold,
-                top=shown if shown or top is not None else 1,
+                top=rows if rows or top is not None else 1,
                 seed=seed,
                 progress=progress,
             )
             if plot is not None:
                 from qkv.look.query_plot import save_query_plot
 
-                # Before anything is printed: a reader that goes away must not cost the picture.
+                # Before anything is printed: a closed pipe must not prevent the plot.
                 save_query_plot(database, answer[0], plot, score=score, normalizer=normalizer, where=where)
             progress.clear()
             writer.write(answer)
@@ -134,43 +143,44 @@ def ask(
     writer.finish()
 
 
-ask.__doc__ = _HELP
+class _Writer(Protocol):
+    def write(self, answer: Answer) -> None: ...
+    def finish(self) -> None: ...
 
 
-def _opened(path: str, key: str, value: str, version: int | None, memory: str) -> Any:
-    """The database of a store, at a version or the newest."""
+def _writer(format_: str, database: Database, rows: int, explain: bool) -> _Writer:
+    if format_ == "table":
+        from qkv.cli.text_output import TableWriter
+
+        return TableWriter(rows, explain)
+    from qkv.cli.json_csv import CsvWriter, JsonWriter
+
+    return JsonWriter(rows, explain) if format_ == "json" else CsvWriter(database.votes, explain)
+
+
+def _open_store(path: str, key: str, value: str, version: int | None, memory: str) -> Database:
     from qkv.database.storage.create import open_database
 
     opened = open_database(path, key or None, value or None, fold=None, memory=memory, damaged="refuse")
     return opened if version is None else opened.at(version)
 
 
-def _checked(arguments: list[str], format_: str) -> list[str]:
-    """The arguments, none of which is an option that was not understood."""
+def _check_arguments(arguments: list[str], format_: str) -> list[str]:
+    """Return the arguments; raise if one is an unknown option."""
     for argument in arguments:
-        # A dash before a digit is a negative number; before a letter it is an option that does not exist.
+        # A dash before a digit starts a negative number; before a letter, an unknown option.
         if argument.startswith("--") or (argument[:1] == "-" and argument[1:2].isalpha()):
             raise OptionError(
                 f"there is no option {argument.split('=')[0]}; see qkv ask --help. "
-                "A query that begins so can come by --queries."
+                "Pass a query that starts with a dash by --queries."
             )
     if format_ not in _FORMATS:
-        raise OptionError(f"--format is {format_!r}, and it is one of {', '.join(_FORMATS)}.")
+        raise OptionError(f"--format must be one of {', '.join(_FORMATS)}, got {format_!r}. Choose one of them.")
     return arguments
 
 
-def _writer(format_: str) -> Any:
-    if format_ == "table":
-        from qkv.cli.text_output import Table
-
-        return Table
-    from qkv.cli.json_csv import Csv, Json
-
-    return Json if format_ == "json" else Csv
-
-
-def _only_one(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
-    """The chunks, if they hold one query together."""
+def _check_single(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Yield the chunks; raise if they hold more or less than one query."""
     first = next(chunks, [])
     if len(first) != 1 or next(chunks, []):
         raise QueryError("--plot draws the answer to one query. Ask one, or leave --plot out.")

@@ -1,4 +1,6 @@
-"""The subcommands of `qkv`, and what becomes of errors."""
+"""The subcommands of `qkv`, and the conversion of exceptions to messages and exit codes."""
+
+from __future__ import annotations
 
 import os
 import sys
@@ -17,13 +19,13 @@ from qkv.cli.plain_converters import use_plain_converters
 from qkv.cli.roles import roles
 from qkv.cli.search import search
 from qkv.cli.store import store
-from qkv.errors import QkvError
+from qkv.errors import MissingPackageError, QkvError
 
-__all__ = ["answered", "app"]
+__all__ = ["app", "run_command"]
 
 _HELP_NAMES = ("-h", "--help")
 
-# No rich markup: examples in the help must keep their lines, so that they can be copied and run.
+# No rich markup: the examples in the help must keep their lines, so that they can be copied and run.
 app = typer.Typer(
     add_completion=False,
     invoke_without_command=True,
@@ -31,26 +33,26 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": list(_HELP_NAMES), "max_content_width": 100},
 )
-# Unknown options pass through: a query may be a negative number, -122.23,37.88.
-app.command("ask", short_help="Ask a table soft questions.", context_settings={"ignore_unknown_options": True})(ask)
-app.command("explain", short_help="See how a call would run, from its shapes.")(explain)
-app.command("look", short_help="See where the heads of a model look.")(look)
-app.command("search", short_help="Search texts, and see the words that were attended.")(search)
-app.command("evaluate", short_help="Measure rankings against judgements.")(evaluate)
-app.command("join", short_help="Find which rows of two tables are the same thing.")(join)
-app.add_typer(fit, name="fit", short_help="Learn from examples what is alike.")
-app.add_typer(store, name="store", short_help="Make and keep a database on disk.")
-app.command("roles", short_help="Measure what heads do, over many sentences.")(roles)
+# Unknown options are passed on: a query may be a negative number, -122.23,37.88.
+app.command("ask", short_help="Query a table by similarity.", context_settings={"ignore_unknown_options": True})(ask)
+app.command("explain", short_help="Show the execution plan of a call.")(explain)
+app.command("look", short_help="Show what the attention heads of a model attend to.")(look)
+app.command("search", short_help="Search texts and show the matching words.")(search)
+app.command("evaluate", short_help="Evaluate rankings against relevance judgements.")(evaluate)
+app.command("join", short_help="Match the rows of two tables by similarity.")(join)
+app.add_typer(fit, name="fit", short_help="Train a search index or a join model.")
+app.add_typer(store, name="store", short_help="Create and maintain a database on disk.")
+app.command("roles", short_help="Measure the roles of attention heads.")(roles)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import PackageNotFoundError, version
 
         try:
             print(f"qkv {version('qkv')}")
         except PackageNotFoundError:
-            print("qkv (not installed: run from its source)")
+            print("qkv (not installed; running from source)")
         raise typer.Exit
 
 
@@ -58,57 +60,62 @@ def _version(wanted: bool) -> None:
 def _qkv(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Attention as a query engine: ask tables, search texts, join rows, see where a model looks."""
+    """Attention as a query engine: query tables, search texts, join rows, and inspect models."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
-def answered(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code, of which `qkv.cli.main` tells; nothing is raised."""
+def run_command(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return one of the exit codes of `qkv.cli.main`; no exception is raised.
+
+    Args:
+        arguments: the arguments after `qkv`; None: those of the process.
+    """
     try:
         command = use_plain_converters(typer.main.get_command(app), _HELP_NAMES)
         code = command.main(args=arguments, prog_name="qkv", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except QkvError as error:
-        return _fail(str(error))
+        return _fail(str(error), 1 if isinstance(error, MissingPackageError) else 2)
     except KeyboardInterrupt:
         return 130
     except typer.Abort as abort:
-        # Typer turns Ctrl-C into this, and the end of a file that wanted more, which is a defect.
-        return _defect(abort.__cause__) if isinstance(abort.__cause__, EOFError) else 130
+        # Typer raises this for Ctrl-C, and also for an unexpected EOFError, which is a bug.
+        return _report_bug(abort.__cause__) if isinstance(abort.__cause__, EOFError) else 130
     except BrokenPipeError:
-        return _unread()
+        return _ignore_closed_pipe()
     except SystemExit as leave:
         # Typer turns a broken pipe into an exit of its own.
-        return _unread() if isinstance(leave.__context__, BrokenPipeError) else int(leave.code or 0)
+        return _ignore_closed_pipe() if isinstance(leave.__context__, BrokenPipeError) else int(leave.code or 0)
     except typer.Exit as leave:
         return int(leave.exit_code)
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
             return _fail(error.format_message()) if error.format_message() else 2
         if isinstance(error, OSError):
-            why = error.strerror or str(error)
-            return _fail(f"{error.filename!r} cannot be used: {why}." if error.filename else why)
-        return _defect(error)
+            reason = error.strerror or str(error)
+            return _fail(f"{error.filename!r} cannot be used: {reason}." if error.filename else reason)
+        return _report_bug(error)
 
 
-def _defect(error: BaseException) -> int:
+def _report_bug(error: BaseException) -> int:
     if os.environ.get("QKV_TRACEBACK"):
         raise error
-    _fail(f"a defect of qkv: {type(error).__name__}: {error}. Set QKV_TRACEBACK=1 to see where, and report it.")
-    return 1
+    return _fail(
+        f"this is a bug in qkv: {type(error).__name__}: {error}. Set QKV_TRACEBACK=1 for a traceback, and report it.", 1
+    )
 
 
-def _unread() -> int:
-    """`| head` has seen enough, which is no error. What is still buffered must not fail again at exit."""
+def _ignore_closed_pipe() -> int:
+    """Return success after `| head` closed the pipe; buffered output must not fail again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int = 2) -> int:
     print("qkv: " + " ".join(message.split()), file=sys.stderr)
-    return 2
+    return code

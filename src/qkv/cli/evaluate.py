@@ -1,70 +1,94 @@
-"""`qkv evaluate`: how well rankings find what was judged relevant."""
+"""`qkv evaluate`: evaluate rankings against relevance judgements."""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 import typer
 
 from qkv.cli.shared_options import Collection, Judgements, Queries, Rank, Stem, TextColumn, TextEncoder
+from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 
-__all__ = ["evaluate", "judged"]
+if TYPE_CHECKING:
+    from qkv.search import collections
+    from qkv.search.evaluation import Gain, Measured
+    from qkv.search.index import Index
 
-_HELP = """Measure rankings against judgements: nDCG@10, MAP and recall@100, by ir-measures.
+__all__ = ["BuildOptions", "evaluate", "open_judged"]
 
-COLLECTION is a BEIR folder (corpus.jsonl, queries.jsonl, qrels/test.tsv), a folder of SMART files (such as
-Cranfield: documents, .qry, rel), or documents as `qkv search` takes them, or an index, with --queries and
---relevant. One row each is printed for raw counts of words, BM25, latent semantics (or --encoder), and both
-mixed. With --learned, W_Q and W_K are learned from half of the queries and tested on the other half.
 
-\b
-Examples:
-  qkv evaluate cranfield
-  qkv evaluate cranfield --learned
-  qkv evaluate scifact --encoder sentences --split test
-  qkv evaluate notes --queries queries.tsv --relevant judged.txt
-  qkv evaluate --run bm25.run --run mine.run --relevant judged.txt --measures "nDCG@10 RR"
+class BuildOptions(TypedDict):
+    """Options that define how an index is built."""
 
-Judgements are read as TREC (query 0 document grade), BEIR or SMART write them, runs as TREC does. Queries
-without a relevant document are left out. Documents stay whole; --passage N ranks them by their best passage.
-"""
+    encoder: str | None
+    rank: int | None
+    stem: bool
+    passage: int | None
 
 
 def evaluate(
     collection: Collection = None,
     queries: Queries = None,
     relevant: Judgements = None,
-    split: Annotated[str, typer.Option(metavar="NAME", help="Of BEIR: the judgements in qrels/.")] = "test",
+    split: Annotated[
+        str, typer.Option(metavar="NAME", help="Split of a BEIR collection: the file in qrels/.")
+    ] = "test",
     run: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="A TREC run to measure; may be given several times."),
+        typer.Option(metavar="FILE", help="TREC run to evaluate; may be repeated."),
     ] = None,
     measures: Annotated[
-        str, typer.Option(metavar="NAMES", help="Measures of ir-measures, with spaces between.")
+        str, typer.Option(metavar="NAMES", help="Measures of ir-measures, separated by spaces.")
     ] = "nDCG@10 MAP R@100",
     text: TextColumn = None,
     encoder: TextEncoder = None,
     rank: Rank = None,
-    mix: Annotated[float | None, typer.Option(metavar="SHARE", help="Of vectors in the mixture; else 0.5.")] = None,
-    passage: Annotated[int | None, typer.Option(metavar="WORDS", help="Rank by the best passage of so many.")] = None,
+    mix: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="Weight of vectors in the mixture; default: 0.5.")
+    ] = None,
+    passage: Annotated[
+        int | None, typer.Option(metavar="WORDS", help="Rank documents by their best passage of this many words.")
+    ] = None,
     stem: Stem = False,
     learned: Annotated[
-        bool, typer.Option("--learned", help="Learn W_Q and W_K on half of the queries, test on the rest.")
+        bool, typer.Option("--learned", help="Also learn W_Q and W_K on half of the queries and test on the rest.")
     ] = False,
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="With --learned: how many halves.")] = 5,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Number of random halves for --learned.")] = 5,
     penalty: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="With --learned: what leaving the start costs.")
+        float | None, typer.Option(metavar="NUMBER", help="Penalty on the distance from the start, for --learned.")
     ] = None,
-    loss: Annotated[str | None, typer.Option(metavar="each|mass", help="With --learned: see AttentionRanker.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One object, with every query.")] = False,
+    loss: Annotated[
+        str | None, typer.Option(metavar="each|mass", help="Loss for --learned; see AttentionRanker.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object with every query.")] = False,
 ) -> None:
+    """Evaluate rankings against relevance judgements by nDCG@10, MAP and recall@100 (ir-measures).
+
+    COLLECTION is a BEIR folder (corpus.jsonl, queries.jsonl, qrels/test.tsv), a folder of SMART files (such as
+    Cranfield: documents, .qry, rel), documents as `qkv search` takes them, or an index; the last two need --queries
+    and --relevant. The command compares raw word counts, BM25, latent semantics (or --encoder), and a mixture of
+    the last two.
+
+    \b
+    Examples:
+      qkv evaluate cranfield
+      qkv evaluate cranfield --learned
+      qkv evaluate scifact --encoder sentences --split test
+      qkv evaluate notes --queries queries.tsv --relevant judged.txt
+      qkv evaluate --run bm25.run --run mine.run --relevant judged.txt --measures "nDCG@10 RR"
+
+    Judgements are in TREC (query 0 document grade), BEIR or SMART format, runs in TREC format. Queries without a
+    relevant document are left out. Documents are ranked whole, or by their best passage with --passage.
+    """
     names = measures.replace(",", " ").split()
     if not names:
-        raise OptionError('--measures is empty. Name some, as in --measures "nDCG@10 MAP".')
-    rows: dict[str, Any] = {}
+        raise OptionError('--measures must not be empty. Name some, as in --measures "nDCG@10 MAP".')
+    rows: dict[str, Measured] = {}
     notes: list[str] = []
-    gained: dict[str, Any] = {}
+    gained: dict[str, Gain] = {}
     if collection is None and not run:
         raise DataError("there is no COLLECTION. Name one, or give --run and --relevant.")
 
@@ -73,27 +97,33 @@ def evaluate(
     with ProgressBar() as progress:
         if run:
             if relevant is None:
-                raise DataError("--run needs judgements to compare with. Give --relevant FILE.")
-            _runs(run, relevant, names, rows, notes)
+                raise DataError("--run needs relevance judgements. Give --relevant FILE.")
+            _evaluate_runs(run, relevant, names, rows, notes)
         if collection is not None:
             from qkv.cli.search import open_index
 
-            index = open_index(collection, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage)
-            index, read = judged(
-                collection, index, progress, queries=queries, relevant=relevant, text=text, split=split,
-                encoder=encoder, rank=rank, stem=stem, passage=passage or 0,
-            )  # fmt: skip
+            build: BuildOptions = {"encoder": encoder, "rank": rank, "stem": stem, "passage": passage}
+            index = open_index(collection, text=text, **build)
+            build["passage"] = passage or 0
+            index, read = open_judged(
+                collection, index, progress, build, queries=queries, relevant=relevant, text=text, split=split
+            )
             notes += [_counts(read), *read.notes]
             mix = index.mix if mix is None else mix
-            _systems(index, read, mix, names, rows, progress)
+            _evaluate_systems(index, read, mix, names, rows, progress)
             if learned:
-                chosen = {"penalty": penalty, "loss": loss}
-                gained = _learned(
-                    index, read, mix, repeats, names, progress,
-                    {name: value for name, value in chosen.items() if value is not None},
-                )  # fmt: skip
+                options = {"penalty": penalty, "loss": loss}
+                gained = _evaluate_learned(
+                    index,
+                    read,
+                    mix,
+                    repeats,
+                    names,
+                    progress,
+                    {name: value for name, value in options.items() if value is not None},
+                )
     if json_:
-        print(json.dumps(_plain(rows, gained, notes), ensure_ascii=False))
+        print(json.dumps(_to_json(rows, gained, notes), ensure_ascii=False))
         return
     _print(rows, names)
     if gained:
@@ -102,10 +132,9 @@ def evaluate(
         print(f"· {note}")
 
 
-evaluate.__doc__ = _HELP
-
-
-def _runs(paths: list[str], relevant: str, names: list[str], rows: dict[str, Any], notes: list[str]) -> None:
+def _evaluate_runs(
+    paths: list[str], relevant: str, names: list[str], rows: dict[str, Measured], notes: list[str]
+) -> None:
     from qkv.search.evaluation import measure
     from qkv.search.judgements import read_judgements, read_run
 
@@ -115,33 +144,36 @@ def _runs(paths: list[str], relevant: str, names: list[str], rows: dict[str, Any
     for path in paths:
         ranked = read_run(Path(path))
         if not set(ranked) & set(judged):
-            raise DataError(f"no query of the run {path!r} is judged in {relevant!r}. Do they belong together?")
+            raise DataError(f"the run {path!r} shares no query with {relevant!r}. Check that they belong together.")
         if unjudged := len(set(ranked) - set(judged)):
-            notes.append(f"{path}: {unjudged:,} queries are not judged, and are left out")
+            notes.append(f"{path}: {unjudged:,} queries have no judgements and are left out")
         if without := len(set(judged) - set(ranked)):
-            notes.append(f"{path}: {without:,} judged queries have no ranking, and count 0")
+            notes.append(f"{path}: {without:,} judged queries have no ranking and count as 0")
         rows[path] = measure(ranked, judged, names)
 
 
-def judged(
+def open_judged(
     collection: str,
-    index: Any,
-    progress: Any,
+    index: Index | None,
+    progress: Progress,
+    build: BuildOptions,
     *,
     queries: str | None,
     relevant: str | None,
     text: str | None,
     split: str,
-    **making: Any,
-) -> tuple[Any, Any]:
-    """An index, and queries with judgements for what it holds.
+) -> tuple[Index, collections.Collection]:
+    """Return an index, and the queries and judgements for its documents.
 
     Args:
-        collection: its name, or what is to be indexed.
-        index: None: it is made of the collection's documents.
-        progress: called with what is done.
-        queries, relevant, text, split: options of the command line.
-        making: those that say how an index is made.
+        collection: name of the collection, documents or index.
+        index: the opened index; None: build one from the documents of the collection.
+        progress: called during the build.
+        build: options that define how an index is built.
+        queries: file of queries; None: those of the collection.
+        relevant: file of judgements; None: those of the collection.
+        text: the text column of a table.
+        split: split of a BEIR collection.
     """
     from qkv.cli.search import build_index
     from qkv.search.collections import read_collection
@@ -149,49 +181,60 @@ def judged(
     if index is not None:
         return index, _judged_index(index, collection, queries, relevant)
     read = read_collection(collection, queries=queries, relevant=relevant, column=text, split=split)
-    return build_index(read.documents, progress, **making), read
+    return build_index(read.documents, progress, **build), read
 
 
-def _judged_index(index: Any, name: str, queries: str | None, relevant: str | None) -> Any:
-    """The queries and judgements for what an index holds."""
+def _judged_index(index: Index, name: str, queries: str | None, relevant: str | None) -> collections.Collection:
     from qkv.search.collections import judged_collection
     from qkv.search.text_sources import Document
 
-    # Its texts are not read for this: names are enough.
+    # Judgements need the names of documents, but not their texts.
     names, titles = index.table.column("name").to_pylist(), index.table.column("title").to_pylist()
     documents = {name: Document(name, name, title) for name, title in zip(names, titles, strict=True)}
     return judged_collection(name, list(documents.values()), queries, relevant)
 
 
-def _systems(index: Any, read: Any, mix: float, names: list[str], rows: dict[str, Any], progress: Any) -> None:
-    """Measure every way to rank."""
+def _evaluate_systems(
+    index: Index,
+    read: collections.Collection,
+    mix: float,
+    names: list[str],
+    rows: dict[str, Measured],
+    progress: Progress,
+) -> None:
     from qkv.search.encoder_registry import Terms
     from qkv.search.evaluation import measure, rankings
 
-    called = {"latent": "latent semantics", "terms": "weighted words", "sentences": "sentence model"}
-    vectors = called.get(index.encoder.name, index.encoder.name)
+    labels = {"latent": "latent semantics", "terms": "weighted words", "sentences": "sentence model"}
+    vectors = labels.get(index.encoder.name, index.encoder.name)
     if index.metric is not None:
         vectors += ", learned"
     raw = index.with_encoder(Terms(None, index.splitter.stem))
-    ways = {
+    systems = {
         "raw counts of words": (raw, 1.0),
         "BM25": (index, 0.0),
         vectors: (index, 1.0),
         f"mixture, {mix:g} {vectors}": (index, mix),
     }
-    for name, (which, share) in ways.items():
+    for name, (which, share) in systems.items():
         ranked = rankings(which, read.queries, mix=share, top=_depth(which), progress=progress)
         rows[name] = measure(ranked, read.relevant, names)
 
 
-def _depth(index: Any) -> int:
-    """How deep rankings go: to the end where that is cheap."""
+def _depth(index: Index) -> int:
+    """Return the length of rankings: all documents if there are few."""
     return len(index) if len(index) <= 5000 else 1000
 
 
-def _learned(
-    index: Any, read: Any, mix: float, repeats: int, names: list[str], progress: Any, options: Any
-) -> dict[str, Any]:
+def _evaluate_learned(
+    index: Index,
+    read: collections.Collection,
+    mix: float,
+    repeats: int,
+    names: list[str],
+    progress: Progress,
+    options: dict[str, object],
+) -> dict[str, Gain]:
     from qkv.search.evaluation import gains
 
     found = gains(
@@ -207,7 +250,7 @@ def _learned(
     return {("vectors" if mix == 1.0 else f"mixture, {mix:g} vectors"): gain for mix, gain in found.items()}
 
 
-def _counts(read: Any) -> str:
+def _counts(read: collections.Collection) -> str:
     pairs = sum(grade > 0 for grades in read.relevant.values() for grade in grades.values())
     return (
         f"{read.name}: {len(read.documents):,} documents, {len(read.queries):,} judged queries, "
@@ -215,16 +258,16 @@ def _counts(read: Any) -> str:
     )
 
 
-def _print(rows: dict[str, Any], names: list[str]) -> None:
+def _print(rows: dict[str, Measured], names: list[str]) -> None:
     width = max(len(name) for name in rows)
     print(" " * width + "".join(f"{name:>10}" for name in names))
     for name, measured in rows.items():
         print(f"{name:<{width}}" + "".join(f"{measured.means[each]:>10.4f}" for each in names))
 
 
-def _print_gained(gained: dict[str, Any], names: list[str], repeats: int) -> None:
+def _print_gained(gained: dict[str, Gain], names: list[str], repeats: int) -> None:
     halves = "one half" if repeats == 1 else f"each of {repeats} random halves"
-    print(f"\nW_Q and W_K learned from the other queries, tested on {halves}: mean gain ± its deviation")
+    print(f"\nW_Q and W_K learned from the other queries, tested on {halves}: mean gain ± standard deviation")
     width = max(len(name) for name in gained)
     for name, gain in gained.items():
         for each in names:
@@ -236,7 +279,7 @@ def _print_gained(gained: dict[str, Any], names: list[str], repeats: int) -> Non
     print()
 
 
-def _plain(rows: dict[str, Any], gained: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+def _to_json(rows: dict[str, Measured], gained: dict[str, Gain], notes: list[str]) -> dict[str, object]:
     return {
         "means": {name: measured.means for name, measured in rows.items()},
         "queries": {name: measured.queries for name, measured in rows.items()},

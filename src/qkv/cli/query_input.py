@@ -1,4 +1,6 @@
-"""Queries from files and pipes, a chunk at a time, as soon as they are there."""
+"""Queries from files and pipes, in chunks, as soon as they arrive."""
+
+from __future__ import annotations
 
 import os
 import sys
@@ -6,22 +8,28 @@ from collections.abc import Iterator, Sequence
 
 from qkv.errors import DataError, QueryError
 
-__all__ = ["lines", "read_queries"]
+__all__ = ["read_lines", "read_queries"]
 
-_MOST = 256
+_MAX_CHUNK = 256
+"""Maximum number of queries per chunk."""
 
 
 def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) -> Iterator[list[str]]:
-    """Lists of queries: those on the command line, else one per line of a file or of standard input.
+    """Yield chunks of queries: those of the command line, or else the lines of a file or of standard input.
 
-    A first line that names the key columns is a header, and is left out, as are empty lines.
+    Empty lines are skipped, and so is a first line that holds the names of the key columns.
+
+    Args:
+        given: queries of the command line.
+        path: file of queries; None or "-": standard input.
+        keys: names of the key columns.
 
     Raises:
-        QueryError: queries are given in two ways.
-        DataError: the file is not there, or is not text in UTF-8.
+        QueryError: queries are given on the command line and by a file, or not at all.
+        DataError: the file cannot be read, or is not text in UTF-8.
     """
     if given and path is not None:
-        raise QueryError("queries were given on the command line and by --queries. Choose one.")
+        raise QueryError("queries must come from the command line or from --queries, got both. Choose one.")
     if given:
         yield list(given)
         return
@@ -31,22 +39,28 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
         print("One query per line; end with Ctrl-D.", file=sys.stderr)
     header = ",".join(keys).lower()
     first = True
-    for chunk in lines(path):
+    for chunk in read_lines(path):
         if first:
             chunk[0] = chunk[0].removeprefix("\ufeff")
             if chunk[0].replace(" ", "").lower() == header:
                 chunk = chunk[1:]
         first = False
-        asked = [line for line in chunk if line.strip()]
-        for start in range(0, len(asked), _MOST):
-            yield asked[start : start + _MOST]
+        queries = [line for line in chunk if line.strip()]
+        for start in range(0, len(queries), _MAX_CHUNK):
+            yield queries[start : start + _MAX_CHUNK]
 
 
-def lines(path: str | None) -> Iterator[list[str]]:
-    """The lines that have arrived, whenever some have: from a file, or from standard input for None and "-".
+def read_lines(path: str | None) -> Iterator[list[str]]:
+    """Yield the lines of a file or of standard input as they arrive.
 
-    Read by the descriptor, not by Python's buffer, which would wait until it is full: a slow producer is
-    answered line by line, a fast one in large chunks.
+    The function reads from the file descriptor, because Python's buffer waits until it is full: lines of a slow
+    producer come one by one, those of a fast one in large chunks.
+
+    Args:
+        path: a file; None or "-": standard input.
+
+    Raises:
+        DataError: the file cannot be read, or is not text in UTF-8.
     """
     if path in (None, "-"):
         descriptor, name = sys.stdin.fileno(), "standard input"

@@ -1,76 +1,83 @@
-"""`qkv search`: the passages that a question attends to, and the words that they were attended for."""
+"""`qkv search`: search texts, and show the words that each result matched."""
+
+from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from qkv.cli.shared_options import Passage, Rank, Stem, TextColumn
+from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.text import Text
+
     from qkv.search.hits import Hit
     from qkv.search.index import Index
+    from qkv.search.text_sources import Document
 
 __all__ = ["build_index", "open_index", "search"]
-
-_HELP = """Search texts: passages are ranked by the attention that the query pays to them.
-
-SOURCE is a folder of .txt and .md files, such a file, a table with a column of texts (.csv, .jsonl,
-.parquet, …), a collection (SMART, BEIR), or an index that --save wrote. Texts are cut into passages where
-paragraphs and sentences end. Without a QUERY, they are read from --queries or from standard input, one on
-each line.
-
-\b
-Examples:
-  qkv search notes "who found the golden ring"
-  qkv search notes --save notes.index
-  qkv search notes.index "shepherd" "what happens in the den" --top 3
-  qkv search films.csv --text plot "a robot learns to love" --encoder sentences
-  qkv search papers "wing flutter" --mix 0 --stem
-  printf 'ring\\nden\\n' | qkv search notes --json
-
-A score is half latent semantics (log-entropy weights), half BM25, each in deviations from its mean over all
-passages; --mix says otherwise, from 0 (words) to 1 (vectors). The weight is the softmax of the scores. The
-words below a passage are those that its score rests on, with what each adds. Encoders: latent,
-latent-tfidf, tfidf, log-entropy, counts, sentences (all-MiniLM-L6-v2, if its package is installed), or the
-folder of a sentence model.
-"""
 
 
 def search(
     source: Annotated[
-        str | None, typer.Argument(metavar="SOURCE", help="Texts, or an index.", show_default=False)
+        str | None, typer.Argument(metavar="SOURCE", help="Texts, a collection or an index.", show_default=False)
     ] = None,
     query: Annotated[
         list[str] | None,
-        typer.Argument(metavar="QUERY", help="What is searched for; one or several.", show_default=False),
+        typer.Argument(metavar="QUERY", help="One or more queries.", show_default=False),
     ] = None,
     queries: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Read queries from a file; - is standard input.")
+        str | None,
+        typer.Option(metavar="FILE", help="Read queries from a file, one per line; - reads standard input."),
     ] = None,
-    top: Annotated[int, typer.Option(metavar="N", min=1, help="Passages shown for each query.")] = 5,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="Passages to show per query.")] = 5,
     text: TextColumn = None,
-    encoder: Annotated[
-        str | None, typer.Option(metavar="NAME|FOLDER", help="What makes vectors of texts; else latent.")
-    ] = None,
+    encoder: Annotated[str | None, typer.Option(metavar="NAME|FOLDER", help="Text encoder; default: latent.")] = None,
     rank: Rank = None,
     mix: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="0: words alone, 1: vectors alone; else 0.5.")
+        float | None, typer.Option(metavar="SHARE", help="Weight of vectors, from 0 (BM25 only) to 1; default: 0.5.")
     ] = None,
-    temperature: Annotated[float, typer.Option(metavar="T", help="Of the softmax; less is sharper.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option(metavar="T", help="Temperature of the softmax; lower is sharper.")
+    ] = 1.0,
     passage: Passage = None,
     stem: Stem = False,
-    save: Annotated[
-        str | None, typer.Option(metavar="FOLDER", help="Keep the index there, to be searched at once.")
-    ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="One object for each query.")] = False,
+    save: Annotated[str | None, typer.Option(metavar="FOLDER", help="Save the index in this folder.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object per query.")] = False,
 ) -> None:
+    """Search texts: rank passages by the attention that the query pays to them.
+
+    SOURCE is a folder of .txt and .md files, one such file, a table with a text column (.csv, .jsonl, .parquet, …), a
+    collection (SMART, BEIR), or an index saved by --save. Texts are split into passages at the ends of paragraphs
+    and sentences. Without QUERY, queries are read from --queries or from standard input, one per line.
+
+    \b
+    Examples:
+      qkv search notes "who found the golden ring"
+      qkv search notes --save notes.index
+      qkv search notes.index "shepherd" "what happens in the den" --top 3
+      qkv search films.csv --text plot "a robot learns to love" --encoder sentences
+      qkv search papers "wing flutter" --mix 0 --stem
+      printf 'ring\\nden\\n' | qkv search notes --json
+
+    The score of a passage is half latent semantics (log-entropy weights), half BM25, each standardised over all
+    passages; --mix changes the shares. The weight is the softmax of the scores. The words below a passage are those
+    that contributed most to its score.
+
+    Encoders: latent, latent-tfidf, tfidf, log-entropy, counts, sentences (all-MiniLM-L6-v2, if its package is
+    installed), or the folder of a sentence model.
+    """
     if source is None:
         raise DataError("there is no SOURCE. Name a folder of texts, a table, or an index.")
-    given = list(query or [])
+    queries_given = list(query or [])
 
     from qkv.core.progress import ProgressBar
 
@@ -80,8 +87,8 @@ def search(
         may_be_saved(Path(save))
 
     with ProgressBar() as progress:
-        held = open_index(source, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage)
-        index = held or build_index(
+        opened = open_index(source, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage)
+        index = opened or build_index(
             source, progress, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage, mix=mix
         )
         if save is not None:
@@ -91,37 +98,37 @@ def search(
                 f'{save}: {len(index):,} passages of {index.documents:,} documents. Search them: qkv search {save} "…"',
                 file=sys.stderr if json_ else sys.stdout,
             )
-            if not given and queries is None:
+            if not queries_given and queries is None:
                 return
-        write = _json if json_ else _Page(index).write
-        for one in _asked(given, queries):
+        write = _print_json if json_ else _HitsWriter(index).write
+        for one in _read(queries_given, queries):
             hits = index.search(one, top, mix=mix, temperature=temperature)
             progress.clear()
             write(one, hits)
             sys.stdout.flush()
 
 
-search.__doc__ = _HELP
-
-
-def open_index(source: str, **making: Any) -> "Index | None":
-    """The index in a folder; None where there is none.
+def open_index(source: str, **options: object) -> Index | None:
+    """Open the index in a folder.
 
     Args:
         source: a path.
-        making: options that say how an index is made, which must not be given for one that is.
+        options: options that define how an index is built; none may be set for an existing index.
+
+    Returns:
+        The index; None if the path is not an index.
 
     Raises:
-        OptionError: one was given.
+        OptionError: an option is set, and the path is an index.
     """
     from qkv.search.index_files import is_index
 
     if not is_index(Path(source)):
         return None
-    for name, value in making.items():
+    for name, value in options.items():
         if value is not None and value is not False:
             raise OptionError(
-                f"{source!r} is an index already, and --{name} is for texts. Give the texts, or leave it out."
+                f"{source!r} is already an index, which --{name} cannot change. Leave it out, or name the texts."
             )
     from qkv.search.index import Index
 
@@ -129,8 +136,8 @@ def open_index(source: str, **making: Any) -> "Index | None":
 
 
 def build_index(
-    source: Any,
-    progress: Any,
+    source: str | Sequence[Document],
+    progress: Progress,
     *,
     encoder: str | None,
     rank: int | None,
@@ -138,8 +145,19 @@ def build_index(
     text: str | None = None,
     passage: int | None = None,
     mix: float | None = None,
-) -> "Index":
-    """Index texts, as the options of the command line say."""
+) -> Index:
+    """Build an index of texts; None stands for the default of an option.
+
+    Args:
+        source: a path, or documents.
+        progress: called during the build.
+        encoder: name of the text encoder.
+        rank: dimensions of latent semantics.
+        stem: compare English words by their stems.
+        text: the text column of a table.
+        passage: maximum words per passage; 0 keeps documents whole.
+        mix: weight of vectors in the score.
+    """
     from qkv.search.index import Index
 
     words = 200 if passage is None else passage
@@ -156,18 +174,17 @@ def build_index(
     )
 
 
-def _asked(given: list[str], queries: str | None) -> Any:
+def _read(given: list[str], path: str | None) -> Iterator[str]:
     from qkv.cli.query_input import read_queries
 
-    for chunk in read_queries(given, queries, ("query",)):
+    for chunk in read_queries(given, path, ("query",)):
         yield from chunk
 
 
-def _json(query: str, hits: "list[Hit]") -> None:
+def _print_json(query: str, hits: list[Hit]) -> None:
     found = []
     for hit in hits:
         assert hit.evidence is not None
-        words, asked = hit.evidence.of_words(), hit.evidence.of_asked()
         found.append(
             {
                 "document": hit.document,
@@ -177,33 +194,31 @@ def _json(query: str, hits: "list[Hit]") -> None:
                 "start": hit.start,
                 "end": hit.end,
                 "text": hit.text,
-                "words": words,
-                "asked": asked,
+                "words": hit.evidence.of_words(),
+                "query_words": hit.evidence.of_asked(),
                 "rest": hit.evidence.rest,
             }
         )
     print(json.dumps({"query": query, "hits": found}, ensure_ascii=False))
 
 
-class _Page:
-    """Passages for people, with the words that were attended in colour, or in [brackets] without it."""
+class _HitsWriter:
+    """Prints passages for people, with the matching words in colour, or in [brackets] without colour."""
 
-    def __init__(self, index: "Index") -> None:
-        from rich.console import Console
+    def __init__(self, index: Index) -> None:
+        from qkv.cli.text_output import new_console
 
         self._index = index
-        self._console = Console(highlight=False)
-        if not self._console.is_terminal and "COLUMNS" not in self._console._environ:
-            self._console.width = 100
+        self._console = new_console(100)
 
-    def write(self, query: str, hits: "list[Hit]") -> None:
+    def write(self, query: str, hits: list[Hit]) -> None:
         from rich.padding import Padding
         from rich.text import Text
 
         line = Text(query, style="bold")
         if not hits:
-            line.append(" → ", style="dim").append("nothing", style="bold yellow")
-            line.append(": no word of the query is known", style="yellow")
+            line.append(" → ", style="dim").append("no match", style="bold yellow")
+            line.append(": no word of the query is in the index", style="yellow")
         self._console.print(line, soft_wrap=True)
         for number, hit in enumerate(hits, 1):
             assert hit.evidence is not None
@@ -215,55 +230,52 @@ class _Page:
             head.append(f"   weight {hit.weight:.3f}, score {hit.score:.2f}", style="dim")
             self._console.print(head, soft_wrap=True)
             self._console.print(Padding(self._marked(hit, shares), (0, 0, 0, 5), expand=False))
-            named = [f"{word} {share:+.2f}" for word, share in shares.items() if word and share >= _LEAST][:8]
+            named = [f"{word} {share:+.2f}" for word, share in shares.items() if word and share >= _MIN_SHARE][:8]
             if named:
                 self._console.print(
-                    Padding(Text("attended: " + ", ".join(named), style="dim"), (0, 0, 0, 5), expand=False)
+                    Padding(Text("matched: " + ", ".join(named), style="dim"), (0, 0, 0, 5), expand=False)
                 )
 
-    def _marked(self, hit: "Hit", shares: dict[str, float]) -> Any:
-        """The part of a passage where most of what was attended stands, its white space made single."""
+    def _marked(self, hit: Hit, shares: dict[str, float]) -> Text:
+        """Return the part of a passage with the largest shares, on one line, with matching words marked."""
         from rich.text import Text
 
         text = " ".join(hit.text.removeprefix(hit.title).split()) or hit.title
-        places = self._places(text)
-        heavy = [(start, end, shares.get(word, 0.0)) for start, end, word in places]
-        start, end = _window(text, heavy)
-        largest = max(shares.values(), default=0.0)
-        shown = Text("…" if start else "")
+        words = [(start, end, shares.get(word, 0.0)) for start, end, word in self._index.splitter.find_words(text)]
+        start, end = _excerpt(text, words)
+        maximum = max(shares.values(), default=0.0)
+        marked = Text("…" if start else "")
         at = start
         colour = self._console.color_system is not None
-        for left, right, share in heavy:
-            if left < start or right > end or share < max(0.1 * largest, _LEAST):
+        for left, right, share in words:
+            if left < start or right > end or share < max(0.1 * maximum, _MIN_SHARE):
                 continue
-            shown.append(text[at:left])
+            marked.append(text[at:left])
             word = text[left:right]
-            style = "bold red" if share >= 0.5 * largest else "yellow"
-            shown.append(word if colour else f"[{word}]", style=style)
+            style = "bold red" if share >= 0.5 * maximum else "yellow"
+            marked.append(word if colour else f"[{word}]", style=style)
             at = right
-        return shown.append(text[at:end]).append("…" if end < len(text) else "")
-
-    def _places(self, text: str) -> list[tuple[int, int, str]]:
-        return self._index.splitter.find_words(text)
+        return marked.append(text[at:end]).append("…" if end < len(text) else "")
 
 
-_LEAST = 0.005
-"""What a word adds to a score, before it is said to be attended."""
-_SHOWN = 480
-"""Characters of a passage that are shown."""
+_MIN_SHARE = 0.005
+"""Minimum contribution of a word to the score for it to be shown as matched."""
+_EXCERPT_LENGTH = 480
+"""Maximum characters of a passage to show."""
 
 
-def _window(text: str, heavy: list[tuple[int, int, float]]) -> tuple[int, int]:
-    """Where to begin and end, between words: the stretch on which most shares fall."""
-    if len(text) <= _SHOWN:
+def _excerpt(text: str, words: list[tuple[int, int, float]]) -> tuple[int, int]:
+    """Return the start and end of the excerpt with the largest sum of shares, between words."""
+    if len(text) <= _EXCERPT_LENGTH:
         return 0, len(text)
     best, begin = -1.0, 0
-    for start, _, _ in [(0, 0, 0.0), *heavy]:
-        start = max(0, min(start - 40, len(text) - _SHOWN))
-        held = sum(share for left, right, share in heavy if start <= left and right <= start + _SHOWN and share > 0)
-        if held > best + 1e-9:
-            best, begin = held, start
-    end = begin + _SHOWN
+    for first, _, _ in [(0, 0, 0.0), *words]:
+        start = max(0, min(first - 40, len(text) - _EXCERPT_LENGTH))
+        stop = start + _EXCERPT_LENGTH
+        total = sum(share for left, right, share in words if start <= left and right <= stop and share > 0)
+        if total > best + 1e-9:
+            best, begin = total, start
+    end = begin + _EXCERPT_LENGTH
     if begin:
         begin = text.rfind(" ", 0, begin) + 1
     if end < len(text):

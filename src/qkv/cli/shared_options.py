@@ -1,4 +1,6 @@
-"""Options that several subcommands have."""
+"""Arguments and options that several subcommands share."""
+
+from __future__ import annotations
 
 from typing import Annotated
 
@@ -9,39 +11,79 @@ __all__ = [
     "Collection",
     "JoinedOn",
     "Judgements",
-    "Left",
+    "KeyColumns",
+    "LeftTable",
+    "ModelFolder",
+    "NormalizerName",
     "Passage",
     "Queries",
     "Rank",
-    "Right",
+    "RightTable",
+    "ScoreName",
     "Stem",
     "TextColumn",
     "TextEncoder",
+    "Threshold",
+    "ValueColumn",
+]
+
+# -- ask, store create ----------------------------------------------------------------------------------
+
+KeyColumns = Annotated[
+    str, typer.Option(metavar="A[,B]", help="Key column; separate several by commas.", show_default=False)
+]
+ValueColumn = Annotated[str, typer.Option(metavar="C", help="Value column.", show_default=False)]
+ScoreName = Annotated[str | None, typer.Option(metavar="NAME[:NUMBER]", help="Score that compares query and key.")]
+NormalizerName = Annotated[
+    str | None, typer.Option(metavar="NAME[:NUMBER]", help="Normalizer that turns scores into weights.")
+]
+Threshold = Annotated[
+    float | None,
+    typer.Option(metavar="NUMBER", help="Minimum similarity, or maximum distance, of a match."),
 ]
 
 # -- search, evaluate, fit search -----------------------------------------------------------------------
 
-Collection = Annotated[str | None, typer.Argument(metavar="COLLECTION", help="What is searched.", show_default=False)]
-Queries = Annotated[str | None, typer.Option(metavar="FILE", help="Queries: number, tab, text; .jsonl; or SMART.")]
-Judgements = Annotated[str | None, typer.Option(metavar="FILE", help="Judgements: TREC, BEIR or SMART.")]
-TextColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Of a table: the texts.")]
-TextEncoder = Annotated[str | None, typer.Option(metavar="NAME|FOLDER", help="As in qkv search; else latent.")]
-Rank = Annotated[int | None, typer.Option(metavar="N", help="Dimensions of latent semantics; else half, 30 to 300.")]
+Collection = Annotated[
+    str | None, typer.Argument(metavar="COLLECTION", help="Collection, documents or index.", show_default=False)
+]
+Queries = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Queries as lines of name, tab, text; as .jsonl; or in SMART format.")
+]
+Judgements = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Relevance judgements in TREC, BEIR or SMART format.")
+]
+TextColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="Text column, if the texts are a table.")]
+TextEncoder = Annotated[
+    str | None, typer.Option(metavar="NAME|FOLDER", help="Text encoder, as in qkv search; default: latent.")
+]
+Rank = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Dimensions of latent semantics; default: half the rank, from 30 to 300."),
+]
 Passage = Annotated[
     int | None,
-    typer.Option(metavar="WORDS", min=0, help="At most, in a passage; else 200. 0: documents stay whole."),
+    typer.Option(metavar="WORDS", min=0, help="Maximum words per passage; 0 keeps documents whole; default: 200."),
 ]
 Stem = Annotated[bool, typer.Option("--stem", help="Compare English words by their stems.")]
 
 # -- join, fit join -------------------------------------------------------------------------------------
 
-Left = Annotated[str, typer.Argument(metavar="LEFT", help="The table that asks.", show_default=False)]
-Right = Annotated[str | None, typer.Argument(metavar="RIGHT", help="The table that is asked.", show_default=False)]
+LeftTable = Annotated[str, typer.Argument(metavar="LEFT", help="Table whose rows are the queries.", show_default=False)]
+RightTable = Annotated[
+    str | None, typer.Argument(metavar="RIGHT", help="Table whose rows are the keys.", show_default=False)
+]
 JoinedOn = Annotated[
     str | None,
-    typer.Option(metavar="A[,B=C]", help="Columns to compare; all that both have, where left out."),
+    typer.Option(metavar="A[,B=C]", help="Columns to compare; default: all that both tables have."),
 ]
 Candidates = Annotated[
     int | None,
-    typer.Option(metavar="N", min=1, help="Right rows looked at for each left one; all, or 50 if large."),
+    typer.Option(metavar="N", min=1, help="Candidate rows per left row; default: all, or 50 for large tables."),
+]
+
+# -- look, roles ----------------------------------------------------------------------------------------
+
+ModelFolder = Annotated[
+    str | None, typer.Option(metavar="FOLDER", help="Model, as save_pretrained writes it; default: all-MiniLM-L6-v2.")
 ]

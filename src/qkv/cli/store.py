@@ -1,34 +1,19 @@
-"""`qkv store`: make a database on disk, and keep it."""
+"""`qkv store`: create and maintain a database on disk."""
+
+from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qkv.cli.shared_options import KeyColumns, NormalizerName, ScoreName, Threshold, ValueColumn
+from qkv.core.progress import ProgressBar
 from qkv.errors import DamagedStoreError, OptionError
 
 if TYPE_CHECKING:
     from qkv.database.storage.stored import StoredDatabase
 
 __all__ = ["store"]
-
-_HELP = """Make and keep a database on disk, which qkv ask takes in place of a file.
-
-Rows are appended and deleted in versions; what is acknowledged is on the disk, synced. A database larger than
-memory is asked block by block.
-
-\b
-Examples:
-  qkv store create people.qkv people.csv --key name --value income
-  qkv ask people.qkv "Jon Smiht"
-  qkv store append people.qkv people.csv
-  qkv store delete people.qkv "city = 'Oslo'"
-  qkv store versions people.qkv
-  qkv ask people.qkv --version 2 "Jon Smiht"
-  qkv store compact people.qkv --keep 1
-  qkv store verify people.qkv
-  qkv store create guests.qkv people.csv --key name --value city --encoder latent
-  qkv ask guests.qkv "Smith"
-"""
 
 store = typer.Typer(
     invoke_without_command=True,
@@ -37,44 +22,63 @@ store = typer.Typer(
 )
 
 
-@store.callback(help=_HELP)
+@store.callback()
 def _store(context: typer.Context) -> None:
+    """Create and maintain a database on disk, which qkv ask takes instead of a file.
+
+    Rows are appended and deleted in versions; every change is synced to the disk before the command returns. A
+    database larger than memory is read block by block.
+
+    \b
+    Examples:
+      qkv store create people.qkv people.csv --key name --value income
+      qkv ask people.qkv "Jon Smiht"
+      qkv store append people.qkv people.csv
+      qkv store delete people.qkv "city = 'Oslo'"
+      qkv store versions people.qkv
+      qkv ask people.qkv --version 2 "Jon Smiht"
+      qkv store compact people.qkv --keep 1
+      qkv store verify people.qkv
+      qkv store create guests.qkv people.csv --key name --value city --encoder latent
+      qkv ask guests.qkv "Smith"
+    """
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
-Folder = Annotated[str, typer.Argument(metavar="STORE", help="The folder of the store.", show_default=False)]
+StorePath = Annotated[str, typer.Argument(metavar="STORE", help="Folder of the store.", show_default=False)]
 
 
 @store.command()
 def create(
-    path: Folder,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The first rows, as qkv ask takes.", show_default=False)],
-    key: Annotated[str, typer.Option(metavar="A[,B]", help="The key column, or several.", show_default=False)] = "",
-    value: Annotated[str, typer.Option(metavar="C", help="The value column.", show_default=False)] = "",
-    score: Annotated[
-        str | None, typer.Option(metavar="NAME[:NUMBER]", help="How keys are compared, unless ask says.")
-    ] = None,
-    normalizer: Annotated[
-        str | None, typer.Option(metavar="NAME[:NUMBER]", help="How scores become weights, unless ask says.")
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(metavar="NUMBER", help="Least similarity, or largest distance, of a match."),
-    ] = None,
+    path: StorePath,
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="First rows, in a format of qkv ask.", show_default=False)
+    ],
+    key: KeyColumns = "",
+    value: ValueColumn = "",
+    score: ScoreName = None,
+    normalizer: NormalizerName = None,
+    threshold: Threshold = None,
     encoder: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|PATH",
-            help="Compare vectors of keys: latent[:RANK], sentences, table, a model's folder, word vectors.",
+            help="Compare keys as vectors: latent[:RANK], sentences, table, a model folder, or a word vector file.",
         ),
     ] = None,
     backend: Annotated[
-        str, typer.Option(metavar="arrow|lance", help="What the store is made of; lance is an extra.")
+        str, typer.Option(metavar="arrow|lance", help="Storage format; lance needs the extra of this name.")
     ] = "arrow",
 ) -> None:
-    """Make a store from the rows of a file. It remembers its key and value."""
-    from qkv.core.progress import ProgressBar
+    """Create a store from the rows of a file.
+
+    The store remembers the key, the value, and the defaults for score, normalizer and threshold.
+
+    \b
+    Example:
+      qkv store create people.qkv people.csv --key name --value income
+    """
     from qkv.database.database import Database
 
     if not key or not value:
@@ -82,7 +86,7 @@ def create(
             f"there is no --{'value' if key else 'key'}. Name the column, as in --key name --value income."
         )
     with ProgressBar() as progress:
-        made = Database.create(
+        created = Database.create(
             path,
             file,
             key,
@@ -94,20 +98,23 @@ def create(
             backend=backend,
             progress=progress,
         )
-    print(made)
+    print(created)
 
 
 @store.command()
 def append(
-    path: Folder,
+    path: StorePath,
     files: Annotated[
         list[str],
-        typer.Argument(metavar="FILE", help="Rows with the store's columns.", show_default=False),
+        typer.Argument(metavar="FILE", help="Files of rows with the columns of the store.", show_default=False),
     ],
 ) -> None:
-    """Add the rows of files, all or none, as one version."""
-    from qkv.core.progress import ProgressBar
+    """Append the rows of files as one new version.
 
+    \b
+    Example:
+      qkv store append people.qkv people.csv
+    """
     opened = _open(path)
     before = len(opened.store)
     with ProgressBar() as progress:
@@ -115,34 +122,48 @@ def append(
     print(f"{_counted(len(opened.store) - before, 'row')} added; {opened}")
 
 
-@store.command()
+@store.command(short_help="Delete the rows that satisfy a predicate.")
 def delete(
-    path: Folder,
+    path: StorePath,
     where: Annotated[
-        str, typer.Argument(metavar="SQL", help="A predicate; rows that satisfy it go.", show_default=False)
+        str, typer.Argument(metavar="SQL", help="SQL predicate of the rows to delete.", show_default=False)
     ],
 ) -> None:
-    """Take out the rows that satisfy a predicate. Older versions keep them until compact --keep."""
+    """Delete the rows that satisfy a predicate; older versions keep them until `compact --keep`.
+
+    \b
+    Example:
+      qkv store delete people.qkv "city = 'Oslo'"
+    """
     opened = _open(path)
-    gone = opened.delete(where)
-    print(f"{_counted(gone, 'row')} deleted; {opened}")
+    deleted = opened.delete(where)
+    print(f"{_counted(deleted, 'row')} deleted; {opened}")
 
 
 @store.command()
-def versions(path: Folder) -> None:
-    """List the versions that can be asked, oldest first."""
+def versions(path: StorePath) -> None:
+    """List the versions, oldest first.
+
+    \b
+    Example:
+      qkv store versions people.qkv
+    """
     for version in _open(path, damaged="skip").versions():
         written = version.written.astimezone().isoformat(" ", "seconds")
         print(f"{version.number:>8}  {written}  {version.operation:<8} {_counted(version.rows, 'row')}")
 
 
-@store.command(short_help="Rewrite small and thinned blocks into full ones.")
+@store.command(short_help="Merge small blocks and free disk space.")
 def compact(
-    path: Folder,
-    keep: Annotated[int | None, typer.Option(metavar="N", min=1, help="Forget all but the N newest versions.")] = None,
+    path: StorePath,
+    keep: Annotated[int | None, typer.Option(metavar="N", min=1, help="Delete all but the N newest versions.")] = None,
 ) -> None:
-    """Rewrite small and thinned blocks into full ones, and free what no version needs."""
-    from qkv.core.progress import ProgressBar
+    """Merge small blocks and blocks with deleted rows, and free disk space that no version uses.
+
+    \b
+    Example:
+      qkv store compact people.qkv --keep 1
+    """
     from qkv.plan.cost import memory_text
 
     opened = _open(path)
@@ -151,11 +172,14 @@ def compact(
     print(f"{memory_text(freed)} freed; {opened}")
 
 
-@store.command(short_help="Compare every byte with its checksum.")
-def verify(path: Folder) -> None:
-    """Compare every byte with its checksum; damaged files are named, and the exit code is 2."""
-    from qkv.core.progress import ProgressBar
+@store.command(short_help="Verify the checksums of all files.")
+def verify(path: StorePath) -> None:
+    """Verify the checksums of all files; damaged files are named, and the exit code is 2.
 
+    \b
+    Example:
+      qkv store verify people.qkv
+    """
     opened = _open(path, damaged="skip")
     with ProgressBar() as progress:
         damages = opened.verify(progress)
@@ -163,14 +187,14 @@ def verify(path: Folder) -> None:
         raise DamagedStoreError(
             f"{path!r} is damaged: {'; '.join(map(str, damages))}. Restore these files from a copy."
         )
-    print(f"every byte is as it was written; {opened}")
+    print(f"all checksums match; {opened}")
 
 
-def _open(path: str, damaged: str = "refuse") -> "StoredDatabase":
+def _open(path: str, damaged: str = "refuse") -> StoredDatabase:
     from qkv.database.storage.create import open_database
 
     return open_database(path, None, None, fold=None, memory="512 MiB", damaged=damaged)
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -1,41 +1,57 @@
-"""Answers on the terminal: a headline for each query, the rows it rests on with bars, and how it was done."""
+"""Answers on the terminal: one headline per query, its evidence with bars, and notes on how it was computed."""
 
-from typing import Any
+from __future__ import annotations
 
-from qkv.database.answer import Answer
-from qkv.database.database import Database
-from qkv.database.io.formatting import format_spread, format_value
+import sys
+from typing import TYPE_CHECKING, Literal
 
-__all__ = ["Table"]
+if TYPE_CHECKING:
+    from rich.console import Console
 
-_BAR = 12
+    from qkv.database.answer import Answer
+
+__all__ = ["TableWriter", "new_console"]
+
+_BAR_WIDTH = 12
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
-class Table:
-    """Writes answers for people. Rich leaves colours out where NO_COLOR is set or no terminal reads."""
+def new_console(width: int = 140) -> Console:
+    """Create a console for stdout.
 
-    def __init__(self, database: Database, rows_shown: int, explain: bool) -> None:
-        from rich.console import Console
+    Rich leaves colours out if NO_COLOR is set or stdout is not a terminal.
 
-        self._rows_shown = rows_shown
+    Args:
+        width: columns if stdout is not a terminal and COLUMNS is not set.
+    """
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=False, file=sys.stdout)
+    if not console.is_terminal and "COLUMNS" not in console._environ:
+        console.width = width
+    return console
+
+
+class TableWriter:
+    """Prints answers as tables for people."""
+
+    def __init__(self, rows: int, explain: bool) -> None:
+        self._rows = rows
         self._explain = explain
-        self._console = Console(highlight=False, soft_wrap=False)
-        if not self._console.is_terminal and "COLUMNS" not in self._console._environ:
-            self._console.width = 140
+        self._console = new_console()
         self._notes: tuple[str, ...] = ()
-        self._plan: Any = None
+        self._plan: object = None
 
     def write(self, answer: Answer) -> None:
-        """Print the answers of a chunk."""
+        """Print the answers to several queries."""
         self._notes, self._plan = answer.notes, self._plan or answer.plan
         for one in answer:
-            self._headline(one)
-            if self._rows_shown and one.found:
-                self._evidence(one)
+            self._print_headline(one)
+            if self._rows and one.found:
+                self._print_evidence(one)
 
     def finish(self) -> None:
-        """Print how it was done."""
+        """Print the notes and the plan."""
         if self._notes:
             self._console.print()
         for note in self._notes:
@@ -44,11 +60,13 @@ class Table:
             self._console.print()
             self._console.print(str(self._plan), markup=False)
 
-    def _headline(self, one: Answer) -> None:
+    def _print_headline(self, one: Answer) -> None:
         from rich.text import Text
 
-        asked = ", ".join(map(format_value, one.query)) if isinstance(one.query, tuple) else format_value(one.query)
-        line = Text(asked, style="bold")
+        from qkv.database.io.formatting import format_spread, format_value
+
+        cells = one.query if isinstance(one.query, tuple) else (one.query,)
+        line = Text(", ".join(map(format_value, cells)), style="bold")
         line.append(" → ", style="dim")
         if one.found:
             share = one.probabilities.get(one.value)
@@ -61,48 +79,52 @@ class Table:
             line.append(f": {one.reason}", style="yellow")
         self._console.print(line, soft_wrap=True)
 
-    def _evidence(self, one: Answer) -> None:
-        from rich.table import Table as Grid
+    def _print_evidence(self, one: Answer) -> None:
+        from rich.table import Table
 
-        measure = [] if not one.measure else [one.measure]
-        names = self._fitting(one, 24 + sum(len(title) + 2 for title in measure))
-        grid = Grid(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
+        from qkv.database.io.formatting import format_value
+
+        measure = [one.measure] if one.measure else []
+        names = self._fitting_columns(one, 24 + sum(len(title) + 2 for title in measure))
+        grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", show_edge=False)
         grid.add_column("  weight", no_wrap=True)
         for title in measure:
             grid.add_column(title, justify="right", no_wrap=True)
         for name in names:
             style = "cyan" if name in one.keys else "green" if name == one.value_name else ""
-            number = isinstance(one.rows[0].record[name], int | float)
-            justify: Any = "right" if number else "left"
+            numeric = isinstance(one.rows[0].record[name], int | float)
+            justify: Literal["left", "right"] = "right" if numeric else "left"
             grid.add_column(name, style=style, justify=justify, no_wrap=True, overflow="ellipsis")
-        heaviest = max((evidence.weight for evidence in one.rows), default=1.0)
-        for evidence in one.rows:
-            near = evidence.similarity if evidence.similarity is not None else evidence.distance
+        maximum = max((row.weight for row in one.rows), default=1.0)
+        for row in one.rows:
+            near = row.similarity if row.similarity is not None else row.distance
             measured = [f"{near:.2f}" if one.measure == "similarity" else format_value(near)] if measure else []
-            cells = [format_value(evidence.record[name]) for name in names]
-            grid.add_row(f"  {_bar(evidence.weight / heaviest)} {evidence.weight:.3f}", *measured, *cells)
+            cells = [format_value(row.record[name]) for name in names]
+            grid.add_row(f"  {_bar(row.weight / maximum)} {row.weight:.3f}", *measured, *cells)
         self._console.print(grid, markup=False)
-        held = sum(evidence.weight for evidence in one.rows)
+        shown = sum(row.weight for row in one.rows)
         hidden = len(one.table.column_names) - len(names)
-        below = [f"these rows hold {held:.0%} of the weight"] if 0 < held < 0.995 else []
-        below += [f"{hidden} more column{'s' * (hidden > 1)}"] if hidden > 0 else []
-        if below:
-            self._console.print(f"  {'; '.join(below)}", style="dim")
+        remarks = [f"these rows have {shown:.0%} of the weight"] if 0 < shown < 0.995 else []
+        remarks += [f"{hidden} more column{'s' * (hidden > 1)}"] if hidden > 0 else []
+        if remarks:
+            self._console.print(f"  {'; '.join(remarks)}", style="dim")
 
-    def _fitting(self, one: Answer, taken: int) -> list[str]:
-        """Key and value first, then as many other columns as the width holds whole."""
+    def _fitting_columns(self, one: Answer, used: int) -> list[str]:
+        """Return the key and value columns, and as many others as fit beside `used` characters."""
+        from qkv.database.io.formatting import format_value
+
         first = [*one.keys, one.value_name]
         fitting = []
         for name in dict.fromkeys([*first, *one.table.column_names]):
-            taken += 2 + max(len(name), *(len(format_value(row.record[name])) for row in one.rows))
-            if name not in first and taken > self._console.width:
+            used += 2 + max(len(name), *(len(format_value(row.record[name])) for row in one.rows))
+            if name not in first and used > self._console.width:
                 break
             fitting.append(name)
         return fitting
 
 
 def _bar(share: float) -> str:
-    """A bar of twelve characters, filled in eighths."""
-    eighths = round(max(0.0, min(1.0, share)) * _BAR * 8)
+    """Draw a bar of 12 characters in steps of an eighth."""
+    eighths = round(max(0.0, min(1.0, share)) * _BAR_WIDTH * 8)
     full, rest = divmod(eighths, 8)
-    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(_BAR)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(_BAR_WIDTH)
