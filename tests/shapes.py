@@ -7,6 +7,7 @@ are checked: mypy sees the others, and the library's own errors speak first wher
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import sys
@@ -41,7 +42,16 @@ def checked(function: Any) -> Any:
 
     hints = {name: hint for name, hint in function.__annotations__.items() if _AXES.search(hint)}
     function.__annotations__ = {name: _evaluated(hint, function) for name, hint in hints.items()}
-    return jaxtyped(function, typechecker=beartype)
+    with_checks = jaxtyped(function, typechecker=beartype)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        torch = sys.modules.get("torch")
+        # To compare a symbolic length with a number would fix it in the graph.
+        exporting = torch is not None and torch.compiler.is_exporting()
+        return (function if exporting else with_checks)(*args, **kwargs)
+
+    return call
 
 
 def _evaluated(hint: str, function: Any) -> Any:

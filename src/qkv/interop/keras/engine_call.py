@@ -1,10 +1,10 @@
-"""From what Keras hands a layer to one call of the engine, on any backend."""
+"""Call the engine from a Keras layer, on any backend."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias, TypedDict, cast
 
 import keras
 from keras import ops
@@ -13,24 +13,39 @@ import qkv
 from qkv.core.equation import BoundCall, dense
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
 from qkv.errors import OptionError
 from qkv.masks import Mask
 from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.readouts import Dense
 from qkv.scores import Score
 
-__all__ = ["EngineOptions", "attend", "and_masks", "next_seed"]
+__all__ = ["EngineOptions", "OptionsConfig", "Weighted", "and_masks", "attend", "next_seed"]
 
 _START = Positions(align="start")
 
+Seed: TypeAlias = Any
+"""An integer, or the two integers of a Keras seed generator as an array of the backend."""
+
+Weighted = tuple[Float[Array, "*batch q value_width"], Float[Array, "*batch q k"] | None]
+"""An output, and the weights before dropout if they were requested."""
+
+
+class OptionsConfig(TypedDict):
+    """The configuration of `EngineOptions` in the files of Keras."""
+
+    normalizer: str
+    kernel: str | None
+    memory: int | str
+
 
 class EngineOptions:
-    """What the layers take beside Keras' arguments, and keep in their files.
+    """The arguments that the layers accept in addition to those of Keras, and save in their configuration.
 
     Args:
-        normalizer: how scores become weights: a name in `qkv.normalizers`, such as "sparsemax".
-        kernel: name of the kernel that must run it; None: the planner chooses.
-        memory: what may be allocated beyond inputs and output.
+        normalizer: name of a normalizer in `qkv.normalizers`, such as "sparsemax".
+        kernel: name of the kernel to run; None lets the planner choose.
+        memory: memory limit beyond inputs and output, as in `qkv.attend`.
 
     Raises:
         OptionError: there is no such normalizer.
@@ -38,34 +53,47 @@ class EngineOptions:
 
     def __init__(self, normalizer: str, kernel: str | None, memory: int | str) -> None:
         if normalizer not in NORMALIZERS:
-            raise OptionError(f"there is no normalizer {normalizer!r}. Choose one of {', '.join(NORMALIZERS)}.")
+            raise OptionError(f"normalizer must be one of {', '.join(NORMALIZERS)}, got {normalizer!r}.")
         self.normalizer, self.kernel, self.memory = normalizer, kernel, memory
 
     def build_normalizer(self) -> Normalizer:
-        """The normalizer."""
+        """Return a new normalizer of the chosen type."""
         return NORMALIZERS[self.normalizer]()
 
-    def config(self) -> dict[str, Any]:
-        """For `get_config`."""
+    def config(self) -> OptionsConfig:
+        """Return the arguments, for `get_config` of a layer."""
         return {"normalizer": self.normalizer, "kernel": self.kernel, "memory": self.memory}
 
 
+class _Call(TypedDict):
+    """Keyword arguments of `qkv.observe`."""
+
+    score: Score
+    normalizer: Normalizer
+    mask: Mask | None
+    positions: Positions
+    dropout: float
+    seed: Seed | None
+    kernel: str | None
+    memory: int | str
+
+
 def attend(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: Float[Array, "*batch q width"],
+    key: Float[Array, "*batch k width"],
+    value: Float[Array, "*batch k value_width"],
     score: Score,
     mask: Mask | None,
     options: EngineOptions,
     dropout: float,
-    seed: Any,
-    with_scores: bool,
-) -> tuple[Any, Any]:
-    """Output and, where they are wanted, weights before dropout. Query 0 stands at key 0."""
+    seed: Seed | None,
+    return_weights: bool,
+) -> Weighted:
+    """Compute the output and, if requested, the weights before dropout; query 0 is aligned with key 0."""
     normalizer = options.build_normalizer()
     if not all(isinstance(n, int) for x in (query, key, value) for n in ops.shape(x)):
-        return _unknown(query, key, value, score, normalizer, mask, dropout, seed, with_scores)
-    asked = {
+        return _attend_unknown_lengths(query, key, value, score, normalizer, mask, dropout, seed, return_weights)
+    call: _Call = {
         "score": score,
         "normalizer": normalizer,
         "mask": mask,
@@ -75,54 +103,57 @@ def attend(
         "kernel": options.kernel,
         "memory": options.memory,
     }
-    return _observer()(query, key, value, [Dense()] if with_scores else [], asked)
+    return _observe_function()(query, key, value, call, return_weights)
 
 
-def _observed(query: Any, key: Any, value: Any, readouts: list[Any], asked: Any) -> tuple[Any, Any]:
-    seen = qkv.observe(query, key, value, readouts=readouts, **asked)
-    return seen.output, seen.readouts[0] if readouts else None
+def _observe(query: Array, key: Array, value: Array, call: _Call, return_weights: bool) -> Weighted:
+    observation = qkv.observe(query, key, value, readouts=[Dense()] if return_weights else [], **call)
+    return observation.output, observation.readouts[0] if return_weights else None
 
 
 @cache
-def _observer() -> Callable[..., tuple[Any, Any]]:
-    """What calls the engine. torch.compile leaves it out of its graph: Keras' own seeds and the weights that
-    a layer may be asked for are nothing it could look into.
+def _observe_function() -> Callable[[Array, Array, Array, _Call, bool], Weighted]:
+    """Return `_observe`; on the PyTorch backend, excluded from graphs of torch.compile.
+
+    The compiler cannot trace the seed generators of Keras and the optional weights.
     """
     if keras.backend.backend() != "torch":
-        return _observed
+        return _observe
     import torch
 
-    found: Callable[..., tuple[Any, Any]] = torch.compiler.disable(_observed)  # type: ignore[no-untyped-call]
-    return found
+    return cast(
+        "Callable[[Array, Array, Array, _Call, bool], Weighted]",
+        torch.compiler.disable(_observe),  # type: ignore[no-untyped-call]
+    )
 
 
-def _unknown(
-    query: Any,
-    key: Any,
-    value: Any,
+def _attend_unknown_lengths(
+    query: Array,
+    key: Array,
+    value: Array,
     score: Score,
     normalizer: Normalizer,
     mask: Mask | None,
     dropout: float,
-    seed: Any,
-    with_scores: bool,
-) -> tuple[Any, Any]:
-    """The dense equation, where TensorFlow's graph does not know how long its tensors will be."""
+    seed: Seed | None,
+    return_weights: bool,
+) -> Weighted:
+    """Evaluate the dense equation, in a graph of TensorFlow whose tensors have unknown lengths."""
     (*batch, q, _), k = ops.shape(query), ops.shape(key)[-2]
     seed = None if seed is None else (seed[0], seed[1])
     half = keras.backend.standardize_dtype(value.dtype) in ("float16", "bfloat16")
     dtype = value.dtype
     query, key, value = (ops.cast(x, "float32") if half else x for x in (query, key, value))
     tile = Tile.whole(q, k, tuple(batch), _START, seed=seed)
-    seen = dense(BoundCall(query, key, value, score, normalizer, mask, tile, dropout, dtype))
-    return seen.output, ops.cast(seen.weights, dtype) if with_scores else None
+    result = dense(BoundCall(query, key, value, score, normalizer, mask, tile, dropout, dtype))
+    return result.output, ops.cast(result.weights, dtype) if return_weights else None
 
 
 def and_masks(left: Mask | None, right: Mask | None) -> Mask | None:
-    """What both masks allow; None allows all."""
+    """Return the mask of the pairs that both masks allow; None allows all pairs."""
     return right if left is None else left if right is None else left & right
 
 
-def next_seed(generator: Any) -> Any:
-    """A seed of the engine from the next state of a Keras generator: another one for each call."""
-    return generator.next()  # two words, which the engine takes as they are
+def next_seed(generator: keras.random.SeedGenerator) -> Seed:
+    """Return a new seed for the engine from a Keras generator, which advances its state."""
+    return generator.next()  # two integers, which the engine accepts as a seed

@@ -1,4 +1,4 @@
-"""Keras' `MultiHeadAttention`: its projections, weights and conventions, with attention on the engine."""
+"""`MultiHeadAttention` of Keras, with its projections and weights, computed by the engine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from qkv.core.typing import Array
 from qkv.interop.keras.engine_call import EngineOptions, and_masks, attend, next_seed
 from qkv.masks import Causal, Mask, Pairs, Window
 from qkv.scores import ScaledDot
@@ -19,12 +20,15 @@ __all__ = ["MultiHeadAttention"]
 class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc, name-defined, unused-ignore]
     """Multi-head attention, as `keras.layers.MultiHeadAttention`.
 
-    Causal masks and windows are never made as arrays. A query that is masked, or left without keys, gets the
-    output of a weighted sum of nothing: the bias of the output projection.
+    Causal masks and windows are not allocated as arrays. The weighted sum of a query that is masked or has no
+    keys is 0, so its output is the bias of the output projection.
 
     Args:
-        num_heads, key_dim, value_dim, dropout, use_bias, output_shape, attention_axes, …: as in Keras.
-        normalizer, kernel, memory: of the engine; see `calls.Options`.
+        args: arguments of `keras.layers.MultiHeadAttention`.
+        normalizer: name of a normalizer in `qkv.normalizers`.
+        kernel: name of the kernel to run; None lets the planner choose.
+        memory: memory limit beyond inputs and output.
+        kwargs: arguments of `keras.layers.MultiHeadAttention`.
     """
 
     _sliding_window: int | None
@@ -41,43 +45,43 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc,
         self.engine = EngineOptions(normalizer, kernel, memory)
 
     def get_config(self) -> dict[str, Any]:
-        """Keras' configuration, and the engine's options."""
+        """Return the configuration of the layer: that of Keras and the options of the engine."""
         return {**super().get_config(), **self.engine.config()}
 
     def _compute_attention_mask(
         self,
-        query: Any,
-        value: Any,
-        query_mask: Any = None,
-        value_mask: Any = None,
-        key_mask: Any = None,
-        attention_mask: Any = None,
+        query: Array,
+        value: Array,
+        query_mask: Array | None = None,
+        value_mask: Array | None = None,
+        key_mask: Array | None = None,
+        attention_mask: Array | None = None,
         use_causal_mask: bool = False,
     ) -> Mask | None:
-        """What all masks allow, as one mask of the engine; `query` and `value` before their projections."""
-        found: Mask | None = None
+        """Combine all masks into one mask of the engine; `query` and `value` are not projected yet."""
+        mask: Mask | None = None
         window = self._sliding_window
-        # Keras means the first axis after the batch; along others it has arrays of pairs.
-        plain = self._attention_axes == (1,)
-        if plain and use_causal_mask:
-            found, use_causal_mask = Causal("start"), False
-        if plain and window is not None:
-            found, self._sliding_window = and_masks(found, Window(window - 1, window - 1)), None
+        # Keras applies these along the first axis after the batch; for other axes it builds an array of pairs.
+        one_axis = self._attention_axes == (1,)
+        if one_axis and use_causal_mask:
+            mask, use_causal_mask = Causal("start"), False
+        if one_axis and window is not None:
+            mask, self._sliding_window = and_masks(mask, Window(window - 1, window - 1)), None
         try:
             array = super()._compute_attention_mask(
                 query, value, query_mask, value_mask, key_mask, attention_mask, use_causal_mask
             )
         finally:
             self._sliding_window = window
-        return and_masks(self._pairs(array, len(query.shape) + 1), found)
+        return and_masks(self._pair_mask(array, len(query.shape) + 1), mask)
 
-    def _pairs(self, mask: Any, rank: int) -> Mask | None:
-        """Keras' array of pairs, before projected queries of this rank: heads and axes in between are 1."""
+    def _pair_mask(self, mask: Array | None, rank: int) -> Mask | None:
+        """Return Keras' array of pairs as a mask for projected queries of this rank, the same for all heads."""
         if mask is None:
             return None
         mask, count = ops.cast(mask, "bool"), len(self._attention_axes)
         while len(mask.shape) < rank - 1 + count:
-            # Where Keras puts them: before the axes of attention.
+            # Keras inserts missing axes before the axes of attention.
             mask = ops.expand_dims(mask, -2 * count - 1) if len(mask.shape) >= 2 * count else mask[None]
         if count > 1:
             lengths = ops.shape(mask)
@@ -87,15 +91,15 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc,
 
     def _compute_attention(
         self,
-        query: Any,
-        key: Any,
-        value: Any,
-        attention_mask: Any = None,
+        query: Array,
+        key: Array,
+        value: Array,
+        attention_mask: Array | Mask | None = None,
         training: bool | None = None,
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
-    ) -> tuple[Any, Any]:
-        """Attention of projected heads `(batch, *axes, heads, width)`; weights `(batch, …, heads, q, k)`."""
+    ) -> tuple[Array, Array | None]:
+        """Attend with projected heads `(batch, *axes, heads, width)`; weights are `(batch, …, heads, q, k)`."""
         if self._flash_attention and return_attention_scores:
             raise ValueError(
                 "Returning attention scores is not supported when flash attention is enabled. Please disable "
@@ -103,10 +107,10 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc,
             )
         query, key, value = (ops.convert_to_tensor(x) for x in (query, key, value))
         if attention_mask is not None and not isinstance(attention_mask, Mask):
-            attention_mask = self._pairs(attention_mask, len(query.shape))
+            attention_mask = self._pair_mask(attention_mask, len(query.shape))
         if use_causal_mask:
             attention_mask = and_masks(attention_mask, Causal("start"))
-        drops = bool(training) and self._dropout > 0
+        drop = bool(training) and self._dropout > 0
         output, weights = attend(
             self._to_heads(query),
             self._to_heads(key),
@@ -114,8 +118,8 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc,
             ScaledDot(),
             attention_mask,
             self.engine,
-            self._dropout if drops else 0.0,
-            next_seed(self._dropout_layer.seed_generator) if drops else None,
+            self._dropout if drop else 0.0,
+            next_seed(self._dropout_layer.seed_generator) if drop else None,
             return_attention_scores,
         )
         if weights is not None and len(self._attention_axes) > 1:
@@ -123,8 +127,8 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc,
             weights = ops.reshape(weights, (*ops.shape(weights)[:-2], *sides))
         return self._from_heads(output, query), weights
 
-    def _to_heads(self, x: Any) -> Any:
-        """`(batch, *axes, heads, width)` as `(batch, *other axes, heads, length, width)`."""
+    def _to_heads(self, x: Array) -> Array:
+        """Transpose `(batch, *axes, heads, width)` to `(batch, *other axes, heads, length, width)`."""
         x = ops.transpose(x, self._order(len(x.shape)))
         lengths = ops.shape(x)
         count = len(self._attention_axes)
@@ -132,8 +136,8 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc,
             return x
         return ops.reshape(x, (*lengths[: -count - 1], math.prod(lengths[-count - 1 : -1]), lengths[-1]))
 
-    def _from_heads(self, output: Any, query: Any) -> Any:
-        """Back to where the queries stood."""
+    def _from_heads(self, output: Array, query: Array) -> Array:
+        """Transpose the output back to the axes of the query."""
         rank, lengths = len(query.shape), ops.shape(query)
         order = self._order(rank)
         if len(self._attention_axes) > 1:

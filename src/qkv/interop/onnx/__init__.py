@@ -1,6 +1,6 @@
-"""ONNX: its `Attention` operator on arrays, and models written to files that hold it."""
+"""ONNX: the `Attention` operator on arrays, and export of models that call qkv."""
 
-from qkv.interop.onnx.attention_operator import AttentionOutputs, attention
+from qkv.interop.onnx.attention_operator import OperatorOutputs, attention
 from qkv.interop.onnx.exporter import export
 
-__all__ = ["AttentionOutputs", "attention", "export"]
+__all__ = ["OperatorOutputs", "attention", "export"]

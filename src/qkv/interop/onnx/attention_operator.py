@@ -1,12 +1,12 @@
-"""The `Attention` operator of ONNX, said in qkv's words and run by its engine.
+"""The `Attention` operator of ONNX, translated to a call of the engine.
 
     Q * sqrt(scale) · K * sqrt(scale)  ->  Softcap  ->  + mask  ->  Softmax  ->  · V
 
-A boolean mask, causality, windows and lengths become masks; a float mask becomes a bias. Nothing of the size
-of queries times keys is made unless the mask is of that size or the fourth output is asked for.
+A boolean mask, causality, windows and lengths become masks; a float mask becomes a bias. Arrays of q · k
+elements are allocated only if the given mask has that size or the fourth output is requested.
 
 Source: https://onnx.ai/onnx/operators/onnx__Attention.html, versions 23, 24 and 25, as corrected in onnx
-1.23: a query that may attend to no key gives 0, not NaN, which is qkv's rule too.
+1.23: a query that may attend to no key gives 0, not NaN, as everywhere in qkv.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from qkv.core.arrays import (
-    Array,
     cast,
     dtype_name,
     is_array,
@@ -29,25 +28,27 @@ from qkv.core.arrays import (
 )
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Shaped
 from qkv.engine import attend, observe
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.interop.onnx.attributes import Attributes
 from qkv.masks import Causal, Keys, Lengths, Mask, Pairs, Window
+from qkv.normalizers import Normalizer
 from qkv.readouts import Dense
-from qkv.scores import Biased, Constant, ScaledDot, Softcap
+from qkv.scores import Biased, Constant, ScaledDot, Score, Softcap
 
-__all__ = ["AttentionOutputs", "attention"]
+__all__ = ["OperatorOutputs", "attention"]
 
 
-class AttentionOutputs(NamedTuple):
+class OperatorOutputs(NamedTuple):
     """The four outputs of the operator.
 
     Attributes:
-        Y: `(batch, q_num_heads, q, value_width)`, or `(batch, q, q_num_heads * value_width)` of inputs with
+        Y: `(batch, q_num_heads, q, value_width)`, or `(batch, q, q_num_heads * value_width)` for inputs with
             three axes.
-        present_key: `(batch, kv_num_heads, k, width)`: the past and what is new.
-        present_value: `(batch, kv_num_heads, k, value_width)`.
-        qk_matmul_output: `(batch, q_num_heads, q, k)`; None unless `qk_matmul_output_mode` is given.
+        present_key: `(batch, kv_num_heads, past + k, width)`, the past and the new keys.
+        present_value: `(batch, kv_num_heads, past + k, value_width)`.
+        qk_matmul_output: `(batch, q_num_heads, q, past + k)`; None unless `qk_matmul_output_mode` is given.
     """
 
     Y: Array
@@ -66,39 +67,41 @@ def attention(
     nonpad_kv_seqlen: Array | None = None,
     *,
     opset: int = 25,
-    **attributes: Any,
-) -> AttentionOutputs:
+    **attributes: bool | int | float | None,
+) -> OperatorOutputs:
     """Run the `Attention` operator of ONNX on NumPy or PyTorch arrays.
 
         Y = softmax(softcap(scale · Q Kᵀ) + bias) V
 
-    What a node leaves to its implementation is done as everywhere in qkv, and differs from the reference
-    implementation of onnx in three points: half precision is accumulated in float32, and `softmax_precision`
-    asks for at least that precision; a NaN under a boolean mask, causality, a window or a length is not read
-    (a float mask is added to what it finds there, so it stays NaN); and with mode 0 the fourth output is the
-    product before the soft cap, as the operator's text and function body say.
+    Three choices that the operator leaves to the implementation differ from the reference implementation of
+    onnx. Half precision is accumulated in float32, and `softmax_precision` raises that precision further. NaN
+    in a key or value that is excluded by a boolean mask, causality, a window or a length does not reach the
+    output; a float mask is added to NaN, which stays NaN. With mode 0 the fourth output is the product before
+    the soft cap, as in the text and function body of the operator.
 
     Args:
         Q: `(batch, q_num_heads, q, width)`, or `(batch, q, q_num_heads * width)`.
         K: `(batch, kv_num_heads, k, width)`, or `(batch, k, kv_num_heads * width)`.
         V: `(batch, kv_num_heads, k, value_width)`, or `(batch, k, kv_num_heads * value_width)`.
-        attn_mask: broadcasts to `(batch, q_num_heads, q, past + k)`. Booleans, True may attend; or numbers,
-            which are added. From opset 24 its last axis may be shorter: what it leaves out is masked.
-        past_key, past_value: `(batch, kv_num_heads, past, ·)`, put before K and V.
-        nonpad_kv_seqlen: how many keys of each batch element are real, `(batch,)`. From opset 24, without a
-            past. Queries then stand at the end of the real keys.
+        attn_mask: broadcasts to `(batch, q_num_heads, q, past + k)`. Booleans exclude pairs where False;
+            numbers are added to the logits. From opset 24 the last axis may be shorter; missing keys are masked.
+        past_key: `(batch, kv_num_heads, past, width)`, prepended to K.
+        past_value: `(batch, kv_num_heads, past, value_width)`, prepended to V.
+        nonpad_kv_seqlen: `(batch,)`, the number of keys of each batch element that are not padding; requires
+            opset 24 and excludes a past. The queries are then aligned with the last of these keys.
         opset: version of the operator: 23, 24 or 25.
-        attributes: of the node, by their names: `is_causal`, `q_num_heads` and `kv_num_heads` (of inputs with
-            three axes), `scale`, `softcap`, `softmax_precision`, `left_window_size` and `right_window_size`
-            (from opset 25), and `qk_matmul_output_mode`, 0 to 3, which here also asks for the fourth output.
+        attributes: attributes of the node by name: `is_causal`; `q_num_heads` and `kv_num_heads` (for inputs
+            with three axes); `scale`; `softcap`; `softmax_precision`; `left_window_size` and
+            `right_window_size` (from opset 25); and `qk_matmul_output_mode` (0 to 3), which also requests the
+            fourth output.
 
     Returns:
         The four outputs, in the dtype of Q (the present value in that of V).
 
     Raises:
-        OptionError: an attribute that the version does not have, or a value it must not have.
-        ShapeError: inputs that do not fit each other.
-        KindError: inputs of several libraries, or a mask of integers.
+        OptionError: the opset has no such attribute, or its value is out of range.
+        ShapeError: the shapes of the inputs do not match.
+        KindError: the inputs belong to several libraries, or the mask holds integers.
 
     Example:
         >>> import numpy as np
@@ -109,54 +112,55 @@ def attention(
         >>> attention(q, k, v, qk_matmul_output_mode=3).qk_matmul_output
         array([[[[0.5, 0.5], [0.5, 0.5]]]])
     """
-    node = Attributes.of(opset, attributes)
+    node = Attributes.parse(opset, attributes)
     inputs = {"Q": Q, "K": K, "V": V, "attn_mask": attn_mask, "past_key": past_key, "past_value": past_value}
     _check_kinds(inputs)
-    flat = Q.ndim == 3
-    query, key, value = _with_heads(Q, K, V, node, opset)
-    present = _present(key, value, past_key, past_value, nonpad_kv_seqlen, opset)
-    sizes = _CallShape.of(query, *present)
-    mask, bias = _masks(sizes, attn_mask, nonpad_kv_seqlen, node, opset)
-    positions = _positions(sizes, past_key, nonpad_kv_seqlen)
+    three_axes = Q.ndim == 3
+    query, key, value = _split_heads(Q, K, V, node, opset)
+    present = _prepend_past(key, value, past_key, past_value, nonpad_kv_seqlen, opset)
+    shape = _CallShape.check(query, *present)
+    mask, bias = _mask_and_bias(shape, attn_mask, nonpad_kv_seqlen, node, opset)
+    positions = _positions(shape, past_key, nonpad_kv_seqlen)
 
-    query, key, value = (_wide(x, node) for x in (query, *present))
-    grouped = sizes.split(query, True), sizes.split(key, False), sizes.split(value, False)
-    product = Constant() if node.scale == 0 else ScaledDot(node.scale)
+    query, key, value = (_compute_dtype(x, node) for x in (query, *present))
+    grouped = shape.split(query, True), shape.split(key, False), shape.split(value, False)
+    product: Score = Constant() if node.scale == 0 else ScaledDot(node.scale)
     capped = Softcap(product, node.softcap) if node.softcap else product
     score = capped if bias is None else Biased(capped, bias)
 
-    mode, seen = node.qk_matmul_output_mode, None
+    mode, matrix = node.qk_matmul_output_mode, None
     if mode in (2, 3):
-        # Quadratic memory was asked for; the planner need not be told no.
-        memory = 2**29 + 4 * sizes.pairs * max(4, itemsize(dtype_name(query)))
+        # The requested output is quadratic, so the memory limit must allow it.
+        memory = 2**29 + 4 * shape.pairs * max(4, itemsize(dtype_name(query)))
         readout = Dense() if mode == 3 else _Logits()
         result = observe(*grouped, score=score, mask=mask, positions=positions, readouts=[readout], memory=memory)
-        output, seen = result.output, result.readouts[0]
+        output, matrix = result.output, result.readouts[0]
     else:
         output = attend(*grouped, score=score, mask=mask, positions=positions)
         if mode is not None:
-            seen = (product if mode == 0 else capped)(*(_at_least_single(x) for x in grouped[:2]))
+            left, right = (_at_least_float32(x) for x in grouped[:2])
+            matrix = (product if mode == 0 else capped)(left, right)
     xp = namespace(output)
-    if seen is not None:
-        seen = cast(xp.reshape(seen, (*sizes.batch_heads, sizes.q, sizes.k)), Q.dtype)
-    output = xp.reshape(cast(output, Q.dtype), (*sizes.batch_heads, sizes.q, output.shape[-1]))
-    if flat:
-        output = xp.reshape(xp.permute_dims(output, (0, 2, 1, 3)), (Q.shape[0], sizes.q, -1))
-    return AttentionOutputs(output, *present, seen)
+    if matrix is not None:
+        matrix = cast(xp.reshape(matrix, (*shape.batch_heads, shape.q, shape.k)), Q.dtype)
+    output = xp.reshape(cast(output, Q.dtype), (*shape.batch_heads, shape.q, output.shape[-1]))
+    if three_axes:
+        output = xp.reshape(xp.permute_dims(output, (0, 2, 1, 3)), (Q.shape[0], shape.q, -1))
+    return OperatorOutputs(output, *present, matrix)
 
 
 @dataclass(frozen=True, eq=False)
 class _Logits(Dense):
-    """All logits, −inf where a key is excluded."""
+    """All logits, −inf for excluded keys."""
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
-        """The logits."""
+    def read(self, logits: Array, weights: Array, normalizer: Normalizer, tile: Tile) -> Array:
+        """Return the logits."""
         return logits
 
 
 @dataclass(frozen=True)
 class _CallShape:
-    """The axes of a call. Where several heads of the query share one of the key, they become an axis."""
+    """The lengths of the axes of a call; heads of the query that share a key become an axis of their own."""
 
     batch: int
     heads: int
@@ -165,30 +169,30 @@ class _CallShape:
     k: int
 
     @classmethod
-    def of(cls, query: Array, key: Array, value: Array) -> _CallShape:
-        """Those of query, key and value with four axes."""
+    def check(cls, query: Array, key: Array, value: Array) -> _CallShape:
+        """Check the shapes of query, key and value with four axes, and return their lengths."""
         (batch, heads, q, width), (key_batch, kv_heads, k, key_width) = query.shape, key.shape
         if width != key_width:
             raise ShapeError(
-                f"the heads of Q have width {width}, those of K {key_width}. The operator takes their inner "
-                "product: give both the same width."
+                f"the heads of Q and K must have the same width, got width {width} and {key_width}. Project one of "
+                "them onto the width of the other."
             )
         if key_batch != batch or value.shape[:3] != (batch, kv_heads, k):
             raise ShapeError(
-                f"Q, K and V have shapes {tuple(query.shape)}, {tuple(key.shape)} and "
-                f"{tuple(value.shape)} as (batch, heads, length, width). The batch must be the same, and K "
-                "and V must have the same heads and length."
+                "Q, K and V must have the same batch, and K and V the same heads and length, got shapes "
+                f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)} as (batch, heads, length, "
+                "width)."
             )
         if heads % kv_heads:
             raise ShapeError(
-                f"Q has {heads} heads, K and V have {kv_heads}. q_num_heads must be a multiple of "
-                "kv_num_heads, so that each head of K serves as many of Q."
+                f"the number of heads of Q must be a multiple of the {kv_heads} heads of K and V, got {heads}. "
+                "Check q_num_heads and kv_num_heads."
             )
         return cls(batch, heads, kv_heads, q, k)
 
     @property
     def grouped(self) -> bool:
-        """Whether heads must be split: one head of the key for all of them broadcasts by itself."""
+        """Whether heads must be split; a single key head broadcasts without it."""
         return self.kv_heads not in (1, self.heads)
 
     @property
@@ -198,69 +202,68 @@ class _CallShape:
 
     @property
     def pairs(self) -> int:
-        """How many pairs of query and key there are."""
+        """Number of pairs of query and key."""
         return self.batch * self.heads * self.q * self.k
 
-    def split(self, x: Array, per_head: bool) -> Array:
-        """`(batch, heads, n, m)` as `(batch, kv_heads, group, n, m)`, where heads are split."""
+    def split(self, x: Shaped[Array, "batch heads rows cols"], per_head: bool) -> Array:
+        """Reshape `(batch, heads, rows, cols)` to `(batch, kv_heads, group, rows, cols)` if heads are grouped."""
         if not self.grouped:
             return x
-        xp, (batch, heads, *core) = namespace(x), x.shape
+        xp, (batch, heads, *matrix) = namespace(x), x.shape
         split = (self.kv_heads, self.heads // self.kv_heads) if per_head and heads != 1 else (heads, 1)
-        return xp.reshape(x, (batch, *split, *core))
+        return xp.reshape(x, (batch, *split, *matrix))
 
     def per_batch(self, x: Array) -> Array:
-        """`(batch,)` as one number for each batch element of the call."""
+        """Reshape `(batch,)` so that it broadcasts over the heads of the call."""
         return namespace(x).reshape(x, (-1, 1, 1) if self.grouped else (-1, 1))
 
 
-def _check_kinds(inputs: dict[str, Any]) -> None:
+def _check_kinds(inputs: dict[str, Array | None]) -> None:
     arrays = {name: x for name, x in inputs.items() if x is not None}
     for name, x in arrays.items():
         if not is_array(x):
-            raise KindError(f"{name} is a {type(x).__name__}. Give NumPy or PyTorch arrays.")
+            raise KindError(f"{name} must be a NumPy or PyTorch array, got a {type(x).__name__}.")
     library(*arrays.values())
     for name, x in arrays.items():
-        numbers = is_floating(x)
-        if not numbers and not (name == "attn_mask" and "bool" in dtype_name(x)):
-            wanted = (
-                "booleans, True means may attend, or floating-point numbers, which are added to the logits"
+        if not is_floating(x) and not (name == "attn_mask" and "bool" in dtype_name(x)):
+            condition = (
+                "booleans (True may attend) or floating-point numbers (added to the logits)"
                 if name == "attn_mask"
                 else "floating-point numbers"
             )
-            raise KindError(f"{name} holds {dtype_name(x)}. The operator takes {wanted}.")
+            raise KindError(f"{name} must hold {condition}, got {dtype_name(x)}.")
 
 
-def _with_heads(Q: Array, K: Array, V: Array, node: Attributes, opset: int) -> tuple[Array, Array, Array]:
-    """Query, key and value with four axes."""
+def _split_heads(Q: Array, K: Array, V: Array, node: Attributes, opset: int) -> tuple[Array, Array, Array]:
+    """Return query, key and value with four axes."""
     ranks = {Q.ndim, K.ndim, V.ndim}
     heads = {"q_num_heads": node.q_num_heads, "kv_num_heads": node.kv_num_heads}
     if ranks == {4}:
         for (name, n), x in zip(heads.items(), (Q, K), strict=True):
             if n is not None and (opset >= 25 or n != x.shape[1]):
                 raise OptionError(
-                    f"the attribute {name} is {n}, for inputs with four axes, of which the second says the "
-                    f"heads ({x.shape[1]}). Leave it out."
+                    f"{name} must be absent for inputs with four axes, got {n}. The second axis states the number "
+                    f"of heads ({x.shape[1]})."
                 )
         return Q, K, V
     if ranks != {3}:
         raise ShapeError(
-            f"Q, K and V have {Q.ndim}, {K.ndim} and {V.ndim} axes. They must all have four, (batch, heads, "
-            "length, width), or all three, (batch, length, heads * width)."
+            "Q, K and V must all have four axes (batch, heads, length, width), or all three (batch, length, heads "
+            f"* width), got {Q.ndim}, {K.ndim} and {V.ndim} axes."
         )
     for name, n in heads.items():
         if n is None:
-            raise OptionError(f"inputs with three axes need the attribute {name}, which is missing.")
+            raise OptionError(f"{name} must be given for inputs with three axes, got none.")
     split = []
     for name, x, attribute in (("Q", Q, "q_num_heads"), ("K", K, "kv_num_heads"), ("V", V, "kv_num_heads")):
         xp, n, (batch, length, width) = namespace(x), heads[attribute] or 1, x.shape
         if width % n:
-            raise ShapeError(f"the last axis of {name} is {width}, which {attribute}={n} does not divide.")
+            raise ShapeError(f"the last axis of {name} must be a multiple of {attribute}={n}, got {width}.")
         split.append(xp.permute_dims(xp.reshape(x, (batch, length, n, width // n)), (0, 2, 1, 3)))
     return split[0], split[1], split[2]
 
 
-def _present(
+def _prepend_past(
     key: Array,
     value: Array,
     past_key: Array | None,
@@ -268,99 +271,99 @@ def _present(
     lengths: Array | None,
     opset: int,
 ) -> tuple[Array, Array]:
-    """Keys and values with those of the past before them."""
+    """Return keys and values with those of the past before them."""
     if (past_key is None) != (past_value is None):
-        raise OptionError("only one of past_key and past_value is given. Give both or none.")
+        raise OptionError("past_key and past_value must be given together, got only one of them.")
     if lengths is not None and opset < 24:
-        raise OptionError(f"nonpad_kv_seqlen came with opset 24, this call is of opset {opset}.")
+        raise OptionError(f"nonpad_kv_seqlen requires opset 24 or later, got opset {opset}.")
     if past_key is None or past_value is None:
         return key, value
     if lengths is not None:
         raise OptionError(
-            "nonpad_kv_seqlen is given together with past_key. It says how much of K and V is real where "
-            "they are the whole cache; leave one of them out."
+            "nonpad_kv_seqlen must not be combined with past_key: it applies if K and V are the whole cache. Leave "
+            "one of them out."
         )
     xp = namespace(key)
     for name, past, new in (("past_key", past_key, key), ("past_value", past_value, value)):
         if past.ndim != 4 or past.shape[:2] != new.shape[:2] or past.shape[3] != new.shape[3]:
-            wanted = f"({new.shape[0]}, {new.shape[1]}, past, {new.shape[3]})"
-            raise ShapeError(f"{name} has shape {tuple(past.shape)}. It must be {wanted}, as what is new.")
+            expected = f"({new.shape[0]}, {new.shape[1]}, past, {new.shape[3]})"
+            raise ShapeError(f"{name} must have shape {expected}, got {tuple(past.shape)}.")
     if past_key.shape[2] != past_value.shape[2]:
         raise ShapeError(
-            f"past_key has length {past_key.shape[2]}, past_value {past_value.shape[2]}. They must be equal."
+            f"past_key and past_value must have the same length, got {past_key.shape[2]} and {past_value.shape[2]}."
         )
     return xp.concat([past_key, key], axis=2), xp.concat([past_value, value], axis=2)
 
 
-def _masks(
-    sizes: _CallShape, attn_mask: Array | None, lengths: Array | None, node: Attributes, opset: int
+def _mask_and_bias(
+    shape: _CallShape, attn_mask: Array | None, lengths: Array | None, node: Attributes, opset: int
 ) -> tuple[Mask | None, Array | None]:
-    """What excludes pairs, as a mask; and what is added to their logits."""
-    parts: list[Mask] = []
+    """Return the mask that excludes pairs, and the bias that is added to their logits."""
+    masks: list[Mask] = []
     bias = None
     if node.window == (None, 0):
-        parts.append(Causal())
+        masks.append(Causal())
     elif node.window != (None, None):
-        parts.append(Window(*node.window))
+        masks.append(Window(*node.window))
     if lengths is not None:
-        if tuple(lengths.shape) != (sizes.batch,) or "int" not in dtype_name(lengths):
+        if tuple(lengths.shape) != (shape.batch,) or "int" not in dtype_name(lengths):
             raise ShapeError(
-                f"nonpad_kv_seqlen has shape {tuple(lengths.shape)} and dtype {dtype_name(lengths)}. It must "
-                f"be ({sizes.batch},) integers, one for each batch element."
+                f"nonpad_kv_seqlen must be integers of shape ({shape.batch},), one for each batch element, got shape "
+                f"{tuple(lengths.shape)} and dtype {dtype_name(lengths)}."
             )
-        parts.append(Lengths(sizes.per_batch(lengths)))
+        masks.append(Lengths(shape.per_batch(lengths)))
     if attn_mask is not None:
-        found = sizes.split(_fitted(attn_mask, sizes, opset), True)
-        xp, by_key = namespace(found), found.shape[-2] == 1
-        if not is_floating(found):
-            parts.append(Keys(found[..., 0, :]) if by_key else Pairs(found))
+        array = shape.split(_broadcastable_mask(attn_mask, shape, opset), True)
+        xp, by_key = namespace(array), array.shape[-2] == 1
+        if not is_floating(array):
+            masks.append(Keys(array[..., 0, :]) if by_key else Pairs(array))
         elif by_key:
-            # Fused kernels take a mask of keys and a finite bias of keys, not a bias of −inf.
-            found = _wide(found, node)
-            parts.append(Keys((found != -math.inf)[..., 0, :]))
-            bias = xp.where(found == -math.inf, xp.zeros_like(found), found)
+            # Fused kernels support a mask of keys and a finite bias of keys, but not a bias of −inf.
+            array = _compute_dtype(array, node)
+            excluded = xp.isinf(array) & (array < 0)
+            masks.append(Keys(~excluded[..., 0, :]))
+            bias = xp.where(excluded, xp.zeros_like(array), array)
         else:
-            bias = _wide(found, node)
-    return reduce(lambda left, right: left & right, parts) if parts else None, bias
+            bias = _compute_dtype(array, node)
+    return reduce(lambda left, right: left & right, masks) if masks else None, bias
 
 
-def _fitted(mask: Array, sizes: _CallShape, opset: int) -> Array:
-    """The mask with four axes, its last one as long as the keys."""
+def _broadcastable_mask(mask: Array, call: _CallShape, opset: int) -> Shaped[Array, "#batch #heads #q #k"]:
+    """Return the mask with four axes, the last as long as the keys or 1."""
     xp = namespace(mask)
-    wanted = (sizes.batch, sizes.heads, sizes.q, sizes.k)
+    expected = (call.batch, call.heads, call.q, call.k)
     shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
-    short = opset >= 24 and 0 <= shape[-1] < sizes.k
+    short = opset >= 24 and 0 <= shape[-1] < call.k
     if (
         len(shape) != 4
-        or any(n not in (1, m) for n, m in zip(shape[:3], wanted, strict=False))
-        or not (short or shape[-1] in (1, sizes.k))
+        or any(n not in (1, m) for n, m in zip(shape[:3], expected, strict=False))
+        or not (short or shape[-1] in (1, call.k))
     ):
         raise ShapeError(
-            f"attn_mask has shape {tuple(mask.shape)}, which does not broadcast to {wanted}: batch, heads, "
-            "queries, and keys with those of the past."
+            f"attn_mask must broadcast to {expected} (batch, heads, queries, and keys with those of the past), got "
+            f"shape {tuple(mask.shape)}."
         )
     mask = xp.reshape(mask, shape)
     if not short:
         return mask
-    rest = zeros(mask, (*shape[:3], sizes.k - shape[-1]))
+    rest = zeros(mask, (*shape[:3], call.k - shape[-1]))
     return xp.concat([mask, rest - math.inf if is_floating(mask) else rest], axis=-1)
 
 
-def _positions(sizes: _CallShape, past_key: Array | None, lengths: Array | None) -> Positions:
-    """Where query 0 stands among the keys."""
+def _positions(shape: _CallShape, past_key: Array | None, lengths: Array | None) -> Positions:
+    """Return the position of query 0 among the keys."""
     if lengths is not None:
-        return Positions(query_start=sizes.per_batch(lengths) - sizes.q)
+        return Positions(query_start=shape.per_batch(lengths) - shape.q)
     return Positions(query_start=0 if past_key is None else int(past_key.shape[2]))
 
 
-def _wide(x: Array, node: Attributes) -> Array:
-    """In float64 where the softmax is to be. NumPy's bfloat16 in float32: it cannot calculate with it."""
+def _compute_dtype(x: Array, node: Attributes) -> Array:
+    """Cast to float64 if the softmax needs it, and NumPy's bfloat16, which has no arithmetic, to float32."""
     xp = namespace(x)
-    if node.double:
+    if node.float64_softmax:
         return cast(x, xp.float64)
     return cast(x, xp.float32) if library(x) == "numpy" and dtype_name(x) == "bfloat16" else x
 
 
-def _at_least_single(x: Array) -> Array:
-    """In float32 where it is in half precision."""
+def _at_least_float32(x: Array) -> Array:
     return cast(x, namespace(x).float32) if itemsize(dtype_name(x)) < 4 else x

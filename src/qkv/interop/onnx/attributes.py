@@ -1,4 +1,4 @@
-"""The attributes of the `Attention` operator, checked: which version has which, and what each may be.
+"""The attributes of the `Attention` operator by version, and their valid values.
 
 Source: https://onnx.ai/onnx/operators/onnx__Attention.html
 """
@@ -6,18 +6,17 @@ Source: https://onnx.ai/onnx/operators/onnx__Attention.html
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
 from qkv.errors import OptionError
 
-__all__ = ["OPSETS", "Attributes"]
+__all__ = ["OPSETS", "Attributes", "require_opset"]
 
 OPSETS = (23, 24, 25)
-"""Versions of the operator; one of them holds until the next."""
+"""Versions of the operator; a version holds until the next one."""
 
 _SINCE = {"left_window_size": 25, "right_window_size": 25}
 _PRECISIONS = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
@@ -25,10 +24,10 @@ _PRECISIONS = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
 
 @dataclass(frozen=True)
 class Attributes:
-    """What a node says besides its inputs; None, or −1 for windows, where it says nothing.
+    """The attributes of a node; None, or −1 for a window size, if the node does not set it.
 
     Example:
-        >>> Attributes.of(25, {"is_causal": 1, "left_window_size": 2}).window
+        >>> Attributes.parse(25, {"is_causal": 1, "left_window_size": 2}).window
         (2, 0)
     """
 
@@ -43,91 +42,98 @@ class Attributes:
     softmax_precision: int | None = None
 
     @classmethod
-    def of(cls, opset: int, given: dict[str, Any]) -> Attributes:
-        """Those of a node of this version.
+    def parse(cls, opset: int, attributes: Mapping[str, object]) -> Attributes:
+        """Validate the attributes of a node of an opset.
 
         Raises:
-            OptionError: an attribute that this version does not have, or a value outside its range.
+            OptionError: the opset has no such attribute, or a value is out of range.
         """
-        if opset not in OPSETS:
-            raise OptionError(
-                f"opset is {opset!r}. The versions of Attention are 23, 24 and 25; give the largest that is "
-                "not larger than the opset of your model."
-            )
+        require_opset(opset)
         known = [field.name for field in fields(cls) if _SINCE.get(field.name, 0) <= opset]
-        for name in given:
+        for name in attributes:
             if name not in known:
-                since = f" It came with opset {_SINCE[name]}." if name in _SINCE else ""
+                since = f" It requires opset {_SINCE[name]}." if name in _SINCE else ""
                 raise OptionError(
-                    f"Attention of opset {opset} has no attribute {name!r}.{since} Its attributes are "
-                    f"{', '.join(known)}."
+                    f"attributes of Attention in opset {opset} must be {', '.join(known)}, got {name!r}.{since}"
                 )
-        checked = {name: _CHECKS[name](name, value) for name, value in given.items() if value is not None}
-        return cls(**checked)
+        checked = {name: _CHECKS[name](name, value) for name, value in attributes.items() if value is not None}
+        return cls(**checked)  # type: ignore[arg-type]
 
     @property
     def window(self) -> tuple[int | None, int | None]:
-        """How many keys before and after its own position a query sees; None: all."""
+        """Number of keys before and after its own position that a query may attend to; None for all."""
         before = None if self.left_window_size < 0 else self.left_window_size
         after = None if self.right_window_size < 0 else self.right_window_size
         return before, 0 if self.is_causal else after
 
     @property
-    def double(self) -> bool:
-        """Whether the softmax is to be taken in float64."""
+    def float64_softmax(self) -> bool:
+        """Whether the softmax must be computed in float64."""
         return self.softmax_precision == 11
 
 
-def _whole(name: str, value: Any, least: int, wanted: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise OptionError(f"the attribute {name} is {value!r}. It must be {wanted}.")
+def require_opset(opset: int) -> None:
+    """Raise an `OptionError` unless the operator has this version."""
+    if opset not in OPSETS:
+        raise OptionError(
+            f"opset must be 23, 24 or 25, got {opset!r}. Use the largest of these that is not larger than the "
+            "opset of your model."
+        )
+
+
+def _integer(name: str, value: object, minimum: int, condition: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < minimum:
+        raise OptionError(f"{name} must be {condition}, got {value!r}.")
     return int(value)
 
 
-def _flag(name: str, value: Any) -> bool:
+def _flag(name: str, value: object) -> bool:
     if not isinstance(value, (bool, int, np.integer, np.bool_)) or value not in (0, 1):
-        raise OptionError(f"the attribute {name} is {value!r}. It must be 0 or 1.")
+        raise OptionError(f"{name} must be 0 or 1, got {value!r}.")
     return bool(value)
 
 
-def _heads(name: str, value: Any) -> int:
-    return _whole(name, value, 1, "a whole number of at least 1")
+def _heads(name: str, value: object) -> int:
+    return _integer(name, value, 1, "an integer of at least 1")
 
 
-def _side(name: str, value: Any) -> int:
-    return _whole(name, value, -1, "a whole number from 0, or -1 for all keys on that side")
+def _window_size(name: str, value: object) -> int:
+    return _integer(name, value, -1, "an integer of at least 0, or -1 for all keys on that side")
 
 
-def _number(name: str, value: Any) -> float:
-    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not number or not 0 <= float(value) < math.inf:
-        raise OptionError(f"the attribute {name} is {value!r}. It must be a number from 0, finite.")
+def _number(name: str, value: object) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float, np.integer, np.floating))
+        or not 0 <= float(value) < math.inf
+    ):
+        raise OptionError(f"{name} must be a finite number of at least 0, got {value!r}.")
     return float(value)
 
 
-def _mode(name: str, value: Any) -> int:
-    if isinstance(value, bool) or value not in (0, 1, 2, 3):
+def _mode(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value not in (0, 1, 2, 3):
         raise OptionError(
-            f"the attribute {name} is {value!r}. It must be 0 (product of query and key), 1 (after softcap), "
-            "2 (with bias) or 3 (weights)."
+            f"{name} must be 0 (product of query and key), 1 (after softcap), 2 (with bias) or 3 (weights), got "
+            f"{value!r}."
         )
     return int(value)
 
 
-def _precision(name: str, value: Any) -> int:
-    if isinstance(value, bool) or value not in _PRECISIONS:
-        said = ", ".join(f"{number} ({dtype})" for number, dtype in _PRECISIONS.items())
-        raise OptionError(f"the attribute {name} is {value!r}. It must be one of {said}.")
+def _precision(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value not in _PRECISIONS:
+        choices = ", ".join(f"{number} ({dtype})" for number, dtype in _PRECISIONS.items())
+        raise OptionError(f"{name} must be one of {choices}, got {value!r}.")
     return int(value)
 
 
-_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+_CHECKS: dict[str, Callable[[str, object], float]] = {
     "is_causal": _flag,
     "kv_num_heads": _heads,
-    "left_window_size": _side,
+    "left_window_size": _window_size,
     "q_num_heads": _heads,
     "qk_matmul_output_mode": _mode,
-    "right_window_size": _side,
+    "right_window_size": _window_size,
     "scale": _number,
     "softcap": _number,
     "softmax_precision": _precision,

@@ -1,61 +1,65 @@
-"""Export: a module becomes an ONNX file whose attention is the operator `Attention` where that can say it."""
+"""Export a module to an ONNX file, with each attention call as one `Attention` operator where possible."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qkv.core.files import write_atomic_with_siblings
 from qkv.errors import KindError, MissingPackageError, OptionError
 from qkv.interop.onnx.attention_node import AttentionNode
-from qkv.interop.onnx.attributes import OPSETS
+from qkv.interop.onnx.attributes import require_opset
 from qkv.kernels.compiled.export import FIRST
 
 if TYPE_CHECKING:
     import torch
+    from onnxscript import TensorType
 
 __all__ = ["export"]
+
+Translations = dict[Callable[..., object], Callable[..., object]]
 
 
 def export(
     module: torch.nn.Module,
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
     path: str | PathLike[str],
     *,
-    kwargs: dict[str, Any] | None = None,
+    kwargs: Mapping[str, object] | None = None,
     opset: int = 23,
-    dynamic_shapes: Any = None,
+    dynamic_shapes: dict[str, object] | tuple[object, ...] | list[object] | None = None,
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     finite: bool = False,
 ) -> Path:
     """Write a module that calls qkv, such as one of `qkv.nn`, to an ONNX file.
 
-    A call becomes one `Attention` node where its score is an inner product, with or without a soft cap and a
-    bias, and its normalizer softmax; whatever the mask. Other calls become plain operators, in memory q · k
-    where the file is run.
+    A call becomes one `Attention` node if its score is an inner product, optionally with a soft cap and a
+    bias, and its normalizer is softmax; every mask is supported. Other calls become elementary operators,
+    which need memory for q · k elements when the file is run.
 
     Args:
-        module: in evaluation mode.
-        args: inputs, as a tuple; lengths are fixed to theirs, unless `dynamic_shapes` names them.
-        path: of the file; what is there is replaced when all is written.
-        kwargs: further inputs by name.
-        opset: of the file: 23, 24 or 25.
+        module: the module, in evaluation mode.
+        args: example inputs; their lengths are fixed in the file unless `dynamic_shapes` names them.
+        path: path of the file; an existing file is replaced once the new one is complete.
+        kwargs: further example inputs, by name.
+        opset: opset of the file: 23, 24 or 25.
         dynamic_shapes: as in `torch.export.export`, for example `{"query": {1: torch.export.Dim.DYNAMIC}}`.
-        input_names, output_names: in the file.
-        finite: you know that keys and values are finite. Otherwise the graph guards what is masked from being
-            read, as qkv does everywhere: the operator alone would spread a NaN.
+        input_names: names of the inputs in the file.
+        output_names: names of the outputs in the file.
+        finite: promise that keys and values are finite. Otherwise the graph contains operators that keep NaN
+            and infinity in masked keys and values from reaching the output, as everywhere in qkv.
 
     Returns:
-        The path. Weights of more than 2 GB stand in a file beside it, named `….data`.
+        The path. Weights of more than 2 GB are written to a second file, named `….data`.
 
     Raises:
-        OptionError: the module is in training mode, or the opset has no such operator.
-        KindError: it is no module, or the inputs are no tuple.
+        OptionError: the module is in training mode, or the opset does not define the operator.
+        KindError: `module` is not a module, or `args` is not a tuple.
         MissingPackageError: torch 2.8, onnx or onnxscript is not installed.
         DataError: the file cannot be written.
 
@@ -69,34 +73,38 @@ def export(
         >>> [node.op_type for node in onnx.load(path).graph.node]
         ['Attention']
     """
-    torch, translations = _packages()
+    translations = _translations()
+    import torch
+
     if not isinstance(module, torch.nn.Module):
-        raise KindError(f"export was given a {type(module).__name__}. Give a torch.nn.Module.")
+        raise KindError(f"module must be a torch.nn.Module, got a {type(module).__name__}.")
     if not isinstance(args, tuple):
-        raise KindError(f"export was given args of type {type(args).__name__}. Give a tuple of inputs.")
-    if opset not in OPSETS:
-        raise OptionError(f"opset is {opset!r}. The operator Attention has versions 23, 24 and 25.")
+        raise KindError(f"args must be a tuple of inputs, got a {type(args).__name__}.")
+    require_opset(opset)
     if any(part.training for part in module.modules()):
-        raise OptionError("the module is in training mode. Call module.eval() before exporting it.")
-    with torch.no_grad(), _first(AttentionNode(opset, finite)):
-        program = torch.export.export(module, args, kwargs, dynamic_shapes=dynamic_shapes, strict=False)
+        raise OptionError("module must be in evaluation mode, got one in training mode. Call module.eval() first.")
+    with torch.no_grad(), _preferred_kernel(AttentionNode(opset, finite)):
+        exported = torch.export.export(
+            module, args, None if kwargs is None else dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
+        )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch's exporter, about itself
-        written = torch.onnx.export(
-            program,
+        warnings.simplefilter("ignore", FutureWarning)  # raised inside PyTorch's exporter
+        program = torch.onnx.export(
+            exported,
             input_names=input_names,
             output_names=output_names,
             opset_version=opset,
             custom_translation_table=translations,
             verbose=False,
         )
+    assert program is not None
     target = Path(path)
-    write_atomic_with_siblings(target, written.save, "the model")
+    write_atomic_with_siblings(target, program.save, "the model")
     return target
 
 
 @contextmanager
-def _first(kernel: AttentionNode) -> Iterator[None]:
+def _preferred_kernel(kernel: AttentionNode) -> Iterator[None]:
     token = FIRST.set(kernel)
     try:
         yield
@@ -104,22 +112,24 @@ def _first(kernel: AttentionNode) -> Iterator[None]:
         FIRST.reset(token)
 
 
-def _packages() -> tuple[Any, dict[Any, Callable[..., Any]]]:
-    """PyTorch, and what its exporter does not translate."""
+def _translations() -> Translations:
+    """Return translations to ONNX of the operators that PyTorch's exporter lacks."""
     try:
         import onnxscript
         import torch
-        from torch.onnx.ops import symbolic  # noqa: F401 -- new in 2.8
+        from torch.onnx.ops import symbolic  # noqa: F401 -- added in PyTorch 2.8
     except ImportError as error:
         raise MissingPackageError(
-            f"export needs {error.name}, in a version that is not installed (PyTorch 2.8 or later). "
+            f"export requires {error.name}, in a version that is not installed (PyTorch 2.8 or later). "
             'Run: pip install "qkv[torch,onnx]"'
         ) from None
     op = onnxscript.values.Opset("", 18)
 
-    def sort(x: Any, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Any, Any]:
-        # TopK of all: of equal numbers it takes the first, which is what stable means.
+    def sort(
+        x: TensorType, stable: bool | None = None, dim: int = -1, descending: bool = False
+    ) -> tuple[TensorType, TensorType]:
+        # TopK of all elements takes the first of equal elements, so it is a stable sort.
         size = op.Shape(x, start=dim, end=None if dim == -1 else dim + 1)
-        return op.TopK(x, size, axis=dim, largest=int(descending), sorted=1)  # type: ignore[no-any-return]
+        return op.TopK(x, size, axis=dim, largest=int(descending), sorted=1)
 
-    return torch, {torch.ops.aten.sort.stable: sort}
+    return {torch.ops.aten.sort.stable: sort}
