@@ -79,10 +79,14 @@ def test_default_normalizer_is_the_score_s_own() -> None:
         ),
         (
             KindError,
-            "value has object elements",
+            "value must be real numbers, got object elements",
             (np.ones((1, 2)), np.ones((3, 2)), np.full((3, 1), "a", object)),
         ),
-        (KindError, "query has complex128", (np.ones((1, 2), complex), np.ones((3, 2)), np.ones((3, 1)))),
+        (
+            KindError,
+            "query must be real numbers, got complex128",
+            (np.ones((1, 2), complex), np.ones((3, 2)), np.ones((3, 1))),
+        ),
         (
             KindError,
             "compares numbers, query and key are text",

@@ -110,7 +110,7 @@ def test_a_file_with_everything_is_written(qkv, tmp_path):
         (["--text", "x", "--arrays", "a.npy", "b.npy"], "replaces a text"),
         (["--arrays", "none.npy", "none.npy", "--export", "a.html"], "tiled maps cannot be exported"),
         (["--text", "x", "--layers", "one"], "must be numbers"),
-        (["--text", "x", "--memory", "much", "--terminal"], "memory is 'much'"),
+        (["--text", "x", "--memory", "much", "--terminal"], "memory must be a positive amount, got 'much'"),
         (["--text", "x", "--generate", "3", "--terminal"], "cannot generate"),
     ],
 )

@@ -124,7 +124,7 @@ def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
         (("store", "compact", "PEOPLE", "--keep", "x"), "--keep"),
         (("store", "wash", "PEOPLE"), "wash"),
         (("ask", "PEOPLE", "--version", "77", "x"), "no version 77"),
-        (("ask", "PEOPLE", "--memory", "lots", "x"), "memory is 'lots'"),
+        (("ask", "PEOPLE", "--memory", "lots", "x"), "memory must be a positive amount, got 'lots'"),
         (("ask", "people.csv", "--key", "name", "--value", "income", "--version", "1", "x"), "needs a store"),
     ],
 )

@@ -439,7 +439,7 @@ def test_an_append_that_fails_half_way_leaves_the_store_as_it_was(tmp_path):
         ({"score": "cosin"}, "there is no score 'cosin'"),
         ({"score": scores.Exact()}, "keeps names"),
         ({"backend": "paper"}, "the backend is 'paper'"),
-        ({"memory": "much"}, "memory is 'much'"),
+        ({"memory": "much"}, "memory must be a positive amount, got 'much'"),
         ({"source": "nowhere.csv"}, "there is no file"),
         ({"source": {"name": ["a"], "income": [[["x"]]]}}, "can be neither compared nor averaged"),
     ],

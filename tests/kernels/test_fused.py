@@ -213,7 +213,7 @@ def test_what_is_masked_does_not_leak_where_the_data_cannot_be_looked_at(mask: m
 
 def test_a_kernel_that_looks_at_data_is_refused_where_there_is_none_to_see() -> None:
     x = torch.randn(2, 4, 3)
-    with pytest.raises(RefusedError, match=r"transforms of torch\.func cannot look into it"):
+    with pytest.raises(RefusedError, match=r"transforms of torch\.func cannot trace it"):
         torch.func.vmap(lambda x: qkv.attend(x, x, x, kernel="tiled"))(x)
     with pytest.raises(RefusedError, match=r"no forward or second derivative of it in torch\.func"):
         torch.func.jvp(lambda x: qkv.attend(x, x, x, kernel="fused"), (x,), (x,))

@@ -12,7 +12,7 @@ import torch
 
 import qkv
 from qkv import masks, normalizers, readouts, scores
-from qkv.engine import _attend
+from qkv.engine import _attend_in_operator
 from qkv.errors import GradientError, RefusedError, ShapeError
 from qkv.kernels.compiled.operator import operands
 from qkv.kernels.fused.sdpa import Flash
@@ -156,7 +156,7 @@ def test_the_operator_passes_what_pytorch_checks_of_operators(name: str) -> None
     }[name]
     mask = masks.Causal() if name == "alibi, causal" else None
     asked = score, None, mask, None, 0.0
-    given = operands(query, key, value, asked, None, _attend, "tiled", "512 MiB")
+    given = operands(query, key, value, asked, None, _attend_in_operator, "tiled", "512 MiB")
     torch.library.opcheck(torch.ops.qkv.attend.default, given)
     wanted = [True] * len(given[0])
     gradient = torch.randn(2, 6, 4)

@@ -129,7 +129,9 @@ def test_kernel_of_ones_own_runs_in_place_of_a_name() -> None:
 
 
 def test_kernel_that_does_not_exist_is_named_with_those_that_do() -> None:
-    with pytest.raises(OptionError, match=r"no kernel 'flash'.*fused, dense, tiled, row_blocks, numpy_blocks"):
+    with pytest.raises(
+        OptionError, match=r"one of fused, dense, tiled, row_blocks, numpy_blocks, jax_loops, got 'flash'"
+    ):
         explain(kernel="flash")
 
 
@@ -156,21 +158,21 @@ def test_half_precision_counts_the_inputs_that_are_widened() -> None:
 @pytest.mark.parametrize(
     ("error", "said", "options"),
     [
-        (OptionError, "memory is '512 parsecs'", {"memory": "512 parsecs"}),
-        (OptionError, "memory is -1", {"memory": -1}),
-        (OptionError, "memory is True", {"memory": True}),
-        (OptionError, "dropout is 1.0", {"dropout": 1.0}),
-        (OptionError, "dropout is '0.1'", {"dropout": "0.1"}),
-        (KindError, r"score is a function.*Custom", {"score": lambda q, k: q}),
-        (KindError, r"score is a class Dot, not an instance", {"score": scores.Dot}),
-        (KindError, r"normalizer is a str.*Softmax\(\)", {"normalizer": "softmax"}),
+        (OptionError, "memory must be a positive amount, got '512 parsecs'", {"memory": "512 parsecs"}),
+        (OptionError, "memory must be .* got -1", {"memory": -1}),
+        (OptionError, "memory must be .* got True", {"memory": True}),
+        (OptionError, "dropout must be .* less than 1, got 1.0", {"dropout": 1.0}),
+        (OptionError, "dropout must be .* got '0.1'", {"dropout": "0.1"}),
+        (KindError, r"score must be a Score, got a function.*Custom", {"score": lambda q, k: q}),
+        (KindError, r"score must be a Score, got a class Dot, not an instance", {"score": scores.Dot}),
+        (KindError, r"normalizer must be a Normalizer, got a str.*Softmax\(\)", {"normalizer": "softmax"}),
         (
             KindError,
             r"mask is a bare array of shape \(4, 6\).*masks.Keys.*masks.Pairs",
             {"mask": np.ones((4, 6), bool)},
         ),
         (KindError, r"mask is a str", {"mask": "causal"}),
-        (KindError, r"positions is a str.*Positions", {"positions": "end"}),
+        (KindError, r"positions must be Positions, got a str.*Positions", {"positions": "end"}),
         (KindError, r"Dense.*instances", {"readouts": [readouts.Dense]}),
         (PositionError, "4 queries meet 6 keys", {"mask": masks.Causal()}),
         (ShapeError, "query 9, there are 4", {"readouts": [readouts.Rows((9,))]}),

@@ -15,23 +15,23 @@ from qkv.plan.cache import PLANS
 from qkv.plan.cost import Cost, flop_text, memory_bytes, memory_text, tile_sides
 
 TEN_MILLION_KEYS = """\
-asked       1 query × 10,000,000 keys, width 64, values 8 wide
+call        1 query × 10,000,000 keys, width 64, values 8 wide
             float32 in numpy
 score       ScaledDot()   an inner product
 normalizer  Softmax()   folds in one pass
 mask        none
 rewrites    none
-kernel      streamed   the lowest estimate of 2 that can
+kernel      numpy_blocks   the lowest estimate of 2 that can
             tiles of 1 query × 32,768 keys, one pass over the keys
 cost        1.54 Gflop, 2.68 GiB moved, peak 9.13 MiB; 512 MiB allowed
 slower      dense: 1.54 Gflop, 2.98 GiB moved, peak 153 MiB
 refused     fused: it runs on torch arrays, these are numpy
 refused     tiled: it runs on torch arrays, these are numpy
-refused     strip: it runs on torch arrays, these are numpy
-refused     scan: it runs on jax arrays, these are numpy"""
+refused     row_blocks: it runs on torch arrays, these are numpy
+refused     jax_loops: it runs on jax arrays, these are numpy"""
 
 EVERY_LINE = """\
-asked       8×12 × 4,096 queries × 4,096 keys, width 64, values 64 wide
+call        8×12 × 4,096 queries × 4,096 keys, width 64, values 64 wide
             bfloat16 in torch, with gradient
 score       Gaussian(0.5)   an inner product, up to a term of the query
 normalizer  Softmax()   folds in one pass
@@ -43,7 +43,7 @@ rewrites    none
 """
 
 ALL_REWRITTEN = """\
-asked       5 queries × 9 keys, width 3, values 2 wide
+call        5 queries × 9 keys, width 3, values 2 wide
             float32 in jax
 score       Constant()   compares pair by pair, 1 number for each logit
 normalizer  TopK(20)   folds in one pass
@@ -109,10 +109,10 @@ def test_explain_shows_guards_before_and_the_way_taken_after() -> None:
     guard = "guard       if query, key and value, and what they are lifted to, are finite: fused, else, with"
     before = str(qkv.explain(x, x, x, kernel="fused"))
     assert guard in before
-    assert "taken" not in before
-    assert "taken       all finite: fused" in str(qkv.observe(x, x, x, kernel="fused").plan)
+    assert "guard taken" not in before
+    assert "guard taken all finite: fused" in str(qkv.observe(x, x, x, kernel="fused").plan)
     x[0, 0] = torch.nan
-    assert "taken       not all finite: tiled" in str(qkv.observe(x, x, x, kernel="fused").plan)
+    assert "guard taken not all finite: tiled" in str(qkv.observe(x, x, x, kernel="fused").plan)
 
 
 # -- rewrites --------------------------------------------------------------------------------------------
@@ -174,10 +174,11 @@ def test_cached_plan_is_not_used_for_other_facts() -> None:
 
 def test_cache_holds_no_arrays_and_does_not_grow_without_end() -> None:
     for n in range(300):
-        qkv.explain((1, 2), (n + 1, 2), (n + 1, 2), score=scores.Bilinear(np.ones((2, 2))))
+        x = np.ones((n + 1, 2))
+        qkv.attend(x[:1], x, x, score=scores.Bilinear(np.ones((2, 2))))
     assert len(PLANS) == 256
-    for plan in PLANS.values():
-        for problem in (plan.requested, plan.problem):
+    for cached in PLANS.values():
+        for problem in (cached.plan.requested, cached.plan.problem):
             assert not any(is_array(x) for x in (*problem.spec.arrays(), *problem.spec.parts()))
 
 
@@ -193,7 +194,7 @@ def test_prepared_plan_gives_what_attend_gives_without_planning_again() -> None:
 
 def test_prepared_plan_refuses_arrays_of_other_shapes_or_libraries() -> None:
     run = qkv.prepare(qkv.Spec(), ((5, 3),) * 3, dtype="float64")
-    with pytest.raises(ShapeError, match=r"prepared for shapes \(5, 3\).*have \(4, 3\)"):
+    with pytest.raises(ShapeError, match=r"the plan.s shapes \(5, 3\).*got \(4, 3\)"):
         run(*[np.ones((4, 3))] * 3)
     torch = pytest.importorskip("torch")
     with pytest.raises(KindError, match=r"the plan.s library, numpy, got torch"):

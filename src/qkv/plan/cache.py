@@ -1,100 +1,142 @@
-"""Kept plans. What shapes and facts decide is decided once: small calls have no time to ask again.
-
-`PLANS` keeps plans by the facts of the problem; they hold no arrays. `CALLS` keeps whole calls whose parts
-hold no arrays either, by what was given: then neither spec nor problem is made again, and nothing is checked
-twice.
-"""
+"""The plan cache: plans and prepared calls by the signature of a call, so that small calls are not planned again."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
-from qkv.core.arrays import Array, dtype_name
+from qkv.core.arrays import dtype_name, requires_gradient
 from qkv.core.axes import Axes
 from qkv.core.parts import Part
-from qkv.core.tile import Tile
-from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.core.positions import Positions
+from qkv.core.typing import Array
+from qkv.masks import Mask
+from qkv.normalizers import Normalizer
+from qkv.plan.kernel_protocol import PreparedCall
 from qkv.plan.plan import Plan
-from qkv.plan.planner import make_plan, rewrite
+from qkv.plan.planner import rewrite
 from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
+from qkv.readouts import Readout
+from qkv.scores import Score
 
-__all__ = ["CALLS", "KEPT", "PLANS", "call_facts", "keep_call", "cached_plan"]
+__all__ = ["MAX_PLANS", "PLANS", "CachedPlan", "SpecFields", "call_signature", "store_plan"]
 
-Short = Callable[[Array, Array, Array], Result | None]
+SpecFields: TypeAlias = tuple[Score | None, Normalizer | None, Mask | None, Positions | None, float]
+"""Score, normalizer, mask, positions and dropout, as given in the call."""
 
-KEPT = 256
-"""How many plans, and how many calls."""
+MAX_PLANS = 256
+"""Number of plans in the cache; the oldest is dropped first."""
 
-PLANS: OrderedDict[Hashable, Plan] = OrderedDict()
-CALLS: OrderedDict[Hashable, tuple[Plan, Tile | None, Short | None]] = OrderedDict()
-"""The plan; the place of calls that need nothing else to be ready; the kernel's shortcut for those."""
+
+@dataclass(frozen=True)
+class CachedPlan:
+    """A plan without the arrays of the call that it was made for.
+
+    Attributes:
+        plan: the plan. If parts hold arrays, its problems are empty.
+        holds_arrays: whether parts of the call hold arrays.
+        prepared: runs the call on query, key and value of the same signature; None if they have to be bound first.
+    """
+
+    plan: Plan
+    holds_arrays: bool
+    prepared: PreparedCall | None
+
+    def with_problem(self, problem: Problem) -> Plan:
+        """Return the plan of a call with the same signature, which holds the arrays of `problem`."""
+        rewritten = rewrite(problem)[0] if self.plan.rewrites else problem
+        return dataclasses.replace(self.plan, requested=problem, problem=rewritten)
+
+
+PLANS: OrderedDict[Hashable, CachedPlan] = OrderedDict()
+"""The cached plans by call signature."""
 
 _EMPTY = Problem(Spec(), Axes.of((0, 1), (0, 1), (0, 1)))
-_BARE: WeakKeyDictionary[Part, Hashable] = WeakKeyDictionary()
-"""Signatures of parts without arrays: a part is a value and does not change."""
+_SIGNATURES: WeakKeyDictionary[Part, Hashable] = WeakKeyDictionary()
+"""Signatures of parts without arrays: a part is immutable."""
 
 
-def cached_plan(problem: Problem, kernels: Sequence[Kernel], pinned: str | Kernel | None) -> Plan:
-    """The plan, kept by facts and shapes. A kept plan holds no arrays: those of the call are put in again."""
-    signature = (problem.signature(), pinned)
-    kept = PLANS.get(signature)
-    if kept is None:
-        if isinstance(pinned, Kernel):
-            plan = make_plan(problem, (pinned,), pinned.name)
-        else:
-            plan = make_plan(problem, kernels, pinned)
-        PLANS[signature] = dataclasses.replace(plan, requested=_EMPTY, problem=_EMPTY)
-        if len(PLANS) > KEPT:
-            PLANS.popitem(last=False)
-        return plan
-    rewritten = rewrite(problem)[0] if kept.rewrites else problem
-    return dataclasses.replace(kept, requested=problem, problem=rewritten)
-
-
-def call_facts(query: Array, key: Array, value: Array, requested: tuple[Any, ...]) -> Hashable:
-    """All that a call without arrays in its parts depends on, but its data; None for other calls.
+def call_signature(
+    query: Array,
+    key: Array,
+    value: Array,
+    fields: SpecFields,
+    readouts: tuple[Readout, ...],
+    *options: Hashable,
+) -> tuple[Hashable, bool] | None:
+    """Return a signature that is equal for calls with the same plan, and whether parts of the call hold arrays.
 
     Args:
-        query, key, value: the arrays.
-        asked: score, normalizer, mask, positions, dropout, as they were given.
+        query: queries.
+        key: keys.
+        value: values.
+        fields: score, normalizer, mask, positions and dropout.
+        readouts: the readouts.
+        *options: whatever else the plan depends on.
+
+    Returns:
+        None if an argument is of another type than the annotated one.
     """
-    if not isinstance(requested[4], (int, float)):
+    dropout = fields[4]
+    if not isinstance(dropout, (int, float)):
         return None
     signatures: list[Hashable] = []
-    for part in requested[:4]:
+    arrays = [query, key, value]
+    holds_arrays = False
+    for part in (*fields[:4], *readouts) if readouts else fields[:4]:
         if part is None:
             signatures.append(None)
             continue
         if not isinstance(part, Part):
             return None
         try:
-            signature = _BARE.get(part)
-            if signature is None:
-                if part.arrays():
-                    return None
-                signature = _BARE[part] = part.signature()
-        except TypeError:  # a part of the user's own that compares by its fields, and cannot be hashed
-            return None
+            signature, hashable = _SIGNATURES.get(part), True
+        except TypeError:  # a user's part that compares by its fields, one of which cannot be hashed
+            signature, hashable = None, False
+        if signature is None:
+            held = part.arrays()
+            signature = part.signature()
+            if held:
+                holds_arrays = True
+                arrays += held
+            elif hashable:
+                _SIGNATURES[part] = signature
         signatures.append(signature)
     torch = sys.modules.get("torch")
-    gradient = None
-    if torch is not None and torch.is_grad_enabled():
-        gradient = [x.requires_grad if isinstance(x, torch.Tensor) else False for x in (query, key, value)]
-    return (
-        *signatures, type(requested[4]), requested[4], gradient is not None and any(gradient),
-        type(query), type(key), type(value), query.shape, key.shape, value.shape,
-        query.dtype, key.dtype, value.dtype,
+    if holds_arrays:
+        gradient = any(requires_gradient(x) for x in arrays)
+    else:  # the types of the arrays tell tracers of JAX from its arrays
+        gradient = torch is not None and torch.is_grad_enabled() and any(_records(x, torch.Tensor) for x in arrays)
+    signature = (
+        *signatures, type(dropout), dropout, gradient, options,
+        type(query), type(key), type(value), query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype,
     )  # fmt: skip
+    return signature, holds_arrays
 
 
-def keep_call(facts: Hashable, plan: Plan, query: Array, key: Array, value: Array) -> None:
-    """Remember the plan of a call; and its place, where its arrays are ready as they come."""
+def _records(x: Array, tensor: type) -> bool:
+    return isinstance(x, tensor) and x.requires_grad
+
+
+def store_plan(signature: Hashable, holds_arrays: bool, plan: Plan, query: Array, key: Array, value: Array) -> None:
+    """Store the plan of a call on these arrays."""
+    if holds_arrays:
+        cached = CachedPlan(dataclasses.replace(plan, requested=_EMPTY, problem=_EMPTY), True, None)
+    else:
+        cached = CachedPlan(plan, False, _prepare(plan, query, key, value))
+    PLANS[signature] = cached
+    if len(PLANS) > MAX_PLANS:
+        PLANS.popitem(last=False)
+
+
+def _prepare(plan: Plan, query: Array, key: Array, value: Array) -> PreparedCall | None:
+    """Return the prepared call if its arrays need no cast and nothing is drawn at random."""
     problem = plan.problem
     ready = (
         not problem.axes.text
@@ -102,6 +144,4 @@ def keep_call(facts: Hashable, plan: Plan, query: Array, key: Array, value: Arra
         and dtype_name(value) in ("float32", "float64")
         and not (problem.spec.dropout or problem.normalizer.stochastic)
     )
-    CALLS[facts] = (plan, problem.tile, plan.kernel.shortcut(problem)) if ready else (plan, None, None)
-    if len(CALLS) > KEPT:
-        CALLS.popitem(last=False)
+    return plan.kernel.prepare(problem) if ready else None

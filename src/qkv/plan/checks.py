@@ -1,9 +1,10 @@
-"""From the arrays of a call to its problem: their facts, and whether everything that is asked fits them."""
+"""The problem of the arrays of a call, and checks that parts and readouts match its shapes."""
 
 from __future__ import annotations
 
-from qkv.core.arrays import Array, dtype_name, is_text, library, requires_gradient, result_dtype
+from qkv.core.arrays import dtype_name, is_text, library, requires_gradient, result_dtype
 from qkv.core.axes import Axes
+from qkv.core.typing import Array
 from qkv.errors import KindError, RefusedError
 from qkv.plan.cost import memory_bytes
 from qkv.plan.problem import Problem
@@ -22,11 +23,19 @@ def read_problem(
     memory: int | str,
     traced: str = "",
 ) -> Problem:
-    """The problem of these arrays.
+    """Return the problem of a call.
+
+    Args:
+        query, key, value: the arrays.
+        spec: score, normalizer, mask, positions and dropout.
+        readouts: readouts of the weights.
+        memory: what may be allocated, in bytes or as "512 MiB".
+        traced: what hides the data, as in `Problem.traced`.
 
     Raises:
-        KindError: text where numbers are wanted or the reverse, complex numbers, arrays of several libraries.
-        ShapeError: the shapes do not fit each other.
+        KindError: arrays hold text where the score takes numbers or the reverse, hold complex numbers, or are of
+            several libraries.
+        ShapeError: the shapes do not match each other.
     """
     kind = library(query, key, value)
     texts = (is_text(query), is_text(key))
@@ -34,7 +43,7 @@ def read_problem(
     spec.score.check_kind(*texts)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if (is_text(x) and name == "value") or "complex" in dtype_name(x):
-            raise KindError(f"{name} has {dtype_name(x)} elements. It must be real numbers.")
+            raise KindError(f"{name} must be real numbers, got {dtype_name(x)} elements. Convert them first.")
     axes = Axes.of(query.shape, key.shape, value.shape, texts[0])
     numbers = (value,) if texts[0] else (query, key, value)
     out = result_dtype(*numbers)
@@ -44,7 +53,14 @@ def read_problem(
 
 
 def check_problem(problem: Problem) -> None:
-    """Raise where parts do not fit the shapes, or a readout makes no sense."""
+    """Check that parts and readouts match the shapes of a problem.
+
+    Raises:
+        ShapeError: a part or readout is for other widths or lengths.
+        PositionError: positions are required and not given.
+        KindError: a readout is of another type.
+        RefusedError: a readout is not defined for the normalizer.
+    """
     axes, spec = problem.axes, problem.spec
     if not axes.text:
         problem.score.check_widths(axes.query_width, axes.key_width)
@@ -55,7 +71,10 @@ def check_problem(problem: Problem) -> None:
         problem.tile.offset()
     for readout in problem.readouts:
         if not isinstance(readout, Readout):
-            raise KindError(f"{readout!r} is no readout. Give instances from qkv.readouts, such as TopWeights(5).")
+            raise KindError(
+                f"readouts must be Readout instances, got {readout!r}. Give instances from qkv.readouts, such as "
+                f"TopWeights(5)."
+            )
         if sentence := readout.refuse(problem.normalizer):
             raise RefusedError(sentence)
         readout.check(problem.tile)

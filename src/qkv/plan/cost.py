@@ -1,4 +1,4 @@
-"""Costs: what a kernel would spend, and how an amount of it is written and read."""
+"""The estimated cost of a call, and amounts of memory and operations as text."""
 
 from __future__ import annotations
 
@@ -12,20 +12,19 @@ __all__ = ["Cost", "counted", "flop_text", "memory_bytes", "memory_text", "tile_
 
 FLOP_RATE = 50e9
 BYTE_RATE = 8e9
-"""Rates by which kernels are compared: per second, of one desktop core pair. Only ratios matter."""
+"""Floating-point operations and bytes per second, of two cores of a desktop processor. Only their ratio matters."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a kernel would spend.
+    """The estimated cost of a call on one kernel.
 
     Attributes:
         flop: floating-point operations.
-        traffic: bytes read and written in main memory.
-        peak: bytes allocated at once beyond inputs: output and gradients are counted.
+        traffic: bytes read from and written to main memory.
+        peak: largest number of bytes allocated at once beyond inputs, including output and gradients.
         overhead: seconds of Python between array operations.
-        arithmetic: seconds of operations in the cache, where a kernel knows more than their number; None: by
-            that.
+        arithmetic: seconds of arithmetic; None: estimated from `flop`.
     """
 
     flop: float
@@ -36,7 +35,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """The estimate by which kernels are compared."""
+        """Estimated seconds, by which kernels are compared."""
         arithmetic = self.flop / FLOP_RATE if self.arithmetic is None else self.arithmetic
         return arithmetic + self.traffic / BYTE_RATE + self.overhead
 
@@ -49,10 +48,10 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 def memory_bytes(amount: int | str) -> int:
-    """Bytes in an amount such as `"512 MiB"`, `"2 GB"` or `1_000_000`.
+    """Return the bytes of an amount such as `"512 MiB"`, `"2 GB"` or `1_000_000`.
 
     Raises:
-        OptionError: it is no such amount.
+        OptionError: the text is not such an amount, or the number is not positive.
 
     Example:
         >>> memory_bytes("1.5 KiB")
@@ -62,12 +61,12 @@ def memory_bytes(amount: int | str) -> int:
         return amount
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", amount) if isinstance(amount, str) else None
     if found is None or found[2].lower() not in _UNITS or float(found[1]) <= 0:
-        raise OptionError(f'memory is {amount!r}. Give bytes, or an amount such as "512 MiB" or "2 GB".')
+        raise OptionError(f'memory must be a positive amount, got {amount!r}. Give bytes, or "512 MiB" or "2 GB".')
     return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
 def memory_text(amount: float) -> str:
-    """Bytes as people read them.
+    """Return an amount of bytes as text with a unit.
 
     Example:
         >>> memory_text(1536)
@@ -77,7 +76,7 @@ def memory_text(amount: float) -> str:
 
 
 def flop_text(amount: float) -> str:
-    """Operations as people read them.
+    """Return a number of operations as text with a unit.
 
     Example:
         >>> flop_text(2.5e9)
@@ -93,7 +92,7 @@ def _scaled(amount: float, base: int, units: tuple[str, ...]) -> str:
 
 
 def counted(number: int, one: str, many: str) -> str:
-    """A number of things.
+    """Return a number with its noun in singular or plural.
 
     Example:
         >>> counted(1, "query", "queries"), counted(4096, "key", "keys")
@@ -103,7 +102,7 @@ def counted(number: int, one: str, many: str) -> str:
 
 
 def tile_sides(q: int, k: int, pairs: int) -> tuple[int, int]:
-    """Rows and columns of a tile of at most `pairs` pairs, as square as the lengths allow.
+    """Return the rows and columns of a tile of at most `pairs` pairs, as square as the lengths allow.
 
     Example:
         >>> tile_sides(10_000, 10_000, 2**18)

@@ -1,4 +1,4 @@
-"""What a kernel is: one way to run the equation. It says what it cannot do, what it would cost, and runs."""
+"""The interface of kernels: a kernel says which problems it refuses and what the others cost, and runs them."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from qkv.core.arrays import Array
 from qkv.core.equation import BoundCall
+from qkv.core.typing import Array
 from qkv.plan.cost import Cost
 from qkv.plan.problem import Problem
 
-__all__ = ["Kernel", "Result"]
+__all__ = ["Kernel", "PreparedCall", "Result"]
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a kernel gives.
+    """The result of a kernel.
 
     Attributes:
         output: `(*batch, q, value_width)`.
-        readouts: one result for each readout asked for.
-        guards: which way each named guard on the data went.
+        readouts: one result for each readout of the problem.
+        guards: how each guard on the data was decided.
     """
 
     output: Array
@@ -30,15 +30,19 @@ class Result:
     guards: tuple[str, ...] = ()
 
 
+PreparedCall = Callable[[Array, Array, Array], Result]
+"""Runs a call whose other arguments are fixed on query, key and value."""
+
+
 class Kernel(ABC):
-    """One way to run the equation.
+    """One algorithm for the equation.
 
     Attributes:
-        name: by which a call can ask for it.
-        libraries: whose arrays it takes.
-        guards: what it looks for in the data, as sentences "if … else …".
-        casts_tiles: it takes inputs in the dtype they came in, and casts them tile by tile.
-        traceable: it runs on arrays that show no data, as in `torch.func.vmap` and `torch.export`.
+        name: name by which a call can select the kernel.
+        libraries: libraries of the arrays it accepts.
+        guards: conditions on the data that it checks, as sentences "if … else …".
+        casts_tiles: whether it takes inputs in their own dtype and casts them tile by tile.
+        traceable: whether it runs on arrays without data, as in `torch.func.vmap` and `torch.export`.
     """
 
     name: ClassVar[str]
@@ -49,29 +53,35 @@ class Kernel(ABC):
 
     @abstractmethod
     def refuse(self, problem: Problem) -> str | None:
-        """Why this kernel cannot run it, as a sentence; None where it can."""
+        """Return why this kernel cannot run the problem, as a sentence; None if it can."""
 
     @abstractmethod
     def cost(self, problem: Problem) -> Cost:
-        """What it would spend."""
+        """Return the estimated cost of the problem."""
 
     @abstractmethod
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Run. The problem is one that was not refused."""
+        """Run a problem that was not refused."""
 
-    def shortcut(self, problem: Problem) -> Callable[[Array, Array, Array], Result | None] | None:
-        """A shorter way to run a problem whose parts hold no arrays, from query, key and value to the result.
+    def prepare(self, problem: Problem) -> PreparedCall:
+        """Return a function that runs the problem on other arrays of the same shapes and dtype.
 
-        It is kept with the plan, so what facts decide is decided here. It gives None where `run` must do it.
+        It is stored in the plan cache, so what depends on facts alone can be computed here. The problem's parts hold no
+        arrays, its arrays need no cast, and it draws nothing at random.
         """
-        return None
+        score, normalizer, mask, tile = problem.score, problem.normalizer, problem.spec.mask, problem.tile
+
+        def run(query: Array, key: Array, value: Array) -> Result:
+            return self.run(BoundCall(query, key, value, score, normalizer, mask, tile, 0.0, value.dtype), problem)
+
+        return run
 
     def describe(self, problem: Problem) -> str:
-        """How it would run, in a few words, for EXPLAIN."""
+        """Return in a few words how the problem would run, for EXPLAIN."""
         return ""
 
     def refuse_library(self, problem: Problem) -> str | None:
-        """The sentence for arrays of another library."""
+        """Return a sentence if the arrays are of a library that this kernel does not accept."""
         if problem.library in self.libraries:
             return None
         return f"it runs on {' and '.join(self.libraries)} arrays, these are {problem.library}"

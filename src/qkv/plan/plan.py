@@ -14,18 +14,18 @@ __all__ = ["Plan"]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The chosen kernel, with all that led to it.
+    """The chosen kernel and the reasons for the choice.
 
     Attributes:
-        asked: the problem as it was asked.
-        problem: the problem as it will run, after the rewrites.
-        kernel: runs it.
-        reason: why this kernel.
-        cost: what it will spend.
-        rewrites: what was rewritten, one sentence each.
-        refused: the kernels that cannot run it, each with its sentence.
-        slower: the kernels that could have, with their estimated seconds.
-        taken: which way the kernel's guards on the data went; empty before it ran.
+        requested: the problem of the call.
+        problem: the problem that runs, after the rewrites.
+        kernel: the kernel that runs it.
+        reason: why this kernel was chosen.
+        cost: its estimated cost.
+        rewrites: one sentence for each rewrite that applied.
+        refused: the kernels that cannot run the problem, each with the reason.
+        slower: the other kernels that can, each with its estimated cost.
+        guards_taken: how the kernel's guards on the data were decided; empty before the plan ran.
     """
 
     requested: Problem
@@ -39,7 +39,7 @@ class Plan:
     guards_taken: tuple[str, ...] = ()
 
     def with_guards_taken(self, guards_taken: tuple[str, ...]) -> Plan:
-        """The plan after it ran."""
+        """Return the plan with the guards that were taken when it ran."""
         return replace(self, guards_taken=guards_taken) if guards_taken else self
 
     def __str__(self) -> str:
@@ -54,7 +54,7 @@ class Plan:
         )
         rows = [
             (
-                "asked",
+                "call",
                 f"{batch}{counted(axes.q, 'query', 'queries')} × {counted(axes.k, 'key', 'keys')}, {widths}, "
                 f"values {axes.value_width} wide",
             ),
@@ -75,7 +75,7 @@ class Plan:
         if described:
             rows.append(("", described))
         rows += [("guard", text) for text in self.kernel.guards]
-        rows += [("taken", text) for text in self.guards_taken]
+        rows += [("guard taken", text) for text in self.guards_taken]
         rows.append(("cost", _cost(self.cost) + f"; {memory_text(requested.memory)} allowed"))
         rows += [("slower", f"{name}: {_cost(cost)}") for name, cost in self.slower]
         rows += [("refused", f"{name}: {sentence}") for name, sentence in self.refused]

@@ -30,7 +30,7 @@ from qkv.plan.checks import check_problem, read_problem
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.plan import Plan
-from qkv.plan.planner import make_plan
+from qkv.plan.planner import plan_problem
 from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
@@ -133,7 +133,7 @@ def attend_chunked(
     if CHUNKED_KERNEL.refuse(problem) is not None or CHUNKED_KERNEL.cost(problem).peak > problem.memory:
         return None
     # Not kept: every step of decoding has another length.
-    plan = make_plan(problem, (CHUNKED_KERNEL,))
+    plan = plan_problem(problem, (CHUNKED_KERNEL,))
     problem, spec = plan.problem, plan.problem.spec
     if seed is None and (spec.dropout or problem.normalizer.stochastic):
         seed = int(torch.randint(2**62, ()).item())

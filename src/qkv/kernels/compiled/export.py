@@ -12,11 +12,10 @@ from contextvars import ContextVar
 
 from qkv.errors import RefusedError
 from qkv.kernels.dense.kernel import DenseKernel
-from qkv.plan.cache import cached_plan
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel
 from qkv.plan.plan import Plan
-from qkv.plan.planner import rewrite
+from qkv.plan.planner import plan_problem, rewrite
 from qkv.plan.problem import Problem
 
 __all__ = ["FIRST", "export_plan"]
@@ -38,7 +37,7 @@ def export_plan(problem: Problem, kernels: Sequence[Kernel], pinned: str | Kerne
         if first.refuse(changed) is None:
             return Plan(problem, changed, first, "the first that can, while exporting", _FREE, said)
     if known:
-        return cached_plan(problem, kernels, pinned)
+        return plan_problem(problem, kernels, pinned)
     if pinned not in (None, DenseKernel.name):
         raise RefusedError(
             f"the kernel {pinned} plans by lengths, and while exporting with dynamic shapes these are not "

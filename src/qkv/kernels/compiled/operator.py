@@ -31,14 +31,14 @@ from qkv.errors import GradientError, RefusedError
 from qkv.kernels.compiled.saved import COLUMNS, SavedNumbers, saving
 from qkv.normalizers import NORMALIZERS, Softmax
 
-__all__ = ["compiled", "operands", "refuse"]
+__all__ = ["compiled_attend", "operands", "refuse"]
 
 Asked = tuple[Any, ...]
 Run = Callable[..., Tensor]
 Wanted = tuple[bool, ...] | None
 
 
-def compiled(query: Tensor, key: Tensor, value: Tensor, asked: Asked, seed: Any, run: Run, *more: Any) -> Tensor:
+def compiled_attend(query: Tensor, key: Tensor, value: Tensor, asked: Asked, seed: Any, run: Run, *more: Any) -> Tensor:
     """The output of a call that `torch.compile` is tracing; arguments as in `operands`."""
     import torch
 

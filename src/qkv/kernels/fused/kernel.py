@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import ClassVar
 
 from qkv.core.equation import BoundCall
@@ -22,7 +21,7 @@ from qkv.kernels.runtime.cost_model import PRODUCT_RATE
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.masks.base import Mask
 from qkv.plan.cost import Cost
-from qkv.plan.kernel_protocol import Kernel, Result
+from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
 
 __all__ = ["FusedKernel"]
@@ -118,11 +117,19 @@ class FusedKernel(Kernel):
             arithmetic *= 1.25  # PyTorch takes 32 or 64 queries at once then: flat products
         return Cost(flop, traffic, peak, overhead, arithmetic=arithmetic)
 
-    def shortcut(self, problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result | None] | None:
-        """For a plain dot product without or with a causal mask: a call that only looks and runs."""
+    def prepare(self, problem: Problem) -> PreparedCall:
+        """Return a call of the operator alone for plain dot products, and the unprepared call if its guard fails."""
         from qkv.kernels.fused.call import shortcut
 
-        return shortcut(problem)
+        plain, bound = shortcut(problem), super().prepare(problem)
+        if plain is None:
+            return bound
+
+        def run(query: Tensor, key: Tensor, value: Tensor) -> Result:
+            result = plain(query, key, value)
+            return bound(query, key, value) if result is None else result
+
+        return run
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
         """The fused call; or the tiled kernel where the data is not finite."""

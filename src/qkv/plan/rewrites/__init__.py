@@ -1,4 +1,4 @@
-"""Rewrites: each turns a problem into a cheaper one with the same answer. One per file; `RULES` is all."""
+"""Rewrites: functions that turn a problem into a cheaper one with the same result, one per file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from qkv.plan.rewrites.mask_allows_all import mask_allows_all
 from qkv.plan.rewrites.top_of_few import top_of_few
 from qkv.plan.spec import Spec
 
-__all__ = ["RULES"]
+__all__ = ["REWRITES", "Rewrite"]
 
-Rule = Callable[[Problem], tuple[Spec, str] | None]
+Rewrite = Callable[[Problem], tuple[Spec, str] | None]
+"""Returns the cheaper spec and a sentence that says why it is equal; None if the rewrite does not apply."""
 
-RULES: tuple[Rule, ...] = (
+REWRITES: tuple[Rewrite, ...] = (
     double_negation,
     mask_allows_all,
     top_of_few,

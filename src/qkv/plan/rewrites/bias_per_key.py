@@ -1,4 +1,4 @@
-"""A bias that is the same for every query is a bias of the key: the score stays an inner product."""
+"""Rewrite a bias that is the same for every query as a bias per key, which keeps the score an inner product."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ __all__ = ["bias_per_key"]
 
 
 def bias_per_key(problem: Problem) -> tuple[Spec, str] | None:
-    """Biased(score, bias of shape (…, 1, k)) -> Biased(score, per_key of shape (…, k)).
+    """Rewrite Biased(score, bias of shape (…, 1, k)) as Biased(score, per_key of shape (…, k)).
 
-    For a learned bias PyTorch keeps an array of all pairs; as one more axis of the key it is a column.
+    For a learned bias PyTorch allocates an array of all pairs; a bias per key is one more column of the keys.
 
     Example:
         >>> import numpy as np

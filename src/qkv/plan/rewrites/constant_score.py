@@ -1,4 +1,4 @@
-"""A constant score under an even normalizer is a mean: no exponential is needed."""
+"""Rewrite a constant score under a symmetric normalizer as a mean, which needs no exponential."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["constant_score"]
 
 
 def constant_score(problem: Problem) -> tuple[Spec, str] | None:
-    """Softmax, Sparsemax or Entmax15 of a constant -> Mean.
+    """Rewrite Softmax, Sparsemax or Entmax15 of a constant as Mean.
 
     Example:
         >>> from qkv.core.axes import Axes

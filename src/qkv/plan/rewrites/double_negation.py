@@ -1,4 +1,4 @@
-"""Not not a mask is the mask."""
+"""Remove double negation of a mask."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["double_negation"]
 
 
 def double_negation(problem: Problem) -> tuple[Spec, str] | None:
-    """~~mask -> mask.
+    """Rewrite ~~mask as mask.
 
     Example:
         >>> from qkv.core.axes import Axes

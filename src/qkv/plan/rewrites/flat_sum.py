@@ -1,4 +1,4 @@
-"""A sum of sums is one sum, and a sum of one score is that score."""
+"""Flatten nested sums of scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["flat_sum"]
 
 
 def flat_sum(problem: Problem) -> tuple[Spec, str] | None:
-    """SumOf((a, SumOf((b, c)))) -> SumOf((a, b, c)); SumOf((a,)) -> a.
+    """Rewrite SumOf((a, SumOf((b, c)))) as SumOf((a, b, c)), and SumOf((a,)) as a.
 
     Example:
         >>> from qkv.core.axes import Axes

@@ -1,4 +1,4 @@
-"""A mask that allows every pair, by its shape alone, is no mask."""
+"""Remove a mask that allows every pair of the given shapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["mask_allows_all"]
 
 
 def mask_allows_all(problem: Problem) -> tuple[Spec, str] | None:
-    """A window wider than the sequence, or causal for the one last query -> no mask.
+    """Remove a window wider than the sequence, or a causal mask of the last query alone.
 
     Example:
         >>> from qkv.core.axes import Axes

@@ -1,4 +1,4 @@
-"""Top-k where there are no more than k keys leaves none out."""
+"""Remove a top-k selection of at most k keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["top_of_few"]
 
 
 def top_of_few(problem: Problem) -> tuple[Spec, str] | None:
-    """TopK(k, normalizer) with at most k keys -> normalizer.
+    """Rewrite TopK(k, normalizer) of at most k keys as the normalizer.
 
     Example:
         >>> from qkv.core.axes import Axes
