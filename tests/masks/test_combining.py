@@ -31,17 +31,17 @@ def test_every_exported_mask_has_a_contract():
     ids=["alone", "mask & array", "array & mask", "mask | array", "array | mask"],
 )
 def test_a_bare_array_is_refused_with_the_masks_that_make_one_of_it(combine):
-    with pytest.raises(KindError, match=r"bare array of shape \(2, 3\).*Keys\(array\).*Pairs\(array\).*True means"):
+    with pytest.raises(KindError, match=r"got an array of shape \(2, 3\).*Keys\(array\).*Pairs\(array\).*True means"):
         combine(np.ones((2, 3), dtype=bool))
 
 
 def test_a_bare_list_is_refused_like_an_array():
-    with pytest.raises(KindError, match=r"bare list.*Keys"):
+    with pytest.raises(KindError, match=r"got a list.*Keys"):
         require_mask([True, False])
 
 
 def test_what_is_no_mask_at_all_is_refused_by_its_kind():
-    with pytest.raises(KindError, match=r"the mask is a str.*masks.Causal\(\)"):
+    with pytest.raises(KindError, match=r"mask must be a Mask, got str.*masks.Causal\(\)"):
         require_mask("causal")
 
 

@@ -1,4 +1,4 @@
-"""Masks: which query may attend to which key. True means may attend. Combine with `&`, `|` and `~`."""
+"""Masks: booleans that state which query may attend to which key; combine them with `&`, `|` and `~`."""
 
 from qkv.masks.base import Mask
 from qkv.masks.blocks import Blocks

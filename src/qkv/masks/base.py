@@ -1,7 +1,8 @@
-"""What a mask is: which query may attend to which key, for a tile at its place. True means may attend.
+"""The `Mask` interface, and the combinations of masks by `&`, `|` and `~`.
 
-A mask also says of a whole tile whether it holds all pairs, none or some, so that whole tiles are skipped.
-Masks are objects, never bare arrays: `Keys` and `Pairs` make one of an array, and say which axis is which.
+A mask states for each pair of query and key whether the query may attend to the key (True means may attend),
+and for a whole tile whether all, none or some of its pairs are allowed, so that kernels skip tiles. Masks are
+objects, never bare arrays: `Keys` and `Pairs` wrap an array and name its axes.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-from qkv.core.arrays import Array, is_array
+from qkv.core.arrays import dtype_name, is_array
 from qkv.core.parts import Part
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool, Shaped
 from qkv.errors import KindError
 
 __all__ = ["And", "Coverage", "Mask", "Not", "Or", "require_boolean", "require_mask"]
@@ -21,39 +23,47 @@ Coverage = Literal["all", "none", "part"]
 
 
 class Mask(Part, ABC):
-    """Which pairs of query and key may meet. Combine with `&`, `|` and `~`.
+    """Base class of masks. Combine masks with `&`, `|` and `~`.
 
     Facts, read by the planner:
-        positional: it looks at positions.
-        key_only: it looks at the key alone, so that keys can be left out once for all queries.
-        relative: it looks at nothing but key position − query position, the same for the whole batch.
+        positional: the mask depends on the positions of queries.
+        key_only: the mask depends on the key alone, so excluded keys can be dropped once for all queries.
+        relative: the mask depends on key position − query position alone, and is the same for the whole batch.
     """
 
     positional: bool = False
     key_only: bool = False
     relative: bool = False
-    # NumPy leaves `array & mask` to the mask, which says what to do; otherwise it would try element by
-    # element.
+    # With None, NumPy hands `array & mask` to `Mask.__rand__`, which raises a `KindError` with advice;
+    # otherwise NumPy would apply `&` element by element.
     __array_ufunc__ = None
 
     @abstractmethod
-    def allowed(self, tile: Tile, reference: Array) -> Array:
-        """Booleans that broadcast to the tile's `(*batch, q, k)`, like `reference`. The part is cut."""
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
+        """Return which pairs of a tile are allowed.
+
+        Args:
+            tile: the tile; the arrays of the mask are already sliced to it.
+            reference: an array of the call, which gives library and device.
+
+        Returns:
+            Booleans that broadcast to `(*batch, q, k)`.
+        """
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Whether all, none or part of the tile is allowed; "part" is always a correct answer."""
+        """Return whether all, none or part of the tile's pairs are allowed; "part" is always correct."""
         return "part"
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """First key, and one past the last, that these queries may attend to; never less than that."""
+        """Return `(start, stop)` of a range that contains every key allowed for the tile's queries."""
         return 0, tile.k_total
 
     def causal_offset(self, tile: Tile) -> int | None:
-        """Fact: position of query 0, where this is the causal mask and nothing else; None where it is not."""
+        """Return the position of query 0 if this is exactly the causal mask, otherwise None."""
         return None
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` where arrays of the mask do not fit these lengths."""
+        """Raise a `ShapeError` if the mask's arrays do not fit `q` queries and `k` keys."""
 
     def __and__(self, other: Mask) -> Mask:
         return And(self, require_mask(other))
@@ -75,40 +85,40 @@ class _Combined(Mask):
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Fact: either is."""
+        """True if either mask is positional."""
         return self.left.positional or self.right.positional
 
     @property
     def key_only(self) -> bool:  # type: ignore[override]
-        """Fact: both are."""
+        """True if both masks depend on the key alone."""
         return self.left.key_only and self.right.key_only
 
     @property
     def relative(self) -> bool:  # type: ignore[override]
-        """Fact: both are."""
+        """True if both masks are relative."""
         return self.left.relative and self.right.relative
 
     def check(self, q: int, k: int) -> None:
-        """Both fit."""
+        """Raise a `ShapeError` if either mask does not fit."""
         self.left.check(q, k)
         self.right.check(q, k)
 
 
 @dataclass(frozen=True, eq=False)
 class And(_Combined):
-    """Pairs that both masks allow."""
+    """Allow the pairs that both masks allow."""
 
-    def allowed(self, tile: Tile, reference: Array) -> Array:
-        """left and right"""
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
+        """Return `left & right`."""
         return self.left.allowed(tile, reference) & self.right.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """None if either is none; all if both are all."""
+        """Return "none" if either mask covers nothing, "all" if both cover everything."""
         covers = (self.left.coverage(tile), self.right.coverage(tile))
         return "none" if "none" in covers else "all" if covers == ("all", "all") else "part"
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """What both reach."""
+        """Return the intersection of both ranges."""
         left, right = self.left.key_range(tile), self.right.key_range(tile)
         return max(left[0], right[0]), min(left[1], right[1])
 
@@ -118,19 +128,19 @@ class And(_Combined):
 
 @dataclass(frozen=True, eq=False)
 class Or(_Combined):
-    """Pairs that either mask allows."""
+    """Allow the pairs that either mask allows."""
 
-    def allowed(self, tile: Tile, reference: Array) -> Array:
-        """left or right"""
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
+        """Return `left | right`."""
         return self.left.allowed(tile, reference) | self.right.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """All if either is all; none if both are none."""
+        """Return "all" if either mask covers everything, "none" if both cover nothing."""
         covers = (self.left.coverage(tile), self.right.coverage(tile))
         return "all" if "all" in covers else "none" if covers == ("none", "none") else "part"
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """From the first of either to the last of either."""
+        """Return the smallest range that contains both."""
         left, right = self.left.key_range(tile), self.right.key_range(tile)
         return min(left[0], right[0]), max(left[1], right[1])
 
@@ -140,35 +150,35 @@ class Or(_Combined):
 
 @dataclass(frozen=True, eq=False)
 class Not(Mask):
-    """Pairs that the mask does not allow."""
+    """Allow the pairs that the mask excludes."""
 
     mask: Mask
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Fact: as the mask."""
+        """True if the inner mask is positional."""
         return self.mask.positional
 
     @property
     def key_only(self) -> bool:  # type: ignore[override]
-        """Fact: as the mask."""
+        """True if the inner mask depends on the key alone."""
         return self.mask.key_only
 
     @property
     def relative(self) -> bool:  # type: ignore[override]
-        """Fact: as the mask."""
+        """True if the inner mask is relative."""
         return self.mask.relative
 
     def check(self, q: int, k: int) -> None:
-        """It fits."""
+        """Raise a `ShapeError` if the inner mask does not fit."""
         self.mask.check(q, k)
 
-    def allowed(self, tile: Tile, reference: Array) -> Array:
-        """not mask"""
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
+        """Return `~mask`."""
         return ~self.mask.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """All and none change places."""
+        """Return the inner coverage with "all" and "none" exchanged."""
         swapped: dict[Coverage, Coverage] = {"all": "none", "none": "all", "part": "part"}
         return swapped[self.mask.coverage(tile)]
 
@@ -177,33 +187,44 @@ class Not(Mask):
 
 
 def require_mask(mask: object) -> Mask:
-    """`mask` itself, if it is one.
+    """Return `mask` if it is a `Mask`.
 
     Raises:
-        KindError: it is something else; of a bare array the message says which masks make one of it.
+        KindError: `mask` is anything else. For a bare array, the message names the masks that wrap arrays.
     """
     if isinstance(mask, Mask):
         return mask
     if is_array(mask) or isinstance(mask, (list, tuple)):
         shape = getattr(mask, "shape", None)
-        said = f"array of shape {tuple(shape)}" if shape is not None else type(mask).__name__
+        given = f"an array of shape {tuple(shape)}" if shape is not None else f"a {type(mask).__name__}"
         raise KindError(
-            f"the mask is a bare {said}. Say what its axes are: masks.Keys(array) for (*batch, k), "
-            f"masks.Pairs(array) for (*batch, q, k). True means may attend."
+            f"mask must be a Mask, got {given}. Name its axes: masks.Keys(array) for (*batch, k), "
+            f"masks.Pairs(array) for (*batch, q, k); True means may attend."
         )
-    raise KindError(f"the mask is a {type(mask).__name__}. Give one of qkv.masks, such as masks.Causal().")
+    raise KindError(f"mask must be a Mask, got {type(mask).__name__}. Use one of qkv.masks, such as masks.Causal().")
 
 
-def require_boolean(owner: str, array: Array) -> Array:
-    """The array, if its elements are booleans.
+def require_boolean(owner: str, array: Shaped[Array, "*_shape"]) -> Bool[Array, "*_shape"]:
+    """Return `array` if its elements are booleans.
 
     Raises:
-        KindError: they are not; 0/1 integers and additive floats are refused, since their polarity is a
-            guess.
+        KindError: the elements are not booleans. Integers 0/1 and additive floats are refused because their
+            polarity would be a guess.
     """
     if "bool" not in str(array.dtype):
         raise KindError(
-            f"{owner} was given {str(array.dtype).removeprefix('torch.')} elements. Give booleans, True "
-            "means may attend: array == 1 for 0/1, array == 0 for an additive mask of 0 and −inf."
+            f"the array of {owner} must be boolean, got {dtype_name(array)}. True means may attend: pass "
+            "array == 1 for 0/1, or array == 0 for an additive mask of 0 and −inf."
         )
     return array
+
+
+def require_integers(owner: str, name: str, value: Array | int) -> Array | int:
+    """Return an integer, or an array of integers, unchanged.
+
+    Raises:
+        KindError: the array holds anything but integers.
+    """
+    if not isinstance(value, int) and "int" not in dtype_name(value):
+        raise KindError(f"{name} of {owner} must be integers, got {dtype_name(value)}. Convert them first.")
+    return value

@@ -1,4 +1,4 @@
-"""Blocks: a coarse array says which block of queries may attend to which block of keys."""
+"""Blocks: a block-sparse mask, given by which block of queries may attend to which block of keys."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkv.core.arrays import Array, as_array, namespace, to_numpy
+from qkv.core.arrays import as_array, namespace, to_numpy
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool
 from qkv.errors import OptionError, ShapeError
 from qkv.masks.base import Coverage, Mask, require_boolean
 from qkv.masks.keys import coverage_of
@@ -18,16 +19,16 @@ __all__ = ["Blocks"]
 
 @dataclass(frozen=True, eq=False)
 class Blocks(Mask):
-    """Query i may attend to key j where `layout[i // size, j // size]` is True.
+    """Allow the pair (i, j) where `layout[i // size, j // size]` is True.
 
     Args:
         layout: booleans `(*batch, query_blocks, key_blocks)`.
-        size: how many positions a block has; or (queries, keys).
+        size: number of positions in a block, or a pair (queries, keys).
 
     Raises:
-        KindError: the elements are no booleans.
-        OptionError: a size that is no whole number of at least 1.
-        ShapeError: the blocks do not reach over all queries and keys, or reach further.
+        KindError: the elements of `layout` are not booleans.
+        OptionError: a size is not a positive integer.
+        ShapeError: the number of blocks does not match the number of queries and keys.
 
     Example:
         >>> import numpy as np
@@ -42,45 +43,45 @@ class Blocks(Mask):
     size: int | tuple[int, int] = 64
 
     def validate(self) -> None:
-        """Booleans, and whole sizes."""
+        """Check that the layout is boolean and the sizes are positive integers."""
         object.__setattr__(self, "layout", require_boolean("Blocks", as_array(self.layout)))
         if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in self.sizes):
-            raise OptionError(f"Blocks was given size={self.size!r}. It must be a whole number of at least 1, or two.")
+            raise OptionError(f"size of Blocks must be one or two integers of at least 1, got {self.size!r}.")
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Positions in a block of queries and in a block of keys."""
+        """Number of positions in a block of queries and in a block of keys."""
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
     def check(self, q: int, k: int) -> None:
-        """As many blocks as there must be."""
-        wanted = tuple(-(-n // size) for n, size in zip((q, k), self.sizes, strict=True))
-        if tuple(self.layout.shape[-2:]) != wanted:
+        """Raise a `ShapeError` unless the layout has one entry for each pair of blocks."""
+        expected = tuple(-(-n // size) for n, size in zip((q, k), self.sizes, strict=True))
+        if tuple(self.layout.shape[-2:]) != expected:
             raise ShapeError(
-                f"Blocks has a layout of shape {tuple(self.layout.shape)} with blocks of {self.sizes}; {q} "
-                f"queries and {k} keys make {wanted[0]} by {wanted[1]} blocks. Give the layout that shape."
+                f"layout of Blocks must be {expected[0]} by {expected[1]} blocks of {self.sizes} for {q} queries and "
+                f"{k} keys, got shape {tuple(self.layout.shape)}. Give one entry for each pair of blocks."
             )
 
-    def allowed(self, tile: Tile, reference: Array) -> Array:
-        """layout[i // size, j // size]"""
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
+        """Return `layout[i // size, j // size]`."""
         xp = namespace(self.layout)
         rows = tile.query_indices(self.layout) // self.sizes[0]
         cols = tile.key_positions(self.layout) // self.sizes[1]
         return xp.take(xp.take(self.layout, rows, axis=-2), cols, axis=-1)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """From the first block that any of these queries may attend to, to the last."""
+        """Return the keys from the first block that any of these queries may attend to, to the end of the last."""
         layout, (size_q, size_k) = to_numpy(self.layout), self.sizes
         if layout is None:
             return 0, tile.k_total
         rows = layout[..., tile.rows[0] // size_q : -(-tile.rows[1] // size_q), :]
-        found = np.flatnonzero(rows.reshape(-1, rows.shape[-1]).any(axis=0))
-        if not found.size:
+        blocks = np.flatnonzero(rows.reshape(-1, rows.shape[-1]).any(axis=0))
+        if not blocks.size:
             return 0, 0
-        return int(found[0]) * size_k, min(tile.k_total, (int(found[-1]) + 1) * size_k)
+        return int(blocks[0]) * size_k, min(tile.k_total, (int(blocks[-1]) + 1) * size_k)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """By the blocks that the tile touches."""
+        """Return the coverage of the blocks that overlap the tile."""
         if to_numpy(self.layout) is None:
             return "part"
         (r0, r1), (c0, c1) = tile.rows, tile.cols

@@ -1,12 +1,12 @@
-"""Causal: a query sees the keys at its own position and before."""
+"""Causal: a query attends to the keys at its own position and before."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array
 from qkv.core.positions import Align, Positions
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool
 from qkv.masks.base import Coverage, Mask
 
 __all__ = ["Causal"]
@@ -14,14 +14,14 @@ __all__ = ["Causal"]
 
 @dataclass(frozen=True, eq=False)
 class Causal(Mask):
-    """Key position ≤ query position.
+    """Allow the pairs with key position ≤ query position.
 
     Args:
-        align: "start" or "end": how queries stand to keys where their lengths differ, for this mask. None: as
-            `positions=` of the call says.
+        align: how this mask aligns queries with keys if their lengths differ, "start" or "end"; None for the
+            call's `positions`.
 
     Raises:
-        PositionError: query and key differ in length and neither says how they are aligned.
+        PositionError: query and key differ in length and no alignment is given.
 
     Example:
         >>> import numpy as np
@@ -35,31 +35,31 @@ class Causal(Mask):
     relative = True
 
     def validate(self) -> None:
-        """A known alignment."""
+        """Check that the alignment is known."""
         if self.align is not None:
             Positions(align=self.align)
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """Fact: yes, unless it brings its own alignment."""
+        """True unless the mask has its own alignment."""
         return self.align is None
 
     def causal_offset(self, tile: Tile) -> int | None:
-        """Fact: the offset, where it is the same for the whole batch."""
+        """Return the position of query 0 if it is the same for the whole batch."""
         offset = tile.offset(self.align)
         return offset if isinstance(offset, int) else None
 
-    def allowed(self, tile: Tile, reference: Array) -> Array:
-        """j ≤ i"""
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
+        """Return `j <= i`."""
         return tile.map_relative_positions(reference, lambda distance: distance <= 0, self.align)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Up to the last query's position."""
+        """Return the keys up to the last query's position."""
         span = tile.query_position_range(self.align)
         return 0, tile.k_total if span is None else min(tile.k_total, span[1] + 1)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """All up to the first query, none after the last."""
+        """Return "all" up to the first query's position and "none" after the last."""
         span = tile.query_position_range(self.align)
         if span is None:
             return "part"

@@ -1,12 +1,13 @@
-"""Keys: an array says which keys may be attended to, by every query."""
+"""Keys: a padding mask, one boolean per key."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, as_array, to_numpy
+from qkv.core.arrays import as_array, to_numpy
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool
 from qkv.errors import ShapeError
 from qkv.masks.base import Coverage, Mask, require_boolean
 
@@ -15,14 +16,14 @@ __all__ = ["Keys"]
 
 @dataclass(frozen=True, eq=False)
 class Keys(Mask):
-    """A padding mask: True where the key may be attended to.
+    """Allow the keys whose element is True, for every query.
 
     Args:
-        array: booleans `(*batch, k)`, or `(k,)` for all batch elements.
+        array: booleans `(*batch, k)`, or `(k,)` for the whole batch.
 
     Raises:
-        KindError: the elements are no booleans.
-        ShapeError: it is not as long as the key.
+        KindError: the elements are not booleans.
+        ShapeError: the last axis is not as long as the key.
 
     Example:
         >>> import numpy as np
@@ -35,28 +36,28 @@ class Keys(Mask):
     key_only = True
 
     def validate(self) -> None:
-        """Booleans."""
+        """Check that the array is boolean."""
         object.__setattr__(self, "array", require_boolean("Keys", as_array(self.array)))
 
     def check(self, q: int, k: int) -> None:
-        """As long as the key."""
+        """Raise a `ShapeError` unless the array has one element per key."""
         if self.array.shape[-1] not in (1, k):
             raise ShapeError(
-                f"Keys has {self.array.shape[-1]} entries (shape {tuple(self.array.shape)}), there are {k} "
-                "keys. Its last axis must be k; a mask of shape (*batch, q, k) is Pairs."
+                f"the last axis of Keys must have length {k}, one element per key, got shape "
+                f"{tuple(self.array.shape)}. For a mask of shape (*batch, q, k) use Pairs."
             )
 
-    def allowed(self, tile: Tile, reference: Array) -> Array:
-        """The array, for every query."""
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch 1 k"]:
+        """Return the array, broadcast over queries."""
         return self.array[..., None, :]
 
     def coverage(self, tile: Tile) -> Coverage:
-        """By looking."""
+        """Return the coverage of the tile's keys."""
         return coverage_of(self.array[..., slice(*tile.cols)] if self.array.shape[-1] != 1 else self.array)
 
 
-def coverage_of(array: Array) -> Coverage:
-    """Whether all, none or part of the array is True."""
+def coverage_of(array: Bool[Array, "*_shape"]) -> Coverage:
+    """Return whether all, none or part of the array is True; "part" for a traced array."""
     known = to_numpy(array)
     if known is None:
         return "part"

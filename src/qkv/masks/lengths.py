@@ -1,28 +1,29 @@
-"""Lengths: each batch element has so many keys; what follows is padding."""
+"""Lengths: each batch element has its own number of keys; keys beyond it are padding."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from qkv.core.arrays import Array, as_array, dtype_name, is_array, to_numpy
+import numpy as np
+
+from qkv.core.arrays import as_array, to_numpy
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
-from qkv.errors import KindError
-from qkv.masks.base import Coverage, Mask
+from qkv.core.typing import Array, Bool
+from qkv.masks.base import Coverage, Mask, require_integers
 
-__all__ = ["Lengths"]
+__all__ = ["Lengths", "length_range", "shorter_than"]
 
 
 @dataclass(frozen=True, eq=False)
 class Lengths(Mask):
-    """Key index < length.
+    """Allow key j where j < length.
 
     Args:
-        lengths: how many keys are real: integers `(*batch,)`, or one integer.
+        lengths: number of keys that are not padding: integers `(*batch,)`, or one integer.
 
     Raises:
-        KindError: the lengths are no integers.
+        KindError: the lengths are not integers.
 
     Example:
         >>> import numpy as np
@@ -32,24 +33,33 @@ class Lengths(Mask):
                [[ True,  True]]])
     """
 
-    lengths: Any = array_field()
+    lengths: Array | int = array_field()
     key_only = True
 
     def validate(self) -> None:
-        """Integers."""
-        if not is_array(self.lengths) and not isinstance(self.lengths, int):
-            object.__setattr__(self, "lengths", as_array(self.lengths))
-        if is_array(self.lengths) and "int" not in dtype_name(self.lengths):
-            raise KindError(f"Lengths was given {self.lengths.dtype} elements. Give integers, one per batch element.")
+        """Convert `lengths` to an array of integers unless it is one number."""
+        lengths = self.lengths if isinstance(self.lengths, int) else as_array(self.lengths)
+        object.__setattr__(self, "lengths", require_integers("Lengths", "lengths", lengths))
 
-    def allowed(self, tile: Tile, reference: Array) -> Array:
-        """j < length"""
-        lengths = self.lengths[..., None, None] if is_array(self.lengths) else self.lengths
-        return tile.key_positions(reference)[None, :] < lengths
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
+        """Return `j < length`."""
+        return shorter_than(tile, reference, self.lengths)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """By the shortest and the longest."""
-        known = to_numpy(self.lengths) if is_array(self.lengths) else as_array(self.lengths)
-        if known is None or known.size == 0:
+        """Compare the tile's keys with the shortest and the longest length."""
+        known = length_range(self.lengths)
+        if known is None:
             return "part"
-        return "all" if tile.cols[1] <= known.min() else "none" if tile.cols[0] >= known.max() else "part"
+        return "all" if tile.cols[1] <= known[0] else "none" if tile.cols[0] >= known[1] else "part"
+
+
+def shorter_than(tile: Tile, reference: Array, lengths: Array | int) -> Bool[Array, "*batch #q k"]:
+    """Return which keys of the tile come before the length of their batch element."""
+    each = lengths if isinstance(lengths, int) else lengths[..., None, None]
+    return tile.key_positions(reference)[None, :] < each
+
+
+def length_range(lengths: Array | int) -> tuple[int, int] | None:
+    """Return the smallest and the largest length, or None if they are unknown (traced) or there are none."""
+    known = np.asarray(lengths) if isinstance(lengths, int) else to_numpy(lengths)
+    return None if known is None or known.size == 0 else (int(known.min()), int(known.max()))

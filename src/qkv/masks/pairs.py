@@ -1,12 +1,13 @@
-"""Pairs: an array says which query may attend to which key."""
+"""Pairs: one boolean for each pair of query and key."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, as_array
+from qkv.core.arrays import as_array
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool
 from qkv.errors import ShapeError
 from qkv.masks.base import Coverage, Mask, require_boolean
 from qkv.masks.keys import coverage_of
@@ -16,15 +17,14 @@ __all__ = ["Pairs"]
 
 @dataclass(frozen=True, eq=False)
 class Pairs(Mask):
-    """True where the query may attend to the key.
+    """Allow the pairs whose element is True.
 
     Args:
-        array: booleans `(*batch, q, k)`; any of these axes may be 1, so a padding mask `(batch, 1, 1, k)` is
-            one.
+        array: booleans `(*batch, q, k)`; any of these axes may be 1, as in a padding mask `(batch, 1, 1, k)`.
 
     Raises:
-        KindError: the elements are no booleans.
-        ShapeError: it does not fit query and key.
+        KindError: the elements are not booleans.
+        ShapeError: the last two axes are neither 1 nor as long as query and key.
 
     Example:
         >>> import numpy as np
@@ -36,22 +36,22 @@ class Pairs(Mask):
     array: Array = array_field("q", "k")
 
     def validate(self) -> None:
-        """Booleans."""
+        """Check that the array is boolean."""
         object.__setattr__(self, "array", require_boolean("Pairs", as_array(self.array)))
 
     def check(self, q: int, k: int) -> None:
-        """As long as query and key."""
+        """Raise a `ShapeError` unless the last two axes fit `q` and `k`."""
         shape = tuple(self.array.shape)
         if len(shape) < 2 or shape[-2] not in (1, q) or shape[-1] not in (1, k):
             raise ShapeError(
-                f"Pairs has shape {shape}, there are {q} queries and {k} keys. Its last two axes must be "
-                f"({q}, {k}), or 1; a mask of shape (*batch, k) is Keys."
+                f"the last two axes of Pairs must be 1 or ({q}, {k}) for {q} queries and {k} keys, got shape {shape}. "
+                "For a mask of shape (*batch, k) use Keys."
             )
 
-    def allowed(self, tile: Tile, reference: Array) -> Array:
-        """The array."""
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
+        """Return the array."""
         return self.array
 
     def coverage(self, tile: Tile) -> Coverage:
-        """By looking."""
+        """Return the coverage of the tile's elements."""
         return coverage_of(self.slice(slice(*tile.rows), slice(*tile.cols)).array)

@@ -1,4 +1,4 @@
-"""Prefix: every query sees the first keys; what follows is causal. The mask of a prefix language model.
+"""Prefix: every query attends to the first keys; the rest is causal. The mask of a prefix language model.
 
 Source: Raffel et al. (2020), section 3.2.1, https://arxiv.org/abs/1910.10683.
 """
@@ -6,27 +6,27 @@ Source: Raffel et al. (2020), section 3.2.1, https://arxiv.org/abs/1910.10683.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from qkv.core.arrays import Array, as_array, dtype_name, is_array, to_numpy
+from qkv.core.arrays import as_array
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
-from qkv.errors import KindError
-from qkv.masks.base import Coverage, Mask
+from qkv.core.typing import Array, Bool
+from qkv.masks.base import Coverage, Mask, require_integers
 from qkv.masks.causal import Causal
+from qkv.masks.lengths import length_range, shorter_than
 
 __all__ = ["Prefix"]
 
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Mask):
-    """Key index < length, or key position ≤ query position.
+    """Allow key j where j < length, or key position ≤ query position.
 
     Args:
-        length: of the prefix: an integer, or integers `(*batch,)`.
+        length: length of the prefix: an integer, or integers `(*batch,)`.
 
     Raises:
-        KindError: the length is no integer.
+        KindError: the length is not an integer.
         PositionError: query and key differ in length and no positions are given.
 
     Example:
@@ -38,34 +38,30 @@ class Prefix(Mask):
                [ True,  True,  True]])
     """
 
-    length: Any = array_field()
+    length: Array | int = array_field()
     positional = True
 
     def validate(self) -> None:
-        """Integers."""
-        if not is_array(self.length) and not isinstance(self.length, int):
-            object.__setattr__(self, "length", as_array(self.length))
-        if is_array(self.length) and "int" not in dtype_name(self.length):
-            raise KindError(f"Prefix was given a length of {self.length.dtype}. Give an integer.")
+        """Convert `length` to an array of integers unless it is one number."""
+        length = self.length if isinstance(self.length, int) else as_array(self.length)
+        object.__setattr__(self, "length", require_integers("Prefix", "length", length))
 
-    def allowed(self, tile: Tile, reference: Array) -> Array:
-        """j < length or j ≤ i"""
-        length = self.length[..., None, None] if is_array(self.length) else self.length
-        return (tile.key_positions(reference)[None, :] < length) | Causal().allowed(tile, reference)
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
+        """Return `(j < length) | (j <= i)`."""
+        return shorter_than(tile, reference, self.length) | Causal().allowed(tile, reference)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Up to the last query's position, or to the end of the longest prefix."""
-        known = to_numpy(self.length) if is_array(self.length) else as_array(self.length)
-        if known is None or known.size == 0:
+        """Return the keys up to the last query's position or the end of the longest prefix."""
+        known = length_range(self.length)
+        if known is None:
             return 0, tile.k_total
-        return 0, min(tile.k_total, max(Causal().key_range(tile)[1], int(known.max())))
+        return 0, min(tile.k_total, max(Causal().key_range(tile)[1], known[1]))
 
     def coverage(self, tile: Tile) -> Coverage:
-        """By the causal part, and the shortest and longest prefix."""
-        causal = Causal().coverage(tile)
-        known = to_numpy(self.length) if is_array(self.length) else as_array(self.length)
-        if causal == "all" or known is None or known.size == 0:
+        """Combine the causal coverage with the shortest and the longest prefix."""
+        causal, known = Causal().coverage(tile), length_range(self.length)
+        if causal == "all" or known is None:
             return causal if causal == "all" else "part"
-        if tile.cols[1] <= known.min():
+        if tile.cols[1] <= known[0]:
             return "all"
-        return causal if tile.cols[0] >= known.max() else "part"
+        return causal if tile.cols[0] >= known[1] else "part"

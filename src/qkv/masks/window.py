@@ -1,11 +1,11 @@
-"""Window: a query sees the keys near its own position."""
+"""Window: a query attends to the keys near its own position (sliding window)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool
 from qkv.errors import OptionError
 from qkv.masks.base import Coverage, Mask
 
@@ -14,14 +14,14 @@ __all__ = ["Window"]
 
 @dataclass(frozen=True, eq=False)
 class Window(Mask):
-    """Query position − before ≤ key position ≤ query position + after.
+    """Allow the pairs with query position − before ≤ key position ≤ query position + after.
 
     Args:
-        before: how many keys before the query's own position; None: all.
-        after: how many after it; None: all. `Window(before, 0)` is causal.
+        before: number of keys before the query's own position; None for all.
+        after: number of keys after it; None for all. `Window(before, 0)` is causal.
 
     Raises:
-        OptionError: a negative or broken number.
+        OptionError: a number is negative or not an integer.
         PositionError: query and key differ in length and no positions are given.
 
     Example:
@@ -39,25 +39,25 @@ class Window(Mask):
     relative = True
 
     def validate(self) -> None:
-        """Whole numbers from 0."""
+        """Check that both numbers are non-negative integers or None."""
         for name in ("before", "after"):
             n = getattr(self, name)
             if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
-                raise OptionError(f"Window was given {name}={n!r}. It must be a whole number from 0, or None for all.")
+                raise OptionError(f"{name} of Window must be a non-negative integer, or None for all, got {n!r}.")
 
-    def allowed(self, tile: Tile, reference: Array) -> Array:
-        """i − before ≤ j ≤ i + after"""
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
+        """Return `(i - before <= j) & (j <= i + after)`."""
 
-        def near(distance: Array) -> Array:
-            out = distance == distance
+        def inside(distance: Array) -> Array:
+            out: Array = distance == distance  # type: ignore[assignment]
             if self.before is not None:
                 out = out & (distance >= -self.before)
             return out if self.after is None else out & (distance <= self.after)
 
-        return tile.map_relative_positions(reference, near)
+        return tile.map_relative_positions(reference, inside)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """From `before` the first query to `after` the last."""
+        """Return the keys from `before` the first query's position to `after` the last."""
         span = tile.query_position_range()
         if span is None:
             return 0, tile.k_total
@@ -66,7 +66,7 @@ class Window(Mask):
         return start, stop
 
     def coverage(self, tile: Tile) -> Coverage:
-        """By the corners of the tile."""
+        """Decide from the corners of the tile."""
         span = tile.query_position_range()
         if span is None:
             return "part"
