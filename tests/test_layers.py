@@ -11,7 +11,8 @@ SOURCE = ROOT / "src" / "qkv"
 LAYERS = [
     {"errors"},
     {"core", "workloads"},
-    {"scores", "normalizers", "masks", "readouts"},
+    {"scores", "normalizers", "masks"},
+    {"readouts"},
     {"plan"},
     {"kernels", "store", "cluster"},
     {"engine"},

@@ -53,7 +53,7 @@ def test_text_has_no_width(qkv):
         (("explain", *SHAPES, "--causal", "--align", "middle"), "got 'middle'"),
         (("explain", *SHAPES, "--dropout", "much"), "--dropout must be a number, got 'much'"),
         (("explain", *SHAPES, "--memory", "plenty"), "plenty"),
-        (("explain", *SHAPES, "--normalizer", "sigmoid", "--readout", "entropy"), "Entropy wants weights"),
+        (("explain", *SHAPES, "--normalizer", "sigmoid", "--readout", "entropy"), "Entropy needs weights"),
     ],
 )
 def test_what_cannot_be_planned_is_one_sentence_on_stderr_and_exit_code_2(qkv, arguments, said):

@@ -168,7 +168,7 @@ def test_half_precision_counts_the_inputs_that_are_widened() -> None:
         (KindError, r"normalizer must be a Normalizer, got a str.*Softmax\(\)", {"normalizer": "softmax"}),
         (
             KindError,
-            r"mask is a bare array of shape \(4, 6\).*masks.Keys.*masks.Pairs",
+            r"got an array of shape \(4, 6\).*masks.Keys.*masks.Pairs",
             {"mask": np.ones((4, 6), bool)},
         ),
         (KindError, r"mask is a str", {"mask": "causal"}),

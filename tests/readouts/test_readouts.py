@@ -39,9 +39,9 @@ def test_rows_come_in_the_order_named_and_negative_ones_count_from_the_end() -> 
 
 @pytest.mark.parametrize("kernel", ["dense", "numpy_blocks"])
 def test_row_that_is_not_there_is_named(kernel: str) -> None:
-    with pytest.raises(ShapeError, match="query 3, there are 1"):
+    with pytest.raises(ShapeError, match="0 for 1 queries, got 3"):
         observe(readouts.Rows((0, 3)), kernel=kernel)
-    with pytest.raises(ShapeError, match="query -2, there are 1"):
+    with pytest.raises(ShapeError, match="0 for 1 queries, got -2"):
         observe(readouts.Rows((-2,)), kernel=kernel)
 
 
@@ -120,11 +120,11 @@ def test_no_key_is_drawn_where_none_is_left() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: readouts.Rows(()), r"Give one or more whole numbers"),
-        (lambda: readouts.Rows((1.5,)), r"\(1.5,\).*whole numbers"),  # type: ignore[arg-type]
-        (lambda: readouts.TopWeights(0), "k=0.*at least 1"),
-        (lambda: readouts.TopWeights(2.0), "k=2.0.*whole number"),  # type: ignore[arg-type]
-        (lambda: readouts.TopWeights(True), "k=True.*whole number"),
+        (lambda: readouts.Rows(()), r"must be one or more integers"),
+        (lambda: readouts.Rows((1.5,)), r"integers, got \(1.5,\)"),  # type: ignore[arg-type]
+        (lambda: readouts.TopWeights(0), "k of TopWeights must be .*at least 1, got 0"),
+        (lambda: readouts.TopWeights(2.0), "integer of at least 1, got 2.0"),  # type: ignore[arg-type]
+        (lambda: readouts.TopWeights(True), "integer of at least 1, got True"),
     ],
 )
 def test_numbers_that_make_no_readout_are_refused(make: Any, said: str) -> None:
@@ -143,17 +143,17 @@ def test_class_instead_of_an_instance_is_refused_with_what_to_give() -> None:
         (
             readouts.Entropy(),
             normalizers.Identity(),
-            r"Entropy wants weights that add up to 1; those of Identity\(\) do not.",
+            r"Entropy needs weights that sum to 1, and those of Identity\(\) do not.",
         ),
         (
             readouts.LogSumExp(),
             normalizers.Mean(),
-            r"LogSumExp is the total of a softmax; Mean\(\) has none.",
+            r"LogSumExp needs a softmax, and the normalizer is Mean\(\).",
         ),
         (
             readouts.SampledKey(),
             normalizers.Hard(),
-            r"SampledKey is about the key that Sample draws; Hard\(\) draws none.",
+            r"SampledKey needs the normalizer Sample, .* is Hard\(\).",
         ),
     ],
 )
@@ -258,21 +258,21 @@ def test_heads_come_in_the_order_named() -> None:
 
 def test_heads_that_are_not_there_are_refused() -> None:
     one = readouts.Heads(readouts.Entropy(), (3,))
-    with pytest.raises(ShapeError, match="head 3, there are 2"):
+    with pytest.raises(ShapeError, match="below 2, the number of heads, got 3"):
         qkv.explain((2, 5, 1), (2, 5, 1), (2, 5, 1), readouts=[one])
-    with pytest.raises(ShapeError, match="the call has none"):
+    with pytest.raises(ShapeError, match="must have a batch axis of heads"):
         qkv.explain((5, 1), (5, 1), (5, 1), readouts=[one])
-    with pytest.raises(RefusedError, match="Entropy wants"):
+    with pytest.raises(RefusedError, match="Entropy needs"):
         qkv.explain((4, 5, 1), (4, 5, 1), (4, 5, 1), normalizer=normalizers.Identity(), readouts=[one])
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: readouts.PooledMap(0), "size=0.*at least 1"),
-        (lambda: readouts.PooledMap(True), "size=True.*whole number"),
-        (lambda: readouts.PooledMap(8, "sum"), 'how=\'sum\'.*"mean" or "max"'),  # type: ignore[arg-type]
-        (lambda: readouts.Heads(readouts.Dense(), ()), "one or more whole numbers"),
+        (lambda: readouts.PooledMap(0), "at least 1, got 0"),
+        (lambda: readouts.PooledMap(True), "integer of at least 1, got True"),
+        (lambda: readouts.PooledMap(8, "sum"), '"mean" or "max", got \'sum\''),  # type: ignore[arg-type]
+        (lambda: readouts.Heads(readouts.Dense(), ()), "one or more integers"),
     ],
 )
 def test_options_that_make_no_map_are_refused(make: Any, said: str) -> None:

@@ -57,7 +57,7 @@ class Documents(Mask):
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
         """Return `query_id == key_id`."""
         assert self.key_ids is not None
-        return self.query_ids[..., :, None] == self.key_ids[..., None, :]  # type: ignore[return-value]
+        return self.query_ids[..., :, None] == self.key_ids[..., None, :]
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
         """Return the keys whose ids lie between the smallest and the largest query id."""

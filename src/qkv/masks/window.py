@@ -49,7 +49,7 @@ class Window(Mask):
         """Return `(i - before <= j) & (j <= i + after)`."""
 
         def inside(distance: Array) -> Array:
-            out: Array = distance == distance  # type: ignore[assignment]
+            out = distance == distance
             if self.before is not None:
                 out = out & (distance >= -self.before)
             return out if self.after is None else out & (distance <= self.after)

@@ -1,4 +1,4 @@
-"""Normalizers: how a row of logits becomes weights. One per file."""
+"""Normalizers, which turn rows of logits into weights; one per file."""
 
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.entmax15 import Entmax15
@@ -39,4 +39,4 @@ NORMALIZERS: dict[str, type[Normalizer]] = {
     "entmax15": Entmax15,
     "sample": Sample,
 }
-"""By the name that a score's `default_normalizer` and the command line use."""
+"""Normalizers by the names that `Score.default_normalizer` and the command line use."""

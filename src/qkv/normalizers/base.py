@@ -1,15 +1,15 @@
-"""What a normalizer is: from a row of logits to weights, whole or piece by piece.
+"""The `Normalizer` interface: from a row of logits to weights, for whole rows or tile by tile.
 
-A logit of −inf excludes its key. Where no key is left the weights are 0, for every normalizer.
+A logit of −inf excludes its key. If every key of a row is excluded, all its weights are 0.
 
-The whole row: `weights(logits, place)`, portable and differentiable: the definition.
-Piece by piece, for normalizers whose `passes` is "one":
+Whole rows: `weights(logits, tile)` is the definition; it is portable and differentiable.
+Tile by tile, for normalizers with `online`:
 
-    prepare(logits)                            logit by logit, differentiable (a temperature)
-    fold(logits, value, place, ...) -> PartialResult what one tile of these contributes; partials merge in any order
-    finish(partial, ...) -> output, summary    the answer, and a few numbers per row from which ...
-    tile_weights(logits, summary, place)       ... the weights of any tile can be had again, and
-    logit_gradient(...)                        the gradient of its prepared logits
+    prepare(logits)                                  transform each logit by itself, differentiable (temperature)
+    accumulate(logits, value, tile) → partial        the partial result of a tile; partial results merge in any order
+    finalize(partial, tile) → output, summary        the output, and a few numbers per row, from which
+    tile_weights(logits, summary, tile)              the weights of any tile are recomputed, and
+    logit_gradient(logits, …, summary, tile)         the gradient of its prepared logits
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import namespace
 from qkv.core.online_softmax import PartialResult
 from qkv.core.parts import Part
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool, Float
 from qkv.errors import RefusedError
 
 __all__ = ["Normalizer", "Summary", "excluded"]
@@ -29,20 +30,20 @@ Summary = tuple[Array, ...]
 
 
 class Normalizer(Part, ABC):
-    """Turns logits `(*batch, q, k)` into weights of the same shape.
+    """Base class of normalizers, which map logits `(*batch, q, k)` to weights of the same shape.
 
-    Facts, read by the planner:
-        passes: "one" where a row can be folded tile by tile, "rows" where it must be seen whole.
-        shift_invariant: a number added to a whole row of logits changes nothing.
-        even: equal logits get equal weights, whatever they are.
-        sums_to_one: weights of a row that has a key add up to 1.
-        log_sum_exp: the logarithm of the row's total is defined.
-        chooses: it picks keys by their rank and index, so its fold cannot run over keys that were reordered.
-        keeps: so many keys of the highest rank, the first of equal ones, get weight; None where more decides.
-        stochastic: the weights are drawn and need a seed.
-        trains_logits: a gradient reaches the logits.
-        power: p if weights are max(0, scale · logit − τ)^p with τ such that they add up to 1; otherwise None.
-        scale: `prepare` multiplies by this number and does nothing else; None where it does more.
+    Facts, read by the planner and the kernels:
+        online: rows can be accumulated tile by tile, as in online softmax; otherwise whole rows are needed.
+        shift_invariant: adding a number to all logits of a row does not change its weights.
+        symmetric: equal logits get equal weights.
+        sums_to_one: the weights of a row with at least one key sum to 1.
+        log_sum_exp: the row's log-sum-exp is defined.
+        selects_keys: keys are selected by rank and index, so they must not be reordered before accumulation.
+        top_k: only this many keys of the highest rank get weight, ties to the lowest index; None without a limit.
+        stochastic: the weights are drawn at random and need a seed.
+        differentiable: gradients reach the logits.
+        power: p if weights are max(0, scale · logit − τ)^p with τ such that they sum to 1; otherwise None.
+        scale: the factor by which `prepare` multiplies, if it does nothing else; otherwise None.
     """
 
     online: bool = True
@@ -58,89 +59,111 @@ class Normalizer(Part, ABC):
     scale: float | None = None
 
     def simplify(self, k: int) -> Normalizer:
-        """A simpler normalizer that does the same where there are only `k` keys; else itself."""
+        """Return a simpler normalizer with the same weights for at most `k` keys, or this one."""
         return self
 
+    @property
+    def distribution(self) -> Normalizer | None:
+        """The normalizer whose weights are the probabilities of the drawn key; None if no single key is drawn."""
+        return None
+
+    def log_total(self, logits: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
+        """Return the log-sum-exp of each row, for normalizers with `log_sum_exp`."""
+        raise RefusedError(f"the normalizer must have a log-sum-exp, got {self}. Use Softmax.")
+
     def accumulator_width(self, value_width: int) -> int:
-        """Fact: how many numbers a partial holds for each query."""
+        """Return the count of numbers that a partial result holds per query."""
         return value_width + 2
 
     @abstractmethod
-    def weights(self, logits: Array, tile: Tile | None = None) -> Array:
-        """Weights of whole rows."""
+    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+        """Return the weights of whole rows."""
 
-    def support(self, logits: Array, weights: Array) -> Array:
-        """Which values are read, as booleans: by default all keys that are not excluded."""
+    def support(
+        self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
+    ) -> Bool[Array, "*batch q k"]:
+        """Return which keys' values are read; by default all keys that are not excluded."""
         return ~excluded(logits)
 
-    # Where few keys of a row get weight: how a kernel finds them, and that it need not look at the others.
+    # If few keys of a row get weight: how a kernel finds these candidates without weighing the others.
 
-    def selection_logits(self, logits: Array, tile: Tile) -> Array:
-        """What decides which keys get weight: the logits, unless something is added to them."""
+    def selection_logits(self, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
+        """Return the numbers by which keys are ranked: the logits, perturbed for stochastic normalizers."""
         return logits
 
-    def threshold_bound(self, largest: Array) -> Array | None:
-        """A rank, `(*batch, q, 1)`, below which no key gets weight, nor changes that of another.
+    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"] | None:
+        """Return a rank below which no key of a row gets weight or changes another key's weight.
 
         Args:
-            largest: the largest rank of each of some groups of keys that share no key, `(*batch, q, groups)`;
-                the row's largest is among them, and none is NaN or +inf.
+            largest: the largest rank in each of several disjoint groups of keys. The row's maximum is among
+                them, and none is NaN or +inf.
 
         Returns:
-            A number for each row, as near to the smallest rank with a weight as that can be said cheaply, and
-            NaN where the row has no key; None where every key may get weight.
+            A lower bound of the smallest rank with weight, NaN for rows without keys; None if every key may
+            get weight.
         """
         return None
 
-    def candidate_weights(self, logits: Array, ranks: Array, tile: Tile) -> Array:
-        """Weights of the keys that reach the floor, in the order of their keys; −inf fills up a row."""
+    def candidate_weights(
+        self, logits: Float[Array, "*batch q k"], ranks: Float[Array, "*batch q k"], tile: Tile
+    ) -> Float[Array, "*batch q k"]:
+        """Return the weights of the candidates that reach the bound, in key order; rows are padded with −inf."""
         return self.weights(logits, tile)
 
-    def prepare(self, logits: Array) -> Array:
-        """What is done to each logit by itself, before the fold; differentiable. −inf stays −inf."""
+    def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Transform each logit by itself before accumulation; differentiable, and −inf stays −inf."""
         return logits
 
-    def accumulate(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> PartialResult:
-        """What the tile's keys contribute; `clean`: the values are known to be finite."""
+    def accumulate(
+        self,
+        logits: Float[Array, "*batch q k"],
+        value: Float[Array, "*#batch k value_width"],
+        tile: Tile,
+        dropout: float,
+        finite: bool,
+    ) -> PartialResult:
+        """Return the partial result of a tile; `finite` states that all values are known to be finite."""
         raise self._needs_rows()
 
     def finalize(self, partial: Any, tile: Tile, dropout: float) -> tuple[Array, Summary]:
-        """Output `(*batch, q, value_width)`; and the summary that gives tiles their weights."""
+        """Return the output `(*batch, q, value_width)`, and the summary from which weights are recomputed."""
         raise self._needs_rows()
 
-    def tile_weights(self, logits: Array, summary: Summary, tile: Tile) -> Array:
-        """Weights of a tile, before dropout."""
+    def tile_weights(
+        self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
+    ) -> Float[Array, "*batch q k"]:
+        """Return the weights of a tile, before dropout, from its prepared logits."""
         raise self._needs_rows()
 
     def logit_gradient(
         self,
-        logits: Array,
-        weights: Array,
-        weight_gradient: Array,
-        row_dot: Array,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        weight_gradient: Float[Array, "*batch q k"],
+        row_dot: Float[Array, "*batch q 1"],
         summary: Summary,
         tile: Tile,
-    ) -> Array:
-        """Gradient of the tile's prepared logits.
+    ) -> Float[Array, "*batch q k"]:
+        """Return the gradient of a tile's prepared logits.
 
         Args:
-            logits: of the tile, prepared.
-            weights: of the tile, before dropout.
+            logits: prepared logits of the tile.
+            weights: weights of the tile, before dropout.
             weight_gradient: gradient of these weights.
-            row_dot: Σ over all keys of weight · weight_gradient, `(*batch, q, 1)`.
-            summary: what `finish` gave.
-            place: where the tile stands.
+            row_dot: Σ over all keys of weight · weight_gradient.
+            summary: the second result of `finalize`.
+            tile: the tile.
         """
         raise self._needs_rows()
 
     def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
-        """Row by row, gradients of `arrays()` beside those through `prepare`; None where there is none."""
+        """Return per-row gradients of `arrays()` that do not flow through `prepare`; None where there are none."""
         return (None,) * len(self.arrays())
 
     def _needs_rows(self) -> RefusedError:
-        return RefusedError(f"{type(self).__name__} has no fold: it must see whole rows.")
+        return RefusedError(f"{type(self).__name__} must be given whole rows, got a tile: it is not online.")
 
 
-def excluded(logits: Array) -> Array:
-    """Which keys are excluded. NaN is not: it is read, and shows."""
+def excluded(logits: Float[Array, "*shape"]) -> Bool[Array, "*shape"]:
+    """Return which keys are excluded. NaN is not excluded, so that it propagates."""
     return logits == -namespace(logits).inf

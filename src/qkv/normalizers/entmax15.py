@@ -1,4 +1,4 @@
-"""1.5-entmax: between softmax and sparsemax. Weak keys get exactly 0, the others fade smoothly.
+"""1.5-entmax: between softmax and sparsemax; keys below a threshold get exactly 0.
 
     w_j = max(0, l_j / 2 − τ)²
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, arange, cast, namespace
+from qkv.core.arrays import arange, cast, namespace
+from qkv.core.typing import Array, Float
 from qkv.normalizers.sparse import SparseNormalizer
 
 __all__ = ["Entmax15"]
@@ -17,7 +18,7 @@ __all__ = ["Entmax15"]
 
 @dataclass(frozen=True, eq=False)
 class Entmax15(SparseNormalizer):
-    """Weights that add up to 1, some of them exactly 0.
+    """1.5-entmax of each row: weights that sum to 1, with exact zeros.
 
     Example:
         >>> import numpy as np
@@ -28,8 +29,8 @@ class Entmax15(SparseNormalizer):
     power = 2
     scale = 0.5
 
-    def threshold(self, z: Array) -> Array:
-        """Over the k largest: τ_k = mean − √((1 − Σ(z − mean)²) / k); the last τ_k that is below z_k."""
+    def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
+        """Return the last τ_k ≤ z_k, where τ_k = mean − √((1 − Σ(z − mean)²) / k) over the k largest z."""
         xp = namespace(z)
         ordered = xp.sort(z, axis=-1, descending=True)
         count = cast(arange(z, 1, z.shape[-1] + 1), z.dtype)

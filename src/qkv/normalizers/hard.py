@@ -1,8 +1,8 @@
-"""Hard: the whole weight on the key with the largest logit.
+"""Hard: one-hot weights on the key with the largest logit.
 
     w_j = [j = argmax_i l_i]
 
-A database look-up (mission A7). No gradient reaches the logits; `Sample` has one by the score function.
+This is a database look-up (mission A7). No gradient reaches the logits; for `Sample`, the score function has one.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import Array, cast, namespace, row_max
+from qkv.core.arrays import cast, namespace, row_max
 from qkv.core.online_softmax import TopKeys
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool, Float
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.selection import is_selected, select_top, selection_threshold, top_keys_of_tile, weigh_top_keys
 
@@ -20,59 +21,72 @@ __all__ = ["Hard", "OneHot"]
 
 
 class OneHot(Normalizer):
-    """One key per query takes the whole weight: the one that ranks highest."""
+    """Base class of one-hot normalizers: the key with the highest rank takes the whole weight."""
 
     selects_keys: ClassVar[bool] = True
     top_k = 1
     differentiable: ClassVar[bool] = False
 
-    def perturb(self, logits: Array, tile: Tile | None) -> Array:
-        """What decides."""
+    def perturb(self, logits: Float[Array, "*batch q k"], tile: Tile | None) -> Float[Array, "*batch q k"]:
+        """Return the ranks of the keys: the prepared logits, plus noise for random normalizers."""
         return logits
 
-    def weights(self, logits: Array, tile: Tile | None = None) -> Array:
-        """1 for the key of the highest rank; NaN where a logit is NaN."""
+    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+        """Return 1 for the key of the highest rank, NaN if its logit is NaN."""
         return self._one(self.prepare(logits), select_top(self.perturb(self.prepare(logits), tile), 1))
 
-    def support(self, logits: Array, weights: Array) -> Array:
-        """The chosen key."""
+    def support(
+        self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
+    ) -> Bool[Array, "*batch q k"]:
+        """Return the selected key."""
         return weights != 0
 
-    def selection_logits(self, logits: Array, tile: Tile) -> Array:
-        """`rank` of the prepared logits."""
+    def selection_logits(self, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
+        """Return the perturbed prepared logits."""
         return self.perturb(self.prepare(logits), tile)
 
-    def threshold_bound(self, largest: Array) -> Array:
-        """The largest of all."""
+    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
+        """Return the row maximum."""
         return row_max(largest)
 
-    def candidate_weights(self, logits: Array, ranks: Array, tile: Tile) -> Array:
-        """1 for the first of those that rank highest."""
+    def candidate_weights(
+        self, logits: Float[Array, "*batch q k"], ranks: Float[Array, "*batch q k"], tile: Tile
+    ) -> Float[Array, "*batch q k"]:
+        """Return 1 for the first key of the highest rank."""
         return self._one(self.prepare(logits), select_top(ranks, 1))
 
-    def accumulate(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> TopKeys:
-        """The best of the tile."""
+    def accumulate(
+        self,
+        logits: Float[Array, "*batch q k"],
+        value: Float[Array, "*#batch k value_width"],
+        tile: Tile,
+        dropout: float,
+        finite: bool,
+    ) -> TopKeys:
+        """Return the top key of the tile."""
         return top_keys_of_tile(self.perturb(logits, tile), logits, value, tile, 1)
 
     def finalize(self, partial: TopKeys, tile: Tile, dropout: float) -> tuple[Array, Summary]:
-        """Its value."""
+        """Return the value of the selected key."""
         weights = self._one(partial.logit, partial.rank != -namespace(partial.rank).inf)
         return weigh_top_keys(weights, partial, tile, dropout), selection_threshold(partial)
 
-    def tile_weights(self, logits: Array, summary: Summary, tile: Tile) -> Array:
-        """1 where the tile holds the chosen key."""
+    def tile_weights(
+        self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
+    ) -> Float[Array, "*batch q k"]:
+        """Return 1 where the tile holds the selected key."""
         return self._one(logits, is_selected(self.perturb(logits, tile), (summary[0], summary[1]), tile))
 
     def logit_gradient(
         self,
-        logits: Array,
-        weights: Array,
-        weight_gradient: Array,
-        row_dot: Array,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        weight_gradient: Float[Array, "*batch q k"],
+        row_dot: Float[Array, "*batch q 1"],
         summary: Summary,
         tile: Tile,
-    ) -> Array:
-        """0: a small change of a logit changes nothing."""
+    ) -> Float[Array, "*batch q k"]:
+        """Return 0: the weights are piecewise constant."""
         return namespace(logits).zeros_like(logits)
 
     def _one(self, logits: Array, chosen: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Identity: the scores are the weights.
+"""Identity: the logits are the weights.
 
 w_j = l_j
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import namespace
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Summary, excluded
 from qkv.normalizers.linear import LinearNormalizer
 
@@ -17,7 +18,7 @@ __all__ = ["Identity"]
 
 @dataclass(frozen=True, eq=False)
 class Identity(LinearNormalizer):
-    """No normalisation: weights may have any sign and any total, the answer lies in the span of the values.
+    """Use the logits as weights, of any sign and sum; the output lies in the span of the values.
 
     Example:
         >>> import numpy as np
@@ -28,20 +29,20 @@ class Identity(LinearNormalizer):
     divides = False
     sums_to_one = False
 
-    def mass(self, logits: Array) -> Array:
-        """The logit, 0 where it is −inf."""
+    def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Return the logit, 0 where it is −inf."""
         xp = namespace(logits)
         return xp.where(excluded(logits), xp.zeros_like(logits), logits)
 
     def logit_gradient(
         self,
-        logits: Array,
-        weights: Array,
-        weight_gradient: Array,
-        row_dot: Array,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        weight_gradient: Float[Array, "*batch q k"],
+        row_dot: Float[Array, "*batch q 1"],
         summary: Summary,
         tile: Tile,
-    ) -> Array:
-        """dw"""
+    ) -> Float[Array, "*batch q k"]:
+        """Return dw."""
         xp = namespace(logits)
         return xp.where(excluded(logits), xp.zeros_like(weight_gradient), weight_gradient)

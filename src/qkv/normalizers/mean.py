@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import Array, cast, namespace
+from qkv.core.arrays import cast, namespace
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Summary, excluded
 from qkv.normalizers.linear import LinearNormalizer
 
@@ -18,7 +19,7 @@ __all__ = ["Mean"]
 
 @dataclass(frozen=True, eq=False)
 class Mean(LinearNormalizer):
-    """Average pooling: the output is the mean of the values (mission A8).
+    """Average pooling: the output is the mean of the values whose keys are not excluded (mission A8).
 
     Example:
         >>> import numpy as np
@@ -30,18 +31,18 @@ class Mean(LinearNormalizer):
     symmetric: ClassVar[bool] = True
     differentiable: ClassVar[bool] = False
 
-    def mass(self, logits: Array) -> Array:
-        """1 for each key."""
+    def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Return 1 for each key that is not excluded."""
         return cast(~excluded(logits), logits.dtype)
 
     def logit_gradient(
         self,
-        logits: Array,
-        weights: Array,
-        weight_gradient: Array,
-        row_dot: Array,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        weight_gradient: Float[Array, "*batch q k"],
+        row_dot: Float[Array, "*batch q 1"],
         summary: Summary,
         tile: Tile,
-    ) -> Array:
-        """0: the logits are not looked at."""
+    ) -> Float[Array, "*batch q k"]:
+        """Return 0: the weights do not depend on the logits."""
         return namespace(logits).zeros_like(logits)

@@ -1,9 +1,9 @@
-"""Sample: the whole weight on one key, drawn from the softmax.
+"""Sample: one-hot weights on a key drawn from the softmax.
 
     j ~ softmax(l / T)          w_j = 1
 
-The draw is the largest of l / T + Gumbel. No gradient flows through it; the readout `LogProbability` is log
-p_j, so (reward − baseline) · LogProbability is the score-function (REINFORCE) surrogate of mission A9.
+The draw is the argmax of l / T + Gumbel noise. No gradient flows through it; the readout `LogProbability` is
+log p_j, so (reward − baseline) · LogProbability is the score-function (REINFORCE) surrogate of mission A9.
 Sources: Xu et al. (2015), Show, attend and tell, section 4.1, https://arxiv.org/abs/1502.03044; Williams
 (1992), Simple statistical gradient-following algorithms, https://doi.org/10.1007/BF00992696.
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core import random
-from qkv.core.arrays import Array
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
 from qkv.errors import OptionError
 from qkv.normalizers.hard import OneHot
 from qkv.normalizers.softmax import Softmax
@@ -26,13 +26,13 @@ __all__ = ["Sample"]
 
 @dataclass(frozen=True, eq=False)
 class Sample(OneHot):
-    """One key per query, drawn from the softmax with the call's seed.
+    """Draw one key per query from the softmax, with the call's seed.
 
     Args:
-        temperature: T > 0: a number, or one per batch element.
+        temperature: T > 0, a number or one per batch element.
 
     Raises:
-        OptionError: the temperature is not positive, or the call has no seed.
+        OptionError: `temperature` is not positive, or the call has no seed.
 
     Example:
         >>> import numpy as np
@@ -45,21 +45,21 @@ class Sample(OneHot):
     stochastic: ClassVar[bool] = True
 
     def validate(self) -> None:
-        """T is positive."""
-        self.softmax.validate()
+        """Check that the temperature is positive."""
+        self.distribution.validate()
 
     @property
-    def softmax(self) -> Softmax:
-        """What is drawn from."""
+    def distribution(self) -> Softmax:
+        """The softmax from which keys are drawn."""
         return Softmax(self.temperature)
 
-    def prepare(self, logits: Array) -> Array:
-        """logits / T"""
-        return self.softmax.prepare(logits)
+    def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Return logits / T."""
+        return self.distribution.prepare(logits)
 
-    def perturb(self, logits: Array, tile: Tile | None) -> Array:
-        """l + Gumbel"""
+    def perturb(self, logits: Float[Array, "*batch q k"], tile: Tile | None) -> Float[Array, "*batch q k"]:
+        """Return logits + Gumbel noise."""
         if tile is None:
-            raise OptionError("Sample draws at random. Give seed=….")
-        # Gumbel numbers are finite: what is excluded stays at −inf.
+            raise OptionError("Sample must be given a seed, got none. Pass seed=….")
+        # Gumbel noise is finite, so excluded keys stay at −inf.
         return logits + tile.gumbel(logits, random.SAMPLE)

@@ -1,6 +1,6 @@
-"""What normalizers share that choose some keys of each row: they fold by keeping the best so far.
+"""Selection of the top keys of each row, for normalizers that give weight to those keys only.
 
-Ties go to the lowest key index, and exactly as many keys are chosen as asked for.
+Ties go to the lowest key index, so that exactly `count` keys are selected.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ __all__ = ["is_selected", "select_top", "selection_threshold", "top_keys_of_tile
 
 
 def select_top(rank: Array, count: int) -> Array:
-    """Which keys are among the `count` largest of their row, as booleans; NaN counts as largest, so that it
-    shows.
+    """Return which keys are among the `count` largest of their row; NaN ranks first, so that it propagates.
 
     Example:
         >>> import numpy as np
@@ -27,7 +26,7 @@ def select_top(rank: Array, count: int) -> Array:
 
 
 def top_keys_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count: int) -> TopKeys:
-    """The best keys of a tile, by rank, with their values; fewer than `count` are filled up with nothing."""
+    """Return the top keys of a tile by rank, with their values; rows with fewer keys are padded with −inf."""
     xp = namespace(logits)
     batch, q = logits.shape[:-2], logits.shape[-2]
     order = top_k_indices(rank, count)
@@ -36,33 +35,33 @@ def top_keys_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count
     index = xp.where(rank == -xp.inf, xp.zeros_like(order) - 1, order + tile.first_key)
     logits = xp.take_along_axis(logits, order, axis=-1)
     rows = xp.broadcast_to(xp.reshape(order, (*batch, q * n, 1)), (*batch, q * n, width))
-    of_all = xp.broadcast_to(value, (*batch, *value.shape[-2:]))
-    values = xp.reshape(xp.take_along_axis(of_all, rows, axis=-2), (*batch, q, n, width))
+    values_of_all = xp.broadcast_to(value, (*batch, *value.shape[-2:]))
+    values = xp.reshape(xp.take_along_axis(values_of_all, rows, axis=-2), (*batch, q, n, width))
     missing = count - n
     if missing:
-        nothing = zeros(logits, (*batch, q, missing)) - xp.inf
-        rank, logits = xp.concat([rank, nothing], axis=-1), xp.concat([logits, nothing], axis=-1)
+        padding = zeros(logits, (*batch, q, missing)) - xp.inf
+        rank, logits = xp.concat([rank, padding], axis=-1), xp.concat([logits, padding], axis=-1)
         index = xp.concat([index, zeros(index, (*batch, q, missing)) - 1], axis=-1)
         values = xp.concat([values, zeros(value, (*batch, q, missing, width))], axis=-2)
     return TopKeys(rank, index, logits, values, count)
 
 
-def weigh_top_keys(weights: Array, best: TopKeys, tile: Tile, dropout: float, read: Array | None = None) -> Array:
-    """Σ w v over the chosen keys; `read`: whose values are, None: those whose weight is not 0."""
+def weigh_top_keys(weights: Array, top: TopKeys, tile: Tile, dropout: float, read: Array | None = None) -> Array:
+    """Return Σ w v over the selected keys; `read` marks the values to read, None those with non-zero weight."""
     xp = namespace(weights)
     read = (weights != 0 if read is None else read)[..., None]
-    dropped = drop(weights, tile, dropout, keys=best.index)[..., None]
-    return xp.sum(xp.where(read, dropped * xp.where(read, best.value, xp.zeros_like(best.value)), 0 * dropped), axis=-2)
+    dropped = drop(weights, tile, dropout, keys=top.index)[..., None]
+    return xp.sum(xp.where(read, dropped * xp.where(read, top.value, xp.zeros_like(top.value)), 0 * dropped), axis=-2)
 
 
-def selection_threshold(best: TopKeys) -> tuple[Array, Array]:
-    """Rank and index of the worst key that was chosen, `(*batch, q, 1)`: with them a tile finds its own."""
-    return best.rank[..., -1:], best.index[..., -1:]
+def selection_threshold(top: TopKeys) -> tuple[Array, Array]:
+    """Return rank and index `(*batch, q, 1)` of the last selected key, from which a tile finds its selected keys."""
+    return top.rank[..., -1:], top.index[..., -1:]
 
 
-def is_selected(rank: Array, last: tuple[Array, Array], tile: Tile) -> Array:
-    """Which keys of a tile were chosen, given the worst one that was."""
+def is_selected(rank: Array, threshold: tuple[Array, Array], tile: Tile) -> Array:
+    """Return which keys of a tile are selected, given `selection_threshold`."""
     xp = namespace(rank)
     index = tile.key_positions(rank)
-    better = (rank > last[0]) | ((rank == last[0]) & (index <= last[1])) | xp.isnan(rank)
+    better = (rank > threshold[0]) | ((rank == threshold[0]) & (index <= threshold[1])) | xp.isnan(rank)
     return better & (rank != -xp.inf)

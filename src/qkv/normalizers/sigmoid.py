@@ -1,4 +1,4 @@
-"""Sigmoid: each key is judged by itself.
+"""Sigmoid: the weight of each key depends on its own logit alone.
 
     w_j = σ(l_j + b)
 
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, is_array, namespace, sigmoid
+from qkv.core.arrays import is_array, namespace, sigmoid
 from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Summary, excluded
 from qkv.normalizers.linear import LinearNormalizer
 
@@ -21,10 +22,10 @@ __all__ = ["Sigmoid"]
 
 @dataclass(frozen=True, eq=False)
 class Sigmoid(LinearNormalizer):
-    """Weights between 0 and 1 that need not add up to anything: the answer lies in the cone of the values.
+    """Apply the sigmoid to each logit; weights are in [0, 1] with any sum, and the output in the cone of the values.
 
     Args:
-        bias: b, a number, or one per batch element.
+        bias: b, a number or one per batch element.
 
     Example:
         >>> import numpy as np
@@ -36,24 +37,24 @@ class Sigmoid(LinearNormalizer):
     divides = False
     sums_to_one = False
 
-    def prepare(self, logits: Array) -> Array:
-        """logits + b"""
+    def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Return logits + b."""
         return logits + expand_to_pairs(self.bias) if is_array(self.bias) or self.bias else logits
 
-    def mass(self, logits: Array) -> Array:
-        """σ(l), 0 at −inf."""
+    def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Return σ(l), 0 at −inf."""
         xp = namespace(logits)
         out = excluded(logits)
         return xp.where(out, xp.zeros_like(logits), sigmoid(xp.where(out, xp.zeros_like(logits), logits)))
 
     def logit_gradient(
         self,
-        logits: Array,
-        weights: Array,
-        weight_gradient: Array,
-        row_dot: Array,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        weight_gradient: Float[Array, "*batch q k"],
+        row_dot: Float[Array, "*batch q 1"],
         summary: Summary,
         tile: Tile,
-    ) -> Array:
-        """w (1 − w) dw"""
+    ) -> Float[Array, "*batch q k"]:
+        """Return w (1 − w) dw."""
         return weights * (1 - weights) * weight_gradient

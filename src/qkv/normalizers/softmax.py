@@ -1,4 +1,4 @@
-"""Softmax: exponentials of the logits, divided by their sum.
+"""Softmax: exponentials of the logits divided by their sum.
 
     w_j = e^(l_j / T) / (Σ_i e^(l_i / T) + e^s)           the sink s is optional
 
@@ -9,14 +9,15 @@ https://arxiv.org/abs/2309.17453; a sink of 0 is "softmax plus one".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from qkv.core.arrays import Array, is_array, namespace, row_max, stop_gradient
+from qkv.core.arrays import is_array, namespace, row_max, stop_gradient
 from qkv.core.equation import drop
 from qkv.core.guard import apply_weights
 from qkv.core.online_softmax import ExponentialSums, finite_shift, nonzero
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer, Summary, excluded
 
 __all__ = ["Softmax"]
@@ -24,15 +25,15 @@ __all__ = ["Softmax"]
 
 @dataclass(frozen=True, eq=False)
 class Softmax(Normalizer):
-    """Positive weights that add up to 1: the answer lies in the convex hull of the values.
+    """Softmax with temperature and an optional sink; the output lies in the convex hull of the values.
 
     Args:
-        temperature: T > 0: a number, or one per batch element. Small is sharp.
-        sink: a logit (after the temperature) that takes weight and gives no value: a number, one per batch
-            element, or None.
+        temperature: T > 0, a number or one per batch element; a small T makes the weights sharp.
+        sink: an extra logit, after the temperature, that takes weight but has no value: a number, one per
+            batch element, or None.
 
     Raises:
-        OptionError: the temperature is not positive.
+        OptionError: `temperature` is not positive.
 
     Example:
         >>> import numpy as np
@@ -46,87 +47,96 @@ class Softmax(Normalizer):
     symmetric: ClassVar[bool] = True
 
     def validate(self) -> None:
-        """T is positive."""
+        """Check that the temperature is positive."""
         require_number("Softmax", "temperature", self.temperature, lambda t: t > 0, "a positive number")
 
     @property
     def scale(self) -> float | None:  # type: ignore[override]
-        """Fact: 1/T, where T is a plain number."""
-        return None if is_array(self.temperature) else 1.0 / self.temperature
+        """1/T if T is a plain number, otherwise None."""
+        return 1.0 / self.temperature if isinstance(self.temperature, (int, float)) else None
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
-        """Fact: unless there is a sink."""
+        """True without a sink."""
         return self.sink is None
 
     @property
     def sums_to_one(self) -> bool:  # type: ignore[override]
-        """Fact: unless there is a sink."""
+        """True without a sink, which takes part of the weight."""
         return self.sink is None
 
-    def weights(self, logits: Array, tile: Tile | None = None) -> Array:
-        """e^(l − m) / Σ e^(l − m), with m the largest."""
+    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+        """Return e^(l − m) / Σ e^(l − m), with m the row maximum."""
         e, total, _ = self._exponentials(self.prepare(logits))
         return e / nonzero(total)
 
-    def log_total(self, logits: Array) -> Array:
-        """log Σ e^(l / T), with the sink, `(*batch, q, 1)`; −inf where there is no key and no sink."""
+    def log_total(self, logits: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
+        """Return the log-sum-exp of each row, log Σ e^(l / T), with the sink; −inf without key and sink."""
         _, total, shift = self._exponentials(self.prepare(logits))
         return _log_total(total, shift)
 
-    def prepare(self, logits: Array) -> Array:
-        """logits / T"""
+    def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Return logits / T."""
         if not is_array(self.temperature):
             return logits if self.temperature == 1 else logits / self.temperature
-        # Around −inf, not through it: its gradient with respect to T would be 0 · inf.
+        # −inf bypasses the division, whose gradient with respect to T would be 0 · inf.
         out, xp = excluded(logits), namespace(logits)
         return xp.where(out, logits, xp.where(out, xp.zeros_like(logits), logits) / expand_to_pairs(self.temperature))
 
-    def accumulate(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> ExponentialSums:
-        """Exponentials relative to the tile's own maximum."""
+    def accumulate(
+        self,
+        logits: Float[Array, "*batch q k"],
+        value: Float[Array, "*#batch k value_width"],
+        tile: Tile,
+        dropout: float,
+        finite: bool,
+    ) -> ExponentialSums:
+        """Return the sums of exponentials relative to the tile's own maximum."""
         return ExponentialSums.accumulate(
-            logits, lambda e: apply_weights(drop(e, tile, dropout), value, ~excluded(logits), clean)
+            logits, lambda e: apply_weights(drop(e, tile, dropout), value, ~excluded(logits), finite)
         )
 
     def finalize(self, partial: ExponentialSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:
-        """weighted / total; the summary is m and Σ e^(l − m): one logarithm would lose digits of large m."""
+        """Return weighted / total, and (m, Σ e^(l − m)); the log-sum-exp alone would lose digits for large m."""
         shift = self._shift(partial.maximum)
         output, total = partial.finalize(shift, self._sink_mass(shift))
         return output, (shift, total)
 
-    def tile_weights(self, logits: Array, summary: Summary, tile: Tile) -> Array:
-        """e^(l − m) / Σ e^(l − m)"""
+    def tile_weights(
+        self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
+    ) -> Float[Array, "*batch q k"]:
+        """Return e^(l − m) / Σ e^(l − m)."""
         return namespace(logits).exp(logits - summary[0]) / nonzero(summary[1])
 
     def logit_gradient(
         self,
-        logits: Array,
-        weights: Array,
-        weight_gradient: Array,
-        row_dot: Array,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        weight_gradient: Float[Array, "*batch q k"],
+        row_dot: Float[Array, "*batch q 1"],
         summary: Summary,
         tile: Tile,
-    ) -> Array:
-        """w (dw − Σ w dw)"""
+    ) -> Float[Array, "*batch q k"]:
+        """Return w (dw − Σ w dw)."""
         return weights * (weight_gradient - row_dot)
 
     def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
-        """Of the sink: −w_sink Σ w dw, with w_sink = e^(s − m) / Σ e^(l − m)."""
+        """Return the gradient of the sink, −w_sink Σ w dw with w_sink = e^(s − m) / Σ e^(l − m)."""
         xp = namespace(row_dot)
-        of: list[Array | None] = [None] if is_array(self.temperature) else []
+        gradients: list[Array | None] = [None] if is_array(self.temperature) else []
         if is_array(self.sink):
-            of.append(-xp.exp(expand_to_pairs(self.sink) - summary[0]) / nonzero(summary[1]) * row_dot)
-        return tuple(of)
+            gradients.append(-xp.exp(expand_to_pairs(self.sink) - summary[0]) / nonzero(summary[1]) * row_dot)
+        return tuple(gradients)
 
     def _exponentials(self, logits: Array) -> tuple[Array, Array, Array]:
         xp = namespace(logits)
         shift = stop_gradient(self._shift(row_max(logits)))
         out, zero = excluded(logits), xp.zeros_like(logits)
-        # Excluded keys are selected away before the exponential, so that their gradient is 0 and not 0 · inf.
+        # Excluded keys are replaced before the exponential, so that their gradient is 0 and not 0 · inf.
         e = xp.where(out, zero, xp.exp(xp.where(out, zero, logits) - shift))
         return e, xp.sum(e, axis=-1, keepdims=True) + self._sink_mass(shift), shift
 
-    def _sink_mass(self, shift: Array) -> Any:
+    def _sink_mass(self, shift: Array) -> Array | float:
         return 0.0 if self.sink is None else namespace(shift).exp(expand_to_pairs(self.sink) - shift)
 
     def _shift(self, maximum: Array) -> Array:

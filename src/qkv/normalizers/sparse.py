@@ -1,7 +1,7 @@
-"""What sparse projections share: weights max(0, z − τ)^p whose threshold τ makes them add up to 1.
+"""Base class of sparse projections: weights max(0, z − τ)^p with the threshold τ at which they sum to 1.
 
-The threshold is found exactly by sorting, without gradient; two Newton steps from there, with gradient, make
-the first and second derivatives right without differentiating the sort.
+The threshold is computed exactly by sorting, without gradient. Two Newton steps from there, with gradient, give
+the first and second derivatives without differentiating the sort.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-from qkv.core.arrays import Array, cast, namespace, row_max, stop_gradient
+from qkv.core.arrays import cast, namespace, row_max, stop_gradient
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool, Float
 from qkv.normalizers.base import Normalizer, excluded
 
 __all__ = ["SparseNormalizer"]
 
 
 BOUND_GROUPS = 128
-"""So many groups, at least, are looked at for a bound of the threshold."""
+"""Smallest number of groups from which the threshold is bounded."""
 BOUND_STEPS = 3
-"""Newton steps for a first bound of the threshold; fewer give a lower one."""
+"""Number of Newton steps for the bound of the threshold; fewer steps give a lower bound."""
 
 
 class SparseNormalizer(Normalizer):
-    """max(0, z − τ)^p with z = l · scale."""
+    """Base class with weights max(0, z − τ)^p, where z = l · scale."""
 
     online = False
     shift_invariant = True
@@ -32,19 +33,18 @@ class SparseNormalizer(Normalizer):
     scale: float
 
     @abstractmethod
-    def threshold(self, z: Array) -> Array:
-        """τ of each row, `(*batch, q, 1)`; the largest z of each row is 0 and none is below −2."""
+    def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
+        """Return τ of each row; the largest z of each row is 0, and none is below −2."""
 
-    def weights(self, logits: Array, tile: Tile | None = None) -> Array:
-        """max(0, z − τ)^p"""
+    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+        """Return max(0, z − τ)^p."""
         xp = namespace(logits)
         if logits.shape[-1] == 0:
             return logits
         out = excluded(logits)
         maximum = row_max(logits)
         shift = xp.where(maximum == -xp.inf, xp.zeros_like(maximum), maximum)
-        # Below −2 nothing is ever in the support (τ ≥ −1), so excluded keys are put there: no inf in the
-        # algebra.
+        # No key below −2 is in the support (τ ≥ −1), so excluded keys are set to −2, which avoids inf.
         z = xp.where(
             out,
             xp.zeros_like(logits) - 2,
@@ -62,22 +62,21 @@ class SparseNormalizer(Normalizer):
             )
             tau = tau + excess / xp.where(slope == 0, xp.ones_like(slope), slope)
         weights = xp.where(z > tau, z - tau, xp.zeros_like(z)) ** self.power
-        # A comparison with NaN is False and would make 0 of it: NaN that is read shows, and so does inf
-        # − inf.
+        # A comparison with NaN is False and would turn it into 0; rows with NaN, or with inf − inf, become NaN.
         weights = xp.where(xp.any(xp.isnan(z), axis=-1, keepdims=True), xp.zeros_like(weights) + xp.nan, weights)
         return xp.where(out, xp.zeros_like(weights), weights)
 
-    def threshold_bound(self, largest: Array) -> Array:
-        """From τ of the largest keys of the groups: τ of all keys is not below it."""
+    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
+        """Return τ of the groups' maxima, which is a lower bound of τ of all keys."""
         xp = namespace(largest)
         while (half := largest.shape[-1] // 2) >= BOUND_GROUPS:
-            # Groups of two groups: the floor falls a little, and is found in half the time.
+            # Merging pairs of groups lowers the bound a little and halves the time.
             largest = xp.maximum(largest[..., :half], largest[..., half : 2 * half])
         maximum = row_max(largest)
         z = (largest - maximum) * self.scale
         tau = xp.zeros_like(maximum) - 1
         for _ in range(BOUND_STEPS):
-            # Newton's steps on ‖max(0, z − τ)‖_p, which is convex: none passes the root.
+            # Newton steps on ‖max(0, z − τ)‖_p, which is convex, so that no step overshoots the root.
             above = z - tau
             above = xp.where(above > 0, above, 0.0)
             total = xp.sum(above, axis=-1, keepdims=True)
@@ -86,10 +85,12 @@ class SparseNormalizer(Normalizer):
             else:
                 norm = xp.sum(above**self.power, axis=-1, keepdims=True) ** (1 / self.power)
                 tau = tau + (norm - 1) * norm / total
-        # τ was rounded, and so will be the logits minus the largest of them. A row without keys has NaN.
+        # The slack covers the rounding of τ and of the shifted logits. A row without keys gets NaN.
         slack = 16 * xp.finfo(largest.dtype).eps * (1 + xp.abs(maximum))
         return tau / self.scale + maximum - slack
 
-    def support(self, logits: Array, weights: Array) -> Array:
-        """The support."""
+    def support(
+        self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
+    ) -> Bool[Array, "*batch q k"]:
+        """Return the keys with non-zero weight."""
         return weights != 0

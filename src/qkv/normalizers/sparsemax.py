@@ -1,4 +1,4 @@
-"""Sparsemax: the point of the simplex that is nearest to the logits. Weak keys get exactly 0.
+"""Sparsemax: the Euclidean projection of the logits onto the simplex; keys below a threshold get exactly 0.
 
     w = argmin_p ‖p − l‖²,   p ≥ 0, Σ p = 1          w_j = max(0, l_j − τ)
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, arange, cast, namespace
+from qkv.core.arrays import arange, cast, namespace
+from qkv.core.typing import Array, Float
 from qkv.normalizers.sparse import SparseNormalizer
 
 __all__ = ["Sparsemax"]
@@ -17,7 +18,7 @@ __all__ = ["Sparsemax"]
 
 @dataclass(frozen=True, eq=False)
 class Sparsemax(SparseNormalizer):
-    """Weights that add up to 1, many of them exactly 0.
+    """Sparsemax of each row: weights that sum to 1, many of them exactly 0.
 
     Example:
         >>> import numpy as np
@@ -28,8 +29,8 @@ class Sparsemax(SparseNormalizer):
     power = 1
     scale = 1.0
 
-    def threshold(self, z: Array) -> Array:
-        """τ = (Σ of the support − 1) / its size"""
+    def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
+        """Return τ = (Σ z over the support − 1) / size of the support."""
         xp = namespace(z)
         ordered = xp.sort(z, axis=-1, descending=True)
         count = cast(arange(z, 1, z.shape[-1] + 1), z.dtype)

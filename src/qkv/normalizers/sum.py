@@ -1,4 +1,4 @@
-"""Sum: non-negative scores, divided by their sum.
+"""Sum: non-negative scores divided by their sum.
 
 w_j = s_j / Σ_i s_i
 """
@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import Array, namespace, statically_known_true
+from qkv.core.arrays import namespace, statically_known_true
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool, Float
 from qkv.errors import NegativeScoreError
 from qkv.normalizers.base import Summary, excluded
 from qkv.normalizers.linear import LinearNormalizer
@@ -18,13 +19,12 @@ __all__ = ["Sum"]
 
 @dataclass(frozen=True, eq=False)
 class Sum(LinearNormalizer):
-    """Shares of the total, for scores that are counts, similarities or matches.
+    """Divide scores by their sum, for scores that are counts, similarities or matches.
 
-    A score of 0 takes no part: its value is not read. A row whose scores are all 0 has weights 0.
+    The value of a key with score 0 is not read. A row whose scores are all 0 has weights 0.
 
     Raises:
-        NegativeScoreError: a score is negative (under `jax.jit`, where that cannot be raised, its row is
-            NaN).
+        NegativeScoreError: a score is negative. Under `jax.jit`, which cannot raise it, the row is NaN.
 
     Example:
         >>> import numpy as np
@@ -33,33 +33,35 @@ class Sum(LinearNormalizer):
                [0. , 0. , 0. ]])
     """
 
-    def mass(self, logits: Array) -> Array:
-        """The score itself."""
+    def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Return the score, 0 at −inf and NaN if it is negative."""
         xp = namespace(logits)
         out = excluded(logits)
         mass = xp.where(out, xp.zeros_like(logits), logits)
         negative = mass < 0
         if statically_known_true(xp.any(negative)):
             raise NegativeScoreError(
-                f"Sum was given a negative score, {float(xp.min(mass)):.4g}. It takes scores ≥ 0 (matches, "
-                f"similarities, counts); normalise logits with Softmax."
+                f"scores must be non-negative for Sum, got {float(xp.min(mass)):.4g}. Use Sum for matches, "
+                f"similarities and counts, and Softmax for logits."
             )
         return xp.where(negative, xp.zeros_like(mass) + xp.nan, mass)
 
-    def support(self, logits: Array, weights: Array) -> Array:
-        """Keys whose score is not 0."""
+    def support(
+        self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
+    ) -> Bool[Array, "*batch q k"]:
+        """Return the keys whose score is not 0."""
         return weights != 0
 
     def logit_gradient(
         self,
-        logits: Array,
-        weights: Array,
-        weight_gradient: Array,
-        row_dot: Array,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        weight_gradient: Float[Array, "*batch q k"],
+        row_dot: Float[Array, "*batch q 1"],
         summary: Summary,
         tile: Tile,
-    ) -> Array:
-        """(dw − Σ w dw) / total"""
+    ) -> Float[Array, "*batch q k"]:
+        """Return (dw − Σ w dw) / total."""
         xp = namespace(logits)
         out = excluded(logits) | (summary[0] == 0)
         gradient = (weight_gradient - row_dot) / xp.where(summary[0] == 0, xp.ones_like(summary[0]), summary[0])

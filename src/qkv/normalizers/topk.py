@@ -1,6 +1,6 @@
-"""Top-k: only the k keys with the largest logits take part, and another normalizer weighs those.
+"""Top-k: another normalizer applied to the k keys with the largest logits.
 
-    w = of(l restricted to its k largest)
+    w = normalizer(l restricted to its k largest)
 
 With `Dot` this is the sparse score of mission B6.
 """
@@ -10,10 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import Array, asarray_like, namespace
+from qkv.core.arrays import asarray_like, namespace
 from qkv.core.online_softmax import TopKeys
 from qkv.core.ordering import kth_largest
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool, Float
 from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.selection import is_selected, select_top, selection_threshold, top_keys_of_tile, weigh_top_keys
@@ -24,14 +25,14 @@ __all__ = ["TopK"]
 
 @dataclass(frozen=True, eq=False)
 class TopK(Normalizer):
-    """The k best keys, weighed by another normalizer; ties go to the lowest index, exactly k are kept.
+    """Keep the k largest logits of each row and normalize them; ties go to the lowest index.
 
     Args:
-        k: how many, at least 1. Fewer keys than that all take part.
-        normalizer: weighs the kept keys.
+        k: number of keys, at least 1. Rows with fewer keys keep all of them.
+        normalizer: the normalizer that weighs the kept keys.
 
     Raises:
-        OptionError: k is no whole number of at least 1, or `normalizer` is none.
+        OptionError: `k` is not a positive integer, or `normalizer` is not a `Normalizer`.
 
     Example:
         >>> import numpy as np
@@ -44,108 +45,119 @@ class TopK(Normalizer):
     selects_keys: ClassVar[bool] = True
 
     def validate(self) -> None:
-        """A whole number of at least 1, and a normalizer."""
+        """Check that `k` is a positive integer and `normalizer` a normalizer."""
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
-            raise OptionError(f"TopK was given k={self.k!r}. It must be a whole number of at least 1.")
+            raise OptionError(f"k of TopK must be an integer of at least 1, got {self.k!r}.")
         if not isinstance(self.normalizer, Normalizer):
             raise OptionError(f"normalizer must be a Normalizer, got {self.normalizer!r}. Give one, such as Softmax().")
 
     @property
     def online(self) -> bool:  # type: ignore[override]
-        """True where the inner normalizer is online and neither draws nor selects keys."""
+        """True if the inner normalizer is online and neither draws nor selects keys."""
         return self.normalizer.online and not (self.normalizer.stochastic or self.normalizer.selects_keys)
 
     @property
     def top_k(self) -> int | None:  # type: ignore[override]
-        """Fact: k, where the inner normalizer neither draws nor chooses."""
+        """K if the inner normalizer neither draws nor selects keys, otherwise None."""
         return None if self.normalizer.stochastic or self.normalizer.selects_keys else self.k
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
-        """Fact: as the inner normalizer."""
+        """True if the inner normalizer is shift-invariant."""
         return self.normalizer.shift_invariant
 
     @property
     def sums_to_one(self) -> bool:  # type: ignore[override]
-        """Fact: as the inner normalizer."""
+        """True if the inner normalizer's weights sum to 1."""
         return self.normalizer.sums_to_one
 
     @property
     def stochastic(self) -> bool:  # type: ignore[override]
-        """Fact: as the inner normalizer."""
+        """True if the inner normalizer draws at random."""
         return self.normalizer.stochastic
 
     @property
     def differentiable(self) -> bool:  # type: ignore[override]
-        """Fact: as the inner normalizer."""
+        """True if the inner normalizer passes gradients to the logits."""
         return self.normalizer.differentiable
 
     def accumulator_width(self, value_width: int) -> int:
-        """Fact: rank, index, logit and value of each kept key."""
+        """Return the count of rank, index, logit and value numbers of the kept keys."""
         return self.k * (value_width + 3)
 
     def simplify(self, k: int) -> Normalizer:
-        """The inner normalizer, where no key would be left out."""
+        """Return the inner normalizer if no key would be dropped."""
         return self.normalizer if k <= self.k else self
 
-    def weights(self, logits: Array, tile: Tile | None = None) -> Array:
-        """The inner weights of the kept logits."""
+    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
+        """Return the inner weights of the kept logits."""
         return self.normalizer.weights(_only(logits, select_top(logits, self.k)), tile)
 
-    def support(self, logits: Array, weights: Array) -> Array:
-        """The kept keys that the inner normalizer reads."""
+    def support(
+        self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
+    ) -> Bool[Array, "*batch q k"]:
+        """Return the kept keys whose values the inner normalizer reads."""
         kept = _only(logits, select_top(logits, self.k))
         return self.normalizer.support(kept, weights)
 
-    def threshold_bound(self, largest: Array) -> Array | None:
-        """The k-th largest of the groups: so many keys at least reach it."""
+    def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"] | None:
+        """Return the k-th largest group maximum, which at least k keys reach."""
         if self.normalizer.stochastic or self.normalizer.selects_keys:
-            return None  # it looks at the index of a key
+            return None  # such an inner normalizer depends on the indices of keys
         xp = namespace(largest)
         if largest.shape[-1] < self.k:
             return xp.zeros_like(largest[..., :1]) - xp.inf
         while (half := largest.shape[-1] // 2) >= 2 * self.k:
-            # Groups of two groups: the floor falls a little, and is found in half the time.
+            # Merging pairs of groups lowers the bound a little and halves the time.
             largest = xp.maximum(largest[..., :half], largest[..., half : 2 * half])
         return kth_largest(largest, self.k)
 
-    def prepare(self, logits: Array) -> Array:
-        """As the inner normalizer."""
+    def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Prepare logits as the inner normalizer does."""
         return self.normalizer.prepare(logits)
 
-    def accumulate(self, logits: Array, value: Array, tile: Tile, dropout: float, clean: bool) -> TopKeys:
-        """The best of the tile."""
+    def accumulate(
+        self,
+        logits: Float[Array, "*batch q k"],
+        value: Float[Array, "*#batch k value_width"],
+        tile: Tile,
+        dropout: float,
+        finite: bool,
+    ) -> TopKeys:
+        """Return the top k keys of the tile."""
         return top_keys_of_tile(logits, logits, value, tile, self.k)
 
     def finalize(self, partial: TopKeys, tile: Tile, dropout: float) -> tuple[Array, Summary]:
-        """The inner fold over the kept keys alone; the summary adds the worst that was kept."""
+        """Accumulate the kept keys with the inner normalizer; the summary starts with the selection threshold."""
         xp = namespace(partial.logit)
         inner = self.normalizer.map_arrays(lambda array: array[..., None] if array.ndim else array)
-        # Each query has keys of its own now: it becomes a batch axis with one query.
+        # Each query has its own keys now, so the query axis becomes a batch axis with one query per element.
         row = partial.logit[..., None, :]
-        nothing = xp.matrix_transpose(xp.zeros_like(row))
-        _, summary = inner.finalize(inner.accumulate(row, nothing, tile, 0.0, True), tile, 0.0)
+        no_value = xp.matrix_transpose(xp.zeros_like(row))
+        _, summary = inner.finalize(inner.accumulate(row, no_value, tile, 0.0, True), tile, 0.0)
         weights = inner.tile_weights(row, summary, tile)
         read = inner.support(row, weights)[..., 0, :]  # a weight may have underflowed to 0
         weights = weights[..., 0, :]
         output = weigh_top_keys(weights, partial, tile, dropout, read)
         return output, (*selection_threshold(partial), *(x[..., 0, :] for x in summary))
 
-    def tile_weights(self, logits: Array, summary: Summary, tile: Tile) -> Array:
-        """The inner weights of the tile's kept keys."""
+    def tile_weights(
+        self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
+    ) -> Float[Array, "*batch q k"]:
+        """Return the inner weights of the tile's kept keys."""
         kept = _only(logits, is_selected(logits, (summary[0], summary[1]), tile))
         return self.normalizer.tile_weights(kept, summary[2:], tile)
 
     def logit_gradient(
         self,
-        logits: Array,
-        weights: Array,
-        weight_gradient: Array,
-        row_dot: Array,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        weight_gradient: Float[Array, "*batch q k"],
+        row_dot: Float[Array, "*batch q 1"],
         summary: Summary,
         tile: Tile,
-    ) -> Array:
-        """As the inner normalizer over the kept keys; 0 for the others."""
+    ) -> Float[Array, "*batch q k"]:
+        """Return the inner gradient for the kept keys and 0 for the others."""
         xp = namespace(logits)
         kept = is_selected(logits, (summary[0], summary[1]), tile)
         gradient = self.normalizer.logit_gradient(
@@ -154,7 +166,7 @@ class TopK(Normalizer):
         return xp.where(kept, gradient, xp.zeros_like(gradient))
 
     def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
-        """As the inner normalizer."""
+        """Return the inner normalizer's array gradients."""
         return self.normalizer.array_gradients(summary[2:], row_dot)
 
 

@@ -1,4 +1,4 @@
-"""Readouts: what can be read from the weights without keeping them. One per file."""
+"""Readouts, which compute quantities from the weights without storing the weights; one per file."""
 
 from qkv.readouts.base import Readout, Reduction
 from qkv.readouts.column_sum import ColumnSum

@@ -1,8 +1,9 @@
-"""What a readout is: something computed from the weights, without keeping them.
+"""The `Readout` interface: a quantity computed from the weights without storing the weights.
 
-`read` shows some queries with all their keys; of a readout whose `tiles` is true, any tile of them. `fields`
-says where what it shows belongs in the whole and how it meets what is there: so strips, tiles and batch
-elements are put together by one rule. A readout never changes the output, and sees no dropout.
+`read` computes the quantity for some queries with all their keys, or for any tile if `accepts_tiles` is true.
+`reductions` states where the result of a tile belongs in the result of the whole call and how both are combined,
+so that row blocks, tiles and batch elements are assembled by one rule. A readout never changes the output, and
+its weights are those before dropout.
 """
 
 from __future__ import annotations
@@ -10,28 +11,41 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from qkv.core.arrays import Array, namespace, zeros
+from qkv.core.arrays import namespace, zeros
 from qkv.core.parts import Part
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
+from qkv.normalizers.base import Normalizer
 
-__all__ = ["Reduction", "ReduceOp", "Readout", "across_keys", "flatten", "query_slice", "unflatten"]
+__all__ = [
+    "Readout",
+    "ReduceOp",
+    "Reduction",
+    "Result",
+    "across_keys",
+    "flatten",
+    "query_slice",
+    "refuse_unless_sums_to_one",
+    "unflatten",
+]
 
 ReduceOp = Literal["set", "add", "max", "logaddexp", "top-k"]
+Result: TypeAlias = Array | tuple[Array, ...]
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """Where one array of what a tile shows goes in the array of the whole, and how.
+    """How one array of a tile's result is combined into the array of the whole call.
 
     Attributes:
-        shape: the last axes of the whole; the first of them runs along the queries.
-        at: the part of these axes that the tile shows.
-        how: "set" it there; or "add" it to what is there, take the larger ("max"; of equals what came first),
-            add their exponentials ("logaddexp"). "top-k" is for `Readout.merge` alone.
-        start: what is there at first.
-        nothing: what a tile shows that holds no pair, where it must be told; None: what is there stays.
+        shape: the last axes of the whole array; the first of them runs along the queries.
+        index: the part of these axes that the tile contributes to.
+        op: "set" overwrites, "add" adds, "max" takes the larger (the earlier of equals), "logaddexp" adds
+            exponentials; "top-k" is handled by `Readout.merge`.
+        initial: the initial value of the whole array.
+        masked: the value contributed by a tile without allowed pairs; None if such a tile contributes nothing.
     """
 
     shape: tuple[int, ...]
@@ -41,17 +55,17 @@ class Reduction:
     masked: float | None = None
 
     def allocate(self, piece: Array, batch: tuple[int, ...] | None = None) -> Array:
-        """The whole, with nothing in it yet; its batch axes are those of the piece unless given."""
+        """Return the initial whole array; its batch axes are those of `piece` unless given."""
         batch = tuple(piece.shape[: piece.ndim - len(self.shape)]) if batch is None else batch
         empty = zeros(piece, (*batch, *self.shape))
         return empty + self.initial if self.initial else empty
 
     def slice(self, whole: Array) -> Array:
-        """The part of the whole that the tile shows."""
+        """Return the part of the whole array that the tile contributes to."""
         return whole[(..., *self.index)]
 
     def combine(self, old: Array, new: Array) -> Array:
-        """What is there afterwards; differentiable."""
+        """Return the combination of both; differentiable."""
         xp = namespace(old)
         if self.op == "add":
             return old + new
@@ -60,19 +74,19 @@ class Reduction:
         return xp.logaddexp(old, new) if self.op == "logaddexp" else new
 
     def exceeds(self, old: Array, new: Array) -> Array:
-        """Where the new one is larger; NaN is, once."""
+        """Return where `new` replaces `old` under "max"; NaN replaces any number."""
         xp = namespace(old)
         return (new > old) | (xp.isnan(new) & ~xp.isnan(old))
 
 
 class Readout(Part, ABC):
-    """Reads tiles of weights.
+    """Base class of readouts.
 
     Facts, read by kernels:
-        tiles: `read` may be given part of the keys.
-        blocks: "mean" or "max" where it is that of cells, `size` along each side, which kernels know how to
-            take in the pass that makes the output; "" where it is not.
-        total: it is the logarithm of each query's total, which kernels have when that pass ends.
+        accepts_tiles: `read` may be called with part of the keys.
+        pooling: "mean" or "max" if the result is the weights pooled to `size` cells per side, which kernels
+            compute in the forward pass; otherwise None.
+        is_log_sum_exp: the result is the log-sum-exp of each query, which kernels have after the forward pass.
     """
 
     accepts_tiles: bool = True
@@ -89,62 +103,76 @@ class Readout(Part, ABC):
         """The readout of each head that is read; the readout itself if all heads are."""
         return self
 
-    def refuse(self, normalizer: Any) -> str | None:
-        """Why this readout makes no sense for the normalizer, as a sentence; None where it does."""
+    def refuse(self, normalizer: Normalizer) -> str | None:
+        """Return the reason why the readout is undefined for the normalizer, as a sentence, or None."""
         return None
 
     def check(self, tile: Tile) -> None:
-        """Raise an error where the readout asks for what the call does not have."""
+        """Raise an error if the readout refers to queries, heads or positions that the call does not have."""
 
     def element_count(self, q: int, k: int) -> int:
-        """How many numbers it keeps for each batch element."""
+        """Return the count of numbers stored per batch element."""
         return q
 
     def total_elements(self, tile: Tile) -> int:
-        """How many numbers it keeps in all."""
+        """Return the count of numbers stored for the whole batch."""
         return math.prod(tile.batch) * self.element_count(tile.q_total, tile.k_total)
 
     @abstractmethod
-    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Any:
-        """What this tile shows: an array, or named fields.
+    def read(
+        self,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        normalizer: Normalizer,
+        tile: Tile,
+    ) -> Result:
+        """Return the result of a tile: an array, or a named tuple of arrays.
 
         Args:
-            logits: `(*batch, q, k)`, −inf where a key is excluded.
-            weights: `(*batch, q, k)`, before dropout.
-            normalizer: made the weights of the logits.
-            place: of the tile.
+            logits: logits of the tile, −inf where a key is excluded.
+            weights: weights of the tile, before dropout.
+            normalizer: the normalizer that computed the weights.
+            tile: the tile.
         """
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Where each array that `read` gives of this tile goes; by default a number for each query."""
+        """Return one `Reduction` per array of the result of `read`; by default one number per query."""
         return (Reduction((tile.q_total,), query_slice(tile)),)
 
     def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
-        """What was there and what a tile shows of the same, together."""
-        fields = self.reductions(tile)
-        return tuple(field.combine(a, b) for field, a, b in zip(fields, old, new, strict=True))
+        """Combine the arrays stored so far with those of a tile."""
+        reductions = self.reductions(tile)
+        return tuple(each.combine(a, b) for each, a, b in zip(reductions, old, new, strict=True))
 
-    def finalize(self, whole: Any, tile: Tile) -> Any:
-        """The result, from the whole that was put together."""
+    def finalize(self, whole: Any, tile: Tile) -> Result:
+        """Return the final result from the assembled arrays."""
         return whole
 
 
 def query_slice(tile: Tile) -> tuple[slice]:
-    """Where numbers go of which each query has one."""
+    """Return the index of the tile's queries along an axis of all queries."""
     return (slice(*tile.rows),)
 
 
 def across_keys(tile: Tile, op: ReduceOp) -> ReduceOp:
-    """How numbers of queries meet those of the same queries and other keys; there are none beside all."""
+    """Return `op`, or "set" if the tile holds all keys, so that nothing is left to combine."""
     return "set" if tile.cols == (0, tile.k_total) else op
 
 
-def flatten(result: Any) -> tuple[Array, ...]:
-    """The arrays of a result."""
+def flatten(result: Result) -> tuple[Array, ...]:
+    """Return the arrays of a result as a tuple."""
     return tuple(result) if isinstance(result, tuple) else (result,)
 
 
-def unflatten(arrays: tuple[Array, ...], like: Any) -> Any:
-    """The arrays, named as those of another result; `like` is a result or its class."""
-    kind = like if isinstance(like, type) else type(like)
-    return kind(*arrays) if issubclass(kind, tuple) else arrays[0]
+def unflatten(arrays: tuple[Array, ...], like: Result | type) -> Result:
+    """Return the arrays as a result of the same type as `like`, a result or its class."""
+    kind: Any = like if isinstance(like, type) else type(like)
+    unflattened: Result = kind(*arrays) if issubclass(kind, tuple) else arrays[0]
+    return unflattened
+
+
+def refuse_unless_sums_to_one(name: str, normalizer: Normalizer) -> str | None:
+    """Return the reason for refusing a normalizer whose weights do not sum to 1, or None."""
+    if normalizer.sums_to_one:
+        return None
+    return f"{name} needs weights that sum to 1, and those of {normalizer} do not."

@@ -1,8 +1,8 @@
-"""Cells: an axis of `length` entries in `cells` runs that follow one another, as equal as can be.
+"""Cells: an axis of `length` entries divided into `cells` consecutive ranges of nearly equal length.
 
     cell of entry i = ⌊i · cells / length⌋          cells = min(size, length)
 
-Cell c starts at ⌈c · length / cells⌉. Pooling reduces what of each cell stands within some limits.
+Cell c starts at ⌈c · length / cells⌉.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["cell_count", "cell_lengths", "cell_start", "cell_range", "pool_cells
 
 
 def cell_count(size: int, length: int) -> int:
-    """How many cells there are: never more than entries."""
+    """Return the count of cells, which is at most the count of entries."""
     return min(size, length)
 
 
 def cell_start(cell: int, cells: int, length: int) -> int:
-    """The first entry of a cell, and with `cell = cells` the end of the last.
+    """Return the first entry of a cell; for `cell == cells`, the end of the last cell.
 
     Example:
         >>> [cell_start(c, 3, 10) for c in range(4)]
@@ -32,7 +32,7 @@ def cell_start(cell: int, cells: int, length: int) -> int:
 
 
 def cell_lengths(cells: int, length: int) -> list[int]:
-    """How many entries each cell has.
+    """Return the count of entries of each cell.
 
     Example:
         >>> cell_lengths(3, 10)
@@ -43,7 +43,7 @@ def cell_lengths(cells: int, length: int) -> list[int]:
 
 
 def cell_range(limits: tuple[int, int], cells: int, length: int) -> tuple[int, int]:
-    """First cell with an entry within the limits, and the one after the last.
+    """Return the range `(first, stop)` of the cells that overlap `limits`.
 
     Example:
         >>> cell_range((3, 5), 3, 10)
@@ -56,16 +56,16 @@ def cell_range(limits: tuple[int, int], cells: int, length: int) -> tuple[int, i
 
 
 def pool_cells(x: Array, axis: int, limits: tuple[int, int], cells: int, length: int, how: str) -> Array:
-    """Sum or largest of each cell of the entries within the limits, which are along the axis of x.
+    """Return the sum or maximum of each cell along an axis that holds the entries within `limits`.
 
-    The gradient of the largest goes to the first of equals.
+    The gradient of a maximum goes to the first of equals.
 
     Args:
-        x: any array.
+        x: the array to pool.
         axis: −1 or −2.
-        limits: of the entries that are there.
-        cells: of the whole axis.
-        length: of the whole axis.
+        limits: range of the entries that `x` holds along the axis.
+        cells: count of cells of the whole axis.
+        length: length of the whole axis.
         how: "sum" or "max".
 
     Example:
@@ -82,18 +82,18 @@ def pool_cells(x: Array, axis: int, limits: tuple[int, int], cells: int, length:
     xp, widest = namespace(x), int(lengths.max())
     even = bool((lengths == widest).all())
     if not even:
-        # The last entry of a short cell fills it up: it changes no largest one, and is counted once.
+        # Short cells are padded with their last entry, which leaves maxima unchanged; sums count it once.
         step = np.minimum(np.arange(widest), lengths[:, None] - 1)
         index = (np.asarray(edges[:-1])[:, None] - limits[0] + step).ravel()
         x = xp.take(x, asarray_like(x, index), axis=axis)
-    apart = xp.reshape(x, (*shape[:tile], len(lengths), widest, *shape[tile + 1 :]))
+    by_cell = xp.reshape(x, (*shape[:tile], len(lengths), widest, *shape[tile + 1 :]))
     if how == "max":
-        return _first_largest(apart, axis)
+        return _first_largest(by_cell, axis)
     if not even:
         counted = np.arange(widest) < lengths[:, None]
         counted = counted if axis == -1 else counted[..., None]
-        apart = xp.where(asarray_like(x, counted), apart, xp.zeros_like(apart))
-    return xp.sum(apart, axis=axis)
+        by_cell = xp.where(asarray_like(x, counted), by_cell, xp.zeros_like(by_cell))
+    return xp.sum(by_cell, axis=axis)
 
 
 def _first_largest(x: Array, axis: int) -> Array:

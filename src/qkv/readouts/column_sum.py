@@ -1,4 +1,4 @@
-"""Column sum: how much each key is looked at, by all queries together.
+"""Column sum: the attention that each key receives from all queries.
 
 received_j = Σ_i w_ij
 """
@@ -6,10 +6,11 @@ received_j = Σ_i w_ij
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import namespace
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
+from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction
 
 __all__ = ["ColumnSum"]
@@ -17,7 +18,7 @@ __all__ = ["ColumnSum"]
 
 @dataclass(frozen=True, eq=False)
 class ColumnSum(Readout):
-    """The mass that each key receives, `(*batch, k)`. Where weights add up to 1, it adds up to q.
+    """Sum the weights of each key over queries, `(*batch, k)`. If weights sum to 1, the total is q.
 
     Example:
         >>> import numpy as np, qkv
@@ -27,13 +28,19 @@ class ColumnSum(Readout):
     """
 
     def element_count(self, q: int, k: int) -> int:
-        """A number for each key, and those of a strip."""
+        """Return 2 k: the sums, and those of a row block."""
         return 2 * k
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
-        """Σ over the queries."""
+    def read(
+        self,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        normalizer: Normalizer,
+        tile: Tile,
+    ) -> Array:
+        """Return Σ over the queries."""
         return namespace(weights).sum(weights, axis=-2)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """A number for each key, summed over queries."""
+        """Add one number per key over the queries."""
         return (Reduction((tile.k_total,), (slice(*tile.cols),), "add"),)

@@ -1,12 +1,12 @@
-"""Dense: the weights themselves."""
+"""Dense: the whole matrix of weights."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from qkv.core.arrays import Array
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
+from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction, query_slice
 
 __all__ = ["Dense"]
@@ -14,7 +14,7 @@ __all__ = ["Dense"]
 
 @dataclass(frozen=True, eq=False)
 class Dense(Readout):
-    """All weights, `(*batch, q, k)`, before dropout. The only readout whose memory is q · k.
+    """Return all weights, `(*batch, q, k)`, before dropout. No other readout needs q · k memory.
 
     Example:
         >>> import numpy as np, qkv
@@ -25,13 +25,19 @@ class Dense(Readout):
     """
 
     def element_count(self, q: int, k: int) -> int:
-        """All of them."""
+        """Return q · k."""
         return q * k
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
-        """The weights."""
+    def read(
+        self,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        normalizer: Normalizer,
+        tile: Tile,
+    ) -> Array:
+        """Return the weights."""
         return weights
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Where they stand."""
+        """Set the weights at the tile's rows and columns."""
         return (Reduction((tile.q_total, tile.k_total), (*query_slice(tile), slice(*tile.cols))),)

@@ -1,26 +1,27 @@
-"""Entropy: how widely each query looks.
+"""Entropy: how widely each query's attention is spread.
 
-H = −Σ_j w_j log w_j          in nats; e^H is the number of keys the answer rests on
+H = −Σ_j w_j log w_j          in nats; e^H is the effective number of keys
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import namespace
 from qkv.core.tile import Tile
-from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
+from qkv.core.typing import Array, Float
+from qkv.normalizers.base import Normalizer
+from qkv.readouts.base import Readout, Reduction, across_keys, query_slice, refuse_unless_sums_to_one
 
 __all__ = ["Entropy"]
 
 
 @dataclass(frozen=True, eq=False)
 class Entropy(Readout):
-    """Entropy of each query's weights, `(*batch, q)`, in nats; 0 where no key is left.
+    """Compute the entropy of each query's weights, `(*batch, q)`, in nats; 0 for rows without keys.
 
     Raises:
-        RefusedError: the normalizer's weights do not add up to 1.
+        RefusedError: the normalizer's weights do not sum to 1.
 
     Example:
         >>> import numpy as np, qkv
@@ -29,18 +30,22 @@ class Entropy(Readout):
         array([4.])
     """
 
-    def refuse(self, normalizer: Any) -> str | None:
-        """Weights that add up to something else have no entropy."""
-        if normalizer.sums_to_one:
-            return None
-        return f"Entropy wants weights that add up to 1; those of {normalizer} do not."
+    def refuse(self, normalizer: Normalizer) -> str | None:
+        """Refuse weights that do not sum to 1."""
+        return refuse_unless_sums_to_one("Entropy", normalizer)
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
-        """−Σ w log w, with 0 log 0 = 0."""
+    def read(
+        self,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        normalizer: Normalizer,
+        tile: Tile,
+    ) -> Array:
+        """Return −Σ w log w, with 0 log 0 = 0."""
         xp = namespace(weights)
         zero = weights == 0
         return -xp.sum(weights * xp.log(xp.where(zero, xp.ones_like(weights), weights)), axis=-1)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """A number for each query, summed over keys."""
+        """Add one number per query over the keys."""
         return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, "add")),)

@@ -1,4 +1,4 @@
-"""Heads: another readout, of some heads alone."""
+"""Heads: a readout restricted to some heads."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import namespace
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
 from qkv.errors import KindError, OptionError, ShapeError
-from qkv.readouts.base import Readout, Reduction, flatten, unflatten
+from qkv.normalizers.base import Normalizer
+from qkv.readouts.base import Readout, Reduction, Result, flatten, unflatten
 
 __all__ = ["Heads"]
 
 
 @dataclass(frozen=True, eq=False)
 class Heads(Readout):
-    """What another readout shows of the heads named, in the order named. Heads are the last batch axis.
+    """Apply another readout to the given heads, in the given order. Heads are the last batch axis.
 
     Args:
-        readout: what is read of each.
-        heads: indices of heads; negative ones count from the end.
+        readout: the readout to apply to each head.
+        heads: indices of the heads; negative ones count from the end.
 
     Raises:
-        KindError: the first argument is no readout.
-        OptionError: no index, or one that is no whole number.
-        ShapeError: the call has no batch axis, or fewer heads.
+        KindError: `readout` is not a readout.
+        OptionError: `heads` is empty or holds anything but integers.
+        ShapeError: the call has no batch axis, or an index is out of range.
 
     Example:
         >>> import numpy as np, qkv
@@ -39,16 +41,18 @@ class Heads(Readout):
     heads: tuple[int, ...]
 
     def validate(self) -> None:
-        """A readout and whole numbers."""
+        """Check that `readout` is a readout and `heads` are integers."""
         if not isinstance(self.readout, Readout):
-            raise KindError(f"Heads was given {self.readout!r}. Give a readout, such as Heads(Entropy(), (0, 3)).")
+            raise KindError(
+                f"readout of Heads must be a Readout, got {self.readout!r}. Example: Heads(Entropy(), (0, 3))."
+            )
         object.__setattr__(self, "heads", tuple(self.heads))
         if not self.heads or not all(isinstance(n, int) and not isinstance(n, bool) for n in self.heads):
-            raise OptionError(f"Heads was given {self.heads!r}. Give one or more whole numbers.")
+            raise OptionError(f"heads of Heads must be one or more integers, got {self.heads!r}.")
 
     @property
     def head_indices(self) -> tuple[int, ...]:
-        """The heads named."""
+        """The indices of the heads that are read."""
         return self.heads
 
     @property
@@ -58,65 +62,73 @@ class Heads(Readout):
 
     @property
     def accepts_tiles(self) -> bool:  # type: ignore[override]
-        """Fact: as the readout within."""
+        """True if the inner readout accepts tiles."""
         return self.readout.accepts_tiles
 
     @property
     def pooling(self) -> Literal["mean", "max"] | None:  # type: ignore[override]
-        """Fact: as the readout within."""
+        """The inner readout's pooling."""
         return self.readout.pooling
 
     @property
     def is_log_sum_exp(self) -> bool:  # type: ignore[override]
-        """Fact: as the readout within."""
+        """True if the inner readout is the log-sum-exp."""
         return self.readout.is_log_sum_exp
 
-    def refuse(self, normalizer: Any) -> str | None:
-        """As the readout within."""
+    def refuse(self, normalizer: Normalizer) -> str | None:
+        """Return the inner readout's reason."""
         return self.readout.refuse(normalizer)
 
     def check(self, tile: Tile) -> None:
-        """There are that many heads."""
+        """Raise a `ShapeError` unless the call has these heads."""
         if not tile.batch:
             raise ShapeError(
-                "Heads reads along the last batch axis, and the call has none. Give (heads, length, width)."
+                "the call must have a batch axis of heads for Heads, got none. Give arrays (heads, length, width)."
             )
         count = tile.batch[-1]
         for head in self.heads:
             if not -count <= head < count:
-                raise ShapeError(f"Heads asks for head {head}, there are {count}.")
+                raise ShapeError(f"heads of Heads must be below {count}, the number of heads, got {head}.")
         self.readout.check(tile)
 
     def element_count(self, q: int, k: int) -> int:
-        """As the readout within, of a head that is read."""
+        """Return the inner readout's count for one head."""
         return self.readout.element_count(q, k)
 
     def total_elements(self, tile: Tile) -> int:
-        """As the readout within, of the heads that are read."""
-        of_each = self.readout.element_count(tile.q_total, tile.k_total)
-        return math.prod(tile.batch[:-1]) * len(self.heads) * of_each
+        """Return the inner readout's count for all heads that are read."""
+        count = self.readout.element_count(tile.q_total, tile.k_total)
+        return math.prod(tile.batch[:-1]) * len(self.heads) * count
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Any:
-        """One head after another."""
-        found = []
+    def read(
+        self,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        normalizer: Normalizer,
+        tile: Tile,
+    ) -> Result:
+        """Read one head after another and concatenate the results."""
+        results = []
         for head in self.heads:
             n = head % weights.shape[-3]
             index = (*(slice(None) for _ in tile.batch[:-1]), slice(n, n + 1))
-            one, alone = logits[..., n : n + 1, :, :], weights[..., n : n + 1, :, :]
-            found.append(self.readout.read(one, alone, normalizer.select_batch(index), tile.select_batch(index)))
+            own_logits, own_weights = logits[..., n : n + 1, :, :], weights[..., n : n + 1, :, :]
+            results.append(
+                self.readout.read(own_logits, own_weights, normalizer.select_batch(index), tile.select_batch(index))
+            )
         arrays = []
-        for pieces, field in zip(zip(*map(flatten, found), strict=True), self.reductions(tile), strict=True):
+        for pieces, field in zip(zip(*map(flatten, results), strict=True), self.reductions(tile), strict=True):
             arrays.append(namespace(*pieces).concat(list(pieces), axis=-len(field.shape) - 1))
-        return unflatten(tuple(arrays), found[0])
+        return unflatten(tuple(arrays), results[0])
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """As the readout within."""
+        """Return the inner readout's reductions."""
         return self.readout.reductions(tile)
 
     def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
-        """As the readout within."""
+        """Combine arrays as the inner readout does."""
         return self.readout.merge(old, new, tile)
 
-    def finalize(self, whole: Any, tile: Tile) -> Any:
-        """As the readout within."""
+    def finalize(self, whole: Any, tile: Tile) -> Result:
+        """Return the inner readout's final result."""
         return self.readout.finalize(whole, tile)

@@ -1,4 +1,4 @@
-"""Log-probability: how likely the drawn key was. Its gradient is the score function of REINFORCE.
+"""Log-probability of the drawn key, whose gradient is the score function of REINFORCE.
 
     log p_j = l_j / T − log Σ_i e^(l_i / T)          j the key that was drawn
 
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from qkv.core.arrays import Array, namespace
+from qkv.core.arrays import namespace
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
+from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
 from qkv.readouts.sampled_key import refuse_without_draw
 
@@ -26,10 +28,10 @@ class _Drawn(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LogProbability(Readout):
-    """Log-probability of the key that `Sample` drew, `(*batch, q)`, in nats; 0 where no key is left.
+    """Compute the log-probability of the key that `Sample` drew, `(*batch, q)`, in nats; 0 for rows without keys.
 
     Raises:
-        RefusedError: the normalizer draws no single key.
+        RefusedError: the normalizer does not draw a key.
 
     Example:
         >>> import numpy as np, qkv
@@ -39,23 +41,30 @@ class LogProbability(Readout):
         array([0.25])
     """
 
-    def refuse(self, normalizer: Any) -> str | None:
-        """Only a draw has one."""
+    def refuse(self, normalizer: Normalizer) -> str | None:
+        """Refuse normalizers that do not draw a key."""
         return refuse_without_draw("LogProbability", normalizer)
 
     def element_count(self, q: int, k: int) -> int:
-        """The drawn logit, the total, and what comes of them."""
+        """Return 3 q: the drawn logit, the log-sum-exp and their difference."""
         return 3 * q
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> _Drawn:
-        """The drawn logit, 0 where it is not here, and the logarithm of the total."""
+    def read(
+        self,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        normalizer: Normalizer,
+        tile: Tile,
+    ) -> _Drawn:
+        """Return the drawn logit, 0 if it is outside the tile, and the log-sum-exp of the tile."""
         xp = namespace(logits)
-        prepared = normalizer.softmax.prepare(logits)
+        assert normalizer.distribution is not None
+        prepared = normalizer.distribution.prepare(logits)
         drawn = xp.sum(xp.where(weights != 0, prepared, xp.zeros_like(logits)), axis=-1)
-        return _Drawn(drawn, normalizer.softmax.log_total(logits)[..., 0])
+        return _Drawn(drawn, normalizer.distribution.log_total(logits)[..., 0])
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Two numbers for each query."""
+        """Combine two numbers per query over the keys."""
         shape, at = (tile.q_total,), query_slice(tile)
         return (
             Reduction(shape, at, across_keys(tile, "add")),
@@ -63,7 +72,7 @@ class LogProbability(Readout):
         )
 
     def finalize(self, whole: _Drawn, tile: Tile) -> Array:
-        """The drawn logit minus the total."""
+        """Return the drawn logit minus the log-sum-exp."""
         xp = namespace(whole.total)
         empty = whole.total == -math.inf
         zero = xp.zeros_like(whole.total)

@@ -1,16 +1,17 @@
-"""Log-sum-exp: the logarithm of the total that softmax divides by.
+"""Log-sum-exp of each row of logits.
 
-log Σ_j e^(l_j / T)          with the sink, where there is one
+log Σ_j e^(l_j / T)          including the sink, if there is one
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
-from qkv.core.arrays import Array
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
+from qkv.normalizers.base import Normalizer
+from qkv.normalizers.softmax import Softmax
 from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
 
 __all__ = ["LogSumExp"]
@@ -18,10 +19,10 @@ __all__ = ["LogSumExp"]
 
 @dataclass(frozen=True, eq=False)
 class LogSumExp(Readout):
-    """The logarithm of each query's total, `(*batch, q)`; −inf where no key is left.
+    """Compute the log-sum-exp of each query's logits, `(*batch, q)`; −inf for rows without keys.
 
     Raises:
-        RefusedError: the normalizer has no such total.
+        RefusedError: the normalizer has no log-sum-exp.
 
     Example:
         >>> import numpy as np, qkv
@@ -32,16 +33,22 @@ class LogSumExp(Readout):
 
     is_log_sum_exp = True
 
-    def refuse(self, normalizer: Any) -> str | None:
-        """Only exponentials have one."""
-        return None if normalizer.log_sum_exp else f"LogSumExp is the total of a softmax; {normalizer} has none."
+    def refuse(self, normalizer: Normalizer) -> str | None:
+        """Refuse normalizers without a log-sum-exp."""
+        return None if normalizer.log_sum_exp else f"LogSumExp needs a softmax, and the normalizer is {normalizer}."
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
-        """log Σ e^l; the sink is counted with key 0."""
-        if tile.cols[0] > 0 and getattr(normalizer, "sink", None) is not None:
+    def read(
+        self,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        normalizer: Normalizer,
+        tile: Tile,
+    ) -> Array:
+        """Return log Σ e^l; the sink is included in the tile that holds key 0."""
+        if tile.cols[0] > 0 and isinstance(normalizer, Softmax) and normalizer.sink is not None:
             normalizer = replace(normalizer, sink=None)
         return normalizer.log_total(logits)[..., 0]
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """A number for each query."""
+        """Combine one number per query over the keys."""
         return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, "logaddexp"), -math.inf),)

@@ -1,4 +1,4 @@
-"""Mean distance: how far from itself each query looks.
+"""Mean distance between each query and the keys it attends to.
 
 d_i = Σ_j w_ij |p_i − p_j|          p: positions
 """
@@ -6,23 +6,24 @@ d_i = Σ_j w_ij |p_i − p_j|          p: positions
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from qkv.core.arrays import Array, cast, namespace
+from qkv.core.arrays import cast, namespace
 from qkv.core.tile import Tile
-from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
+from qkv.core.typing import Array, Float
+from qkv.normalizers.base import Normalizer
+from qkv.readouts.base import Readout, Reduction, across_keys, query_slice, refuse_unless_sums_to_one
 
 __all__ = ["MeanDistance"]
 
 
 @dataclass(frozen=True, eq=False)
 class MeanDistance(Readout):
-    """The weighted mean distance of each query to its keys, `(*batch, q)`; 0 where no key is left.
+    """Compute each query's weighted mean distance to the keys, `(*batch, q)`; 0 for rows without keys.
 
-    Key j stands at position j; where queries stand, the call's `positions` say.
+    Key j has position j; the positions of queries are the call's `positions`.
 
     Raises:
-        RefusedError: the normalizer's weights do not add up to 1: a mean needs that.
+        RefusedError: the normalizer's weights do not sum to 1.
         PositionError: q ≠ k and no positions are given.
 
     Source: Vig, Belinkov (2019), Analyzing the structure of attention in a transformer language model,
@@ -35,22 +36,26 @@ class MeanDistance(Readout):
         array([1.  , 0.67, 1.  ])
     """
 
-    def refuse(self, normalizer: Any) -> str | None:
-        """Weights that add up to something else have no mean."""
-        if normalizer.sums_to_one:
-            return None
-        return f"MeanDistance wants weights that add up to 1; those of {normalizer} do not."
+    def refuse(self, normalizer: Normalizer) -> str | None:
+        """Refuse weights that do not sum to 1."""
+        return refuse_unless_sums_to_one("MeanDistance", normalizer)
 
     def check(self, tile: Tile) -> None:
-        """It is known where queries stand."""
+        """Raise a `PositionError` unless the positions of queries are known."""
         tile.offset()
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
-        """Σ w |p_i − p_j|"""
+    def read(
+        self,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        normalizer: Normalizer,
+        tile: Tile,
+    ) -> Array:
+        """Return Σ w |p_i − p_j|."""
         xp = namespace(weights)
         between = xp.abs(tile.query_positions(weights) - tile.key_positions(weights))
         return xp.sum(weights * cast(between, weights.dtype), axis=-1)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """A number for each query, summed over keys."""
+        """Add one number per query over the keys."""
         return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, "add")),)

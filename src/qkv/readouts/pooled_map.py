@@ -1,4 +1,4 @@
-"""Pooled map: the whole picture of the weights, in as many cells as one can look at.
+"""Pooled map: all weights, pooled to a small number of cells.
 
 mean: Σ of the weights of a cell / (its rows · its columns)          max: the largest of them
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
-from qkv.core.arrays import Array, asarray_like
+from qkv.core.arrays import asarray_like
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
 from qkv.errors import OptionError
+from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction
 from qkv.readouts.cells import cell_count, cell_lengths, cell_range, pool_cells
 
@@ -22,19 +24,18 @@ __all__ = ["PooledMap"]
 
 @dataclass(frozen=True, eq=False)
 class PooledMap(Readout):
-    """The map of all weights pooled to at most `size` × `size` cells, `(*batch, rows, cols)`.
+    """Pool all weights to at most `size` × `size` cells, `(*batch, rows, cols)`.
 
     Query i is in row ⌊i · rows / q⌋ with rows = min(size, q), key j in column ⌊j · cols / k⌋ with cols =
-    min(size, k): so where there are no more queries than `size`, each has a row. A pair that is masked counts
-    with weight 0. Means show where the mass is, maxima show lone keys, which means hide: ask for both where a
-    picture is wanted. The gradient of a maximum goes to the lowest query, then the lowest key, of equals.
+    min(size, k). A masked pair counts with weight 0. Means show where the mass is; maxima show single keys, which
+    means hide. The gradient of a maximum goes to the lowest query, then the lowest key, of equals.
 
     Args:
         size: cells along each side, at least 1.
         how: "mean" or "max".
 
     Raises:
-        OptionError: size is no whole number of at least 1, or `how` is something else.
+        OptionError: `size` is not a positive integer, or `how` is neither "mean" nor "max".
 
     Example:
         >>> import numpy as np, qkv
@@ -50,34 +51,40 @@ class PooledMap(Readout):
     how: Literal["mean", "max"] = "mean"
 
     def validate(self) -> None:
-        """A whole number of at least 1, and one of two words."""
+        """Check `size` and `how`."""
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise OptionError(f"PooledMap was given size={self.size!r}. It must be a whole number of at least 1.")
+            raise OptionError(f"size of PooledMap must be an integer of at least 1, got {self.size!r}.")
         if self.how not in ("mean", "max"):
-            raise OptionError(f'PooledMap was given how={self.how!r}. It must be "mean" or "max".')
+            raise OptionError(f'how of PooledMap must be "mean" or "max", got {self.how!r}.')
 
     @property
     def pooling(self) -> Literal["mean", "max"] | None:  # type: ignore[override]
-        """Fact: it is that of cells."""
+        """The pooling, "mean" or "max"."""
         return self.how
 
     def element_count(self, q: int, k: int) -> int:
-        """The map; of means, their sums before."""
+        """Return the count of cells; twice that for means, which are sums first."""
         return (2 if self.how == "mean" else 1) * math.prod(self.sides(q, k))
 
     def sides(self, q: int, k: int) -> tuple[int, int]:
-        """Rows and columns of the map."""
+        """Return the count of rows and columns of the map."""
         return cell_count(self.size, q), cell_count(self.size, k)
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
-        """Sum or largest of each cell that the tile touches."""
+    def read(
+        self,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        normalizer: Normalizer,
+        tile: Tile,
+    ) -> Array:
+        """Return the sum or maximum of each cell that overlaps the tile."""
         rows, cols = self.sides(tile.q_total, tile.k_total)
         how = "sum" if self.how == "mean" else "max"
         lanes = pool_cells(weights, -1, tile.cols, cols, tile.k_total, how)
         return pool_cells(lanes, -2, tile.rows, rows, tile.q_total, how)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """The cells that the tile touches."""
+        """Combine the cells that overlap the tile."""
         sides = self.sides(tile.q_total, tile.k_total)
         at = (
             slice(*cell_range(tile.rows, sides[0], tile.q_total)),
@@ -88,13 +95,13 @@ class PooledMap(Readout):
         return (Reduction(sides, at, "add"),)
 
     def finalize(self, whole: Array, tile: Tile) -> Array:
-        """Sums divided by the pairs of a cell."""
+        """Divide sums by the count of pairs in each cell."""
         if self.how == "max":
             return whole
         rows, cols = self.sides(tile.q_total, tile.k_total)
-        of_rows, of_cols = cell_lengths(rows, tile.q_total), cell_lengths(cols, tile.k_total)
-        if len({*of_rows}) == len({*of_cols}) == 1:
-            return whole / (of_rows[0] * of_cols[0])
-        down, across = (asarray_like(whole, np.asarray(of), whole.dtype) for of in (of_rows, of_cols))
-        # One side after the other: an array of all cells would be as large as the map.
+        row_lengths, col_lengths = cell_lengths(rows, tile.q_total), cell_lengths(cols, tile.k_total)
+        if len({*row_lengths}) == len({*col_lengths}) == 1:
+            return whole / (row_lengths[0] * col_lengths[0])
+        down, across = (asarray_like(whole, np.asarray(x), whole.dtype) for x in (row_lengths, col_lengths))
+        # Dividing by one side at a time avoids an array as large as the map.
         return whole / down[:, None] / across

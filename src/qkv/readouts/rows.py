@@ -1,15 +1,16 @@
-"""Rows: the weights of some queries."""
+"""Rows: the weights of selected queries."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from qkv.core.arrays import Array, asarray_like, namespace
+from qkv.core.arrays import asarray_like, namespace
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
 from qkv.errors import OptionError, ShapeError
+from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction
 
 __all__ = ["Rows"]
@@ -17,14 +18,14 @@ __all__ = ["Rows"]
 
 @dataclass(frozen=True, eq=False)
 class Rows(Readout):
-    """The weights of the queries named, `(*batch, len(rows), k)`, in the order named.
+    """Return the weights of the given queries, `(*batch, len(rows), k)`, in the given order.
 
     Args:
-        rows: indices of queries; negative ones count from the end.
+        rows: indices of the queries; negative ones count from the end.
 
     Raises:
-        OptionError: no index, or one that is no whole number.
-        ShapeError: an index beyond the queries.
+        OptionError: `rows` is empty or holds anything but integers.
+        ShapeError: an index is out of range.
 
     Example:
         >>> import numpy as np, qkv
@@ -36,37 +37,43 @@ class Rows(Readout):
     rows: tuple[int, ...]
 
     def validate(self) -> None:
-        """Whole numbers."""
+        """Check that the indices are integers."""
         object.__setattr__(self, "rows", tuple(self.rows))
         if not self.rows or not all(isinstance(row, int) for row in self.rows):
-            raise OptionError(f"Rows was given {self.rows!r}. Give one or more whole numbers.")
+            raise OptionError(f"rows of Rows must be one or more integers, got {self.rows!r}.")
 
     def check(self, tile: Tile) -> None:
-        """There are that many queries."""
+        """Raise a `ShapeError` unless the call has these queries."""
         q = tile.q_total
         for row in self.rows:
             if not -q <= row < q:
-                raise ShapeError(f"Rows asks for query {row}, there are {q}.")
+                raise ShapeError(f"rows of Rows must be from {-q} to {q - 1} for {q} queries, got {row}.")
 
     def element_count(self, q: int, k: int) -> int:
-        """Some rows, put in order at the end."""
+        """Return twice the count of weights: the rows are reordered at the end."""
         return 2 * len(self.rows) * k
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
-        """Those of the named queries that are here, in ascending order."""
+    def read(
+        self,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        normalizer: Normalizer,
+        tile: Tile,
+    ) -> Array:
+        """Return the given queries that are in the tile, in ascending order."""
         first, last = tile.rows
         here = [row - first for row in self._ascending(tile) if first <= row < last]
         index = asarray_like(weights, np.asarray(here)) if here else None
         return weights[..., :0, :] if index is None else namespace(weights).take(weights, index, axis=-2)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Ascending rows: those named before this tile, then those in it."""
+        """Set the tile's rows after those of earlier tiles."""
         before, upto = (sum(row < limit for row in self._ascending(tile)) for limit in tile.rows)
         at = (slice(before, upto), slice(*tile.cols))
         return (Reduction((len(self.rows), tile.k_total), at),)
 
     def finalize(self, whole: Array, tile: Tile) -> Array:
-        """In the order named."""
+        """Return the rows in the given order."""
         ascending = sorted(range(len(self.rows)), key=lambda n: self.rows[n] % tile.q_total)
         back = [ascending.index(n) for n in range(len(self.rows))]
         return namespace(whole).take(whole, asarray_like(whole, np.asarray(back)), axis=-2)

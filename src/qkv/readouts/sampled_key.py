@@ -1,12 +1,13 @@
-"""Sampled key: which key was drawn for each query."""
+"""Sampled key: the index of the key that was drawn for each query."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from qkv.core.arrays import Array, namespace, zeros
+from qkv.core.arrays import namespace, zeros
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
+from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
 
 __all__ = ["SampledKey"]
@@ -14,10 +15,10 @@ __all__ = ["SampledKey"]
 
 @dataclass(frozen=True, eq=False)
 class SampledKey(Readout):
-    """Index of the key that `Sample` drew, `(*batch, q)`; −1 where no key is left.
+    """Return the index of the key that `Sample` drew, `(*batch, q)`; −1 for rows without keys.
 
     Raises:
-        RefusedError: the normalizer draws no single key.
+        RefusedError: the normalizer does not draw a key.
 
     Example:
         >>> import numpy as np, qkv
@@ -27,12 +28,18 @@ class SampledKey(Readout):
         array([1])
     """
 
-    def refuse(self, normalizer: Any) -> str | None:
-        """Only a draw has one."""
+    def refuse(self, normalizer: Normalizer) -> str | None:
+        """Refuse normalizers that do not draw a key."""
         return refuse_without_draw("SampledKey", normalizer)
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Array:
-        """The key of weight 1."""
+    def read(
+        self,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        normalizer: Normalizer,
+        tile: Tile,
+    ) -> Array:
+        """Return the index of the key with non-zero weight."""
         xp = namespace(weights)
         chosen = weights != 0
         if chosen.shape[-1] == 0:
@@ -41,12 +48,12 @@ class SampledKey(Readout):
         return xp.where(xp.any(chosen, axis=-1), index, xp.zeros_like(index) - 1)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """A number for each query; tiles without the key show −1."""
+        """Take the maximum over tiles; tiles without the drawn key give −1."""
         return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, "max"), -1),)
 
 
-def refuse_without_draw(name: str, normalizer: Any) -> str | None:
-    """The sentence for a normalizer that draws no single key."""
-    if normalizer.stochastic and hasattr(normalizer, "softmax"):
+def refuse_without_draw(name: str, normalizer: Normalizer) -> str | None:
+    """Return the reason for refusing a normalizer that does not draw a key, or None."""
+    if normalizer.distribution is not None:
         return None
-    return f"{name} is about the key that Sample draws; {normalizer} draws none."
+    return f"{name} needs the normalizer Sample, which draws a key, and the normalizer is {normalizer}."

@@ -1,24 +1,27 @@
-"""Top weights: which keys each query looks at most, and how much."""
+"""Top weights: the largest weights of each query and their keys."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from qkv.core.arrays import Array, namespace, zeros
+from qkv.core.arrays import namespace, zeros
 from qkv.core.ordering import finite_top_k_indices
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Float
 from qkv.errors import OptionError
+from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
 
 __all__ = ["Top", "TopWeights"]
 
 
 class Top(NamedTuple):
-    """The strongest keys of each query, strongest first.
+    """The largest weights of each query in descending order, and the indices of their keys.
 
-    weights: `(*batch, q, k)`; 0 where fewer keys take part.
-    keys: index of each, `(*batch, q, k)`; −1 where fewer keys take part.
+    Attributes:
+        weights: weights `(*batch, q, k)`, padded with 0.
+        keys: indices of the keys `(*batch, q, k)`, padded with −1.
     """
 
     weights: Array
@@ -27,13 +30,13 @@ class Top(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TopWeights(Readout):
-    """The k largest weights of each query and the keys they fall on; ties go to the lowest index.
+    """Return the k largest weights of each query and their keys; ties go to the lowest index.
 
     Args:
-        k: how many, at least 1.
+        k: number of weights per query, at least 1.
 
     Raises:
-        OptionError: k is no whole number of at least 1.
+        OptionError: `k` is not a positive integer.
 
     Example:
         >>> import numpy as np, qkv
@@ -45,16 +48,22 @@ class TopWeights(Readout):
     k: int
 
     def validate(self) -> None:
-        """A whole number of at least 1."""
+        """Check that `k` is a positive integer."""
         if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
-            raise OptionError(f"TopWeights was given k={self.k!r}. It must be a whole number of at least 1.")
+            raise OptionError(f"k of TopWeights must be an integer of at least 1, got {self.k!r}.")
 
     def element_count(self, q: int, k: int) -> int:
-        """A weight and an index, counted as two, for each."""
+        """Return 3 q k: a weight and an index of twice its size for each."""
         return 3 * q * self.k
 
-    def read(self, logits: Array, weights: Array, normalizer: Any, tile: Tile) -> Top:
-        """The largest, in order."""
+    def read(
+        self,
+        logits: Float[Array, "*batch q k"],
+        weights: Float[Array, "*batch q k"],
+        normalizer: Normalizer,
+        tile: Tile,
+    ) -> Top:
+        """Return the largest weights of the tile."""
         xp = namespace(weights)
         order = finite_top_k_indices(_rank(weights), self.k)
         top = xp.take_along_axis(weights, order, axis=-1)
@@ -69,13 +78,13 @@ class TopWeights(Readout):
         return Top(top, keys)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """As many as are kept, for each query."""
+        """Merge k weights and k indices per query over the keys."""
         shape, at = (tile.q_total, self.k), (*query_slice(tile), slice(None))
         how = across_keys(tile, "top-k")
         return Reduction(shape, at, how), Reduction(shape, at, how, -1)
 
     def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
-        """The largest of both; of equals those that came first, whose keys are lower."""
+        """Return the largest weights of both; ties go to the earlier arrays, whose keys are lower."""
         xp = namespace(*old)
         weights, keys = (xp.concat(list(both), axis=-1) for both in zip(old, new, strict=True))
         order = finite_top_k_indices(_rank(weights), self.k)
@@ -84,5 +93,5 @@ class TopWeights(Readout):
 
 def _rank(weights: Array) -> Array:
     xp = namespace(weights)
-    # What has no weight goes last, behind negative weights.
+    # Keys without weight rank last, after negative weights.
     return xp.where(weights == 0, xp.zeros_like(weights) - xp.inf, weights)
