@@ -34,14 +34,14 @@ MISFITS: dict[str, tuple[Callable[[Call], Call], str]] = {
     "values": (lambda c: replace(c, value=np.ones((3, 2))), r"key has length 4, value has length 3"),
     "widths": (lambda c: replace(c, query=np.ones((2, 5))), r"width 5.*width 2"),
     "batch": (lambda c: replace(c, query=np.ones((3, 2, 2)), key=np.ones((2, 4, 2))), r"\(3,\).*\(2,\)"),
-    "a mask of keys": (lambda c: replace(c, mask=masks.Keys(np.ones(3, dtype=bool))), r"3 entries.*4 keys"),
+    "a mask of keys": (lambda c: replace(c, mask=masks.Keys(np.ones(3, dtype=bool))), r"must have length 4.*\(3,\)"),
     "a mask of pairs": (
         lambda c: replace(c, mask=masks.Pairs(np.ones((4, 2), dtype=bool))),
-        r"\(4, 2\).*2 queries",
+        r"2 queries.*\(4, 2\)",
     ),
     "documents": (
         lambda c: replace(c, mask=masks.Documents(np.zeros(4, dtype=int))),
-        r"4 query ids.*2 queries",
+        r"2 queries.*4 query ids",
     ),
     "a bias": (lambda c: replace(c, score=scores.Biased(c.score, np.ones((4, 2)))), r"\(4, 2\)"),
     "one axis": (lambda c: replace(c, value=np.ones(4)), r"x\[:, None\]"),
