@@ -175,7 +175,7 @@ def test_half_precision_counts_the_inputs_that_are_widened() -> None:
         (KindError, r"positions is a str.*Positions", {"positions": "end"}),
         (KindError, r"Dense.*instances", {"readouts": [readouts.Dense]}),
         (PositionError, "4 queries meet 6 keys", {"mask": masks.Causal()}),
-        (ShapeError, "query 9, there are 4", {"readouts": [readouts.Rows((9,))]}),
+        (ShapeError, "for 4 queries, got 9", {"readouts": [readouts.Rows((9,))]}),
         (
             ShapeError,
             r"query has width 8.*this Bilinear weight is for widths 2 and 8",
