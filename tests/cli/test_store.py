@@ -76,7 +76,7 @@ def test_a_store_with_an_encoder_is_asked_as_any_other_and_shows_no_vector(qkv, 
         found, unknown = map(json.loads, out.splitlines())
         assert set(found["rows"][0]["record"]) == {"name", "income", "city"}
         assert "Smith" in found["rows"][0]["record"]["name"]
-        assert unknown["reason"] == "the encoder knows nothing of it"
+        assert unknown["reason"] == "the encoder knows no part of it"
         assert "latent semantics (log-entropy)" in qkv("ask", path, "Smith", "--explain", "--memory", memory)[1]
     assert qkv("store", "append", path, "people.csv")[1].startswith("24 rows added; ")
     assert qkv("store", "verify", path)[0] == 0

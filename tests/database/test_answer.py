@@ -59,7 +59,7 @@ def test_top_cuts_the_evidence_and_not_the_answer(people):
 def test_many_queries_answer_as_each_alone(people, monkeypatch):
     queries = ["john smith", "jane", "aisha kahn", "nobody", "john smyth"] * 3
     together = people.ask(queries)
-    monkeypatch.setattr("qkv.database.execute.in_memory._CHUNK", 4)
+    monkeypatch.setattr("qkv.database.execute.in_memory._QUERIES_AT_ONCE", 4)
     assert people.ask(queries).value == together.value
     for query, value in zip(queries, together.value, strict=True):
         assert people.ask(query).value == (None if value is None else pytest.approx(value, rel=1e-12))

@@ -121,9 +121,9 @@ def test_records_tables_and_predicates_show_the_columns_that_were_given_and_no_v
 @pytest.mark.parametrize("encoder", ["latent", "table"])
 def test_the_rows_of_a_new_store_are_encoded_once(tmp_path, monkeypatch, encoder):
     rows, told = [], []
-    plain = encoding.Encoding._column
+    plain = encoding.Encoding._vectors
     monkeypatch.setattr(
-        encoding.Encoding, "_column", lambda self, table: rows.append(table.num_rows) or plain(self, table)
+        encoding.Encoding, "_vectors", lambda self, table: rows.append(table.num_rows) or plain(self, table)
     )
     parts = ({"text": [f"{first} cat", f"{first} dog", "bird"], "n": [1, 2, 3]} for first in ("red", "blue"))
     made = Database.create(
@@ -176,7 +176,7 @@ def test_what_the_encoder_does_not_know_finds_nothing_and_no_nan(path, how):
         answers = each.ask(["xylophone", None, "  ", "golden ring"], **how)
         assert answers.found == [False, False, False, True]
         assert answers.reason[:3] == [
-            "the encoder knows nothing of it",
+            "the encoder knows no part of it",
             "the query is missing",
             "the query is missing",
         ]
@@ -429,9 +429,9 @@ def test_a_copied_store_answers_as_the_first(path):
         (
             {"source": pa.schema({"text": pa.string(), "number": pa.float64()})},
             OptionError,
-            "learns from rows",
+            "to learn from",
         ),
-        ({"source": {**ROWS, "Vector of TEXT": [1] * 9}}, DataError, "kept for vectors"),
+        ({"source": {**ROWS, "Vector of TEXT": [1] * 9}}, DataError, "reserved for vectors"),
         ({"source": iter([ROWS, {**ROWS, "number": ["x"] * 9}])}, DataError, "do not fit"),
     ],
 )
@@ -444,7 +444,7 @@ def test_an_encoder_that_cannot_be_used_leaves_no_store(path, how, error, senten
 
 def test_what_is_there_already_is_found_before_anything_is_learned(path, monkeypatch):
     made(path)
-    monkeypatch.setattr(LatentEncoder, "fit", lambda *given: pytest.fail("it was fitted"))
+    monkeypatch.setattr(LatentEncoder, "fit_encode", lambda *given: pytest.fail("it was fitted"))
     with pytest.raises(DataError, match="there already"):
         made(path)
 
@@ -462,7 +462,7 @@ def test_word_vectors_are_kept_whole_with_the_store(tmp_path, path, name):
     for each in both(path):
         answer = each.ask(["Queen", "pears"])
         assert answer.value[0] == pytest.approx(1, abs=1e-4)
-        assert answer.reason[1] == "the encoder knows nothing of it"
+        assert answer.reason[1] == "the encoder knows no part of it"
         assert answer[0].rows[0].similarity == pytest.approx(words.similarity("king", "queen"), abs=1e-6)
         assert "the mean of word vectors (3 words), 2 numbers" in answer.notes[1]
 
@@ -477,8 +477,8 @@ def test_an_encoder_that_is_fitted_already_stays_as_it_is_and_makes_an_empty_sto
     latent = LatentEncoder(2)
     latent.fit_encode(["red rose", "red wine", "white wine"])
     other = Database.create(path.parent / "other", ROWS, "text", "number", encoder=latent)
-    assert other.ask("red wine").reason != "the encoder knows nothing of it"
-    assert other.ask("golden ring").reason == "the encoder knows nothing of it"
+    assert other.ask("red wine").reason != "the encoder knows no part of it"
+    assert other.ask("golden ring").reason == "the encoder knows no part of it"
 
 
 def test_a_vector_that_is_no_number_takes_no_part(path):

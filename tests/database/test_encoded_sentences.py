@@ -53,12 +53,12 @@ def test_a_model_is_kept_by_its_folder_and_missed_when_it_is_gone(tmp_path):
     wanted = made.ask("golden ring").value
     assert Database.open(tmp_path / "store").ask("golden ring").value == pytest.approx(wanted)
     shutil.move(model, tmp_path / "away")
-    with pytest.raises(DataError, match=r"was encoded by the sentence model in '.*model', which is not there"):
+    with pytest.raises(DataError, match=r"was encoded by the sentence model in '.*model', which does not exist"):
         Database.open(tmp_path / "store")
     rest = Database.open(tmp_path / "store", damaged="skip")
     assert rest.verify() == []
     assert rest.ask("Cats and dogs.", score="spelling").value == pytest.approx(3)
-    with pytest.raises(DataError, match="Put it back"):
+    with pytest.raises(DataError, match="Restore it"):
         rest.ask("golden ring")
     shutil.move(tmp_path / "away", model)
     assert Database.open(tmp_path / "store").ask("golden ring").value == pytest.approx(wanted)

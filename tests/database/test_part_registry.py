@@ -66,7 +66,7 @@ def test_every_exported_normalizer_has_a_name():
         ("additive", "holds learned arrays"),
         ("by-column", "holds learned arrays or other parts"),
         ("exact:3", "'exact' was given 1 number. It takes none"),
-        ("gaussian:a", "no number after a colon"),
+        ("gaussian:a", "parts after a colon must be numbers"),
         ("gaussian:-1", "positive"),
         ("", "there is no score ''"),
     ],

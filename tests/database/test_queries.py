@@ -139,7 +139,7 @@ def test_a_frame_of_queries_without_the_key_says_what_it_has():
 
 @pytest.mark.parametrize("top", [0, -1, 2.5])
 def test_top_is_a_positive_number(top):
-    with pytest.raises(OptionError, match="top is"):
+    with pytest.raises(OptionError, match="top must be"):
         points("x").ask(1, top=top)
 
 

@@ -111,7 +111,7 @@ def test_a_column_whose_name_holds_a_comma_can_be_the_key():
 
 BAD_FILES = {
     "gone.csv": (None, "there is no file"),
-    "people.xlsx": (b"PK", "ends in none of .csv"),
+    "people.xlsx": (b"PK", "must end in one of .csv"),
     "noise.parquet": (b"\x00\x01\x02" * 400, "cannot be read as parquet"),
     "noise.arrow": (b"\x00\x01\x02" * 400, "cannot be read as Arrow"),
     "noise.json": (b"{]" * 50, "cannot be read as json"),
@@ -140,13 +140,13 @@ def test_a_misspelt_file_and_a_misspelt_column_are_suggested(tmp_path):
 
 
 BAD_OBJECTS = {
-    "a number": (3, "is no table"),
-    "no records": ([], "is no table"),
+    "a number": (3, "source must be"),
+    "no records": ([], "source must be"),
     "unequal columns": ({"name": ["a"], "income": [1, 2]}, "equal length"),
-    "a bare text": ({"name": "abc", "income": [1]}, "a list or an array is wanted"),
+    "a bare text": ({"name": "abc", "income": [1]}, "must be a list or an array"),
     "a cube": ({"name": ["a"], "income": np.zeros((1, 1, 1))}, "3 axes"),
-    "mixed cells": ({"name": ["a", 3], "income": [1, 2]}, "does not make a table"),
-    "a struct": ({"name": [{"x": 1}], "income": [1]}, "neither compared nor averaged"),
+    "mixed cells": ({"name": ["a", 3], "income": [1, 2]}, "cannot be read as a table"),
+    "a struct": ({"name": [{"x": 1}], "income": [1]}, "column 'name' must hold texts"),
     "ragged vectors": ({"name": [[1.0], [1.0, 2.0]], "income": [1, 2]}, "lists of 1 to 2 numbers"),
     "nothing filled": ({"name": ["a", None], "income": [None, 1]}, "no row of the dict has all of"),
     "no rows": ({"name": [], "income": []}, "has no rows"),

@@ -11,12 +11,10 @@ import pytest
 
 from qkv import masks, scores
 from qkv.database import Database
-from qkv.database.execute import passes, sampled
-from qkv.database.execute import row_reader as rows_
-from qkv.database.execute import statistics as profile
+from qkv.database.execute import row_reader, statistics, streamed
 from qkv.database.keys import bandwidth
 from qkv.errors import DataError, OptionError, QueryError, RefusedError
-from qkv.store import row_files as pieces
+from qkv.store import row_files
 
 ROWS = 900
 
@@ -24,9 +22,9 @@ ROWS = 900
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
     """Blocks of some hundred rows, tiles of 70, and several sub-tiles for several queries."""
-    monkeypatch.setattr(pieces, "BYTES", 20_000)
-    monkeypatch.setattr(rows_, "TILE", 70)
-    monkeypatch.setattr(passes, "_TILE_NUMBERS", 100)
+    monkeypatch.setattr(row_files, "BYTES", 20_000)
+    monkeypatch.setattr(row_reader, "TILE", 70)
+    monkeypatch.setattr(streamed, "_TILE_NUMBERS", 100)
 
 
 def table(missing=True, seed=0):
@@ -76,7 +74,7 @@ def _whole(tmp_path_factory):
     """The same without missing cells and deletions."""
     path = tmp_path_factory.mktemp("stores") / "whole"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "BYTES", 20_000)
+        patch.setattr(row_files, "BYTES", 20_000)
         Database.create(path, table(missing=False), "x", "value")
     return path
 
@@ -84,7 +82,7 @@ def _whole(tmp_path_factory):
 def _made(parent, rows):
     path = parent / "store"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "BYTES", 20_000)
+        patch.setattr(row_files, "BYTES", 20_000)
         made = Database.create(path, rows.slice(0, 300), "x", "value")
         made.append(rows.slice(300, 500))
         made.append(rows.slice(800))
@@ -325,15 +323,15 @@ def test_what_was_found_out_is_remembered_and_forgotten_with_the_version(tmp_pat
     path = _made(tmp_path, table())
     first = Database.open(path, memory=1).ask(0.3)
     seen = []
-    real = profile._Pass.run
-    monkeypatch.setattr(profile._Pass, "run", lambda self, p: seen.append(1) or real(self, p))
-    monkeypatch.setattr(sampled, "leave_one_out", lambda *a: seen.append(2))
+    real, real_choice = statistics._Pass.run, bandwidth.leave_one_out
+    monkeypatch.setattr(statistics._Pass, "run", lambda self, p: seen.append(1) or real(self, p))
+    monkeypatch.setattr(bandwidth, "leave_one_out", lambda *a: seen.append(2))
     again = Database.open(path, memory=1)
     assert again.ask(0.3).value == first.value
     assert again.ask(0.3).notes == first.notes
     assert seen == []
     again.compact()
-    monkeypatch.setattr(sampled, "leave_one_out", bandwidth.leave_one_out)
+    monkeypatch.setattr(bandwidth, "leave_one_out", real_choice)
     assert again.ask(0.3).value == pytest.approx(first.value)
     assert seen == [1]
 
@@ -437,11 +435,11 @@ def test_an_append_that_fails_half_way_leaves_the_store_as_it_was(tmp_path):
         ({"key": "nmae"}, "Did you mean 'name'"),
         ({"value": "salary"}, "no column 'salary'"),
         ({"score": "cosin"}, "there is no score 'cosin'"),
-        ({"score": scores.Exact()}, "keeps names"),
+        ({"score": scores.Exact()}, "must be names"),
         ({"backend": "paper"}, "the backend is 'paper'"),
         ({"memory": "much"}, "memory must be a positive amount, got 'much'"),
         ({"source": "nowhere.csv"}, "there is no file"),
-        ({"source": {"name": ["a"], "income": [[["x"]]]}}, "can be neither compared nor averaged"),
+        ({"source": {"name": ["a"], "income": [[["x"]]]}}, "must hold texts"),
     ],
 )
 def test_a_store_that_cannot_be_made_leaves_nothing(tmp_path, how, sentence):

@@ -11,7 +11,7 @@ from qkv.database.execute.top_rows import TopRows
 def best_of(rank, count, cuts):
     best = TopRows(len(rank), count)
     for start, stop in zip([0, *cuts], [*cuts, rank.shape[1]], strict=True):
-        best.absorb(rank[:, start:stop], start)
+        best.update(rank[:, start:stop], start)
     return best
 
 

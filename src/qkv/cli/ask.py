@@ -107,7 +107,9 @@ def ask(
     from qkv.cli.query_input import read_queries
     from qkv.core.progress import ProgressBar
     from qkv.database.database import Database
+    from qkv.database.protocol import Queryable
 
+    database: Queryable
     if sql is not None:
         database = Database.sql(sql, key=key, value=value)
     elif stored:

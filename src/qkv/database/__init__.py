@@ -1,4 +1,4 @@
-"""Keys and values in the user's words: open a table, ask it."""
+"""Databases: tables with key and value columns that answer queries, in memory or on disk."""
 
 from qkv.core.extras import require_packages
 
@@ -6,5 +6,6 @@ require_packages("tables and stores need", "ask", "pyarrow", "duckdb")
 
 from qkv.database.answer import Answer, Evidence
 from qkv.database.database import Database
+from qkv.database.protocol import Queryable
 
-__all__ = ["Answer", "Database", "Evidence"]
+__all__ = ["Answer", "Database", "Evidence", "Queryable"]

@@ -1,58 +1,76 @@
-"""What `ask` returns: the value, how far it spreads, how many rows it rests on, these rows, and the plan."""
+"""The result of `ask`: values, spreads, effective numbers of rows, the rows of most weight, and the plan."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from qkv.core.typing import Float, Int, Num
 from qkv.database.io.formatting import format_spread, format_value
 from qkv.errors import MissingPackageError, OptionError
 
+if TYPE_CHECKING:
+    import datetime as dt
+
+    import pyarrow as pa
+
+    from qkv.database.execute.row_reader import StoredRows
+    from qkv.database.execute.stream_plan import StreamedPlan
+    from qkv.plan.plan import Plan
+
 __all__ = ["Answer", "Entry", "Evidence"]
+
+Cell: TypeAlias = Any
+"""A value of a table, of any type that Arrow columns hold."""
+
+OneOrList: TypeAlias = Any
+"""One value for a single query, a list of values for many."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A row that an answer rests on.
+    """A row with weight in an answer.
 
     Fields:
-        weight: its weight in the answer.
-        index: its place in the table.
+        weight: its weight.
+        index: its index in the table.
         record: the whole row, by column name.
-        similarity, distance: how near its key is to the query, by the measure of the comparison; else None.
+        similarity, distance: the nearness of its key to the query, by the measure of the comparison; else None.
     """
 
     weight: float
     index: int
-    record: dict[str, Any]
+    record: dict[str, Cell]
     similarity: float | None = None
     distance: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """The answer to one query, rows as numbers."""
+    """The answer to one query, with rows as indices; see the properties of `Answer`."""
 
-    asked: Any
+    query: object
     found: bool
-    value: Any = None
-    spread: Any = None
+    value: Cell = None
+    spread: float | dt.timedelta | None = None
     support: float | None = 0.0
     reason: str = ""
-    probabilities: dict[Any, float] = field(default_factory=dict)
-    rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    weights: np.ndarray = field(default_factory=lambda: np.zeros(0))
-    nearness: np.ndarray | None = None
+    probabilities: dict[Cell, float] = field(default_factory=dict)
+    rows: Int[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0, np.int64))
+    weights: Float[np.ndarray, " n"] = field(default_factory=lambda: np.zeros(0))
+    nearness: Num[np.ndarray, " n"] | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Answer:
-    """The answer to one query, whose fields are then single, or to many, whose fields are lists.
+    """The answer to one query, with single fields, or to many, with lists.
 
-    Indexing and iterating give the answers to single queries. A query that no key resembles has `found`
-    false, the value None, no rows, and a `reason`.
+    Indexing and iteration return the answers to single queries. A query without a matching key has `found` False,
+    the value None, no rows, and a `reason`.
 
     Example:
         >>> from qkv.database import Database
@@ -65,82 +83,87 @@ class Answer:
 
     entries: tuple[Entry, ...]
     single: bool
-    table: Any
+    table: pa.Table | StoredRows
     keys: tuple[str, ...]
     value_name: str
     measure: str
-    plan: Any
+    plan: Plan | StreamedPlan
     notes: tuple[str, ...]
 
     # -- fields -----------------------------------------------------------------------------------------
 
     @property
-    def query(self) -> Any:
-        """What was asked."""
-        return self._give([entry.asked for entry in self.entries])
+    def query(self) -> OneOrList:
+        """The query as given."""
+        return self._one_or_list([entry.query for entry in self.entries])
 
     @property
-    def value(self) -> Any:
-        """The weighted answer: a number, a date, the text of most weight, a vector; None without a match."""
-        return self._give([entry.value for entry in self.entries])
+    def value(self) -> OneOrList:
+        """The weighted average, or the text or category with the most weight; None without a match."""
+        return self._one_or_list([entry.value for entry in self.entries])
 
     @property
-    def spread(self) -> Any:
+    def spread(self) -> OneOrList:
         """The weighted standard deviation of the values (for texts and categories, of one-hot vectors)."""
-        return self._give([entry.spread for entry in self.entries])
+        return self._one_or_list([entry.spread for entry in self.entries])
 
     @property
-    def support(self) -> Any:
-        """exp(entropy) of the weights, the rows the answer rests on; None where they do not sum to 1."""
-        return self._give([entry.support for entry in self.entries])
+    def support(self) -> OneOrList:
+        """The effective number of rows, exp(entropy) of the weights; None if they do not sum to 1."""
+        return self._one_or_list([entry.support for entry in self.entries])
 
     @property
-    def found(self) -> Any:
-        """Whether any key resembles the query."""
-        return self._give([entry.found for entry in self.entries])
+    def found(self) -> OneOrList:
+        """Whether some key matches the query."""
+        return self._one_or_list([entry.found for entry in self.entries])
 
     @property
-    def reason(self) -> Any:
-        """Why there was no match; empty where there was."""
-        return self._give([entry.reason for entry in self.entries])
+    def reason(self) -> OneOrList:
+        """The reason for "no match"; empty if there is a match."""
+        return self._one_or_list([entry.reason for entry in self.entries])
 
     @property
-    def probabilities(self) -> Any:
+    def probabilities(self) -> OneOrList:
         """Shares of the vote for texts, categories and booleans, the largest first; else empty."""
-        return self._give([entry.probabilities for entry in self.entries])
+        return self._one_or_list([entry.probabilities for entry in self.entries])
 
     @property
-    def rows(self) -> Any:
+    def rows(self) -> OneOrList:
         """The rows of most weight as `Evidence`, the heaviest first."""
-        return self._give(list(self._evidences))
+        return self._one_or_list(list(self._evidence_by_entry))
 
     def __len__(self) -> int:
         return len(self.entries)
 
-    def __iter__(self) -> Iterator["Answer"]:
+    def __iter__(self) -> Iterator[Answer]:
         return (self[index] for index in range(len(self.entries)))
 
-    def __getitem__(self, index: int) -> "Answer":
+    def __getitem__(self, index: int) -> Answer:
         entry = self.entries[index]
         return Answer((entry,), True, self.table, self.keys, self.value_name, self.measure, self.plan, self.notes)
 
     # -- other forms ------------------------------------------------------------------------------------
 
-    def to_arrow(self) -> Any:
-        """A pyarrow table, one row per query: query, value, (probability,) spread, support, found, reason."""
+    def to_arrow(self) -> pa.Table:
+        """Return a pyarrow table with one row per query.
+
+        Its columns are query, value, probability (for votes), spread, support, found and reason.
+        """
         import pyarrow as pa
 
-        queries = [entry.asked if isinstance(entry.asked, tuple) else (entry.asked,) for entry in self.entries]
-        columns: dict[str, Any] = {}
+        queries = [entry.query if isinstance(entry.query, tuple) else (entry.query,) for entry in self.entries]
+        columns: dict[str, list[Cell]] = {}
         for position, name in enumerate(self.keys):
             title = "query" if len(self.keys) == 1 else f"query_{name}"
             columns[title] = [
-                (asked[position] if len(asked) == len(self.keys) else asked[0]) if asked else None for asked in queries
+                (query[position] if len(query) == len(self.keys) else query[0]) if query else None for query in queries
             ]
-        if len(self.keys) > 1 and any(isinstance(entry.asked, str) for entry in self.entries):
-            # Typed as one text: kept as it was typed.
-            columns = {"query": [_text(entry.asked) for entry in self.entries]}
-        columns["value"] = [_listed(entry.value) for entry in self.entries]
+        if len(self.keys) > 1 and any(isinstance(entry.query, str) for entry in self.entries):
+            # Queries given as one text remain one text.
+            columns = {"query": [_query_text(entry.query) for entry in self.entries]}
+        columns["value"] = [
+            entry.value.tolist() if isinstance(entry.value, np.ndarray) else entry.value for entry in self.entries
+        ]
         if any(entry.probabilities for entry in self.entries):
             columns["probability"] = [entry.probabilities.get(entry.value) for entry in self.entries]
         columns["spread"] = [entry.spread for entry in self.entries]
@@ -150,16 +173,16 @@ class Answer:
         return pa.table(columns)
 
     def to_frame(self, library: str | None = None) -> Any:
-        """The same as a pandas frame, or polars where pandas is not installed.
+        """Return the table of `to_arrow` as a pandas or polars frame.
 
         Args:
-            library: "pandas" or "polars"; None takes the one that is there.
+            library: "pandas" or "polars"; None selects pandas, or polars if pandas is not installed.
 
         Raises:
-            MissingPackageError: it is not installed.
+            MissingPackageError: The library is not installed.
         """
         if library not in (None, "pandas", "polars"):
-            raise OptionError(f"library is {library!r}, and it is 'pandas' or 'polars'. Or leave it out.")
+            raise OptionError(f"library must be 'pandas' or 'polars', got {library!r}. Or leave it out.")
         for name in [library] if library else ["pandas", "polars"]:
             try:
                 if name == "pandas":
@@ -171,9 +194,8 @@ class Answer:
                 return polars.from_arrow(self.to_arrow())
             except ImportError:
                 continue
-        wanted = library or "pandas or polars"
         raise MissingPackageError(
-            f"to_frame needs {wanted}, which is not installed. "
+            f"to_frame needs {library or 'pandas or polars'}, which is not installed. "
             f"Run: pip install {library or 'pandas'}, or use to_arrow()."
         )
 
@@ -192,37 +214,33 @@ class Answer:
         return "\n".join(lines)
 
     def headline(self, entry: Entry) -> str:
-        """One line: the query, its answer, its spread and its support."""
-        asked = _text(entry.asked)
+        """Return one line with the query, its value, its spread and its effective number of rows."""
+        query = _query_text(entry.query)
         if not entry.found:
-            return f"{asked} → no match: {entry.reason}"
-        share = entry.probabilities.get(entry.value)
+            return f"{query} → no match: {entry.reason}"
+        share = entry.probabilities.get(entry.value) if entry.probabilities else None
         spread = f" ({share:.0%})" if share is not None else format_spread(entry.spread)
         support = "" if entry.support is None else f"   effective rows: {entry.support:.1f}"
-        return f"{asked} → {format_value(entry.value, entry.spread)}{spread}{support}"
+        return f"{query} → {format_value(entry.value, entry.spread)}{spread}{support}"
 
-    # -- within -----------------------------------------------------------------------------------------
+    # -- private ----------------------------------------------------------------------------------------
 
-    def _give(self, values: list[Any]) -> Any:
+    def _one_or_list(self, values: Sequence[object]) -> OneOrList:
         return values[0] if self.single else values
 
     @cached_property
-    def _evidences(self) -> tuple[tuple[Evidence, ...], ...]:
+    def _evidence_by_entry(self) -> tuple[tuple[Evidence, ...], ...]:
         return tuple(self._evidence(entry) for entry in self.entries)
 
     def _evidence(self, entry: Entry) -> tuple[Evidence, ...]:
-        # Slices, not `take`: that loads pyarrow.compute, at a tenth of the time of a small answer.
+        # Slices, not `take`, which imports pyarrow.compute, at a tenth of the time of a small query.
         records = [self.table.slice(int(row), 1).to_pylist()[0] for row in entry.rows]
         near = [None] * len(records) if entry.nearness is None else entry.nearness.tolist()
         return tuple(
-            Evidence(float(weight), int(row), record, **({self.measure: close} if self.measure else {}))
-            for weight, row, record, close in zip(entry.weights, entry.rows, records, near, strict=True)
+            Evidence(float(weight), int(row), record, **({self.measure: nearness} if self.measure else {}))
+            for weight, row, record, nearness in zip(entry.weights, entry.rows, records, near, strict=True)
         )
 
 
-def _text(asked: Any) -> str:
-    return ", ".join(format_value(part) for part in asked) if isinstance(asked, tuple) else format_value(asked)
-
-
-def _listed(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else value
+def _query_text(query: object) -> str:
+    return ", ".join(format_value(part) for part in query) if isinstance(query, tuple) else format_value(query)

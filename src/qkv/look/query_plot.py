@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from qkv.core.typing import Float
     from qkv.database.answer import Answer
-    from qkv.database.database import Database
     from qkv.database.keys.columns import Column
+    from qkv.database.protocol import Queryable
 
 __all__ = ["answer_title", "draw_weight_bars", "plot_query", "save_query_plot"]
 
@@ -41,7 +41,7 @@ _MAX_ROWS = 1000
 _MAX_BARS = 12
 
 
-def plot_query(database: Database, answer: Answer, **options: Any) -> Figure:
+def plot_query(database: Queryable, answer: Answer, **options: Any) -> Figure:
     """Plot the answer to one query within the table.
 
     Args:
@@ -75,7 +75,7 @@ def plot_query(database: Database, answer: Answer, **options: Any) -> Figure:
     return figure
 
 
-def save_query_plot(database: Database, answer: Answer, path: str | os.PathLike[str], **options: Any) -> None:
+def save_query_plot(database: Queryable, answer: Answer, path: str | os.PathLike[str], **options: Any) -> None:
     """Save the figure of `plot_query` atomically.
 
     Args:
@@ -133,7 +133,7 @@ def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
     axes.set_xlabel(f"weight of the row, labelled with its {answer.value_name}", color=ink)
 
 
-def _plot_one_key(figure: Figure, database: Database, answer: Answer, options: dict[str, Any]) -> list[Axes]:
+def _plot_one_key(figure: Figure, database: Queryable, answer: Answer, options: dict[str, Any]) -> list[Axes]:
     axes = figure.add_subplot()
     key, value = database.column(database.key[0]), database.column(database.value)
     present = ~(key.missing | value.missing)
@@ -160,7 +160,7 @@ def _plot_one_key(figure: Figure, database: Database, answer: Answer, options: d
     return [axes]
 
 
-def _plot_two_keys(figure: Figure, database: Database, answer: Answer) -> list[Axes]:
+def _plot_two_keys(figure: Figure, database: Queryable, answer: Answer) -> list[Axes]:
     from matplotlib.ticker import MaxNLocator
 
     whole, near = figure.subplots(1, 2, width_ratios=(1.15, 1))

@@ -78,7 +78,7 @@ class ArrowStore(Store):
         for piece in self._manifest.pieces:
             if block := self._blocks.get(piece.name):
                 table = block.table if columns is None else block.table.select(list(columns))
-                yield Block(block.name, table, block.kept)
+                yield Block(block.name, table, block.present)
 
     def versions(self) -> list[Version]:
         found = []
@@ -155,7 +155,7 @@ class ArrowStore(Store):
             pieces = self._compacted(progress)
             if pieces != self._manifest.pieces:
                 self._commit("compact", pieces)
-            self.forget_notes()
+            self.clear_cache()
             return self._sweep(keep)
 
     # -- within -----------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class ArrowStore(Store):
         if chosen is None:
             return None
         gone = np.asarray(chosen, bool)
-        before = np.ones(block.table.num_rows, bool) if block.kept is None else block.kept
+        before = np.ones(block.table.num_rows, bool) if block.present is None else block.present
         after = before & ~gone
         return None if after.sum() == before.sum() else after
 

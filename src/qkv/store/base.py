@@ -76,31 +76,31 @@ class Block:
 
     name: str
     table: Any
-    kept: np.ndarray | None = field(default=None, repr=False)
+    present: np.ndarray | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
-        return int(self.table.num_rows if self.kept is None else self.kept.sum())
+        return int(self.table.num_rows if self.present is None else self.present.sum())
 
     def rows(self, start: int, stop: int) -> Any:
         """Some of the rows that are not deleted, counted among these alone."""
-        if self.kept is None:
+        if self.present is None:
             return self.table.slice(start, stop - start)
         import pyarrow as pa
 
-        living = np.flatnonzero(self.kept)[start:stop]
+        living = np.flatnonzero(self.present)[start:stop]
         if not len(living):
             return self.table.slice(0, 0)
         first = int(living[0])
         span = self.table.slice(first, int(living[-1]) + 1 - first)
-        return span.filter(pa.array(self.kept[first : first + span.num_rows]))
+        return span.filter(pa.array(self.present[first : first + span.num_rows]))
 
     def living(self) -> Any:
         """The table without its deleted rows; the same table where there are none."""
-        if self.kept is None:
+        if self.present is None:
             return self.table
         import pyarrow as pa
 
-        return self.table.filter(pa.array(self.kept))
+        return self.table.filter(pa.array(self.present))
 
 
 class Store(ABC):
@@ -206,8 +206,8 @@ class Store(ABC):
             start, stop = np.searchsorted(rows, [first, first + count])
             if start < stop:
                 inside = rows[start:stop] - first
-                if block.kept is not None:
-                    inside = np.flatnonzero(block.kept)[inside]
+                if block.present is not None:
+                    inside = np.flatnonzero(block.present)[inside]
                 if len(inside) > _FEW:
                     found.append(block.table.take(pa.array(inside)))
                 else:
@@ -237,13 +237,13 @@ class Store(ABC):
         return pa.concat_tables([block.living() for block in self.blocks(columns)] or [self.empty(columns)])
 
     @property
-    def notes(self) -> Path:
+    def cache_folder(self) -> Path:
         """A folder for what was found out about rows and would be found again: it may vanish at any time."""
         return self.path / "notes"
 
-    def forget_notes(self) -> None:
+    def clear_cache(self) -> None:
         """Remove the notes."""
-        shutil.rmtree(self.notes, ignore_errors=True)
+        shutil.rmtree(self.cache_folder, ignore_errors=True)
 
     def fitted(self, tables: Any) -> Iterator[Any]:
         """`fit` of a table, or of each of several."""

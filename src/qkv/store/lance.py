@@ -242,7 +242,7 @@ class LanceStore(Store):
                     compaction.commit(self._dataset, done, options)
                 self._sync_commit()
                 self._load(self._newest())
-            self.forget_notes()
+            self.clear_cache()
             if keep is None:
                 return 0
             freed = self._dataset.cleanup_old_versions(

@@ -1,141 +1,158 @@
-"""Sums over rows that come tile by tile, for normalizers that need no whole row: what `ask` streams with.
+"""Accumulators of weights and values over the tiles of a store, for normalizers that need no whole row.
 
 Softmax keeps, for each query, with m the largest logit so far and d = l − m,
 
-    total = Σ e^d        weighted = Σ e^d v        surprise = Σ e^d d
+    total = Σ e^d        weighted = Σ e^d v        entropy_sum = Σ e^d d
 
-all in float64; a new m rescales them. The entropy of the weights is log total − surprise / total. The other
+all in float64; a new m rescales them. The entropy of the weights is log total − entropy_sum / total. The other
 normalizers keep the sums of their masses μ, whose entropy is log Σ μ − Σ μ log μ / Σ μ.
+`tests/database/test_stored.py` compares both with the same rows in memory.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
-from typing import Any
 
 import numpy as np
 
 from qkv.core.online_softmax import ExponentialSums, WeightedSums
 from qkv.core.tile import Tile
-from qkv.database.execute.aggregates import Reading
-from qkv.database.execute.streamed_aggregates import Tally
+from qkv.core.typing import Float, Num
+from qkv.database.execute.aggregates import Aggregate, StreamedAggregator
 from qkv.database.execute.top_rows import TopRows
-from qkv.normalizers.base import Normalizer
+from qkv.normalizers.base import Normalizer, Summary
 from qkv.normalizers.linear import LinearNormalizer
 
 __all__ = ["Accumulator", "accumulator_for"]
 
-# The exponential of anything smaller is too small for a normal number, and slow.
-_FLOOR = {"float32": -87.0, "float64": -700.0}
+# Exponentials of smaller numbers are denormal, and slow.
+_SMALLEST_EXPONENT = {"float32": -87.0, "float64": -700.0}
+
+Finalized = tuple[Summary, list[Aggregate], Float[np.ndarray, " q"] | None]
 
 
-def accumulator_for(normalizer: Normalizer, queries: int, tally: Tally, evidence: int) -> "Accumulator | None":
-    """The sums for a normalizer; None where it needs whole rows, or a few best ones."""
-    kind = SoftmaxAccumulator if normalizer.log_sum_exp else LinearAccumulator
-    if not (normalizer.log_sum_exp or isinstance(normalizer, LinearNormalizer)):
-        return None
-    return kind(normalizer, queries, tally, evidence)
+def accumulator_for(
+    normalizer: Normalizer, queries: int, values: StreamedAggregator, evidence: int
+) -> Accumulator | None:
+    """Return the accumulator for a normalizer, or None if it needs whole rows or few top rows.
+
+    Args:
+        normalizer: the normalizer.
+        queries: number of queries.
+        values: accumulates the values.
+        evidence: number of top rows to keep.
+    """
+    if normalizer.log_sum_exp:
+        return SoftmaxAccumulator(normalizer, queries, values, evidence)
+    if isinstance(normalizer, LinearNormalizer):
+        return LinearAccumulator(normalizer, queries, values, evidence)
+    return None
 
 
 class Accumulator(ABC):
-    """What is known of some queries so far.
+    """Unfinished sums for some queries.
 
     Fields:
-        best: the rows of most weight.
+        top_rows: the rows of largest weight so far.
     """
 
-    def __init__(self, normalizer: Any, queries: int, tally: Tally, evidence: int) -> None:
-        self.normalizer, self.tally, self.queries = normalizer, tally, queries
-        self.best = TopRows(queries, evidence)
+    def __init__(self, normalizer: Normalizer, queries: int, values: StreamedAggregator, evidence: int) -> None:
+        self.normalizer, self.values, self.queries = normalizer, values, queries
+        self.top_rows = TopRows(queries, evidence)
         self.total = np.zeros((queries, 1))
-        self.surprise = np.zeros((queries, 1))
+        self.entropy_sum = np.zeros((queries, 1))
 
     @abstractmethod
-    def absorb(self, logits: np.ndarray, first: int, values: Any) -> None:
-        """Add the rows of a tile; `logits` `(q, rows)`, −inf where a row takes no part, are written over."""
+    def accumulate(self, logits: Float[np.ndarray, "q rows"], first: int, values: Num[np.ndarray, "rows ..."]) -> None:
+        """Add the rows of a tile.
+
+        Args:
+            logits: −inf where a row takes no part; overwritten.
+            first: the index of the first row.
+            values: as returned by `StreamedAggregator.slice`.
+        """
 
     @abstractmethod
-    def finish(self) -> tuple[Any, list[Reading], np.ndarray | None]:
-        """The summary that gives rows their weights, the answers, and exp(entropy)."""
+    def finalize(self) -> Finalized:
+        """Return the summary for `weights`, the aggregates, and exp(entropy) of the weights."""
 
-    def weights(self, logits: np.ndarray, summary: Any) -> np.ndarray:
-        """Weights of some rows."""
+    def weights(self, logits: Float[np.ndarray, "q rows"], summary: Summary) -> Float[np.ndarray, "q rows"]:
+        """Return the weights of some rows from their logits."""
         tile = Tile.whole(*logits.shape)
         return np.asarray(self.normalizer.tile_weights(self.normalizer.prepare(logits), summary, tile))
 
-    def _support(self) -> np.ndarray | None:
-        if not self.normalizer.sums_to_one:
-            return None
-        total = np.where(self.total > 0, self.total, 1.0)
-        return np.asarray(np.exp(np.log(total) - self.surprise / total)[:, 0])
+    def _finalized(self, partial: ExponentialSums | WeightedSums) -> Finalized:
+        scale, summary = self.normalizer.finalize(partial, Tile.whole(self.queries, 0), 0.0)
+        scale = np.asarray(scale)
+        support = None
+        if self.normalizer.sums_to_one:
+            total = np.where(self.total > 0, self.total, 1.0)
+            support = np.asarray(np.exp(np.log(total) - self.entropy_sum / total)[:, 0])
+        return summary, self.values.aggregates(scale, self.total * scale), support
 
 
 class SoftmaxAccumulator(Accumulator):
-    """Sums of exponentials."""
+    """Sums of exponentials relative to the running maximum."""
 
-    def __init__(self, normalizer: Any, queries: int, tally: Tally, evidence: int) -> None:
-        super().__init__(normalizer, queries, tally, evidence)
+    def __init__(self, normalizer: Normalizer, queries: int, values: StreamedAggregator, evidence: int) -> None:
+        super().__init__(normalizer, queries, values, evidence)
         self.maximum = np.full((queries, 1), -np.inf)
 
-    def absorb(self, logits: np.ndarray, first: int, values: Any) -> None:
-        """Exponentials relative to the largest logit so far."""
+    def accumulate(self, logits: Float[np.ndarray, "q rows"], first: int, values: Num[np.ndarray, "rows ..."]) -> None:
         if not logits.shape[1]:
             return
-        own, logits = logits, self.normalizer.prepare(logits)
+        own, logits = logits, np.asarray(self.normalizer.prepare(logits))
         largest = logits.max(axis=1)
-        self.best.absorb(logits, first, largest)
-        self._raise_to(np.maximum(self.maximum, largest[:, None]))
+        self.top_rows.update(logits, first, largest)
+        self._rescale(np.maximum(self.maximum, largest[:, None]))
         shift = np.where(self.maximum == -np.inf, 0.0, self.maximum)
         d = np.subtract(logits, shift.astype(logits.dtype), out=logits if own is logits else None)
         least = d.min()
-        none = d == -np.inf if least == -np.inf else None
-        if not least >= _FLOOR[str(d.dtype)]:
-            np.maximum(d, _FLOOR[str(d.dtype)], out=d)
+        excluded = d == -np.inf if least == -np.inf else None
+        if not least >= _SMALLEST_EXPONENT[str(d.dtype)]:
+            np.maximum(d, _SMALLEST_EXPONENT[str(d.dtype)], out=d)
         e = np.exp(d)
-        if none is not None:
-            e[none] = 0.0
-        if self.queries == 1:  # products that no array is made for
-            self.surprise += float(np.dot(e[0], d[0]))
+        if excluded is not None:
+            e[excluded] = 0.0
+        if self.queries == 1:  # a dot product allocates no array
+            self.entropy_sum += float(np.dot(e[0], d[0]))
         else:
-            self.surprise += np.multiply(e, d, out=d).sum(axis=1, keepdims=True, dtype=np.float64)
-        # Pairwise, so float32 does.
+            self.entropy_sum += np.multiply(e, d, out=d).sum(axis=1, keepdims=True, dtype=np.float64)
+        # NumPy sums pairwise, so float32 is accurate enough.
         total = e.sum(axis=1, keepdims=True)
         self.total += total
-        self.tally.add(e, values, total)
+        self.values.add(e, values, total)
 
-    def finish(self) -> tuple[Any, list[Reading], np.ndarray | None]:
-        """Divided by the total, to which a sink adds."""
-        tile = Tile.whole(self.queries, 0)
-        partial = ExponentialSums(self.maximum, self.total, np.ones_like(self.total))
-        scale, summary = self.normalizer.finalize(partial, tile, 0.0)
-        return summary, self.tally.readings(scale, self.total * scale), self._support()
+    def finalize(self) -> Finalized:
+        """Return the results divided by the total, to which a sink of the normalizer adds."""
+        return self._finalized(ExponentialSums(self.maximum, self.total, np.ones_like(self.total)))
 
-    def _raise_to(self, maximum: np.ndarray) -> None:
+    def _rescale(self, maximum: Float[np.ndarray, "q 1"]) -> None:
         moved = maximum != self.maximum
         if not moved.any():
             return
-        met = self.maximum > -np.inf
-        by = np.where(moved & met, self.maximum - np.where(met, maximum, 0.0), 0.0)
-        factor = np.exp(by)
-        self.surprise = factor * (self.surprise + by * self.total)
+        started = self.maximum > -np.inf
+        shift = np.where(moved & started, self.maximum - np.where(started, maximum, 0.0), 0.0)
+        factor = np.exp(shift)
+        self.entropy_sum = factor * (self.entropy_sum + shift * self.total)
         self.total *= factor
-        self.tally.sums *= factor
+        self.values.sums *= factor
         self.maximum = maximum
 
 
 class LinearAccumulator(Accumulator):
-    """Sums of masses."""
+    """Sums of the masses of a linear normalizer."""
 
-    def absorb(self, logits: np.ndarray, first: int, values: Any) -> None:
-        """As they are."""
+    def accumulate(self, logits: Float[np.ndarray, "q rows"], first: int, values: Num[np.ndarray, "rows ..."]) -> None:
+        assert isinstance(self.normalizer, LinearNormalizer)
         mass = np.asarray(self.normalizer.mass(self.normalizer.prepare(logits)))
-        self.best.absorb(np.where(mass == 0, -np.inf, mass), first)
+        self.top_rows.update(np.where(mass == 0, -np.inf, mass), first)
         self.total += mass.sum(axis=1, keepdims=True, dtype=np.float64)
         if self.normalizer.sums_to_one:
             logarithm = np.log(np.where(mass == 0, 1.0, mass))
-            self.surprise += (mass * logarithm).sum(axis=1, keepdims=True, dtype=np.float64)
-        self.tally.add(mass, values, mass.sum(axis=1, keepdims=True))
+            self.entropy_sum += (mass * logarithm).sum(axis=1, keepdims=True, dtype=np.float64)
+        self.values.add(mass, values, mass.sum(axis=1, keepdims=True))
 
-    def finish(self) -> tuple[Any, list[Reading], np.ndarray | None]:
-        """Divided by the total, where the normalizer does."""
-        partial = WeightedSums(self.total, np.ones_like(self.total))
-        scale, summary = self.normalizer.finalize(partial, Tile.whole(self.queries, 0), 0.0)
-        return summary, self.tally.readings(scale, self.total * scale), self._support()
+    def finalize(self) -> Finalized:
+        """Return the results, divided by the total where the normalizer does so."""
+        return self._finalized(WeightedSums(self.total, np.ones_like(self.total)))

@@ -1,207 +1,185 @@
-"""What becomes of the values: numbers, timestamps and vectors are averaged, texts and categories vote.
+"""Aggregation of values: numbers, timestamps and vectors are averaged, texts and categories are put to the vote.
 
-For weights w, whose total is W:
+For weights w with total W:
 
-    numbers    value = Σ w v                      spread = sqrt(Σ w (v − mean)² / W),  mean = Σ w v / W
+    numbers    value = Σ w v                         spread = sqrt(Σ w (v − mean)² / W),  mean = Σ w v / W
     vectors    the same, with the length of v − mean
-    votes      value = the v with most weight     spread = sqrt(1 − Σ p²),  p = its share of the weight
+    votes      value = the v with the most weight    spread = sqrt(1 − Σ p²),  p = its share of the weight
 
-The spread of a vote is that of the one-hot vectors: 0 where all agree, 0.71 where two are even, and it
-nears 1.
+The spread of a vote is that of the one-hot vectors: 0 where all agree, 0.71 where two are even, at most 1. Ties
+go to the label of the first row with non-zero weight.
+
+In memory, the engine averages `matrix`, and votes are counted from the weights. Over a store, `add` receives the
+rows tile by tile; `StreamedAverages` and `VoteCounts` hold the unfinished sums.
 """
+
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.typing import Bool, Float, Int, Num
+from qkv.database.io import arrow_columns
 from qkv.database.keys.columns import Column
 
-__all__ = ["Reading", "Values", "count_votes", "values_of"]
+if TYPE_CHECKING:
+    import datetime as dt
 
-# LOO errors of more classes, or of wider vectors, say little more and cost in proportion.
+    import pyarrow as pa
+
+__all__ = ["Aggregate", "Aggregator", "StreamedAggregator", "aggregator_for", "streamed_aggregator_for"]
+
+# Leave-one-out errors of more classes or wider vectors add little and cost in proportion.
 _MOST_TARGETS = 16
-# A variance is a difference of two sums: below this part of them float64 cannot tell it from 0.
+# A variance is a difference of two sums: below this part of them float64 cannot distinguish it from 0.
 _ROUNDING = 1e-13
+# Rows that are summed in float32; longer sums lose digits.
+_FLOAT32_ROWS = 2**16
+_NO_ROW = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One answer: the value, its spread (None where weights have both signs), the shares of a vote."""
+class Aggregate:
+    """The aggregated value of one query.
 
-    value: Any
-    spread: Any
-    probabilities: dict[Any, float] = field(default_factory=dict)
+    Fields:
+        value: the average, or the label with the most weight.
+        spread: its spread; None where weights have both signs.
+        probabilities: the shares of a vote, the largest first; empty for averages.
+    """
+
+    value: object
+    spread: float | dt.timedelta | None
+    probabilities: dict[object, float] = field(default_factory=dict)
 
 
-class Values(ABC):
-    """A column of values as the engine averages it."""
+class Aggregator(ABC):
+    """A value column in memory."""
 
     votes = False
-    """Whether `read` wants the weights themselves."""
+    """Whether `aggregate` needs the weights themselves."""
 
     def __init__(self, column: Column) -> None:
         self.column = column
 
     @property
     @abstractmethod
-    def matrix(self) -> np.ndarray:
-        """What is averaged, `(rows, n)`; its last column is 1, so that its average is the total weight."""
+    def matrix(self) -> Float[np.ndarray, "rows n"]:
+        """The matrix that the engine averages; its last column is 1, so that its average is the total weight."""
 
     @abstractmethod
-    def targets(self, kept: np.ndarray) -> np.ndarray | str:
-        """What leave-one-out should predict for these rows, `(rows, n)`, or why nothing can be predicted."""
+    def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
+        """Return the values that leave-one-out predicts for the complete rows, or why nothing can be predicted."""
 
     @abstractmethod
-    def read(self, output: np.ndarray, weights: np.ndarray | None) -> list[Reading]:
-        """The answers from the averaged matrix `(q, n)` and, for votes, the weights `(q, rows)`."""
+    def aggregate(
+        self, output: Float[np.ndarray, "q n"], weights: Float[np.ndarray, "q rows"] | None
+    ) -> list[Aggregate]:
+        """Return the aggregates from the averaged matrix and, for votes, the weights."""
 
 
-def values_of(column: Column, middle: Any = None) -> Values:
-    """The way in which this column answers.
+def aggregator_for(column: Column) -> Aggregator:
+    """Return the aggregator for a column's kind."""
+    return _Averages(column) if column.kind in ("vector", "number", "timestamp") else _Votes(column)
+
+
+class _Averages(Aggregator):
+    """Averages of numbers, timestamps and vectors.
 
     Args:
-        column: its cells.
-        middle: a number or vector near the mean, from which deviations are measured; None: the mean of these.
+        column: the values.
+        center: a number or vector near the mean, from which deviations are measured; None: the mean.
     """
-    if column.kind == "vector":
-        return VectorValues(column, middle)
-    if column.kind in ("number", "timestamp"):
-        return NumberValues(column, middle)
-    return VoteValues(column)
 
-
-class NumberValues(Values):
-    """Numbers and timestamps, averaged."""
-
-    def __init__(self, column: Column, middle: float | None = None) -> None:
+    def __init__(self, column: Column, center: float | Float[np.ndarray, " width"] | None = None) -> None:
         super().__init__(column)
-        if middle is None:
+        if center is None:
             present = column.cells[~column.missing]
-            middle = float(present.mean()) if len(present) else 0.0
-        self.middle = middle
+            center = present.mean(axis=0) if len(present) else np.zeros(column.cells.shape[1:])
+        self.center = center
 
     @property
-    def matrix(self) -> np.ndarray:
-        """The value itself, its deviation from the middle and the square of that, and 1."""
-        # The value is carried undisturbed: where one row has all the weight, the answer is that cell to the
-        # last bit.
-        deviation = np.where(self.column.missing, 0.0, self.column.cells - self.middle)
-        return np.stack([self.column.cells, deviation, deviation**2, np.ones(len(deviation))], axis=1)
+    def matrix(self) -> Float[np.ndarray, "rows n"]:
+        # The value itself is a column too: where one row has all the weight, the answer is exactly that cell.
+        cells = _as_matrix(self.column.cells)
+        deviation = np.where(self.column.missing[:, None], 0.0, cells - self.center)
+        square = np.square(deviation)
+        if square.shape[1] > 1:
+            square = square.sum(axis=1, keepdims=True)
+        return np.concatenate([cells, deviation, square, np.ones((len(cells), 1))], axis=1)
 
-    def targets(self, kept: np.ndarray) -> np.ndarray | str:
-        """The numbers."""
-        return np.asarray(self.column.cells[kept][:, None])
-
-    def read(self, output: np.ndarray, weights: np.ndarray | None) -> list[Reading]:
-        """Σ w v and its weighted standard deviation."""
-        spreads = _spread(output[:, 1:2], output[:, 2], output[:, 3])
-        if self.column.kind == "number":
-            return [Reading(float(value), spread) for value, spread in zip(output[:, 0], spreads, strict=True)]
-        return [
-            Reading(self.column.timestamp(value), None if spread is None else self.column.duration(spread))
-            for value, spread in zip(output[:, 0], spreads, strict=True)
-        ]
-
-
-class VectorValues(Values):
-    """Vectors, averaged."""
-
-    def __init__(self, column: Column, middle: np.ndarray | None = None) -> None:
-        super().__init__(column)
-        if middle is None:
-            present = column.cells[~column.missing]
-            middle = present.mean(axis=0) if len(present) else np.zeros(column.cells.shape[1])
-        self.middle = middle
-
-    @property
-    def matrix(self) -> np.ndarray:
-        """The vectors, their deviations, the square of these, and 1."""
-        deviation = np.where(self.column.missing[:, None], 0.0, self.column.cells - self.middle)
-        square = np.square(deviation).sum(axis=1, keepdims=True)
-        return np.concatenate([self.column.cells, deviation, square, np.ones_like(square)], axis=1)
-
-    def targets(self, kept: np.ndarray) -> np.ndarray | str:
-        """The vectors, or their sixteen axes of most variance."""
-        cells = self.column.cells[kept]
+    def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
+        """Return the numbers, or the sixteen dimensions of largest variance of the vectors."""
+        cells = _as_matrix(self.column.cells[complete])
         widest = np.argsort(-cells.var(axis=0), kind="stable")[:_MOST_TARGETS]
         return np.asarray(cells[:, np.sort(widest)])
 
-    def read(self, output: np.ndarray, weights: np.ndarray | None) -> list[Reading]:
-        """The mean vector, and the root of the mean squared distance from it."""
-        width = self.column.cells.shape[1]
-        spreads = _spread(output[:, width : 2 * width], output[:, -2], output[:, -1])
-        return [Reading(row[:width], spread) for row, spread in zip(output, spreads, strict=True)]
+    def aggregate(
+        self, output: Float[np.ndarray, "q n"], weights: Float[np.ndarray, "q rows"] | None
+    ) -> list[Aggregate]:
+        column, width = self.column, (output.shape[1] - 2) // 2
+        aggregates = []
+        for row, spread in zip(output, _spreads(output[:, width:-2], output[:, -2], output[:, -1]), strict=True):
+            if column.kind == "vector":
+                aggregates.append(Aggregate(row[:width], spread))
+            elif column.kind == "number":
+                aggregates.append(Aggregate(float(row[0]), spread))
+            else:
+                duration = None if spread is None else column.duration(spread)
+                aggregates.append(Aggregate(column.timestamp(row[0]), duration))
+        return aggregates
 
 
-class VoteValues(Values):
-    """Texts, categories and booleans: each row votes for its value with its weight."""
+class _Votes(Aggregator):
+    """Votes of texts, categories and booleans: each row votes for its value with its weight."""
 
     votes = True
 
     def __init__(self, column: Column) -> None:
         super().__init__(column)
-        labels: dict[Any, int] = {}
-        self.codes = self.coded(column, labels)
-        self.labels = list(labels)
-
-    @staticmethod
-    def coded(column: Column, labels: dict[Any, int]) -> np.ndarray:
-        """The number of each cell's label; labels not met before are numbered on."""
-        # Texts as they stand, not folded: λ and Λ are the same key, and not the same value.
-        cells = column.cells.astype(bool) if column.original is None else column.original
-        return np.array([labels.setdefault(cell, len(labels)) for cell in cells.tolist()], dtype=np.int64)
+        self.labels: dict[object, int] = {}
+        self.codes = _label_codes(column, self.labels)
 
     @property
-    def matrix(self) -> np.ndarray:
-        """Only 1: the votes are counted from the weights."""
+    def matrix(self) -> Float[np.ndarray, "rows n"]:
         return np.ones((len(self.codes), 1))
 
-    def targets(self, kept: np.ndarray) -> np.ndarray | str:
-        """One-hot columns of the fifteen commonest values; the others are none of these."""
-        codes, counts = np.unique(self.codes[kept], return_counts=True)
-        if len(codes) > 0.5 * kept.sum():
+    def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
+        """Return one-hot columns of the fifteen commonest values; the others are zero in all columns."""
+        codes, counts = np.unique(self.codes[complete], return_counts=True)
+        if len(codes) > 0.5 * complete.sum():
             return "the values are nearly all different"
         common = codes[np.argsort(-counts, kind="stable")[: _MOST_TARGETS - 1]]
-        return np.asarray(self.codes[kept][:, None] == common[None, :], dtype=np.float64)
+        return np.asarray(self.codes[complete][:, None] == common[None, :], dtype=np.float64)
 
-    def read(self, output: np.ndarray, weights: np.ndarray | None) -> list[Reading]:
-        """The value with most weight, ties to the one whose row of weight comes first in the table."""
+    def aggregate(
+        self, output: Float[np.ndarray, "q n"], weights: Float[np.ndarray, "q rows"] | None
+    ) -> list[Aggregate]:
         assert weights is not None
-        readings = []
-        for row, total in zip(weights, output[:, -1], strict=True):
-            votes = np.bincount(self.codes, weights=row, minlength=len(self.labels))
-            first = np.full(len(self.labels), len(row))
-            voting = np.flatnonzero(row)[::-1]
-            # Written backwards, so that the first row of each label stays.
-            first[self.codes[voting]] = voting
-            readings.append(count_votes(self.labels, votes, first, total, bool((row < 0).any())))
-        return readings
+        counts = VoteCounts(self.column, False, len(weights))
+        counts.labels = self.labels
+        counts.add(weights, self.codes, output[:, -1:])
+        return counts.aggregates(np.ones((len(weights), 1)), output[:, -1:])
 
 
-def count_votes(labels: list[Any], votes: np.ndarray, first: np.ndarray, total: float, negative: bool) -> Reading:
-    """The answer of a vote.
-
-    Args:
-        labels: what is voted for.
-        votes: the weight of each.
-        first: a number for each, the lowest of which wins a tie.
-        total: of all weights.
-        negative: some row has a negative weight, so there are no shares.
-    """
-    order = np.lexsort((first, -votes))
-    if not total or negative:
-        return Reading(labels[int(order[0])] if len(order) else None, None)
-    shares = votes / total
-    probabilities = {labels[code]: float(shares[code]) for code in order[:_MOST_TARGETS] if shares[code] > 0}
-    disagreement = 1.0 - float(np.square(shares).sum())
-    spread = np.sqrt(disagreement) if disagreement > _ROUNDING else 0.0
-    return Reading(labels[int(order[0])], float(spread), probabilities)
+def _label_codes(column: Column, labels: dict[object, int]) -> Int[np.ndarray, " rows"]:
+    """Return the code of each cell's label; new labels are added to `labels`."""
+    # Original texts, not folded ones: λ and Λ are the same key, but different values.
+    cells = column.cells.astype(bool) if column.original is None else column.original
+    return np.array([labels.setdefault(cell, len(labels)) for cell in cells.tolist()], dtype=np.int64)
 
 
-def _spread(deviation: np.ndarray, square: np.ndarray, total: np.ndarray) -> list[float | None]:
-    """sqrt(Σ w d² / W − |Σ w d / W|²), or None where the weights are not those of a mean."""
+def _as_matrix(cells: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "rows width"]:
+    return cells[:, None] if cells.ndim == 1 else cells
+
+
+def _spreads(
+    deviation: Float[np.ndarray, "q width"], square: Float[np.ndarray, " q"], total: Float[np.ndarray, " q"]
+) -> list[float | None]:
+    """Return sqrt(Σ w d² / W − |Σ w d / W|²), or None where the weights are not those of a mean."""
     spreads: list[float | None] = []
     for first, second, weight in zip(deviation, square, total, strict=True):
         if not weight > 0:
@@ -209,9 +187,212 @@ def _spread(deviation: np.ndarray, square: np.ndarray, total: np.ndarray) -> lis
             continue
         mean_square = second / weight
         variance = mean_square - np.square(first / weight).sum()
-        # Weights of both signs can leave a negative "variance": there is no spread then.
+        # Weights of both signs can give a negative "variance": there is no spread then.
         if variance < -1e-6 * abs(mean_square):
             spreads.append(None)
         else:
             spreads.append(float(np.sqrt(variance)) if variance > _ROUNDING * mean_square else 0.0)
     return spreads
+
+
+# -- over a store -------------------------------------------------------------------------------------------
+
+TileValues = Column | Float[np.ndarray, " rows"] | tuple[Int[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]
+"""The values of one tile: a column, numbers as stored, or label codes with the mask of missing values."""
+
+
+class StreamedAggregator(ABC):
+    """Unfinished weighted sums of the values.
+
+    Fields:
+        sums: `(q, n)`, for weights that may still be rescaled.
+    """
+
+    sums: Float[np.ndarray, "q n"]
+
+    @abstractmethod
+    def read(self, table: pa.Table, complete: bool) -> TileValues:
+        """Read the values of a tile; `complete`: no cell is missing."""
+
+    @abstractmethod
+    def missing(self, values: TileValues) -> Bool[np.ndarray, " rows"] | None:
+        """Return which values of a tile are missing, or None if none is."""
+
+    @abstractmethod
+    def slice(self, values: TileValues, start: int, stop: int) -> Num[np.ndarray, "rows ..."]:
+        """Return the values of some rows of the tile, for `add`."""
+
+    @abstractmethod
+    def add(
+        self,
+        weights: Float[np.ndarray, "q rows"],
+        values: Num[np.ndarray, "rows ..."],
+        total: Float[np.ndarray, "q 1"],
+    ) -> None:
+        """Add `Σ weight · value` of some rows; `total` is Σ weight."""
+
+    @abstractmethod
+    def aggregates(self, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]) -> list[Aggregate]:
+        """Return the aggregates: the sums times `scale`; `total` is Σ weight times scale."""
+
+
+def streamed_aggregator_for(like: Column, folded: bool, mean: list[float], queries: int) -> StreamedAggregator:
+    """Return the streamed aggregator for the kind of a column.
+
+    Args:
+        like: some rows of the column.
+        folded: whether texts are folded.
+        mean: the mean of all values; empty for votes.
+        queries: number of queries.
+    """
+    if like.kind in ("number", "timestamp", "vector"):
+        return StreamedAverages(like, folded, mean, queries)
+    return VoteCounts(like, folded, queries)
+
+
+class StreamedAverages(StreamedAggregator):
+    """Weighted sums of numbers, timestamps and vectors: Σ w v, Σ w (v − center), Σ w (v − center)²."""
+
+    def __init__(self, like: Column, folded: bool, mean: list[float], queries: int) -> None:
+        self.like, self.folded = like, folded
+        vector = np.array(mean or [0.0])
+        # The spread does not depend on the center from which deviations are measured.
+        self.center: float | np.ndarray = vector if like.kind == "vector" else float(vector[0])
+        self.averages = _Averages(like, self.center)
+        self.sums = np.zeros((queries, self.averages.matrix.shape[1]))
+        self._workspace = np.empty(0)
+
+    def read(self, table: pa.Table, complete: bool) -> TileValues:
+        column = table.column(self.like.name)
+        if complete and self.like.kind == "number" and column.num_chunks == 1:
+            (chunk,) = arrow_columns.decoded_chunks(column)
+            cells = arrow_columns.stored_numbers(chunk)
+            if not chunk.null_count and cells.dtype.kind == "f":
+                return cells
+        return Column.from_table(table, self.like.name, self.folded, self.like)
+
+    def missing(self, values: TileValues) -> Bool[np.ndarray, " rows"] | None:
+        return values.missing if isinstance(values, Column) and values.missing.any() else None
+
+    def slice(self, values: TileValues, start: int, stop: int) -> Num[np.ndarray, "rows ..."]:
+        if isinstance(values, Column):
+            cells, missing = values.cells[start:stop], values.missing[start:stop]
+            part = Column(values.name, values.kind, cells, missing, values.type, values.origin)
+            return _Averages(part, self.center).matrix
+        assert isinstance(values, np.ndarray)
+        return values[start:stop]
+
+    def add(
+        self,
+        weights: Float[np.ndarray, "q rows"],
+        values: Num[np.ndarray, "rows ..."],
+        total: Float[np.ndarray, "q 1"],
+    ) -> None:
+        # In float64; for one query over plain numbers, in their own dtype.
+        if values.ndim == 2 or len(weights) > 1:
+            cells = values if values.ndim == 2 else self._matrix(values)
+            self.sums += weights.astype(np.float64, copy=False) @ cells
+            return
+        dtype = np.result_type(weights, values)
+        row, cells = weights[0].astype(dtype, copy=False), values.astype(dtype, copy=False)
+        self._recenter()
+        if len(self._workspace) < len(cells) or self._workspace.dtype != dtype:
+            self._workspace = np.empty(len(cells), dtype)
+        deviations = np.subtract(cells, dtype.type(self.center), out=self._workspace[: len(cells)])
+        for start in range(0, len(cells), _FLOAT32_ROWS):
+            some, deviation = row[start : start + _FLOAT32_ROWS], deviations[start : start + _FLOAT32_ROWS]
+            self.sums[0, 0] += np.dot(some, cells[start : start + _FLOAT32_ROWS])
+            self.sums[0, 1] += np.dot(some, deviation)
+            np.multiply(deviation, deviation, out=deviation)
+            self.sums[0, 2] += np.dot(some, deviation)
+        self.sums[:, 3] += total[:, 0]
+
+    def _matrix(self, values: Float[np.ndarray, " rows"]) -> Float[np.ndarray, "rows 4"]:
+        cells = values.astype(np.float64)
+        deviation = cells - self.center
+        return np.stack([cells, deviation, deviation * deviation, np.ones_like(cells)], axis=1)
+
+    def _recenter(self) -> None:
+        """Move the center to the mean so far: float32 sums of squares then keep the digits of a small spread."""
+        first, second, total = self.sums[0, 1:]
+        if not total > 0:
+            return
+        center = float(np.float32(self.center + first / total))
+        shift = center - self.center
+        self.sums[0, 1:3] = first - shift * total, second - 2 * shift * first + shift * shift * total
+        self.center = center
+
+    def aggregates(self, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]) -> list[Aggregate]:
+        sums = self.sums.copy()
+        if self.like.kind == "number" and len(sums) == 1:
+            _, first, second, mass = sums[0]
+            # Small deviations lose fewer digits, unless all weight is on one value, which is returned exactly.
+            if mass > 0 and second * mass - first * first > 1e-9 * second * mass:
+                sums[0, 0] = self.center * mass + first
+        output = sums * scale
+        output[:, -1] = total[:, 0]
+        return self.averages.aggregate(output, None)
+
+
+class VoteCounts(StreamedAggregator):
+    """The weight of each label of texts, categories and booleans, and the first row that votes for it."""
+
+    def __init__(self, like: Column, folded: bool, queries: int) -> None:
+        self.like, self.folded = like, folded
+        self.labels: dict[object, int] = {}
+        self.sums = np.zeros((queries, 0))
+        self.first_row = np.zeros((queries, 0), np.int64)
+        self.any_negative = np.zeros(queries, bool)
+        self.rows = 0
+
+    def read(self, table: pa.Table, complete: bool) -> TileValues:
+        column = Column.from_table(table, self.like.name, self.folded, self.like)
+        return _label_codes(column, self.labels), column.missing
+
+    def missing(self, values: TileValues) -> Bool[np.ndarray, " rows"] | None:
+        assert isinstance(values, tuple)
+        return values[1] if values[1].any() else None
+
+    def slice(self, values: TileValues, start: int, stop: int) -> Num[np.ndarray, "rows ..."]:
+        assert isinstance(values, tuple)
+        return values[0][start:stop]
+
+    def add(
+        self,
+        weights: Float[np.ndarray, "q rows"],
+        values: Num[np.ndarray, "rows ..."],
+        total: Float[np.ndarray, "q 1"],
+    ) -> None:
+        queries, more = len(weights), len(self.labels) - self.sums.shape[1]
+        if more > 0:
+            # Grow to twice the size, so that many new labels do not copy the sums at every tile.
+            more = max(more, self.sums.shape[1])
+            self.sums = np.concatenate([self.sums, np.zeros((queries, more))], axis=1)
+            self.first_row = np.concatenate([self.first_row, np.full((queries, more), _NO_ROW)], axis=1)
+        for query in range(queries):
+            self.sums[query] += np.bincount(values, weights=weights[query], minlength=self.sums.shape[1])
+            voting = np.flatnonzero(weights[query])[::-1]
+            first = np.full(self.sums.shape[1], _NO_ROW)
+            # Assigned in reverse order, so that the first row of each label remains.
+            first[values[voting]] = voting + self.rows
+            np.minimum(self.first_row[query], first, out=self.first_row[query])
+        self.any_negative |= (weights < 0).any(axis=1)
+        self.rows += len(values)
+
+    def aggregates(self, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]) -> list[Aggregate]:
+        labels = list(self.labels)
+        return [
+            self._winner(labels, self.sums[i, : len(labels)] * scale[i], i, float(total[i, 0]))
+            for i in range(len(self.sums))
+        ]
+
+    def _winner(self, labels: list[object], votes: Float[np.ndarray, " labels"], query: int, total: float) -> Aggregate:
+        order = np.lexsort((self.first_row[query, : len(labels)], -votes))
+        winner = labels[int(order[0])] if len(order) else None
+        if not total or self.any_negative[query]:
+            return Aggregate(winner, None)
+        shares = votes / total
+        probabilities = {labels[code]: float(shares[code]) for code in order[:_MOST_TARGETS] if shares[code] > 0}
+        disagreement = 1.0 - float(np.square(shares).sum())
+        spread = np.sqrt(disagreement) if disagreement > _ROUNDING else 0.0
+        return Aggregate(winner, float(spread), probabilities)

@@ -1,109 +1,183 @@
-"""One `ask`: queries go to the engine a chunk at a time, and come back as answers with evidence."""
+"""Execution over a table in memory: the engine attends to all rows, some queries at a time."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv.core.progress import Progress
+from qkv.core.typing import Bool, Float, Shaped
 from qkv.database.answer import Entry
-from qkv.database.execute.aggregates import Reading, Values
+from qkv.database.execute.aggregates import Aggregator, aggregator_for
+from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, Executor, QueryResults, build_entries
+from qkv.database.io import duckdb_reader
+from qkv.database.io.sources import require_columns
+from qkv.database.keys.choose import ComparisonChooser
+from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.comparisons import Comparison
-from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.keys.queries import Queries
-from qkv.engine import observe
-from qkv.errors import KindError, QueryError, ShapeError
+from qkv.engine import Observation, observe
+from qkv.errors import DataError, KindError, QueryError, ShapeError
 from qkv.masks import Keys as KeysMask
 from qkv.masks.base import Mask
-from qkv.normalizers import Hard, Mean
+from qkv.normalizers import Hard
 from qkv.normalizers.base import Normalizer
 from qkv.readouts import Dense, Entropy, TopWeights
+from qkv.readouts.base import Readout
 
-__all__ = ["NOBODY", "Asking", "Found", "entries_of"]
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-NOBODY = "no row satisfies the predicate"
-_CHUNK = 1024
-# Votes need the weights of all rows: a chunk then holds this many, 32 MiB of float64.
+    from qkv.plan.plan import Plan
+
+__all__ = ["InMemoryExecutor", "attend_to_rows"]
+
+_QUERIES_AT_ONCE = 1024
+# Votes need the weights of all rows: this many are held at once, 32 MiB of float64.
 _MOST_WEIGHTS = 4 * 2**20
 
 
+class InMemoryExecutor(Executor):
+    """Answers queries over a pyarrow table in memory.
+
+    Raises:
+        DataError: A column is missing, or no row has both key and value.
+    """
+
+    def __init__(self, table: pa.Table, key: str | Sequence[str], value: str, name: str, fold: bool = True) -> None:
+        super().__init__(key_names(key, table.column_names), value, name, fold)
+        if not isinstance(value, str):
+            raise DataError(f"value must be one column name, got {value!r}. Ask once for each column.")
+        require_columns(table, (*self.key, value), name)
+        if not table.num_rows:
+            raise DataError(f"{name} has no rows. Add rows before asking.")
+        self.table = table
+        self._columns = tuple(Column.from_table(table, column, fold) for column in self.key)
+        self.aggregator = aggregator_for(Column.from_table(table, value, fold))
+        columns = {column.name: column for column in self.columns}
+        self.left_out = {n: int(column.missing.sum()) for n, column in columns.items() if column.missing.any()}
+        self.complete = ~np.logical_or.reduce([column.missing for column in columns.values()])
+        if not self.complete.any():
+            names = ", ".join(columns)
+            raise DataError(f"no row of {name} has all of {names}. Choose columns that are filled together.")
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """The key columns and the value column."""
+        return (*self._columns, self.aggregator.column)
+
+    @cached_property
+    def chooser(self) -> ComparisonChooser:
+        """Chooses the comparison from all complete rows."""
+        return ComparisonChooser(self._columns, self.complete, lambda: self.aggregator.targets(self.complete))
+
+    def hide(self, columns: Sequence[str]) -> None:
+        """Remove columns from `table`; they are still compared."""
+        self.table = self.table.select([name for name in self.table.column_names if name not in columns])
+
+    def __len__(self) -> int:
+        return int(self.complete.sum())
+
+    def run(
+        self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
+    ) -> tuple[list[Entry], Plan, int | None]:
+        """Attend to all rows; see `Executor.run`."""
+        present, matching = self.complete, None
+        if options.where is not None:
+            present = present & self._filtered(options.where)
+            matching = int(present.sum())
+        entries, plan = attend_to_rows(queries, comparison, normalizer, self.aggregator, present, options)
+        return entries, plan, None if matching == len(self) else matching
+
+    def _match(self, where: str) -> Bool[np.ndarray, " rows"]:
+        return duckdb_reader.matching_rows(self.table, where)
+
+
+def attend_to_rows(
+    queries: Queries,
+    comparison: Comparison,
+    normalizer: Normalizer,
+    aggregator: Aggregator,
+    present: Bool[np.ndarray, " rows"],
+    options: AskOptions,
+) -> tuple[list[Entry], Plan]:
+    """Attend to the rows in chunks of queries; return the entries, and the plan of the first chunk.
+
+    Args:
+        queries: the parsed queries.
+        comparison: the comparison over all rows.
+        normalizer: the normalizer.
+        aggregator: the values.
+        present: the rows that take part.
+        options: mask, top, seed and progress are used.
+    """
+    call = _Call(comparison, normalizer, aggregator, present, _rows_mask(present, options.mask), options)
+    chunk = _QUERIES_AT_ONCE
+    if aggregator.votes:
+        chunk = max(1, min(chunk, _MOST_WEIGHTS // len(present)))
+    entries, plan = call.answer(queries.slice(0, chunk))  # also for no queries, so that there is a plan
+    _report(options.progress, len(entries), len(queries))
+    for start in range(chunk, len(queries), chunk):
+        entries += call.answer(queries.slice(start, start + chunk))[0]
+        _report(options.progress, len(entries), len(queries))
+    return entries, plan
+
+
+def _report(progress: Progress | None, done: int, total: int) -> None:
+    if progress is not None:
+        progress("answering", done, total)
+
+
+def _rows_mask(present: Bool[np.ndarray, " rows"], mask: Mask | None) -> Mask | None:
+    if present.all():
+        return mask
+    rows = KeysMask(present)
+    return rows if mask is None else rows & mask
+
+
 @dataclass(frozen=True, eq=False)
-class Asking:
-    """What is fixed for all queries of a call."""
+class _Call:
+    """The arguments that all chunks of queries share."""
 
     comparison: Comparison
-    normalizer: Normalizer | None
-    values: Values
-    kept: np.ndarray
+    normalizer: Normalizer
+    aggregator: Aggregator
+    present: Bool[np.ndarray, " rows"]
     mask: Mask | None
-    top: int
-    seed: int | None
+    options: AskOptions
 
-    @property
-    def effective(self) -> Normalizer:
-        """The normalizer that runs: the one given, or the score's own."""
-        return self.normalizer or parse_normalizer(self.comparison.score.default_normalizer)
-
-    @property
-    def normalizer_text(self) -> str:
-        """Its name, for the notes."""
-        return str(self.effective)
-
-    def run(self, queries: Queries, progress: Progress | None) -> tuple[tuple[Entry, ...], Any]:
-        """The entries in the order asked, and the plan of the first chunk."""
-        chunk = _CHUNK if not self.values.votes else max(1, min(_CHUNK, _MOST_WEIGHTS // len(self.kept)))
-        mask = self._rows_mask()
-        entries: list[Entry] = []
-        plan = None
-        # At least once, so that no query at all still has a plan.
-        for start in range(0, max(len(queries), 1), chunk):
-            part = queries.part(start, min(start + chunk, len(queries)))
-            found, chunk_plan = self._chunk(part, mask)
-            plan = plan if plan is not None else chunk_plan
-            entries += found
-            if progress is not None:
-                progress("answering", len(entries), len(queries))
-        return tuple(entries), plan
-
-    def _rows_mask(self) -> Mask | None:
-        if self.kept.all():
-            return self.mask
-        rows = KeysMask(self.kept)
-        return rows if self.mask is None else rows & self.mask
-
-    def _chunk(self, queries: Queries, mask: Mask | None) -> tuple[list[Entry], Any]:
-        query = self.comparison.query(queries.cells)
-        top = min(self.top, len(self.kept))
-        sums_to_one = self.effective.sums_to_one
-        readouts = [
-            TopWeights(top),
-            *([Entropy()] if sums_to_one else []),
-            *([Dense()] if self.values.votes else []),
-        ]
-        seen = self._observe(query, self.values.matrix, mask, self.normalizer, readouts)
-        strongest = seen.readouts[0]
-        weights, rows = np.asarray(strongest.weights), np.asarray(strongest.keys)
-        support = np.exp(np.asarray(seen.readouts[1])) if sums_to_one else None
-        dense = np.asarray(seen.readouts[-1]) if self.values.votes else None
-        output = np.asarray(seen.output)
-        readings = self.values.read(output, dense)
+    def answer(self, queries: Queries) -> tuple[list[Entry], Plan]:
+        query = self.comparison.query_array(queries.cells)
+        top = min(self.options.top, len(self.present))
+        sums_to_one = self.normalizer.sums_to_one
+        readouts: list[Readout] = [TopWeights(top)]
+        readouts += [Entropy()] * sums_to_one + [Dense()] * self.aggregator.votes
+        observed = self._observe(query, self.aggregator.matrix, self.normalizer, readouts)
+        top_weights = observed.readouts[0]
+        weights, rows = np.asarray(top_weights.weights), np.asarray(top_weights.keys)
+        support = np.exp(np.asarray(observed.readouts[1])) if sums_to_one else None
+        all_weights = np.asarray(observed.readouts[-1]) if self.aggregator.votes else None
+        aggregates = self.aggregator.aggregate(np.asarray(observed.output), all_weights)
         nearest = rows[:, 0]
-        if self.effective.stochastic:
-            # The row that was drawn need not be the nearest, so the nearest is looked for by itself.
-            alone = self._observe(query, np.ones((len(self.kept), 1)), mask, Hard(), [TopWeights(1)])
-            nearest = np.asarray(alone.readouts[0].keys)[:, 0]
-        found = Found(rows, weights, nearest, support, readings)
-        nobody = "" if self.kept.any() else NOBODY
-        return entries_of(queries, query, self.comparison, found, self.effective, nobody), seen.plan
+        if self.normalizer.stochastic:
+            # The drawn row need not be the nearest, so the nearest is found separately.
+            hard = self._observe(query, np.ones((len(self.present), 1)), Hard(), [TopWeights(1)])
+            nearest = np.asarray(hard.readouts[0].keys)[:, 0]
+        results = QueryResults(rows, weights, nearest, support, aggregates)
+        no_row = "" if self.present.any() else NO_MATCHING_ROW
+        return build_entries(queries, query, self.comparison, results, self.normalizer, no_row), observed.plan
 
     def _observe(
         self,
-        query: np.ndarray,
-        value: np.ndarray,
-        mask: Mask | None,
-        normalizer: Normalizer | None,
-        readouts: list[Any],
-    ) -> Any:
+        query: Shaped[np.ndarray, "q ..."],
+        value: Float[np.ndarray, "rows n"],
+        normalizer: Normalizer,
+        readouts: Sequence[Readout],
+    ) -> Observation:
         try:
             return observe(
                 query,
@@ -111,102 +185,10 @@ class Asking:
                 value,
                 score=self.comparison.score,
                 normalizer=normalizer,
-                mask=mask,
+                mask=self.mask,
                 readouts=tuple(readouts),
-                seed=self.seed,
+                seed=self.options.seed,
             )
         except (KindError, ShapeError) as error:
-            # The score was chosen by the user, and the key is what the table holds: they do not go together.
+            # The score is the user's choice, and does not fit the cells of the key.
             raise QueryError(f"{self.comparison.score} does not fit this key: {error}") from None
-
-
-@dataclass(frozen=True, eq=False)
-class Found:
-    """What was found for some queries.
-
-    Fields:
-        rows: the rows of most weight, heaviest first, `(q, n)`; −1 where there are fewer.
-        weights: theirs.
-        nearest: the row that is nearest, `(q,)`; −1 where there is none.
-        support: `(q,)`; None where the weights do not sum to 1.
-        readings: an answer for each query.
-    """
-
-    rows: np.ndarray
-    weights: np.ndarray
-    nearest: np.ndarray
-    support: np.ndarray | None
-    readings: list[Reading]
-
-
-def entries_of(
-    queries: Queries,
-    query: np.ndarray,
-    comparison: Comparison,
-    found: Found,
-    normalizer: Normalizer,
-    nobody: str = "",
-    places: np.ndarray | None = None,
-) -> list[Entry]:
-    """Answers with their evidence, or with the reason why there is none.
-
-    Args:
-        queries, query: what was asked, and the engine's array of it.
-        comparison: over the rows that `found` speaks of.
-        found: what was found.
-        normalizer: that ran.
-        nobody: why no row takes part at all; "" where some do.
-        places: where these rows are in the table; None: they are the table.
-    """
-    reasons = _reasons(queries, query, comparison, found, normalizer, nobody)
-    safe = np.maximum(found.rows, 0)
-    nearness = comparison.nearness(query, safe) if len(comparison.key) else None
-    entries = []
-    for i, asked in enumerate(queries.asked):
-        if reasons[i]:
-            entries.append(Entry(asked, False, reason=reasons[i]))
-            continue
-        shown = (found.rows[i] >= 0) & (found.weights[i] != 0)
-        rows = safe[i][shown]
-        entries.append(
-            Entry(
-                asked,
-                True,
-                found.readings[i].value,
-                found.readings[i].spread,
-                None if found.support is None else float(found.support[i]),
-                "",
-                found.readings[i].probabilities,
-                rows if places is None else places[rows],
-                found.weights[i][shown],
-                None if nearness is None else nearness[i][shown],
-            )
-        )
-    return entries
-
-
-def _reasons(
-    queries: Queries,
-    query: np.ndarray,
-    comparison: Comparison,
-    found: Found,
-    normalizer: Normalizer,
-    nobody: str,
-) -> list[str]:
-    """Why each query has no match; empty where it has one."""
-    empty = (found.nearest < 0) | (found.weights[:, 0] == 0)
-    # The mean of all rows looks at no query, so no query is unlike its keys.
-    unlike: list[str | None] = [None] * len(found.nearest)
-    if not isinstance(normalizer, Mean) and len(comparison.key):
-        unlike = comparison.refusals(query, np.maximum(found.nearest, 0))
-    reasons = []
-    for missing, none, refusal in zip(queries.missing, empty, unlike, strict=True):
-        if missing:
-            reasons.append("the query is missing")
-        elif nobody:
-            reasons.append(nobody)
-        elif none:
-            reasons.append(comparison.no_weight)
-        else:
-            reasons.append(refusal or "")
-    return reasons

@@ -1,22 +1,28 @@
-"""The rows of a store, read where they are needed: a table that is not in memory."""
+"""The rows of a store as a table that is read on demand."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.typing import Bool, Int
 from qkv.database.io import duckdb_reader
 from qkv.store import Block, Store
 
-__all__ = ["Rows", "RowTile", "matching"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["RowTile", "StoredRows", "match_blocks"]
 
 
 TILE = 2**18
-"""Rows that are read at once, at most."""
+"""Largest number of rows that are read at once."""
 
-_CELLS = 5 * 2**20
+_NUMBERS_PER_TILE = 5 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,28 +30,28 @@ class RowTile:
     """Some rows of a block.
 
     Fields:
-        number: of its first row, in the store.
-        table: the rows, without those that are deleted.
-        block: whose they are.
-        start: its first row, among those of the block that are not deleted.
-        notes: where what is found out of the block can be kept.
+        number: the index of its first row in the store.
+        table: the rows, without deleted ones.
+        block: the block.
+        start: the index of its first row among the rows of the block that are not deleted.
+        cache: the folder for results about the block.
     """
 
     number: int
-    table: Any
+    table: pa.Table
     block: Block
     start: int
-    notes: Path
+    cache: Path
 
 
-class Rows:
-    """A store at one version, with as much of a pyarrow table's manners as answers need.
+class StoredRows:
+    """One version of a store, with the methods of a pyarrow table that answers need.
 
-    Rows are counted without those that are deleted. What is appended or deleted later is not seen.
+    Row indices skip deleted rows. Later changes of the store are not visible.
 
     Args:
-        store: whose newest rows these are.
-        hidden: columns that are there to be compared, and are not shown.
+        store: the store; its current version is read.
+        hidden: columns that are compared but not shown.
     """
 
     def __init__(self, store: Store, hidden: Sequence[str] = ()) -> None:
@@ -53,74 +59,76 @@ class Rows:
         self.column_names: list[str] = [name for name in store.schema.names if name not in hidden]
         self.num_rows = len(self.store)
         self.blocks = len(self.store.block_lengths())
-        self._notes = self.store.notes
+        self._cache = self.store.cache_folder
         self._sizes: dict[tuple[str, ...], int] = {}
 
-    def slice(self, start: int, length: int = 1) -> Any:
-        """A table of some rows."""
+    def slice(self, start: int, length: int = 1) -> pa.Table:
+        """Return a table of consecutive rows."""
         return self.store.take(np.arange(start, start + length), self.column_names)
 
-    def take(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> Any:
-        """A table of the rows with these numbers, which ascend."""
+    def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
+        """Return a table of the rows with these indices, which must ascend."""
         return self.store.take(rows, columns)
 
     def tile_rows(self, columns: Sequence[str]) -> int:
-        """How many rows are read at once: fewer where these columns hold wide vectors."""
+        """Return the number of rows of a tile: fewer if these columns hold wide vectors."""
         width = sum(_width(self.store.schema.field(name).type) for name in columns)
-        return max(1, min(TILE, _CELLS // width))
+        return max(1, min(TILE, _NUMBERS_PER_TILE // width))
 
-    def tiles(self, columns: Sequence[str]) -> Iterator["RowTile"]:
-        """The rows, `tile_rows` of them at a time or fewer, none of them across two blocks."""
+    def tiles(self, columns: Sequence[str]) -> Iterator[RowTile]:
+        """Yield the rows in tiles of at most `tile_rows`, none of which crosses a block."""
         first, rows = 0, self.tile_rows(columns)
         for block in self.store.blocks(columns):
             count = len(block)
             for start in range(0, count, rows):
                 table = block.rows(start, min(start + rows, count))
-                yield RowTile(first + start, table, block, start, self._notes)
+                yield RowTile(first + start, table, block, start, self._cache)
             first += count
 
     def size_of(self, columns: Sequence[str]) -> int:
-        """How many bytes some columns take."""
-        asked = tuple(columns)
-        if asked not in self._sizes:
-            self._sizes[asked] = self.store.size_of(columns)
-        return self._sizes[asked]
+        """Return the size of some columns in bytes."""
+        names = tuple(columns)
+        if names not in self._sizes:
+            self._sizes[names] = self.store.size_of(columns)
+        return self._sizes[names]
 
-    def satisfying(self, predicate: str) -> np.ndarray:
-        """Which rows satisfy a SQL predicate, as booleans.
+    def match(self, predicate: str) -> Bool[np.ndarray, " rows"]:
+        """Return True for each row that satisfies a SQL predicate.
 
         Raises:
-            QueryError: as `duckdb_reader.matching_rows`.
+            QueryError: As in `duckdb_reader.matching_rows`.
         """
         blocks = list(self.store.blocks(self.column_names))
-        found = matching(blocks, self.store.empty(self.column_names).schema, predicate)
-        return np.concatenate([np.zeros(0, bool), *found])
+        matches = match_blocks(blocks, self.store.empty(self.column_names).schema, predicate)
+        return np.concatenate([np.zeros(0, bool), *matches])
 
 
-def matching(blocks: Sequence[Block], schema: Any, predicate: str, deleted: bool = False) -> list[np.ndarray]:
-    """Which rows of each block satisfy a predicate, which sees the rows of all blocks, and no deleted one.
+def match_blocks(
+    blocks: Sequence[Block], schema: pa.Schema, predicate: str, deleted: bool = False
+) -> list[Bool[np.ndarray, " _"]]:
+    """Return which rows of each block satisfy a SQL predicate, evaluated over the rows of all blocks.
 
     Args:
-        blocks: of a store.
-        schema: of the store.
-        predicate: SQL; see `duckdb_reader.matching_rows`.
-        deleted: count deleted rows too; they do not satisfy it.
+        blocks: the blocks of a store.
+        schema: their schema.
+        predicate: see `duckdb_reader.matching_rows`; it does not see deleted rows.
+        deleted: whether the result has an entry, False, for each deleted row.
     """
     import pyarrow as pa
 
     table = pa.concat_tables([block.table for block in blocks] or [schema.empty_table()])
-    kept = None
-    if any(block.kept is not None for block in blocks):
-        kept = np.concatenate([_all_kept(block) for block in blocks])
-    found = duckdb_reader.matching_rows(table, predicate, kept)
-    parts = np.split(found, np.cumsum([block.table.num_rows for block in blocks])[:-1]) if blocks else []
+    present = None
+    if any(block.present is not None for block in blocks):
+        present = np.concatenate([_present(block) for block in blocks])
+    matches = duckdb_reader.matching_rows(table, predicate, present)
+    parts = np.split(matches, np.cumsum([block.table.num_rows for block in blocks])[:-1]) if blocks else []
     if deleted:
         return parts
-    return [part[_all_kept(block)] for part, block in zip(parts, blocks, strict=True)]
+    return [part[_present(block)] for part, block in zip(parts, blocks, strict=True)]
 
 
-def _width(type_: Any) -> int:
-    """Numbers in a cell, about; a text is as large as some."""
+def _width(type_: pa.DataType) -> int:
+    """Return the approximate size of a cell in numbers; a text counts as several."""
     from pyarrow import types
 
     if types.is_fixed_size_list(type_):
@@ -130,5 +138,5 @@ def _width(type_: Any) -> int:
     return 1 if types.is_primitive(type_) else 24
 
 
-def _all_kept(block: Block) -> np.ndarray:
-    return np.ones(block.table.num_rows, bool) if block.kept is None else block.kept
+def _present(block: Block) -> Bool[np.ndarray, " rows"]:
+    return np.ones(block.table.num_rows, bool) if block.present is None else block.present

@@ -1,12 +1,15 @@
-"""How keys are compared where some rows are at hand, and the profile speaks for all of them."""
+"""The choice of a comparison for a store, from a sample of its rows and statistics of all of them."""
 
-from collections.abc import Sequence
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from qkv.database.execute.statistics import ColumnStatistics, TableStatistics
-from qkv.database.keys.bandwidth import Bandwidth, leave_one_out, scott, thinning_step
+from qkv.core.progress import Progress
+from qkv.core.typing import Float
+from qkv.database.execute.statistics import TableStatistics
+from qkv.database.keys.bandwidth import Bandwidth, choose_bandwidth, scott, thinning_step
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column
 
@@ -14,47 +17,49 @@ __all__ = ["SampledChooser"]
 
 
 class SampledChooser(ComparisonChooser):
-    """Key columns of which some rows are at hand, and of all rows what the profile says."""
+    """Choice of a comparison where `columns` hold a sample and `statistics` describe all rows.
 
-    def __init__(self, columns: Sequence[Column], profile: TableStatistics, targets: Any, progress: Any) -> None:
-        kept = np.ones(len(columns[0].cells), bool)
-        super().__init__(tuple(columns), kept, self._chosen, self._rule)
-        self.profile, self.targets, self.progress = profile, targets, progress
+    Chosen bandwidths and distances are saved with the statistics.
+    """
 
-    def moments(self, indices: tuple[int, ...], stacked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of all rows."""
+    def __init__(
+        self, columns: Sequence[Column], statistics: TableStatistics, targets: Callable[[], np.ndarray | str]
+    ) -> None:
+        super().__init__(tuple(columns), np.ones(len(columns[0].cells), bool), targets)
+        self.statistics = statistics
+
+    def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
+        """Return the bandwidth chosen from the sample, or the saved one."""
+        if self.statistics.bandwidth is None:
+            chosen = choose_bandwidth(points, self.targets(), progress, self.statistics.complete)
+            self.statistics.bandwidth = chosen
+            self.statistics.save()
+        return self.statistics.bandwidth
+
+    def rule_of_thumb(self, points: Float[np.ndarray, "rows width"]) -> Bandwidth:
+        """Return Scott's bandwidth for the number of all rows."""
+        return scott(self.statistics.complete, points.shape[1], "numbers beside other kinds of key")
+
+    def mean_and_deviation(
+        self, indices: tuple[int, ...], stacked: Float[np.ndarray, "rows width"]
+    ) -> tuple[Float[np.ndarray, " width"], Float[np.ndarray, " width"]]:
+        """Return the mean and standard deviation of all rows."""
         columns = [self.columns[index] for index in indices]
-        facts = [self.profile.columns[column.name] for column in columns]
+        found = [self.statistics.columns[column.name] for column in columns]
         unit = np.array([c.units_per_day if c.kind == "timestamp" else 1.0 for c in columns])
-        mean, deviation = (np.array([x[0] for x in xs]) for xs in zip(*map(_moments, facts), strict=True))
+        mean = np.array([(each.mean or [0.0])[0] for each in found])
+        deviation = np.array([(each.deviation or [1.0])[0] for each in found])
         return mean / unit, deviation / unit
 
-    def repeats(self, column: Column) -> int:
-        """Among all rows."""
-        return self.profile.columns[column.name].repeats
+    def most_repeats(self, column: Column) -> int:
+        """Return the number of rows with the commonest key among all rows."""
+        return self.statistics.columns[column.name].repeats
 
-    def between(self, key: np.ndarray, unit: str) -> float:
-        """Of the sample, drawn together by Scott's power: rows that are not in it lie between them."""
-        if unit not in self.profile.between:
-            step = thinning_step(self.profile.kept)
-            self.profile.between[unit] = super().between(key, unit) * step ** (-1.0 / key.shape[1])
-            self.profile.remember()
-        return self.profile.between[unit]
-
-    def _chosen(self, points: np.ndarray) -> Bandwidth:
-        if self.profile.bandwidth is None:
-            targets = self.targets()
-            if isinstance(targets, str):
-                found = scott(self.profile.kept, points.shape[1], targets)
-            else:
-                found = leave_one_out(points, targets, self.progress, self.profile.kept)
-            self.profile.bandwidth = found
-            self.profile.remember()
-        return self.profile.bandwidth
-
-    def _rule(self, points: np.ndarray) -> Bandwidth:
-        return scott(self.profile.kept, points.shape[1], "numbers beside other kinds of key")
-
-
-def _moments(facts: ColumnStatistics) -> tuple[list[float], list[float]]:
-    return facts.mean or [0.0], facts.deviation or [1.0]
+    def nearest_quantile(self, key: Float[np.ndarray, "rows width"], unit: str) -> float:
+        """Return the percentile for the sample, narrowed by Scott's power as other rows lie between."""
+        saved = self.statistics.nearest_quantiles
+        if unit not in saved:
+            step = thinning_step(self.statistics.complete)
+            saved[unit] = super().nearest_quantile(key, unit) * step ** (-1.0 / key.shape[1])
+            self.statistics.save()
+        return saved[unit]

@@ -1,12 +1,14 @@
-"""Logits of the rows of a store, tile by tile: by any comparison in float64, or from the columns as they lie.
+"""Logits of the rows of a store, tile by tile.
 
-    CellLogits     whatever the comparison; cells are read as a table in memory would read them
+    CellLogits     any comparison, in float64; cells are read as for a table in memory
     VectorLogits   one column of vectors under an inner product, a cosine or a Gaussian: one product of the
-                   mapped file with the queries, and squared lengths that the notes keep
+                   memory-mapped file with the queries; norms are read from the cache folder
     NumberLogits   columns of numbers under a Gaussian: differences, column by column
 
-The last two take tiles without a missing cell, and leave the others to the first.
+The last two handle tiles without missing cells only; `CellLogits` handles the others.
 """
+
+from __future__ import annotations
 
 import contextlib
 import hashlib
@@ -15,13 +17,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.equation import BoundCall, bind_call
 from qkv.core.tile import Tile
+from qkv.core.typing import Bool, Float, Num, Shaped
 from qkv.database.execute.row_reader import RowTile
 from qkv.database.io import arrow_columns
 from qkv.database.keys.columns import Column
@@ -33,270 +36,277 @@ from qkv.scores.base import Score
 from qkv.store import Block
 from qkv.store.disk import write_synced
 
-__all__ = ["CellLogits", "VectorNorms", "Logits", "fast_logits"]
+__all__ = ["CellLogits", "Logits", "VectorNorms", "fast_logits"]
 
-# A logit may be wrong by so much where it is computed in float32.
+# Largest error of a logit that is computed in float32.
 _TOLERANCE = 1e-4
 _EPSILON = 2.0**-23
 _CACHED = 2**18
 
+_Rows = TypeVar("_Rows")
 
-class Logits(ABC):
+
+class Logits(ABC, Generic[_Rows]):
     """Logits of tiles for some queries.
 
     Fields:
-        said: how, in a few words for EXPLAIN.
-        spare: arrays as long as a tile that are in memory for each query at once.
+        description: the computation in a few words, for EXPLAIN.
+        arrays_per_query: number of arrays of a tile's length that are in memory per query.
     """
 
-    said: str
-    spare: int = 2
+    description: str
+    arrays_per_query: int = 2
 
     @abstractmethod
-    def rows(self, tile: RowTile) -> Any:
-        """What the rows of a tile contribute; None where this is no way to read them."""
+    def load(self, tile: RowTile) -> _Rows | None:
+        """Return what `compute` needs of the rows of a tile, or None if this class cannot handle them."""
 
     @abstractmethod
-    def of(self, rows: Any, start: int, stop: int) -> np.ndarray:
-        """`(q, stop − start)` of some of these rows."""
+    def compute(self, rows: _Rows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
+        """Return the logits of the loaded rows from `start` up to `stop`."""
 
-    def missing(self, rows: Any) -> np.ndarray | None:
-        """Which of the rows lack a cell; None: none does."""
+    def missing(self, rows: _Rows) -> Bool[np.ndarray, " rows"] | None:
+        """Return which of the rows lack a cell, or None if none does."""
         return None
 
 
+CellRows = tuple[BoundCall, Shaped[np.ndarray, " rows"] | None]
+
+
 @dataclass(eq=False)
-class CellLogits(Logits):
-    """By the comparison.
+class CellLogits(Logits[CellRows]):
+    """Logits of any comparison.
 
     Fields:
-        comparison: any.
-        columns: the key columns, which give kind, origin and width.
-        query: the engine's array of the queries.
-        folded: texts are compared folded.
+        comparison: the comparison.
+        columns: the key columns, for kind, origin and width.
+        query: the engine's query array.
+        folded: whether texts are folded.
     """
 
     comparison: Comparison
     columns: Sequence[Column]
-    query: np.ndarray
+    query: Shaped[np.ndarray, "q ..."]
     folded: bool
-    said: str = "cells in float64, as in memory"
+    description: str = "cells in float64, as in memory"
 
-    def rows(self, tile: RowTile) -> tuple[BoundCall, np.ndarray | None]:
-        """The call made ready, and which rows lack a cell."""
-        read = [Column.from_table(tile.table, column.name, self.folded, column) for column in self.columns]
-        key = self.comparison.query([column.cells for column in read])
-        missing = np.logical_or.reduce([column.missing for column in read])
-        return self.call(key), missing if missing.any() else None
+    def load(self, tile: RowTile) -> CellRows | None:
+        """Return the bound call, and which rows lack a cell."""
+        columns = [Column.from_table(tile.table, column.name, self.folded, column) for column in self.columns]
+        key = self.comparison.query_array([column.cells for column in columns])
+        missing = np.logical_or.reduce([column.missing for column in columns])
+        return self.bind(key), missing if missing.any() else None
 
-    def call(self, key: np.ndarray) -> BoundCall:
-        """The call over these keys."""
+    def bind(self, key: Shaped[np.ndarray, "rows ..."]) -> BoundCall:
+        """Return the bound call over these keys."""
         value = np.zeros((len(key), 1))
         return bind_call(self.query, key, value, score=self.comparison.score, normalizer=Identity())
 
-    def of(self, rows: Any, start: int, stop: int) -> np.ndarray:
-        """By the score."""
-        call: BoundCall = rows[0]
+    def compute(self, rows: CellRows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
+        """Return the logits of the comparison's score."""
+        call = rows[0]
         with ignore_numpy_warnings():
             logits = call.logits((0, call.tile.q_total), (start, stop))
-        return np.array(logits)  # a broadcast cannot be written to
+        return np.array(logits)  # a copy, as a broadcast array is read-only
 
-    def missing(self, rows: Any) -> np.ndarray | None:
-        """Where a cell is."""
-        absent: np.ndarray | None = rows[1]
-        return absent
+    def missing(self, rows: CellRows) -> Bool[np.ndarray, " rows"] | None:
+        """Return which of the rows lack a cell, or None if none does."""
+        return rows[1]
 
 
 def fast_logits(
-    comparison: Comparison, columns: Sequence[Column], query: np.ndarray, lengths: "VectorNorms"
-) -> Logits | None:
-    """A faster way for this comparison; None where there is none."""
+    comparison: Comparison, columns: Sequence[Column], query: Shaped[np.ndarray, "q ..."], norms: VectorNorms
+) -> VectorLogits | NumberLogits | None:
+    """Return the fast implementation for a comparison, or None if there is none."""
     score = comparison.score
     own = [columns[index] for index in comparison.columns]
     if len(own) == 1 and own[0].kind == "vector" and arrow_columns.float_dtype(own[0].type) is not None:
-        scalar = all(np.ndim(array) == 0 for array in score.arrays())
+        scalar = all(np.ndim(np.asarray(array)) == 0 for array in score.arrays())
         if scalar and (isinstance(score, Cosine | Gaussian) or (score.is_scaled_dot and not score.positional)):
-            return VectorLogits(score, own[0], query, lengths)
-    numbers = isinstance(comparison, DistanceComparison) and all(column.kind == "number" for column in own)
-    if numbers and isinstance(score, Gaussian) and np.ndim(score.bandwidth) == 0:
-        assert isinstance(comparison, DistanceComparison)
-        return NumberLogits(comparison, own, query)
+            return VectorLogits(score, own[0], query, norms)
+    if (
+        isinstance(comparison, DistanceComparison)
+        and isinstance(score, Gaussian)
+        and np.ndim(np.asarray(score.bandwidth)) == 0
+    ):
+        return NumberLogits(comparison, own, query) if all(column.kind == "number" for column in own) else None
     return None
 
 
-class VectorLogits(Logits):
-    """logit = a · ⟨q, k⟩ · (1/‖k‖) for a cosine, and a · ⟨q, k⟩ − b (‖k‖² + ‖q‖²) for a Gaussian."""
+VectorRows = tuple[Float[np.ndarray, "rows width"], Float[np.ndarray, " rows"] | None, float]
 
-    spare: int = 4
 
-    def __init__(self, score: Score, column: Column, query: np.ndarray, lengths: "VectorNorms") -> None:
+class VectorLogits(Logits[VectorRows]):
+    """Logits a ⟨q, k⟩, divided by ‖k‖ for a cosine; a ⟨q, k⟩ − b (‖k‖² + ‖q‖²) for a Gaussian."""
+
+    arrays_per_query: int = 4
+
+    def __init__(self, score: Score, column: Column, query: Shaped[np.ndarray, "q width"], norms: VectorNorms) -> None:
         dtype = arrow_columns.float_dtype(column.type)
         assert dtype is not None
-        self.column, self.dtype, self.lengths = column.name, dtype, lengths
-        self.kind = "squares" if isinstance(score, Gaussian) else "inverse"
-        if not isinstance(score, Cosine | Gaussian):
-            self.kind = ""
-        self.said = f"one product of the mapped vectors with the queries, in {dtype}"
+        self.column, self.dtype, self.norms = column.name, dtype, norms
+        self.kind = "squares" if isinstance(score, Gaussian) else "inverse" if isinstance(score, Cosine) else ""
+        self.description = f"one product of the mapped vectors with the queries, in {dtype}"
         query = np.asarray(query, np.float64)
+        tile = Tile.whole(len(query), 1)
         if isinstance(score, Cosine):
-            tile = Tile.whole(len(query), 1)
             query = np.asarray(score.lift(query, query[:1], tile)[0])
         elif isinstance(score, Gaussian):
             self.half = 0.5 / float(score.bandwidth) ** 2
             self.exact, self.square = query, np.square(query).sum(axis=1)
             query = query * (2 * self.half)
         else:
-            query, _, scale = score.scaled_lift(query, query[:1], Tile.whole(len(query), 1))
-            query = query * scale
+            lifted, _, scale = score.scaled_lift(query, query[:1], tile)
+            query = np.asarray(lifted) * scale
         self.query = np.ascontiguousarray(query, dtype)
-        self._room, self._out = np.empty(0, dtype), np.empty((1, 0), dtype)
+        self._workspace, self._out = np.empty(0, dtype), np.empty((1, 0), dtype)
 
-    def rows(self, tile: RowTile) -> Any:
-        """The matrix as it lies in the file, what their lengths give, and the largest of that."""
+    def load(self, tile: RowTile) -> VectorRows | None:
+        """Return the memory-mapped matrix, its norms, and their maximum."""
         chunks = tile.table.column(self.column).chunks
         if len(chunks) != 1 or chunks[0].null_count:
             return None
-        matrix = arrow_columns.matrix(chunks[0])
+        matrix = arrow_columns.vector_matrix(chunks[0])
         if matrix is None or not self.kind:
             return None if matrix is None else (matrix, None, 0.0)
-        found, largest = self.lengths.of(tile, self.column, self.kind)
-        return (matrix, found, largest) if largest < np.inf else None  # else the dtype cannot hold them
+        norms, largest = self.norms.load(tile, self.column, self.kind)
+        return (matrix, norms, largest) if largest < np.inf else None  # else the dtype overflows
 
-    def of(self, rows: Any, start: int, stop: int) -> np.ndarray:
-        """One product."""
-        matrix, lengths, largest = rows[0][start:stop], rows[1], rows[2]
+    def compute(self, rows: VectorRows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
+        matrix, norms, largest = rows[0][start:stop], rows[1], rows[2]
         if len(self.query) == 1:
             if self._out.shape[1] < len(matrix):
                 self._out = np.empty((1, len(matrix)), self.dtype)
-            logits: np.ndarray = self._out[:, : len(matrix)]
+            logits = self._out[:, : len(matrix)]
             np.matmul(matrix, self.query[0], out=logits[0])
         else:
             logits = np.matmul(self.query, matrix.T)
-        if not self.kind:
+        if norms is None:
             return logits
-        lengths = lengths[start:stop]
+        norms = norms[start:stop]
         if self.kind == "inverse":
-            logits *= lengths
+            logits *= norms
             return logits
-        # ‖k − q‖² as a difference of large numbers: right only where they are not large beside the bandwidth.
+        # ‖k − q‖² as a difference of large numbers is accurate only if they are not large beside the bandwidth.
         largest = max(largest, float(self.square.max(initial=0)))
         if self.dtype == np.float32 and _EPSILON * largest * self.half > _TOLERANCE:
-            return self._differences(matrix)
-        if len(self._room) < len(lengths):
-            self._room = np.empty(len(lengths), self.dtype)
-        logits -= np.multiply(lengths, self.dtype.type(self.half), out=self._room[: len(lengths)])
+            return self._from_differences(matrix)
+        if len(self._workspace) < len(norms):
+            self._workspace = np.empty(len(norms), self.dtype)
+        logits -= np.multiply(norms, self.dtype.type(self.half), out=self._workspace[: len(norms)])
         logits -= (self.half * self.square).astype(self.dtype)[:, None]
         return logits
 
-    def _differences(self, matrix: np.ndarray) -> np.ndarray:
+    def _from_differences(self, matrix: Float[np.ndarray, "n width"]) -> Float[np.ndarray, "q n"]:
         logits = np.empty((len(self.query), len(matrix)))
         for query, out in zip(self.exact, logits, strict=True):
-            apart = matrix - query
-            np.einsum("ij,ij->i", apart, apart, out=out)
+            difference = matrix - query
+            np.einsum("ij,ij->i", difference, difference, out=out)
         logits *= -self.half
         return logits
 
 
 class VectorNorms:
-    """Squared lengths of vectors, or 1 by their lengths: a file of notes for each block, mapped when met.
+    """Squared norms or inverse norms of vectors, in one file of the cache folder per block.
 
-    NaN where the dtype cannot hold them; 0 in place of 1 by the length of a zero vector.
+    A norm is NaN if the dtype cannot represent it; the inverse norm of a zero vector is 0.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, str, str], tuple[np.ndarray, float]] = {}
+        self._loaded: dict[tuple[str, str, str], tuple[np.ndarray, float]] = {}
 
-    def of(self, tile: RowTile, column: str, kind: str) -> tuple[np.ndarray, float]:
-        """For the rows of a tile, and the largest of its block; inf where one is no number."""
+    def load(self, tile: RowTile, column: str, kind: str) -> tuple[Float[np.ndarray, " rows"], float]:
+        """Return the norms of the rows of a tile, and the largest of its block; inf if one is NaN."""
         block = tile.block
-        asked = (block.name, column, kind)
-        if asked not in self._known:
-            found = self._of_block(block, column, kind, tile.notes)
-            largest = float(found.max(initial=0.0))
-            self._known[asked] = found, largest if largest < np.inf else np.inf
-        found, largest = self._known[asked]
-        if block.kept is not None:
-            found = found[block.kept]
-        return found[tile.start : tile.start + tile.table.num_rows], largest
+        name = (block.name, column, kind)
+        if name not in self._loaded:
+            norms = self._of_block(block, column, kind, tile.cache)
+            largest = float(norms.max(initial=0.0))
+            self._loaded[name] = norms, largest if largest < np.inf else np.inf
+        norms, largest = self._loaded[name]
+        if block.present is not None:
+            norms = norms[block.present]
+        return norms[tile.start : tile.start + tile.table.num_rows], largest
 
-    def _of_block(self, block: Block, column: str, kind: str, notes: Path) -> np.ndarray:
-        """From the notes, or computed and noted."""
+    def _of_block(self, block: Block, column: str, kind: str, cache: Path) -> Float[np.ndarray, " rows"]:
+        """Return the norms from the cache, or compute and save them."""
         name = hashlib.sha256(f"{block.name} {column}".encode()).hexdigest()[:24]
-        home = notes / f"{kind}-{name}.npy"
+        path = cache / f"{kind}-{name}.npy"
         try:
-            mapped: np.ndarray = np.load(home, mmap_mode="r")
+            mapped: np.ndarray = np.load(path, mmap_mode="r")
             if len(mapped) == block.table.num_rows:
                 return mapped
         except (OSError, ValueError, EOFError):
             pass
         parts = []
         for chunk in block.table.column(column).chunks:
-            matrix = arrow_columns.matrix(chunk)
-            parts.append(np.full(len(chunk), np.nan) if matrix is None else _lengths(matrix, kind))
-        found = np.concatenate([np.zeros(0, np.float32), *parts])
+            matrix = arrow_columns.vector_matrix(chunk)
+            parts.append(np.full(len(chunk), np.nan) if matrix is None else _norms(matrix, kind))
+        norms = np.concatenate([np.zeros(0, np.float32), *parts])
         data = io.BytesIO()
-        np.save(data, found)
-        # Where they cannot be noted they are found again the next time.
+        np.save(data, norms)
+        # If they cannot be saved, they are computed again the next time.
         with contextlib.suppress(OSError, StoreFullError):
-            home.parent.mkdir(exist_ok=True)
-            write_synced(home, data.getvalue())
-        return found
+            path.parent.mkdir(exist_ok=True)
+            write_synced(path, data.getvalue())
+        return norms
 
 
-def _lengths(matrix: np.ndarray, kind: str) -> np.ndarray:
+def _norms(matrix: Float[np.ndarray, "rows width"], kind: str) -> Float[np.ndarray, " rows"]:
     squares = np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         if kind == "inverse":
             squares = np.where(squares == 0, 0.0, 1 / np.sqrt(squares))
-        # Where the dtype would make 0 of what is none, it is no number: the cells are read then.
+        # NaN where the dtype would round to 0: the tile is then handled by `CellLogits`.
         squares[(squares > 0) & (squares < 1e-30)] = np.nan
-        found = squares.astype(matrix.dtype)
-    return np.asarray(np.where(np.isfinite(found), found, found.dtype.type(np.nan)))
+        norms = squares.astype(matrix.dtype)
+    return np.asarray(np.where(np.isfinite(norms), norms, norms.dtype.type(np.nan)))
 
 
-class NumberLogits(Logits):
-    """logit = −Σ_j ((k_j − q_j) / (scale_j h √2))²"""
+class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
+    """Logits −Σ_j ((k_j − q_j) / (scale_j h √2))²."""
 
-    spare: int = 3
-    said: str = "differences, column by column"
-    kinds: ClassVar[str] = "iuf"
+    arrays_per_query: int = 3
+    description: str = "differences, column by column"
 
-    def __init__(self, comparison: DistanceComparison, columns: Sequence[Column], query: np.ndarray) -> None:
+    def __init__(
+        self, comparison: DistanceComparison, columns: Sequence[Column], query: Float[np.ndarray, "q width"]
+    ) -> None:
         score = comparison.score
         assert isinstance(score, Gaussian)
         self.names = [column.name for column in columns]
-        self.query = np.asarray(query, np.float64) * comparison.scale + comparison.place
+        self.query = np.asarray(query, np.float64) * comparison.scale + comparison.offset
         self.factor = 1.0 / (comparison.scale * float(score.bandwidth) * np.sqrt(2.0))
-        # Where float32 would round the query by more than is allowed, that column is read in float64.
+        # Where float32 rounds the query by more than the tolerance, the column is read in float64.
         rounding = _EPSILON * np.abs(self.query).max(axis=0, initial=0) * self.factor
-        self.coarse = rounding < _TOLERANCE / 10
+        self.float32_suffices = rounding < _TOLERANCE / 10
 
-    def rows(self, tile: RowTile) -> Any:
-        """The columns as they lie in the file; float64 where float32 would not do."""
-        found = []
-        for name, coarse in zip(self.names, self.coarse, strict=True):
+    def load(self, tile: RowTile) -> list[Num[np.ndarray, " rows"]] | None:
+        """Return the columns without a copy, but in float64 where float32 does not suffice."""
+        columns = []
+        for name, float32_suffices in zip(self.names, self.float32_suffices, strict=True):
             column = tile.table.column(name)
             if column.num_chunks != 1 or column.null_count:
                 return None
             (chunk,) = arrow_columns.decoded_chunks(column)
-            cells = arrow_columns.units(chunk)
-            single = cells.dtype == np.float32 and coarse
-            found.append(cells if single or cells.dtype == np.float64 else cells.astype(np.float64))
-        return found
+            cells = arrow_columns.stored_numbers(chunk)
+            float32 = cells.dtype == np.float32 and float32_suffices
+            columns.append(cells if float32 or cells.dtype == np.float64 else cells.astype(np.float64))
+        return columns
 
-    def of(self, rows: Any, start: int, stop: int) -> np.ndarray:
-        """Squares of differences, summed: some thousand rows at a time, which stay in the cache."""
+    def compute(self, rows: list[Num[np.ndarray, " rows"]], start: int, stop: int) -> Float[np.ndarray, "q n"]:
+        """Sum squared differences, some thousand rows at a time, which fit the processor's cache."""
         dtype = np.result_type(*{cells.dtype for cells in rows})
         logits = np.empty((len(self.query), stop - start), dtype)
         squared = -np.square(self.factor).astype(dtype)
-        room = np.empty((len(rows), _CACHED // len(rows)), dtype)
+        workspace = np.empty((len(rows), _CACHED // len(rows)), dtype)
         for query, out in zip(self.query, logits, strict=True):
-            places = [cells.dtype.type(tile) for cells, tile in zip(rows, query, strict=True)]
-            for first in range(0, stop - start, room.shape[1]):
-                last = min(first + room.shape[1], stop - start)
-                apart = room[:, : last - first]
-                for cells, tile, row in zip(rows, places, apart, strict=True):
-                    np.subtract(cells[start + first : start + last], tile, out=row)
-                np.multiply(apart, apart, out=apart)
-                np.matmul(squared, apart, out=out[first:last])
+            own = [cells.dtype.type(cell) for cells, cell in zip(rows, query, strict=True)]
+            for first in range(0, stop - start, workspace.shape[1]):
+                last = min(first + workspace.shape[1], stop - start)
+                differences = workspace[:, : last - first]
+                for cells, cell, difference in zip(rows, own, differences, strict=True):
+                    np.subtract(cells[start + first : start + last], cell, out=difference)
+                np.multiply(differences, differences, out=differences)
+                np.matmul(squared, differences, out=out[first:last])
         return logits

@@ -1,8 +1,10 @@
-"""What must be known of all rows before the first is compared: found in one pass, and remembered.
+"""Statistics of all rows of a store, computed in one pass and saved in the store's cache folder.
 
-Counts of missing cells, means and deviations, the first moment, how often the commonest text occurs; and
-some rows, evenly spread, from which bandwidths are chosen. The notes of a store keep it for its version.
+They hold counts of missing cells, means and deviations, the earliest timestamp, the number of repetitions of the
+commonest text, and the indices of evenly spaced rows from which bandwidths are chosen.
 """
+
+from __future__ import annotations
 
 import hashlib
 import io
@@ -10,37 +12,41 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.database.execute.row_reader import Rows
+from qkv.core.typing import Bool, Float, Int, Shaped
+from qkv.database.execute.row_reader import StoredRows
 from qkv.database.io import arrow_columns
 from qkv.database.keys.bandwidth import Bandwidth, thinning_step
 from qkv.database.keys.columns import Column
 from qkv.errors import StoreFullError
 from qkv.store.disk import write_synced
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 __all__ = ["ColumnStatistics", "TableStatistics", "load_statistics"]
 
-_FORMAT = 1
-_MOST_NOTES = 16
+_FORMAT = 2
+_MOST_SAVED = 16
 _EXAMPLES = 256
 _MOST_HASHES = 2**22
 
 
 @dataclass
 class ColumnStatistics:
-    """What is known of a column.
+    """Statistics of one column.
 
     Fields:
-        missing: how many cells are.
-        origin: the first moment, from which others count.
-        width: of vectors.
-        mean, deviation: of the cells of rows that take part, in the column's own unit from the origin; empty
-            for other kinds than numbers, timestamps and booleans, and but for the mean, vectors.
-        repeats: how many of these rows hold the commonest text.
+        missing: number of missing cells.
+        origin: the earliest timestamp, from which others are counted.
+        width: width of vectors.
+        mean, deviation: of the cells of complete rows, in the column's own unit from the origin; for numbers,
+            timestamps and booleans, and the mean also for vectors; otherwise empty.
+        repeats: number of complete rows with the commonest text.
     """
 
     missing: int = 0
@@ -53,184 +59,186 @@ class ColumnStatistics:
 
 @dataclass
 class TableStatistics:
-    """Of the rows of one version, for some key columns and a value.
+    """Statistics of the rows of one version, for some key columns and a value column.
 
     Fields:
-        rows: of the store.
-        kept: how many have key and value.
-        columns: by name.
-        sample: the numbers of evenly spread rows that take part.
-        gaps: the numbers of the tiles with a row that does not take part.
-        bandwidth: of standardised points, once it was chosen.
-        between: distances between nearest keys, by their unit.
-        tile: rows of a tile.
+        rows: number of rows.
+        complete: number of rows with key and value.
+        columns: statistics by column name.
+        sample: indices of evenly spaced complete rows.
+        incomplete_tiles: indices of the tiles with an incomplete row.
+        bandwidth: the bandwidth of standardised points, once chosen.
+        nearest_quantiles: percentiles of the distances of nearest keys, by unit.
+        tile: number of rows of a tile.
+        path: the file where they are saved.
     """
 
     rows: int
-    kept: int
+    complete: int
     columns: dict[str, ColumnStatistics]
-    sample: np.ndarray
-    gaps: np.ndarray
+    sample: Int[np.ndarray, " _"]
+    incomplete_tiles: Int[np.ndarray, " _"]
     bandwidth: Bandwidth | None = None
-    between: dict[str, float] = field(default_factory=dict)
+    nearest_quantiles: dict[str, float] = field(default_factory=dict)
     tile: int = 0
-    home: Path | None = None
+    path: Path | None = None
 
     @property
-    def examples(self) -> np.ndarray:
-        """A few of the sample."""
+    def examples(self) -> Int[np.ndarray, " _"]:
+        """A few rows of the sample."""
         return self.sample[:: max(1, len(self.sample) // _EXAMPLES)]
 
-    def remember(self) -> None:
-        """Write it into the notes; where they cannot be written it is found again the next time."""
-        if self.home is None:
+    def save(self) -> None:
+        """Write the statistics to the cache; if that fails, they are computed again the next time."""
+        if self.path is None:
             return
-        said = {
+        record = {
             "format": [_FORMAT, self.tile],
             "rows": self.rows,
-            "kept": self.kept,
-            "columns": {name: asdict(facts) for name, facts in self.columns.items()},
+            "complete": self.complete,
+            "columns": {name: asdict(column) for name, column in self.columns.items()},
             "bandwidth": None if self.bandwidth is None else asdict(self.bandwidth),
-            "between": self.between,
+            "nearest_quantiles": self.nearest_quantiles,
         }
         data = io.BytesIO()
-        np.savez(data, said=np.array(json.dumps(said)), sample=self.sample, gaps=self.gaps)
+        np.savez(data, record=np.array(json.dumps(record)), sample=self.sample, incomplete_tiles=self.incomplete_tiles)
         try:
-            self.home.parent.mkdir(exist_ok=True)
-            write_synced(self.home, data.getvalue())
-            for older in sorted(self.home.parent.glob("*.npz"))[:-_MOST_NOTES]:
+            self.path.parent.mkdir(exist_ok=True)
+            write_synced(self.path, data.getvalue())
+            for older in sorted(self.path.parent.glob("*.npz"))[:-_MOST_SAVED]:
                 older.unlink(missing_ok=True)
         except (OSError, StoreFullError):
             return
 
 
 def load_statistics(
-    rows: Rows, key: Sequence[str], value: str, folded: bool, progress: Progress | None = None
+    rows: StoredRows, key: Sequence[str], value: str, folded: bool, progress: Progress | None = None
 ) -> TableStatistics:
-    """The profile that the notes hold, or a new one."""
-    asked = json.dumps([list(key), value, folded]).encode()
-    name = f"{rows.store.version:010d}-{hashlib.sha256(asked).hexdigest()[:16]}.npz"
-    home = rows.store.notes / name
-    found = _remembered(home, rows.tile_rows(list(dict.fromkeys((*key, value)))))
-    if found is None:
-        found = replace(_Pass(rows, key, value, folded).run(progress), home=home)
-        found.remember()
-    return found
+    """Return the saved statistics, or compute them in one pass over the rows."""
+    options = json.dumps([list(key), value, folded]).encode()
+    name = f"{rows.store.version:010d}-{hashlib.sha256(options).hexdigest()[:16]}.npz"
+    path = rows.store.cache_folder / name
+    statistics = _saved(path, rows.tile_rows(list(dict.fromkeys((*key, value)))))
+    if statistics is None:
+        statistics = replace(_Pass(rows, key, value, folded).run(progress), path=path)
+        statistics.save()
+    return statistics
 
 
-def _remembered(home: Path, tile: int) -> TableStatistics | None:
+def _saved(path: Path, tile: int) -> TableStatistics | None:
     try:
-        with np.load(home, allow_pickle=False) as file:
-            said, sample, gaps = json.loads(str(file["said"])), file["sample"], file["gaps"]
-        if said.pop("format") != [_FORMAT, tile]:
+        with np.load(path, allow_pickle=False) as file:
+            record = json.loads(str(file["record"]))
+            sample, incomplete_tiles = file["sample"], file["incomplete_tiles"]
+        if record["format"] != [_FORMAT, tile]:
             return None
+        chosen = record["bandwidth"]
+        if chosen is not None:
+            chosen = Bandwidth(**{**chosen, "tried": tuple(map(tuple, chosen["tried"]))})
         return TableStatistics(
-            said["rows"],
-            said["kept"],
-            {name: ColumnStatistics(**facts) for name, facts in said["columns"].items()},
+            record["rows"],
+            record["complete"],
+            {name: ColumnStatistics(**column) for name, column in record["columns"].items()},
             sample,
-            gaps,
-            _bandwidth(said["bandwidth"]),
-            said["between"],
+            incomplete_tiles,
+            chosen,
+            record["nearest_quantiles"],
             tile,
-            home,
+            path,
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
 
 
-def _bandwidth(said: Any) -> Bandwidth | None:
-    return None if said is None else Bandwidth(**{**said, "tried": tuple(map(tuple, said["tried"]))})
-
-
 class _Pass:
     """One pass over some columns of all rows."""
 
-    def __init__(self, rows: Rows, key: Sequence[str], value: str, folded: bool) -> None:
+    def __init__(self, rows: StoredRows, key: Sequence[str], value: str, folded: bool) -> None:
         self.rows, self.value = rows, value
         self.names = tuple(dict.fromkeys((*key, value)))
         self.tile = rows.tile_rows(self.names)
         self.folded = folded
-        self.facts = {name: ColumnStatistics() for name in self.names}
+        self.statistics = {name: ColumnStatistics() for name in self.names}
         self.first: dict[str, Column] = {}
         self.earliest: dict[str, int] = {}
-        self.sums = {name: _Sums() for name in self.names}
-        self.texts = {name: _Texts() for name in self.names}
+        self.variances = {name: _RunningVariance() for name in self.names}
+        self.texts = {name: _TextCounts() for name in self.names}
 
     def run(self, progress: Progress | None) -> TableStatistics:
-        kept, bits, whole = 0, [], []
+        complete, bits, all_complete = 0, [], []
         for tile in self.rows.tiles(self.names):
-            start, here = tile.number, self._absorb(tile.table)
-            kept += int(here.sum())
-            bits.append(np.packbits(here))
-            whole.append(bool(here.all()))
+            start, present = tile.number, self._add_tile(tile.table)
+            complete += int(present.sum())
+            bits.append(np.packbits(present))
+            all_complete.append(bool(present.all()))
             if progress is not None:
-                progress("reading the rows once", start + len(here), self.rows.num_rows)
-        for name, facts in self.facts.items():
-            sums, column = self.sums[name], self.first.get(name)
+                progress("reading the rows once", start + len(present), self.rows.num_rows)
+        for name, statistics in self.statistics.items():
+            variance, column = self.variances[name], self.first.get(name)
             if column is None:
                 continue
-            facts.repeats = self.texts[name].most()
-            if sums.count:
+            statistics.repeats = self.texts[name].most()
+            if variance.count:
                 shift = column.origin - self.earliest[name] if column.kind == "timestamp" else 0
-                facts.mean = (sums.mean + shift).tolist()
-                facts.deviation = np.sqrt(sums.squares / sums.count).tolist()
-            facts.origin = self.earliest.get(name, 0)
-        gaps = np.array([number for number, here in enumerate(whole) if not here], np.int64)
-        sample = self._sample(kept, bits)
-        return TableStatistics(self.rows.num_rows, kept, self.facts, sample, gaps, tile=self.tile)
+                statistics.mean = (variance.mean + shift).tolist()
+                statistics.deviation = np.sqrt(variance.squares / variance.count).tolist()
+            statistics.origin = self.earliest.get(name, 0)
+        incomplete = np.array([number for number, whole in enumerate(all_complete) if not whole], np.int64)
+        sample = self._sample(complete, bits)
+        return TableStatistics(self.rows.num_rows, complete, self.statistics, sample, incomplete, tile=self.tile)
 
-    def _absorb(self, table: Any) -> np.ndarray:
+    def _add_tile(self, table: pa.Table) -> Bool[np.ndarray, " rows"]:
+        """Add the rows of a tile, and return True for each complete row."""
         columns, missing = {}, [np.zeros(table.num_rows, bool)]
         for name in self.names:
-            if name != self.value and (width := _whole_vectors(table.column(name))):
-                self.facts[name].width = width  # of keys that are vectors nothing else is wanted
+            if name != self.value and (width := _complete_vector_width(table.column(name))):
+                self.statistics[name].width = width  # key vectors need no other statistics
                 continue
             column = Column.from_table(table, name, self.folded, self.first.get(name))
             if name not in self.first and not column.missing.all():
-                self.first[name] = column  # its origin and width hold for those that follow
+                self.first[name] = column  # its origin and width are used for the following tiles
             columns[name] = column
-            self.facts[name].missing += int(column.missing.sum())
+            self.statistics[name].missing += int(column.missing.sum())
             if column.kind == "vector" and name in self.first:
-                self.facts[name].width = self.first[name].cells.shape[1]
+                self.statistics[name].width = self.first[name].cells.shape[1]
             if column.kind == "timestamp" and not column.missing.all():
                 earliest = int(column.cells[~column.missing].min()) + column.origin
                 self.earliest[name] = min(earliest, self.earliest.get(name, earliest))
         missing += [column.missing for column in columns.values()]
-        here: np.ndarray = ~np.logical_or.reduce(missing)
+        present = ~np.logical_or.reduce(missing)
         for name, column in columns.items():
             if column.kind == "text":
-                self.texts[name].absorb(column.cells[here])
+                self.texts[name].add(column.cells[present])
             elif column.kind != "category":
-                self.sums[name].absorb(column.cells[here].reshape(int(here.sum()), -1))
-        return here
+                self.variances[name].add(column.cells[present].reshape(int(present.sum()), -1))
+        return present
 
-    def _sample(self, kept: int, bits: list[np.ndarray]) -> np.ndarray:
-        """The rows that `leave_one_out` would compare if it saw all."""
-        step, found, rank, first = thinning_step(kept), [np.zeros(0, np.int64)], 0, 0
+    def _sample(self, complete: int, bits: list[Shaped[np.ndarray, " _"]]) -> Int[np.ndarray, " sample"]:
+        """Return the rows that `leave_one_out` would select from all rows."""
+        step, sample, rank, first = thinning_step(complete), [np.zeros(0, np.int64)], 0, 0
         counts = [
             min(self.tile, count - start)
             for count in self.rows.store.block_lengths()
             for start in range(0, count, self.tile)
         ]
         for packed, count in zip(bits, counts, strict=True):
-            here = np.flatnonzero(np.unpackbits(packed, count=count))
-            found.append(first + here[-rank % step :: step])
-            rank += len(here)
+            present = np.flatnonzero(np.unpackbits(packed, count=count))
+            sample.append(first + present[-rank % step :: step])
+            rank += len(present)
             first += count
-        return np.concatenate(found)
+        return np.concatenate(sample)
 
 
-def _whole_vectors(column: Any) -> int:
-    """The width of vectors none of which is missing, as a look at their sum can tell; else 0."""
+def _complete_vector_width(column: pa.ChunkedArray) -> int:
+    """Return the width of vectors if their finite sum shows that none is missing, else 0."""
     if column.num_chunks != 1 or arrow_columns.float_dtype(column.type) is None or column.chunks[0].null_count:
         return 0
-    matrix = arrow_columns.matrix(column.chunks[0])
+    matrix = arrow_columns.vector_matrix(column.chunks[0])
     with np.errstate(over="ignore", invalid="ignore"):
         return matrix.shape[1] if matrix is not None and np.isfinite(matrix.sum()) else 0
 
 
-class _Sums:
+class _RunningVariance:
     """Mean and squared deviations of rows that come in parts.
 
     Source: Chan, Golub, LeVeque (1983), Algorithms for computing the sample variance.
@@ -238,45 +246,45 @@ class _Sums:
 
     def __init__(self) -> None:
         self.count = 0
-        self.mean: Any = 0.0
-        self.squares: Any = 0.0
+        self.mean: Float[np.ndarray, " width"] = np.zeros(1)
+        self.squares: Float[np.ndarray, " width"] = np.zeros(1)
 
-    def absorb(self, cells: np.ndarray) -> None:
+    def add(self, cells: Float[np.ndarray, "rows width"]) -> None:
         if not len(cells):
             return
         mean = cells.mean(axis=0)
-        apart, count = mean - self.mean, self.count + len(cells)
+        difference, count = mean - self.mean, self.count + len(cells)
         self.squares = self.squares + np.square(cells - mean).sum(axis=0)
-        self.squares = self.squares + np.square(apart) * (self.count * len(cells) / count)
-        self.mean = self.mean + apart * (len(cells) / count)
+        self.squares = self.squares + np.square(difference) * (self.count * len(cells) / count)
+        self.mean = self.mean + difference * (len(cells) / count)
         self.count = count
 
 
-class _Texts:
-    """How often the commonest of many texts occurs, by their hashes: 16 bytes for each different one."""
+class _TextCounts:
+    """Number of occurrences of the commonest text, by hashes: 16 bytes for each distinct text."""
 
     def __init__(self) -> None:
-        self.waiting: list[np.ndarray] = []
+        self.pending: list[Int[np.ndarray, " _"]] = []
         self.size = 0
         self.hashes = np.zeros(0, np.int64)
         self.counts = np.zeros(0, np.int64)
 
-    def absorb(self, texts: np.ndarray) -> None:
-        # Two texts of one hash are counted together: one more key then takes part, in one of 10^5 tables of
-        # 10^7 different texts.
-        self.waiting.append(np.fromiter(map(hash, texts.tolist()), np.int64, len(texts)))
+    def add(self, texts: Shaped[np.ndarray, " rows"]) -> None:
+        # Texts with equal hashes are counted together: in one of 10^5 tables of 10^7 distinct texts, one more
+        # key takes part.
+        self.pending.append(np.fromiter(map(hash, texts.tolist()), np.int64, len(texts)))
         self.size += len(texts)
         if self.size > _MOST_HASHES:
-            self._join()
+            self._merge()
 
     def most(self) -> int:
-        self._join()
+        self._merge()
         return int(self.counts.max(initial=0))
 
-    def _join(self) -> None:
-        hashes = np.concatenate([self.hashes, *self.waiting])
+    def _merge(self) -> None:
+        hashes = np.concatenate([self.hashes, *self.pending])
         ones = np.ones(len(hashes) - len(self.hashes), np.int64)
         counts = np.concatenate([self.counts, ones])
         self.hashes, inverse = np.unique(hashes, return_inverse=True)
         self.counts = np.bincount(inverse, weights=counts, minlength=len(self.hashes)).astype(np.int64)
-        self.waiting, self.size = [], 0
+        self.pending, self.size = [], 0

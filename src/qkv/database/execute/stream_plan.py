@@ -1,4 +1,6 @@
-"""The plan of an `ask` that reads blocks one after another: `print(plan)` is EXPLAIN."""
+"""The plan of an `ask` that reads a store block by block: `print(plan)` is EXPLAIN."""
+
+from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass
@@ -10,21 +12,21 @@ __all__ = ["StreamedPlan"]
 
 @dataclass(frozen=True)
 class StreamedPlan:
-    """How a store was asked.
+    """The plan of queries over a store.
 
     Fields:
         name, version, rows, blocks: of the store.
-        queries: how many were asked.
+        queries: number of queries.
         key: the key columns and their types.
-        score, normalizer: what was asked for.
-        predicate: some rows were told to take no part.
-        logits: how they are computed.
-        sums: every row leaves its part of the sums; else only the best rows are kept.
-        passes: over all rows; one more for each where a normalizer's support is wide.
-        bytes: read in one pass.
-        memory: what is in memory at once, about.
-        grows: it depends on the number of rows.
-        encoder: what made the vectors of keys and queries; "" where nothing did.
+        score, normalizer: the parts in words.
+        predicate: whether a predicate or mask excludes rows.
+        logits: the computation of logits in words.
+        sums: whether all rows are accumulated; otherwise only the top rows are kept.
+        passes: number of passes over all rows; a normalizer of wide support needs one more for each.
+        bytes: size of one pass.
+        memory: approximate memory use in bytes.
+        grows: whether memory use depends on the number of rows.
+        encoder: the encoder of keys and queries in words; "" if there is none.
     """
 
     name: str
@@ -45,10 +47,10 @@ class StreamedPlan:
     encoder: str = ""
 
     def __str__(self) -> str:
-        how = (
-            "each row leaves its part of the sums, which merge; the rows of most weight are read again"
+        method = (
+            "weights and values are accumulated; the rows of most weight are read again"
             if self.sums
-            else "the rows of highest score are kept, and asked in memory"
+            else "the rows of highest score are kept, and attended to in memory"
         )
         lines = [
             ("asked", f"{counted(self.queries, 'query', 'queries')} × {counted(self.rows, 'row', 'rows')}"),
@@ -57,12 +59,13 @@ class StreamedPlan:
             ("score", self.score),
             ("normalizer", self.normalizer),
             ("rows", "those that satisfy the predicate" if self.predicate else "all"),
-            ("kernel", f"streamed over {counted(self.blocks, 'block', 'blocks')}, {how}"),
+            ("kernel", f"streamed over {counted(self.blocks, 'block', 'blocks')}, {method}"),
             ("logits", self.logits),
             (
                 "cost",
-                f"{counted(self.passes, 'pass', 'passes')} of {memory_text(self.bytes)} read where it lies; "
-                f"about {memory_text(self.memory)} in memory" + ("" if self.grows else ", however many rows there are"),
+                f"{counted(self.passes, 'pass', 'passes')} over {memory_text(self.bytes)}, memory-mapped; "
+                f"about {memory_text(self.memory)} in memory"
+                + ("" if self.grows else ", independent of the number of rows"),
             ),
         ]
         return "\n".join(

@@ -1,49 +1,78 @@
-"""Asking rows that are not in memory: blocks are read one after another, each leaves its part of the sums.
+"""Execution over a store: blocks are read one after another, and accumulated.
 
-    choose      the comparison, from what is known of all rows and from evenly spread ones
-    pass        tile by tile: logits, then sums (Softmax, Sum, Mean …) or best rows (TopK, Hard, Sparsemax …)
-    evidence    the rows of most weight are read again, and compared in float64
+    choose     the comparison, from statistics of all rows and a sample of evenly spaced ones
+    pass       tile by tile: logits, then sums (Softmax, Sum, Mean …) or top rows (TopK, Hard, Sparsemax …)
+    evidence   the rows of most weight are read again, and compared in float64
 
-Where only the best rows get weight, they are asked as a small table in memory. The answers are those of the
-same rows in memory.
+If only top rows get weight, they are attended to as a small table in memory. The answers are those of the same
+rows in memory.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.core.ordering import top_k_indices
 from qkv.core.progress import Progress
-from qkv.database.answer import Answer, Entry
-from qkv.database.execute.aggregates import values_of
-from qkv.database.execute.passes import Call
-from qkv.database.execute.row_reader import Rows
+from qkv.core.typing import Bool, Float, Int, Num, Shaped
+from qkv.database.answer import Entry
+from qkv.database.execute.accumulators import accumulator_for
+from qkv.database.execute.aggregates import StreamedAggregator, aggregator_for, streamed_aggregator_for
+from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, Executor, QueryResults, build_entries
+from qkv.database.execute.in_memory import attend_to_rows
+from qkv.database.execute.row_reader import StoredRows
 from qkv.database.execute.sampled import SampledChooser
-from qkv.database.execute.scan import VectorNorms
+from qkv.database.execute.scan import CellLogits, Logits, NumberLogits, VectorLogits, VectorNorms, fast_logits
 from qkv.database.execute.statistics import load_statistics
+from qkv.database.execute.stream_plan import StreamedPlan
+from qkv.database.execute.top_rows import TopRows
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
-from qkv.database.keys.part_registry import parse_normalizer
 from qkv.database.keys.queries import Queries
 from qkv.engine import explain
 from qkv.errors import DataError, KindError, OptionError, QueryError, RefusedError, ShapeError
 from qkv.masks import Keys as KeysMask
-from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
-from qkv.scores.base import Score
 from qkv.store import Store
 
-__all__ = ["Streamed"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["StreamedExecutor"]
+
+_QUERIES = 64
+# More rows than asked for are kept, as float32 may confuse two nearly equal ones.
+_SPARE_ROWS = 16
+_SUPPORT = 128
+_TILE_NUMBERS = 2**20
+# Logits, exponentials and values of this many rows fit a cache of 2 MB.
+_ROWS_AT_ONCE = 2**17
+_TOLERANCE = 1e-4
+_MOST_VOTES = 4 * 2**20
+
+Consumer = Callable[[np.ndarray, int, np.ndarray | None], None]
+"""Takes the logits of some rows, the index of the first, and their values if they are read."""
 
 
-class Streamed:
-    """A version of a store, asked block by block.
+class StreamedExecutor(Executor):
+    """Answers queries over one version of a store, block by block.
 
-    Fields:
-        table: the rows, read where they are needed.
-        left_out: how many rows lack each of these columns.
+    Args:
+        store: the store.
+        key, value, name, fold: as in `Executor`.
+        progress: called while the statistics are computed.
+        hidden: columns that are compared but not shown.
+
+    Raises:
+        DataError: No row has both key and value.
     """
+
+    table: StoredRows
 
     def __init__(
         self,
@@ -55,150 +84,314 @@ class Streamed:
         progress: Progress | None = None,
         hidden: Sequence[str] = (),
     ) -> None:
-        self.table = Rows(store, hidden)
-        self.key, self.value, self.name, self.fold = tuple(key), value, name, fold
-        self.profile = load_statistics(self.table, key, value, fold, progress)
-        if not self.profile.kept:
-            raise DataError(
-                f"no row of {name} has all of {', '.join(dict.fromkeys((*key, value)))}. "
-                "Name columns that are filled together."
-            )
-        self.left_out = {n: facts.missing for n, facts in self.profile.columns.items() if facts.missing}
-        self.few = self.columns_of(self.table.take(self.profile.examples))
-        self.lengths = VectorNorms()
-        self._sampled: tuple[Column, ...] | None = None
-        self._comparisons: tuple[Any, Comparison] | None = None
-        self._filter: tuple[str, np.ndarray] | None = None
-        self._progress: Progress | None = None
+        super().__init__(tuple(key), value, name, fold)
+        self.table = StoredRows(store, hidden)
+        self.statistics = load_statistics(self.table, key, value, fold, progress)
+        if not self.statistics.complete:
+            names = ", ".join(dict.fromkeys((*key, value)))
+            raise DataError(f"no row of {name} has all of {names}. Choose columns that are filled together.")
+        self.left_out = {n: column.missing for n, column in self.statistics.columns.items() if column.missing}
+        self.examples = self.read_columns(self.table.take(self.statistics.examples))
+        self.norms = VectorNorms()
+
+    @cached_property
+    def columns(self) -> tuple[Column, ...]:
+        """The key columns and the value column of the sample."""
+        return self.read_columns(self.table.take(self.statistics.sample))
+
+    @cached_property
+    def chooser(self) -> SampledChooser:
+        """Chooses the comparison from the sample and the statistics."""
+        numeric = any(column.kind in ("number", "timestamp", "boolean") for column in self.query_columns)
+        columns = self.columns[:-1] if numeric else self.query_columns
+        return SampledChooser(columns, self.statistics, self._targets)
 
     @property
-    def votes(self) -> bool:
-        """Whether values are put to the vote."""
-        return self.few[-1].kind not in ("number", "timestamp", "vector")
-
-    def column(self, name: str) -> Column:
-        """A key column or the value column of evenly spread rows."""
-        for column in self._sample():
-            if column.name == name:
-                return column
-        raise DataError(f"{name!r} is neither key nor value of {self.name}.")
+    def query_columns(self) -> Sequence[Column]:
+        """The key columns of a few rows."""
+        return self.examples[:-1]
 
     def __len__(self) -> int:
-        return self.profile.kept
+        return self.statistics.complete
 
-    def ask(
-        self,
-        queries: Any,
-        *,
-        score: Score | str | None,
-        normalizer: Normalizer | str | None,
-        mask: Mask | None,
-        where: str | None,
-        top: int,
-        threshold: float | None,
-        progress: Progress | None,
-    ) -> Answer:
-        """As `Database.ask`."""
-        if not isinstance(top, int) or top < 1:
-            raise OptionError(f"top is {top!r}, and at least one row of evidence is shown. Give 1 or more.")
-        given = isinstance(queries, Queries)
-        parsed = queries if given else Queries.parse(queries, self.few[:-1], self.fold)
-        self._progress = progress
-        try:
-            comparison = self._comparison(score, threshold)
-        finally:
-            self._progress = None
-        named = parse_normalizer(normalizer) if isinstance(normalizer, str) else normalizer
-        chosen = named or comparison.normalizer or parse_normalizer(comparison.score.default_normalizer)
-        self._check(comparison, chosen, parsed)
-        taking = self._taking(mask, where)
-        call = Call(self, comparison, chosen, taking, top, parsed)
+    def run(
+        self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
+    ) -> tuple[list[Entry], StreamedPlan, int | None]:
+        """Read all rows in one or two passes for some queries at a time; see `Executor.run`."""
+        self._check(comparison, normalizer, queries)
+        present = self._present(options)
+        call = _Call(self, comparison, normalizer, present, options.top, queries)
         entries: list[Entry] = []
         step = call.queries_at_once
-        for start in range(0, len(parsed), step):
-            entries += call.answer(parsed.part(start, min(start + step, len(parsed))), progress)
-        plan = call.plan(len(parsed))
-        notes = self._notes(comparison, taking, chosen)
-        return Answer(
-            tuple(entries),
-            parsed.single,
-            self.table,
-            self.key,
-            self.value,
-            comparison.measure,
-            plan,
-            notes,
-        )
+        for start in range(0, len(queries), step):
+            entries += call.answer(queries.slice(start, min(start + step, len(queries))), options.progress)
+        return entries, call.plan(len(queries)), None if present is None else int(present.sum())
 
-    # -- within -----------------------------------------------------------------------------------------
-
-    def columns_of(self, table: Any) -> tuple[Column, ...]:
-        """The key columns and the value column of some rows."""
+    def read_columns(self, table: pa.Table) -> tuple[Column, ...]:
+        """Read the key columns and the value column of some rows."""
         names = (*self.key, self.value)
-        return tuple(Column.from_table(table, name, self.fold, self._blank(name)) for name in names)
+        return tuple(Column.from_table(table, name, self.fold, self._empty_column(name)) for name in names)
 
-    def _blank(self, name: str) -> Column:
-        """A column without rows that says where timestamps begin and how wide vectors are."""
-        facts = self.profile.columns[name]
+    def _empty_column(self, name: str) -> Column:
+        """Return a column without rows, with the origin of timestamps and the width of vectors."""
+        statistics = self.statistics.columns[name]
         empty = Column.from_table(self.table.store.empty([name]), name, self.fold)
-        return replace(empty, cells=np.zeros((0, facts.width)), origin=facts.origin)
+        return replace(empty, cells=np.zeros((0, statistics.width)), origin=statistics.origin)
 
-    def _sample(self) -> tuple[Column, ...]:
-        if self._sampled is None:
-            self._sampled = self.columns_of(self.table.take(self.profile.sample))
-        return self._sampled
-
-    def _targets(self) -> np.ndarray | str:
-        """What leave-one-out should predict."""
-        value = self._sample()[-1]
-        return values_of(value).targets(np.ones(len(value.cells), bool))
-
-    def _comparison(self, score: Score | str | None, threshold: float | None) -> Comparison:
-        asked = (score, threshold)
-        if self._comparisons is None or self._comparisons[0] != asked:
-            points = any(column.kind in ("number", "timestamp", "boolean") for column in self.few[:-1])
-            columns = self._sample() if points else self.few
-            keys = SampledChooser(columns[:-1], self.profile, self._targets, self._progress)
-            self._comparisons = (asked, keys.compare(score, threshold))
-        return self._comparisons[1]
+    def _targets(self) -> Float[np.ndarray, "sample n"] | str:
+        value = self.columns[-1]
+        return aggregator_for(value).targets(np.ones(len(value.cells), bool))
 
     def _check(self, comparison: Comparison, normalizer: Normalizer, queries: Queries) -> None:
-        """Refuse what the engine would refuse, with its sentences, from a few rows."""
+        """Refuse what the engine refuses, with its messages, from a few rows."""
         if normalizer.stochastic:
             raise RefusedError(
-                f"{normalizer} draws rows, and {self.name} is larger than the memory allowed, so its blocks "
-                "are read one after another. Choose another normalizer, or open it with more memory."
+                f"{normalizer} draws rows, and {self.name} is read block by block, as it exceeds the memory limit. "
+                "Choose another normalizer, or open it with more memory."
             )
-        query = comparison.query(queries.part(0, 1).cells)
-        few = np.ones((len(comparison.key), 1))
+        query = comparison.query_array(queries.slice(0, 1).cells)
+        values = np.ones((len(comparison.key), 1))
         try:
-            explain(query, comparison.key, few, score=comparison.score, normalizer=normalizer)
+            explain(query, comparison.key, values, score=comparison.score, normalizer=normalizer)
         except (KindError, ShapeError) as error:
             raise QueryError(f"{comparison.score} does not fit this key: {error}") from None
 
-    def _taking(self, mask: Mask | None, where: str | None) -> np.ndarray | None:
-        """Which rows may take part; None: all that have key and value."""
-        taking = None
-        if where is not None:
-            if self._filter is None or self._filter[0] != where:
-                self._filter = (where, self.table.satisfying(where))
-            taking = self._filter[1]
-        if mask is not None:
-            if not isinstance(mask, KeysMask) or np.ndim(mask.array) != 1:
-                raise OptionError(
-                    f"the mask is {mask}, and {self.name} is read block by block, for which a mask of the "
-                    "rows is wanted: masks.Keys with one boolean for each row. Or use where=."
-                )
-            mask.check(1, self.table.num_rows)
-            array = np.broadcast_to(np.asarray(mask.array), self.table.num_rows)
-            taking = array if taking is None else taking & array
-        return taking
+    def _present(self, options: AskOptions) -> Bool[np.ndarray, " rows"] | None:
+        """Return the rows that take part, or None for all."""
+        present = None if options.where is None else self._filtered(options.where)
+        mask = options.mask
+        if mask is None:
+            return present
+        if not isinstance(mask, KeysMask) or np.ndim(np.asarray(mask.array)) != 1:
+            raise OptionError(
+                f"mask must be masks.Keys with one boolean per row, as {self.name} is read block by block, "
+                f"got {mask}. Or use where."
+            )
+        mask.check(1, self.table.num_rows)
+        array = np.broadcast_to(np.asarray(mask.array), self.table.num_rows)
+        return array if present is None else present & array
 
-    def _notes(self, comparison: Comparison, taking: np.ndarray | None, chosen: Normalizer) -> tuple[str, ...]:
-        rows = f"{len(self):,} rows of {self.name}, version {self.table.store.version}"
-        if self.left_out:
-            lacking = ", ".join(f"{name} missing in {count:,}" for name, count in self.left_out.items())
-            rows += f"; {self.table.num_rows - len(self):,} left out ({lacking})"
-        if taking is not None:
-            rows += f"; {int(taking.sum()):,} rows satisfy the predicate"
-        return (rows, *comparison.notes, f"weights by {chosen}")
+    def _match(self, where: str) -> Bool[np.ndarray, " rows"]:
+        return self.table.match(where)
+
+    @property
+    def _title(self) -> str:
+        return f"{self.name}, version {self.table.store.version}"
+
+
+class _Call:
+    """One call of `ask`: passes over the rows for some queries at a time."""
+
+    def __init__(
+        self,
+        executor: StreamedExecutor,
+        comparison: Comparison,
+        normalizer: Normalizer,
+        present: Bool[np.ndarray, " rows"] | None,
+        top: int,
+        queries: Queries,
+    ) -> None:
+        self.executor, self.comparison, self.normalizer = executor, comparison, normalizer
+        self.present, self.top = present, top
+        self.statistics, self.rows = executor.statistics, executor.table
+        self.names = tuple(dict.fromkeys((*executor.key, executor.value)))
+        self.incomplete_tiles = set(self.statistics.incomplete_tiles.tolist())
+        self.elements = max(1, comparison.score.elements_per_logit(1, 1))
+        self.accumulates = accumulator_for(normalizer, 1, self._values(1), 1) is not None
+        self.value_kind = executor.examples[-1].kind
+        # A text may have as many different values to vote for as there are rows.
+        self.many_labels = self.value_kind == "text"
+        cell_logits, fast = self._logits(comparison.query_array(queries.slice(0, 1).cells))
+        self.logits = fast or cell_logits
+
+    @property
+    def queries_at_once(self) -> int:
+        """Number of queries that share a pass."""
+        if self.accumulates and self.many_labels:
+            return max(1, min(_QUERIES, _MOST_VOTES // self.statistics.complete))
+        return _QUERIES
+
+    def answer(self, queries: Queries, progress: Progress | None) -> list[Entry]:
+        """Return the entries of some queries, from one or two passes over the rows."""
+        query = self.comparison.query_array(queries.cells)
+        count = len(queries)
+        accumulator = accumulator_for(self.normalizer, count, self._values(count), self.top + _SPARE_ROWS)
+        if accumulator is None:
+            return self._answer_from_top_rows(queries, query, progress)
+        accumulate = accumulator.accumulate
+
+        def consume(logits: np.ndarray, first: int, values: np.ndarray | None) -> None:
+            assert values is not None
+            accumulate(logits, first, values)
+
+        self._pass(query, consume, progress, accumulator.values)
+        summary, aggregates, support = accumulator.finalize()
+        top_rows = accumulator.top_rows.union()
+        comparison, columns = self._over(top_rows)
+        logits = self._exact_logits(comparison, columns, query)
+        weights = accumulator.weights(logits, summary) if len(top_rows) else logits
+        rows, heaviest = _heaviest(weights, self.top)
+        results = QueryResults(rows, heaviest, rows[:, 0], support, aggregates)
+        return build_entries(queries, query, comparison, results, self.normalizer, self._no_row_reason(), top_rows)
+
+    def plan(self, queries: int) -> StreamedPlan:
+        """Return the plan, for EXPLAIN."""
+        fields = [self.rows.store.schema.field(name) for name in self.names]
+        return StreamedPlan(
+            name=self.executor.name,
+            version=self.rows.store.version,
+            queries=queries,
+            rows=self.rows.num_rows,
+            blocks=self.rows.blocks,
+            key=", ".join(f"{f.name} {f.type}" for f in fields[: len(self.executor.key)]),
+            score=str(self.comparison.score),
+            normalizer=str(self.normalizer),
+            predicate=self.present is not None,
+            logits=self.logits.description,
+            sums=self.accumulates,
+            passes=-(-max(1, queries) // self.queries_at_once),
+            bytes=self.rows.size_of(self.names),
+            memory=self._memory(max(1, min(queries, self.queries_at_once))),
+            grows=self.present is not None or (self.accumulates and self._votes),
+        )
+
+    @property
+    def _votes(self) -> bool:
+        return self.value_kind not in ("number", "timestamp", "vector")
+
+    def _memory(self, q: int) -> int:
+        """Estimate the memory use of a pass for q queries, in bytes."""
+        tile = min(self.rows.tile_rows(self.names), self.rows.num_rows)
+        texts = sum(column.original is not None for column in self.executor.examples)
+        width = sum(max(1, column.width) for column in self.statistics.columns.values()) + 24 * texts
+        pairs = min(min(tile, _ROWS_AT_ONCE) * q, max(q, _TILE_NUMBERS // self.elements))
+        logits = pairs * 8 * (self.logits.arrays_per_query + self.elements)
+        cells = tile * 8 * width * (4 if isinstance(self.logits, CellLogits) else 1)
+        votes = 0
+        if self.accumulates and self._votes:
+            votes = 24 * q * (self.statistics.complete if self.many_labels else 1000)
+        predicate = 0 if self.present is None else 18 * self.rows.num_rows
+        return int(logits + cells + votes + predicate)
+
+    def _logits(self, query: Shaped[np.ndarray, "q ..."]) -> tuple[CellLogits, VectorLogits | NumberLogits | None]:
+        columns = self.executor.query_columns
+        cell_logits = CellLogits(self.comparison, columns, query, self.executor.fold)
+        return cell_logits, fast_logits(self.comparison, columns, query, self.executor.norms)
+
+    def _values(self, queries: int) -> StreamedAggregator:
+        executor = self.executor
+        mean = self.statistics.columns[executor.value].mean
+        return streamed_aggregator_for(executor.examples[-1], executor.fold, mean, queries)
+
+    def _no_row_reason(self) -> str:
+        return "" if self.present is None or self.present.any() else NO_MATCHING_ROW
+
+    def _pass(
+        self,
+        query: Shaped[np.ndarray, "q ..."],
+        consume: Consumer,
+        progress: Progress | None,
+        aggregator: StreamedAggregator | None,
+    ) -> None:
+        """Call `consume` with the logits of all rows, some at a time, and their values if there is an aggregator."""
+        cell_logits, fast = self._logits(query)
+        values = aggregator if aggregator is not None else self._values(1)
+        for number, tile in enumerate(self.rows.tiles(self.names)):
+            complete = number not in self.incomplete_tiles
+            logits_of: Logits[Any] | None = fast
+            rows = None
+            if complete and fast is not None:
+                rows = fast.load(tile)
+            if logits_of is None or rows is None:
+                logits_of, rows = cell_logits, cell_logits.load(tile)
+            count = tile.table.num_rows
+            cells = values.read(tile.table, complete) if aggregator is not None or not complete else None
+            missing_values = None if cells is None else values.missing(cells)
+            excluded = self._excluded(tile.number, count, logits_of.missing(rows), missing_values)
+            step = max(1, _TILE_NUMBERS // (len(query) * (self.elements if logits_of is cell_logits else 1)))
+            step = min(step, _ROWS_AT_ONCE)
+            for start in range(0, count, step):
+                stop = min(start + step, count)
+                if excluded is not None and excluded[start:stop].all():
+                    continue
+                logits = logits_of.compute(rows, start, stop)
+                if excluded is not None:
+                    logits[:, excluded[start:stop]] = -np.inf
+                part = values.slice(cells, start, stop) if aggregator is not None and cells is not None else None
+                consume(logits, tile.number + start, part)
+            if progress is not None:
+                progress("reading blocks", tile.number + count, self.rows.num_rows)
+
+    def _excluded(
+        self, first: int, count: int, *missing: Bool[np.ndarray, " rows"] | None
+    ) -> Bool[np.ndarray, " rows"] | None:
+        """Return the rows of a tile that take no part, or None if all do."""
+        masks = [mask for mask in missing if mask is not None]
+        if self.present is not None:
+            masks.append(~self.present[first : first + count])
+        return np.logical_or.reduce(masks) if masks else None
+
+    def _over(self, rows: Int[np.ndarray, " n"]) -> tuple[Comparison, tuple[Column, ...]]:
+        """Return the comparison over some rows, and their columns."""
+        columns = self.executor.read_columns(self.rows.take(rows, self.names))
+        return self.comparison.with_rows(columns[:-1]), columns
+
+    def _exact_logits(
+        self, comparison: Comparison, columns: Sequence[Column], query: Shaped[np.ndarray, "q ..."]
+    ) -> Num[np.ndarray, "q n"]:
+        if not len(comparison.key):
+            return np.zeros((len(query), 0))
+        cells = CellLogits(comparison, columns[:-1], query, self.executor.fold)
+        return cells.compute((cells.bind(comparison.key), None), 0, len(comparison.key))
+
+    def _answer_from_top_rows(
+        self, queries: Queries, query: Shaped[np.ndarray, "q ..."], progress: Progress | None
+    ) -> list[Entry]:
+        """Find the rows that can get weight, and attend to them in memory."""
+        top_k = self.normalizer.top_k
+        top_rows = TopRows(len(query), (top_k or _SUPPORT) + _SPARE_ROWS)
+        self._pass(query, lambda logits, first, _: top_rows.update(logits, first), progress, None)
+        rows = top_rows.union() if top_k is not None else self._support(query, top_rows, progress)
+        comparison, columns = self._over(rows)
+        if not len(rows):
+            nothing = np.full((len(query), 1), -1)
+            results = QueryResults(nothing, np.zeros((len(query), 1)), nothing[:, 0], None, [])
+            return build_entries(queries, query, comparison, results, self.normalizer, self._no_row_reason(), rows)
+        options = AskOptions(top=self.top)
+        every = np.ones(len(rows), bool)
+        entries, _ = attend_to_rows(queries, comparison, self.normalizer, aggregator_for(columns[-1]), every, options)
+        return [replace(entry, rows=rows[entry.rows]) for entry in entries]
+
+    def _support(
+        self, query: Shaped[np.ndarray, "q ..."], top_rows: TopRows, progress: Progress | None
+    ) -> Int[np.ndarray, " n"]:
+        """Return the rows whose logits reach the threshold below which no row gets weight."""
+        bound = self.normalizer.threshold_bound(top_rows.rank)
+        if bound is None:
+            raise RefusedError(
+                f"{self.normalizer} needs whole rows of weights, and {self.executor.name} exceeds the memory limit. "
+                "Choose another normalizer, or open it with more memory."
+            )
+        threshold = np.asarray(bound) - _TOLERANCE * (1 + np.abs(np.asarray(bound)))
+        if (top_rows.rank[:, -1:] < threshold).all():
+            return top_rows.union()
+        rows: list[np.ndarray] = []
+        self._pass(
+            query,
+            lambda logits, first, _: rows.append(first + np.flatnonzero((logits >= threshold).any(axis=0))),
+            progress,
+            None,
+        )
+        return np.concatenate(rows)
+
+
+def _heaviest(
+    weights: Float[np.ndarray, "q rows"], top: int
+) -> tuple[Int[np.ndarray, "q n"], Float[np.ndarray, "q n"]]:
+    """Return the columns of most weight, −1 where the weight is 0, and their weights."""
+    if not weights.shape[1]:
+        return np.full((len(weights), 1), -1), np.zeros((len(weights), 1))
+    rank = np.where(weights == 0, -np.inf, weights)
+    order = np.asarray(top_k_indices(rank, min(top, weights.shape[1])))
+    heavy = np.take_along_axis(weights, order, axis=1)
+    return np.where(heavy == 0, -1, order), heavy

@@ -1,8 +1,11 @@
-"""The rows of highest rank among rows that come tile by tile: the evidence, or all that gets weight."""
+"""The top rows of each query among rows that come tile by tile: the evidence, or all rows that get weight."""
+
+from __future__ import annotations
 
 import numpy as np
 
 from qkv.core.ordering import top_k_indices
+from qkv.core.typing import Float, Int
 
 __all__ = ["TopRows"]
 
@@ -10,17 +13,17 @@ _FIRST = 2**12
 
 
 class TopRows:
-    """For each query the rows of highest rank so far, highest first; of equal ones those that came first.
+    """The rows of highest rank of each query, highest first; ties go to the row that came first.
 
     Fields:
-        rank: `(q, n)`; −inf where there are fewer.
-        row: their numbers; −1 where there are fewer.
+        rank: `(q, n)`; −inf in unused places.
+        row: `(q, n)` row indices; −1 in unused places.
 
     Example:
-        >>> best = TopRows(1, 2)
-        >>> best.absorb(np.array([[1.0, 3.0]]), 0)
-        >>> best.absorb(np.array([[3.0, 2.0]]), 2)
-        >>> best.row, best.rank
+        >>> top = TopRows(1, 2)
+        >>> top.update(np.array([[1.0, 3.0]]), 0)
+        >>> top.update(np.array([[3.0, 2.0]]), 2)
+        >>> top.row, top.rank
         (array([[1, 2]]), array([[3., 3.]]))
     """
 
@@ -28,40 +31,42 @@ class TopRows:
         self.rank = np.full((queries, count), -np.inf)
         self.row = np.full((queries, count), -1, np.int64)
 
-    def absorb(self, rank: np.ndarray, first: int, largest: np.ndarray | None = None) -> None:
-        """Look at some rows.
+    def update(
+        self, rank: Float[np.ndarray, "q rows"], first: int, largest: Float[np.ndarray, " q"] | None = None
+    ) -> None:
+        """Merge the ranks of some rows.
 
         Args:
-            rank: `(q, rows)`, −inf where a row does not take part; NaN ranks highest, to be seen.
-            first: the number of the first of them.
-            largest: of each query, `(q,)`, where that is known.
+            rank: −inf where a row takes no part; NaN ranks highest, so that it is noticed.
+            first: the index of the first of these rows.
+            largest: the largest rank of each query, if known.
         """
         if not rank.shape[1]:
             return
         largest = rank.max(axis=1) if largest is None else largest
-        # Later rows lose ties, so only what is larger comes in. Not (a <= b): true for NaN.
+        # Later rows lose ties, so only larger ranks enter. Not (a <= b): True for NaN.
         for query in np.flatnonzero(~(largest <= self.rank[:, -1])):
-            self._one(int(query), rank[query], first, largest[query])
+            self._update_query(int(query), rank[query], first, largest[query])
 
-    def _one(self, query: int, rank: np.ndarray, first: int, largest: float) -> None:
+    def _update_query(self, query: int, rank: Float[np.ndarray, " rows"], first: int, largest: float) -> None:
         known = self.rank[query]
         if known[-1] == -np.inf and len(rank) > 2 * _FIRST:
-            # From some rows a rank that most of the others do not reach.
-            self._one(query, rank[:_FIRST], first, largest)
+            # The first rows give a rank that most of the others do not exceed.
+            self._update_query(query, rank[:_FIRST], first, largest)
             rank, first, known = rank[_FIRST:], first + _FIRST, self.rank[query]
-        # In the dtype of the ranks, which loses nothing: what is known came from such.
+        # In the dtype of the ranks; exact, as known ranks had that dtype.
         least = rank.dtype.type(known[-1])
-        inside = np.flatnonzero(rank > least if largest == largest else ~(rank <= least))
-        new = rank[inside].astype(np.float64)
-        if len(inside) > len(known):
-            order = np.sort(top_k_indices(new, len(known)))
-            inside, new = inside[order], new[order]
+        candidates = np.flatnonzero(rank > least if largest == largest else ~(rank <= least))
+        new = rank[candidates].astype(np.float64)
+        if len(candidates) > len(known):
+            order = np.sort(np.asarray(top_k_indices(new, len(known))))
+            candidates, new = candidates[order], new[order]
         both = np.concatenate([known, np.where(np.isnan(new), np.inf, new)])
-        row = np.concatenate([self.row[query], inside + first])
+        row = np.concatenate([self.row[query], candidates + first])
         order = np.argsort(-both, kind="stable")[: len(known)]
         self.rank[query], self.row[query] = both[order], row[order]
 
-    def union(self) -> np.ndarray:
-        """The numbers of all these rows, ascending."""
-        found = np.unique(self.row)
-        return found[found >= 0]
+    def union(self) -> Int[np.ndarray, " rows"]:
+        """Return the indices of the top rows of all queries, ascending."""
+        rows = np.unique(self.row)
+        return rows[rows >= 0]

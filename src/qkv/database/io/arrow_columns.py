@@ -1,51 +1,60 @@
-"""Arrow columns as NumPy arrays, read from their buffers.
+"""Conversion of Arrow columns to NumPy arrays, from their buffers.
 
-Not by `to_numpy`, which imports pandas where that is installed, nor by `pyarrow.compute`: together they
-take longer than a small table takes to answer.
+`to_numpy` imports pandas where that is installed, and `pyarrow.compute` is slow to import: together they take
+longer than a query over a small table.
 """
 
+from __future__ import annotations
+
 import datetime as dt
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from qkv.core.typing import Bool, Num
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    Temporal = dt.date | dt.datetime | dt.time | dt.timedelta
 
 __all__ = [
     "decoded_chunks",
     "float_dtype",
     "from_units",
-    "matrix",
-    "nulls",
-    "with_microseconds",
+    "null_mask",
     "row_numbers",
+    "stored_numbers",
     "to_units",
-    "units",
     "units_per_day",
+    "vector_matrix",
+    "with_microseconds",
 ]
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _EPOCH = dt.datetime(1970, 1, 1)
-_DAY = 86_400
+_SECONDS_PER_DAY = 86_400
 
 
-def decoded_chunks(column: Any) -> list[Any]:
-    """The arrays of a chunked column, dictionaries decoded."""
+def decoded_chunks(column: pa.ChunkedArray) -> list[pa.Array]:
+    """Return the chunks of a column, with dictionaries decoded."""
     import pyarrow as pa
 
     return [chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk for chunk in column.chunks]
 
 
-def nulls(chunk: Any) -> np.ndarray:
-    """Which cells of an array are null, as booleans."""
+def null_mask(chunk: pa.Array) -> Bool[np.ndarray, " rows"]:
+    """Return a boolean array that is True where a cell is null."""
     valid = chunk.buffers()[0]
     if valid is None or not chunk.null_count:
         return np.full(len(chunk), chunk.null_count == len(chunk) > 0)
     return ~_bits(valid, chunk)
 
 
-def units(chunk: Any) -> np.ndarray:
-    """The numbers of a fixed-width array as they are stored: timestamps in their unit, booleans as 0 and 1.
+def stored_numbers(chunk: pa.Array) -> Num[np.ndarray, " rows"]:
+    """Return the numbers of a fixed-width array: timestamps in their own unit, booleans as 0 and 1.
 
-    What stands at a null is undefined.
+    The number at a null cell is undefined.
     """
     import pyarrow as pa
 
@@ -55,14 +64,14 @@ def units(chunk: Any) -> np.ndarray:
     if pa.types.is_boolean(type_):
         return _bits(data, chunk).astype(np.int8)
     if pa.types.is_decimal(type_):
-        return units(chunk.cast(pa.float64(), safe=False))
+        return stored_numbers(chunk.cast(pa.float64(), safe=False))
     letter = "f" if pa.types.is_floating(type_) else "u" if pa.types.is_unsigned_integer(type_) else "i"
     dtype = np.dtype(f"{letter}{type_.bit_width // 8}")
     return np.frombuffer(data, dtype)[chunk.offset : chunk.offset + len(chunk)]
 
 
-def float_dtype(type_: Any) -> np.dtype[Any] | None:
-    """The type of the numbers in a column of vectors of one length that are float32 or float64; else None."""
+def float_dtype(type_: pa.DataType) -> np.dtype[np.floating] | None:
+    """Return the dtype of fixed-size vectors of float32 or float64, or None for any other type."""
     import pyarrow as pa
 
     if not pa.types.is_fixed_size_list(type_):
@@ -72,22 +81,22 @@ def float_dtype(type_: Any) -> np.dtype[Any] | None:
     return np.dtype(np.float64) if pa.types.is_float64(type_.value_type) else None
 
 
-def matrix(chunk: Any) -> np.ndarray | None:
-    """Vectors of one length as they lie in memory; None where a number is null."""
+def vector_matrix(chunk: pa.Array) -> Num[np.ndarray, "rows width"] | None:
+    """Return fixed-size vectors as a matrix without a copy, or None if a number in them is null."""
     width = chunk.type.list_size
     values = chunk.values.slice(chunk.offset * width, len(chunk) * width)
-    return None if values.null_count else units(values).reshape(len(chunk), width)
+    return None if values.null_count else stored_numbers(values).reshape(len(chunk), width)
 
 
-def row_numbers(count: int) -> Any:
-    """The Arrow array 0, 1, 2 …"""
+def row_numbers(count: int) -> pa.Array:
+    """Return the Arrow array 0, 1, …, count − 1."""
     import pyarrow as pa
 
     return pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(np.arange(count))])
 
 
-def with_microseconds(table: Any) -> Any:
-    """The table with nanosecond timestamps cut to microseconds, the finest that Python's datetime holds."""
+def with_microseconds(table: pa.Table) -> pa.Table:
+    """Truncate nanosecond timestamps to microseconds, the finest unit of Python's datetime."""
     import pyarrow as pa
 
     for index, field in enumerate(table.schema):
@@ -97,51 +106,46 @@ def with_microseconds(table: Any) -> Any:
     return table
 
 
-def _bits(buffer: Any, chunk: Any) -> np.ndarray:
-    bits = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little")
-    return bits[chunk.offset : chunk.offset + len(chunk)].astype(bool)
-
-
-def units_per_day(type_: Any) -> float:
-    """How many units of a moment's type make a day."""
+def units_per_day(type_: pa.DataType) -> float:
+    """Return the number of units of a date, time, timestamp or duration type in one day."""
     import pyarrow as pa
 
     if pa.types.is_date32(type_):
         return 1.0
-    return float(_DAY * _PER_SECOND["ms" if pa.types.is_date64(type_) else type_.unit])
+    return float(_SECONDS_PER_DAY * _PER_SECOND["ms" if pa.types.is_date64(type_) else type_.unit])
 
 
-def to_units(value: Any, type_: Any) -> int:
-    """A date, time, timestamp or duration, or its ISO text, in the units of a type.
+def to_units(value: Any, type_: pa.DataType) -> int:
+    """Convert a date, time, timestamp or duration, or its ISO text, to the units of an Arrow type.
 
     Raises:
-        ValueError: the text is none of these.
-        TypeError: the value is another kind of moment than the type.
+        ValueError: The text is not a date, time or duration.
+        TypeError: The value is not of the kind of the type.
     """
     import pyarrow as pa
 
     if pa.types.is_duration(type_):
         length = dt.timedelta(days=float(value)) if isinstance(value, str | int | float) else value
-        return _whole(length, type_.unit)
+        return _whole_units(length, type_.unit)
     if pa.types.is_time(type_):
         clock = dt.time.fromisoformat(value.strip()) if isinstance(value, str) else value
         if isinstance(clock, dt.datetime):
             clock = clock.time()
-        return _whole(dt.datetime.combine(_EPOCH, clock) - _EPOCH, type_.unit)
-    moment = dt.datetime.fromisoformat(value.strip()) if isinstance(value, str) else value
-    if not isinstance(moment, dt.date):
-        raise TypeError(f"{value!r} is no date")
-    if not isinstance(moment, dt.datetime):
-        moment = dt.datetime.combine(moment, dt.time())
-    if moment.tzinfo is not None:
-        moment = moment.astimezone(dt.UTC).replace(tzinfo=None)
+        return _whole_units(dt.datetime.combine(_EPOCH, clock) - _EPOCH, type_.unit)
+    timestamp = dt.datetime.fromisoformat(value.strip()) if isinstance(value, str) else value
+    if not isinstance(timestamp, dt.date):
+        raise TypeError(f"{value!r} is not a date")
+    if not isinstance(timestamp, dt.datetime):
+        timestamp = dt.datetime.combine(timestamp, dt.time())
+    if timestamp.tzinfo is not None:
+        timestamp = timestamp.astimezone(dt.UTC).replace(tzinfo=None)
     if pa.types.is_date32(type_):
-        return (moment - _EPOCH).days
-    return _whole(moment - _EPOCH, "ms" if pa.types.is_date64(type_) else type_.unit)
+        return (timestamp - _EPOCH).days
+    return _whole_units(timestamp - _EPOCH, "ms" if pa.types.is_date64(type_) else type_.unit)
 
 
-def from_units(number: int, type_: Any) -> Any:
-    """The date, time, timestamp or duration that a number of units is."""
+def from_units(number: int, type_: pa.DataType) -> Temporal:
+    """Convert a number of units of an Arrow type to a date, time, timestamp or duration."""
     import pyarrow as pa
 
     if pa.types.is_date32(type_):
@@ -153,13 +157,18 @@ def from_units(number: int, type_: Any) -> Any:
         return length
     if pa.types.is_time(type_):
         return (_EPOCH + length).time()
-    moment = _EPOCH + length
+    timestamp = _EPOCH + length
     if type_.tz is None:
-        return moment
-    return moment.replace(tzinfo=dt.UTC).astimezone(_zone(type_.tz))
+        return timestamp
+    return timestamp.replace(tzinfo=dt.UTC).astimezone(_time_zone(type_.tz))
 
 
-def _zone(name: str) -> dt.tzinfo:
+def _bits(buffer: pa.Buffer, chunk: pa.Array) -> Bool[np.ndarray, " rows"]:
+    bits = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little")
+    return bits[chunk.offset : chunk.offset + len(chunk)].astype(bool)
+
+
+def _time_zone(name: str) -> dt.tzinfo:
     import zoneinfo
 
     if name[:1] in "+-":
@@ -168,5 +177,5 @@ def _zone(name: str) -> dt.tzinfo:
     return dt.UTC if name == "UTC" else zoneinfo.ZoneInfo(name)
 
 
-def _whole(length: dt.timedelta, unit: str) -> int:
+def _whole_units(length: dt.timedelta, unit: str) -> int:
     return length // dt.timedelta(microseconds=1) * _PER_SECOND[unit] // 10**6

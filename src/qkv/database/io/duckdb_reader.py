@@ -1,93 +1,100 @@
-"""DuckDB, closed: no extension is fetched, and a predicate sees one table and nothing else.
+"""DuckDB without extensions: readers of files and SQL, and SQL predicates over one table.
 
-Reading (files, SQL) needs the file system; filtering does not, so `matching_rows` runs on a connection that
-may open no file and whose settings are locked.
+Reading needs the file system and filtering does not, so `matching_rows` uses a connection that cannot open files
+and whose settings are locked.
 """
 
-from collections.abc import Iterator, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.typing import Bool
 from qkv.database.io import arrow_columns
 from qkv.errors import DataError, QueryError
 
-__all__ = ["DELIMITED", "JSON", "PARQUET", "read_file", "read_parts", "run_sql", "matching_rows"]
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow as pa
+
+__all__ = ["DELIMITED", "JSON", "PARQUET", "matching_rows", "read_file", "read_parts", "run_sql"]
 
 DELIMITED = (".csv", ".tsv", ".txt")
 JSON = (".jsonl", ".ndjson", ".json")
 PARQUET = (".parquet", ".pq")
 
-# DuckDB would otherwise download a missing extension the first time a query names it.
+# By default DuckDB downloads a missing extension the first time a query names it.
 _OFFLINE = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
 _CLOSED = {**_OFFLINE, "enable_external_access": "false", "lock_configuration": "true"}
-_PART = 131_072
+_ROWS_PER_PART = 131_072
 _ROW = "__qkv_row"
-_THERE = "__qkv_there"
+_PRESENT = "__qkv_present"
 
 
-def _connect(settings: dict[str, str]) -> Any:
+def _connect(settings: dict[str, str]) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     return duckdb.connect(config=settings)
 
 
-def _sentence(error: Exception) -> str:
-    """The first line of a DuckDB message, without its kind: `Referenced column "x" not found …`."""
+def _first_sentence(error: Exception) -> str:
+    """Return the first line of a DuckDB message without its kind: `Referenced column "x" not found …`."""
     first = str(error).strip().split("\n")[0]
     head, colon, rest = first.partition("Error: ")
     return (rest if colon and len(head) < 40 else first).rstrip(".!: ")
 
 
-def read_file(path: str, kind: str, wanted: tuple[str, ...] = ()) -> Any:
-    """The pyarrow table in a delimited, JSON or Parquet file, gzipped or not.
+def read_file(path: str, kind: str, required: tuple[str, ...] = ()) -> pa.Table:
+    """Read a delimited, JSON or Parquet file, gzipped or not, as a pyarrow table.
 
     Args:
         path: an existing file.
         kind: its suffix without `.gz`, one of `DELIMITED`, `JSON`, `PARQUET`.
-        wanted: the columns that will be asked for. A delimited file whose first line holds them has a header,
-            whatever its sniffed types suggest.
+        required: the columns that will be used. If the first line of a delimited file holds them, it is the
+            header, whatever types are detected.
 
     Raises:
-        DataError: the file cannot be read as what its name says.
+        DataError: The file is not of the kind that its name says.
     """
     with _reading(path, kind) as relation:
         table = relation().to_arrow_table()
-        absent = [name for name in wanted if name not in table.column_names]
-        if kind in DELIMITED and absent and wanted and table.num_rows:
+        absent = [name for name in required if name not in table.column_names]
+        if kind in DELIMITED and absent and required and table.num_rows:
             first = {str(table.column(i)[0].as_py()) for i in range(table.num_columns)}
-            if set(wanted) <= first:
+            if set(required) <= first:
                 return relation(header=True).to_arrow_table()
         return table
 
 
-def read_parts(path: str, kind: str) -> Iterator[Any]:
-    """The rows of such a file in tables of about a hundred thousand.
+def read_parts(path: str, kind: str) -> Iterator[pa.Table]:
+    """Yield the rows of such a file in tables of about a hundred thousand rows.
 
     Raises:
-        DataError: as `read_file`.
+        DataError: As in `read_file`.
     """
     import pyarrow as pa
 
     with _reading(path, kind) as relation:
-        reader = relation().to_arrow_reader(_PART)
+        reader = relation().to_arrow_reader(_ROWS_PER_PART)
         yield pa.Table.from_batches([], reader.schema)
         for batch in reader:
             yield pa.Table.from_batches([batch])
 
 
 @contextmanager
-def _reading(path: str, kind: str) -> Iterator[Any]:
-    """A function that opens the file, while the connection lasts."""
+def _reading(path: str, kind: str) -> Iterator[Callable[..., duckdb.DuckDBPyRelation]]:
+    """Yield a function that opens the file, while the connection is open."""
     import duckdb
 
     connection = _connect(_OFFLINE)
-    # A name that holds glob characters means that one file: each is written as a class of one character.
+    # A path with glob characters means that one file: each is written as a class of one character.
     literal = "".join(f"[{c}]" if c in "*?[" else c for c in path)
-    options: dict[str, Any] = {"delimiter": "\t"} if kind == ".tsv" else {}
+    options = {"delimiter": "\t"} if kind == ".tsv" else {}
 
-    def relation(**more: Any) -> Any:
+    def relation(**more: bool) -> duckdb.DuckDBPyRelation:
         if kind in PARQUET:
             return connection.read_parquet(literal)
         return connection.read_json(literal) if kind in JSON else connection.read_csv(literal, **options, **more)
@@ -96,18 +103,18 @@ def _reading(path: str, kind: str) -> Iterator[Any]:
         yield relation
     except duckdb.Error as error:
         raise DataError(
-            f"{path!r} cannot be read as {kind[1:]}: {_sentence(error)}. "
-            "Check the file, or give it the suffix of what it holds."
+            f"{path!r} cannot be read as {kind[1:]}: {_first_sentence(error)}. "
+            "Check the file, or rename it to the format that it has."
         ) from None
     finally:
         connection.close()
 
 
-def run_sql(query: str, tables: Mapping[str, Any]) -> Any:
-    """The pyarrow table that a SQL query gives; files may be named in it, and `tables` by their names.
+def run_sql(query: str, tables: Mapping[str, pa.Table]) -> pa.Table:
+    """Return the result of a SELECT as a pyarrow table. It may name files, and `tables` by their names.
 
     Raises:
-        QueryError: the query does not parse, is not one SELECT, or does not run.
+        QueryError: The query does not parse, is not one SELECT, or fails.
     """
     import duckdb
 
@@ -116,53 +123,55 @@ def run_sql(query: str, tables: Mapping[str, Any]) -> Any:
         for name, table in tables.items():
             connection.register(name, table)
         statements = connection.extract_statements(query)
-        # Asking reads: COPY, CREATE and their like are refused rather than run for their row count.
+        # COPY, CREATE and their like would write: they are refused rather than run for their row count.
         if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-            raise QueryError(f"the SQL {query!r} is not one SELECT. Write one that gives the rows to ask.")
+            raise QueryError(f"sql must be one SELECT, got {query!r}. Write a SELECT that returns the rows.")
         return connection.sql(query).to_arrow_table()
     except duckdb.Error as error:
-        raise QueryError(f"the SQL query does not run: {_sentence(error)}. Correct it and ask again.") from None
+        raise QueryError(f"the SQL query failed: {_first_sentence(error)}. Correct it and run it again.") from None
     finally:
         connection.close()
 
 
-def matching_rows(table: Any, predicate: str, there: np.ndarray | None = None) -> np.ndarray:
-    """Which rows of a pyarrow table satisfy a SQL predicate, as booleans `(rows,)`.
+def matching_rows(
+    table: pa.Table, predicate: str, present: Bool[np.ndarray, " rows"] | None = None
+) -> Bool[np.ndarray, " rows"]:
+    """Return True for each row of a pyarrow table that satisfies a SQL predicate.
 
-    The predicate may refer to the whole table as `data`: `income > (select avg(income) from data)`. Null is
-    not true, as in SQL.
+    The predicate may refer to the whole table as `data`: `income > (select avg(income) from data)`. Null is not
+    true, as in SQL.
 
     Args:
-        table: the table; it is read where it lies.
+        table: the table, read without a copy.
         predicate: one SQL expression.
-        there: `(rows,)` booleans; the other rows are not in the table. None: all are.
+        present: True for the rows that exist; the predicate does not see the others. None: all exist.
 
     Raises:
-        QueryError: the predicate does not parse, names an unknown column, or reaches outside the table.
+        QueryError: The predicate does not parse, names an unknown column, or accesses other data.
     """
     import duckdb
 
     numbered = table.append_column(_ROW, arrow_columns.row_numbers(table.num_rows))
-    if there is not None:
+    if present is not None:
         import pyarrow as pa
 
-        numbered = numbered.append_column(_THERE, pa.array(there))
+        numbered = numbered.append_column(_PRESENT, pa.array(present))
     connection = _connect(_CLOSED)
     try:
         relation = connection.from_arrow(numbered)
-        if there is not None:
-            relation = relation.filter(_THERE).project(f"* exclude ({_THERE})")
+        if present is not None:
+            relation = relation.filter(_PRESENT).project(f"* exclude ({_PRESENT})")
         relation.create_view("data")
         # `filter` parses one expression, so a predicate cannot end the statement and begin another.
-        kept = relation.filter(predicate).select(_ROW).to_arrow_table()
+        matches = relation.filter(predicate).select(_ROW).to_arrow_table()
     except duckdb.Error as error:
         raise QueryError(
-            f"the predicate {predicate!r} does not run: {_sentence(error)}. "
-            f"It is SQL over the columns {', '.join(table.column_names)}, such as city = 'Oslo'."
+            f"the predicate {predicate!r} failed: {_first_sentence(error)}. "
+            f"Write SQL over the columns {', '.join(table.column_names)}, such as city = 'Oslo'."
         ) from None
     finally:
         connection.close()
     mask = np.zeros(table.num_rows, bool)
-    for chunk in kept.column(0).chunks:
-        mask[arrow_columns.units(chunk)] = True
+    for chunk in matches.column(0).chunks:
+        mask[arrow_columns.stored_numbers(chunk)] = True
     return mask

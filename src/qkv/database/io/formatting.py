@@ -1,16 +1,19 @@
-"""Values as people read them: numbers to the digits that their spread leaves, dates, texts, vectors."""
+"""Formatting of values for people: numbers rounded to the digits that their spread supports, dates, vectors."""
+
+from __future__ import annotations
 
 import datetime as dt
 import math
-from typing import Any
 
 import numpy as np
 
-__all__ = ["number", "format_value", "format_spread"]
+__all__ = ["format_spread", "format_value", "number"]
 
 
 def number(value: float, spread: float | None = None) -> str:
-    """A number to two digits of its spread and at most six in all; thousands are set apart from 10,000 on.
+    """Format a number with two digits of its spread and at most six digits in all.
+
+    Thousands are separated by commas from 10,000 on.
 
     Example:
         >>> number(52345.678, 1234.5), number(1100.0), number(3.14159265, 1e-9)
@@ -32,8 +35,8 @@ def number(value: float, spread: float | None = None) -> str:
     return text if abs(value) >= 10_000 else text.replace(",", "")
 
 
-def format_value(value: Any, spread: Any = None) -> str:
-    """Any value or cell in one short line.
+def format_value(value: object, spread: object = None) -> str:
+    """Format any value or cell as one short line.
 
     Example:
         >>> format_value("psychology"), format_value(None), format_value([0.5, 0.25])
@@ -54,8 +57,8 @@ def format_value(value: Any, spread: Any = None) -> str:
     return " ".join(str(value).split())
 
 
-def format_spread(spread: Any) -> str:
-    """A spread after its sign, or nothing where there is none: ` ± 1,200`.
+def format_spread(spread: float | dt.timedelta | None) -> str:
+    """Format a spread with its sign, ` ± 1,200`, or return an empty string for None.
 
     Example:
         >>> format_spread(1234.5), format_spread(0.0), format_spread(dt.timedelta(days=40, hours=3))

@@ -1,44 +1,50 @@
-"""Anything that holds rows becomes one pyarrow table.
+"""Readers that turn files and objects into pyarrow tables.
 
-Files are told by their suffix (`.csv`, `.tsv`, `.txt`, `.jsonl`, `.ndjson`, `.json`, `.parquet`, `.arrow`,
-`.feather`, each also with `.gz`), objects by what they can do: a mapping of columns, a list of records, and
-whatever exports an Arrow stream (pyarrow, pandas, polars, DuckDB relations).
+The format of a file is its suffix (`.csv`, `.tsv`, `.txt`, `.jsonl`, `.ndjson`, `.json`, `.parquet`, `.arrow`,
+`.feather`, each also with `.gz`). Objects may be a mapping of columns, a list of records, or whatever exports an
+Arrow stream (pyarrow, pandas, polars, DuckDB relations).
 """
+
+from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.core.progress import Progress
 from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds
 from qkv.errors import DataError, QkvError
 
-__all__ = ["report_rows", "describe", "suggest_name", "read", "read_parts", "require_columns", "iterate_tables"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["describe", "iterate_tables", "read", "read_parts", "report_rows", "require_columns", "suggest_name"]
 
 _ARROW = (".arrow", ".feather", ".ipc")
-_KNOWN = (*duckdb_reader.DELIMITED, *duckdb_reader.JSON, *duckdb_reader.PARQUET, *_ARROW)
+_SUFFIXES = (*duckdb_reader.DELIMITED, *duckdb_reader.JSON, *duckdb_reader.PARQUET, *_ARROW)
 
 
-def read(source: Any, wanted: tuple[str, ...] = ()) -> Any:
-    """The pyarrow table in `source`: a path, a frame, a table, a mapping of columns or a list of records.
+def read(source: object, required: tuple[str, ...] = ()) -> pa.Table:
+    """Read a path, frame, table, mapping of columns or list of records as a pyarrow table.
 
     Args:
         source: see the module.
-        wanted: columns that the caller needs; they help to tell a header line from data.
+        required: columns that the caller needs; they help to tell a header line from data.
 
     Raises:
-        DataError: there is no such file, it cannot be read, or the object holds no columns.
+        DataError: The file does not exist or cannot be read, or the object holds no columns.
 
     Example:
         >>> read({"name": ["Zhang", "Li"], "income": [1000, 2000]}).num_rows
         2
     """
     if isinstance(source, (str, os.PathLike)):
-        table = _read_path(Path(source), wanted)
+        table = _read_path(Path(source), required)
     else:
         try:
             table = _read_object(source)
@@ -46,34 +52,34 @@ def read(source: Any, wanted: tuple[str, ...] = ()) -> Any:
             raise
         except Exception as error:  # pyarrow, pandas and polars each raise their own kinds
             raise DataError(
-                f"the {type(source).__name__} does not make a table: {_first_line(error)}. "
+                f"the {type(source).__name__} cannot be read as a table: {_first_line(error)}. "
                 "Give columns of equal length, each of one type."
             ) from None
     _refuse_repeated_names(table)
     return table
 
 
-def read_parts(source: Any) -> Iterator[Any]:
-    """The same rows, of a file in tables of some hundred thousand, so that it may be larger than memory."""
+def read_parts(source: object) -> Iterator[pa.Table]:
+    """Yield the rows of a source; a file in tables of about a hundred thousand rows, so it may exceed memory."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
-        kind = _kind(path)
+        kind = _suffix(path)
         if kind not in _ARROW:
             yield from duckdb_reader.read_parts(str(path), kind)
             return
     yield read(source)
 
 
-def iterate_tables(source: Any) -> Iterator[Any]:
-    """The tables in a source, or in each of an iterator of sources, in the form that stores keep."""
-    each: Iterable[Any] = source if isinstance(source, Iterator) else (source,)
+def iterate_tables(source: object) -> Iterator[pa.Table]:
+    """Yield the tables of a source, or of each of an iterator of sources, with timestamps as stores keep them."""
+    each: Iterable[object] = source if isinstance(source, Iterator) else (source,)
     for one in each:
         for table in read_parts(one):
             yield with_microseconds(table)
 
 
-def report_rows(tables: Iterable[Any], progress: Callable[[str, int, int], None] | None) -> Iterator[Any]:
-    """The tables; how many rows went by is told."""
+def report_rows(tables: Iterable[pa.Table], progress: Progress | None) -> Iterator[pa.Table]:
+    """Yield the tables, and report the number of rows after each as `progress("writing rows", rows, 0)`."""
     rows = 0
     for table in tables:
         yield table
@@ -82,59 +88,63 @@ def report_rows(tables: Iterable[Any], progress: Callable[[str, int, int], None]
             progress("writing rows", rows, 0)
 
 
-def describe(source: Any) -> str:
-    """What a source is called in messages: the file's name, or the type of the object."""
+def describe(source: object) -> str:
+    """Return the name of a source in messages: the file's name, or the type of the object."""
     if isinstance(source, (str, os.PathLike)):
         return Path(source).name
     return f"the {type(source).__name__}"
 
 
-def require_columns(table: Any, names: Iterable[str], where: str) -> None:
-    """Raise a `DataError` that names the nearest column if one of `names` is not in the table."""
+def require_columns(table: pa.Table, names: Iterable[str], where: str) -> None:
+    """Raise a `DataError` that suggests the nearest column if one of `names` is not in the table."""
     for name in names:
         if name not in table.column_names:
-            shown = ", ".join(table.column_names[:20]) + (", …" if table.num_columns > 20 else "")
+            columns = ", ".join(table.column_names[:20]) + (", …" if table.num_columns > 20 else "")
             raise DataError(
-                f"there is no column {name!r} in {where}; it has {shown}." + suggest_name(name, table.column_names)
+                f"there is no column {name!r} in {where}; it has {columns}." + suggest_name(name, table.column_names)
             )
 
 
 def suggest_name(name: str, choices: Iterable[str]) -> str:
-    """` Did you mean 'income'?`, or nothing where no choice is near."""
+    """Return ` Did you mean 'income'?`, or an empty string if no choice is near."""
     lowered = {choice.lower(): choice for choice in choices}
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
     return f" Did you mean {lowered[near[0]]!r}?" if near else ""
 
 
-def _read_path(path: Path, wanted: tuple[str, ...]) -> Any:
-    kind = _kind(path)
-    return _read_arrow(path) if kind in _ARROW else duckdb_reader.read_file(str(path), kind, wanted)
+def _read_path(path: Path, required: tuple[str, ...]) -> pa.Table:
+    kind = _suffix(path)
+    return _read_arrow(path) if kind in _ARROW else duckdb_reader.read_file(str(path), kind, required)
 
 
-def _kind(path: Path) -> str:
-    """The suffix that says what a file holds."""
+def _suffix(path: Path) -> str:
+    """Return the suffix without `.gz`, after checking that the file can be read.
+
+    Raises:
+        DataError: The file does not exist, is empty, is unreadable or has an unknown suffix.
+    """
     if path.is_dir():
-        raise DataError(f"{str(path)!r} is a folder, and a table is one file. Name a file in it.")
+        raise DataError(f"source must be a file, got the folder {str(path)!r}. Name a file in it.")
     if not path.exists():
-        there = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise DataError(f"there is no file {str(path)!r}.{suggest_name(path.name, there)}")
+        siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise DataError(f"there is no file {str(path)!r}.{suggest_name(path.name, siblings)}")
     suffixes = [suffix.lower() for suffix in path.suffixes]
     gzipped = suffixes[-1:] == [".gz"]
     kind = (suffixes[:-1] if gzipped else suffixes)[-1:]
-    if not kind or kind[0] not in _KNOWN:
+    if not kind or kind[0] not in _SUFFIXES:
         raise DataError(
-            f"{path.name!r} ends in none of {', '.join(_KNOWN)} (each also with .gz). "
-            "Rename the file to what it holds, or convert it."
+            f"the file name must end in one of {', '.join(_SUFFIXES)} (each also with .gz), got {path.name!r}. "
+            "Rename the file to the format that it has, or convert it."
         )
     if not os.access(path, os.R_OK):
-        raise DataError(f"{str(path)!r} may not be read by this user. Change its permissions.")
+        raise DataError(f"{str(path)!r} cannot be read by this user. Change its permissions.")
     if not path.stat().st_size:
         raise DataError(f"{str(path)!r} is empty. Give a file with rows.")
     return kind[0]
 
 
-def _read_arrow(path: Path) -> Any:
-    """An Arrow IPC file, an IPC stream or a Feather file; uncompressed files are memory-mapped."""
+def _read_arrow(path: Path) -> pa.Table:
+    """Read an Arrow IPC file, an IPC stream or a Feather file; uncompressed files are memory-mapped."""
     import pyarrow as pa
     from pyarrow import feather
 
@@ -154,7 +164,7 @@ def _read_arrow(path: Path) -> Any:
         ) from None
 
 
-def _ipc_table(source: Any) -> Any:
+def _ipc_table(source: pa.Buffer | pa.NativeFile) -> pa.Table:
     import pyarrow as pa
 
     try:
@@ -165,13 +175,13 @@ def _ipc_table(source: Any) -> Any:
         return pa.ipc.open_stream(source).read_all()
 
 
-def _read_object(source: Any) -> Any:
+def _read_object(source: Any) -> pa.Table:
     import pyarrow as pa
 
     if isinstance(source, pa.Table):
         return source
     if type(source).__module__.split(".")[0] == "pandas" and hasattr(source, "columns"):
-        # A named index is a column in its owner's eyes; the row numbers that pandas makes are not.
+        # A named index is a column to its owner; the row numbers that pandas adds are not.
         named = [name for name in source.index.names if name is not None]
         return pa.Table.from_pandas(source.reset_index(level=named) if named else source, preserve_index=False)
     if hasattr(source, "__arrow_c_stream__") or hasattr(source, "__arrow_c_array__"):
@@ -181,22 +191,22 @@ def _read_object(source: Any) -> Any:
     if isinstance(source, Sequence) and source and all(isinstance(row, Mapping) for row in source):
         return pa.Table.from_pylist([dict(row) for row in source])
     raise DataError(
-        f"a {type(source).__name__} is no table. Give a path, a pandas or polars frame, a pyarrow table, "
-        "a dict of columns or a list of records."
+        "source must be a path, a pandas or polars frame, a pyarrow table, a dict of columns or a list of records, "
+        f"got a {type(source).__name__}. Convert it to one of these."
     )
 
 
-def _column(values: Any) -> Any:
-    """A column from a list or an array; a matrix becomes a column of vectors."""
+def _column(values: Any) -> pa.Array | pa.ChunkedArray:
+    """Return a column from a list or an array; a matrix becomes a column of vectors."""
     import pyarrow as pa
 
     if isinstance(values, np.ndarray) and values.ndim == 2:
         flat = pa.array(np.ascontiguousarray(values).reshape(-1))
         return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
     if isinstance(values, np.ndarray) and values.ndim != 1:
-        raise DataError(f"a column has {values.ndim} axes, and a table takes 1 (values) or 2 (vectors). Reshape it.")
+        raise DataError(f"a column must have 1 axis (values) or 2 axes (vectors), got {values.ndim} axes. Reshape it.")
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise DataError(f"a column is {values!r}, and a list or an array is wanted. Put it in a list.")
+        raise DataError(f"a column must be a list or an array, got {values!r}. Put it in a list.")
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
     if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):
@@ -204,13 +214,11 @@ def _column(values: Any) -> Any:
     return pa.array(values if isinstance(values, np.ndarray) else list(values))
 
 
-def _refuse_repeated_names(table: Any) -> None:
+def _refuse_repeated_names(table: pa.Table) -> None:
     names = table.column_names
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise DataError(
-            f"the columns {', '.join(repeated)} occur more than once. Rename them so that a name means one."
-        )
+        raise DataError(f"column names must be unique, but {', '.join(repeated)} occur more than once. Rename them.")
 
 
 def _first_line(error: Exception) -> str:

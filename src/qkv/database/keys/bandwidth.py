@@ -1,12 +1,14 @@
-"""The bandwidth of a Gaussian kernel, chosen by leaving one row out.
+"""The bandwidth of a Gaussian kernel by leave-one-out cross-validation.
 
     error(h) = mean over rows i of | v_i - sum_{j != i} K_h(x_i, x_j) v_j / sum_{j != i} K_h(x_i, x_j) |^2
     K_h(x, y) = exp(-|x - y|^2 / 2 h^2)
 
-For one-hot values this is the Brier score. Since K_{h/√2} = K_h², one exponential per pair of rows serves
-a whole ladder of bandwidths h, h/√2, h/2 … by squaring. Pairs are taken a block at a time, each once for
-both of its rows, so memory is linear in the rows. A row that no other row reaches is predicted by the mean.
+For one-hot values this is the Brier score. Since K_{h/√2} = K_h², one exponential per pair of rows serves a
+whole ladder of bandwidths h, h/√2, h/2 … by squaring. Each pair of blocks is computed once for both of its rows,
+so memory is linear in the rows. A row without neighbors within the kernel is predicted by the mean.
 """
+
+from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,30 +16,40 @@ from dataclasses import dataclass
 import numpy as np
 
 from qkv.core.progress import Progress
+from qkv.core.typing import Float
 from qkv.database.keys.neighbor_blocks import PointBlocks, split_into_blocks, squared_distances
 
-__all__ = ["Bandwidth", "Progress", "leave_one_out", "scott", "thinning_step"]
+__all__ = ["Bandwidth", "choose_bandwidth", "leave_one_out", "scott", "thinning_step"]
 
-# Squaring doubles a relative error, so after eight of them the rounding of one exponential has grown to about
-# 3e-5; a ladder longer than eight rungs begins again with fresh exponentials.
-_RUNGS = 8
+# Squaring doubles a relative error: after eight squarings the rounding of one exponential has grown to about
+# 3e-5. More than eight bandwidths need fresh exponentials.
+_BANDWIDTHS_PER_LADDER = 8
 _LADDERS = 4
-# Smaller kernel values are 0: a row reaches 8.3 bandwidths. What is left squares far above the denormals of
-# float32, which would make the exponential ten times slower and the products thirty times.
-_OUT_OF_REACH = 34.5
-_LEAST = np.float32(np.exp(-_OUT_OF_REACH))
-# Products of 360 × 360 by 2 stay below the size from which OpenBLAS starts threads of its own. Two threads
-# that each start more wait for one another, thirty times longer than the work takes.
+# Kernel values below exp(-34.5), beyond 8.3 bandwidths, are set to 0. Larger ones stay far above the denormals
+# of float32 when squared; denormals would make the exponential ten times and the products thirty times slower.
+_LARGEST_EXPONENT = 34.5
+_SMALLEST_KERNEL = np.float32(np.exp(-_LARGEST_EXPONENT))
+# Products of 360 × 360 by 2 are below the size from which OpenBLAS starts threads. Two threads that each start
+# more threads wait for one another, thirty times longer than the work takes.
 _BLOCK = 360
 _COLUMNS = 2
-# Two halves of the pairs, whatever the machine: sums are then the same to the last bit everywhere.
+# Two halves on any machine, so that sums are the same to the last bit everywhere.
 _HALVES = 2
 _MOST_ROWS = 50_000
 
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """A bandwidth in the units of the points, and how it was found."""
+    """A bandwidth in the units of the points, with the method that chose it.
+
+    Fields:
+        value: the bandwidth.
+        method: the method, in words.
+        rows: the number of rows it was chosen from.
+        error: the mean squared leave-one-out error; None where no error was computed.
+        baseline: the error of the mean of all values.
+        tried: pairs of bandwidth and error.
+    """
 
     value: float
     method: str
@@ -47,8 +59,27 @@ class Bandwidth:
     tried: tuple[tuple[float, float], ...] = ()
 
 
+def choose_bandwidth(
+    points: Float[np.ndarray, "rows width"],
+    targets: Float[np.ndarray, "rows targets"] | str,
+    progress: Progress | None = None,
+    total: int | None = None,
+) -> Bandwidth:
+    """Return the leave-one-out bandwidth, or Scott's rule where nothing can be predicted.
+
+    Args:
+        points: standardised points.
+        targets: the values to predict, or the reason why there are none.
+        progress: as in `leave_one_out`.
+        total: as in `leave_one_out`.
+    """
+    if isinstance(targets, str):
+        return scott(len(points) if total is None else total, points.shape[1], targets)
+    return leave_one_out(points, targets, progress, total)
+
+
 def scott(rows: int, width: int, reason: str) -> Bandwidth:
-    """Scott's rule of thumb for standardised points, `rows^(-1/(width + 4))`: no values are looked at.
+    """Return Scott's rule of thumb for standardised points, `rows^(-1/(width + 4))`.
 
     Example:
         >>> round(scott(1000, 2, "the values are all different").value, 3)
@@ -58,23 +89,27 @@ def scott(rows: int, width: int, reason: str) -> Bandwidth:
 
 
 def leave_one_out(
-    points: np.ndarray, values: np.ndarray, progress: Progress | None = None, total: int | None = None
+    points: Float[np.ndarray, "rows width"],
+    values: Float[np.ndarray, "rows targets"],
+    progress: Progress | None = None,
+    total: int | None = None,
 ) -> Bandwidth:
-    """The bandwidth with the least leave-one-out error among rungs √2 apart.
+    """Return the bandwidth with the least leave-one-out error among bandwidths a factor √2 apart.
+
+    More than 50,000 rows are thinned evenly, and the chosen bandwidth is narrowed by Scott's power of the
+    thinning; `Bandwidth.method` says so. The result is deterministic.
 
     Args:
-        points: `(rows, width)`, standardised.
-        values: `(rows, value_width)`; a category is given as one-hot columns.
-        progress: called as `progress("choosing a bandwidth", done, total)` while pairs are compared.
-        total: the points were thinned already, as `thinning_step` says, from so many; None: they are all.
-
-    More than 50,000 rows are thinned evenly, and the bandwidth found is narrowed by Scott's power of the
-    thinning; the result says so. The same rows always give the same bandwidth.
+        points: standardised points.
+        values: the values to predict; a category is given as one-hot columns.
+        progress: called as `progress("choosing a bandwidth", done, total)`.
+        total: the number of rows of which the points were already thinned by `thinning_step`; None if they are
+            all rows.
 
     Example:
         >>> x = np.linspace(0, 6, 200)[:, None]
-        >>> found = leave_one_out(x, np.sin(3 * x))
-        >>> found.rows, found.value < 0.1
+        >>> chosen = leave_one_out(x, np.sin(3 * x))
+        >>> chosen.rows, chosen.value < 0.1
         (200, True)
     """
     width = points.shape[1]
@@ -84,18 +119,18 @@ def leave_one_out(
     spread = values.std()
     if len(points) < 3 or not spread > 0:
         return scott(total, width, "fewer than three rows" if len(points) < 3 else "the values are all equal")
-    # Centred and scaled: float32 sums of large, nearly equal values would cancel.
+    # Centered and scaled: float32 sums of large, nearly equal values would cancel.
     values = (values - values.mean(axis=0)) / spread
     ladder = _Ladder(split_into_blocks(points, _BLOCK), values)
     tried: list[tuple[float, float]] = []
     widest = 2.0 * np.sqrt(width)
     for number in range(_LADDERS):
-        errors, alone = ladder.climb(widest * 2.0 ** (-number * _RUNGS / 2), number, progress)
+        errors, isolated = ladder.errors(widest * 2.0 ** (-number * _BANDWIDTHS_PER_LADDER / 2), number, progress)
         tried += errors
-        still = abs(errors[-1][1] - errors[-2][1]) <= 1e-9 * errors[-1][1]
-        if alone > 0.5 or still:
-            break  # most rows see nobody any more, or only their equals: narrower kernels change nothing
-    # Among equal errors the wider kernel: it says less than the data do not say.
+        converged = abs(errors[-1][1] - errors[-2][1]) <= 1e-9 * errors[-1][1]
+        if isolated > 0.5 or converged:
+            break  # most rows have no neighbors left but their equals: narrower kernels change nothing
+    # Among equal errors the wider kernel, which claims less detail.
     best, error = min(tried, key=lambda pair: (pair[1], -pair[0]))
     scale = float(spread) ** 2
     method, value = "leave-one-out", best
@@ -107,7 +142,7 @@ def leave_one_out(
 
 
 def thinning_step(rows: int) -> int:
-    """Every so-manyth of the rows is compared with the others.
+    """Return the step n such that every n-th row is compared with the others.
 
     Example:
         >>> thinning_step(50_000), thinning_step(50_001)
@@ -117,70 +152,70 @@ def thinning_step(rows: int) -> int:
 
 
 class _Ladder:
-    """All pairs of blocks at eight bandwidths, from one exponential per pair of rows."""
+    """Errors of eight bandwidths from one exponential per pair of rows."""
 
-    def __init__(self, blocks: PointBlocks, values: np.ndarray) -> None:
+    def __init__(self, blocks: PointBlocks, values: Float[np.ndarray, "rows targets"]) -> None:
         self.blocks = blocks
-        self.gap = np.array([blocks.gaps(a) for a in range(len(blocks.rows))])
+        self.squared_gaps = np.array([blocks.squared_gaps(a) for a in range(len(blocks.rows))])
         self.values = values.astype(np.float32)
         ones = np.ones((len(values), 1), np.float32)
-        carried = np.concatenate([self.values, ones], axis=1)
-        self.width = carried.shape[1]
-        groups = [carried[:, start : start + _COLUMNS] for start in range(0, self.width, _COLUMNS)]
-        self.carried = [[np.ascontiguousarray(group[rows]) for group in groups] for rows in blocks.rows]
+        with_ones = np.concatenate([self.values, ones], axis=1)
+        self.width = with_ones.shape[1]
+        groups = [with_ones[:, start : start + _COLUMNS] for start in range(0, self.width, _COLUMNS)]
+        self.block_values = [[np.ascontiguousarray(group[rows]) for group in groups] for rows in blocks.rows]
 
-    def climb(self, widest: float, number: int, progress: Progress | None) -> tuple[list[tuple[float, float]], float]:
-        """Bandwidths and their errors, widest first, and the share of rows alone at the narrowest."""
-        cut = _OUT_OF_REACH * 2.0 * widest**2
+    def errors(self, widest: float, number: int, progress: Progress | None) -> tuple[list[tuple[float, float]], float]:
+        """Return bandwidths and errors, widest first, and the share of isolated rows at the narrowest."""
+        cut = _LARGEST_EXPONENT * 2.0 * widest**2
         count = len(self.blocks.rows)
-        pairs = [(a, b) for a in range(count) for b in range(a, count) if self.gap[a, b] < cut]
+        pairs = [(a, b) for a in range(count) for b in range(a, count) if self.squared_gaps[a, b] < cut]
         done = [0] * _HALVES
 
-        def half(which: int) -> np.ndarray:
-            sums = np.zeros((_RUNGS, len(self.values), self.width), np.float32)
+        def sum_half(half: int) -> Float[np.ndarray, "bandwidths rows width"]:
+            sums = np.zeros((_BANDWIDTHS_PER_LADDER, len(self.values), self.width), np.float32)
             parts = [sums[:, rows] for rows in self.blocks.rows]
-            for a, b in pairs[which::_HALVES]:
+            for a, b in pairs[half::_HALVES]:
                 self._add_pair(parts, a, b, widest)
-                done[which] += 1
-                if progress is not None and which == 0:
+                done[half] += 1
+                if progress is not None and half == 0:
                     progress("choosing a bandwidth", number * len(pairs) + sum(done), _LADDERS * len(pairs))
             for rows, part in zip(self.blocks.rows, parts, strict=True):
                 sums[:, rows] = part
             return sums
 
         with ThreadPoolExecutor(_HALVES) as pool:
-            halves = list(pool.map(half, range(_HALVES)))
+            halves = list(pool.map(sum_half, range(_HALVES)))
         sums = halves[0].astype(np.float64) + halves[1]
         errors = []
-        for rung in range(_RUNGS):
-            mass = sums[rung, :, -1:]
-            reached = mass > 0
-            predicted = np.where(reached, sums[rung, :, :-1] / np.where(reached, mass, 1.0), 0.0)
+        for step in range(_BANDWIDTHS_PER_LADDER):
+            mass = sums[step, :, -1:]
+            has_neighbors = mass > 0
+            predicted = np.where(has_neighbors, sums[step, :, :-1] / np.where(has_neighbors, mass, 1.0), 0.0)
             error = float(np.square(predicted - self.values).sum(axis=1).mean())
-            errors.append((float(widest * 2.0 ** (-rung / 2)), error))
-        return errors, float(1.0 - reached.mean())
+            errors.append((float(widest * 2.0 ** (-step / 2)), error))
+        return errors, float(1.0 - has_neighbors.mean())
 
     def _add_pair(self, parts: list[np.ndarray], a: int, b: int, widest: float) -> None:
-        first, second = self.blocks.offsets(a, b)
+        first, second = self.blocks.centered(a, b)
         # Scaled before squaring, so that the exponent is formed in float32 without a further pass.
         scale = np.float32(1.0 / (np.sqrt(2.0) * widest))
         shape = (len(first), len(second))
-        spare = np.empty(shape, np.float32)
-        kernel = squared_distances(first * scale, second * scale, np.empty(shape, np.float32), spare)
-        np.minimum(kernel, np.float32(_OUT_OF_REACH + 1.0), out=kernel)
+        scratch = np.empty(shape, np.float32)
+        kernel = squared_distances(first * scale, second * scale, np.empty(shape, np.float32), scratch)
+        np.minimum(kernel, np.float32(_LARGEST_EXPONENT + 1.0), out=kernel)
         np.negative(kernel, out=kernel)
         np.exp(kernel, out=kernel)
         if a == b:
             np.fill_diagonal(kernel, 0.0)
-        gap = self.gap[a, b] / (2.0 * widest**2)
-        for rung in range(_RUNGS):
-            if gap * 2.0**rung > _OUT_OF_REACH:
+        exponent = self.squared_gaps[a, b] / (2.0 * widest**2)
+        for step in range(_BANDWIDTHS_PER_LADDER):
+            if exponent * 2.0**step > _LARGEST_EXPONENT:
                 return
-            if rung:
+            if step:
                 np.multiply(kernel, kernel, out=kernel)
-            np.multiply(kernel, kernel > _LEAST, out=kernel)
+            np.multiply(kernel, kernel > _SMALLEST_KERNEL, out=kernel)
             for group, start in enumerate(range(0, self.width, _COLUMNS)):
                 columns = slice(start, start + _COLUMNS)
-                parts[a][rung, :, columns] += kernel @ self.carried[b][group]
+                parts[a][step, :, columns] += kernel @ self.block_values[b][group]
                 if a != b:
-                    parts[b][rung, :, columns] += kernel.T @ self.carried[a][group]
+                    parts[b][step, :, columns] += kernel.T @ self.block_values[a][group]

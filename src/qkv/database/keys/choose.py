@@ -1,27 +1,31 @@
-"""Which comparison a key gets: the defaults of `ask`, and what changes where a score is given.
+"""The choice of a comparison: the defaults of `ask`, and their changes where a score is given.
 
     key                    score                     normalizer                    no match where
-    one text               Spelling                  ten best, softmax of s/0.02   similarity < 0.8
+    one text               Spelling                  top 10, softmax of s/0.02     similarity < 0.8
     one category, boolean  Exact                     Sum                           nothing is equal
-    one vector             Cosine                    ten best, softmax of s/0.05   cosine < 0.5
-    numbers and timestamps    Gaussian, standardised    Softmax                       out of reach
-    of several kinds       ByColumn of the above     Softmax                       out of reach of one
+    one vector             Cosine                    top 10, softmax of s/0.05     cosine < 0.5
+    numbers, timestamps    Gaussian, standardised    Softmax                       too far away
+    of several kinds       ByColumn of the above     Softmax                       one part has no match
 
-`reach` is the larger of three bandwidths (at most one standard deviation) and the 99th percentile of the
-distances between a key and its nearest other key. A key that fills more than ten rows raises "ten" to that
-number, so that no equal key is left out. A score given as an object sees numbers as they stand in the table
-(timestamps in days); a kernel given by name and without a bandwidth sees standardised columns, and its
-bandwidth is chosen.
+Numbers are too far away beyond the larger of three bandwidths (at most one standard deviation) and the 99th
+percentile of the distances between a key and its nearest other key. If a text fills more than ten rows, "top
+10" grows to that number, so that all equal keys take part. A score given as an object reads numbers unchanged
+(timestamps in days). A kernel given by name without a bandwidth reads standardised columns, and its bandwidth is
+chosen.
 """
+
+from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
+from qkv.core.progress import Progress
+from qkv.core.typing import Bool, Float
 from qkv.database.io.formatting import number
-from qkv.database.keys.bandwidth import Bandwidth
+from qkv.database.keys.bandwidth import Bandwidth, choose_bandwidth, scott
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import (
     Comparison,
@@ -46,67 +50,69 @@ _TEXT_TEMPERATURE = 0.02
 _TEXT_THRESHOLD = 0.8
 _VECTOR_TEMPERATURE = 0.05
 _VECTOR_THRESHOLD = 0.5
-_BEST = 10
+_TOP = 10
 # The bandwidth at which a kernel smooths as much as a Gaussian of bandwidth 1: Marron and Nolan (1988),
 # Canonical kernels for density estimation; the ratio of (R(K) / μ₂(K)²)^(1/5).
 _AS_WIDE_AS_GAUSSIAN = {"laplace": 0.7398, "boxcar": 1.7401, "epanechnikov": 2.2138, "triangular": 2.4326}
 
 
-@dataclass(eq=False)
 class ComparisonChooser:
-    """The key columns of a database.
+    """Choice of a comparison for some key columns.
 
-    Fields:
-        columns: in the order in which the key was named.
-        kept: `(rows,)`, where key and value are present; only these rows speak about bandwidths and reach.
-        bandwidth: chooses one for standardised points `(rows, width)` and these rows; the database caches it.
+    Args:
+        columns: the key columns, in the order in which the key was named.
+        complete: `(rows,)`, True where key and value are present; only these rows determine bandwidths and
+            distances.
+        targets: returns the values to predict for the complete rows, or the reason why there are none.
     """
 
-    columns: tuple[Column, ...]
-    kept: np.ndarray
-    bandwidth: Callable[[np.ndarray], Bandwidth]
-    scott: Callable[[np.ndarray], Bandwidth]
+    def __init__(
+        self,
+        columns: tuple[Column, ...],
+        complete: Bool[np.ndarray, " rows"],
+        targets: Callable[[], np.ndarray | str],
+    ) -> None:
+        self.columns, self.complete, self.targets = columns, complete, targets
+        self._bandwidth: Bandwidth | None = None
 
-    def compare(self, score: Score | str | None, threshold: float | None) -> Comparison:
-        """The comparison for this score, or the default one.
+    def choose(self, score: Score | str | None, threshold: float | None, progress: Progress | None) -> Comparison:
+        """Return the comparison by this score, or the default one.
 
         Raises:
-            OptionError: a score's name is unknown, or names one column's score for a key of several kinds.
+            OptionError: The score's name is unknown, or it compares one column and the key has several kinds.
         """
         named = parse_score(score) if isinstance(score, str) else None
         if named is not None and not named.needs_bandwidth:
             score, named = named.build(), None
         every = tuple(range(len(self.columns)))
         if isinstance(score, Score):
-            return self._given(score, every, threshold)
+            return self._by_score(score, every, threshold)
         if self._one("text", "category", "vector") or (self._one("boolean") and named is None):
             if named is not None:
                 raise OptionError(
-                    f"the score {score!r} compares numbers, and the key {self.columns[0].name!r} holds "
-                    f"{self.columns[0].kind}s. "
-                    "Choose spelling, jaro-winkler, levenshtein, token-set-ratio or exact."
+                    f"score must compare {self.columns[0].kind}s for the key {self.columns[0].name!r}, got {score!r}, "
+                    "which compares numbers. Choose spelling, jaro-winkler, levenshtein, token-set-ratio or exact."
                 )
-            return self._alone(0, threshold)
-        if all(_is_point(column) for column in self.columns):
-            return self._points(every, named, threshold, self.bandwidth)
+            return self._single_column(0, threshold)
+        if all(_is_numeric(column) for column in self.columns):
+            return self._numeric(every, named, threshold, partial(self.bandwidth, progress=progress))
         if named is not None:
             raise OptionError(
-                f"the score {score!r} compares one kind of key, and this key has several. "
-                "Leave the score out, or give scores.ByColumn."
+                f"score must be None or scores.ByColumn for a key of several kinds, got {score!r}. Leave it out."
             )
-        return self._mixture(threshold)
+        return self._mixed(threshold)
 
     def _one(self, *kinds: str) -> bool:
         return len(self.columns) == 1 and self.columns[0].kind in kinds
 
-    # -- a score was given ------------------------------------------------------------------------------
+    # -- comparisons by a given score -------------------------------------------------------------------
 
-    def _given(self, score: Score, every: tuple[int, ...], threshold: float | None) -> Comparison:
+    def _by_score(self, score: Score, every: tuple[int, ...], threshold: float | None) -> Comparison:
         notes: tuple[str, ...] = (f"compared by {score}",)
         first = self.columns[0]
-        if isinstance(score, ByColumn) or (len(self.columns) > 1 and not all(map(_is_point, self.columns))):
+        if isinstance(score, ByColumn) or (len(self.columns) > 1 and not all(map(_is_numeric, self.columns))):
             key = structured({c.name: in_days(c, c.cells) for c in self.columns})
-            return ScoreComparison(every, score, None, key, notes, self.columns, fields=True)
+            return ScoreComparison(every, score, None, key, notes, self.columns, structured=True)
         if self._one("text", "category"):
             if score.accepts == "text" and score.default_normalizer == "sum":
                 return self._texts(0, score, threshold, notes)
@@ -117,164 +123,163 @@ class ComparisonChooser:
             if threshold is None or not isinstance(getattr(score, "bandwidth", None), float | int):
                 return ScoreComparison(every, score, None, first.cells, notes, self.columns)
             notes += (f"no match beyond a distance of {threshold:.3g}",)
-            blank = np.zeros(1)
+            zero = np.zeros(1)
             return VectorDistanceComparison(
-                every, score, None, first.cells, notes, blank, blank + 1, 1.0, "", threshold, self.columns
+                every, score, None, first.cells, notes, zero, zero + 1, 1.0, "", threshold, self.columns
             )
         stacked = self._stacked(every)
         width = getattr(score, "bandwidth", None)
         if not isinstance(width, float | int):
             return ScoreComparison(every, score, None, stacked, notes, self.columns)
         ones = np.ones(len(every))
-        reach = self._reach(stacked, 3.0 * width, "own") if threshold is None else threshold
-        notes += (f"no match beyond a distance of {reach:.3g}",)
-        points = tuple(self.columns)
-        return DistanceComparison(
-            every, score, None, stacked, notes, ones * 0.0, ones, 1.0, _unit_name(points), reach, points
-        )
+        limit = self._max_distance(stacked, 3.0 * width, "own") if threshold is None else threshold
+        notes += (f"no match beyond a distance of {limit:.3g}",)
+        unit = _unit_name(self.columns)
+        return DistanceComparison(every, score, None, stacked, notes, ones * 0.0, ones, 1.0, unit, limit, self.columns)
 
-    # -- the defaults -----------------------------------------------------------------------------------
+    # -- default comparisons ----------------------------------------------------------------------------
 
-    def _alone(self, index: int, threshold: float | None) -> Comparison:
+    def _single_column(self, index: int, threshold: float | None) -> Comparison:
         column = self.columns[index]
         if column.kind == "text":
-            return self._texts(
-                index,
-                Spelling(),
-                threshold,
-                ("compared by Spelling, the mean of Jaro–Winkler and edit similarity",),
-            )
+            notes: tuple[str, ...] = ("compared by Spelling, the mean of Jaro–Winkler and edit similarity",)
+            return self._texts(index, Spelling(), threshold, notes)
         if column.kind == "vector":
             return self._vectors(index, threshold)
         notes = ("compared by equality",)
-        if column.kind == "category":
-            return ScoreComparison((index,), Exact(), None, column.cells, notes, (column,))
-        return ScoreComparison((index,), Exact(), None, column.cells[:, None], notes, (column,))
+        cells = column.cells if column.kind == "category" else column.cells[:, None]
+        return ScoreComparison((index,), Exact(), None, cells, notes, (column,))
 
     def _texts(self, index: int, score: Score, threshold: float | None, notes: tuple[str, ...]) -> Comparison:
         column = self.columns[index]
         assert column.original is not None
-        best = self._best(column)
+        top = max(_TOP, self.most_repeats(column))
         least = _TEXT_THRESHOLD if threshold is None else threshold
         spelling = isinstance(score, Spelling)
-        notes += (f"the {best} best keys take part", f"no match under a similarity of {least:g}")
-        if spelling:
-            notes = (*notes[:-1], f"{notes[-1]}, unless the query begins the key")
-        normalizer = TopK(best, normalizer=Softmax(temperature=_TEXT_TEMPERATURE))
-        names = tuple(column.original)
+        limit = f"no match under a similarity of {least:g}" + ", unless the query begins the key" * spelling
+        notes += (f"the {top} best keys take part", limit)
+        normalizer = TopK(top, normalizer=Softmax(temperature=_TEXT_TEMPERATURE))
+        labels = tuple(column.original)
         return SimilarityComparison(
-            (index,), score, normalizer, column.cells, notes, least, names, True, abbreviations=spelling
+            (index,), score, normalizer, column.cells, notes, least, labels, True, accept_prefixes=spelling
         )
 
     def _vectors(self, index: int, threshold: float | None) -> Comparison:
         least = _VECTOR_THRESHOLD if threshold is None else threshold
-        notes = (
-            f"compared by cosine; the {_BEST} best keys take part",
-            f"no match under a cosine of {least:g}",
-        )
-        normalizer = TopK(_BEST, normalizer=Softmax(temperature=_VECTOR_TEMPERATURE))
+        notes = (f"compared by cosine; the {_TOP} best keys take part", f"no match under a cosine of {least:g}")
+        normalizer = TopK(_TOP, normalizer=Softmax(temperature=_VECTOR_TEMPERATURE))
         return SimilarityComparison((index,), Cosine(), normalizer, self.columns[index].cells, notes, least, ())
 
-    def _points(
+    def _numeric(
         self,
         indices: tuple[int, ...],
         named: ParsedScore | None,
         threshold: float | None,
         choose: Callable[[np.ndarray], Bandwidth],
     ) -> DistanceComparison:
-        points = tuple(self.columns[index] for index in indices)
+        columns = tuple(self.columns[index] for index in indices)
         stacked = self._stacked(indices)
-        place, scale = self.moments(indices, stacked)
-        # A column that never changes says nothing; dividing by 1 keeps it from deciding by rounding.
+        mean, scale = self.mean_and_deviation(indices, stacked)
+        # A constant column carries no information; dividing by 1 keeps rounding from deciding.
         scale = np.where(scale > 0, scale, 1.0)
-        key = (stacked - place) / scale
+        key = (stacked - mean) / scale
         chosen = choose(key)
         kind = named.kind.__name__.lower() if named is not None else "gaussian"
         width = chosen.value * _AS_WIDE_AS_GAUSSIAN.get(kind, 1.0)
         score = named.build(width) if named is not None else Gaussian(width)
-        alone = len(points) == 1
+        alone = len(columns) == 1
         unit = float(scale[0]) if alone else 1.0
-        reach = threshold
-        if reach is None:
-            reach = self._reach(key, min(3.0 * width, 1.0), "standard") * unit
+        limit = threshold
+        if limit is None:
+            limit = self._max_distance(key, min(3.0 * width, 1.0), "standard") * unit
         own = ", ".join(
-            f"{width * s:.3g} {c.name}" + " days" * (c.kind == "timestamp") for c, s in zip(points, scale, strict=True)
+            f"{width * s:.3g} {c.name}" + " days" * (c.kind == "timestamp") for c, s in zip(columns, scale, strict=True)
         )
-        unit_name = _unit_name(points) if alone else " standard deviations"
+        unit_name = _unit_name(columns) if alone else " standard deviations"
         notes = (
             f"compared by {type(score).__name__} of standardised columns, bandwidth {width:.3g} ({own})",
-            f"bandwidth {_how(chosen)}",
-            f"no match beyond a distance of {reach:.3g}{unit_name}",
+            f"bandwidth {_method_text(chosen)}",
+            f"no match beyond a distance of {limit:.3g}{unit_name}",
         )
-        return DistanceComparison(indices, score, None, key, notes, place, scale, unit, unit_name, reach, points)
+        return DistanceComparison(indices, score, None, key, notes, mean, scale, unit, unit_name, limit, columns)
 
-    def _mixture(self, threshold: float | None) -> MixedComparison:
+    def _mixed(self, threshold: float | None) -> MixedComparison:
         parts: list[tuple[str, Comparison, float]] = []
-        points = tuple(i for i, column in enumerate(self.columns) if _is_point(column))
+        numeric = tuple(i for i, column in enumerate(self.columns) if _is_numeric(column))
         texts = sum(column.kind == "text" for column in self.columns)
-        if points:
-            name = "+".join(self.columns[i].name for i in points)
-            parts.append((name, self._points(points, None, None, self.scott), 1.0))
+        if numeric:
+            name = "+".join(self.columns[i].name for i in numeric)
+            parts.append((name, self._numeric(numeric, None, None, self.rule_of_thumb), 1.0))
         for index, column in enumerate(self.columns):
-            if index in points:
+            if index in numeric:
                 continue
-            # A similarity counts as it would alone; two texts share it, for each is half of the name.
+            # A similarity has the weight it has alone; two texts share it, as each is half of the name.
             weight = 1.0 / (_VECTOR_TEMPERATURE if column.kind == "vector" else _TEXT_TEMPERATURE)
-            own = self._alone(index, threshold if column.kind == "text" else None)
+            own = self._single_column(index, threshold if column.kind == "text" else None)
             if column.kind == "category":
-                names = () if column.original is None else tuple(column.original)
-                own = SimilarityComparison((index,), Exact(), None, column.cells, own.notes, 1.0, names, True)
+                labels = () if column.original is None else tuple(column.original)
+                own = SimilarityComparison((index,), Exact(), None, column.cells, own.notes, 1.0, labels, True)
             parts.append((column.name, own, weight / texts if column.kind == "text" else weight))
         score = ByColumn(tuple((name, part.score, weight) for name, part, weight in parts))
         key = structured({name: part.key for name, part, _ in parts})
         notes = tuple(f"{name}: {note}" for name, part, _ in parts for note in part.notes if "take part" not in note)
-        return MixedComparison((), score, Softmax(), key, notes, tuple((name, part) for name, part, _ in parts))
+        named_parts = tuple((name, part) for name, part, _ in parts)
+        return MixedComparison((), score, Softmax(), key, notes, named_parts)
 
-    # -- what the rows say ------------------------------------------------------------------------------
+    # -- statistics of the rows; `SampledChooser` has them for all rows of a store ----------------------
 
-    def moments(self, indices: tuple[int, ...], stacked: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of some columns side by side."""
-        present = stacked[self.kept]
-        if not len(present):
+    def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
+        """Return the bandwidth for these standardised points; it is computed once."""
+        if self._bandwidth is None:
+            self._bandwidth = choose_bandwidth(points[self.complete], self.targets(), progress)
+        return self._bandwidth
+
+    def rule_of_thumb(self, points: Float[np.ndarray, "rows width"]) -> Bandwidth:
+        """Return Scott's bandwidth, for numbers that are one part of a mixed key."""
+        return scott(int(self.complete.sum()), points.shape[1], "numbers beside other kinds of key")
+
+    def mean_and_deviation(
+        self, indices: tuple[int, ...], stacked: Float[np.ndarray, "rows width"]
+    ) -> tuple[Float[np.ndarray, " width"], Float[np.ndarray, " width"]]:
+        """Return the mean and standard deviation of some columns, given side by side."""
+        complete = stacked[self.complete]
+        if not len(complete):
             return np.zeros(len(indices)), np.ones(len(indices))
-        return present.mean(axis=0), present.std(axis=0)
+        return complete.mean(axis=0), complete.std(axis=0)
 
-    def repeats(self, column: Column) -> int:
-        """How many rows the commonest key fills."""
-        return max(Counter(column.cells[self.kept].tolist()).values(), default=0)
+    def most_repeats(self, column: Column) -> int:
+        """Return the number of rows with the commonest key."""
+        return max(Counter(column.cells[self.complete].tolist()).values(), default=0)
 
-    def between(self, key: np.ndarray, unit: str) -> float:
-        """The distance that 99 % of the keys do not exceed from their nearest other.
+    def nearest_quantile(self, key: Float[np.ndarray, "rows width"], unit: str) -> float:
+        """Return the 99th percentile of the distances of a key to its nearest other key.
 
         Args:
-            key: `(rows, width)`.
-            unit: "own", or "standard" where columns are standardised.
+            key: the keys as points.
+            unit: "own", or "standard" for standardised columns.
         """
-        found = nearest_distances(key[self.kept])
-        found = found[np.isfinite(found)]
-        return float(np.quantile(found, 0.99)) if len(found) else 0.0
+        distances = nearest_distances(key[self.complete])
+        distances = distances[np.isfinite(distances)]
+        return float(np.quantile(distances, 0.99)) if len(distances) else 0.0
 
-    def _stacked(self, indices: tuple[int, ...]) -> np.ndarray:
+    def _stacked(self, indices: tuple[int, ...]) -> Float[np.ndarray, "rows width"]:
         return np.stack([in_days(self.columns[i], self.columns[i].cells) for i in indices], axis=1)
 
-    def _best(self, column: Column) -> int:
-        return max(_BEST, self.repeats(column))
-
-    def _reach(self, key: np.ndarray, bandwidths: float, unit: str) -> float:
-        return max(bandwidths, self.between(key, unit))
+    def _max_distance(self, key: Float[np.ndarray, "rows width"], bandwidths: float, unit: str) -> float:
+        return max(bandwidths, self.nearest_quantile(key, unit))
 
 
-def _is_point(column: Column) -> bool:
+def _is_numeric(column: Column) -> bool:
     return column.kind in ("number", "timestamp", "boolean")
 
 
-def _unit_name(points: tuple[Column, ...]) -> str:
-    return " days" if len(points) == 1 and points[0].kind == "timestamp" else ""
+def _unit_name(columns: tuple[Column, ...]) -> str:
+    return " days" if len(columns) == 1 and columns[0].kind == "timestamp" else ""
 
 
-def _how(chosen: Bandwidth) -> str:
-    how = f"by {chosen.method} over {chosen.rows:,} rows"
+def _method_text(chosen: Bandwidth) -> str:
+    text = f"by {chosen.method} over {chosen.rows:,} rows"
     if chosen.error is None:
-        return how
-    of_mean = (chosen.baseline or 0.0) ** 0.5
-    return f"{how}: error {number(chosen.error**0.5)} (root mean square; {number(of_mean)} for the mean of all)"
+        return text
+    baseline = (chosen.baseline or 0.0) ** 0.5
+    return f"{text}: error {number(chosen.error**0.5)} (root mean square; {number(baseline)} for the mean of all)"

@@ -1,8 +1,9 @@
-"""How a kind of key is compared with a query, and when a query is unlike every key.
+"""Comparisons of queries with keys: a key array and a score for the engine, and a rule for "no match".
 
-Every comparison hands the engine a key array, a score and a normalizer, and afterwards says how near the
-rows of the answer are. Which comparison a database takes is chosen in `keys.py`.
+`choose.py` selects the comparison of a database.
 """
+
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
+from qkv.core.typing import Float, Int, Num, Shaped
 from qkv.database.io.formatting import number
 from qkv.database.keys.columns import Column
 from qkv.normalizers.base import Normalizer
@@ -29,196 +31,211 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False)
 class Comparison(ABC):
-    """Fields that every comparison has.
+    """The key array, score and normalizer with which the engine compares queries and keys.
 
     Fields:
-        columns: the key columns it reads, by their place among the key columns of the database.
-        score, normalizer: what the engine is asked for; normalizer None is the score's own.
+        columns: indices of the key columns that are compared.
+        score: the score.
+        normalizer: the normalizer; None for the score's own.
         key: the engine's key array.
-        notes: sentences about how it was chosen.
+        notes: sentences that explain the choice.
     """
 
     columns: tuple[int, ...]
     score: Score
     normalizer: Normalizer | None
-    key: np.ndarray
+    key: Shaped[np.ndarray, "rows ..."]
     notes: tuple[str, ...]
     measure: ClassVar[str] = ""
-    """What `nearness` gives: "similarity", "distance", or "" where there is no one number."""
+    """The unit of `nearness`: "similarity", "distance", or "" where there is no single number."""
 
     @abstractmethod
-    def query(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """The engine's query array from the parsed cells of all key columns."""
+    def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q ..."]:
+        """Return the engine's query array for the parsed cells of all key columns."""
 
-    def over(self, columns: Sequence[Column]) -> Self:
-        """The same comparison with other rows, whose key columns these are."""
-        return replace(self, key=self.query([column.cells for column in columns]))
+    def with_rows(self, columns: Sequence[Column]) -> Self:
+        """Return the same comparison over other rows of these key columns."""
+        return replace(self, key=self.query_array([column.cells for column in columns]))
 
-    def nearness(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
-        """The measure of each query `(q, …)` with some rows `(q, n)`; None where there is no one number."""
+    def nearness(
+        self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]
+    ) -> Num[np.ndarray, "q n"] | None:
+        """Return the similarity or distance of each query to some rows, or None where there is no such number."""
         return None
 
-    def refusals(self, query: np.ndarray, nearest: np.ndarray) -> list[str | None]:
-        """For each query and its nearest row, why it is unlike every key, or None."""
+    def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
+        """Return for each query why its nearest row is no match, or None where it is one."""
         return [None] * len(nearest)
 
     @property
-    def no_weight(self) -> str:
-        """What it means that no key has any weight."""
+    def no_weight_reason(self) -> str:
+        """The reason for "no match" when no key has any weight."""
         return "no key equals it" if isinstance(self.score, Exact) else "no key has any weight"
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreComparison(Comparison):
-    """A comparison with no notion of nearness: the engine alone decides, by giving no weight."""
+    """Comparison by a score alone: a query has no match only if no key gets any weight.
 
-    read: tuple[Column, ...]
-    """The columns in the order of `columns`."""
-    fields: bool = False
-    """Whether the key is a structured array with a field for each column, rather than one array."""
+    Fields:
+        key_columns: the columns in the order of `columns`.
+        structured: whether the key is a structured array with a field per column.
+    """
 
-    def query(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """Cells as they are, timestamps in days."""
-        own = [in_days(column, cells[index]) for index, column in zip(self.columns, self.read, strict=True)]
-        if self.fields:
-            return structured({column.name: each for column, each in zip(self.read, own, strict=True)})
+    key_columns: tuple[Column, ...]
+    structured: bool = False
+
+    def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q ..."]:
+        """Return the cells unchanged, but timestamps in days."""
+        own = [in_days(column, cells[index]) for index, column in zip(self.columns, self.key_columns, strict=True)]
+        if self.structured:
+            return structured({column.name: each for column, each in zip(self.key_columns, own, strict=True)})
         return own[0] if own[0].dtype == object or own[0].ndim == 2 else np.stack(own, axis=1)
 
-    def over(self, columns: Sequence[Column]) -> Self:
-        """The columns as well."""
-        return replace(super().over(columns), read=tuple(columns[index] for index in self.columns))
+    def with_rows(self, columns: Sequence[Column]) -> Self:
+        """Replace the key array and the columns."""
+        return replace(super().with_rows(columns), key_columns=tuple(columns[index] for index in self.columns))
 
 
 @dataclass(frozen=True, eq=False)
 class SimilarityComparison(Comparison):
-    """A score that is itself a similarity, at most 1: texts by spelling, vectors by cosine."""
+    """Comparison by a score that is a similarity of at most 1: spelling of texts, cosine of vectors.
+
+    Fields:
+        threshold: the least similarity of a match; None for no limit.
+        labels: the key of each row as in the table, for messages; empty for vectors.
+        has_labels: whether rows have labels.
+        accept_prefixes: whether a query that begins its nearest key matches it, however long the rest is.
+    """
 
     threshold: float | None
-    names: tuple[str, ...]
-    """What each row's key is called in a sentence."""
-    named: bool = False
-    """Whether rows have names: the keys as they stand in the table."""
-    abbreviations: bool = False
-    """Whether a query that is the beginning of its nearest key resembles it, however long the rest is."""
+    labels: tuple[str, ...]
+    has_labels: bool = False
+    accept_prefixes: bool = False
     measure: ClassVar[str] = "similarity"
 
-    def query(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """The one column's cells."""
+    def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q ..."]:
+        """Return the cells of the one compared column."""
         return cells[self.columns[0]]
 
-    def over(self, columns: Sequence[Column]) -> Self:
-        """Their names as well."""
-        names = columns[self.columns[0]].original if self.named else None
-        return replace(super().over(columns), names=() if names is None else tuple(names))
+    def with_rows(self, columns: Sequence[Column]) -> Self:
+        """Replace the key array and the labels."""
+        labels = columns[self.columns[0]].original if self.has_labels else None
+        return replace(super().with_rows(columns), labels=() if labels is None else tuple(labels))
 
-    def nearness(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The score of each query with its rows."""
+    def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
+        """Return the score of each query with its rows."""
         return np.asarray(self.score(query[:, None], self.key[rows]))[:, 0, :]
 
-    def refusals(self, query: np.ndarray, nearest: np.ndarray) -> list[str | None]:
-        """No similarity reaches the threshold, and the query is not the beginning of its nearest key."""
+    def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
+        """Return a reason where the similarity is under the threshold and no prefix is accepted."""
         if self.threshold is None:
             return [None] * len(nearest)
         best = self.nearness(query, nearest[:, None])[:, 0]
         reasons: list[str | None] = []
-        for asked, row, similarity in zip(query, nearest, best, strict=True):
-            # Not the other way round: every nonsense that happens to begin with a short key would be found.
-            begins = self.abbreviations and len(asked) > 1 and self.key[row].startswith(asked)
-            if similarity >= self.threshold or begins:
+        for text, row, similarity in zip(query, nearest, best, strict=True):
+            # Not the other way round: any nonsense that begins with a short key would match that key.
+            prefix = self.accept_prefixes and len(text) > 1 and self.key[row].startswith(text)
+            if similarity >= self.threshold or prefix:
                 reasons.append(None)
                 continue
-            which = f"the nearest key, {self.names[row]!r}," if self.names else "the nearest key"
-            reasons.append(f"{which} has similarity {similarity:.2f}, under {self.threshold:g}")
+            subject = f"the nearest key, {self.labels[row]!r}," if self.labels else "the nearest key"
+            reasons.append(f"{subject} has similarity {similarity:.2f}, under {self.threshold:g}")
         return reasons
 
 
 @dataclass(frozen=True, eq=False)
 class DistanceComparison(Comparison):
-    """Numbers, timestamps and booleans as points, compared by their distance.
+    """Comparison of numbers, timestamps and booleans as points, by their distance.
 
     Fields:
-        place, scale: what is taken from and divides each column, before the score sees it.
-        unit: what one unit of distance is in the measure that is shown.
-        reach: the largest distance, in the measure that is shown, at which a key still answers; None for any.
-        points: the columns, for showing a key.
+        offset, scale: each column is standardised as `(cells - offset) / scale` before the score.
+        unit: the displayed distance of one unit of standardised distance.
+        unit_name: the name of that unit, such as " days".
+        max_distance: the largest displayed distance of a match; None for no limit.
+        key_columns: the columns in the order of `columns`.
     """
 
-    place: np.ndarray
-    scale: np.ndarray
+    offset: Float[np.ndarray, " width"]
+    scale: Float[np.ndarray, " width"]
     unit: float
     unit_name: str
-    reach: float | None
-    points: tuple[Column, ...]
+    max_distance: float | None
+    key_columns: tuple[Column, ...]
     measure: ClassVar[str] = "distance"
 
-    def query(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """The columns side by side, standardised as the key is."""
-        stacked = np.stack([in_days(c, cells[i]) for c, i in zip(self.points, self.columns, strict=True)], axis=1)
-        return np.asarray((stacked - self.place) / self.scale)
+    def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q width"]:
+        """Return the columns side by side, standardised like the key."""
+        own = [in_days(column, cells[i]) for column, i in zip(self.key_columns, self.columns, strict=True)]
+        return np.asarray((np.stack(own, axis=1) - self.offset) / self.scale)
 
-    def over(self, columns: Sequence[Column]) -> Self:
-        """The columns as well."""
-        return replace(super().over(columns), points=tuple(columns[index] for index in self.columns))
+    def with_rows(self, columns: Sequence[Column]) -> Self:
+        """Replace the key array and the columns."""
+        return replace(super().with_rows(columns), key_columns=tuple(columns[index] for index in self.columns))
 
-    def nearness(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Euclidean distances, differences taken one by one so that equal keys are at distance 0."""
+    def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
+        """Return Euclidean distances, from differences so that equal keys have distance 0."""
         squares = np.square(query[:, None, :] - self.key[rows])
         return np.asarray(np.sqrt(squares.sum(axis=-1)) * self.unit)
 
-    def refusals(self, query: np.ndarray, nearest: np.ndarray) -> list[str | None]:
-        """The nearest key is out of reach."""
-        if self.reach is None:
+    def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
+        """Return a reason where the nearest key is beyond the largest distance of a match."""
+        if self.max_distance is None:
             return [None] * len(nearest)
+        limit = f"no match beyond a distance of {self.max_distance:.3g}"
         reasons: list[str | None] = []
         for row, distance in zip(nearest, self.nearness(query, nearest[:, None])[:, 0], strict=True):
-            away = f"{number(distance, distance)}{self.unit_name} away; no match beyond a distance of {self.reach:.3g}"
-            far = distance > self.reach
-            reasons.append(f"the nearest key{self._shown(row)} is {away}" if far else None)
+            away = f"{number(distance, distance)}{self.unit_name} away"
+            far = distance > self.max_distance
+            reasons.append(f"the nearest key{self._key_text(row)} is {away}; {limit}" if far else None)
         return reasons
 
-    def _shown(self, row: int) -> str:
-        cells = [c.timestamp(c.cells[row]) if c.kind == "timestamp" else f"{c.cells[row]:.6g}" for c in self.points]
+    def _key_text(self, row: int) -> str:
+        cells = [
+            c.timestamp(c.cells[row]) if c.kind == "timestamp" else f"{c.cells[row]:.6g}" for c in self.key_columns
+        ]
         return f", {', '.join(str(cell) for cell in cells)},"
 
 
 @dataclass(frozen=True, eq=False)
 class VectorDistanceComparison(DistanceComparison):
-    """A column of vectors, compared by their distance as they stand."""
+    """Comparison of one column of vectors by their distance, without standardisation."""
 
-    def query(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """The one column's cells."""
+    def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q width"]:
+        """Return the cells of the one compared column."""
         return cells[self.columns[0]]
 
-    def _shown(self, row: int) -> str:
+    def _key_text(self, row: int) -> str:
         return ""
 
 
 @dataclass(frozen=True, eq=False)
 class MixedComparison(Comparison):
-    """Several key columns of different kinds: each is compared in its own way and must itself be near."""
+    """Comparison of key columns of several kinds: each part is compared in its own way and must itself match."""
 
     parts: tuple[tuple[str, Comparison], ...]
 
-    def query(self, cells: Sequence[np.ndarray]) -> np.ndarray:
-        """One structured array, a field for each part."""
-        return structured({name: part.query(cells) for name, part in self.parts})
+    def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, " q"]:
+        """Return a structured array with a field for each part."""
+        return structured({name: part.query_array(cells) for name, part in self.parts})
 
-    def over(self, columns: Sequence[Column]) -> Self:
-        """In each of its parts."""
-        return replace(super().over(columns), parts=tuple((name, part.over(columns)) for name, part in self.parts))
+    def with_rows(self, columns: Sequence[Column]) -> Self:
+        """Replace the key arrays of all parts."""
+        parts = tuple((name, part.with_rows(columns)) for name, part in self.parts)
+        return replace(super().with_rows(columns), parts=parts)
 
-    def refusals(self, query: np.ndarray, nearest: np.ndarray) -> list[str | None]:
-        """The first part that is unlike its key."""
-        found: list[str | None] = [None] * len(nearest)
+    def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
+        """Return the reason of the first part that does not match."""
+        reasons: list[str | None] = [None] * len(nearest)
         for name, part in self.parts:
-            for index, reason in enumerate(part.refusals(query[name], nearest)):
-                if reason is not None and found[index] is None:
-                    found[index] = f"{name}: {reason}"
-        return found
+            for index, reason in enumerate(part.mismatches(query[name], nearest)):
+                if reason is not None and reasons[index] is None:
+                    reasons[index] = f"{name}: {reason}"
+        return reasons
 
 
-def structured(fields: dict[str, np.ndarray]) -> np.ndarray:
-    """One record array from columns of equal length; a matrix becomes a field of vectors."""
+def structured(fields: dict[str, Shaped[np.ndarray, "rows ..."]]) -> Shaped[np.ndarray, " rows"]:
+    """Return one structured array from columns of equal length; a matrix becomes a field of vectors."""
     dtype = [(name, cells.dtype, cells.shape[1:]) for name, cells in fields.items()]
     rows = np.empty(len(next(iter(fields.values()))), dtype=dtype)
     for name, cells in fields.items():
@@ -226,6 +243,6 @@ def structured(fields: dict[str, np.ndarray]) -> np.ndarray:
     return rows
 
 
-def in_days(column: Column, cells: np.ndarray) -> np.ndarray:
-    """Moments in days, from their first; everything else as it is."""
+def in_days(column: Column, cells: Shaped[np.ndarray, "rows ..."]) -> Shaped[np.ndarray, "rows ..."]:
+    """Convert timestamps to days from the column's origin; return other cells unchanged."""
     return cells / column.units_per_day if column.kind == "timestamp" else cells

@@ -1,70 +1,85 @@
-"""Points in blocks of near neighbours, so that work on pairs of far blocks can be skipped.
+"""Blocks of neighboring points, so that work on pairs of distant blocks can be skipped.
 
-A k-d tree cut into leaves of equal size: each block is a small box, and the gap between two boxes bounds
-every distance between their points from below.
+A k-d tree is cut into leaves of equal size. Each leaf is a small box, and the gap between two boxes is a lower
+bound of every distance between their points.
 """
+
+from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["PointBlocks", "split_into_blocks", "nearest_distances", "squared_distances"]
+from qkv.core.typing import Float, Int
+
+__all__ = ["PointBlocks", "nearest_distances", "split_into_blocks", "squared_distances"]
 
 
 @dataclass(frozen=True)
 class PointBlocks:
-    """`rows[b]` are the rows of block b, ascending; it lies between the corners `low[b]` and `high[b]`."""
+    """Points divided into blocks.
 
-    points: np.ndarray
-    rows: tuple[np.ndarray, ...]
-    low: np.ndarray
-    high: np.ndarray
+    Fields:
+        points: all points.
+        rows: for each block the indices of its points, ascending.
+        low, high: the corners of each block's bounding box.
+    """
 
-    def gaps(self, a: int) -> np.ndarray:
-        """The squared distance of block a's box from every box."""
-        apart = np.maximum(np.maximum(self.low[a] - self.high, self.low - self.high[a]), 0.0)
-        return np.asarray(np.square(apart).sum(axis=-1))
+    points: Float[np.ndarray, "rows width"]
+    rows: tuple[Int[np.ndarray, " _"], ...]
+    low: Float[np.ndarray, "blocks width"]
+    high: Float[np.ndarray, "blocks width"]
 
-    def offsets(self, a: int, b: int) -> tuple[np.ndarray, np.ndarray]:
-        """The points of two blocks in float32, seen from the middle of both.
+    def squared_gaps(self, a: int) -> Float[np.ndarray, " blocks"]:
+        """Return the squared distance of block a's box from every box."""
+        gaps = np.maximum(np.maximum(self.low[a] - self.high, self.low - self.high[a]), 0.0)
+        return np.asarray(np.square(gaps).sum(axis=-1))
 
-        Near pairs then have small coordinates, and float32 differences of small numbers lose nothing.
+    def centered(self, a: int, b: int) -> tuple[Float[np.ndarray, "m width"], Float[np.ndarray, "n width"]]:
+        """Return the points of two blocks in float32, relative to their common center.
+
+        Near pairs then have small coordinates, whose differences are exact enough in float32.
         """
         first, second = self.points[self.rows[a]], self.points[self.rows[b]]
-        middle = (first.mean(axis=0) + second.mean(axis=0)) / 2
-        return (first - middle).astype(np.float32), (second - middle).astype(np.float32)
+        center = (first.mean(axis=0) + second.mean(axis=0)) / 2
+        return (first - center).astype(np.float32), (second - center).astype(np.float32)
 
 
-def split_into_blocks(points: np.ndarray, size: int = 512) -> PointBlocks:
-    """Cut `(rows, width)` points into blocks of `size` rows, the last one smaller.
+def split_into_blocks(points: Float[np.ndarray, "rows width"], size: int = 512) -> PointBlocks:
+    """Split points into blocks of `size` rows; the last block may be smaller.
 
     Example:
-        >>> cut = split_into_blocks(np.arange(10.0)[:, None], size=5)
-        >>> [block.tolist() for block in cut.rows], float(cut.gaps(0)[1])
+        >>> blocks = split_into_blocks(np.arange(10.0)[:, None], size=5)
+        >>> [block.tolist() for block in blocks.rows], float(blocks.squared_gaps(0)[1])
         ([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]], 1.0)
     """
     rows: list[np.ndarray] = []
-    waiting = [np.arange(len(points))]
-    while waiting:
-        part = waiting.pop()
+    unsplit = [np.arange(len(points))]
+    while unsplit:
+        part = unsplit.pop()
         if len(part) <= size:
             rows.append(np.sort(part))
             continue
         inside = points[part]
         axis = int(np.argmax(np.ptp(inside, axis=0)))
-        # Cut at a multiple of the size: only one block of the whole tree is left smaller.
+        # Cut at a multiple of the size, so that only one block of the whole tree is smaller.
         left = -(-len(part) // size) // 2 * size
         order = np.argpartition(inside[:, axis], left - 1)
-        waiting += [part[order[left:]], part[order[:left]]]
+        unsplit += [part[order[left:]], part[order[:left]]]
     low = np.array([points[block].min(axis=0) for block in rows])
     high = np.array([points[block].max(axis=0) for block in rows])
     return PointBlocks(points, tuple(rows), low, high)
 
 
-def squared_distances(first: np.ndarray, second: np.ndarray, out: np.ndarray, spare: np.ndarray) -> np.ndarray:
-    """All squared distances `(a, b)` of two sets of points, written into `out`; `spare` is overwritten."""
+def squared_distances(
+    first: Float[np.ndarray, "m width"],
+    second: Float[np.ndarray, "n width"],
+    out: Float[np.ndarray, "m n"],
+    scratch: Float[np.ndarray, "m n"],
+) -> Float[np.ndarray, "m n"]:
+    """Write all squared distances of two sets of points into `out`; `scratch` is overwritten."""
     if first.shape[1] > 4:
-        # One product is cheaper than many passes; what it loses to cancellation is lost by far pairs only.
+        # One matrix product is cheaper than many passes; its cancellation affects distant pairs only.
         np.matmul(first, second.T, out=out)
         out *= -2.0
         out += np.square(first).sum(axis=1)[:, None]
@@ -74,14 +89,18 @@ def squared_distances(first: np.ndarray, second: np.ndarray, out: np.ndarray, sp
     np.subtract(first[:, :1], second[None, :, 0], out=out)
     np.multiply(out, out, out=out)
     for axis in range(1, first.shape[1]):
-        np.subtract(first[:, axis : axis + 1], second[None, :, axis], out=spare)
-        np.multiply(spare, spare, out=spare)
-        np.add(out, spare, out=out)
+        np.subtract(first[:, axis : axis + 1], second[None, :, axis], out=scratch)
+        np.multiply(scratch, scratch, out=scratch)
+        np.add(out, scratch, out=out)
     return out
 
 
-def nearest_distances(points: np.ndarray, most: int = 50_000) -> np.ndarray:
-    """The distance of each point to its nearest other; of a sample of about `most` where there are more.
+def nearest_distances(points: Float[np.ndarray, "rows width"], most: int = 50_000) -> Float[np.ndarray, " sample"]:
+    """Return the distance of each point to its nearest other point.
+
+    Args:
+        points: the points.
+        most: the approximate size of the sample for which distances are returned if there are more points.
 
     Example:
         >>> nearest_distances(np.array([[0.0], [1.0], [5.0]])).tolist()
@@ -90,19 +109,19 @@ def nearest_distances(points: np.ndarray, most: int = 50_000) -> np.ndarray:
     if not len(points):
         return np.zeros(0)
     blocks = split_into_blocks(points)
-    found = []
-    # Evenly spread blocks, each against all points, so that a sample's distances are those of the whole.
+    distances = []
+    # Evenly spaced blocks, each against all points, so that the sample's distances are those of the whole.
     for a in range(0, len(blocks.rows), -(-len(points) // most)):
         best = np.full(len(blocks.rows[a]), np.inf, np.float32)
-        gaps = blocks.gaps(a)
+        gaps = blocks.squared_gaps(a)
         for b in np.argsort(gaps, kind="stable"):
             if gaps[b] > best.max():
                 break
-            first, second = blocks.offsets(a, int(b))
-            pair = (len(first), len(second))
-            squared = squared_distances(first, second, np.empty(pair, np.float32), np.empty(pair, np.float32))
+            first, second = blocks.centered(a, int(b))
+            shape = (len(first), len(second))
+            squared = squared_distances(first, second, np.empty(shape, np.float32), np.empty(shape, np.float32))
             if a == b:
                 np.fill_diagonal(squared, np.inf)
             np.minimum(best, squared.min(axis=1), out=best)
-        found.append(np.sqrt(best.astype(np.float64)))
-    return np.concatenate(found)
+        distances.append(np.sqrt(best.astype(np.float64)))
+    return np.concatenate(distances)

@@ -1,13 +1,16 @@
 """Scores and normalizers by name, as on the command line: `jaro-winkler`, `gaussian:0.1`, `topk:10:0.02`.
 
-A name is the class in words; numbers after colons are its fields in order. Whatever `qkv.scores` and
-`qkv.normalizers` export is known here by existing.
+A name is the class name in words; numbers after colons are its fields in order. All classes that `qkv.scores` and
+`qkv.normalizers` export, and that numbers alone can construct, are available.
 """
+
+from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, TypeVar
 
 import qkv.normalizers as normalizer_module
@@ -20,29 +23,29 @@ from qkv.scores.base import Score
 
 _Part = TypeVar("_Part")
 
-__all__ = ["ParsedScore", "parse_normalizer", "parse_score", "normalizer_names", "score_names"]
+__all__ = ["ParsedScore", "normalizer_names", "parse_normalizer", "parse_score", "score_names"]
 
 
 @dataclass(frozen=True)
 class ParsedScore:
-    """A score as it was named: its class, and the numbers that were given with it."""
+    """A score's class and the numbers that were given with its name."""
 
     kind: type[Score]
     numbers: tuple[float, ...]
 
     @property
     def needs_bandwidth(self) -> bool:
-        """Whether it has a bandwidth and none was given."""
+        """Whether its first field is a bandwidth and no number was given."""
         first = next(iter(dataclasses.fields(self.kind)), None)  # type: ignore[arg-type]
         return first is not None and first.name == "bandwidth" and not self.numbers
 
     def build(self, *numbers: float) -> Score:
-        """The score, with these numbers where none were given."""
-        return _built(self.kind, self.numbers or numbers)
+        """Return the score, with `numbers` if none were given with its name."""
+        return _build(self.kind, self.numbers or numbers)
 
 
 def score_names() -> list[str]:
-    """The names that `parse_score` knows.
+    """Return the names that `parse_score` accepts.
 
     Example:
         >>> "jaro-winkler" in score_names(), "additive" in score_names()
@@ -52,15 +55,15 @@ def score_names() -> list[str]:
 
 
 def normalizer_names() -> list[str]:
-    """The names that `parse_normalizer` knows."""
+    """Return the names that `parse_normalizer` accepts."""
     return sorted(_normalizers())
 
 
 def parse_score(text: str) -> ParsedScore:
-    """The score called `text`.
+    """Parse the name of a score and the numbers after it.
 
     Raises:
-        OptionError: there is no such score, or it takes no such numbers.
+        OptionError: There is no such score, or it takes no such numbers.
 
     Example:
         >>> parse_score("gaussian:0.5").build()
@@ -69,15 +72,14 @@ def parse_score(text: str) -> ParsedScore:
         True
     """
     name, *rest = text.split(":")
-    kind = _find(name, _scores(), score_module, "score")
-    return ParsedScore(kind, _numbers(text, rest))
+    return ParsedScore(_find(name, _scores(), score_module, "score"), _numbers(text, rest))
 
 
 def parse_normalizer(text: str) -> Normalizer:
-    """The normalizer called `text`; `topk:10:0.02` is the ten best under a softmax of temperature 0.02.
+    """Return the normalizer of this name; `topk:10:0.02` is the top 10 under a softmax of temperature 0.02.
 
     Raises:
-        OptionError: there is no such normalizer, or it takes no such numbers.
+        OptionError: There is no such normalizer, or it takes no such numbers.
 
     Example:
         >>> print(parse_normalizer("topk:10:0.02"))
@@ -85,32 +87,32 @@ def parse_normalizer(text: str) -> Normalizer:
     """
     name, *rest = text.split(":")
     kind: type[Normalizer] = _find(name, _normalizers(), normalizer_module, "normalizer")
-    if kind is TopK:
-        if not rest:
-            raise OptionError("the normalizer 'topk' does not say how many. Write topk:10, or topk:10:0.02.")
-        count = _numbers(text, rest[:1])[0]
-        within = ":".join(rest[1:])
-        if not within:
-            return _built(TopK, (count,))
-        by_name = within[0].isalpha()
-        nested = parse_normalizer(within) if by_name else Softmax(temperature=_numbers(text, rest[1:2])[0])
-        return _built(TopK, (count,), normalizer=nested)
-    return _built(kind, _numbers(text, rest))
+    if kind is not TopK:
+        return _build(kind, _numbers(text, rest))
+    if not rest:
+        raise OptionError("the normalizer 'topk' must be given with a number of keys. Write topk:10, or topk:10:0.02.")
+    count = _numbers(text, rest[:1])[0]
+    inner = ":".join(rest[1:])
+    if not inner:
+        return _build(TopK, (count,))
+    by_name = inner[0].isalpha()
+    normalizer = parse_normalizer(inner) if by_name else Softmax(temperature=_numbers(text, rest[1:2])[0])
+    return _build(TopK, (count,), normalizer=normalizer)
 
 
-def _scores() -> dict[str, type]:
-    return _kinds(score_module, Score)
+def _scores() -> dict[str, type[Score]]:
+    return _classes(score_module, Score)
 
 
-def _normalizers() -> dict[str, type]:
-    return {"topk": TopK, **_kinds(normalizer_module, Normalizer)}
+def _normalizers() -> dict[str, type[Normalizer]]:
+    return {"topk": TopK, **_classes(normalizer_module, Normalizer)}
 
 
-def _kinds(module: Any, base: type) -> dict[str, type]:
-    """The exported classes that numbers alone can build, by their names in words."""
+def _classes(module: ModuleType, base: type) -> dict[str, Any]:
+    """Return the exported classes that numbers alone can construct, by their names in words."""
     exported = {name: getattr(module, name) for name in module.__all__}
     return {
-        _words(name): kind
+        _in_words(name): kind
         for name, kind in exported.items()
         if inspect.isclass(kind)
         and issubclass(kind, base)
@@ -120,48 +122,48 @@ def _kinds(module: Any, base: type) -> dict[str, type]:
     }
 
 
-def _words(name: str) -> str:
+def _in_words(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).lower()
 
 
-def _needs_numbers_only(kind: Any) -> bool:
+def _needs_numbers_only(kind: type) -> bool:
     absent = dataclasses.MISSING
     fields = dataclasses.fields(kind)
     return all(_is_number(f) for f in fields if f.default is absent and f.default_factory is absent)
 
 
-def _is_number(field: Any) -> bool:
-    # A tuple of columns names float too, and is no number.
+def _is_number(field: dataclasses.Field[Any]) -> bool:
+    # A tuple of columns mentions float too.
     kind = str(field.type)
     return bool(re.search(r"\b(float|int)\b", kind)) and "tuple" not in kind
 
 
-def _find(name: str, kinds: dict[str, type], module: Any, what: str) -> Any:
-    plain = {re.sub(r"[-_ ]", "", known): kind for known, kind in kinds.items()}
+def _find(name: str, kinds: dict[str, type[_Part]], module: ModuleType, part: str) -> type[_Part]:
+    plain = {re.sub(r"[-_ ]", "", key): kind for key, kind in kinds.items()}
     wanted = re.sub(r"[-_ ]", "", name.lower())
     if wanted in plain:
         return plain[wanted]
     if wanted in {other.lower() for other in module.__all__}:
         raise OptionError(
-            f"the {what} {name!r} holds learned arrays or other parts, which a name cannot give. Build it in Python."
+            f"the {part} {name!r} holds learned arrays or other parts, which a name cannot give. Build it in Python."
         )
-    raise OptionError(f"there is no {what} {name!r}; there are {', '.join(sorted(kinds))}.{suggest_name(name, kinds)}")
+    raise OptionError(f"there is no {part} {name!r}; there are {', '.join(sorted(kinds))}.{suggest_name(name, kinds)}")
 
 
 def _numbers(text: str, parts: list[str]) -> tuple[float, ...]:
     try:
         return tuple(int(part) if part.strip("+-").isdigit() else float(part) for part in parts)
     except ValueError:
-        raise OptionError(f"{text!r} holds something that is no number after a colon. Write name:0.5.") from None
+        raise OptionError(f"the parts after a colon must be numbers, got {text!r}. Write name:0.5.") from None
 
 
-def _built(kind: type[_Part], numbers: tuple[float, ...], **parts: Any) -> _Part:
+def _build(kind: type[_Part], numbers: tuple[float, ...], **parts: Normalizer) -> _Part:
     fields = [field.name for field in dataclasses.fields(kind) if _is_number(field)]  # type: ignore[arg-type]
     if len(numbers) > len(fields):
         count = f"{len(numbers)} number{'s' * (len(numbers) != 1)}"
         takes = f"It takes {', '.join(fields)}" if fields else "It takes none"
-        raise OptionError(f"{_words(kind.__name__)!r} was given {count}. {takes}.")
+        raise OptionError(f"{_in_words(kind.__name__)!r} was given {count}. {takes}.")
     try:
         return kind(**dict(zip(fields, numbers, strict=False)), **parts)
     except TypeError as error:
-        raise OptionError(f"{_words(kind.__name__)!r} cannot be built: {error}.") from None
+        raise OptionError(f"{_in_words(kind.__name__)!r} cannot be built: {error}.") from None

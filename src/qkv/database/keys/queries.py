@@ -1,9 +1,11 @@
-"""Queries as they come (a text, a number, a tuple, a record, a list, a frame) become one cell per key column.
+"""Parsing of queries: a text, number, tuple, record, list or frame becomes one array of cells per key column.
 
-With one key column a query is a cell. With several it is a tuple in their order, a record by their names,
-or a text with commas, as on the command line. A list is many queries; a missing query (None, NaN, "") is
-answered "no match".
+With one key column, a query is a cell. With several, it is a tuple in their order, a record by their names, or
+a text with commas, as on the command line. A list holds many queries. A missing query (None, NaN, "") has no
+match.
 """
+
+from __future__ import annotations
 
 import csv
 import math
@@ -14,14 +16,18 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.typing import Bool, Float, Shaped
 from qkv.database.io import arrow_columns
 from qkv.database.keys.columns import Column, fold
 from qkv.errors import QueryError
 
-__all__ = ["Queries", "split"]
+__all__ = ["Queries", "split_queries"]
 
-_YES = {"true", "t", "yes", "y", "1"}
-_NO = {"false", "f", "no", "n", "0"}
+_TRUE = {"true", "t", "yes", "y", "1"}
+_FALSE = {"false", "f", "no", "n", "0"}
+
+Cell = str | float | np.ndarray | None
+"""One parsed part of a query; None where it is missing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,56 +35,56 @@ class Queries:
     """Parsed queries.
 
     Fields:
-        asked: what was asked, one per query, for showing.
+        originals: the queries as given, for display.
         cells: for each key column, `(q,)` or `(q, width)` in the form of `Column.cells`.
-        missing: `(q,)`, where some cell is missing.
-        single: one query was asked, not a list of them.
-        absent: for each key column, `(q,)`, where its cell is missing.
+        missing: `(q,)`, True where some cell is missing.
+        single: whether one query was given rather than a list.
+        missing_cells: for each key column, `(q,)`, True where its cell is missing.
     """
 
-    asked: tuple[Any, ...]
-    cells: tuple[np.ndarray, ...]
-    missing: np.ndarray
+    originals: tuple[object, ...]
+    cells: tuple[Shaped[np.ndarray, "q ..."], ...]
+    missing: Bool[np.ndarray, " q"]
     single: bool
-    absent: tuple[np.ndarray, ...] = ()
+    missing_cells: tuple[Bool[np.ndarray, " q"], ...] = ()
 
     def __len__(self) -> int:
-        return len(self.asked)
+        return len(self.originals)
 
-    def part(self, start: int, stop: int) -> "Queries":
-        """The queries from `start` up to `stop`."""
+    def slice(self, start: int, stop: int) -> Queries:
+        """Return the queries from `start` up to `stop`."""
         cells = tuple(column[start:stop] for column in self.cells)
-        absent = tuple(column[start:stop] for column in self.absent)
-        return Queries(self.asked[start:stop], cells, self.missing[start:stop], False, absent)
+        missing_cells = tuple(column[start:stop] for column in self.missing_cells)
+        return Queries(self.originals[start:stop], cells, self.missing[start:stop], False, missing_cells)
 
     @staticmethod
-    def parse(queries: Any, columns: Sequence[Column], folded: bool = True) -> "Queries":
-        """Read queries for these key columns.
+    def parse(queries: object, columns: Sequence[Column], folded: bool = True) -> Queries:
+        """Parse queries for these key columns.
 
         Raises:
-            QueryError: a query is of another kind than its key, or has another number of parts.
+            QueryError: A query is of another kind than its key, or has another number of parts.
         """
-        asked, single = split(queries, columns)
-        rows = [_parts(query, columns) for query in asked]
-        cells, absent = [], []
+        given, single = split_queries(queries, columns)
+        rows = [_parts(query, columns) for query in given]
+        cells, missing_cells = [], []
         for index, column in enumerate(columns):
-            read = [_cell(row[index], column, folded) for row in rows]
-            absent.append(np.array([cell is None for cell in read], dtype=bool))
-            cells.append(_stack(read, column))
-        missing = np.logical_or.reduce(absent)
-        shown = tuple(_shown(query) for query in asked)
-        return Queries(shown, tuple(cells), missing, single, tuple(absent))
+            parsed = [_parse_cell(row[index], column, folded) for row in rows]
+            missing_cells.append(np.array([cell is None for cell in parsed], dtype=bool))
+            cells.append(_stack(parsed, column))
+        missing = np.logical_or.reduce(missing_cells)
+        originals = tuple(_display_form(query) for query in given)
+        return Queries(originals, tuple(cells), missing, single, tuple(missing_cells))
 
 
-def split(queries: Any, columns: Sequence[Column]) -> tuple[list[Any], bool]:
-    """The list of queries, and whether one query was asked rather than a list.
+def split_queries(queries: Any, columns: Sequence[Column]) -> tuple[list[Any], bool]:
+    """Return the list of queries, and whether one query was given rather than a list.
 
     Example:
-        >>> split("Li", ["name"]), split(["Li", "Hu"], ["name"])
+        >>> split_queries("Li", ["name"]), split_queries(["Li", "Hu"], ["name"])
         ((['Li'], True), (['Li', 'Hu'], False))
     """
     if hasattr(queries, "__arrow_c_stream__") and not isinstance(queries, (str, bytes)):
-        return _from_frame(queries, columns), False
+        return _frame_rows(queries, columns), False
     if isinstance(queries, np.ndarray):
         queries = queries.tolist() if queries.dtype != object else list(queries)
     elif hasattr(queries, "to_pylist"):
@@ -97,7 +103,7 @@ def split(queries: Any, columns: Sequence[Column]) -> tuple[list[Any], bool]:
     return list(queries), False
 
 
-def _from_frame(frame: Any, columns: Sequence[Column]) -> list[Any]:
+def _frame_rows(frame: Any, columns: Sequence[Column]) -> list[Any]:
     import pyarrow as pa
 
     if not hasattr(frame, "columns") and not isinstance(frame, pa.Table):
@@ -108,7 +114,7 @@ def _from_frame(frame: Any, columns: Sequence[Column]) -> list[Any]:
     if absent:
         raise QueryError(
             f"the queries have no column {absent[0]!r}; they have {', '.join(table.column_names)}. "
-            "Name their columns as the key's."
+            "Name their columns as in the key."
         )
     if len(names) == 1:
         return list(table.column(names[0]).to_pylist())
@@ -137,68 +143,65 @@ def _parts(query: Any, columns: Sequence[Column]) -> tuple[Any, ...]:
     return tuple(parts)
 
 
-def _cell(value: Any, column: Column, folded: bool) -> Any:
-    """The cell that a query's part means, or None where it is missing."""
+def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     if isinstance(value, np.generic):
         value = value.item()
     if column.kind in ("text", "category"):
         if not isinstance(value, str):
-            raise _misfit(value, column)
+            raise _kind_error(value, column)
         return (fold(value) if folded else value) or None
     if isinstance(value, str) and not value.strip():
         return None
     try:
-        read = {"vector": _vector, "timestamp": _moment, "boolean": _boolean, "number": _number}[column.kind]
-        return read(value, column)
+        if column.kind == "vector":
+            return _vector(value, column)
+        if column.kind == "timestamp":
+            return float(arrow_columns.to_units(value, column.type) - column.origin)
+        return _boolean(value) if column.kind == "boolean" else _number(value)
     except (ValueError, TypeError, OverflowError):
-        raise _misfit(value, column) from None
+        raise _kind_error(value, column) from None
 
 
-def _number(value: Any, column: Column) -> float:
+def _number(value: str | float) -> float:
     number = float(value)
     if not math.isfinite(number):
         raise ValueError
     return number
 
 
-def _boolean(value: Any, column: Column) -> float:
+def _boolean(value: str | float) -> float:
     if isinstance(value, str):
         word = value.strip().lower()
-        if word not in _YES | _NO:
+        if word not in _TRUE | _FALSE:
             raise ValueError
-        return float(word in _YES)
+        return float(word in _TRUE)
     if value not in (0, 1):
         raise ValueError
     return float(value)
 
 
-def _moment(value: Any, column: Column) -> float:
-    return float(arrow_columns.to_units(value, column.type) - column.origin)
-
-
-def _vector(value: Any, column: Column) -> np.ndarray:
-    if isinstance(value, str):
-        value = value.strip().strip("[]").replace(",", " ").split()
-    vector = np.array([float(number) for number in value])
+def _vector(value: str | Sequence[float], column: Column) -> Float[np.ndarray, " width"]:
+    parts = value.strip().strip("[]").replace(",", " ").split() if isinstance(value, str) else value
+    vector = np.array([float(number) for number in parts])
     if vector.shape != (column.cells.shape[1],) or not np.isfinite(vector).all():
         raise ValueError
     return vector
 
 
-def _stack(read: list[Any], column: Column) -> np.ndarray:
+def _stack(parsed: list[Cell], column: Column) -> Shaped[np.ndarray, "q ..."]:
     if column.kind in ("text", "category"):
-        return np.array([cell or "" for cell in read], dtype=object)
+        return np.array([cell or "" for cell in parsed], dtype=object)
     if column.kind == "vector":
         blank = np.zeros(column.cells.shape[1])
-        stacked = [cell if cell is not None else blank for cell in read]
-        return np.array(stacked, dtype=np.float64).reshape(len(read), column.cells.shape[1])
-    return np.array([0.0 if cell is None else cell for cell in read], dtype=np.float64)
+        stacked = [cell if cell is not None else blank for cell in parsed]
+        return np.array(stacked, dtype=np.float64).reshape(len(parsed), column.cells.shape[1])
+    return np.array([0.0 if cell is None else cell for cell in parsed], dtype=np.float64)
 
 
-def _misfit(value: Any, column: Column) -> QueryError:
-    wanted = {
+def _kind_error(value: object, column: Column) -> QueryError:
+    cells = {
         "text": "text",
         "category": "text",
         "number": "numbers",
@@ -206,15 +209,15 @@ def _misfit(value: Any, column: Column) -> QueryError:
         "timestamp": "timestamps",
         "vector": f"vectors of {column.cells.shape[-1]} numbers",
     }[column.kind]
-    shown = repr(value) if len(repr(value)) < 80 else repr(value)[:77] + "…"
+    text = repr(value) if len(repr(value)) < 80 else repr(value)[:77] + "…"
     return QueryError(
-        f"the query {shown} does not fit the key {column.name!r}, which holds {wanted}. "
+        f"the query {text} does not fit the key {column.name!r}, which holds {cells}. "
         f"Ask with something like {_example(column)}."
     )
 
 
 def _example(column: Column) -> str:
-    """A cell of the column, as one would type it."""
+    """Return a cell of the column as a user would type it."""
     present = np.flatnonzero(~column.missing)
     if not len(present):
         return {"text": "a word", "category": "a word", "boolean": "true"}.get(column.kind, "1.5")
@@ -226,15 +229,12 @@ def _example(column: Column) -> str:
     if column.kind == "boolean":
         return "true"
     if column.kind == "vector":
-        return (
-            "["
-            + ", ".join(f"{number:.3g}" for number in column.cells[row][:4])
-            + (", …]" * (column.cells.shape[1] > 4) or "]")
-        )
+        ends = ", ".join(f"{number:.3g}" for number in column.cells[row][:4])
+        return f"[{ends}" + (", …]" if column.cells.shape[1] > 4 else "]")
     return f"{column.cells[row]:.6g}"
 
 
-def _shown(query: Any) -> Any:
+def _display_form(query: Any) -> object:
     if isinstance(query, Mapping):
         return tuple(query.values()) if len(query) > 1 else next(iter(query.values()))
     return tuple(query) if isinstance(query, (list, np.ndarray)) else query

@@ -1,18 +1,20 @@
-"""How a database on disk is made and opened: what it must remember, and what it remembers."""
+"""Creation and opening of databases on disk, with the settings that are saved with the store."""
 
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv import store as stores
 from qkv.core.progress import Progress
-from qkv.database.execute.aggregates import values_of
+from qkv.database.execute.aggregates import aggregator_for
 from qkv.database.io.sources import iterate_tables, require_columns
-from qkv.database.keys.bandwidth import leave_one_out, scott
+from qkv.database.keys.bandwidth import choose_bandwidth
 from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.neighbor_blocks import nearest_distances
 from qkv.database.keys.part_registry import parse_normalizer, parse_score
@@ -21,17 +23,22 @@ from qkv.database.storage.stored import StoredDatabase
 from qkv.errors import DataError, OptionError
 from qkv.plan.cost import memory_bytes
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from qkv.encoders.encoder import Encoder
+
 __all__ = ["create_database", "open_database"]
 
-_DRAWN = 2**14
-_LEAST, _MOST = 0.2, 0.9
+_PAIRS = 2**14
+_LEAST_COSINE, _LARGEST_COSINE = 0.2, 0.9
 SETTINGS = "database"
-"""Where the metadata of a store say what a database is."""
+"""The key of the database's settings in the metadata of a store."""
 
 
 def create_database(
     path: str | PathLike[str],
-    source: Any,
+    source: object,
     key: str | Sequence[str],
     value: str,
     *,
@@ -39,55 +46,48 @@ def create_database(
     score: str | None,
     normalizer: str | None,
     threshold: float | None,
-    encoder: Any,
+    encoder: str | PathLike[str] | Encoder | None,
     backend: str,
     memory: int | str,
     progress: Progress | None,
 ) -> StoredDatabase:
-    """As `Database.create`."""
+    """Create a database on disk; see `Database.create`."""
     import pyarrow as pa
 
-    for name, check in ((score, parse_score), (normalizer, parse_normalizer)):
-        if name is not None and not isinstance(name, str):
-            raise OptionError(
-                f"{name} cannot be kept with a store, which keeps names, such as 'gaussian:0.1'. Give its "
-                "name, or give it to ask."
-            )
-        if name is not None:
-            check(name)
+    _check_name(score, parse_score)
+    _check_name(normalizer, parse_normalizer)
     memory_bytes(memory)
     stores.require_free(path, backend)
-    empty = isinstance(source, pa.Schema)
-    tables = iter([source.empty_table()] if empty else iterate_tables(source))
-    waiting = [table for table in (next(tables, None),) if table is not None]
-    if not waiting:
-        raise DataError("the source gives no table, so there are no columns. Give a pyarrow schema.")
-    schema = waiting[0].schema.remove_metadata()
+    tables = iter([source.empty_table()]) if isinstance(source, pa.Schema) else iterate_tables(source)
+    pending = [table for table in (next(tables, None),) if table is not None]
+    if not pending:
+        raise DataError("source must give at least one table, got an empty iterator. Give a pyarrow schema.")
+    schema = pending[0].schema.remove_metadata()
     keys = key_names(key, schema.names)
-    require_columns(waiting[0], (*keys, value), "the source")
+    require_columns(pending[0], (*keys, value), "the source")
     for name in (*keys, value):
-        Column.from_table(waiting[0].slice(0, 0), name)
-    settings = {"key": list(keys), "value": value, "fold": fold}
+        Column.from_table(pending[0].slice(0, 0), name)
+    settings: dict[str, object] = {"key": list(keys), "value": value, "fold": fold}
     settings |= {"score": score, "normalizer": normalizer, "threshold": threshold}
-    encoding, attached, columns, ready = None, {}, schema, []
+    encoding, attached, columns, encoded = None, {}, schema, []
     if encoder is not None:
         from qkv.encoders.serialization import as_encoder, pack
 
-        made = as_encoder(encoder, progress)
-        # The first part of a file may be its columns alone.
-        while not waiting[-1].num_rows and (more := next(tables, None)) is not None:
-            waiting.append(more)
-        encoding = Encoding.learned(made, keys, waiting[-1], progress)
+        built = as_encoder(encoder, progress)
+        # The first part of a file may hold its columns and no rows.
+        while not pending[-1].num_rows and (more := next(tables, None)) is not None:
+            pending.append(more)
+        encoding = Encoding.learn(built, keys, pending[-1], progress)
         columns = encoding.schema(schema)
-        # What tells how vectors are compared is appended, too.
-        ready, waiting = list(encoding.encoded(iter(waiting[-1:]), progress)), []
-        if made.input_kind == "table" and score is None:
-            score, reach = _near(encoding, ready[0], value, fold, progress)
-            threshold = reach if threshold is None else threshold
+        # The rows that determine how vectors are compared are appended, too.
+        encoded, pending = list(encoding.encode_tables(iter(pending[-1:]), progress)), []
+        if built.input_kind == "table" and score is None:
+            score, distance = _distance_defaults(encoding, encoded[0], value, fold, progress)
+            threshold = distance if threshold is None else threshold
         elif score is None and threshold is None:
-            threshold = _unlike(encoding, ready[0])
+            threshold = _cosine_threshold(encoding, encoded[0])
         settings |= {"score": score, "threshold": threshold}
-        attached[FILE] = pack(made)
+        attached[FILE] = pack(built)
         settings["encoder"] = encoding.record()
     store = stores.create(path, columns, metadata={SETTINGS: settings}, backend=backend, attached=attached)
     database = StoredDatabase(
@@ -102,8 +102,8 @@ def create_database(
         encoding=encoding,
     )
     try:
-        done = sum(table.num_rows for table in ready)
-        store.append(chain(ready, database.arriving(chain(waiting, tables), progress, done)))
+        done = sum(table.num_rows for table in encoded)
+        store.append(chain(encoded, database.prepare(chain(pending, tables), progress, done)))
     except BaseException:
         stores.remove(path)
         raise
@@ -119,55 +119,62 @@ def open_database(
     memory: int | str,
     damaged: str,
 ) -> StoredDatabase:
-    """As `Database.open` of a store."""
+    """Open a database on disk; see `Database.open`."""
     store = stores.open(path, damaged=damaged)
-    kept: Mapping[str, Any] = store.metadata.get(SETTINGS, {})
-    record = kept.get("encoder")
-    encoding = None if record is None else Encoding.kept(store, record, use=damaged != "skip")
-    key = kept.get("key") if key is None else key
-    value = kept.get("value") if value is None else value
+    saved = store.metadata.get(SETTINGS, {})
+    record = saved.get("encoder")
+    encoding = None if record is None else Encoding.load(store, record, use=damaged != "skip")
+    key = saved.get("key") if key is None else key
+    value = saved.get("value") if value is None else value
     if key is None or value is None:
-        lacking = "key" if key is None else "value"
         raise DataError(
-            f"the store {Path(path).name!r} does not say which column is the {lacking}. "
+            f"the store {Path(path).name!r} does not say which column is the {'key' if key is None else 'value'}. "
             f"It has {', '.join(store.schema.names)}. Name key and value."
         )
-    same = list(key_names(key, store.schema.names)) == kept.get("key")
-    how = {name: kept.get(name) if same else None for name in ("score", "normalizer", "threshold")}
-    folds = bool(kept.get("fold", True)) if fold is None else fold
-    return StoredDatabase(store, key, value, fold=folds, memory=memory, encoding=encoding, **how)
+    same_key = list(key_names(key, store.schema.names)) == saved.get("key")
+    defaults = {name: saved.get(name) if same_key else None for name in ("score", "normalizer", "threshold")}
+    folded = bool(saved.get("fold", True)) if fold is None else fold
+    return StoredDatabase(store, key, value, fold=folded, memory=memory, encoding=encoding, **defaults)
 
 
-def _near(
-    encoding: Encoding, table: Any, value: str, fold: bool, progress: Progress | None
+def _check_name(name: object, parse: Callable[[str], object]) -> None:
+    if name is not None and not isinstance(name, str):
+        raise OptionError(
+            f"score and normalizer of a store must be names, such as 'gaussian:0.1', got {name}. "
+            "Give its name, or give it to ask."
+        )
+    if name is not None:
+        parse(name)
+
+
+def _distance_defaults(
+    encoding: Encoding, table: pa.Table, value: str, fold: bool, progress: Progress | None
 ) -> tuple[str | None, float | None]:
-    """How vectors of whole rows are compared: by their distance, as `ComparisonChooser` compares standardised numbers.
+    """Return the default score and largest distance for vectors of whole rows.
 
-    Their directions say little: a row that is the mean in all columns is the zero vector.
+    They are compared by distance, as standardised numbers are. Their direction carries little information: a row
+    with the mean in all columns is the zero vector.
     """
     if not table.num_rows:
         return None, None
-    key, values = Column.from_table(table, encoding.vector), values_of(Column.from_table(table, value, fold))
-    kept = ~(key.missing | values.column.missing)
-    if not kept.any():
+    key, values = Column.from_table(table, encoding.vector), aggregator_for(Column.from_table(table, value, fold))
+    complete = ~(key.missing | values.column.missing)
+    if not complete.any():
         return None, None
-    targets, points = values.targets(kept), key.cells[kept]
-    if isinstance(targets, str):
-        chosen = scott(len(points), points.shape[1], targets)
-    else:
-        chosen = leave_one_out(points, targets, progress)
-    near = nearest_distances(points)
-    near = near[np.isfinite(near)]
-    reach = max(min(3.0 * chosen.value, 1.0), float(np.quantile(near, 0.99)) if len(near) else 0.0)
-    return f"gaussian:{chosen.value:.4g}", float(f"{reach:.4g}")
+    points = key.cells[complete]
+    chosen = choose_bandwidth(points, values.targets(complete), progress)
+    distances = nearest_distances(points)
+    distances = distances[np.isfinite(distances)]
+    nearest = float(np.quantile(distances, 0.99)) if len(distances) else 0.0
+    return f"gaussian:{chosen.value:.4g}", float(f"{max(min(3.0 * chosen.value, 1.0), nearest):.4g}")
 
 
-def _unlike(encoding: Encoding, table: Any) -> float | None:
-    """The cosine that the best of as many keys would reach if none of them had to do with the query.
+def _cosine_threshold(encoding: Encoding, table: pa.Table) -> float | None:
+    """Return the largest cosine to expect between a query and this many unrelated keys.
 
-    Pairs of keys are drawn. Most have nothing to do with each other: their median, and their deviation as the
-    median absolute one tells it, are those of such pairs, and the largest of n normal numbers is about
-    √(2 log n) deviations out.
+    Cosines of random pairs of keys are computed. Most pairs are unrelated, so their median and their median
+    absolute deviation are those of unrelated pairs, and the largest of n normal variables is about √(2 log n)
+    deviations above the mean.
     """
     if not table.num_rows:
         return None
@@ -176,10 +183,11 @@ def _unlike(encoding: Encoding, table: Any) -> float | None:
     points = cells[lengths > 0] / lengths[lengths > 0, None]
     if len(points) < 2:
         return None
-    draw = np.random.default_rng(0)
-    left, right = draw.integers(0, len(points), (2, _DRAWN))
-    apart = left != right
-    cosines = np.einsum("ij,ij->i", points[left[apart]], points[right[apart]])
-    middle = float(np.median(cosines))
-    deviation = 1.4826 * float(np.median(np.abs(cosines - middle)))
-    return round(float(np.clip(middle + deviation * np.sqrt(2 * np.log(len(points))), _LEAST, _MOST)), 3)
+    generator = np.random.default_rng(0)
+    left, right = generator.integers(0, len(points), (2, _PAIRS))
+    distinct = left != right
+    cosines = np.einsum("ij,ij->i", points[left[distinct]], points[right[distinct]])
+    median = float(np.median(cosines))
+    deviation = 1.4826 * float(np.median(np.abs(cosines - median)))
+    largest = median + deviation * np.sqrt(2 * np.log(len(points)))
+    return round(float(np.clip(largest, _LEAST_COSINE, _LARGEST_COSINE)), 3)

@@ -1,48 +1,60 @@
-"""A database that lives on disk: rows are appended and deleted, versions stay, and `ask` reads what it must.
+"""A database on disk: rows are appended and deleted, versions remain readable, and `ask` reads what it needs.
 
-Rows that fit the memory allowed are asked as any table is. Others are read block by block, with the same
-answers; the plan says which.
+Rows that fit the memory limit are attended to in memory. Others are read block by block, with the same answers;
+the plan says which.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from qkv.core.progress import Progress
+from qkv.core.typing import Bool
 from qkv.database.answer import Answer
-from qkv.database.database import Database
-from qkv.database.execute.row_reader import matching
-from qkv.database.execute.streamed import Streamed
+from qkv.database.execute.base import AskOptions, Executor
+from qkv.database.execute.in_memory import InMemoryExecutor
+from qkv.database.execute.row_reader import StoredRows, match_blocks
+from qkv.database.execute.streamed import StreamedExecutor
 from qkv.database.io.sources import iterate_tables, report_rows, require_columns
 from qkv.database.keys.columns import Column, key_names
 from qkv.database.keys.part_registry import parse_score
+from qkv.database.protocol import Queryable
 from qkv.database.storage.encoding import Encoding
 from qkv.errors import DataError
-from qkv.masks.base import Mask
-from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import memory_bytes
 from qkv.scores.base import Score
 from qkv.store import Block, Damage, Store, Version
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 __all__ = ["StoredDatabase"]
 
-_FEW = 64
+_EXAMPLES = 64
 
 
-class StoredDatabase(Database):
-    """A store, asked as a table; made by `Database.create` and `Database.open`.
+class StoredDatabase(Queryable):
+    """A database on disk, made by `Database.create` and `Database.open`.
 
-    Fields:
-        store: `qkv.store.Store`, the rows and their versions.
-        key, value, name: as of `Database`.
-        fold: texts are compared without regard to case.
-        score, normalizer, threshold: by which `ask` compares where it is told nothing else.
-        encoding: what makes vectors of keys and queries; None: keys are compared as they are.
+    It answers every query that a database in memory does. A store with an encoder compares the vectors of keys and
+    queries, unless the score compares texts, such as `"spelling"` or `"exact"`; then the saved normalizer and
+    threshold are not used.
+
+    Args:
+        store: the rows and their versions.
+        key, value: names of the key columns and the value column.
+        fold: whether texts are compared without regard to case.
+        score, normalizer, threshold: the defaults of `ask`.
+        memory: the memory limit, in bytes or as text.
+        encoding: makes vectors of keys and queries; None: keys are compared unchanged.
 
     Example:
         >>> import tempfile
+        >>> from qkv.database import Database
         >>> folder = tempfile.mkdtemp() + "/people"
         >>> people = Database.create(folder, {"name": ["John Doe"], "income": [1000]}, "name", "income")
         >>> people.append({"name": ["Jane Roe", "Li Mu"], "income": [2000, 3000]})
@@ -74,171 +86,145 @@ class StoredDatabase(Database):
         self.fold = fold
         self.score, self.normalizer, self.threshold = score, normalizer, threshold
         self.memory = memory_bytes(memory)
-        require_columns(store.empty(self._shown), (*self.key, value), self.name)
+        require_columns(store.empty(self._visible), (*self.key, value), self.name)
         for column in (*self.key, value):
-            Column.from_table(store.empty([column]), column)  # what can be neither compared nor averaged is said now
-        self._asked: dict[bool, tuple[int, Database | Streamed]] = {}
+            self._empty_column(column)  # raises if its cells can be neither compared nor averaged
+        self._executors: dict[bool, tuple[int, Executor]] = {}
         self._examples: tuple[int, list[Column]] = (-1, [])
 
-    # -- asking -----------------------------------------------------------------------------------------
+    # -- Queryable --------------------------------------------------------------------------------------
 
-    def ask(
-        self,
-        queries: Any,
-        *,
-        score: Score | str | None = None,
-        normalizer: Normalizer | str | None = None,
-        mask: Mask | None = None,
-        where: str | None = None,
-        top: int = 10,
-        threshold: float | None = None,
-        seed: int | None = None,
-        progress: Progress | None = None,
-    ) -> Answer:
-        """As `Database.ask`, of the version that is open: `refresh` goes to the newest.
+    def _ask(self, queries: object, options: AskOptions) -> Answer:
+        score = self.score if options.score is None else options.score
+        vectors = self._compares_vectors(score)
+        normalizer, threshold = options.normalizer, options.threshold
+        if vectors == self._compares_vectors(self.score):
+            normalizer = self.normalizer if normalizer is None else normalizer
+            # The saved least cosine is not the largest distance of another score.
+            if threshold is None and (score == self.score or not vectors):
+                threshold = self.threshold
+        executor = self._executor(vectors, options.progress)
+        options = replace(options, score=score, normalizer=normalizer, threshold=threshold)
+        if not vectors or self.encoding is None:
+            return executor.ask(queries, options)
+        encoded = self.encoding.encode_queries(queries, self._example_columns())
+        return self.encoding.describe(executor.ask(encoded.queries, options), encoded, self.key)
 
-        A store with an encoder compares the vectors of keys and queries, unless the score is one of texts,
-        such as `"spelling"`, or `"exact"`; the normalizer and threshold that it keeps are then not meant.
+    def swap(self) -> StoredDatabase:
+        """Return the same store with key and value exchanged; the new key is compared without an encoder.
 
         Raises:
-            DataError: the store has no rows yet; otherwise as `Database.ask`.
-            RefusedError: the normalizer draws, or needs all weights at once, and the rows do not fit the
-                memory allowed.
+            DataError: There are several key columns, and a value is one column.
         """
-        same = score is None or score == self.score
-        score = self.score if score is None else score
-        vectors = self._by_vectors(score)
-        asked = self._rows(vectors, progress)
-        if vectors == self._by_vectors(self.score):
-            normalizer = self.normalizer if normalizer is None else normalizer
-            # A least cosine is no largest distance.
-            if threshold is None and (same or not vectors):
-                threshold = self.threshold
-        how: dict[str, Any] = {
-            "score": score,
-            "normalizer": normalizer,
-            "mask": mask,
-            "where": where,
-            "top": top,
-            "threshold": threshold,
-            "progress": progress,
-        }
-        if not isinstance(asked, Streamed):
-            how["seed"] = seed
-        if not vectors or self.encoding is None:
-            return asked.ask(queries, **how)
-        encoded = self.encoding.queries(queries, self._few())
-        return self.encoding.told(asked.ask(encoded.queries, **how), encoded, self.key)
-
-    def swap(self) -> "StoredDatabase":
-        """The same store with key and value in each other's place; what the store keeps stays as it is.
-
-        The new key is compared as it is: an encoder is of one key.
-        """
-        if len(self.key) > 1:
-            raise DataError(
-                f"the key has {len(self.key)} columns ({', '.join(self.key)}) and a value is one, so they "
-                "cannot change places. Open the store with one of them as key."
-            )
-        how: dict[str, Any] = {"fold": self.fold, "memory": self.memory, "encoding": self.encoding}
-        return StoredDatabase(self.store, self.value, self.key[0], **how)
+        return StoredDatabase(
+            self.store, self.value, self._single_key(), fold=self.fold, memory=self.memory, encoding=self.encoding
+        )
 
     @property
     def streams(self) -> bool:
-        """Whether `ask` reads blocks one after another, because the rows do not fit the memory allowed."""
-        return self._streams(self._by_vectors(self.score))
+        """Whether `ask` reads block by block, because the rows exceed the memory limit."""
+        return self._exceeds_memory(self._compares_vectors(self.score))
 
     @property
-    def table(self) -> Any:
-        """The rows: a pyarrow table, or where they do not fit, what reads them when it is sliced."""
-        return self._rows().table
+    def table(self) -> pa.Table | StoredRows:
+        """The rows: a pyarrow table, or an object that reads them when it is sliced."""
+        return self._executor().table
 
     @property
-    def left_out(self) -> dict[str, int]:  # type: ignore[override]
-        """How many rows lack each of these columns."""
-        return self._rows().left_out
+    def left_out(self) -> dict[str, int]:
+        """The number of missing cells of each column that lacks some; rows with one take no part."""
+        return self._executor().left_out
 
     @property
     def votes(self) -> bool:
-        """Whether values are put to the vote."""
-        return Column.from_table(self.store.empty([self.value]), self.value).kind in ("text", "category", "boolean")
+        """Whether values are put to the vote (texts, categories, booleans) rather than averaged."""
+        return self._empty_column(self.value).kind in ("text", "category", "boolean")
 
     def column(self, name: str) -> Column:
-        """A key column or the value column; of evenly spread rows where they do not fit the memory."""
-        # A key that was encoded is itself no column of vectors.
-        return self._rows(False if name in self.key else None).column(name)
+        """Return a key column or the value column as arrays; of a sample of the rows if they exceed the memory.
+
+        Raises:
+            DataError: The column is neither.
+        """
+        # An encoded key is not itself a column of vectors.
+        return self._executor(False if name in self.key else None).column(name)
 
     def __len__(self) -> int:
-        return len(self._rows()) if len(self.store) else 0
+        return len(self._executor()) if len(self.store) else 0
 
     def __repr__(self) -> str:
         count = len(self.store)
         rows = f"{count:,} row{'s' * (count != 1)}"
         key = ", ".join(self.key)
-        if self._by_vectors(None) and self.encoding is not None:
+        if self._compares_vectors(None) and self.encoding is not None:
             key += f" by {self.encoding.name}"
         return f"Database({self.name}: {key} → {self.value}, {rows}, version {self.version})"
 
     # -- writing ----------------------------------------------------------------------------------------
 
-    def append(self, source: Any, progress: Progress | None = None) -> int:
-        """Add rows; they are on disk, synced, when this returns.
+    def append(self, source: object, progress: Progress | None = None) -> int:
+        """Append rows; they are on the disk when this returns.
 
         Args:
-            source: anything `Database.open` takes, with the columns of the store; or an iterator of such
-                things, which become one version.
-            progress: called as `progress("writing rows", done, 0)`, or `progress("encoding rows", done, 0)`.
+            source: anything that `Database.open` takes, with the columns of the store; or an iterator of such
+                sources, which become one version.
+            progress: called as `progress("writing rows", done, 0)` or `progress("encoding rows", done, 0)`.
 
         Returns:
             The number of the new version.
 
         Raises:
-            DataError: columns are missing, too many, or of another type. Nothing was added.
-            StoreBusyError: another process is writing.
-            StoreFullError: the disk is full. Nothing was added.
+            DataError: Columns are missing, unknown, or of another type. Nothing was added.
+            StoreBusyError: Another process is writing.
+            StoreFullError: The disk is full. Nothing was added.
         """
-        return self.store.append(self.arriving(iterate_tables(source), progress))
+        return self.store.append(self.prepare(iterate_tables(source), progress))
 
-    def arriving(self, tables: Iterator[Any], progress: Progress | None = None, done: int = 0) -> Iterator[Any]:
-        """Tables of rows as the store keeps them: with their vectors, where it has an encoder.
+    def prepare(
+        self, tables: Iterator[pa.Table], progress: Progress | None = None, done: int = 0
+    ) -> Iterator[pa.Table]:
+        """Yield tables in the form that the store keeps: with vectors, if it has an encoder.
 
-        `done` rows of the same work have theirs already.
+        Args:
+            tables: tables with the visible columns.
+            progress: as in `append`.
+            done: number of rows that were already prepared.
         """
         if self.encoding is None:
             return report_rows(tables, progress)
-        schema = self.store.empty(self._shown).schema
-        return self.encoding.encoded((self.store.fit(table, schema) for table in tables), progress, done)
+        schema = self.store.empty(self._visible).schema
+        return self.encoding.encode_tables((self.store.fit(table, schema) for table in tables), progress, done)
 
     def delete(self, where: str) -> int:
-        """Take out the rows that satisfy a SQL predicate; older versions keep them.
+        """Delete the rows that satisfy a SQL predicate; older versions keep them.
 
         Args:
             where: as in `ask`; the whole table is `data`: `"income > (select avg(income) from data)"`.
 
         Returns:
-            How many rows went.
+            The number of deleted rows.
 
         Raises:
-            QueryError: the predicate does not run.
+            QueryError: The predicate fails.
         """
-        shown = self._shown
-        schema = self.store.empty(shown).schema
+        visible = self._visible
+        schema = self.store.empty(visible).schema
 
-        def chosen(blocks: Sequence[Block]) -> list[np.ndarray]:
-            seen = [replace(block, table=block.table.select(shown)) for block in blocks]
-            return matching(seen, schema, where, deleted=True)
+        def choose(blocks: Sequence[Block]) -> list[Bool[np.ndarray, " _"]]:
+            selected = [replace(block, table=block.table.select(visible)) for block in blocks]
+            return match_blocks(selected, schema, where, deleted=True)
 
-        return self.store.delete_chosen(chosen)
+        return self.store.delete_chosen(choose)
 
     def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
-        """Rewrite small and thinned blocks into full ones.
+        """Rewrite small blocks, and blocks with deleted rows, into full ones.
 
         Args:
-            keep: how many of the newest versions stay readable; None: all.
-            progress: called as `progress(what, done, total)`.
+            keep: number of newest versions that remain readable; None: all.
+            progress: called as `progress("compacting", done, total)`.
 
         Returns:
-            How many bytes of disk were freed.
+            The number of bytes freed on the disk.
         """
         return self.store.compact(keep, progress)
 
@@ -246,30 +232,17 @@ class StoredDatabase(Database):
 
     @property
     def version(self) -> int:
-        """The one that is open."""
+        """The number of the open version."""
         return self.store.version
 
     def versions(self) -> list[Version]:
-        """Every version that can be read, oldest first."""
+        """Return every readable version, oldest first."""
         return self.store.versions()
 
     def at(self, version: int) -> Self:
-        """The database as it was. It can be asked, not written."""
-        return self._with(self.store.at(version))
-
-    def refresh(self) -> bool:
-        """Go to the newest version, whoever wrote it; True if there was a newer one."""
-        return self.store.refresh()
-
-    def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Compare every byte of this version with its checksum; empty where all is well."""
-        return self.store.verify(progress)
-
-    # -- within -----------------------------------------------------------------------------------------
-
-    def _with(self, store: Store) -> Self:
+        """Return the database at an older version, which can be read but not written."""
         return type(self)(
-            store,
+            self.store.at(version),
             self.key,
             self.value,
             fold=self.fold,
@@ -280,61 +253,72 @@ class StoredDatabase(Database):
             encoding=self.encoding,
         )
 
+    def refresh(self) -> bool:
+        """Open the newest version, also if another process wrote it; return True if there was a newer one."""
+        return self.store.refresh()
+
+    def verify(self, progress: Progress | None = None) -> list[Damage]:
+        """Compare every byte of this version with its checksum; return the damaged files."""
+        return self.store.verify(progress)
+
+    # -- private ----------------------------------------------------------------------------------------
+
     @property
-    def _shown(self) -> list[str]:
+    def _visible(self) -> list[str]:
         """The columns that the user gave."""
         hidden = None if self.encoding is None else self.encoding.vector
         return [name for name in self.store.schema.names if name != hidden]
 
-    def _by_vectors(self, score: Score | str | None) -> bool:
-        """Whether what is compared are the vectors that the encoder made of the key."""
+    def _empty_column(self, name: str) -> Column:
+        return Column.from_table(self.store.empty([name]), name)
+
+    def _compares_vectors(self, score: Score | str | None) -> bool:
+        """Return whether the score compares the encoder's vectors rather than the key."""
         if self.encoding is None or self.key != self.encoding.columns:
             return False
-        kind: Any = parse_score(score).kind if isinstance(score, str) else score
+        kind = parse_score(score).kind if isinstance(score, str) else score
         return kind is None or kind.accepts == "numbers"
 
-    def _few(self) -> list[Column]:
-        """The key columns of some rows, by which queries are read."""
+    def _example_columns(self) -> list[Column]:
+        """Return the key columns of some rows, by which queries are parsed."""
         if self._examples[0] != self.version:
-            few = self.store.take(np.arange(min(_FEW, len(self.store))), self.key)
-            self._examples = self.version, [Column.from_table(few, name, False) for name in self.key]
+            rows = self.store.take(np.arange(min(_EXAMPLES, len(self.store))), self.key)
+            self._examples = self.version, [Column.from_table(rows, name, False) for name in self.key]
         return self._examples[1]
 
-    def _rows(self, vectors: bool | None = None, progress: Progress | None = None) -> Database | Streamed:
-        """What answers for the version that is open, by the vectors of the encoder or by the key as it is."""
+    def _executor(self, vectors: bool | None = None, progress: Progress | None = None) -> Executor:
+        """Return the executor of the open version, over the encoder's vectors or over the key."""
         if vectors is None:
-            vectors = self._by_vectors(self.score)
-        if vectors not in self._asked or self._asked[vectors][0] != self.version:
+            vectors = self._compares_vectors(self.score)
+        if vectors not in self._executors or self._executors[vectors][0] != self.version:
             if not len(self.store):
-                raise DataError(f"{self.name} has no rows. Append some to answer from.")
-            asked: Database | Streamed
-            key, shown = self._compared(vectors), self._shown
-            hidden = [name for name in self.store.schema.names if name not in shown]
-            if self._streams(vectors):
-                asked = Streamed(self.store, key, self.value, self.name, self.fold, progress, hidden)
+                raise DataError(f"{self.name} has no rows. Append rows before asking.")
+            executor: Executor
+            key, visible = self._compared(vectors), self._visible
+            hidden = [name for name in self.store.schema.names if name not in visible]
+            if self._exceeds_memory(vectors):
+                executor = StreamedExecutor(self.store, key, self.value, self.name, self.fold, progress, hidden)
             else:
-                columns = [*shown, *hidden] if vectors else shown
-                asked = Database(self.store.to_table(columns), key, self.value, self.name, self.fold)
-                asked.table = asked.table.select(shown)
-            # A row lacks its vector where it lacks its key.
-            said = dict.fromkeys(hidden, ", ".join(self.key))
-            asked.left_out = {said.get(name, name): count for name, count in asked.left_out.items()}
-            current = {way: held for way, held in self._asked.items() if held[0] == self.version}
-            self._asked = {**current, vectors: (self.version, asked)}
-        return self._asked[vectors][1]
+                columns = [*visible, *hidden] if vectors else visible
+                executor = InMemoryExecutor(self.store.to_table(columns), key, self.value, self.name, self.fold)
+                executor.hide(hidden)
+            # A row lacks its vector if it lacks its key.
+            names = dict.fromkeys(hidden, ", ".join(self.key))
+            executor.left_out = {names.get(name, name): count for name, count in executor.left_out.items()}
+            current = {kind: entry for kind, entry in self._executors.items() if entry[0] == self.version}
+            self._executors = {**current, vectors: (self.version, executor)}
+        return self._executors[vectors][1]
 
     def _compared(self, vectors: bool) -> tuple[str, ...]:
-        """The columns whose cells are compared."""
+        """Return the names of the columns that are compared."""
         return (self.encoding.vector,) if vectors and self.encoding is not None else self.key
 
-    def _streams(self, vectors: bool) -> bool:
-        """Whether what is compared, and the value, would take more memory than is allowed, about."""
-        names = dict.fromkeys((*self._compared(vectors), self.value))
-        each = 0
-        for name in names:
-            type_ = self.store.schema.field(name).type
-            width = getattr(type_, "list_size", 1)
-            text = Column.from_table(self.store.empty([name]), name).kind in ("text", "category")
-            # Cells as they are read, standardised, lifted; texts are Python's, folded and not.
-            each += 200 if text else 4 * 8 * max(1, width)
-        return len(self.store) * each > self.memory
+    def _exceeds_memory(self, vectors: bool) -> bool:
+        """Estimate whether the compared columns and the value exceed the memory limit."""
+        row_bytes = 0
+        for name in dict.fromkeys((*self._compared(vectors), self.value)):
+            width = getattr(self.store.schema.field(name).type, "list_size", 1)
+            text = self._empty_column(name).kind in ("text", "category")
+            # Numbers as read, standardised and projected; Python texts, folded and not.
+            row_bytes += 200 if text else 4 * 8 * max(1, width)
+        return len(self.store) * row_bytes > self.memory

@@ -1,0 +1,234 @@
+"""What execution in memory and over a store have in common: parsing, the comparison, evidence, notes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qkv.core.progress import Progress
+from qkv.core.typing import Bool, Float, Int, Shaped
+from qkv.database.answer import Answer, Entry
+from qkv.database.execute.aggregates import Aggregate
+from qkv.database.keys.choose import ComparisonChooser
+from qkv.database.keys.columns import Column
+from qkv.database.keys.comparisons import Comparison
+from qkv.database.keys.part_registry import parse_normalizer
+from qkv.database.keys.queries import Queries
+from qkv.errors import DataError
+from qkv.masks.base import Mask
+from qkv.normalizers import NORMALIZERS, Mean
+from qkv.normalizers.base import Normalizer
+from qkv.scores.base import Score
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from qkv.database.execute.row_reader import StoredRows
+    from qkv.database.execute.stream_plan import StreamedPlan
+    from qkv.plan.plan import Plan
+
+__all__ = ["AskOptions", "Executor", "QueryResults", "build_entries"]
+
+NO_MATCHING_ROW = "no row satisfies the predicate"
+
+
+@dataclass(frozen=True, eq=False)
+class AskOptions:
+    """The options of `Database.ask`."""
+
+    score: Score | str | None = None
+    normalizer: Normalizer | str | None = None
+    mask: Mask | None = None
+    where: str | None = None
+    top: int = 10
+    threshold: float | None = None
+    seed: int | None = None
+    progress: Progress | None = None
+
+
+class Executor(ABC):
+    """Answers queries over the rows of one table.
+
+    Fields:
+        table: the rows.
+        key, value: names of the key columns and the value column.
+        name: the table's name in messages.
+        fold: whether texts are folded.
+        left_out: number of missing cells by column; rows with one take no part.
+    """
+
+    table: pa.Table | StoredRows
+    left_out: dict[str, int]
+
+    def __init__(self, key: tuple[str, ...], value: str, name: str, fold: bool) -> None:
+        self.key, self.value, self.name, self.fold = key, value, name, fold
+        self._comparison: tuple[object, Comparison] | None = None
+        self._filter: tuple[str, np.ndarray] | None = None
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[Column, ...]:
+        """The key columns and the value column, of all rows or of a sample."""
+
+    @property
+    @abstractmethod
+    def chooser(self) -> ComparisonChooser:
+        """Chooses the comparison."""
+
+    @property
+    def query_columns(self) -> Sequence[Column]:
+        """The key columns by which queries are parsed."""
+        return self.columns[:-1]
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of complete rows."""
+
+    @abstractmethod
+    def run(
+        self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
+    ) -> tuple[list[Entry], Plan | StreamedPlan, int | None]:
+        """Return the entries, the plan, and the number of rows that satisfy the predicate (None: all)."""
+
+    def ask(self, queries: object, options: AskOptions) -> Answer:
+        """Answer queries; see `Database.ask`."""
+        parsed = queries if isinstance(queries, Queries) else Queries.parse(queries, self.query_columns, self.fold)
+        # The last comparison is cached, as streams of queries repeat the same options.
+        choice = (options.score, options.threshold)
+        if self._comparison is None or self._comparison[0] != choice:
+            self._comparison = (choice, self.chooser.choose(*choice, options.progress))
+        comparison = self._comparison[1]
+        given = options.normalizer
+        normalizer = parse_normalizer(given) if isinstance(given, str) else given
+        normalizer = normalizer or comparison.normalizer or NORMALIZERS[comparison.score.default_normalizer]()
+        entries, plan, matching = self.run(parsed, comparison, normalizer, options)
+        notes = (self._rows_note(matching), *comparison.notes, f"weights by {normalizer}")
+        return Answer(tuple(entries), parsed.single, self.table, self.key, self.value, comparison.measure, plan, notes)
+
+    def column(self, name: str) -> Column:
+        """Return a key column or the value column, of all rows or of a sample.
+
+        Raises:
+            DataError: The column is neither.
+        """
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise DataError(f"column must be the key or the value of {self.name}, got {name!r}.")
+
+    def _filtered(self, where: str) -> Bool[np.ndarray, " rows"]:
+        """Return which rows satisfy a predicate; the last result is cached."""
+        if self._filter is None or self._filter[0] != where:
+            self._filter = (where, self._match(where))
+        return self._filter[1]
+
+    @abstractmethod
+    def _match(self, where: str) -> Bool[np.ndarray, " rows"]: ...
+
+    @property
+    def _title(self) -> str:
+        return self.name
+
+    def _rows_note(self, matching: int | None) -> str:
+        note = f"{len(self):,} rows of {self._title}"
+        if self.left_out:
+            missing = ", ".join(f"{name} missing in {count:,}" for name, count in self.left_out.items())
+            note += f"; {self.table.num_rows - len(self):,} left out ({missing})"
+        return note if matching is None else f"{note}; {matching:,} rows satisfy the predicate"
+
+
+@dataclass(frozen=True, eq=False)
+class QueryResults:
+    """The results of some queries.
+
+    Fields:
+        rows: `(q, n)` rows of largest weight, heaviest first; −1 in unused places.
+        weights: `(q, n)`, their weights.
+        nearest: `(q,)`, the nearest row; −1 where there is none.
+        support: `(q,)`, exp(entropy) of the weights; None if they do not sum to 1.
+        aggregates: the aggregated value of each query.
+    """
+
+    rows: Int[np.ndarray, "q n"]
+    weights: Float[np.ndarray, "q n"]
+    nearest: Int[np.ndarray, " q"]
+    support: Float[np.ndarray, " q"] | None
+    aggregates: list[Aggregate]
+
+
+def build_entries(
+    queries: Queries,
+    query: Shaped[np.ndarray, "q ..."],
+    comparison: Comparison,
+    results: QueryResults,
+    normalizer: Normalizer,
+    no_row_reason: str = "",
+    table_rows: Int[np.ndarray, " n"] | None = None,
+) -> list[Entry]:
+    """Return answers with their evidence, or with the reason for "no match".
+
+    Args:
+        queries: the parsed queries.
+        query: the engine's query array.
+        comparison: the comparison over the rows to which `results` refers.
+        results: the results.
+        normalizer: the normalizer that ran.
+        no_row_reason: the reason why no row takes part at all; "" if some do.
+        table_rows: the indices of these rows in the table; None if they are the whole table.
+    """
+    reasons = _no_match_reasons(queries, query, comparison, results, normalizer, no_row_reason)
+    safe = np.maximum(results.rows, 0)
+    nearness = comparison.nearness(query, safe) if len(comparison.key) else None
+    entries = []
+    for i, original in enumerate(queries.originals):
+        if reasons[i]:
+            entries.append(Entry(original, False, reason=reasons[i]))
+            continue
+        weighted = (results.rows[i] >= 0) & (results.weights[i] != 0)
+        rows = safe[i][weighted]
+        entries.append(
+            Entry(
+                original,
+                True,
+                results.aggregates[i].value,
+                results.aggregates[i].spread,
+                None if results.support is None else float(results.support[i]),
+                "",
+                results.aggregates[i].probabilities,
+                rows if table_rows is None else table_rows[rows],
+                results.weights[i][weighted],
+                None if nearness is None else nearness[i][weighted],
+            )
+        )
+    return entries
+
+
+def _no_match_reasons(
+    queries: Queries,
+    query: Shaped[np.ndarray, "q ..."],
+    comparison: Comparison,
+    results: QueryResults,
+    normalizer: Normalizer,
+    no_row_reason: str,
+) -> list[str]:
+    """Return why each query has no match, "" where it has one."""
+    without_weight = (results.nearest < 0) | (results.weights[:, 0] == 0)
+    # The mean of all rows ignores the query, so every query has a match.
+    mismatches: list[str | None] = [None] * len(results.nearest)
+    if not isinstance(normalizer, Mean) and len(comparison.key):
+        mismatches = comparison.mismatches(query, np.maximum(results.nearest, 0))
+    reasons = []
+    for missing, no_weight, mismatch in zip(queries.missing, without_weight, mismatches, strict=True):
+        if missing:
+            reasons.append("the query is missing")
+        elif no_row_reason:
+            reasons.append(no_row_reason)
+        elif no_weight:
+            reasons.append(comparison.no_weight_reason)
+        else:
+            reasons.append(mismatch or "")
+    return reasons

@@ -1,0 +1,132 @@
+"""The interface of all databases, in memory and on disk."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from qkv.core.progress import Progress
+from qkv.database.answer import Answer
+from qkv.database.execute.base import AskOptions
+from qkv.database.keys.columns import Column
+from qkv.errors import DataError, OptionError
+from qkv.masks.base import Mask
+from qkv.normalizers.base import Normalizer
+from qkv.scores.base import Score
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from qkv.database.execute.row_reader import StoredRows
+
+__all__ = ["Queryable"]
+
+
+class Queryable(ABC):
+    """A table with key columns and a value column, which answers queries.
+
+    `Database` holds a table in memory, and `StoredDatabase` a store on disk.
+
+    Fields:
+        key: the names of the key columns.
+        value: the name of the value column.
+        name: the table's name in messages.
+    """
+
+    key: tuple[str, ...]
+    value: str
+    name: str
+
+    def ask(
+        self,
+        queries: object,
+        *,
+        score: Score | str | None = None,
+        normalizer: Normalizer | str | None = None,
+        mask: Mask | None = None,
+        where: str | None = None,
+        top: int = 10,
+        threshold: float | None = None,
+        seed: int | None = None,
+        progress: Progress | None = None,
+    ) -> Answer:
+        """Answer one query or many.
+
+        Args:
+            queries: a cell for one key column; a tuple, a record or a text with commas for several; a list or a
+                frame of these for many.
+            score: a score or its name (`"jaro-winkler"`, `"gaussian:0.1"`); None: see
+                `qkv.database.keys.choose`, or the score saved with a store.
+            normalizer: a normalizer or its name (`"topk:10:0.02"`); None: the normalizer of the comparison.
+            mask: a mask over the rows of the table, such as `masks.Keys(array)`.
+            where: a SQL predicate over the table's columns, `"city = 'Oslo'"`; it sees no other table.
+            top: number of rows of evidence. It does not change the answer.
+            threshold: the least similarity, or the largest distance, of a match; None: see
+                `qkv.database.keys.choose`.
+            seed: seed of normalizers that draw.
+            progress: called as `progress(description, done, total)` during long computations.
+
+        Raises:
+            QueryError: A query does not fit the key, or the predicate fails.
+            OptionError: A name is unknown, or `top` is not a positive integer.
+            DataError: A store has no rows.
+            RefusedError: The rows of a store exceed its memory limit, and the normalizer draws or needs all
+                weights at once.
+
+        Example:
+            >>> from qkv.database import Database
+            >>> table = {"years": [1, 2, 3, 4, 5, 6], "pay": [10, 12, 14, 16, 18, 20]}
+            >>> pay = Database.open(table, key="years", value="pay")
+            >>> answer = pay.ask(3.5, score="boxcar:1")
+            >>> answer.value, answer.spread, answer.support
+            (15.0, 1.0, 2.0)
+        """
+        if not isinstance(top, int) or top < 1:
+            raise OptionError(f"top must be a positive integer, got {top!r}. Give 1 or more.")
+        return self._ask(queries, AskOptions(score, normalizer, mask, where, top, threshold, seed, progress))
+
+    @abstractmethod
+    def _ask(self, queries: object, options: AskOptions) -> Answer: ...
+
+    @abstractmethod
+    def swap(self) -> Queryable:
+        """Return the same table with key and value exchanged; nothing is copied.
+
+        Raises:
+            DataError: There are several key columns, and a value is one column.
+        """
+
+    @property
+    @abstractmethod
+    def table(self) -> pa.Table | StoredRows:
+        """The rows: a pyarrow table, or an object that reads them when it is sliced."""
+
+    @property
+    @abstractmethod
+    def left_out(self) -> dict[str, int]:
+        """The number of missing cells of each column that lacks some; rows with one take no part."""
+
+    @property
+    @abstractmethod
+    def votes(self) -> bool:
+        """Whether values are put to the vote (texts, categories, booleans) rather than averaged."""
+
+    @abstractmethod
+    def column(self, name: str) -> Column:
+        """Return a key column or the value column as arrays; of a sample of the rows if they exceed the memory.
+
+        Raises:
+            DataError: The column is neither.
+        """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of rows with key and value."""
+
+    def _single_key(self) -> str:
+        if len(self.key) > 1:
+            raise DataError(
+                f"swap needs a single key column, got {len(self.key)} ({', '.join(self.key)}): key and value cannot "
+                "change places. Open the table with one of them as key."
+            )
+        return self.key[0]
