@@ -13,7 +13,7 @@ from qkv.errors import DataError, OptionError, QueryError
 
 if TYPE_CHECKING:
     from qkv.database.answer import Answer
-    from qkv.database.database import Database
+    from qkv.database.protocol import Queryable
 
 __all__ = ["ask"]
 
@@ -107,7 +107,6 @@ def ask(
     from qkv.cli.query_input import read_queries
     from qkv.core.progress import ProgressBar
     from qkv.database.database import Database
-    from qkv.database.protocol import Queryable
 
     database: Queryable
     if sql is not None:
@@ -150,7 +149,7 @@ class _Writer(Protocol):
     def finish(self) -> None: ...
 
 
-def _writer(format_: str, database: Database, rows: int, explain: bool) -> _Writer:
+def _writer(format_: str, database: Queryable, rows: int, explain: bool) -> _Writer:
     if format_ == "table":
         from qkv.cli.text_output import TableWriter
 
@@ -160,7 +159,7 @@ def _writer(format_: str, database: Database, rows: int, explain: bool) -> _Writ
     return JsonWriter(rows, explain) if format_ == "json" else CsvWriter(database.votes, explain)
 
 
-def _open_store(path: str, key: str, value: str, version: int | None, memory: str) -> Database:
+def _open_store(path: str, key: str, value: str, version: int | None, memory: str) -> Queryable:
     from qkv.database.storage.create import open_database
 
     opened = open_database(path, key or None, value or None, fold=None, memory=memory, damaged="refuse")
