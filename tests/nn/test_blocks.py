@@ -98,7 +98,7 @@ def test_the_cost_of_latent_attention_is_linear_in_the_input() -> None:
         assert larger[1] <= 2.01 * smaller[1]
 
 
-def test_every_parameter_of_latent_attention_learns_and_another_modality_can_ask() -> None:
+def test_every_parameter_of_latent_attention_learns_and_another_modality_can_read() -> None:
     torch.manual_seed(0)
     reader = nn.LatentAttention(4, 8, 2, input_width=3, query_width=5, layers=1, score=nn.Additive)
     answer = reader.read(torch.randn(2, 6, 5), reader(torch.randn(2, 50, 3)))
@@ -112,9 +112,9 @@ def test_every_parameter_of_latent_attention_learns_and_another_modality_can_ask
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        (lambda: nn.SqueezeExcitation(0), OptionError, "0 channels"),
-        (lambda: nn.SqueezeExcitation(4)(torch.zeros(2, 5, 3)), ShapeError, r"\(batch, 4, \*places\)"),
-        (lambda: nn.LatentAttention(0, 8), OptionError, "0 latents"),
+        (lambda: nn.SqueezeExcitation(0), OptionError, "channels=0"),
+        (lambda: nn.SqueezeExcitation(4)(torch.zeros(2, 5, 3)), ShapeError, r"\(batch, 4, \*positions\)"),
+        (lambda: nn.LatentAttention(0, 8), OptionError, "latents=0"),
         (lambda: nn.LatentAttention(2, 8)(torch.zeros(2, 5, 3)), ShapeError, r"\(\*batch, n, 8\)"),
         (
             lambda: nn.LatentAttention(2, 8).read(torch.zeros(2, 5, 3), torch.zeros(2, 2, 8)),
@@ -123,6 +123,6 @@ def test_every_parameter_of_latent_attention_learns_and_another_modality_can_ask
         ),
     ],
 )
-def test_what_does_not_fit_a_block_is_said(call: Any, kind: type[QkvError], words: str) -> None:
+def test_invalid_arguments_of_a_block_are_refused(call: Any, kind: type[QkvError], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()

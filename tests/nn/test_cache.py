@@ -107,7 +107,7 @@ def test_every_kernel_that_serves_decode_shapes_gives_what_the_cache_gives(kerne
     assert apart(pinned, whole) < 1e-12
 
 
-def test_where_rows_do_not_fit_a_strip_the_pieces_are_put_together() -> None:
+def test_chunks_are_concatenated_where_rows_of_logits_do_not_fit_the_memory() -> None:
     x = sides(2, n=2600)
     attention = nn.Attention(mask=masks.Causal())
     got = decoded(attention, *x, KeyValueCache(), (1000, 1600))
@@ -153,7 +153,7 @@ def test_readouts_of_a_step_are_those_of_the_whole_and_the_plan_says_chunked() -
     assert got.plan.kernel.name == "chunked"
 
 
-def test_what_is_kept_is_never_copied_again() -> None:
+def test_cached_rows_are_never_copied_again() -> None:
     cache, key = KeyValueCache(chunk=16), sides(2)[0]
     cache.append(key[:, :20], key[:, :20])
     held = cache.chunks[0].key.data_ptr()
@@ -179,7 +179,7 @@ def test_memory_is_within_a_tenth_of_keys_and_values_from_2048_tokens_on(step: i
     assert all(chunks <= 18 + max(0, 20 * math.log(n / 2048)) for n, chunks in counts)
 
 
-def test_a_chunk_is_added_only_when_there_is_no_room() -> None:
+def test_a_chunk_is_added_only_when_the_last_is_full() -> None:
     cache, row = KeyValueCache(chunk=128), torch.ones(1, 1, 4)
     sizes = []
     for _ in range(2048):
@@ -302,7 +302,7 @@ def test_positions_stay_those_of_the_sequence_when_chunks_are_dropped() -> None:
 
 
 @pytest.mark.parametrize("uneven", [False, True])
-def test_a_beam_goes_on_as_the_sentence_that_it_was_copied_from(uneven: bool) -> None:
+def test_a_reordered_batch_element_continues_the_element_it_was_copied_from(uneven: bool) -> None:
     x, more = sides(3, n=9), sides(4, n=6)
     attention, index = nn.Attention(mask=masks.Causal()), torch.tensor([2, 2, 0, 1])
     lengths = torch.tensor(LENGTHS)
@@ -322,7 +322,7 @@ def test_a_refused_append_leaves_the_cache_as_it_was() -> None:
     cache = KeyValueCache(chunk=8, memory=2 * 24 * 8 * 8)
     cache.append(x[:, :6], x[:, :6])
     kept = cache.key_value()[0].concat()
-    with pytest.raises(RefusedError, match="KiB are allowed"):
+    with pytest.raises(RefusedError, match="must be at least .* KiB to add"):
         cache.append(x[:, 6:], x[:, 6:])
     assert len(cache) == cache.start == 6
     assert torch.equal(cache.key_value()[0].concat(), kept)
@@ -448,14 +448,14 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyte
     assert os.listdir(tmp_path) == ["cache"]
 
 
-def test_without_safetensors_the_sentence_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_safetensors_the_error_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "safetensors", None)
     for call in (lambda: KeyValueCache().save(tmp_path / "x"), lambda: KeyValueCache.load(tmp_path / "x")):
         with pytest.raises(MissingPackageError, match=r"pip install \"qkv\["):
             call()
 
 
-def test_a_bad_file_is_said_to_be_one(tmp_path: Path) -> None:
+def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     from safetensors.torch import save_file
 
@@ -471,10 +471,10 @@ def test_a_bad_file_is_said_to_be_one(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         KeyValueCache.load(tmp_path / "missing")
     save_file({"x": torch.zeros(1)}, path)
-    with pytest.raises(DataError, match="no key-value cache"):
+    with pytest.raises(DataError, match="must be a key-value cache"):
         KeyValueCache.load(path)
     save_file({"x": torch.zeros(1)}, path, {"kind": "qkv key-value cache 1", "facts": '{"chunk": 4}'})
-    with pytest.raises(DataError, match="not a whole cache"):
+    with pytest.raises(DataError, match="not a complete cache"):
         KeyValueCache.load(path)
 
 
@@ -485,18 +485,18 @@ def test_a_bad_file_is_said_to_be_one(tmp_path: Path) -> None:
         (lambda c, x: KeyValueCache(window=0), OptionError, "window=0"),
         (lambda c, x: KeyValueCache(lengths=torch.ones(2)), KindError, "integers"),
         (lambda c, x: KeyValueCache(lengths=torch.ones(2, 2, dtype=torch.int64)), ShapeError, "batch"),
-        (lambda c, x: c.append(x[:, :2], x[:, :3]), ShapeError, "keys have shape"),
-        (lambda c, x: c.append(x[:1], x[:1]), ShapeError, "reorder changes the batch"),
+        (lambda c, x: c.append(x[:, :2], x[:, :3]), ShapeError, "value must have the batch and length of key"),
+        (lambda c, x: c.append(x[:1], x[:1]), ShapeError, "Use reorder to change the batch"),
         (lambda c, x: c.append(x.float(), x.float()), KindError, "Convert"),
         (lambda c, x: c.append(x.clone().requires_grad_(), x), GradientError, "no_grad"),
         (lambda c, x: c.reorder([0, 1]), KindError, "integers"),
         (lambda c, x: KeyValueCache().key_value(), ShapeError, "empty"),
         (lambda c, x: KeyValueCache(memory="4 KiB").append(x.repeat(1, 4, 1), x.repeat(1, 4, 1)),
-         RefusedError, "4 KiB are allowed"),
-        (lambda c, x: KeyValueCache(lengths=torch.tensor([1, 2, 3])).append(x, x), ShapeError, "3 batch"),
+         RefusedError, "got 4 KiB"),
+        (lambda c, x: KeyValueCache(lengths=torch.tensor([1, 2, 3])).append(x, x), ShapeError, "one number per batch element, 2, got 3"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_a_cache_is_said(call: Any, kind: type[QkvError], words: str) -> None:
+def test_invalid_arguments_of_a_cache_are_refused(call: Any, kind: type[QkvError], words: str) -> None:
     x, cache = sides(2)[0], KeyValueCache()
     cache.append(x, x)
     with pytest.raises(kind, match=words):

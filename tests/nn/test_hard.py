@@ -123,15 +123,15 @@ def test_gumbel_softmax_shares_the_noise_of_the_draw(temperature: float) -> None
     # As τ falls, the soft answer becomes the drawn one: then they share the noise.
     sharp = HardAttention(**options, sharpness=1e-4)
     found = sharp(query, key, value, seed=2)
-    from qkv.nn.hard_attention import _WithNoise
+    from qkv.nn.hard_attention import _NoisyScore
 
     soft = qkv.attend(
-        query, key, value, score=_WithNoise(scores.ScaledDot(), 1 / temperature),
+        query, key, value, score=_NoisyScore(scores.ScaledDot(), 1 / temperature),
         normalizer=normalizers.Softmax(1e-4), seed=2, kernel="dense",
     )  # fmt: skip
     assert float((soft - found.output).detach().abs().max()) < 1e-6
     # The gradient is that of the soft answer with this noise held fixed.
-    noisy = _WithNoise(scores.ScaledDot(), 1 / temperature)
+    noisy = _NoisyScore(scores.ScaledDot(), 1 / temperature)
     soft = qkv.attend(query, key, value, score=noisy, normalizer=normalizers.Softmax(0.7), seed=2, kernel="dense")
     towards = torch.randn(50, 1, 2, dtype=torch.float64)
     one, other = (torch.autograd.grad(x, query, towards)[0] for x in (hard.output, soft))
@@ -220,7 +220,7 @@ def test_the_one_marked_key_is_learned_to_95_percent(gradient: Any, baseline: An
         (lambda a, d: HardAttention(baseline="exact").objective(d, torch.zeros(2)), OptionError, "expected"),
     ],
 )
-def test_what_does_not_fit_hard_attention_is_said(call: Any, kind: type[QkvError], words: str) -> None:
+def test_invalid_arguments_of_hard_attention_are_refused(call: Any, kind: type[QkvError], words: str) -> None:
     drawn = HardAttentionOutput(torch.zeros(2, 4, 1), torch.zeros(2, 4), torch.zeros(2, 4))
     with pytest.raises(kind, match=words):
         call(HardAttention(), drawn)

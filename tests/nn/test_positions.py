@@ -151,9 +151,9 @@ def test_the_table_is_no_state_and_the_learned_one_is() -> None:
         (lambda: Rotary(4).rotate(torch.zeros(3, 4), torch.zeros(2, 4)), ShapeError, "key_positions"),
         (lambda: Rotary(4)(torch.zeros(3, 4), torch.zeros(3)), KindError, "tensor of integers"),
         (lambda: Rotary(4)(torch.zeros(2, 3, 4), torch.tensor([0, 5])), ShapeError, r"position_ids\(start, 3\)"),
-        (lambda: Learned(5, 4)(torch.zeros(1, 6, 4)), ShapeError, "5 were learned"),
-        (lambda: Learned(5, 4)(torch.zeros(1, 2, 4), 4), ShapeError, "tokens 4 to 5"),
-        (lambda: Sinusoidal(4)(torch.zeros(1, 2, 5)), ShapeError, "width 4"),
+        (lambda: Learned(5, 4)(torch.zeros(1, 6, 4)), ShapeError, "from 0 to 4, got 0 to 5"),
+        (lambda: Learned(5, 4)(torch.zeros(1, 2, 4), 4), ShapeError, "got 4 to 5"),
+        (lambda: Sinusoidal(4)(torch.zeros(1, 2, 5)), ShapeError, r"\(\*batch, n, 4\)"),
         (lambda: sinusoidal_table(3, 4, base=0.0), OptionError, "positive"),
     ],
 )

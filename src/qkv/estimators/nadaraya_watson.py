@@ -8,6 +8,8 @@ bandwidth for each output. No array of size rows × rows is stored.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor
 
@@ -47,12 +49,12 @@ def weighted_mean(
             value = torch.cat([value, sample_weight.expand(len(value), -1, -1)], dim=-1)
     value = value.expand(members, -1, -1)
     if bandwidths == 1:
-        sums: Tensor = attend(query, key, value, score=Gaussian(bandwidth[:, 0]), mask=mask)
+        sums = cast(Tensor, attend(query, key, value, score=Gaussian(bandwidth[:, 0]), mask=mask))
         return sums if sample_weight is None else _ratio(sums[..., :-1], sums[..., -1:])
     value = value.transpose(1, 2)[..., None]
     if sample_weight is not None:
         value = torch.cat([value, sample_weight.transpose(1, 2)[..., None].expand_as(value)], dim=-1)
-    sums = attend(query[:, None], key[:, None], value, score=Gaussian(bandwidth), mask=mask)
+    sums = cast(Tensor, attend(query[:, None], key[:, None], value, score=Gaussian(bandwidth), mask=mask))
     means = sums[..., 0] if sample_weight is None else _ratio(sums[..., 0], sums[..., 1])
     return means.transpose(1, 2)
 

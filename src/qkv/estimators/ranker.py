@@ -214,7 +214,7 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
             optimizer.zero_grad()
             loss = self._attention_loss(query, key, weights, tensors)
             loss = loss + penalty * sum((weight - identity).square().sum() for weight in weights)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             losses.append(float(loss.detach()))
             if progress is not None:
                 progress("learning", min(len(losses), evaluations), evaluations)

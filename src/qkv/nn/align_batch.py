@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from qkv.core.arrays import is_array
 from qkv.core.parts import Part
-from qkv.core.typing import Array
 
 __all__ = ["Groups", "align_array", "align_batch"]
 
@@ -35,12 +34,12 @@ def align_batch(part: T, batch_axes: int, groups: Groups, per_head: bool) -> T:
         groups: (key_heads, group) where heads are two axes of the call.
         per_head: whether a single batch axis is the heads (scores, normalizers) rather than the module's batch.
     """
-    return _align(part, None, (batch_axes, groups, per_head))  # type: ignore[no-any-return]
+    return _align(part, None, (batch_axes, groups, per_head))
 
 
 def _align(value: Any, axes: tuple[str, ...] | None, rule: tuple[int, Groups, bool]) -> Any:
     if isinstance(value, Part):
-        kind = type(value)
+        kind: Any = type(value)  # a dataclass
         fields = {}
         same = True
         for name in kind.__match_args__:  # the fields, without class variables
@@ -58,7 +57,7 @@ def _align(value: Any, axes: tuple[str, ...] | None, rule: tuple[int, Groups, bo
     return align_array(value, value.ndim - len(axes), *rule)
 
 
-def align_array(x: Array, own: int, batch_axes: int, groups: Groups, per_head: bool) -> Array:
+def align_array(x: Any, own: int, batch_axes: int, groups: Groups, per_head: bool) -> Any:
     """Return the array with its first `own` axes, which are batch axes, aligned with the call.
 
     An array whose batch axes match neither form is returned as it is; the engine refuses it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypedDict
+from typing import TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -169,13 +169,13 @@ def run_attention(
             found = attend_chunked(query, key, value, spec, readouts, options["memory"])
             if found is not None:
                 result, plan = found
-                return AttentionOutput(result.output, result.readouts, plan) if readouts else result.output
+                output = cast(Tensor, result.output)
+                return AttentionOutput(output, result.readouts, plan) if readouts else output
         key, value = concat_chunks(key), concat_chunks(value)
     if not readouts:
-        output: Tensor = attend(query, key, value, **options)
-        return output
+        return cast(Tensor, attend(query, key, value, **options))
     observed = observe(query, key, value, readouts=readouts, **options)
-    return AttentionOutput(observed.output, observed.readouts, observed.plan)
+    return AttentionOutput(cast(Tensor, observed.output), observed.readouts, observed.plan)
 
 
 def and_masks(one: Mask | None, other: Mask | None) -> Mask | None:

@@ -81,11 +81,12 @@ def append_extra_keys(
     """Append the learned key-value pairs, and a pair of zeros where `zero`, which every query may attend to."""
     if not learned and not zero:
         return key, value, mask
-    key, value = concat_chunks(key), concat_chunks(value)
-    extra = [(k.to(key.dtype), v.to(value.dtype)) for k, v in learned]
+    all_keys, all_values = concat_chunks(key), concat_chunks(value)
+    extra = [(k.to(all_keys.dtype), v.to(all_values.dtype)) for k, v in learned]
     if zero:
-        extra.append((key.new_zeros(1, 1, key.shape[-1]), value.new_zeros(1, 1, value.shape[-1])))
-    keys = [key, *[k.expand(*key.shape[:-2], 1, key.shape[-1]) for k, _ in extra]]
-    values = [value, *[v.expand(*value.shape[:-2], 1, value.shape[-1]) for _, v in extra]]
+        zeros = all_keys.new_zeros(1, 1, all_keys.shape[-1]), all_values.new_zeros(1, 1, all_values.shape[-1])
+        extra.append(zeros)
+    keys = [all_keys, *[k.expand(*all_keys.shape[:-2], 1, all_keys.shape[-1]) for k, _ in extra]]
+    values = [all_values, *[v.expand(*all_values.shape[:-2], 1, all_values.shape[-1]) for _, v in extra]]
     mask = None if mask is None else ExtraKeysMask(mask, len(extra))
     return torch.cat(keys, -2), torch.cat(values, -2), mask

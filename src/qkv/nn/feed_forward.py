@@ -1,12 +1,13 @@
-"""Feed-forward: what a layer does with each token by itself, after attention has mixed them."""
+"""Feed-forward network of a Transformer layer, applied to each token independently."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from qkv.core.typing import Float
 from qkv.errors import OptionError
 
 __all__ = ["Activation", "FeedForward"]
@@ -21,26 +22,27 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with something between, the same for every token.
+    """Two linear maps with an activation between them, applied to every token.
 
         output = W₂ dropout(f(W₁ x + b₁)) + b₂          gated: f(W₁ x + b₁) ⊙ (W_G x + b_G) in place of f
 
-    Maps start uniform as Glorot and Bengio (2010) have it, biases at 0.
+    Linear maps are initialised uniformly as in Glorot and Bengio (2010), biases with 0.
 
     Args:
-        width: of a token.
-        hidden: units between; 4 · width where None.
-        activation: f: "relu", "gelu", "silu", or a function.
-        gated: f is multiplied by a third map, unit by unit; with "silu" that is SwiGLU.
-        dropout: probability of dropping a hidden unit while training.
-        bias: whether maps have one.
-        device, dtype: of the parameters.
+        width: width of a token.
+        hidden: number of hidden units; None means 4 · width.
+        activation: activation f: "relu", "gelu", "silu", or a function.
+        gated: whether f is multiplied elementwise by a third linear map; with "silu" that is SwiGLU.
+        dropout: dropout probability of hidden units during training.
+        bias: whether linear maps have a bias.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
 
     Shapes:
-        x `(*batch, n, width)` -> the same
+        x `(*batch, n, width)` -> `(*batch, n, width)`
 
     Raises:
-        OptionError: no such activation, or a width that is not positive.
+        OptionError: if the activation is unknown, or a width is not positive.
 
     Source: Vaswani et al. (2017), section 3.3, https://arxiv.org/abs/1706.03762; gated: Shazeer (2020), GLU
     variants improve Transformer, https://arxiv.org/abs/2002.05202.
@@ -60,34 +62,33 @@ class FeedForward(nn.Module):
         gated: bool = False,
         dropout: float = 0.0,
         bias: bool = True,
-        device: Any = None,
-        dtype: Any = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         hidden = 4 * width if hidden is None else hidden
         if isinstance(activation, str) and activation not in ACTIVATIONS:
             names = ", ".join(map(repr, ACTIVATIONS))
-            raise OptionError(f"activation is {activation!r}. Give one of {names}, or a function.")
+            raise OptionError(f"activation must be one of {names}, or a function, got {activation!r}.")
         if width < 1 or hidden < 1:
-            raise OptionError(f"FeedForward was given width={width}, hidden={hidden}. Both must be positive.")
-        factory_kwargs = {"bias": bias, "device": device, "dtype": dtype}
+            raise OptionError(f"width and hidden must be positive, got width={width}, hidden={hidden}.")
         self.activation = activation
-        self.inward = nn.Linear(width, hidden, **factory_kwargs)
-        self.gate = nn.Linear(width, hidden, **factory_kwargs) if gated else None
-        self.outward = nn.Linear(hidden, width, **factory_kwargs)
+        self.inward = nn.Linear(width, hidden, bias, device, dtype)
+        self.gate = nn.Linear(width, hidden, bias, device, dtype) if gated else None
+        self.outward = nn.Linear(hidden, width, bias, device, dtype)
         self.dropout = nn.Dropout(dropout)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Fill all parameters with their initial values."""
+        """Set all parameters to their initial values."""
         for linear in (self.inward, self.gate, self.outward):
             if linear is not None:
                 nn.init.xavier_uniform_(linear.weight)
                 if linear.bias is not None:
                     nn.init.zeros_(linear.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Each token, changed by itself."""
+    def forward(self, x: Float[Tensor, "*batch n width"]) -> Float[Tensor, "*batch n width"]:
+        """Return the output for each token."""
         f = ACTIVATIONS[self.activation] if isinstance(self.activation, str) else self.activation
         hidden = f(self.inward(x))
         if self.gate is not None:

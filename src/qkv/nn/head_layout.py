@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import Float
+from qkv.core.typing import Array, Float
 from qkv.errors import OptionError, ShapeError
 from qkv.kernels.chunked.kernel import ChunkedTensor, concat_chunks
 from qkv.nn.align_batch import Groups
@@ -156,7 +156,12 @@ def merge_group_axes(readouts: Sequence[object], axes: int, groups: Groups) -> t
     """Flatten the two head axes of grouped results into one."""
     if groups is None:
         return tuple(readouts)
-    return tuple(unflatten(tuple(x.flatten(axes, axes + 1) for x in flatten(r)), r) for r in readouts)
+    return tuple(unflatten(tuple(_merge_axes(x, axes) for x in flatten(r)), r) for r in readouts)
+
+
+def _merge_axes(x: Array, axis: int) -> Array:
+    assert isinstance(x, Tensor)
+    return x.flatten(axis, axis + 1)
 
 
 def check_head_index(index: int, heads: int) -> int:

@@ -223,12 +223,13 @@ class MultiHeadAttention(torch.nn.Module):
         """
         queries = self.queries(query)
         projected = key if isinstance(key, KeyValue) else self.key_value(query if key is None else key, value)
-        keys: Tensor | ChunkedTensor = projected.key
-        values: Tensor | ChunkedTensor = projected.value
+        key, value = projected
         if self.positions is not None:
-            queries, keys = head_layout.apply_rotation(self.positions, queries, projected.key, cache, positions)
+            queries, key = head_layout.apply_rotation(self.positions, queries, key, cache, positions)
+        keys: Tensor | ChunkedTensor = key
+        values: Tensor | ChunkedTensor = value
         if cache is not None:
-            keys, values = cache.append(keys, projected.value)
+            keys, values = cache.append(key, value)
             mask = and_masks(mask, cache.mask)
             positions = cache.positions if positions is None else positions
         axes = max(queries.ndim, keys.ndim) - 3

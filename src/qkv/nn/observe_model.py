@@ -1,4 +1,4 @@
-"""observe: what the attentions of any model do, read while it runs, without a word of it in the model."""
+"""Readouts of the attention modules inside any model, without changes to the model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
 
 from torch import nn
 
@@ -18,38 +17,44 @@ from qkv.readouts import Readout
 
 __all__ = ["ModelObservation", "observe"]
 
+PreHook = Callable[[nn.Module, tuple[object, ...], dict[str, object]], tuple[tuple[object, ...], dict[str, object]]]
+PostHook = Callable[[nn.Module, tuple[object, ...], dict[str, object], AttentionOutput], object]
+
 
 @dataclass(frozen=True)
 class ModelObservation:
-    """What `observe` gives.
+    """Result of `observe`.
 
     Attributes:
-        output: what the model gives without being observed.
-        calls: for each attention that was read, by name: what was read at each of its calls, in order.
+        output: the output of the model.
+        calls: for each observed module, by name, the readouts of each of its calls, in order.
     """
 
-    output: Any
-    calls: dict[str, list[tuple[Any, ...]]]
+    output: object
+    calls: dict[str, list[tuple[object, ...]]]
 
     @property
-    def readouts(self) -> dict[str, tuple[Any, ...]]:
-        """For each attention, by name, what was read at its last call, in the order asked."""
+    def readouts(self) -> dict[str, tuple[object, ...]]:
+        """Readouts of the last call of each observed module, by name, in the given order."""
         return {name: calls[-1] for name, calls in self.calls.items() if calls}
 
 
-def observe(model: nn.Module, wanted: Mapping[str, Sequence[Readout]], *args: Any, **kwargs: Any) -> ModelObservation:
-    """Run `model(*args, **kwargs)` and read the weights of some of its attentions on the way.
+def observe(
+    model: nn.Module, readouts: Mapping[str, Sequence[Readout]], *args: object, **kwargs: object
+) -> ModelObservation:
+    """Run `model(*args, **kwargs)` and read the weights of some of its attention modules.
 
-    The output is the same: readouts come from beside it, before dropout.
+    The output does not change: readouts see the weights before dropout.
 
     Args:
-        model: holds attentions of `qkv.nn` somewhere.
-        wanted: readouts for each name, as `model.named_modules()` has it; `*` stands for anything, so
-            "encoder.layers.*.attention" are those of all its layers.
-        args, kwargs: of the model.
+        model: model with attention modules of `qkv.nn`.
+        readouts: readouts for each module name, as `model.named_modules()` lists them. `*` matches any text, so
+            "encoder.layers.*.attention" selects all layers.
+        args: positional arguments of the model.
+        kwargs: keyword arguments of the model.
 
     Raises:
-        OptionError: a name fits no attention; the message lists those that there are.
+        OptionError: if a name matches no attention module; the message lists all names.
 
     Example:
         >>> import torch
@@ -59,11 +64,11 @@ def observe(model: nn.Module, wanted: Mapping[str, Sequence[Readout]], *args: An
         >>> seen.readouts["layers.1.attention"][0].shape  # (batch, heads, q, k)
         torch.Size([1, 2, 4, 4])
     """
-    found = _matched(model, wanted)
-    calls: dict[str, list[tuple[Any, ...]]] = {name: [] for name in found}
+    selected = _select_modules(model, readouts)
+    calls: dict[str, list[tuple[object, ...]]] = {name: [] for name in selected}
     with contextlib.ExitStack() as stack:
-        for name, (module, readouts) in found.items():
-            before, after = _hooks(tuple(readouts), calls[name])
+        for name, (module, wanted) in selected.items():
+            before, after = _hooks(tuple(wanted), calls[name])
             handles = (
                 module.register_forward_pre_hook(before, with_kwargs=True),
                 module.register_forward_hook(after, with_kwargs=True),
@@ -74,30 +79,38 @@ def observe(model: nn.Module, wanted: Mapping[str, Sequence[Readout]], *args: An
     return ModelObservation(output, calls)
 
 
-def _matched(model: nn.Module, wanted: Mapping[str, Sequence[Readout]]) -> dict[str, tuple[nn.Module, list[Readout]]]:
-    there = {
+def _select_modules(
+    model: nn.Module, readouts: Mapping[str, Sequence[Readout]]
+) -> dict[str, tuple[nn.Module, list[Readout]]]:
+    modules = {
         name: module for name, module in model.named_modules() if isinstance(module, (Attention, MultiHeadAttention))
     }
-    found: dict[str, tuple[nn.Module, list[Readout]]] = {}
-    for pattern, readouts in wanted.items():
-        names = [name for name in there if fnmatchcase(name, pattern)]
+    selected: dict[str, tuple[nn.Module, list[Readout]]] = {}
+    for pattern, patterns_readouts in readouts.items():
+        names = [name for name in modules if fnmatchcase(name, pattern)]
         if not names:
-            listed = ", ".join(map(repr, there)) or "none"
-            raise OptionError(f"no attention of the model is named {pattern!r}. There are {listed}.")
+            known = ", ".join(map(repr, modules)) or "none"
+            raise OptionError(f"readouts must name attention modules of the model, got {pattern!r}. There are {known}.")
         for name in names:
-            found.setdefault(name, (there[name], []))[1].extend(readouts)
-    return found
+            selected.setdefault(name, (modules[name], []))[1].extend(patterns_readouts)
+    return selected
 
 
-def _hooks(readouts: tuple[Readout, ...], calls: list[tuple[Any, ...]]) -> tuple[Callable[..., Any], ...]:
-    """What adds the readouts to the module's own before it runs, and takes them out of what it gives."""
+def _hooks(readouts: tuple[Readout, ...], calls: list[tuple[object, ...]]) -> tuple[PreHook, PostHook]:
+    """Return hooks that add the readouts to a call and remove their results from its output."""
 
-    def before(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
-        return args, {**kwargs, "readouts": (*kwargs.get("readouts", ()), *readouts)}
+    def before(
+        module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
+        own = kwargs.get("readouts", ())
+        assert isinstance(own, Sequence)
+        return args, {**kwargs, "readouts": (*own, *readouts)}
 
-    def after(module: nn.Module, args: Any, kwargs: dict[str, Any], given: AttentionOutput) -> Any:
-        own = len(kwargs["readouts"]) - len(readouts)
-        calls.append(tuple(given.readouts[own:]))
-        return given._replace(readouts=given.readouts[:own]) if own else given.output
+    def after(
+        module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object], output: AttentionOutput
+    ) -> object:
+        own = len(output.readouts) - len(readouts)
+        calls.append(tuple(output.readouts[own:]))
+        return output._replace(readouts=output.readouts[:own]) if own else output.output
 
     return before, after

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 
@@ -39,13 +39,13 @@ class PartModule(torch.nn.Module, Generic[P]):
                     self.register_parameter(f"array_{n}", array)
                 else:
                     self.register_buffer(f"array_{n}", torch.as_tensor(array).detach())
-            self.part = part.replace_arrays([_Placeholder()] * self.arrays)
+            self.part = part.replace_arrays([_Placeholder()] * self.arrays)  # type: ignore[list-item]
 
     def forward(self) -> P:
         """Return the part with the current arrays of this module."""
         if not self.arrays:
             return self.part
-        return _fill(self.part, iter([getattr(self, f"array_{n}") for n in range(self.arrays)]))
+        return cast(P, _fill(self.part, iter([getattr(self, f"array_{n}") for n in range(self.arrays)])))
 
     def reset_parameters(self) -> None:
         """Do nothing: the given arrays are the initial values."""
@@ -64,7 +64,8 @@ def _fill(value: object, arrays: Iterator[Array]) -> object:
     if isinstance(value, _Placeholder):
         return next(arrays)
     if isinstance(value, Part):
-        return type(value)(**{name: _fill(getattr(value, name), arrays) for name in type(value).__match_args__})
+        kind: Any = type(value)  # a dataclass
+        return kind(**{name: _fill(getattr(value, name), arrays) for name in kind.__match_args__})
     if isinstance(value, tuple):
         return tuple([_fill(item, arrays) for item in value])
     return value

@@ -1,38 +1,38 @@
-"""Where a token stands, told to a model: sinusoidal, learned and rotary positions (mission C14).
+"""Position encodings: sinusoidal, learned and rotary (mission C14).
 
-Attention by itself does not know an order: permute keys and values alike and nothing changes. A position is
-added to each token (`Sinusoidal`, `Learned`), or turns query and key so that their product depends on how
-far apart they are (`Rotary`). Scores that look at distances (`scores.ALiBi`, `scores.RelativePosition`) are
-the other way.
+Attention itself ignores order: permuting keys and values together changes nothing. A position encoding is added to
+each token (`Sinusoidal`, `Learned`), or rotates queries and keys so that their inner product depends on their distance
+(`Rotary`). The alternative are scores that depend on distances (`scores.ALiBi`, `scores.RelativePosition`).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
+from qkv.core.typing import Float, Int
 from qkv.errors import KindError, OptionError, ShapeError
 
 __all__ = ["Learned", "Rotary", "Sinusoidal", "sinusoidal_table", "position_ids"]
 
 
-def sinusoidal_table(length: int, width: int, *, start: int = 0, base: float = 10_000.0) -> Tensor:
-    """The table of sines and cosines, `(length, width)`, float64.
+def sinusoidal_table(
+    length: int, width: int, *, start: int = 0, base: float = 10_000.0
+) -> Float[Tensor, "length width"]:
+    """Return the table of sines and cosines, `(length, width)` float64.
 
         table[p, 2i] = sin(p / base^(2i / width))        table[p, 2i + 1] = cos(p / base^(2i / width))
 
-    Position p + d is a rotation of position p that depends on d alone.
+    Row p + d is a rotation of row p that depends on d alone.
 
     Args:
-        length: how many positions.
-        width: of a token; an odd one ends with a sine.
-        start: the first position.
-        base: wave lengths go from 2π to base · 2π.
+        length: number of positions.
+        width: width of a token; an odd width ends with a sine.
+        start: first position.
+        base: wavelengths range from 2π to base · 2π.
 
     Raises:
-        OptionError: a length, width or base that is not positive.
+        OptionError: if the length is negative, or the width or base is not positive.
 
     Source: Vaswani et al. (2017), Attention is all you need, section 3.5, https://arxiv.org/abs/1706.03762.
 
@@ -42,12 +42,12 @@ def sinusoidal_table(length: int, width: int, *, start: int = 0, base: float = 1
                 [ 0.8415,  0.5403,  0.0100,  1.0000],
                 [ 0.9093, -0.4161,  0.0200,  0.9998]], dtype=torch.float64)
     """
-    _whole("sinusoidal_table", "length", length, 0)
-    return _waves(torch.arange(start, start + length), width, base)
+    _require_integer("length", length, 0)
+    return _sines_and_cosines(torch.arange(start, start + length), width, base)
 
 
-def position_ids(start: Tensor, length: int) -> Tensor:
-    """Positions `(*batch, length)` of tokens that follow each other, from the first of each batch element.
+def position_ids(start: Int[Tensor, "*batch"], length: int) -> Int[Tensor, "*batch length"]:
+    """Return consecutive positions of `length` tokens, from the first position of each batch element.
 
     Example:
         >>> position_ids(torch.tensor([0, 5]), 3)
@@ -58,18 +58,18 @@ def position_ids(start: Tensor, length: int) -> Tensor:
 
 
 class Sinusoidal(nn.Module):
-    """Adds the table of sines and cosines to tokens; it has no parameters and no longest length.
+    """Adds a table of sines and cosines to tokens, without parameters and for any length.
 
     Args:
-        width: of a token.
-        length: how many positions are kept; tokens beyond it get theirs computed at each call.
+        width: width of a token.
+        length: number of positions in the stored table; later ones are computed in each call.
         base: as in `sinusoidal_table`.
 
     Shapes:
         x `(*batch, n, width)` -> `(*batch, n, width)`
 
     Raises:
-        ShapeError: tokens of another width.
+        ShapeError: in a call with tokens of another width.
 
     Source: as `sinusoidal_table`.
 
@@ -87,53 +87,57 @@ class Sinusoidal(nn.Module):
     def __init__(self, width: int, length: int = 1024, *, base: float = 10_000.0) -> None:
         super().__init__()
         self.width, self.base = width, base
-        # Not in the state: it is the same for everyone, and its length is a matter of speed alone.
+        # Not in the state dict: the table is constant, and its length only affects speed.
         self.register_buffer("table", sinusoidal_table(length, width, base=base).float(), persistent=False)
 
     def reset_parameters(self) -> None:
-        """Make the table again, where it was made on the meta device."""
-        waves = _waves(torch.arange(self.table.shape[0], device=self.table.device), self.width, self.base)
-        self.table.copy_(waves)
+        """Compute the table, for modules that were built on the meta device."""
+        values = _sines_and_cosines(torch.arange(self.table.shape[0], device=self.table.device), self.width, self.base)
+        self.table.copy_(values)
 
-    def forward(self, x: Tensor, positions: int | Tensor = 0) -> Tensor:
-        """x + table[positions]
+    def forward(
+        self, x: Float[Tensor, "*batch n width"], positions: int | Int[Tensor, "*#batch n"] = 0
+    ) -> Float[Tensor, "*batch n width"]:
+        """Return x + table[positions].
 
         Args:
             x: tokens.
-            positions: of the first token, those after it follow; or integers `(n,)` or `(*batch, n)`.
+            positions: position of the first token, or integers `(n,)` or `(*batch, n)`.
         """
-        _width("Sinusoidal", x, self.width)
-        if isinstance(positions, int) and x.dtype in _KEPT:
+        _require_width("Sinusoidal", x, self.width)
+        if isinstance(positions, int) and x.dtype in _TABLE_DTYPES:
             stop = positions + x.shape[-2]
             if positions >= 0 and stop <= self.table.shape[0]:
                 return x + self.table[positions:stop].to(x.dtype)
-        return x + _waves(_placed(x, positions), self.width, self.base).to(x.dtype)
+        return x + _sines_and_cosines(_token_positions(x, positions), self.width, self.base).to(x.dtype)
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
+        """Return the options for `print`."""
         return f"width={self.width}, base={self.base:g}"
 
 
-_KEPT = (torch.float32, torch.float16, torch.bfloat16)
-"""Dtypes for which the table is kept finely enough."""
+_TABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+"""Dtypes for which the float32 table is precise enough."""
 
 
 class Learned(nn.Module):
     """Adds a learned vector for each position.
 
     Args:
-        length: how many positions there are.
-        width: of a token.
-        device, dtype: of the table.
+        length: number of positions.
+        width: width of a token.
+        device: device of the table.
+        dtype: dtype of the table.
 
     Shapes:
         x `(*batch, n, width)` -> `(*batch, n, width)`
 
     Raises:
-        ShapeError: more tokens than positions, or tokens of another width.
+        ShapeError: in a call with more tokens than positions, or tokens of another width.
 
     Source: Gehring et al. (2017), Convolutional sequence to sequence learning, section 3.1,
-    https://arxiv.org/abs/1705.03122; starts normal, deviation 0.02, as in Devlin et al. (2019), BERT.
+    https://arxiv.org/abs/1705.03122; initialised normally with standard deviation 0.02 as in Devlin et
+    al. (2019), BERT.
 
     Example:
         >>> add = Learned(16, 4)
@@ -141,67 +145,71 @@ class Learned(nn.Module):
         True
     """
 
-    def __init__(self, length: int, width: int, *, device: Any = None, dtype: Any = None) -> None:
+    def __init__(
+        self, length: int, width: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
         super().__init__()
-        _whole("Learned", "length", length, 1)
-        _whole("Learned", "width", width, 1)
+        _require_integer("length", length, 1)
+        _require_integer("width", width, 1)
         self.table = nn.Parameter(torch.empty(length, width, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Normal, deviation 0.02."""
+        """Draw the table from a normal distribution with standard deviation 0.02."""
         nn.init.normal_(self.table, std=0.02)
 
-    def forward(self, x: Tensor, positions: int | Tensor = 0) -> Tensor:
-        """x + table[positions]; `positions` as in `Sinusoidal`."""
+    def forward(
+        self, x: Float[Tensor, "*batch n width"], positions: int | Int[Tensor, "*#batch n"] = 0
+    ) -> Float[Tensor, "*batch n width"]:
+        """Return x + table[positions]; `positions` as in `Sinusoidal`."""
         length, width = self.table.shape
-        _width("Learned", x, width)
+        _require_width("Learned", x, width)
         if isinstance(positions, int):
             stop = positions + x.shape[-2]
             if positions < 0 or stop > length:
                 raise ShapeError(
-                    f"tokens {positions} to {stop - 1} want a position, {length} were learned. Give a larger "
-                    "length, or Sinusoidal or Rotary, which have no end."
+                    f"positions must be from 0 to {length - 1}, got {positions} to {stop - 1}. Give a larger length, "
+                    "or use Sinusoidal or Rotary, which have no limit."
                 )
             return x + self.table[positions:stop]
-        return x + self.table[_placed(x, positions)]
+        return x + self.table[_token_positions(x, positions)]
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
+        """Return the options for `print`."""
         return f"length={self.table.shape[0]}, width={self.table.shape[1]}"
 
 
 class Rotary(nn.Module):
-    """Turns pairs of numbers of query and key by an angle that grows with the position.
+    """Rotary position embedding: rotates pairs of elements of queries and keys by position-dependent angles.
 
         (a, b) -> (a cos φ − b sin φ, a sin φ + b cos φ)          φ_i(p) = p · theta^(−2i / rotated)
 
-    The product of a turned query and a turned key depends on the distance of their positions alone. Turn the
-    key before it goes to a cache: its position does not change any more.
+    The inner product of a rotated query and key depends only on the distance of their positions. Rotate keys before
+    they are cached: their positions never change.
 
     Args:
-        width: of one head.
-        theta: wave lengths go from 2π to theta · 2π.
-        rotated: how many of the first numbers of a vector are turned; the rest stays. None: all.
-        interleaved: which numbers make a pair. False: number i and number i + rotated/2, the halves, as Llama
-            and GPT-NeoX have it. True: 2i and 2i + 1, as the paper and GPT-J have it. Weights trained
-            with one convention are wrong with the other.
+        width: width of one head.
+        theta: wavelengths range from 2π to theta · 2π.
+        rotated: number of leading elements that are rotated; None means all.
+        interleaved: how elements are paired. False: element i with i + rotated/2 (halves), as in Llama and
+            GPT-NeoX. True: 2i with 2i + 1, as in the paper and GPT-J. Weights trained with one convention do not
+            work with the other.
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, width)` -> the same
 
     Raises:
-        OptionError: a width that cannot be paired.
-        ShapeError: vectors of another width, or positions that do not fit.
+        OptionError: if the width cannot be paired or `theta` is not positive.
+        ShapeError: in a call with vectors of another width, or positions that do not match.
 
-    Source: Su et al. (2021), RoFormer, section 3.2.2, https://arxiv.org/abs/2104.09864; turned in part:
+    Source: Su et al. (2021), RoFormer, section 3.2.2, https://arxiv.org/abs/2104.09864; partial rotation:
     Black et al. (2022), GPT-NeoX-20B, section 2.1.1, https://arxiv.org/abs/2204.06745.
 
     Example:
-        >>> turn = Rotary(2)
+        >>> rotary = Rotary(2)
         >>> q, k = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0]])
-        >>> far = [turn.rotate(q, k, torch.tensor([p]), torch.tensor([p + 1])) for p in (0, 50)]
-        >>> [round(float(a @ b.mT), 4) for a, b in far]  # cos 1: one step apart, wherever
+        >>> far = [rotary.rotate(q, k, torch.tensor([p]), torch.tensor([p + 1])) for p in (0, 50)]
+        >>> [round(float(a @ b.mT), 4) for a, b in far]  # cos 1 at every distance of 1
         [0.5403, 0.5403]
     """
 
@@ -209,109 +217,110 @@ class Rotary(nn.Module):
         self, width: int, *, theta: float = 10_000.0, rotated: int | None = None, interleaved: bool = False
     ) -> None:
         super().__init__()
-        _whole("Rotary", "width", width, 1)
+        _require_integer("width", width, 1)
         rotated = width if rotated is None else rotated
-        _whole("Rotary", "rotated", rotated, 2)
+        _require_integer("rotated", rotated, 2)
         if rotated % 2 or rotated > width:
             raise OptionError(
-                f"Rotary was given rotated={rotated} of width {width}. Numbers are turned in pairs: it must "
-                "be even and at most the width."
+                f"rotated must be even and at most the width {width}, because elements are rotated in pairs, got "
+                f"{rotated}."
             )
         if theta <= 0:
-            raise OptionError(f"Rotary was given theta={theta}. It must be positive.")
+            raise OptionError(f"theta must be positive, got {theta}.")
         self.width, self.theta, self.rotated, self.interleaved = width, theta, rotated, interleaved
 
     def rotate(
         self,
-        query: Tensor,
-        key: Tensor,
+        query: Float[Tensor, "*#batch q width"],
+        key: Float[Tensor, "*#batch k width"],
         positions: int | Tensor = 0,
         key_positions: int | Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Query and key, turned.
+        """Return the rotated query and key.
 
         Args:
-            query, key: vectors.
-            positions: of the first query, those after it follow; or integers `(q,)` or `(*batch, q)`. Batch
-                axes that are missing are those of the heads: `(b, q)` serves `(b, heads, q, width)`.
-            key_positions: of the keys; None: those of the queries.
+            query: queries.
+            key: keys.
+            positions: position of the first query, or integers `(q,)` or `(*batch, q)`. Missing batch axes are
+                those of the heads: `(b, q)` serves `(b, heads, q, width)`.
+            key_positions: likewise for the keys; None means those of the queries.
         """
         if key_positions is not None:
             return self(query, positions), self(key, key_positions)
         if query.shape[-2] != key.shape[-2]:
             raise ShapeError(
-                f"{query.shape[-2]} queries and {key.shape[-2]} keys cannot share positions. Give key_positions=…."
+                f"key_positions must be given for {query.shape[-2]} queries and {key.shape[-2]} keys, got None."
             )
-        _width("Rotary", key, self.width)
+        _require_width("Rotary", key, self.width)
         angles = self.angles(query, positions)
-        return self._turned(query, angles), self._turned(key, angles)
+        return self._rotate(query, angles), self._rotate(key, angles)
 
-    def forward(self, x: Tensor, positions: int | Tensor = 0) -> Tensor:
-        """One side alone, turned; arguments as in `rotate`."""
-        return self._turned(x, self.angles(x, positions))
+    def forward(
+        self, x: Float[Tensor, "*batch n width"], positions: int | Tensor = 0
+    ) -> Float[Tensor, "*batch n width"]:
+        """Return one side rotated; arguments as in `rotate`."""
+        return self._rotate(x, self.angles(x, positions))
 
-    def angles(self, x: Tensor, positions: int | Tensor = 0) -> Tensor:
-        """φ, `(n, rotated/2)` or `(*batch, n, rotated/2)`, float64: a far position keeps its digits."""
-        _width("Rotary", x, self.width)
-        positions = _placed(x, positions)
+    def angles(self, x: Float[Tensor, "*batch n width"], positions: int | Tensor = 0) -> Tensor:
+        """Return the angles φ, `(n, rotated/2)` or `(*batch, n, rotated/2)`, in float64 to be precise far away."""
+        _require_width("Rotary", x, self.width)
+        positions = _token_positions(x, positions)
         rates = torch.arange(0, self.rotated, 2, device=x.device, dtype=torch.float64) / self.rotated
         return positions[..., None] * self.theta**-rates
 
-    def _turned(self, x: Tensor, angles: Tensor) -> Tensor:
-        kind = x.dtype if x.dtype == torch.float64 else torch.float32
-        cos, sin = torch.cos(angles).to(kind), torch.sin(angles).to(kind)
+    def _rotate(self, x: Tensor, angles: Tensor) -> Tensor:
+        dtype = x.dtype if x.dtype == torch.float64 else torch.float32
+        cos, sin = torch.cos(angles).to(dtype), torch.sin(angles).to(dtype)
         while cos.ndim > 2 and cos.ndim < x.ndim:  # one position for all heads
             cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)
-        turned, rest = x[..., : self.rotated], x[..., self.rotated :]
+        rotated, rest = x[..., : self.rotated], x[..., self.rotated :]
         if self.interleaved:
-            a, b = turned[..., ::2], turned[..., 1::2]
-            both = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+            a, b = rotated[..., ::2], rotated[..., 1::2]
+            rotated = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
         else:
-            a, b = turned.chunk(2, dim=-1)
-            both = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
-        both = both.to(x.dtype)
-        return both if rest.shape[-1] == 0 else torch.cat([both, rest], dim=-1)
+            a, b = rotated.chunk(2, dim=-1)
+            rotated = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+        rotated = rotated.to(x.dtype)
+        return rotated if rest.shape[-1] == 0 else torch.cat([rotated, rest], dim=-1)
 
     def extra_repr(self) -> str:
-        """What `print` shows."""
+        """Return the options for `print`."""
         pairs = "2i and 2i + 1" if self.interleaved else "halves"
         part = "" if self.rotated == self.width else f", rotated={self.rotated}"
         return f"width={self.width}{part}, theta={self.theta:g}, pairs: {pairs}"
 
 
-def _waves(positions: Tensor, width: int, base: float) -> Tensor:
-    """Sines and cosines by turns, `(*positions, width)`, float64."""
-    _whole("sinusoidal_table", "width", width, 1)
+def _sines_and_cosines(positions: Tensor, width: int, base: float) -> Tensor:
+    """Return alternating sines and cosines, `(*positions, width)` float64."""
+    _require_integer("width", width, 1)
     if base <= 0:
-        raise OptionError(f"base is {base}. It must be positive.")
+        raise OptionError(f"base must be positive, got {base}.")
     rates = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
     angles = positions[..., None] * base**-rates
     return torch.stack([torch.sin(angles), torch.cos(angles)], dim=-1).flatten(-2)[..., :width]
 
 
-def _placed(x: Tensor, positions: int | Tensor) -> Tensor:
-    """Positions of tokens `(*batch, n, width)`: `(n,)` or `(*batch, n)`."""
+def _token_positions(x: Tensor, positions: int | Tensor) -> Tensor:
+    """Return the positions of tokens `(*batch, n, width)`, `(n,)` or `(*batch, n)`."""
     n = x.shape[-2]
     if isinstance(positions, int):
         return torch.arange(positions, positions + n, device=x.device)
     if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
-        said = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
-        raise KindError(f"positions are {said}. Give the first one as a whole number, or a tensor of integers.")
+        kind = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
+        raise KindError(f"positions must be an integer or a tensor of integers, got {kind}.")
     if positions.ndim == 0 or positions.shape[-1] != n:
         raise ShapeError(
-            f"positions have shape {tuple(positions.shape)}, there are {n} tokens (shape {tuple(x.shape)}). "
-            f"Give ({n},) or (*batch, {n}); of one start per batch element, position_ids(start, {n}) makes them."
+            f"positions must have shape ({n},) or (*batch, {n}) for {n} tokens, got {tuple(positions.shape)}. For one "
+            f"start per batch element, give position_ids(start, {n})."
         )
     return positions
 
 
-def _width(owner: str, x: Tensor, width: int) -> None:
+def _require_width(owner: str, x: Tensor, width: int) -> None:
     if x.ndim < 2 or x.shape[-1] != width:
-        raise ShapeError(
-            f"{owner} was made for width {width} and got shape {tuple(x.shape)}. Give (*batch, n, {width})."
-        )
+        raise ShapeError(f"{owner} needs an input of shape (*batch, n, {width}), got {tuple(x.shape)}.")
 
 
-def _whole(owner: str, name: str, n: Any, least: int) -> None:
-    if isinstance(n, bool) or not isinstance(n, int) or n < least:
-        raise OptionError(f"{owner} was given {name}={n!r}. It must be a whole number from {least}.")
+def _require_integer(name: str, n: object, minimum: int) -> None:
+    if isinstance(n, bool) or not isinstance(n, int) or n < minimum:
+        raise OptionError(f"{name} must be an integer from {minimum}, got {n!r}.")

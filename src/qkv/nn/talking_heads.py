@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
-from qkv.core.typing import Bool, Float
+from qkv.core.typing import Array, Bool, Float
 from qkv.normalizers import Normalizer
 from qkv.normalizers.base import excluded
 from qkv.scores import PointwiseScore, Score
@@ -41,7 +41,7 @@ class MixedLogits(PointwiseScore):
     score: Score
     mix: Tensor | None = array_field("heads", "other_heads", default=None)
 
-    def transform(self, logits: Float[Tensor, "*batch q k"], tile: Tile) -> Float[Tensor, "*batch q k"]:
+    def transform(self, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
         """Return L · logits; pairs that the inner score excludes contribute nothing and stay excluded."""
         return _mix_heads(self.mix, logits, excluded(logits), -torch.inf)
 
@@ -65,14 +65,16 @@ class MixedWeights(Normalizer):
         """Whether the inner normalizer draws random numbers."""
         return self.normalizer.stochastic
 
-    def weights(self, logits: Float[Tensor, "*batch q k"], tile: Tile | None = None) -> Float[Tensor, "*batch q k"]:
+    def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
         """Return W · weights; a pair that is excluded for a head has weight 0 in that head."""
         return _mix_heads(self.mix, self.normalizer.weights(logits, tile), excluded(logits), 0.0)
 
 
 def _mix_heads(
-    mix: Tensor | None, x: Float[Tensor, "*batch q k"], out: Bool[Tensor, "*batch q k"], fill: float
-) -> Float[Tensor, "*batch q k"]:
+    mix: Tensor | None, x: Float[Array, "*batch q k"], out: Bool[Array, "*batch q k"], fill: float
+) -> Float[Array, "*batch q k"]:
+    assert isinstance(x, Tensor)
+    assert isinstance(out, Tensor)
     clean = torch.where(out, torch.zeros_like(x), x)
     mixed = torch.einsum("hg,...gqk->...hqk", mix, clean)
     return torch.where(out, torch.full_like(mixed, fill), mixed)

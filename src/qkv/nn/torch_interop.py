@@ -23,9 +23,10 @@ from qkv.normalizers import Normalizer, Softmax
 from qkv.scores import ScaledDot
 
 if TYPE_CHECKING:
+    from qkv.nn.feed_forward import Activation
     from qkv.nn.multihead import MultiHeadAttention
     from qkv.nn.transformer import Decoder, Encoder
-    from qkv.nn.transformer_layers import DecoderLayer, EncoderLayer
+    from qkv.nn.transformer_layers import DecoderLayer, EncoderLayer, Norm
 
 __all__ = [
     "TorchMasks",
@@ -56,8 +57,8 @@ class LayerOptions(TypedDict):
     width: int
     heads: int
     hidden: int
-    norm: str
-    activation: object
+    norm: Norm
+    activation: Activation
     dropout: float
     epsilon: float
     bias: bool
@@ -96,7 +97,7 @@ def torch_masks(
                 f"{tuple(attn_mask.shape)}."
             )
         if attn_mask.ndim == 3 and attn_mask.shape[0] != heads:
-            attn_mask = attn_mask.unflatten(0, (-1, heads))
+            attn_mask = attn_mask.unflatten(0, (-1, heads))  # type: ignore[no-untyped-call]
         if _is_boolean("attn_mask", attn_mask):
             mask = Pairs(~attn_mask)
         else:
@@ -258,6 +259,7 @@ def copy_stack(ours: S, layers: list[L], theirs: nn.TransformerEncoder | nn.Tran
     ours.final_norm = None
     if theirs.norm is not None:
         require_module(theirs.norm, nn.LayerNorm)
+        assert isinstance(theirs.norm, nn.LayerNorm)
         weight, bias = theirs.norm.weight, theirs.norm.bias is not None
         ours.final_norm = nn.LayerNorm(
             weight.shape[0], theirs.norm.eps, bias=bias, device=weight.device, dtype=weight.dtype

@@ -114,7 +114,7 @@ class EncoderLayer(_Layer):
         dtype: torch.dtype | None = None,
         **attention: Any,
     ) -> None:
-        factory_kwargs = {"bias": bias, "device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         super().__init__(width, hidden, norm, activation, dropout, epsilon, factory_kwargs)
         weight_dropout = dropout if attention_dropout is None else attention_dropout
         self.attention = MultiHeadAttention(width, heads, dropout=weight_dropout, **factory_kwargs, **attention)
@@ -202,12 +202,12 @@ class DecoderLayer(_Layer):
         positions: Rotation | None = None,
         **attention: Any,
     ) -> None:
-        factory_kwargs = {"bias": bias, "device": device, "dtype": dtype}
+        factory_kwargs: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         super().__init__(width, hidden, norm, activation, dropout, epsilon, factory_kwargs)
         if causal:
             mask = Causal() if mask is None else Causal() & mask
         weight_dropout = dropout if attention_dropout is None else attention_dropout
-        options = {"dropout": weight_dropout, **factory_kwargs, **attention}
+        options: dict[str, Any] = {"dropout": weight_dropout, **factory_kwargs, **attention}
         self.attention = MultiHeadAttention(width, heads, mask=mask, positions=positions, **options)
         self.attention_norm = nn.LayerNorm(width, epsilon, **factory_kwargs)
         self.cross = MultiHeadAttention(width, heads, key_width=memory_width, **options)

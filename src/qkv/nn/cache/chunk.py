@@ -1,4 +1,4 @@
-"""A chunk of a cache: room for so many keys and values, as they are or in int8."""
+"""One chunk of a key-value cache: preallocated rows of keys and values, optionally quantized to int8."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Chunk", "packed", "size_of_next"]
+from qkv.core.typing import Float, Int
+
+__all__ = ["Chunk", "next_chunk_size", "quantize_int8"]
 
 
 @dataclass
 class Chunk:
-    """Workspace for keys and values that stand at `start` and after.
+    """Keys and values of the positions from `start` to `stop`.
 
     Attributes:
         start: position of the first row.
-        key, value: `(*batch, size, width)`; int8 where scales are given.
-        key_scale, value_scale: `(*batch, size, 1)`, or None.
-        filled: how many rows hold something, in the batch element that has most.
+        key: keys `(*batch, size, width)`, int8 if there are scales.
+        value: values `(*batch, size, width)`, int8 if there are scales.
+        key_scale: scales of the keys `(*batch, size, 1)`, or None.
+        value_scale: scales of the values `(*batch, size, 1)`, or None.
+        filled: number of filled rows, in the batch element that has most.
     """
 
     start: int
@@ -30,36 +34,34 @@ class Chunk:
 
     @classmethod
     def empty(cls, start: int, size: int, key: Tensor, value: Tensor, int8: bool) -> Chunk:
-        """Workspace for `size` rows like those of these keys and values."""
+        """Allocate `size` rows for keys and values like the given ones."""
 
-        def room(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        def allocate(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
             # Zeros: in a batch of uneven lengths, rows that are never written are multiplied by weights of 0.
             return torch.zeros((*x.shape[:-2], size, width), dtype=dtype, device=x.device)
 
+        keys, values = (allocate(x, x.shape[-1], torch.int8 if int8 else x.dtype) for x in (key, value))
         if not int8:
-            rooms = [room(x, x.shape[-1], x.dtype) for x in (key, value)]
-            return cls(start, rooms[0], rooms[1], None, None)
-        rooms = [room(x, x.shape[-1], torch.int8) for x in (key, value)]
-        scales = [room(x, 1, x.dtype) for x in (key, value)]
-        return cls(start, rooms[0], rooms[1], scales[0], scales[1])
+            return cls(start, keys, values, None, None)
+        return cls(start, keys, values, allocate(key, 1, key.dtype), allocate(value, 1, value.dtype))
 
     @property
     def size(self) -> int:
-        """How many rows there is room for."""
+        """Number of allocated rows."""
         return self.key.shape[-2]
 
     @property
     def stop(self) -> int:
-        """One past the last position there is room for."""
+        """One past the last allocated position."""
         return self.start + self.size
 
     @property
     def nbytes(self) -> int:
-        """Of everything, filled or not."""
+        """Number of allocated bytes."""
         return sum(x.nbytes for x in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
-        """What it is made of, by name."""
+        """Return the tensors by attribute name."""
         named = {
             "key": self.key,
             "value": self.value,
@@ -69,32 +71,41 @@ class Chunk:
         return {name: x for name, x in named.items() if x is not None}
 
     def rows(self) -> dict[str, Tensor]:
-        """The filled part, as views."""
+        """Return the filled rows of each tensor, as views."""
         return {name: x[..., : self.filled, :] for name, x in self.tensors().items()}
 
-    def write(self, at: int, key: Tensor, value: Tensor) -> None:
-        """Put rows at a position, the same in the whole batch."""
-        for name, x in self._packed(key, value).items():
-            first = at - self.start
+    def write(
+        self, position: int, key: Float[Tensor, "*batch new width"], value: Float[Tensor, "*batch new value_width"]
+    ) -> None:
+        """Write rows from a position that is the same in the whole batch."""
+        for name, x in self._encode(key, value).items():
+            first = position - self.start
             getattr(self, name)[..., first : first + x.shape[-2], :] = x
-        self.filled = max(self.filled, at - self.start + key.shape[-2])
+        self.filled = max(self.filled, position - self.start + key.shape[-2])
 
-    def scatter(self, element: Tensor, at: Tensor, row: Tensor, key: Tensor, value: Tensor) -> None:
-        """Put row `row[i]` of batch element `element[i]` at position `at[i]`, for each i."""
-        for name, x in self._packed(key, value).items():
-            room = getattr(self, name)
-            # (batch, *more, rows, width) as (batch, rows, *more, width): indices side by side, in front.
-            room.movedim(-2, 1)[element, at - self.start] = x.movedim(-2, 1)[element, row]
-        if len(at):
-            self.filled = max(self.filled, int(at.max()) - self.start + 1)
+    def scatter(
+        self,
+        element: Int[Tensor, " n"],
+        position: Int[Tensor, " n"],
+        row: Int[Tensor, " n"],
+        key: Float[Tensor, "*batch new width"],
+        value: Float[Tensor, "*batch new value_width"],
+    ) -> None:
+        """Write row `row[i]` of batch element `element[i]` to `position[i]`, for each i."""
+        for name, x in self._encode(key, value).items():
+            target = getattr(self, name)
+            # (batch, *more, rows, width) as (batch, rows, *more, width), so that both indexed axes come first.
+            target.movedim(-2, 1)[element, position - self.start] = x.movedim(-2, 1)[element, row]
+        if len(position):
+            self.filled = max(self.filled, int(position.max()) - self.start + 1)
 
-    def take(self, index: Tensor) -> None:
-        """Other elements of the first batch axis in place of those that are here."""
+    def take(self, index: Int[Tensor, " new_batch"]) -> None:
+        """Replace the batch by the elements at `index`."""
         for name, x in self.tensors().items():
             setattr(self, name, x.index_select(0, index))
 
     def copy(self) -> Chunk:
-        """One that shares nothing with this."""
+        """Return a copy that shares no memory."""
         copies = {name: x.clone() for name, x in self.tensors().items()}
         return Chunk(
             self.start,
@@ -105,16 +116,18 @@ class Chunk:
             self.filled,
         )
 
-    def _packed(self, key: Tensor, value: Tensor) -> dict[str, Tensor]:
+    def _encode(self, key: Tensor, value: Tensor) -> dict[str, Tensor]:
         if self.key_scale is None:
             return {"key": key, "value": value}
-        keys, key_scale = packed(key)
-        values, value_scale = packed(value)
+        keys, key_scale = quantize_int8(key)
+        values, value_scale = quantize_int8(value)
         return {"key": keys, "value": values, "key_scale": key_scale, "value_scale": value_scale}
 
 
-def packed(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows as int8 and the number by which each is multiplied to have it again.
+def quantize_int8(
+    x: Float[Tensor, "*batch rows width"],
+) -> tuple[Int[Tensor, "*batch rows width"], Float[Tensor, "*batch rows 1"]]:
+    """Quantize each row to int8 with one scale.
 
         scale = max |x| / 127        |x − scale · round(x / scale)| ≤ scale / 2
 
@@ -123,7 +136,7 @@ def packed(x: Tensor) -> tuple[Tensor, Tensor]:
     Source: Dettmers et al. (2022), LLM.int8(), section 2, https://arxiv.org/abs/2208.07339 ("vector-wise").
 
     Example:
-        >>> numbers, scale = packed(torch.tensor([[1.0, -2.0]]))
+        >>> numbers, scale = quantize_int8(torch.tensor([[1.0, -2.0]]))
         >>> numbers, (numbers * scale).round(decimals=3)
         (tensor([[  64, -127]], dtype=torch.int8), tensor([[ 1.0080, -2.0000]]))
     """
@@ -133,11 +146,11 @@ def packed(x: Tensor) -> tuple[Tensor, Tensor]:
     return steps.to(torch.int8), scale
 
 
-def size_of_next(total: int, chunk: int) -> int:
-    """Rows of the next chunk: a sixteenth of what is there, so that little stands empty and chunks stay few.
+def next_chunk_size(total: int, chunk: int) -> int:
+    """Return the rows of the next chunk: 1/16 of the cache, which bounds both unused capacity and chunk count.
 
     Example:
-        >>> size_of_next(0, 128), size_of_next(2048, 128), size_of_next(100_000, 128)
+        >>> next_chunk_size(0, 128), next_chunk_size(2048, 128), next_chunk_size(100_000, 128)
         (128, 128, 6240)
     """
     return max(chunk, total // 256 * 16)

@@ -1,61 +1,81 @@
-"""A cache in a file: safetensors, written whole or not at all."""
+"""Save and load a key-value cache as a safetensors file, written atomically."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TypedDict
 
 from torch import Tensor
 
 from qkv.core.files import atomic_path
 from qkv.errors import DataError, MissingPackageError
 
-__all__ = ["read", "write"]
+__all__ = ["CacheFacts", "read_cache", "write_cache"]
 
 _KIND = "qkv key-value cache 1"
 
 
-def write(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """Write the file, whole or not at all.
+class CacheFacts(TypedDict, total=False):
+    """Options and state of a cache, stored as JSON in the file's metadata.
+
+    `clean` says for keys and values whether all numbers are finite, `starts` is the first position of each chunk,
+    and `total` the number of tokens; it is absent for uneven lengths, which are stored as a tensor.
+    """
+
+    chunk: int
+    window: int | None
+    int8: bool
+    memory: int | None
+    dtype: str
+    clean: list[bool]
+    starts: list[int]
+    total: int
+
+
+def write_cache(path: Path, tensors: dict[str, Tensor], facts: CacheFacts) -> None:
+    """Write tensors and facts, whole or not at all.
 
     Raises:
-        MissingPackageError: safetensors is not installed.
+        MissingPackageError: if safetensors is not installed.
     """
     package = _safetensors()
-    about = {"kind": _KIND, "facts": json.dumps(facts)}
+    metadata = {"kind": _KIND, "facts": json.dumps(facts)}
     with atomic_path(path) as partial:
-        package.torch.save_file({k: x.contiguous() for k, x in tensors.items()}, partial, metadata=about)
+        package.torch.save_file({k: x.contiguous() for k, x in tensors.items()}, partial, metadata=metadata)
 
 
-def read(path: Path, device: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write` wrote.
+def read_cache(path: Path, device: str) -> tuple[dict[str, Tensor], CacheFacts]:
+    """Read the tensors and facts that `write_cache` wrote.
 
     Raises:
-        DataError: there is no such file, it is broken, or it is something else.
-        MissingPackageError: safetensors is not installed.
+        DataError: if the file does not exist, is damaged, or is not a cache.
+        MissingPackageError: if safetensors is not installed.
     """
     package = _safetensors()
     try:
         with package.safe_open(path, "pt", device=device) as file:
-            about = file.metadata() or {}
-            if about.get("kind") != _KIND:
-                raise DataError(f"{path} is a safetensors file, but no key-value cache of this version.")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 -- no dictionary
-            return tensors, json.loads(about["facts"])
+            metadata = file.metadata() or {}
+            if metadata.get("kind") != _KIND:
+                raise DataError(f"{path} must be a key-value cache of this version, got another safetensors file.")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 -- not a dictionary
+            return tensors, json.loads(metadata["facts"])
     except (OSError, package.SafetensorError, KeyError, ValueError) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path} cannot be read as a cache: {error}. Give a file that save wrote.") from None
+        raise DataError(
+            f"{path} cannot be read as a key-value cache: {error}. Give a file that `save` wrote."
+        ) from None
 
 
-def _safetensors() -> Any:
+def _safetensors() -> ModuleType:
     try:
         import safetensors
         import safetensors.torch
     except ImportError:
         raise MissingPackageError(
-            'a cache is written with safetensors, which is not installed. Run: pip install "qkv[translate]", '
+            'saving a cache needs safetensors, which is not installed. Run: pip install "qkv[translate]", '
             "or install safetensors alone."
         ) from None
     return safetensors

@@ -7,13 +7,14 @@ scores have one signature, so that a class can be an argument: `MultiHeadAttenti
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple, TypedDict, Union, Unpack
+from typing import Any, ClassVar, NamedTuple, TypedDict, Union, Unpack
 
 import torch
 from torch import Tensor
 
 from qkv import scores
 from qkv.errors import KindError, OptionError
+from qkv.nn.multihead_options import FactoryKwargs
 from qkv.nn.part_module import PartModule
 
 __all__ = ["Common", "Initial", "LearnedScore", "ScoreLike", "WrapperCommon", "WrapperScore", "build_score"]
@@ -86,17 +87,16 @@ class LearnedScore(torch.nn.Module):
             if number is not None and (not isinstance(number, int) or number < 1):
                 raise OptionError(f"{name} of {type(self).__name__} must be a positive integer, got {name}={number!r}.")
         self.query_width, self.key_width, self.heads = query_width, key_width, heads
-        self.factory_kwargs: Common = {"device": device, "dtype": dtype}
+        self.factory_kwargs: FactoryKwargs = {"device": device, "dtype": dtype}
         self.initial: dict[str, Initial] = {}
 
     def declare(self, **initial: Initial) -> None:
         """Create the parameters, each of shape `(heads, *shape)`, or `shape` without heads, and fill them."""
         lead = () if self.heads is None else (self.heads,)
-        kwargs = {"device": self.factory_kwargs.get("device"), "dtype": self.factory_kwargs.get("dtype")}
         for name, one in initial.items():
             parameter = None
             if one.shape is not None:
-                empty = torch.empty((*lead, *one.shape), **kwargs)
+                empty = torch.empty((*lead, *one.shape), **self.factory_kwargs)
                 parameter = torch.nn.Parameter(empty, requires_grad=one.learned)
             self.register_parameter(f"log_{name}" if one.log else name, parameter)
         self.initial = initial
@@ -116,6 +116,10 @@ class LearnedScore(torch.nn.Module):
         for name, one in self.initial.items():
             arrays[name] = getattr(self, f"log_{name}").exp() if one.log else getattr(self, name)
         return arrays
+
+    def build_inner(self, score: ScoreLike) -> LearnedScore | PartModule[scores.Score]:
+        """Build an inner score for the widths and heads of this one; see `build_score`."""
+        return build_score(score, self.query_width, self.key_width, self.heads, **self.factory_kwargs)
 
     def forward(self) -> scores.Score:
         """Return the score with the parameters of this module."""
@@ -142,7 +146,7 @@ class WrapperScore(LearnedScore):
         self, query_width: int, key_width: int | None = None, *, score: ScoreLike = None, **common: Unpack[Common]
     ) -> None:
         super().__init__(query_width, key_width, **common)
-        self.score = build_score(score, self.query_width, self.key_width, self.heads, **self.factory_kwargs)
+        self.score = self.build_inner(score)
 
     def reset_parameters(self) -> None:
         """Set the parameters of this module and of the inner score to their initial values."""
@@ -174,10 +178,10 @@ def build_score(
         return PartModule(score)
     if isinstance(score, type) and issubclass(score, scores.Score):
         return PartModule(score())
-    built: object = score
-    if not isinstance(score, torch.nn.Module) and callable(score):
+    built: Any = score  # a callable may return anything, which is checked below
+    if not isinstance(score, (LearnedScore, torch.nn.Module)) and callable(score):
         given = {name: value for name, value in (("device", device), ("dtype", dtype)) if value is not None}
-        built = score(query_width, key_width, heads=heads, **given)
+        built = built(query_width, key_width, heads=heads, **given)
         if isinstance(built, scores.Score):
             return PartModule(built)
     if not isinstance(built, (LearnedScore, PartModule)):

@@ -8,9 +8,10 @@ take the arguments of `LearnedScore`; `Args` lists the further ones.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch.nn.init import constant_, normal_, uniform_, zeros_
 from qkv import scores
 from qkv.errors import OptionError
 from qkv.nn.part_module import PartModule
-from qkv.nn.scores.base import Common, Initial, LearnedScore, ScoreLike, build_score
+from qkv.nn.scores.base import Common, Initial, LearnedScore, ScoreLike
 
 __all__ = [
     "Additive",
@@ -217,7 +218,9 @@ class Cosine(LearnedScore):
 
 
 class _DistanceScore(LearnedScore):
-    default_bandwidth: ClassVar[Callable[[int], float]]
+    @staticmethod
+    @abstractmethod
+    def default_bandwidth(width: int) -> float: ...
 
     def __init__(
         self,
@@ -228,7 +231,7 @@ class _DistanceScore(LearnedScore):
         **common: Unpack[Common],
     ) -> None:
         super().__init__(query_width, key_width, **common)
-        self.declare(bandwidth=positive("bandwidth", bandwidth, type(self).default_bandwidth(self.query_width)))
+        self.declare(bandwidth=positive("bandwidth", bandwidth, self.default_bandwidth(self.query_width)))
 
 
 class Gaussian(_DistanceScore):
@@ -245,7 +248,11 @@ class Gaussian(_DistanceScore):
     """
 
     core = scores.Gaussian
-    default_bandwidth = staticmethod(lambda width: width**0.25)
+
+    @staticmethod
+    def default_bandwidth(width: int) -> float:
+        """Return width^(1/4)."""
+        return float(width**0.25)
 
 
 class Laplace(_DistanceScore):
@@ -259,10 +266,20 @@ class Laplace(_DistanceScore):
     """
 
     core = scores.Laplace
-    default_bandwidth = staticmethod(lambda width: 1.0)
+
+    @staticmethod
+    def default_bandwidth(width: int) -> float:
+        """Return 1."""
+        return 1.0
 
 
-class Epanechnikov(_DistanceScore):
+class _CompactDistanceScore(_DistanceScore):
+    @staticmethod
+    def default_bandwidth(width: int) -> float:
+        return 2 * math.sqrt(2 * width)
+
+
+class Epanechnikov(_CompactDistanceScore):
     """`scores.Epanechnikov` with a learned bandwidth, as in `Gaussian`.
 
     h starts at 2 √(2 width), twice the typical distance of unit-variance vectors: a kernel that is 0 beyond h
@@ -274,10 +291,9 @@ class Epanechnikov(_DistanceScore):
     """
 
     core = scores.Epanechnikov
-    default_bandwidth = staticmethod(lambda width: 2 * math.sqrt(2 * width))
 
 
-class Triangular(_DistanceScore):
+class Triangular(_CompactDistanceScore):
     """`scores.Triangular` with a learned bandwidth, which starts as that of `Epanechnikov`.
 
     Example:
@@ -286,7 +302,6 @@ class Triangular(_DistanceScore):
     """
 
     core = scores.Triangular
-    default_bandwidth = Epanechnikov.default_bandwidth
 
 
 class Custom(LearnedScore):
@@ -361,10 +376,7 @@ class SumOf(LearnedScore):
         super().__init__(query_width, key_width, **common)
         if not isinstance(score, (tuple, list)) or not score:
             raise OptionError(f"score of SumOf must be a non-empty tuple of scores, got {score!r}.")
-        modules = [
-            build_score(one, self.query_width, self.key_width, self.heads, **self.factory_kwargs) for one in score
-        ]
-        self.score = torch.nn.ModuleList(modules)
+        self.score = torch.nn.ModuleList([self.build_inner(one) for one in score])
 
     def reset_parameters(self) -> None:
         """Set the parameters of each score to their initial values."""
