@@ -322,7 +322,7 @@ def test_a_refused_append_leaves_the_cache_as_it_was() -> None:
     cache = KeyValueCache(chunk=8, memory=2 * 24 * 8 * 8)
     cache.append(x[:, :6], x[:, :6])
     kept = cache.key_value()[0].concat()
-    with pytest.raises(RefusedError, match="must be at least .* KiB to add"):
+    with pytest.raises(RefusedError, match=r"must be at least .* KiB to add"):
         cache.append(x[:, 6:], x[:, 6:])
     assert len(cache) == cache.start == 6
     assert torch.equal(cache.key_value()[0].concat(), kept)
@@ -493,7 +493,7 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
         (lambda c, x: KeyValueCache().key_value(), ShapeError, "empty"),
         (lambda c, x: KeyValueCache(memory="4 KiB").append(x.repeat(1, 4, 1), x.repeat(1, 4, 1)),
          RefusedError, "got 4 KiB"),
-        (lambda c, x: KeyValueCache(lengths=torch.tensor([1, 2, 3])).append(x, x), ShapeError, "one number per batch element, 2, got 3"),
+        (lambda c, x: KeyValueCache(lengths=torch.tensor([1, 2, 3])).append(x, x), ShapeError, "2, got 3"),
     ],
 )  # fmt: skip
 def test_invalid_arguments_of_a_cache_are_refused(call: Any, kind: type[QkvError], words: str) -> None:

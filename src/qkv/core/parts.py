@@ -43,6 +43,12 @@ def array_field(*names: str, default: Any = dataclasses.MISSING) -> Any:
 class Part:
     """A frozen dataclass of numbers, names, arrays and other parts."""
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # At once: torch.compile cannot trace the registration by the first instance.
+        if "jax" in sys.modules:
+            _known_to_jax(cls)
+
     def __post_init__(self) -> None:
         # A NumPy scalar is a number: it must not bring its library along.
         # Not through `_fields`: torch.compile warns of what is cached.
