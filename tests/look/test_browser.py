@@ -82,7 +82,7 @@ def test_everything_is_reached_and_worked_by_the_keyboard_alone(opened, served):
         )
         if reached[-1].startswith("layer 0"):
             break
-    assert {"find a word", "save as PNG", "save as HTML"} <= set(reached)
+    assert {"Find a word", "Save as PNG", "save as HTML"} <= set(reached)
     page.keyboard.press("ArrowRight")
     page.wait_for_selector("[data-shown='0,0,1']")
     page.keyboard.press("ArrowDown")
@@ -115,7 +115,7 @@ def test_the_table_says_what_the_map_shows(opened, served):
 def test_whole_words_keep_the_sum_of_a_row_and_hidden_tokens_are_gone(opened, served):
     page = opened(served)
     redrawn(page, lambda: page.get_by_role("gridcell", name="layer 1, head 1").click())
-    page.get_by_label("whole words").check()
+    page.get_by_label("Whole words").check()
     page.wait_for_function("() => document.querySelectorAll('.token').length === 5")
     words = page.locator(".token").all_text_contents()
     assert words == ["[CLS]", "unhappiness", "is", "<b>bold</b>", "[SEP]"]
@@ -124,7 +124,7 @@ def test_whole_words_keep_the_sum_of_a_row_and_hidden_tokens_are_gone(opened, se
     table = {row.locator("th").text_content(): float(row.locator("td").last.text_content()) for row in rows}
     assert table["unhappiness"] == pytest.approx(3 / 7, abs=2e-3)
     assert sum(table.values()) == pytest.approx(1, abs=5e-3)
-    page.get_by_label("hide special tokens").check()
+    page.get_by_label("Hide special tokens").check()
     page.wait_for_function("() => document.querySelectorAll('.token').length === 3")
 
 
@@ -139,15 +139,15 @@ def test_a_link_leads_to_the_same_view(opened, served):
     page.get_by_role("gridcell", name="layer 1, head 1").click()
     page.wait_for_selector("[data-shown='0,1,1']")
     page.get_by_role("option", name="is", exact=True).click()
-    page.get_by_label("scale").select_option("log")
+    page.get_by_label("Scale").select_option("log")
     page.wait_for_function("() => location.hash.includes('scale=log')")
     again = opened(page.url)
     assert again.locator(".qkv-look").get_attribute("data-shown") == "0,1,1"
     assert "“is” (4)" in again.locator("output").first.text_content()
-    assert again.get_by_label("scale").input_value() == "log"
+    assert again.get_by_label("Scale").input_value() == "log"
 
 
-@pytest.mark.parametrize("wrong", ["view=99&layer=-1&head=x&query=1e99&scale=evil&other=7", "%", "view=0.5"])
+@pytest.mark.parametrize("wrong", ["view=99&layer=-1&head=x&query=1e99&scale=evil&compare=7", "%", "view=0.5"])
 def test_a_link_that_makes_no_sense_leads_to_the_beginning(opened, served, wrong):
     page = opened(f"{served}#{wrong}")
     assert page.locator(".qkv-look").get_attribute("data-shown") == "0,0,0"
@@ -155,7 +155,7 @@ def test_a_link_that_makes_no_sense_leads_to_the_beginning(opened, served, wrong
 
 def test_two_texts_stand_beside_each_other(opened, served):
     page = opened(served)
-    page.get_by_label("beside it").select_option("1")
+    page.get_by_label("Compare with").select_option("1")
     page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
     titles = page.locator("h2").all_text_contents()
     assert len(titles) == 2
@@ -172,9 +172,9 @@ def test_a_role_stands_as_a_badge_with_its_score_and_baseline(opened, served):
 
 def test_searching_finds_and_goes_to_a_word(opened, served):
     page = opened(served)
-    page.get_by_label("find a word").fill("NESS")
+    page.get_by_label("Find a word").fill("NESS")
     assert page.locator(".status").text_content() == "1 found"
-    page.get_by_label("find a word").press("Enter")
+    page.get_by_label("Find a word").press("Enter")
     assert "“##ness” (3)" in page.locator("output").first.text_content()
 
 
@@ -182,7 +182,7 @@ def test_searching_finds_and_goes_to_a_word(opened, served):
 def test_the_map_is_saved(opened, served, kind):
     page = opened(served)
     with page.expect_download() as waiting:
-        page.get_by_label(f"save as {kind}").click()
+        page.get_by_label(f"Save as {kind}").click()
     path = waiting.value.path()
     content = path.read_bytes()
     assert waiting.value.suggested_filename.endswith(kind.lower())
@@ -214,7 +214,7 @@ def test_zooming_shows_a_part_and_0_shows_all(opened, served):
 
 def test_dark_mode_is_dark(opened, served):
     page = opened(served)
-    redrawn(page, lambda: page.get_by_label("dark").check())
+    redrawn(page, lambda: page.get_by_label("Dark").check())
     assert spot(page, 3, 0) == [21, 24, 29]
     colour = page.locator(".qkv-look").evaluate("e => getComputedStyle(e).backgroundColor")
     assert colour == "rgb(21, 24, 29)"
@@ -264,7 +264,7 @@ def test_the_tip_of_a_choice_is_the_whole_text_that_was_chosen(opened):
     views = [View.from_weights(np.eye(3)[None, None], ["a", "b", "c"], name=text) for text in texts]
     with serve_in_thread(ServedPage(page=Page.from_views(views, "moods"))) as address:
         page = opened(address)
-        choice = page.get_by_label("text")
+        choice = page.get_by_label("Text")
         assert choice.get_attribute("title") == texts[0]
         choice.select_option("1")
         assert choice.get_attribute("title") == texts[1]
@@ -278,7 +278,7 @@ def test_an_exported_file_works_from_the_disk_without_any_request(opened, tmp_pa
     assert spot(page, 2, 2) == DARKEST
     redrawn(page, lambda: page.get_by_role("gridcell", name="layer 1, head 0").click())
     assert spot(page, 5, 0) == DARKEST
-    page.get_by_label("text").select_option("1")
+    page.get_by_label("Text").select_option("1")
     page.wait_for_selector("[data-shown='1,1,0']")
 
 
@@ -294,7 +294,7 @@ def test_twelve_by_twelve_heads_at_512_tokens_take_less_than_a_thousand_nodes_an
 
 def test_axe_finds_no_serious_violation(opened, served):
     page = opened(served)
-    page.get_by_label("beside it").select_option("1")
+    page.get_by_label("Compare with").select_option("1")
     page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
     no_serious_violation(page)
 
@@ -307,7 +307,7 @@ def test_axe_finds_no_serious_violation_in_steps_of_generation(opened):
 def no_serious_violation(page):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     for dark in (False, True):
-        page.get_by_label("dark").set_checked(dark)
+        page.get_by_label("Dark").set_checked(dark)
         found = axe.Axe().run(page).response["violations"]
         bad = [violation for violation in found if violation["impact"] in ("serious", "critical")]
         serious = [(each["id"], [node["html"] for node in each["nodes"]][:2]) for each in bad]
@@ -327,7 +327,7 @@ def test_generated_tokens_are_looked_at_step_by_step_with_buttons_slider_and_key
         page = opened(address)
         group = page.get_by_role("group", name="steps of generation")
         assert "step 1 of 3: “le”" in group.text_content()
-        assert group.get_by_label("step before").is_disabled()
+        assert group.get_by_label("previous step").is_disabled()
         group.get_by_label("next step").click()
         assert "step 2 of 3: “chat”" in group.text_content()
         assert page.locator("caption").first.text_content() == "“chat” attends to"

@@ -82,7 +82,7 @@ def act(page, rng):
             [rng.random(), rng.random()],
         )
     elif what == "type":
-        page.get_by_label("find a word").fill(rng.choice(TYPED))
+        page.get_by_label("Find a word").fill(rng.choice(TYPED))
         page.keyboard.press("Enter")
     else:
         page.set_viewport_size({"width": rng.randint(200, 1600), "height": rng.randint(200, 1200)})
@@ -122,11 +122,11 @@ def test_words_names_and_titles_are_text_and_nothing_of_them_runs(opened):
         said = []
         page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
         assert "<script>alert(2)</script>" in page.locator("h2").first.text_content()
-        page.get_by_label("whole words").check()
-        page.get_by_label("find a word").fill("<img")
+        page.get_by_label("Whole words").check()
+        page.get_by_label("Find a word").fill("<img")
         for kind in ("SVG", "JSON"):
             with page.expect_download() as waiting:
-                page.get_by_label(f"save as {kind}").click()
+                page.get_by_label(f"Save as {kind}").click()
             assert "<script>" not in waiting.value.path().read_text("utf-8") or kind == "JSON"
         assert page.evaluate("document.querySelectorAll('script').length") == 1
         assert page.evaluate("document.querySelectorAll('.qkv-look img').length") == 0

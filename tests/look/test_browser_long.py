@@ -103,8 +103,8 @@ def test_a_word_that_is_searched_is_brought_into_sight(opened, served):
     for _ in range(5):
         redrawn(page, lambda: page.keyboard.press("+"))
     assert part(page)[0] == 0
-    page.get_by_label("find a word").fill(str(query))
-    page.get_by_label("find a word").press("Enter")
+    page.get_by_label("Find a word").fill(str(query))
+    page.get_by_label("Find a word").press("Enter")
     settled(page)
     top, _, rows, _ = part(page)
     assert top <= query < top + rows
@@ -114,14 +114,14 @@ def test_a_word_that_is_searched_is_brought_into_sight(opened, served):
 def test_numbers_of_too_many_weights_are_not_saved_but_those_in_sight_are(opened, served):
     address, _, query, key = served
     page = opened(f"{address}#query={query}&key={key}")
-    page.get_by_label("save as JSON").click()
+    page.get_by_label("Save as JSON").click()
     assert "zoom in" in page.locator(".status").text_content()
     page.locator("canvas.map").first.focus()
     while part(page)[2] > 4:
         redrawn(page, lambda: page.keyboard.press("+"))
     settled(page)
     with page.expect_download() as waiting:
-        page.get_by_label("save as JSON").click()
+        page.get_by_label("Save as JSON").click()
     saved = json.loads(waiting.value.path().read_bytes())
     assert np.max(saved["weights"]) == 1
     assert str(query) in saved["queries"]

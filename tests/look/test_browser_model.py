@@ -21,7 +21,7 @@ def test_the_sentence_with_happy_and_with_the_blank_are_shown_beside_each_other(
 
     views = text_views(load_text_model(), [HAPPY, BLANK])
     with serve_in_thread(ServedPage(page=Page.from_views(views))) as address:
-        page = opened(f"{address}#layer=0&head=2&other=1&query=10")
+        page = opened(f"{address}#layer=0&head=2&compare=1&query=10")
         page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
         assert page.locator("h1").text_content() == "all-MiniLM-L6-v2"
         assert page.get_by_role("gridcell").count() == 6 * 12 + 3

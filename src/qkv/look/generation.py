@@ -6,7 +6,7 @@ the weights of that run equal those of the single steps.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from qkv.errors import DataError
@@ -16,7 +16,6 @@ from qkv.look.views import LayerMaps, TokenAxis, View
 if TYPE_CHECKING:
     import numpy as np
     import torch
-    from transformers import GenerationMixin
 
     from qkv.core.typing import Float
 
@@ -54,7 +53,7 @@ def generation_views(
         )
     encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
     with torch.no_grad():
-        generated = cast("GenerationMixin", model).generate(
+        generated = cast("Callable[..., torch.Tensor]", model.generate)(
             **encoded, max_new_tokens=count, do_sample=False, num_beams=1, pad_token_id=_padding_token(text_model)
         )[:1]
         start = 1 if encoder_decoder else encoded["input_ids"].shape[1]

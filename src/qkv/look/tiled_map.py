@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from qkv.scores import ScaledDot
 from qkv.scores.base import Score
 
 if TYPE_CHECKING:
+    import torch
+
     from qkv.interop.huggingface.attention_record import AttentionRecord
 
 __all__ = ["TILE_SIZE", "TiledMap", "TiledView"]
@@ -132,9 +134,9 @@ class TiledMap:
             head: index of the head.
             element: index into the batch.
         """
-        assert record.saved is not None
+        saved: Any = record.saved
         mean, maximum = (readout[element, head] for readout in record.readouts)
-        call, log_sum_exp = record.saved.call.select_head(head), record.saved.log_sum_exp[element, head]
+        call, log_sum_exp = saved.call.select_head(head), saved.log_sum_exp[element, head]
         options = {name: call.options[name] for name in ("score", "mask", "positions")}
         normalizer = call.options["normalizer"] or Softmax()
         bound = bind_call(call.query, call.key, call.value, normalizer=normalizer, **options).select_batch((element,))
@@ -188,7 +190,7 @@ class TiledMap:
         if library(prepared) != "torch":
             return to_numpy(namespace(prepared).exp(prepared - divisor))
         # PyTorch's `exp` is 100 times slower where the result is subnormal; `exp2` is not.
-        return prepared.sub(divisor).mul_(_LOG2_E).exp2_()
+        return cast("Array", cast("torch.Tensor", prepared).sub(divisor).mul_(_LOG2_E).exp2_())
 
     @cached_property
     def _divisor(self) -> Float[Array, " q"]:

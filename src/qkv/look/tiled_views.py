@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -210,4 +210,4 @@ def _as_preferred(rows: Float[np.ndarray, "tokens width"]) -> Float[Array, "toke
         return rows
     import torch
 
-    return torch.from_numpy(rows)
+    return cast("Array", torch.from_numpy(rows))

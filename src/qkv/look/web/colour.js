@@ -1,15 +1,15 @@
-// How a weight becomes a colour: one table of 256 colours, and three scales that lead into it.
+// Mapping of weights to colours: a table of 256 colours, and three scales that index it.
 
 /** @typedef {"linear" | "sqrt" | "log"} Scale */
 
-/** Stops of the two maps, in one hue each, from nothing to everything. Light: ColorBrewer's Blues (safe for
- *  every kind of colour vision); dark: from the paper through blue to near white. */
+/** Colour stops of the two themes, in one hue each, from 0 to the maximum. Light: ColorBrewer's Blues (safe for
+ *  colour-blind readers); dark: from the background through blue to near white. */
 const STOPS = {
   light: [[255, 255, 255], [222, 235, 247], [158, 202, 225], [66, 146, 198], [8, 81, 156], [3, 28, 82]],
   dark: [[21, 24, 29], [24, 44, 74], [30, 84, 140], [62, 140, 205], [150, 205, 240], [240, 249, 255]],
 };
 
-/** 256 colours as RGBA bytes.
+/** Return 256 colours as RGBA bytes.
  *  @param {boolean} dark
  *  @returns {Uint8ClampedArray} */
 export function colourTable(dark) {
@@ -26,35 +26,35 @@ export function colourTable(dark) {
   return table;
 }
 
-/** Where a weight stands between nothing and the largest weight: 0 to 1.
- *  @param {number} weight @param {number} most @param {Scale} scale */
-export function shade(weight, most, scale) {
-  const share = most > 0 ? Math.min(1, weight / most) : 0;
+/** Map a weight to a number from 0 to 1 on a colour scale.
+ *  @param {number} weight @param {number} maximum @param {Scale} scale */
+export function shade(weight, maximum, scale) {
+  const share = maximum > 0 ? Math.min(1, weight / maximum) : 0;
   if (scale === "sqrt") return Math.sqrt(share);
   if (scale === "log") return share <= 1e-4 ? 0 : 1 + Math.log10(share) / 4;
   return share;
 }
 
-/** Spots as pixels.
- *  @param {Float32Array} spots @param {number} wide @param {number} most @param {Scale} scale
+/** Draw cells as pixels, one each.
+ *  @param {Float32Array} cells @param {number} width @param {number} maximum @param {Scale} scale
  *  @param {Uint8ClampedArray} table */
-export function pixels(spots, wide, most, scale, table) {
-  const image = new ImageData(wide, spots.length / wide);
-  // A pixel at a time, not four bytes.
+export function pixels(cells, width, maximum, scale, table) {
+  const image = new ImageData(width, cells.length / width);
+  // Write whole pixels, not single bytes.
   const words = new Uint32Array(image.data.buffer);
   const colours = new Uint32Array(table.buffer, table.byteOffset, 256);
-  for (let i = 0; i < spots.length; i++) words[i] = colours[Math.round(255 * shade(spots[i], most, scale))];
+  for (let i = 0; i < cells.length; i++) words[i] = colours[Math.round(255 * shade(cells[i], maximum, scale))];
   return image;
 }
 
-/** The same as a CSS colour.
+/** Return the CSS colour of a number from 0 to 1.
  *  @param {Uint8ClampedArray} table @param {number} share */
 export function cssColour(table, share) {
   const i = 4 * Math.round(255 * share);
   return `rgb(${table[i]} ${table[i + 1]} ${table[i + 2]})`;
 }
 
-/** Ink that can be read on that colour.
+/** Return a text colour that is readable on that colour.
  *  @param {Uint8ClampedArray} table @param {number} share */
 export function inkOn(table, share) {
   const i = 4 * Math.round(255 * share);

@@ -1,9 +1,9 @@
-// Small helpers for elements. Text is always set as text: a token can hold anything.
+// Helpers for DOM elements. Text is always set as text, never as HTML, because a token may hold markup.
 
-/** Make an element.
+/** Create an element.
  *  @param {string} tag @param {Record<string, any>} [attributes] `text`, `on…` handlers, and attributes
  *  @param {(Node | null)[]} [children] */
-export function make(tag, attributes = {}, children = []) {
+export function createElement(tag, attributes = {}, children = []) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
@@ -15,42 +15,42 @@ export function make(tag, attributes = {}, children = []) {
   return element;
 }
 
-/** A choice with its label.
- *  @param {string} label @param {[string, string][]} options value and name of each
- *  @param {string} chosen @param {(value: string) => void} change */
-export function choice(label, options, chosen, change) {
-  // Two texts may begin alike: the whole of the chosen one is the tip.
-  const tip = () => (select.title = select.selectedOptions[0]?.textContent || "");
+/** Create a drop-down list with its label.
+ *  @param {string} label @param {[string, string][]} options value and text of each
+ *  @param {string} selected @param {(value: string) => void} change */
+export function createSelect(label, options, selected, change) {
+  // Two texts may start alike, so the tooltip shows the whole of the selected one.
+  const updateTooltip = () => (select.title = select.selectedOptions[0]?.textContent || "");
   const select = /** @type {HTMLSelectElement} */ (
-    make("select", { onchange: () => { tip(); change(select.value); } },
-      options.map(([value, text]) => make("option", { value, text, selected: value === chosen })))
+    createElement("select", { onchange: () => { updateTooltip(); change(select.value); } },
+      options.map(([value, text]) => createElement("option", { value, text, selected: value === selected })))
   );
-  tip();
-  return make("label", { class: "control" }, [make("span", { text: label }), select]);
+  updateTooltip();
+  return createElement("label", { class: "control" }, [createElement("span", { text: label }), select]);
 }
 
-/** A check box with its label.
+/** Create a check box with its label.
  *  @param {string} label @param {boolean} checked @param {(checked: boolean) => void} change */
-export function check(label, checked, change) {
+export function createCheckBox(label, checked, change) {
   const box = /** @type {HTMLInputElement} */ (
-    make("input", { type: "checkbox", checked, onchange: () => change(box.checked) })
+    createElement("input", { type: "checkbox", checked, onchange: () => change(box.checked) })
   );
-  return make("label", { class: "control" }, [box, make("span", { text: label })]);
+  return createElement("label", { class: "control" }, [box, createElement("span", { text: label })]);
 }
 
-/** Hand a file to the reader.
+/** Let the browser save a file.
  *  @param {string} name @param {BlobPart} content @param {string} type */
 export function download(name, content, type) {
   const url = URL.createObjectURL(new Blob([content], { type }));
-  const link = make("a", { href: url, download: name });
+  const link = createElement("a", { href: url, download: name });
   document.body.append(link);
   link.click();
   link.remove();
   setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
-/** A weight as it is written everywhere.
+/** Format a weight for display.
  *  @param {number} weight */
-export function written(weight) {
+export function formatWeight(weight) {
   return weight >= 0.0005 || weight === 0 ? weight.toFixed(3) : weight.toExponential(1);
 }

@@ -1,4 +1,4 @@
-// The exported file: everything is in it, and nothing is asked of any network.
+// Entry point of the exported file, which holds all data and makes no network requests.
 
 import heads from "./heads.js";
 import { fromParts } from "./source.js";

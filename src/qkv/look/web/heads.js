@@ -1,8 +1,8 @@
-// Where the heads of a model look: the notebook widget, the served page and the exported file are this module.
+// The page: this module is the notebook widget, the served page and the exported file.
 //
-// It is on the anywidget contract: `model.get("meta")` says what there is, and maps come as bytes from a source.
+// It follows the anywidget contract: `model.get("meta")` describes the views, and a source gives the maps as bytes.
 
-import { choice, check, make } from "./dom.js";
+import { createCheckBox, createElement, createSelect } from "./dom.js";
 import { colourTable } from "./colour.js";
 import { Detail } from "./detail.js";
 import { Overview } from "./overview.js";
@@ -10,90 +10,90 @@ import { save } from "./save.js";
 import { fromKernel } from "./source.js";
 
 const SCALES = /** @type {[string, string][]} */ ([["linear", "linear"], ["sqrt", "square root"], ["log", "logarithmic"]]);
-const REDUCED = /** @type {[string, string][]} */ ([["max", "largest"], ["mean", "mean"]]);
+const REDUCTIONS = /** @type {[string, string][]} */ ([["max", "maximum"], ["mean", "mean"]]);
 const KEYS =
-  "arrow keys move, in the grid from head to head, in the map from pair to pair, in the words from word to word; " +
-  "Tab goes on; in the map + and − zoom, 0 shows all";
+  "Arrow keys select a head in the grid, a pair in the map, or a token. Tab moves between them. " +
+  "In the map, + and − zoom, and 0 resets the zoom.";
 
-/** @param {{model: any, el: HTMLElement}} given */
+/** @param {{model: any, el: HTMLElement}} options */
 function render({ model, el }) {
-  const meta = filled(model.get("meta"));
+  const meta = withNumberedTokens(model.get("meta"));
   const source = model.get("source") || fromKernel(model);
   const linked = model.get("linked") === true;
-  const asked = new URLSearchParams(linked ? location.hash.slice(1) : "");
-  const number = (/** @type {string} */ name, /** @type {number} */ most) => {
-    const value = Number(asked.get(name) || 0);
-    return Number.isInteger(value) && value >= 0 && value <= most ? value : 0;
+  const hashFields = new URLSearchParams(linked ? location.hash.slice(1) : "");
+  const number = (/** @type {string} */ name, /** @type {number} */ maximum) => {
+    const value = Number(hashFields.get(name) || 0);
+    return Number.isInteger(value) && value >= 0 && value <= maximum ? value : 0;
   };
   const view = number("view", meta.views.length - 1);
   const layer = number("layer", meta.views[view].layers.length - 1);
   const state = {
     view, layer,
     head: number("head", meta.views[view].layers[layer].heads.length - 1),
-    other: asked.has("other") ? number("other", meta.views.length - 1) : -1,
+    compare: hashFields.has("compare") ? number("compare", meta.views.length - 1) : -1,
     query: number("query", 1e9),
     key: number("key", 1e9),
-    scale: SCALES.some(([name]) => name === asked.get("scale")) ? asked.get("scale") : "sqrt",
-    how: asked.get("how") === "mean" ? "mean" : "max",
-    words: asked.get("words") === "1",
-    hide: asked.get("hide") === "1",
-    dark: asked.has("dark") ? asked.get("dark") === "1" : matchMedia("(prefers-color-scheme: dark)").matches,
+    scale: SCALES.some(([name]) => name === hashFields.get("scale")) ? hashFields.get("scale") : "sqrt",
+    cell: hashFields.get("cell") === "mean" ? "mean" : "max",
+    words: hashFields.get("words") === "1",
+    hide: hashFields.get("hide") === "1",
+    dark: hashFields.has("dark") ? hashFields.get("dark") === "1" : matchMedia("(prefers-color-scheme: dark)").matches,
   };
   el.classList.add("qkv-look");
 
-  const say = (/** @type {string} */ text) => (status.textContent = text);
-  const moved = (/** @type {Detail} */ from) => (/** @type {number} */ query, /** @type {number} */ key) => {
+  const report = (/** @type {string} */ text) => (status.textContent = text);
+  const onSelect = (/** @type {Detail} */ from) => (/** @type {number} */ query, /** @type {number} */ key) => {
     state.query = query;
     state.key = key;
-    const same = meta.views[state.view].queries.tokens.join(" ") === meta.views[Math.max(0, state.other)].queries.tokens.join(" ");
-    if (from === first && state.other >= 0 && same) second.go(query, key);
+    const same = meta.views[state.view].queries.tokens.join(" ") === meta.views[Math.max(0, state.compare)].queries.tokens.join(" ");
+    if (from === first && state.compare >= 0 && same) second.go(query, key);
     link();
   };
-  const first = new Detail(source, (q, k) => moved(first)(q, k), (text) => say(text));
-  const second = new Detail(source, () => {}, (text) => say(text));
-  const overview = new Overview((l, h) => go(l, h));
-  const status = make("div", { class: "status", role: "status" });
-  const note = make("p", { class: "hint" });
-  const details = make("div", { class: "details" }, [first.element, second.element]);
-  const controls = make("div", { class: "controls" });
+  const first = new Detail(source, (q, k) => onSelect(first)(q, k), (text) => report(text));
+  const second = new Detail(source, () => {}, (text) => report(text));
+  const overview = new Overview((l, h) => selectHead(l, h));
+  const status = createElement("div", { class: "status", role: "status" });
+  const note = createElement("p", { class: "hint" });
+  const details = createElement("div", { class: "details" }, [first.element, second.element]);
+  const controls = createElement("div", { class: "controls" });
   el.replaceChildren(
-    make("div", { class: "head" }, [make("h1", { text: meta.title }), controls]),
-    make("div", { class: "body" }, [
-      make("nav", { "aria-label": "heads" }, [overview.element, note, make("p", { class: "hint", text: KEYS })]), details,
+    createElement("div", { class: "head" }, [createElement("h1", { text: meta.title }), controls]),
+    createElement("div", { class: "body" }, [
+      createElement("nav", { "aria-label": "heads" }, [overview.element, note, createElement("p", { class: "hint", text: KEYS })]), details,
     ]),
     status,
   );
 
   function link() {
     if (!linked) return;
-    const said = new URLSearchParams();
+    const hash = new URLSearchParams();
     for (const [name, value] of Object.entries(state)) {
-      if (name === "other" && value === -1) continue;
-      said.set(name, typeof value === "boolean" ? (value ? "1" : "0") : String(value));
+      if (name === "compare" && value === -1) continue;
+      hash.set(name, typeof value === "boolean" ? (value ? "1" : "0") : String(value));
     }
-    history.replaceState(null, "", `#${said}`);
+    history.replaceState(null, "", `#${hash}`);
   }
 
   /** @param {number} layer @param {number} head */
-  function go(layer, head) {
+  function selectHead(layer, head) {
     state.layer = layer;
     state.head = head;
-    overview.choose(layer, head);
+    overview.select(layer, head);
     refresh();
   }
 
   async function refresh() {
     const table = colourTable(state.dark);
-    const options = { ...state, table, most: state.other >= 0 ? 200 : undefined };
+    const options = { ...state, reduction: state.cell, table, maxTokens: state.compare >= 0 ? 200 : undefined };
     try {
       await show(first, state.view, options);
-      second.element.hidden = state.other < 0;
-      details.classList.toggle("two", state.other >= 0);
-      if (state.other >= 0) await show(second, state.other, options);
+      second.element.hidden = state.compare < 0;
+      details.classList.toggle("two", state.compare >= 0);
+      if (state.compare >= 0) await show(second, state.compare, options);
       el.dataset.shown = `${state.view},${state.layer},${state.head}`;
-      say("");
+      report("");
     } catch (error) {
-      say(`This head could not be loaded: ${error instanceof Error ? error.message : error}`);
+      report(`This head could not be loaded: ${error instanceof Error ? error.message : error}`);
     }
     link();
   }
@@ -119,28 +119,28 @@ function render({ model, el }) {
       const roles = (view.roles[`${l},${h}`] || []).map((/** @type {any} */ role) => role.role).join(", ");
       return `${view.layers[l].name}, ${view.layers[l].heads[h]}${roles ? `: ${roles}` : ""}`;
     });
-    overview.choose(state.layer, state.head);
+    overview.select(state.layer, state.head);
     const thumbs = source.thumbs(state.view);
     await refresh();
     try {
       overview.paint(await thumbs, meta.thumb, colourTable(state.dark));
     } catch (error) {
-      say(`The overview could not be loaded: ${error instanceof Error ? error.message : error}`);
+      report(`The overview could not be loaded: ${error instanceof Error ? error.message : error}`);
     }
   }
 
   const views = meta.views.map((/** @type {any} */ view, /** @type {number} */ i) =>
     /** @type {[string, string]} */ ([String(i), meta.models > 1 ? `${view.name} (${view.model})` : view.name]));
-  const search = /** @type {HTMLInputElement} */ (make("input", {
-    type: "search", placeholder: "find a word", "aria-label": "find a word",
-    oninput: () => say(search.value ? `${first.queries.search(search.value)} found` : (first.queries.search(""), "")),
+  const search = /** @type {HTMLInputElement} */ (createElement("input", {
+    type: "search", placeholder: "Find a word", "aria-label": "Find a word",
+    oninput: () => report(search.value ? `${first.queries.search(search.value)} found` : (first.queries.search(""), "")),
     onkeydown: (/** @type {KeyboardEvent} */ event) => {
       if (event.key !== "Enter" || !first.names) return;
       const names = first.names.queries;
-      const wanted = search.value.trim().toLowerCase();
+      const text = search.value.trim().toLowerCase();
       for (let step = 1; step <= names.length; step++) {
         const at = (first.query + step) % names.length;
-        if (wanted && names[at].toLowerCase().includes(wanted)) {
+        if (text && names[at].toLowerCase().includes(text)) {
           first.go(at, first.key);
           state.query = at;
           link();
@@ -151,35 +151,35 @@ function render({ model, el }) {
   }));
   const name = () => `attention-${state.layer}-${state.head}`;
   const savers = /** @type {("png" | "svg" | "json")[]} */ (["png", "svg", "json"]).map((kind) =>
-    make("button", {
-      text: kind.toUpperCase(), "aria-label": `save as ${kind.toUpperCase()}`,
-      onclick: () => save(first, name(), kind).catch((error) => say(error.message)),
+    createElement("button", {
+      text: kind.toUpperCase(), "aria-label": `Save as ${kind.toUpperCase()}`,
+      onclick: () => save(first, name(), kind).catch((error) => report(error.message)),
     }));
   controls.append(
     ...(views.length > 1 ? [
-      choice("text", views, String(state.view), (value) => { state.view = Number(value); restart(); }),
-      choice("beside it", [["-1", "nothing"], ...views], String(state.other), (value) => { state.other = Number(value); refresh(); }),
+      createSelect("Text", views, String(state.view), (value) => { state.view = Number(value); restart(); }),
+      createSelect("Compare with", [["-1", "none"], ...views], String(state.compare), (value) => { state.compare = Number(value); refresh(); }),
     ] : []),
-    choice("scale", SCALES, /** @type {string} */ (state.scale), (value) => { state.scale = value; refresh(); }),
-    choice("spots show", REDUCED, state.how, (value) => { state.how = value; refresh(); }),
-    check("whole words", state.words, (on) => { state.words = on; refresh(); }),
-    check("hide special tokens", state.hide, (on) => { state.hide = on; refresh(); }),
-    check("dark", state.dark, (on) => { state.dark = on; restart(); }),
+    createSelect("Scale", SCALES, /** @type {string} */ (state.scale), (value) => { state.scale = value; refresh(); }),
+    createSelect("Cell value", REDUCTIONS, state.cell, (value) => { state.cell = value; refresh(); }),
+    createCheckBox("Whole words", state.words, (on) => { state.words = on; refresh(); }),
+    createCheckBox("Hide special tokens", state.hide, (on) => { state.hide = on; refresh(); }),
+    createCheckBox("Dark", state.dark, (on) => { state.dark = on; restart(); }),
     search,
-    make("div", { class: "save", role: "group", "aria-label": "save" }, [
+    createElement("div", { class: "save", role: "group", "aria-label": "Save" }, [
       ...savers,
-      meta.html ? make("a", { href: meta.html, download: "attention.html", text: "HTML", "aria-label": "save as HTML" }) : null,
+      meta.html ? createElement("a", { href: meta.html, download: "attention.html", text: "HTML", "aria-label": "Save as HTML" }) : null,
     ]),
   );
   restart();
 }
 
-/** The words of sides that are numbers alone, which are not sent.
+/** Create the tokens of numbered axes, which are not sent.
  *  @param {any} meta */
-function filled(meta) {
-  const side = (/** @type {any} */ given) => {
-    if (!given || given.count === undefined) return given;
-    const tokens = Array.from({ length: given.count }, (_, i) => String(i));
+function withNumberedTokens(meta) {
+  const side = (/** @type {any} */ sent) => {
+    if (!sent || sent.count === undefined) return sent;
+    const tokens = Array.from({ length: sent.count }, (_, i) => String(i));
     return { tokens, pieces: tokens, words: tokens.map(Number), special: tokens.map(() => false) };
   };
   const views = meta.views.map((/** @type {any} */ view) => ({ ...view, queries: side(view.queries), keys: side(view.keys) }));

@@ -1,72 +1,72 @@
-// One map on a canvas: queries down, keys across; hover, a cursor for the keyboard, zoom and pan.
+// One map on a canvas: queries as rows, keys as columns; hover, a keyboard cursor, zoom and pan.
 
-import { make } from "./dom.js";
+import { createElement } from "./dom.js";
 import { pixels } from "./colour.js";
 
-/** What a map is drawn from; a matrix in memory, or tiles that come when they are wanted.
- *  @typedef {Object} Sheet
- *  @property {(row: number) => string} query the name of a query
+/** The data of a map: a matrix in memory, or tiles loaded on demand.
+ *  @typedef {Object} MapData
+ *  @property {(row: number) => string} query the token of a query
  *  @property {(column: number) => string} key
  *  @property {number} rows @property {number} columns
- *  @property {number} most the largest weight
- *  @property {(part: [number, number, number, number], high: number, wide: number, how: "max" | "mean")
- *    => Float32Array} spots
- *  @property {(row: number, column: number) => number | null} weight null: not known yet */
+ *  @property {number} maximum the largest weight
+ *  @property {(part: [number, number, number, number], height: number, width: number, reduction: "max" | "mean")
+ *    => Float32Array} cells
+ *  @property {(row: number, column: number) => number | null} weight null: not loaded yet */
 
 const MARGIN = { left: 92, top: 8, right: 10, bottom: 76 };
 const LABEL = 13;
 
 export class MapView {
   /** @param {{hover: (row: number, column: number) => void, pick: (row: number, column: number) => void,
-   *    label: string}} heard */
-  constructor(heard) {
-    this.heard = heard;
+   *    label: string}} handlers */
+  constructor(handlers) {
+    this.handlers = handlers;
     this.canvas = /** @type {HTMLCanvasElement} */ (
-      make("canvas", {
+      createElement("canvas", {
         class: "map",
         tabindex: 0,
         role: "img",
-        "aria-label": heard.label,
-        "aria-roledescription": "heatmap: arrow keys move, plus and minus zoom, 0 shows all",
+        "aria-label": handlers.label,
+        "aria-roledescription": "heatmap: arrow keys move, plus and minus zoom, 0 resets the zoom",
       })
     );
-    /** @type {Sheet | null} */
-    this.sheet = null;
+    /** @type {MapData | null} */
+    this.mapData = null;
     /** first row, first column, rows, columns
      *  @type {[number, number, number, number]} */
     this.part = [0, 0, 1, 1];
     this.cursor = [0, 0];
-    this.how = /** @type {"max" | "mean"} */ ("max");
+    this.reduction = /** @type {"max" | "mean"} */ ("max");
     this.scale = /** @type {import("./colour.js").Scale} */ ("sqrt");
     this.table = new Uint8ClampedArray(1024);
     this.drawn = 0;
     /** @type {number[] | null} */
     this.dragged = null;
-    this.canvas.addEventListener("pointermove", (event) => this.#moved(event));
-    this.canvas.addEventListener("pointerdown", (event) => this.#pressed(event));
+    this.canvas.addEventListener("pointermove", (event) => this.#onPointerMove(event));
+    this.canvas.addEventListener("pointerdown", (event) => this.#onPointerDown(event));
     for (const end of ["pointerup", "pointercancel"]) this.canvas.addEventListener(end, () => (this.dragged = null));
-    // Where text is selected on both sides of the map, pulling at it would pull the text away.
+    // If text around the map is selected, dragging would move the text.
     this.canvas.addEventListener("dragstart", (event) => event.preventDefault());
-    this.canvas.addEventListener("wheel", (event) => this.#rolled(event), { passive: false });
-    this.canvas.addEventListener("keydown", (event) => this.#typed(event));
+    this.canvas.addEventListener("wheel", (event) => this.#onWheel(event), { passive: false });
+    this.canvas.addEventListener("keydown", (event) => this.#onKeyDown(event));
     new ResizeObserver(() => this.draw()).observe(this.canvas);
   }
 
-  /** Show another map; the part that is seen stays where the size did.
-   *  @param {Sheet} sheet */
-  show(sheet) {
-    const same = this.sheet && this.sheet.rows === sheet.rows && this.sheet.columns === sheet.columns;
-    this.sheet = sheet;
-    if (!same) this.whole();
+  /** Show another map; the visible part stays if the size is the same.
+   *  @param {MapData} mapData */
+  show(mapData) {
+    const same = this.mapData && this.mapData.rows === mapData.rows && this.mapData.columns === mapData.columns;
+    this.mapData = mapData;
+    if (!same) this.resetZoom();
     this.draw();
   }
 
-  /** See all of it. */
-  whole() {
-    if (this.sheet) this.part = [0, 0, this.sheet.rows, this.sheet.columns];
+  /** Reset the zoom. */
+  resetZoom() {
+    if (this.mapData) this.part = [0, 0, this.mapData.rows, this.mapData.columns];
   }
 
-  /** Put the cursor on a pair; `follow`: bring it into sight.
+  /** Move the cursor to a pair; `follow` scrolls to it.
    *  @param {number} row @param {number} column @param {boolean} [follow] */
   point(row, column, follow = false) {
     this.cursor = [row, column];
@@ -85,39 +85,39 @@ export class MapView {
     };
   }
 
-  /** Draw at the next frame. */
+  /** Draw in the next frame. */
   draw() {
     if (this.drawn) return;
     this.drawn = requestAnimationFrame(() => {
       this.drawn = 0;
-      if (this.sheet && this.canvas.clientWidth) this.#draw(this.sheet);
+      if (this.mapData && this.canvas.clientWidth) this.#draw(this.mapData);
     });
   }
 
-  /** @param {Sheet} sheet */
-  #draw(sheet) {
+  /** @param {MapData} mapData */
+  #draw(mapData) {
     const ratio = window.devicePixelRatio || 1;
     const { canvas, box, part } = this;
     canvas.width = Math.round(canvas.clientWidth * ratio);
     canvas.height = Math.round(canvas.clientHeight * ratio);
     const pen = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
     pen.scale(ratio, ratio);
-    const high = Math.max(1, Math.min(part[2], Math.floor(box.height * ratio)));
-    const wide = Math.max(1, Math.min(part[3], Math.floor(box.width * ratio)));
-    const spots = sheet.spots(part, high, wide, this.how);
-    const image = pixels(spots, wide, sheet.most, this.scale, this.table);
-    const sheetCanvas = new OffscreenCanvas(wide, high);
-    /** @type {OffscreenCanvasRenderingContext2D} */ (sheetCanvas.getContext("2d")).putImageData(image, 0, 0);
+    const height = Math.max(1, Math.min(part[2], Math.floor(box.height * ratio)));
+    const width = Math.max(1, Math.min(part[3], Math.floor(box.width * ratio)));
+    const cells = mapData.cells(part, height, width, this.reduction);
+    const image = pixels(cells, width, mapData.maximum, this.scale, this.table);
+    const cellCanvas = new OffscreenCanvas(width, height);
+    /** @type {OffscreenCanvasRenderingContext2D} */ (cellCanvas.getContext("2d")).putImageData(image, 0, 0);
     pen.imageSmoothingEnabled = false;
-    pen.drawImage(sheetCanvas, box.x, box.y, box.width, box.height);
-    this.#axes(pen, sheet);
+    pen.drawImage(cellCanvas, box.x, box.y, box.width, box.height);
+    this.#axes(pen, mapData);
     this.#cursor(pen);
     canvas.dataset.part = part.join(",");
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
   }
 
-  /** @param {CanvasRenderingContext2D} pen @param {Sheet} sheet */
-  #axes(pen, sheet) {
+  /** @param {CanvasRenderingContext2D} pen @param {MapData} mapData */
+  #axes(pen, mapData) {
     const { box, part } = this;
     const style = getComputedStyle(this.canvas);
     pen.fillStyle = pen.strokeStyle = style.color;
@@ -128,14 +128,14 @@ export class MapView {
     pen.textAlign = "right";
     for (const row of ticks(part[0], part[2], box.height)) {
       const y = box.y + ((row + 0.5 - part[0]) / part[2]) * box.height;
-      pen.fillText(short(sheet.query(row)), box.x - 5, y);
+      pen.fillText(short(mapData.query(row)), box.x - 5, y);
     }
     for (const column of ticks(part[1], part[3], box.width)) {
       const x = box.x + ((column + 0.5 - part[1]) / part[3]) * box.width;
       pen.save();
       pen.translate(x, box.y + box.height + 5);
       pen.rotate(-Math.PI / 2);
-      pen.fillText(short(sheet.key(column), 9), 0, 0);
+      pen.fillText(short(mapData.key(column), 9), 0, 0);
       pen.restore();
     }
     pen.font = `600 12px ${style.fontFamily}`;
@@ -152,42 +152,42 @@ export class MapView {
   #cursor(pen) {
     const { box, part } = this;
     const [row, column] = this.cursor;
-    // Around a small spot, not over it.
-    const high = Math.max(9, box.height / part[2]);
-    const wide = Math.max(9, box.width / part[3]);
-    const y = box.y + ((row + 0.5 - part[0]) / part[2]) * box.height - high / 2;
-    const x = box.x + ((column + 0.5 - part[1]) / part[3]) * box.width - wide / 2;
+    // Around a small cell, without covering it.
+    const height = Math.max(9, box.height / part[2]);
+    const width = Math.max(9, box.width / part[3]);
+    const y = box.y + ((row + 0.5 - part[0]) / part[2]) * box.height - height / 2;
+    const x = box.x + ((column + 0.5 - part[1]) / part[3]) * box.width - width / 2;
     pen.save();
     pen.beginPath();
     pen.rect(box.x, box.y, box.width, box.height);
     pen.clip();
     pen.strokeStyle = getComputedStyle(this.canvas).getPropertyValue("--mark");
     pen.lineWidth = 1;
-    pen.strokeRect(box.x, y, box.width, high);
+    pen.strokeRect(box.x, y, box.width, height);
     pen.lineWidth = 2;
-    pen.strokeRect(x, y, wide, high);
+    pen.strokeRect(x, y, width, height);
     pen.restore();
   }
 
-  /** The pair under a point of the screen, or null.
+  /** Return the pair under the pointer, or null.
    *  @param {MouseEvent} event @returns {[number, number] | null} */
   at(event) {
     const edge = this.canvas.getBoundingClientRect();
-    const { box, part, sheet } = this;
+    const { box, part, mapData } = this;
     const row = Math.floor(part[0] + ((event.clientY - edge.top - box.y) / box.height) * part[2]);
     const column = Math.floor(part[1] + ((event.clientX - edge.left - box.x) / box.width) * part[3]);
-    const inside = sheet && row >= 0 && column >= 0 && row < sheet.rows && column < sheet.columns;
+    const inside = mapData && row >= 0 && column >= 0 && row < mapData.rows && column < mapData.columns;
     return inside && event.clientX - edge.left >= box.x && event.clientY - edge.top <= box.y + box.height
       ? [row, column]
       : null;
   }
 
-  /** Show `factor` times as much, with a pair staying where it is.
+  /** Show `factor` times as many tokens; `fixed` keeps its place on the screen.
    *  @param {number} factor @param {[number, number]} fixed */
   zoom(factor, fixed) {
-    const { sheet, part } = this;
-    if (!sheet) return;
-    const sizes = [sheet.rows, sheet.columns];
+    const { mapData, part } = this;
+    if (!mapData) return;
+    const sizes = [mapData.rows, mapData.columns];
     for (const axis of [0, 1]) {
       const length = Math.min(sizes[axis], Math.max(Math.min(4, sizes[axis]), part[axis + 2] * factor));
       const share = (fixed[axis] + 0.5 - part[axis]) / part[axis + 2];
@@ -198,16 +198,16 @@ export class MapView {
   }
 
   #keepInside() {
-    const { sheet, part } = this;
-    if (!sheet) return;
-    part[0] = Math.max(0, Math.min(sheet.rows - part[2], part[0]));
-    part[1] = Math.max(0, Math.min(sheet.columns - part[3], part[1]));
+    const { mapData, part } = this;
+    if (!mapData) return;
+    part[0] = Math.max(0, Math.min(mapData.rows - part[2], part[0]));
+    part[1] = Math.max(0, Math.min(mapData.columns - part[3], part[1]));
     this.draw();
   }
 
   /** @param {PointerEvent} event */
-  #moved(event) {
-    if (this.dragged && this.sheet) {
+  #onPointerMove(event) {
+    if (this.dragged && this.mapData) {
       const [x, y, top, left] = this.dragged;
       this.part[0] = Math.round(top - ((event.clientY - y) / this.box.height) * this.part[2]);
       this.part[1] = Math.round(left - ((event.clientX - x) / this.box.width) * this.part[3]);
@@ -217,24 +217,24 @@ export class MapView {
     const pair = this.at(event);
     if (pair && (pair[0] !== this.cursor[0] || pair[1] !== this.cursor[1])) {
       this.cursor = pair;
-      this.heard.hover(...pair);
+      this.handlers.hover(...pair);
       this.draw();
     }
   }
 
   /** @param {PointerEvent} event */
-  #pressed(event) {
+  #onPointerDown(event) {
     const pair = this.at(event);
-    if (!pair || !this.sheet) return;
-    this.heard.pick(...pair);
-    if (this.part[2] < this.sheet.rows || this.part[3] < this.sheet.columns) {
+    if (!pair || !this.mapData) return;
+    this.handlers.pick(...pair);
+    if (this.part[2] < this.mapData.rows || this.part[3] < this.mapData.columns) {
       this.dragged = [event.clientX, event.clientY, this.part[0], this.part[1]];
       this.canvas.setPointerCapture(event.pointerId);
     }
   }
 
   /** @param {WheelEvent} event */
-  #rolled(event) {
+  #onWheel(event) {
     const pair = this.at(event);
     if (!pair) return;
     event.preventDefault();
@@ -242,11 +242,11 @@ export class MapView {
   }
 
   /** @param {KeyboardEvent} event */
-  #typed(event) {
-    if (!this.sheet) return;
+  #onKeyDown(event) {
+    if (!this.mapData) return;
     const [row, column] = this.cursor;
     const { box, part } = this;
-    // Where a spot of the screen is many tokens, a step is a spot.
+    // Zoomed out, a step is one cell, which covers several tokens.
     const times = event.shiftKey ? 10 : 1;
     const down = times * Math.max(1, Math.round(part[2] / box.height));
     const across = times * Math.max(1, Math.round(part[3] / box.width));
@@ -256,27 +256,27 @@ export class MapView {
     };
     if (moves[event.key]) {
       const next = /** @type {[number, number]} */ ([
-        Math.max(0, Math.min(this.sheet.rows - 1, row + moves[event.key][0])),
-        Math.max(0, Math.min(this.sheet.columns - 1, column + moves[event.key][1])),
+        Math.max(0, Math.min(this.mapData.rows - 1, row + moves[event.key][0])),
+        Math.max(0, Math.min(this.mapData.columns - 1, column + moves[event.key][1])),
       ]);
       this.cursor = next;
       this.#follow();
-      this.heard.pick(...next);
+      this.handlers.pick(...next);
     } else if (event.key === "+" || event.key === "=") this.zoom(0.5, [row, column]);
     else if (event.key === "-") this.zoom(2, [row, column]);
-    else if (event.key === "0") this.whole();
+    else if (event.key === "0") this.resetZoom();
     else return;
     event.preventDefault();
     this.draw();
   }
 
-  /** Keep the cursor in sight. */
+  /** Scroll to the cursor. */
   #follow() {
     for (const axis of [0, 1]) {
       const at = this.cursor[axis];
       const [first, length] = [this.part[axis], this.part[axis + 2]];
       if (at >= first && at < first + length) continue;
-      // A step past the edge moves on by that step; a leap lands in the middle.
+      // A step past the edge scrolls by that step; a jump centres the cursor.
       if (at < first - length || at >= first + 2 * length) this.part[axis] = at - Math.floor(length / 2);
       else this.part[axis] = at < first ? at : at - length + 1;
     }
@@ -284,7 +284,7 @@ export class MapView {
   }
 }
 
-/** Which places get a name: every n-th, so that names do not touch.
+/** Return the indices to label: every n-th, so that labels do not overlap.
  *  @param {number} first @param {number} count @param {number} pixels */
 export function ticks(first, count, pixels) {
   const each = round(Math.max(1, Math.ceil((count * LABEL) / pixels)));
@@ -292,13 +292,13 @@ export function ticks(first, count, pixels) {
   return Array.from({ length: Math.max(0, Math.ceil((first + count - start) / each)) }, (_, i) => start + i * each);
 }
 
-/** The next of 10, 20, 50, 100 …; numbers below 10 are themselves. @param {number} step */
+/** Round up to 10, 20, 50, 100 …; numbers below 10 stay. @param {number} step */
 function round(step) {
   const power = 10 ** Math.floor(Math.log10(step));
   return step < 10 ? step : power * (step <= power ? 1 : step <= 2 * power ? 2 : step <= 5 * power ? 5 : 10);
 }
 
-/** @param {string} text @param {number} [most] */
-function short(text, most = 12) {
-  return text.length <= most ? text : `${text.slice(0, most - 1)}…`;
+/** @param {string} text @param {number} [maximum] */
+function short(text, maximum = 12) {
+  return text.length <= maximum ? text : `${text.slice(0, maximum - 1)}…`;
 }

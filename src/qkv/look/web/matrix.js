@@ -1,25 +1,25 @@
-// Maps of weights in the browser: decoded from bytes, words put together, special tokens left out.
+// Dense maps in the browser: dequantize them, merge tokens to words, leave out special tokens.
 
-/** A map of weights with the names of its axes.
+/** A map of weights with the tokens of its axes.
  *  @typedef {Object} Matrix
  *  @property {Float32Array} weights queries × keys, row by row
  *  @property {string[]} queries
  *  @property {string[]} keys
- *  @property {number} most the largest weight */
+ *  @property {number} maximum the largest weight */
 
-/** Codes are 255 · √(weight / scale): the error of a weight is at most scale / 255.
+/** Dequantize codes, 255 · √(weight / scale): the error of a weight is at most scale / 255.
  *  @param {Uint8Array} codes @param {number} scale */
-export function decode(codes, scale) {
+export function dequantize(codes, scale) {
   const table = Float32Array.from({ length: 256 }, (_, code) => (code / 255) ** 2 * scale);
   const weights = new Float32Array(codes.length);
   for (let i = 0; i < codes.length; i++) weights[i] = table[codes[i]];
   return weights;
 }
 
-/** Which tokens stand together: a list of lists of token numbers.
+/** Group tokens: return lists of token indices.
  *  @param {{tokens: string[], words: number[], special: boolean[]}} side
- *  @param {boolean} whole put the pieces of a word together
- *  @param {boolean} hide leave special tokens out */
+ *  @param {boolean} whole group the tokens of each word
+ *  @param {boolean} hide leave out special tokens */
 export function groupsOf(side, whole, hide) {
   /** @type {number[][]} */
   const groups = [];
@@ -33,15 +33,15 @@ export function groupsOf(side, whole, hide) {
   return groups;
 }
 
-/** The name of tokens that stand together.
+/** Return the text of a group of tokens.
  *  @param {{tokens: string[], pieces: string[]}} side @param {number[]} group */
 export function nameOf(side, group) {
   return group.length === 1 ? side.tokens[group[0]] : group.map((i) => side.pieces[i]).join("");
 }
 
-/** Words of a map: the mean over the tokens of a query, the sum over the tokens of a key, so that a row keeps
- *  its sum (Clark et al. 2019). Where nothing stands together, the same weights in another order.
- *  @param {Float32Array} weights @param {number} width how many keys a row has
+/** Merge tokens to words: average over the tokens of a query and sum over the tokens of a key, which preserves
+ *  the row sums (Clark et al. 2019).
+ *  @param {Float32Array} weights @param {number} width number of keys
  *  @param {number[][]} rows @param {number[][]} columns
  *  @returns {Float32Array} */
 export function merge(weights, width, rows, columns) {
@@ -58,15 +58,15 @@ export function merge(weights, width, rows, columns) {
   return merged;
 }
 
-/** The largest number.
+/** Return the largest weight.
  *  @param {Float32Array} weights */
-export function largest(weights) {
-  let most = 0;
-  for (const weight of weights) if (weight > most) most = weight;
-  return most;
+export function maxWeight(weights) {
+  let maximum = 0;
+  for (const weight of weights) if (weight > maximum) maximum = weight;
+  return maximum;
 }
 
-/** The strongest entries of a row, in falling order.
+/** Return the entries of largest weight of a row, in decreasing order.
  *  @param {Matrix} matrix @param {number} row @param {number} count
  *  @returns {{key: number, weight: number}[]} */
 export function strongest(matrix, row, count) {
@@ -75,30 +75,30 @@ export function strongest(matrix, row, count) {
   return found.sort((a, b) => b.weight - a.weight || a.key - b.key).slice(0, count);
 }
 
-/** A part of a map at the resolution of the screen: each spot is the largest, or the mean, of what it covers.
+/** Reduce a part of a map to the screen resolution: each cell is the maximum or the mean of the weights it covers.
  *  @param {Float32Array} weights @param {number} width
  *  @param {[number, number, number, number]} part first row, first column, rows, columns
- *  @param {number} high @param {number} wide how many spots
- *  @param {"max" | "mean"} how */
-export function reduce(weights, width, [top, left, rows, columns], high, wide, how) {
-  const spots = new Float32Array(high * wide);
-  for (let y = 0; y < high; y++) {
-    const y0 = top + Math.floor((y * rows) / high);
-    const y1 = Math.max(y0 + 1, top + Math.floor(((y + 1) * rows) / high));
-    for (let x = 0; x < wide; x++) {
-      const x0 = left + Math.floor((x * columns) / wide);
-      const x1 = Math.max(x0 + 1, left + Math.floor(((x + 1) * columns) / wide));
-      let most = 0;
+ *  @param {number} down @param {number} across number of cells
+ *  @param {"max" | "mean"} reduction */
+export function reduce(weights, width, [top, left, rows, columns], down, across, reduction) {
+  const cells = new Float32Array(down * across);
+  for (let y = 0; y < down; y++) {
+    const y0 = top + Math.floor((y * rows) / down);
+    const y1 = Math.max(y0 + 1, top + Math.floor(((y + 1) * rows) / down));
+    for (let x = 0; x < across; x++) {
+      const x0 = left + Math.floor((x * columns) / across);
+      const x1 = Math.max(x0 + 1, left + Math.floor(((x + 1) * columns) / across));
+      let maximum = 0;
       let sum = 0;
       for (let i = y0; i < y1; i++) {
         for (let j = x0; j < x1; j++) {
           const weight = weights[i * width + j];
-          if (weight > most) most = weight;
+          if (weight > maximum) maximum = weight;
           sum += weight;
         }
       }
-      spots[y * wide + x] = how === "max" ? most : sum / ((y1 - y0) * (x1 - x0));
+      cells[y * across + x] = reduction === "max" ? maximum : sum / ((y1 - y0) * (x1 - x0));
     }
   }
-  return spots;
+  return cells;
 }

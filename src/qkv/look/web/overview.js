@@ -1,43 +1,43 @@
-// Every layer and head at once: a grid of small maps; a click, or the arrow keys, goes to a head.
+// A grid of thumbnails of all layers and heads; a click or the arrow keys select a head.
 
-import { make } from "./dom.js";
+import { createElement } from "./dom.js";
 
 /** @typedef {{name: string, heads: string[]}} Layer */
 
 export class Overview {
-  /** @param {(layer: number, head: number) => void} pick */
-  constructor(pick) {
-    this.pick = pick;
-    this.element = make("div", { class: "overview", role: "grid", "aria-label": "layers and heads" });
-    this.element.addEventListener("keydown", (event) => this.#typed(event));
+  /** @param {(layer: number, head: number) => void} onSelect */
+  constructor(onSelect) {
+    this.onSelect = onSelect;
+    this.element = createElement("div", { class: "overview", role: "grid", "aria-label": "layers and heads" });
+    this.element.addEventListener("keydown", (event) => this.#onKeyDown(event));
     /** @type {HTMLElement[][]} */
     this.cells = [];
-    this.chosen = [0, 0];
+    this.selected = [0, 0];
   }
 
-  /** @param {Layer[]} layers @param {(layer: number, head: number) => string} said the label of a head */
-  build(layers, said) {
+  /** @param {Layer[]} layers @param {(layer: number, head: number) => string} label of a head */
+  build(layers, label) {
     this.element.replaceChildren();
     this.cells = layers.map((layer, l) => {
       const cells = layer.heads.map((head, h) =>
-        make("button", {
+        createElement("button", {
           class: "cell",
           role: "gridcell",
           tabindex: -1,
           title: `${layer.name}, ${head}`,
-          "aria-label": said(l, h),
-          onclick: () => this.pick(l, h),
+          "aria-label": label(l, h),
+          onclick: () => this.onSelect(l, h),
         }));
-      const name = make("span", { class: "layer", role: "rowheader", text: layer.name, title: layer.name });
-      this.element.append(make("div", { class: "heads", role: "row" }, [name, ...cells]));
+      const name = createElement("span", { class: "layer", role: "rowheader", text: layer.name, title: layer.name });
+      this.element.append(createElement("div", { class: "heads", role: "row" }, [name, ...cells]));
       return cells;
     });
   }
 
-  /** @param {Uint8Array} bytes codes of all heads, one small square after the other
+  /** @param {Uint8Array} bytes codes of all heads, one thumbnail after the other
    *  @param {number} side @param {Uint8ClampedArray} table */
   paint(bytes, side, table) {
-    // One picture of all heads; each cell shows its part of it.
+    // A single image of all heads; each cell shows its part of it.
     const all = this.cells.flat();
     const canvas = document.createElement("canvas");
     canvas.width = side;
@@ -61,12 +61,12 @@ export class Overview {
   }
 
   /** @param {number} layer @param {number} head */
-  choose(layer, head) {
-    const before = this.cells[this.chosen[0]]?.[this.chosen[1]];
+  select(layer, head) {
+    const before = this.cells[this.selected[0]]?.[this.selected[1]];
     const focused = before === document.activeElement;
     before?.setAttribute("tabindex", "-1");
     before?.removeAttribute("aria-selected");
-    this.chosen = [layer, head];
+    this.selected = [layer, head];
     const cell = this.cells[layer]?.[head];
     cell?.setAttribute("tabindex", "0");
     cell?.setAttribute("aria-selected", "true");
@@ -74,8 +74,8 @@ export class Overview {
   }
 
   /** @param {KeyboardEvent} event */
-  #typed(event) {
-    const [layer, head] = this.chosen;
+  #onKeyDown(event) {
+    const [layer, head] = this.selected;
     const last = this.cells.length - 1;
     /** @type {Record<string, [number, number]>} */
     const moves = {
@@ -89,6 +89,6 @@ export class Overview {
     const next = moves[event.key];
     if (!next) return;
     event.preventDefault();
-    this.pick(next[0], Math.min(next[1], this.cells[next[0]].length - 1));
+    this.onSelect(next[0], Math.min(next[1], this.cells[next[0]].length - 1));
   }
 }

@@ -1,12 +1,12 @@
-// What can be taken away: a picture of the map as PNG or SVG, the weights as JSON.
+// Saving: an image of the map as PNG or SVG, the weights as JSON.
 
 import { download } from "./dom.js";
 import { pixels } from "./colour.js";
 
-/** Weights in a JSON file at most. */
-const MOST = 1_000_000;
+/** Maximum number of weights in a JSON file. */
+const MAX_WEIGHTS = 1_000_000;
 
-/** @param {import("./detail.js").Detail} detail @param {string} name of the file, without its ending
+/** @param {import("./detail.js").Detail} detail @param {string} name file name without suffix
  *  @param {"png" | "svg" | "json"} kind */
 export async function save(detail, name, kind) {
   if (kind === "png") {
@@ -21,39 +21,39 @@ function escaped(text) {
   return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
-/** The map as a picture of lines and words, its spots as one embedded image.
+/** Return the map as SVG, with its cells as one embedded image.
  *  @param {import("./detail.js").Detail} detail */
 export function svg(detail) {
   const { map } = detail;
-  const sheet = /** @type {import("./map.js").Sheet} */ (map.sheet);
+  const mapData = /** @type {import("./map.js").MapData} */ (map.mapData);
   const [top, left, rows, columns] = map.part;
-  const high = Math.min(rows, 1024);
-  const wide = Math.min(columns, 1024);
-  const spots = sheet.spots(map.part, high, wide, map.how);
+  const down = Math.min(rows, 1024);
+  const across = Math.min(columns, 1024);
+  const cells = mapData.cells(map.part, down, across, map.reduction);
   const canvas = document.createElement("canvas");
-  canvas.width = wide;
-  canvas.height = high;
-  const image = pixels(spots, wide, sheet.most, map.scale, map.table);
+  canvas.width = across;
+  canvas.height = down;
+  const image = pixels(cells, across, mapData.maximum, map.scale, map.table);
   /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).putImageData(image, 0, 0);
   const size = 14;
   const scale = Math.min(1, 1000 / (Math.max(rows, columns) * size));
   const step = size * scale;
-  const each = Math.ceil(11 / step);
+  const every = Math.ceil(11 / step);
   const width = columns * step;
   const height = rows * step;
-  const words = [];
-  for (let i = 0; i < rows; i += each) {
-    words.push(`<text x="-6" y="${(i + 0.5) * step}" text-anchor="end" dominant-baseline="middle">${escaped(sheet.query(top + i))}</text>`);
+  const labels = [];
+  for (let i = 0; i < rows; i += every) {
+    labels.push(`<text x="-6" y="${(i + 0.5) * step}" text-anchor="end" dominant-baseline="middle">${escaped(mapData.query(top + i))}</text>`);
   }
-  for (let i = 0; i < columns; i += each) {
-    words.push(`<text transform="translate(${(i + 0.5) * step} ${height + 6}) rotate(-90)" text-anchor="end" dominant-baseline="middle">${escaped(sheet.key(left + i))}</text>`);
+  for (let i = 0; i < columns; i += every) {
+    labels.push(`<text transform="translate(${(i + 0.5) * step} ${height + 6}) rotate(-90)" text-anchor="end" dominant-baseline="middle">${escaped(mapData.key(left + i))}</text>`);
   }
   return `<svg xmlns="http://www.w3.org/2000/svg" viewBox="-130 -24 ${width + 150} ${height + 160}" font-family="sans-serif" font-size="11">
 <title>${escaped(detail.title.textContent || "")}</title>
 <text x="0" y="-10" font-weight="600">${escaped(detail.title.textContent || "")}</text>
 <image width="${width}" height="${height}" preserveAspectRatio="none" style="image-rendering:pixelated" href="${canvas.toDataURL()}"/>
 <rect width="${width}" height="${height}" fill="none" stroke="#888" stroke-width=".5"/>
-${words.join("\n")}
+${labels.join("\n")}
 <text x="${width / 2}" y="${height + 125}" text-anchor="middle" font-weight="600">key (attended)</text>
 <text transform="translate(-112 ${height / 2}) rotate(-90)" text-anchor="middle" font-weight="600">query (attends)</text>
 </svg>
@@ -62,17 +62,17 @@ ${words.join("\n")}
 
 /** @param {import("./detail.js").Detail} detail */
 export function json(detail) {
-  const sheet = /** @type {import("./map.js").Sheet} */ (detail.map.sheet);
-  const [top, left, rows, columns] = detail.matrix ? [0, 0, sheet.rows, sheet.columns] : detail.map.part;
-  if (rows * columns > MOST) {
-    throw new Error(`${rows} × ${columns} weights are too many for a file: zoom in to ${MOST.toLocaleString("en")} or fewer.`);
+  const mapData = /** @type {import("./map.js").MapData} */ (detail.map.mapData);
+  const [top, left, rows, columns] = detail.matrix ? [0, 0, mapData.rows, mapData.columns] : detail.map.part;
+  if (rows * columns > MAX_WEIGHTS) {
+    throw new Error(`${rows} × ${columns} weights exceed the maximum of a file: zoom in to ${MAX_WEIGHTS.toLocaleString("en")} or fewer.`);
   }
   const range = (/** @type {number} */ first, /** @type {number} */ count) => Array.from({ length: count }, (_, i) => first + i);
   return JSON.stringify({
     title: detail.title.textContent,
-    queries: range(top, rows).map((row) => sheet.query(row)),
-    keys: range(left, columns).map((column) => sheet.key(column)),
+    queries: range(top, rows).map((row) => mapData.query(row)),
+    keys: range(left, columns).map((column) => mapData.key(column)),
     weights: range(top, rows).map((row) =>
-      range(left, columns).map((column) => Number((sheet.weight(row, column) ?? NaN).toPrecision(4)))),
+      range(left, columns).map((column) => Number((mapData.weight(row, column) ?? NaN).toPrecision(4)))),
   });
 }

@@ -1,12 +1,12 @@
-// The served page: what there is comes from the server, and is asked for again while a model still runs.
+// Entry point of the served page; it polls the server until the page is ready.
 
 import heads from "./heads.js";
 import { fromServer } from "./source.js";
 
 const el = /** @type {HTMLElement} */ (document.getElementById("look"));
 
-/** What the widget gets from a notebook, said by the server. @param {any} meta */
-function stand(meta) {
+/** Return the anywidget model of the served page. @param {any} meta */
+function servedModel(meta) {
   /** @type {Record<string, any>} */
   const fields = { meta, source: fromServer("./"), linked: true };
   return { get: (/** @type {string} */ name) => fields[name] };
@@ -22,7 +22,7 @@ async function start() {
     }
     if (meta.views) {
       document.title = meta.title;
-      heads.render({ model: stand(meta), el });
+      heads.render({ model: servedModel(meta), el });
       return;
     }
     const bar = document.createElement("progress");

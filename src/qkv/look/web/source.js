@@ -1,13 +1,13 @@
-// Where maps come from: a server, the exported file itself, or the kernel of a notebook. All three give bytes.
+// Sources of maps: a server, the exported file itself, or the kernel of a notebook. All give bytes.
 
 /** @typedef {Object} Source
- *  @property {(view: number) => Promise<Uint8Array>} thumbs small maps of all heads of a view
+ *  @property {(view: number) => Promise<Uint8Array>} thumbs thumbnails of all heads of a view
  *  @property {(view: number, layer: number, head: number) => Promise<Uint8Array>} map all codes of a head
  *  @property {(view: number, layer: number, head: number, level: number, y: number, x: number)
- *    => Promise<Uint8Array>} [tile] codes of a part of a long map: largest, then mean
+ *    => Promise<Uint8Array>} [tile] codes of one tile: maximum, then mean
  *  @property {(view: number, layer: number, head: number, query: number) => Promise<any>} [row] */
 
-/** @param {string} base the address of the page's folder @returns {Source} */
+/** @param {string} base base address of the page @returns {Source} */
 export function fromServer(base) {
   const bytes = async (/** @type {string} */ path) => {
     const answer = await fetch(`${base}${path}`);
@@ -25,19 +25,19 @@ export function fromServer(base) {
   };
 }
 
-/** Parts of a file: gzip in base64, opened when they are asked for.
+/** Read parts of the exported file, gzip in base64; each is unpacked on first use.
  *  @param {Record<string, string>} parts by name: `thumbs/0`, `layer/0/3` @param {(view: number) => number} area
  *  @returns {Source} */
 export function fromParts(parts, area) {
   /** @type {Map<string, Promise<Uint8Array>>} */
   const opened = new Map();
   const open = (/** @type {string} */ name) => {
-    let found = opened.get(name);
-    if (!found) {
-      found = unpack(parts[name]);
-      opened.set(name, found);
+    let bytes = opened.get(name);
+    if (!bytes) {
+      bytes = unpack(parts[name]);
+      opened.set(name, bytes);
     }
-    return found;
+    return bytes;
   };
   return {
     thumbs: (view) => open(`thumbs/${view}`),
@@ -55,29 +55,29 @@ async function unpack(text) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-/** Questions to the kernel of a notebook, answered in any order.
+/** Send requests to the kernel of a notebook, which answers in any order.
  *  @param {any} model of anywidget @returns {Source} */
 export function fromKernel(model) {
-  let asked = 0;
+  let lastId = 0;
   /** @type {Map<number, {resolve: (bytes: any) => void, reject: (error: Error) => void}>} */
-  const waiting = new Map();
+  const pending = new Map();
   model.on("msg:custom", (/** @type {any} */ message, /** @type {DataView[]} */ buffers) => {
-    const question = waiting.get(message.id);
-    if (!question) return;
-    waiting.delete(message.id);
-    if (message.error) question.reject(new Error(message.error));
-    else if (message.row) question.resolve(message.row);
-    else question.resolve(new Uint8Array(buffers[0].buffer, buffers[0].byteOffset, buffers[0].byteLength));
+    const request = pending.get(message.id);
+    if (!request) return;
+    pending.delete(message.id);
+    if (message.error) request.reject(new Error(message.error));
+    else if (message.row) request.resolve(message.row);
+    else request.resolve(new Uint8Array(buffers[0].buffer, buffers[0].byteOffset, buffers[0].byteLength));
   });
-  const ask = (/** @type {string} */ what, /** @type {number[]} */ ...place) =>
+  const send = (/** @type {string} */ what, /** @type {number[]} */ ...place) =>
     new Promise((resolve, reject) => {
-      waiting.set(++asked, { resolve, reject });
-      model.send({ id: asked, what, place });
+      pending.set(++lastId, { resolve, reject });
+      model.send({ id: lastId, what, place });
     });
   return {
-    thumbs: (view) => /** @type {any} */ (ask("thumbs", view)),
-    map: (view, layer, head) => /** @type {any} */ (ask("map", view, layer, head)),
-    tile: (...place) => /** @type {any} */ (ask("tile", ...place)),
-    row: (...place) => ask("row", ...place),
+    thumbs: (view) => /** @type {any} */ (send("thumbs", view)),
+    map: (view, layer, head) => /** @type {any} */ (send("map", view, layer, head)),
+    tile: (...place) => /** @type {any} */ (send("tile", ...place)),
+    row: (...place) => send("row", ...place),
   };
 }

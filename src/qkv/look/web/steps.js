@@ -1,23 +1,23 @@
-// Generated tokens one after the other: which step is looked at, and buttons to the one before and after.
+// Steps of generation: a slider over the generated tokens, and buttons to the previous and next step.
 
-import { make } from "./dom.js";
+import { createElement } from "./dom.js";
 
 export class Steps {
-  /** @param {(step: number) => void} pick */
-  constructor(pick) {
+  /** @param {(step: number) => void} onSelect */
+  constructor(onSelect) {
     this.at = 0;
-    const go = (/** @type {number} */ by) => () => pick(Math.max(0, Math.min(Number(this.slider.max), this.at + by)));
+    const go = (/** @type {number} */ by) => () => onSelect(Math.max(0, Math.min(Number(this.slider.max), this.at + by)));
     this.slider = /** @type {HTMLInputElement} */ (
-      make("input", {
+      createElement("input", {
         type: "range", min: 0, value: 0, step: 1, "aria-label": "step of generation",
-        oninput: () => pick(Number(this.slider.value)),
+        oninput: () => onSelect(Number(this.slider.value)),
       })
     );
-    this.before = make("button", { text: "◀", "aria-label": "step before", onclick: go(-1) });
-    this.after = make("button", { text: "▶", "aria-label": "next step", onclick: go(1) });
-    this.said = make("span", {});
-    this.element = make("div", { class: "steps", role: "group", "aria-label": "steps of generation" }, [
-      this.before, this.slider, this.after, this.said,
+    this.previous = createElement("button", { text: "◀", "aria-label": "previous step", onclick: go(-1) });
+    this.next = createElement("button", { text: "▶", "aria-label": "next step", onclick: go(1) });
+    this.label = createElement("span", {});
+    this.element = createElement("div", { class: "steps", role: "group", "aria-label": "steps of generation" }, [
+      this.previous, this.slider, this.next, this.label,
     ]);
   }
 
@@ -27,8 +27,8 @@ export class Steps {
     this.slider.max = String(count - 1);
     this.slider.value = String(at);
     this.slider.setAttribute("aria-valuetext", `step ${at + 1} of ${count}: ${token}`);
-    this.before.toggleAttribute("disabled", at === 0);
-    this.after.toggleAttribute("disabled", at === count - 1);
-    this.said.textContent = `step ${at + 1} of ${count}: “${token}”`;
+    this.previous.toggleAttribute("disabled", at === 0);
+    this.next.toggleAttribute("disabled", at === count - 1);
+    this.label.textContent = `step ${at + 1} of ${count}: “${token}”`;
   }
 }

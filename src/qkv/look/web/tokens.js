@@ -1,34 +1,34 @@
-// The words themselves: a row of them shaded by their weight, and the strongest as a table.
+// The tokens as text, shaded by their weight, and the keys of largest weight as a table.
 
-import { make, written } from "./dom.js";
+import { createElement, formatWeight } from "./dom.js";
 import { cssColour, inkOn, shade } from "./colour.js";
 
-/** How many words stand in the row at most: of a longer text, those around the chosen one. */
-export const WINDOW = 560;
+/** Maximum number of tokens shown; of a longer text, those around the selected one. */
+export const MAX_TOKENS = 560;
 
 export class Tokens {
-  /** @param {string} label @param {(token: number) => void} pick @param {(token: number) => void} hover */
-  constructor(label, pick, hover) {
-    this.pick = pick;
-    this.element = make("div", { class: "tokens", role: "listbox", "aria-label": label });
-    this.element.addEventListener("keydown", (event) => this.#typed(event));
+  /** @param {string} label @param {(token: number) => void} onSelect @param {(token: number) => void} hover */
+  constructor(label, onSelect, hover) {
+    this.onSelect = onSelect;
+    this.element = createElement("div", { class: "tokens", role: "listbox", "aria-label": label });
+    this.element.addEventListener("keydown", (event) => this.#onKeyDown(event));
     this.element.addEventListener("pointerover", (event) => {
-      const at = this.#number(event.target);
+      const at = this.#tokenAt(event.target);
       if (at !== null) hover(at);
     });
     this.element.addEventListener("click", (event) => {
-      const at = this.#number(event.target);
-      if (at !== null) pick(at);
+      const at = this.#tokenAt(event.target);
+      if (at !== null) onSelect(at);
     });
     /** @type {string[]} */
     this.names = [];
     this.first = 0;
-    this.chosen = 0;
+    this.selected = 0;
   }
 
-  /** @param {string[]} names @param {number} around @param {number} [most] */
-  build(names, around, most = WINDOW) {
-    const first = Math.max(0, Math.min(names.length - most, around - Math.floor(most / 2)));
+  /** @param {string[]} names @param {number} around @param {number} [maximum] */
+  build(names, around, maximum = MAX_TOKENS) {
+    const first = Math.max(0, Math.min(names.length - maximum, around - Math.floor(maximum / 2)));
     const same =
       names === this.names || (names.length === this.names.length && names.every((name, i) => name === this.names[i]));
     if (same && first === this.first) return;
@@ -36,39 +36,39 @@ export class Tokens {
     this.names = names;
     this.first = first;
     this.element.replaceChildren(
-      ...names.slice(first, first + most).map((text, i) =>
-        make("span", { class: "token", role: "option", tabindex: -1, "data-at": first + i, text })),
+      ...names.slice(first, first + maximum).map((text, i) =>
+        createElement("span", { class: "token", role: "option", tabindex: -1, "data-at": first + i, text })),
     );
     if (focused) this.#child(around)?.focus();
   }
 
-  /** How many words stand in the row. */
+  /** Number of tokens shown. */
   get shown() {
     return this.element.children.length;
   }
 
-  /** @param {(token: number) => number} weight @param {number} most
+  /** @param {(token: number) => number} weight @param {number} maximum
    *  @param {import("./colour.js").Scale} scale @param {Uint8ClampedArray} table */
-  paint(weight, most, scale, table) {
+  paint(weight, maximum, scale, table) {
     for (const child of /** @type {any} */ (this.element.children)) {
-      const share = shade(weight(Number(child.dataset.at)), most, scale);
+      const share = shade(weight(Number(child.dataset.at)), maximum, scale);
       child.style.backgroundColor = cssColour(table, share);
       child.style.color = inkOn(table, share);
     }
   }
 
   /** @param {number} token */
-  choose(token) {
-    const before = this.#child(this.chosen);
+  select(token) {
+    const before = this.#child(this.selected);
     const focused = before === document.activeElement;
     before?.removeAttribute("aria-selected");
     before?.setAttribute("tabindex", "-1");
-    this.chosen = token;
+    this.selected = token;
     const child = this.#child(token);
     child?.setAttribute("aria-selected", "true");
     child?.setAttribute("tabindex", "0");
     if (focused) child?.focus();
-    // Within the row of words alone: the page itself stays where it is.
+    // Scroll the tokens only, not the page.
     const { element } = this;
     if (child && element.scrollHeight > element.clientHeight) {
       const top = child.offsetTop - element.offsetTop;
@@ -78,17 +78,17 @@ export class Tokens {
     }
   }
 
-  /** Mark the words that hold a text; how many.
+  /** Mark the tokens that contain a text, and return their number.
    *  @param {string} text */
   search(text) {
-    const wanted = text.trim().toLowerCase();
-    let found = 0;
+    const query = text.trim().toLowerCase();
+    let count = 0;
     for (const child of /** @type {any} */ (this.element.children)) {
-      const hit = wanted !== "" && child.textContent.toLowerCase().includes(wanted);
+      const hit = query !== "" && child.textContent.toLowerCase().includes(query);
       child.classList.toggle("hit", hit);
-      found += hit ? 1 : 0;
+      count += hit ? 1 : 0;
     }
-    return found;
+    return count;
   }
 
   /** @param {number} token @returns {HTMLElement | undefined} */
@@ -97,43 +97,43 @@ export class Tokens {
   }
 
   /** @param {EventTarget | null} target */
-  #number(target) {
+  #tokenAt(target) {
     const at = target instanceof HTMLElement ? target.dataset.at : undefined;
     return at === undefined ? null : Number(at);
   }
 
   /** @param {KeyboardEvent} event */
-  #typed(event) {
+  #onKeyDown(event) {
     const last = this.names.length - 1;
     /** @type {Record<string, number>} */
     const moves = {
-      ArrowLeft: this.chosen - 1, ArrowUp: this.chosen - 1, ArrowRight: this.chosen + 1,
-      ArrowDown: this.chosen + 1, Home: 0, End: last,
+      ArrowLeft: this.selected - 1, ArrowUp: this.selected - 1, ArrowRight: this.selected + 1,
+      ArrowDown: this.selected + 1, Home: 0, End: last,
     };
     const next = moves[event.key];
     if (next === undefined) return;
     event.preventDefault();
-    this.pick(Math.max(0, Math.min(last, next)));
+    this.onSelect(Math.max(0, Math.min(last, next)));
   }
 }
 
-/** The strongest keys of a query as a table: what the map shows, for those who do not see it.
+/** Show the keys of largest weight of a query as a table, also for screen readers.
  *  @param {HTMLElement} place @param {string} query
- *  @param {{name: string, key: number, weight: number}[]} rows @param {(key: number) => void} pick */
-export function fillTable(place, query, rows, pick) {
-  const head = make("tr", {}, ["key", "position", "weight"].map((text) => make("th", { scope: "col", text })));
+ *  @param {{name: string, key: number, weight: number}[]} rows @param {(key: number) => void} onSelect */
+export function fillTable(place, query, rows, onSelect) {
+  const head = createElement("tr", {}, ["key", "position", "weight"].map((text) => createElement("th", { scope: "col", text })));
   const lines = rows.map(({ name, key, weight }) => {
-    const line = make("tr", {}, [
-      make("th", { scope: "row", text: name }),
-      make("td", { text: String(key) }),
-      make("td", { text: written(weight) }),
+    const line = createElement("tr", {}, [
+      createElement("th", { scope: "row", text: name }),
+      createElement("td", { text: String(key) }),
+      createElement("td", { text: formatWeight(weight) }),
     ]);
-    line.addEventListener("click", () => pick(key));
+    line.addEventListener("click", () => onSelect(key));
     return line;
   });
   place.replaceChildren(
-    make("table", {}, [
-      make("caption", { text: `“${query}” attends to` }), make("thead", {}, [head]), make("tbody", {}, lines),
+    createElement("table", {}, [
+      createElement("caption", { text: `“${query}” attends to` }), createElement("thead", {}, [head]), createElement("tbody", {}, lines),
     ]),
   );
 }
