@@ -82,7 +82,7 @@ def test_everything_is_reached_and_worked_by_the_keyboard_alone(opened, served):
         )
         if reached[-1].startswith("layer 0"):
             break
-    assert {"Find a word", "Save as PNG", "save as HTML"} <= set(reached)
+    assert {"Find a word", "Save as PNG", "Save as HTML"} <= set(reached)
     page.keyboard.press("ArrowRight")
     page.wait_for_selector("[data-shown='0,0,1']")
     page.keyboard.press("ArrowDown")
