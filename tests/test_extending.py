@@ -123,7 +123,7 @@ def test_explain_shows_an_own_score_and_what_its_logits_cost() -> None:
     text = str(qkv.explain(*long, score=OWN[0], library="torch", gradient=True))
     assert "score       Canberra(float64[3])   compares pair by pair, 3 numbers for each logit" in text
     assert "kernel      tiled" in text
-    assert "refused     fused: Canberra(float64[3]) is no inner product" in text
+    assert "refused     fused: Canberra(float64[3]) is not an inner product" in text
     assert "Custom(canberra, parameters=(float64[3]))" in str(qkv.explain(*long, score=OWN[1]))
 
 

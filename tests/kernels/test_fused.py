@@ -84,7 +84,7 @@ def test_batch_axes_that_broadcast_give_what_the_oracle_gives(query: Any, key: A
 
 
 def test_batch_axes_that_would_have_to_be_copied_are_refused() -> None:
-    with pytest.raises(RefusedError, match="some of them shared, would have to be copied"):
+    with pytest.raises(RefusedError, match="some of them shared, would need a copy"):
         qkv.attend(made(2, 3, 4, 5, 2), made(2, 1, 4, 6, 2), made(1, 3, 1, 6, 2), kernel="fused")
 
 

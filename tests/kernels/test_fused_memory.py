@@ -119,9 +119,9 @@ def test_plain_call_that_is_forced_to_the_quadratic_backend_is_seen_by_this_meas
 @pytest.mark.parametrize(
     ("sentence", "options"),
     [
-        ("with dropout PyTorch would run it in quadratic memory", {"dropout": 0.1}),
-        ("would be held as an array of 64 × 64", {"mask": masks.Window(3, 3)}),
-        ("would be held as an array of 64 × 64", {"mask": ~masks.Causal()}),
+        ("with dropout PyTorch needs quadratic memory", {"dropout": 0.1}),
+        ("would need an array of 64 × 64", {"mask": masks.Window(3, 3)}),
+        ("would need an array of 64 × 64", {"mask": ~masks.Causal()}),
     ],
 )
 def test_what_cannot_be_made_linear_is_refused_in_a_sentence(sentence: str, options: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from qkv import masks, normalizers, readouts, scores
 from qkv.engine import _attend_in_operator
 from qkv.errors import GradientError, RefusedError, ShapeError
 from qkv.kernels.compiled.operator import operands
-from qkv.kernels.fused.sdpa import Flash
+from qkv.kernels.fused.sdpa import FusedAttention
 from qkv.kernels.tiled import autograd as tiles
 
 Tensor = torch.Tensor
@@ -106,7 +106,9 @@ def counted(monkeypatch: pytest.MonkeyPatch, home: Any, name: str) -> list[str]:
     return calls
 
 
-@pytest.mark.parametrize(("name", "home", "function"), [("additive", tiles, "forward"), ("fused", Flash, "forward")])
+@pytest.mark.parametrize(
+    ("name", "home", "function"), [("additive", tiles, "forward"), ("fused", FusedAttention, "forward")]
+)
 def test_backward_does_not_compute_forward_again(
     monkeypatch: pytest.MonkeyPatch, name: str, home: Any, function: str
 ) -> None:

@@ -38,20 +38,20 @@ REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
     ("fused", "it runs on torch arrays, these are numpy", {}),
     ("tiled", "it runs on torch arrays, these are jax", {"library": "jax"}),
     ("numpy_blocks", "it runs on numpy arrays, these are torch", {"library": "torch"}),
-    ("fused", r"Additive\(.*\) is no inner product", {"score": ADDITIVE, "library": "torch"}),
+    ("fused", r"Additive\(.*\) is not an inner product", {"score": ADDITIVE, "library": "torch"}),
     (
         "fused",
-        r"Biased\(Dot\(\), bias=float64\[4, 6\]\) is no inner product",
+        r"Biased\(Dot\(\), bias=float64\[4, 6\]\) is not an inner product",
         {"score": scores.Biased(scores.Dot(), np.ones((4, 6))), "library": "torch"},
     ),
     (
         "fused",
-        r"it knows softmax alone, not Sigmoid\(\)",
+        r"it computes softmax, not Sigmoid\(\)",
         {"normalizer": normalizers.Sigmoid(), "library": "torch"},
     ),
     (
         "fused",
-        r"it knows softmax alone, not TopK\(2\)",
+        r"it computes softmax, not TopK\(2\)",
         {"normalizer": normalizers.TopK(2), "library": "torch"},
     ),
     (
@@ -59,11 +59,11 @@ REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
         r"it has no sink, Softmax\(sink=1.0\) has one",
         {"normalizer": normalizers.Softmax(sink=1.0), "library": "torch"},
     ),
-    ("fused", "it keeps no weights for readouts", {"readouts": [readouts.Entropy()], "library": "torch"}),
-    ("fused", "with dropout PyTorch would run it in quadratic memory", {"dropout": 0.5, "library": "torch"}),
+    ("fused", "it returns no weights for readouts", {"readouts": [readouts.Entropy()], "library": "torch"}),
+    ("fused", "with dropout PyTorch needs quadratic memory", {"dropout": 0.5, "library": "torch"}),
     (
         "fused",
-        r"the mask Window\(1, after=1\) would be held as an array of 4 × 6",
+        r"the mask Window\(1, after=1\) would need an array of 4 × 6",
         {"mask": masks.Window(1, 1), "positions": END, "library": "torch"},
     ),
     (

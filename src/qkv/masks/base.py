@@ -62,6 +62,11 @@ class Mask(Part, ABC):
         """Return the position of query 0 if this is exactly the causal mask, otherwise None."""
         return None
 
+    @property
+    def conjuncts(self) -> tuple[Mask, ...]:
+        """Masks that must all allow a pair; the mask itself unless it is a conjunction."""
+        return (self,)
+
     def check(self, q: int, k: int) -> None:
         """Raise a `ShapeError` if the mask's arrays do not fit `q` queries and `k` keys."""
 
@@ -107,6 +112,11 @@ class _Combined(Mask):
 @dataclass(frozen=True, eq=False)
 class And(_Combined):
     """Allow the pairs that both masks allow."""
+
+    @property
+    def conjuncts(self) -> tuple[Mask, ...]:
+        """The conjuncts of both masks."""
+        return (*self.left.conjuncts, *self.right.conjuncts)
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
         """Return `left & right`."""

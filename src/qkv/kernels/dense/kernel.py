@@ -1,4 +1,4 @@
-"""The dense kernel: the equation at once, in memory q · k. Takes everything; the oracle of all others."""
+"""The dense kernel: the equation on whole arrays, in memory q · k. It runs every call and is the oracle of others."""
 
 from __future__ import annotations
 

@@ -1,10 +1,8 @@
-"""The fused kernel: PyTorch's fused attention, for scores that lift to an inner product.
+"""The fused kernel: PyTorch's fused attention, for softmax over scores that lift to an inner product.
 
-It is used under softmax, and only where it runs in linear memory. What is not so is made so: values or
-vectors padded to one width, a last axis made contiguous, batch axes mapped to two (`flash/layout.py`), a
-causal mask that starts late split in two (`flash/flash.py`). What cannot be made so is refused in a sentence.
-
-This file says what can run and what it costs; `flash/call.py` runs it.
+It runs only in linear memory. Calls are brought into the form it takes: values or vectors are padded to one width, a
+last axis is made contiguous, batch axes are mapped to two (`layout.py`), and a causal mask that starts late is split
+in two (`sdpa.py`). Other calls are refused. This file defines what is supported and what it costs; `call.py` runs it.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
 """
@@ -34,28 +32,28 @@ class FusedKernel(Kernel):
     name: ClassVar[str] = "fused"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
     guards: ClassVar[tuple[str, ...]] = (
-        "if query, key and value, and what they are lifted to, are finite: fused, else, with a mask of keys, "
-        "fused of masked keys set to 0, else tiled (0 · NaN would leak)",
+        "if query, key and value are finite, also when lifted: fused; else, under a mask of keys, fused with "
+        "masked keys and values set to 0; else tiled (0 · NaN would leak)",
     )
     traceable: ClassVar[bool] = True
 
     def refuse(self, problem: Problem) -> str | None:
-        """By facts of score, normalizer, mask and shapes."""
+        """Refuse by facts of score, normalizer, mask and shapes."""
         axes, normalizer, mask = problem.axes, problem.normalizer, problem.spec.mask
         if sentence := self.refuse_library(problem):
             return sentence
         from qkv.kernels.fused.layout import layout_of
 
         if problem.score.lift_kind is None:
-            return f"{problem.score} is no inner product"
+            return f"{problem.score} is not an inner product"
         if not (normalizer.log_sum_exp and normalizer.online):
-            return f"it knows softmax alone, not {normalizer}"
+            return f"it computes softmax, not {normalizer}"
         if not normalizer.shift_invariant:
             return f"it has no sink, {normalizer} has one"
         if problem.readouts:
-            return "it keeps no weights for readouts"
+            return "it returns no weights for readouts"
         if problem.spec.dropout:
-            return "with dropout PyTorch would run it in quadratic memory"
+            return "with dropout PyTorch needs quadratic memory"
         if problem.traced in ("jvp", "twice"):
             return "PyTorch has no forward or second derivative of it in torch.func"
         if mask is not None and (sentence := _refuse_mask(mask, problem)):
@@ -63,37 +61,37 @@ class FusedKernel(Kernel):
         if 0 in (axes.q, axes.k, axes.query_width, axes.value_width, axes.batch_size):
             return "an axis is empty"
         if layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2]) is None:
-            return "more than two batch axes, some of them shared, would have to be copied"
+            return "more than two batch axes, some of them shared, would need a copy"
         return None
 
     def describe(self, problem: Problem) -> str:
-        """What is lifted, mapped and padded."""
-        from qkv.kernels.fused.layout import layout_of, split
+        """Describe what is lifted, mapped and padded."""
+        from qkv.kernels.fused.layout import layout_of, split_mask
 
         axes, score = problem.axes, problem.score
         width = score.lifted_width(axes.query_width, axes.key_width)
-        told = [f"{score} is an inner product of width {width}", score.lift_description()]
+        notes = [f"{score} is an inner product of width {width}", score.lift_description()]
         if score.lift_kind != "exact":
-            told.append("the term of the query alone cancels in softmax")
+            notes.append("the term of the query alone cancels in softmax")
         if width != axes.value_width:
-            told.append(f"{'values' if axes.value_width < width else 'vectors'} padded with 0")
+            notes.append(f"{'values' if axes.value_width < width else 'vectors'} padded with 0")
         layout = layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2])
         if layout is not None and layout.grouped:
-            told.append(f"{layout.heads[1] // layout.key_heads[1]} queries share a key (enable_gqa)")
-        offset = split(problem.spec.mask, problem.tile)[1]
+            notes.append(f"{layout.heads[1] // layout.key_heads[1]} queries share a key (enable_gqa)")
+        offset = split_mask(problem.spec.mask, problem.tile)[1]
         if offset:
-            told.append(f"causal from {offset}: " + ("two calls, merged" if offset > 0 else "later queries alone"))
-        return "; ".join(said for said in told if said)
+            notes.append(f"causal from {offset}: " + ("two calls, merged" if offset > 0 else "later queries alone"))
+        return "; ".join(note for note in notes if note)
 
     def cost(self, problem: Problem) -> Cost:
-        """One pass, with a gradient five products more; copies of what is lifted or padded."""
-        from qkv.kernels.fused.layout import split
+        """Estimate one pass, five more products with a gradient, and copies of what is lifted or padded."""
+        from qkv.kernels.fused.layout import split_mask
 
         axes, score = problem.axes, problem.score
         rows = [math.prod(shape[:-1]) for shape in (axes.query, axes.key, axes.value)]
         widths = (axes.query_width, axes.key_width, axes.value_width)
         width = max(score.lifted_width(*widths[:2]), axes.value_width)
-        # Output and one number for each of its rows; then each side that is not taken as it came.
+        # The output with its log-sum-exp, and a copy of each side that is lifted or padded.
         output = math.prod(axes.output[:-1]) * (width + 1)
         lifted = not score.is_scaled_dot
         numbers = output + sum(
@@ -102,19 +100,19 @@ class FusedKernel(Kernel):
             if lift or own != width
         )
         if problem.gradient:
-            # The gradient that comes, those of all sides, and one of them twice while it changes its layout.
+            # The gradient of the output and of all sides, one of them twice while its layout changes.
             numbers += output + (sum(rows) + max(rows)) * width + (sum(rows[:2]) * width if lifted else 0)
         if problem.dtype in ("float16", "bfloat16"):
             numbers += sum(n * own for n, own in zip(rows, widths, strict=True))
         peak = numbers * problem.itemsize + _SCRATCH
-        _, offset, _ = split(problem.spec.mask, problem.tile)
+        _, offset, _ = split_mask(problem.spec.mask, problem.tile)
         triangle = 1.0 if offset is None else 0.55 if axes.k >= 1024 else 0.75
         flop = axes.pairs * triangle * (4 * width + 10) * (3.5 if problem.gradient else 1)
         traffic = (problem.input_bytes + numbers * problem.itemsize) * (2 if problem.gradient else 1)
         overhead = 1.5e-4 if problem.gradient else 8e-5
         arithmetic = flop / PRODUCT_RATE
         if width > 64 and 48 <= axes.q < 768 and not problem.gradient:
-            arithmetic *= 1.25  # PyTorch takes 32 or 64 queries at once then: flat products
+            arithmetic *= 1.25  # PyTorch then multiplies blocks of 32 or 64 queries, which is slower
         return Cost(flop, traffic, peak, overhead, arithmetic=arithmetic)
 
     def prepare(self, problem: Problem) -> PreparedCall:
@@ -132,7 +130,7 @@ class FusedKernel(Kernel):
         return run
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """The fused call; or the tiled kernel where the data is not finite."""
+        """Run the fused call, or the tiled kernel where the data is not finite."""
         from qkv.kernels.fused.call import run
 
         result = run(call, problem)
@@ -142,16 +140,16 @@ class FusedKernel(Kernel):
 
 
 _SCRATCH = 8 * 2**20
-"""Bytes that the operator takes for its own tiles, and the library of matrix products."""
+"""Bytes of the operator's own tiles and of the library of matrix products."""
 
 
 def _refuse_mask(mask: Mask, problem: Problem) -> str | None:
-    """The sentence for a mask that would be an array of all pairs."""
-    from qkv.kernels.fused.layout import split
+    """Return why a mask is refused, or None: it would be an array of all pairs."""
+    from qkv.kernels.fused.layout import split_mask
     from qkv.kernels.fused.sdpa import operators
 
     axes = problem.axes
-    keys, offset, known = split(mask, problem.tile)
+    keys, offset, known = split_mask(mask, problem.tile)
     if known and (not offset or (keys is None and not problem.traced and operators("cpu") is not None)):
         return None
-    return f"the mask {mask} would be held as an array of {axes.q} × {axes.k}"
+    return f"the mask {mask} would need an array of {axes.q} × {axes.k}"

@@ -1,28 +1,30 @@
-"""How any batch axes become the two that PyTorch's fused attention takes, without copying a shared axis; and
-which masks it takes.
+"""How any batch axes become the two that PyTorch's fused attention takes, without copying a shared axis, and which
+masks it takes.
 
     (*batch, q, width)   ->   (b, heads, q, width)
     (*batch, k, width)   ->   (b, key_heads, k, width)          heads = key_heads · group
 
-A last axis that query has and key and value share is a group (`enable_gqa`): its gradients are added inside
-the kernel. Every other shared axis is expanded, with stride 0. Axes that all treat alike are merged where
-there are more than two.
+A last batch axis that query has and key and value share is a group (`enable_gqa`): its gradients are added inside
+the kernel. Every other shared axis is expanded, with stride 0. Where there are more than two axes, neighbours that
+are shared by the same arrays are merged.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, reduce
+from typing import Literal
 
 from qkv.core.tile import Tile
-from qkv.core.typing import Tensor
-from qkv.masks.base import And, Mask
+from qkv.core.typing import Bool, Float, Tensor
+from qkv.masks.base import Mask
 
-__all__ = ["Layout", "layout_of", "split"]
+__all__ = ["Layout", "layout_of", "split_mask"]
 
 Batch = tuple[int, ...]
+Side = Literal[0, 1, 2]
+"""Query (0), key (1) or value (2)."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Layout:
     """Two batch axes for query, key and value.
 
     Attributes:
-        batch: of the call, as it was.
-        own: batch axes of query, key and value in four-axis form, before anything is expanded.
+        batch: batch axes of the call.
+        own: batch axes of query, key and value with four axes, before anything is expanded.
         heads: (b, heads) of the query.
         key_heads: (b, key_heads) of key and value.
     """
@@ -46,38 +48,42 @@ class Layout:
         """Whether several heads of the query share one of the key."""
         return self.heads != self.key_heads
 
-    def four(self, x: Tensor, side: int) -> Any:
-        """Query (0), key (1) or value (2) with four axes, its last axis contiguous."""
-        core, own, wanted = x.shape[-2:], self.own[side], self.heads if side == 0 else self.key_heads
+    def to_four_axes(self, x: Float[Tensor, "*own n width"], side: Side) -> Float[Tensor, "b heads n width"]:
+        """Return query, key or value with four axes, its last axis contiguous."""
+        core, own, target = x.shape[-2:], self.own[side], self.heads if side == 0 else self.key_heads
         if x.shape[:-2] != own:
             x = x.reshape((*own, *core))
         if x.stride(-1) != 1 and core[1] != 1:
             x = x.contiguous()
-        return x if own == wanted else x.expand((*wanted, *core))
+        return x if own == target else x.expand((*target, *core))
 
-    def back(self, gradient: Tensor, side: int, like: Tensor) -> Any:
-        """The gradient of what `four` gave, as one of what it was given: summed where it was expanded."""
+    def from_four_axes(
+        self, gradient: Float[Tensor, "b heads n width"], side: Side, like: Float[Tensor, "*own n width"]
+    ) -> Float[Tensor, "*own n width"]:
+        """Return the gradient of what `to_four_axes` was given: summed over expanded axes."""
         own = (*self.own[side], *gradient.shape[-2:])
         if tuple(gradient.shape) != own:
             gradient = gradient.sum_to_size(own)
         return gradient if gradient.shape == like.shape else gradient.reshape(like.shape)
 
-    def output(self, x: Tensor, width: int) -> Any:
-        """The output with the batch axes of the call, and as wide as the values."""
+    def output(self, x: Float[Tensor, "b heads q width"], width: int) -> Float[Tensor, "*batch q value_width"]:
+        """Return the output with the batch axes of the call and the width of the values."""
         if x.shape[-1] != width:
             x = x[..., :width]
         return x if x.shape[:-2] == self.batch else x.reshape((*self.batch, *x.shape[-2:]))
 
-    def known(self, output: Tensor, total: Tensor, width: int) -> tuple[Any, Any]:
-        """Output and log-totals `(*batch, q, ·)` of the call in four and three axes, padded to the width."""
+    def restore(
+        self, output: Float[Tensor, "*batch q value_width"], log_sum_exp: Float[Tensor, "*batch q 1"], width: int
+    ) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
+        """Return output and log-sum-exp of the call as the operator gave them, padded to the width."""
         import torch
 
         rows = (*self.heads, output.shape[-2])
         output = torch.nn.functional.pad(output, (0, width - output.shape[-1]))
-        return output.reshape((*rows, width)), total.reshape(rows)
+        return output.reshape((*rows, width)), log_sum_exp.reshape(rows)
 
-    def mask(self, allowed: Tensor) -> Any:
-        """Booleans `(*batch or fewer, 1, k)` with four axes."""
+    def key_mask(self, allowed: Bool[Tensor, "*some 1 k"]) -> Bool[Tensor, "b heads 1 k"]:
+        """Return which keys are allowed, with four axes."""
         if math.prod(allowed.shape[:-2]) == 1:
             return allowed.reshape((1, 1, *allowed.shape[-2:]))
         return allowed.expand((*self.batch, *allowed.shape[-2:])).reshape((*self.heads, *allowed.shape[-2:]))
@@ -85,11 +91,11 @@ class Layout:
 
 @lru_cache(maxsize=256)
 def layout_of(batch: Batch, query: Batch, key: Batch, value: Batch) -> Layout | None:
-    """The layout for these batch axes; None where a shared axis would have to be copied.
+    """Return the layout for these batch axes; None where a shared axis would have to be copied.
 
     Example:
-        >>> found = layout_of((2, 4, 3), (2, 4, 3), (2, 4, 1), (2, 4, 1))
-        >>> found.heads, found.key_heads
+        >>> layout = layout_of((2, 4, 3), (2, 4, 3), (2, 4, 1), (2, 4, 1))
+        >>> layout.heads, layout.key_heads
         ((2, 12), (2, 4))
         >>> layout_of((2, 3, 4, 5), (2, 1, 4, 1), (1, 3, 1, 5), (1, 1, 4, 5)) is None
         True
@@ -97,29 +103,27 @@ def layout_of(batch: Batch, query: Batch, key: Batch, value: Batch) -> Layout | 
     sides = [(1,) * (len(batch) - len(own)) + own for own in (query, key, value)]
     axes = [(n, tuple(own[at] != 1 for own in sides)) for at, n in enumerate(batch) if n != 1]
     group = 1
-    if axes and axes[-1][1] == (True, False, False):
-        group, axes = axes[-1][0], axes[:-1]
-        while axes and axes[-1][1] == (True, False, False):
-            group, axes = group * axes[-1][0], axes[:-1]
-    axes = _merged(axes)
+    while axes and axes[-1][1] == (True, False, False):
+        group, axes = group * axes[-1][0], axes[:-1]
+    axes = _merge_alike(axes)
     if len(axes) > 2:
         return None
     if len(axes) == 2:
-        (b, full), (heads, own_heads) = axes
+        (b, own_b), (heads, own_heads) = axes
     else:
-        # One axis alone: the heads, unless the heads of a group follow it.
-        one: tuple[int, tuple[bool, ...]] = axes[0] if axes else (1, (True, True, True))
+        # A single axis becomes the heads, unless the heads of a group follow it.
+        single: tuple[int, tuple[bool, ...]] = axes[0] if axes else (1, (True, True, True))
         empty = (1, (True, True, True))
-        (b, full), (heads, own_heads) = (one, empty) if group > 1 else (empty, one)
+        (b, own_b), (heads, own_heads) = (single, empty) if group > 1 else (empty, single)
     if group > 1 and not own_heads[0]:
         return None
-    own = [(b if f else 1, heads if h else 1) for f, h in zip(full, own_heads, strict=True)]
+    own = [(b if has_b else 1, heads if has_heads else 1) for has_b, has_heads in zip(own_b, own_heads, strict=True)]
     own[0] = (own[0][0], own[0][1] * group)
     return Layout(batch, (own[0], own[1], own[2]), (b, heads * group), (b, heads))
 
 
-def _merged(axes: list[tuple[int, tuple[bool, ...]]]) -> list[tuple[int, tuple[bool, ...]]]:
-    """The same axes, the first that are shared alike made one, until there are two."""
+def _merge_alike(axes: list[tuple[int, tuple[bool, ...]]]) -> list[tuple[int, tuple[bool, ...]]]:
+    """Merge neighbouring axes that the same arrays have, from the first, until two are left."""
     axes = list(axes)
     at = 0
     while len(axes) > 2 and at + 1 < len(axes):
@@ -130,19 +134,18 @@ def _merged(axes: list[tuple[int, tuple[bool, ...]]]) -> list[tuple[int, tuple[b
     return axes
 
 
-def split(mask: Mask | None, tile: Tile) -> tuple[Mask | None, int | None, bool]:
-    """The mask as one of keys and a causal one of this offset; False where it is not that."""
+def split_mask(mask: Mask | None, tile: Tile) -> tuple[Mask | None, int | None, bool]:
+    """Split a mask into one of keys and a causal one.
+
+    Returns:
+        The mask of keys or None, the offset of the causal mask or None, and whether both together are the mask.
+    """
     if mask is None:
         return None, None, True
     if mask.key_only:
         return mask, None, True
-    offset = mask.causal_offset(tile)
-    if offset is not None:
-        return None, offset, True
-    if isinstance(mask, And):
-        sides = [split(side, tile) for side in (mask.left, mask.right)]
-        keys = [found[0] for found in sides if found[0] is not None]
-        causal = {found[1] for found in sides if found[1] is not None}
-        if all(found[2] for found in sides) and len(causal) == 1:
-            return keys[0] if len(keys) == 1 else And(*keys) if keys else None, causal.pop(), True
-    return None, None, False
+    keys = [part for part in mask.conjuncts if part.key_only]
+    offsets = [part.causal_offset(tile) for part in mask.conjuncts if not part.key_only]
+    if len(set(offsets)) != 1 or offsets[0] is None:
+        return None, None, False
+    return reduce(lambda left, right: left & right, keys) if keys else None, offsets[0], True
