@@ -1,4 +1,4 @@
-"""Keys and values in pieces, held to the contract of every kernel: whole arrays are cut before it runs."""
+"""The chunked kernel satisfies the contract of every kernel: whole arrays are cut into chunks before it runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from qkv.errors import RefusedError
 from qkv.kernels.chunked.kernel import ChunkedCall, ChunkedKernel, ChunkedTensor, attend_chunked
+from qkv.plan.spec import Spec
 from qkv.testing.cases import SCORES, Case
 from qkv.testing.execution import oracle, run
 from qkv.testing.kernel_harness import assert_agrees, settings_of_kernel
@@ -16,22 +17,21 @@ from qkv.testing.kernels import KernelContract
 from qkv.testing.libraries import Setting
 
 
-def cut(x: Any, rows: int, clean: bool) -> ChunkedTensor:
-    arrays = tuple(x.split(rows, dim=-2)) if x.shape[-2] else (x,)
-    return ChunkedTensor(arrays, (None,) * len(arrays), x.dtype, clean)
+def cut(x: Any, rows: int, finite: bool) -> ChunkedTensor:
+    chunks = tuple(x.split(rows, dim=-2)) if x.shape[-2] else (x,)
+    return ChunkedTensor(chunks, (None,) * len(chunks), x.dtype, finite)
 
 
-class CutIntoPieces(ChunkedKernel):
-    """The same kernel, of whole arrays: as if four rows at a time had come."""
+class CutIntoChunks(ChunkedKernel):
+    """The chunked kernel on whole arrays, cut into chunks of four rows."""
 
     def run(self, call: Any, problem: Any) -> Any:
-        pieces = cut(call.key, 4, call.finite_sides), cut(call.value, 4, call.finite_value)
-        clean = call.finite_sides, call.finite_value
-        return super().run(ChunkedCall.of(call, pieces, clean), problem)
+        key, value = cut(call.key, 4, call.finite_sides), cut(call.value, 4, call.finite_value)
+        return super().run(ChunkedCall.of(call, key, value, (call.finite_sides, call.finite_value)), problem)
 
 
-class TestPieces(KernelContract):
-    kernel = CutIntoPieces()
+class TestChunked(KernelContract):
+    kernel = CutIntoChunks()
     quadratic = True
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
@@ -48,29 +48,29 @@ class TestPieces(KernelContract):
             metafunc.parametrize("score", sorted(SCORES))
 
     def test_hundred_thousand_keys_fit_or_are_refused(self, setting: Setting) -> None:
-        """Rows of all queries at once would not fit; a call then puts the pieces together."""
+        """Rows of all queries at once would not fit; the chunks are concatenated instead."""
         with pytest.raises(RefusedError, match="100000 queries are too many"):
             self.peak(100_000, setting, "2 GiB")
 
 
-def test_where_a_row_does_not_fit_the_memory_allowed_the_pieces_are_left_to_be_put_together() -> None:
+def test_rows_beyond_the_memory_allowed_leave_the_chunks_to_be_concatenated() -> None:
     query, key = torch.randn(1, 8), cut(torch.randn(4000, 8), 1000, True)
-    asked = (None, None, None, None, 0.0)
-    assert attend_chunked(query, key, key, asked, memory="64 KiB") is None
-    assert attend_chunked(query, key, key, asked, memory="4 MiB") is not None
+    spec = Spec()
+    assert attend_chunked(query, key, key, spec, memory="64 KiB") is None
+    assert attend_chunked(query, key, key, spec, memory="4 MiB") is not None
 
 
 @pytest.mark.parametrize("score", ["bilinear", "gaussian", "additive", "scaled dot"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_pieces_of_other_dtypes_agree_with_the_oracle(score: str, dtype: str) -> None:
+def test_chunks_of_other_dtypes_agree_with_the_oracle(score: str, dtype: str) -> None:
     setting, case = Setting("torch", dtype), Case(score, "softmax", "window")
-    assert_agrees(run(case.call(), setting, CutIntoPieces()), oracle(case, dtype), setting, str(case))
+    assert_agrees(run(case.call(), setting, CutIntoChunks()), oracle(case, dtype), setting, str(case))
 
 
 def test_heads_that_share_a_key_do_not_copy_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from qkv.kernels.chunked import kernel as pieces
+    from qkv.kernels.chunked import kernel as chunked
 
-    shapes, product = [], pieces._product
+    shapes, product = [], chunked._product
 
     def watched(left: Any, right: Any) -> Any:
         shapes.append((tuple(left.shape), tuple(right.shape)))
@@ -79,8 +79,8 @@ def test_heads_that_share_a_key_do_not_copy_it(monkeypatch: pytest.MonkeyPatch) 
         assert torch.allclose(found, left @ right)
         return found
 
-    monkeypatch.setattr(pieces, "_product", watched)
+    monkeypatch.setattr(chunked, "_product", watched)
     query, key = torch.randn(2, 3, 4, 1, 8), torch.randn(2, 3, 1, 10, 8)
     with torch.no_grad():
-        attend_chunked(query, cut(key, 4, True), cut(key, 4, True), (None, None, None, None, 0.0))
+        attend_chunked(query, cut(key, 4, True), cut(key, 4, True), Spec())
     assert [right[2] for _, right in shapes] == [1] * 6

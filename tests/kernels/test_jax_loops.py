@@ -25,7 +25,7 @@ LONG = ((40_000, 8), (40_000, 8), (40_000, 3))
 
 
 @pytest.mark.long
-class TestScan(KernelContract):
+class TestJaxLoops(KernelContract):
     kernel = SMALL
 
 
@@ -99,13 +99,13 @@ def test_readouts_are_those_of_the_dense_weights() -> None:
     kernel = JaxLoopsKernel(budget=16, row_block_budget=900)
     mine = qkv.observe(query, key, key, kernel=kernel, **options)
     theirs = qkv.observe(query, key, key, kernel=DenseKernel(), **options)
-    assert "strips of 5 queries" in str(mine.plan)
+    assert "row blocks of 5 queries" in str(mine.plan)
     for got, wanted in zip(jax.tree.leaves(mine.readouts), jax.tree.leaves(theirs.readouts), strict=True):
         assert_close(got, to_float64(wanted), 1e-5)
 
 
 def test_readout_that_no_loop_shows_is_refused_by_name() -> None:
-    with pytest.raises(RefusedError, match=r"of the readouts, a compiled loop cannot put Rows"):
+    with pytest.raises(RefusedError, match=r"a compiled loop cannot combine the parts of the readout Rows"):
         qkv.explain(*LONG, library="jax", kernel="jax_loops", readouts=[readouts.Rows((0,))])
 
 

@@ -160,9 +160,9 @@ def test_cached_rows_are_never_copied_again() -> None:
     for t in range(20, 60):
         keys, _ = cache.append(key[:, t : t + 1], key[:, t : t + 1])
     assert isinstance(keys, ChunkedTensor)
-    assert keys.arrays[0].data_ptr() == held
+    assert keys.chunks[0].data_ptr() == held
     assert torch.equal(keys.concat(), key[:, :60])
-    assert keys.arrays[1].data_ptr() == cache.chunks[1].key.data_ptr()
+    assert keys.chunks[1].data_ptr() == cache.chunks[1].key.data_ptr()
 
 
 @pytest.mark.parametrize("step", [5, 64])

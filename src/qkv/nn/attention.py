@@ -159,7 +159,7 @@ def run_attention(
     """Call the chunked kernel for keys of a cache, otherwise `observe` where readouts are given, else `attend`."""
     if isinstance(key, ChunkedTensor) and isinstance(value, ChunkedTensor):
         if options["kernel"] is None:
-            spec = (
+            spec = Spec(
                 options["score"],
                 options["normalizer"],
                 options["mask"],

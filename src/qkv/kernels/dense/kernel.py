@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import Array, ignore_numpy_warnings, library
+from qkv.core.arrays import ignore_numpy_warnings, library
 from qkv.core.equation import BoundCall, dense
+from qkv.core.typing import Array
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -16,65 +17,66 @@ from qkv.plan.problem import Problem
 
 __all__ = ["DenseKernel"]
 
-_CACHE = 4 * 2**20
-_SORT = 2000
-"""What it takes to sort a row, for each of its numbers."""
+_CACHE_BYTES = 4 * 2**20
+"""Bytes of arrays that stay in the cache."""
+_SORT_FLOP = 2000
+"""Cost of sorting a row, in operations per number."""
 
 
 @dataclass(frozen=True)
 class DenseKernel(Kernel):
-    """Runs `core.equation` on whole arrays; every library; derivatives of any order."""
+    """The equation on whole arrays of every library, with derivatives of any order."""
 
     name: ClassVar[str] = "dense"
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch", "jax", "tensorflow")
     traceable: ClassVar[bool] = True
 
     def refuse(self, problem: Problem) -> str | None:
-        """Nothing but foreign arrays."""
+        """Refuse arrays of other libraries."""
         return self.refuse_library(problem)
 
     def cost(self, problem: Problem) -> Cost:
-        """Every array of pairs is written and read in main memory."""
+        """Estimate that every array of pairs is written to and read from main memory."""
         elements = problem.elements_per_logit if problem.elements_per_logit > 1 else 0
-        # Written: logits, their exponentials, weights, a mask; with a gradient all that is kept for it.
-        written = (4 + elements) * (2 if problem.gradient else 1)
-        pairs = problem.axes.pairs * problem.itemsize * written
-        peak = problem.axes.pairs * problem.itemsize * self._alive(problem, elements) + problem.untiled_bytes
-        times = 3 if problem.gradient else 1
-        # What fits the cache stays there.
-        cached = pairs <= _CACHE and problem.library != "numpy"
-        traffic = problem.input_bytes + 2 * pairs * times / (4 if cached else 1)
-        flop = problem.axes.pairs * problem.flop_per_pair * times
+        # Logits, their exponentials, weights and a mask; with a gradient everything that is saved for it.
+        arrays = (4 + elements) * (2 if problem.gradient else 1)
+        pair_bytes = problem.axes.pairs * problem.itemsize * arrays
+        peak = problem.axes.pairs * problem.itemsize * _peak_arrays(problem, elements) + problem.untiled_bytes
+        passes = 3 if problem.gradient else 1
+        cached = pair_bytes <= _CACHE_BYTES and problem.library != "numpy"
+        traffic = problem.input_bytes + 2 * pair_bytes * passes / (4 if cached else 1)
+        flop = problem.axes.pairs * problem.flop_per_pair * passes
         if not problem.normalizer.online:
-            flop += problem.axes.pairs * _SORT
+            flop += problem.axes.pairs * _SORT_FLOP
         return Cost(flop, traffic, peak, 2e-4)
 
-    def _alive(self, problem: Problem, elements: int) -> int:
-        """Numbers in memory at once for each pair, as measured in `benchmarks/explain.py`."""
-        # What a score compares is there as it came and as it went; backward makes a third of it. Sorting
-        # keeps logits, order, sums and a support beside each other.
-        sorts = not problem.normalizer.online
-        if problem.gradient:
-            return 8 + 3 * elements + 2 * sorts
-        return 4 + 2 * elements + 3 * sorts
-
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """The oracle, and readouts of its weights."""
+        """Evaluate the equation, and the readouts on its weights."""
         if problem.library == "torch":
-            # Autograd would find it here; larger calls run where it would not: size must not change meaning.
+            # Autograd would find these gradients here, but not in the kernels of larger calls.
             refuse_closure_gradients(call)
-        with ignore_numpy_warnings(), _as_it_is(call.value):
-            seen = dense(call)
+        with ignore_numpy_warnings(), _no_autocast(call.value):
+            result = dense(call)
             readouts = tuple(
-                readout.finalize(readout.read(seen.logits, seen.weights, call.normalizer, call.tile), call.tile)
+                readout.finalize(readout.read(result.logits, result.weights, call.normalizer, call.tile), call.tile)
                 for readout in problem.readouts
             )
-        return Result(seen.output, readouts)
+        return Result(result.output, readouts)
+
+
+def _peak_arrays(problem: Problem, elements: int) -> int:
+    """Return the numbers in memory at once for each pair, as measured by `benchmarks/explain.py`."""
+    # The numbers that a score compares exist before and after; backward adds a third copy. Sorting has logits,
+    # order, sums and a support in memory at once.
+    sorts = not problem.normalizer.online
+    if problem.gradient:
+        return 8 + 3 * elements + 2 * sorts
+    return 4 + 2 * elements + 3 * sorts
 
 
 @contextlib.contextmanager
-def _as_it_is(reference: Array) -> Iterator[None]:
-    """No autocast of PyTorch: half precision is the caller's choice of dtype, and accumulates in float32."""
+def _no_autocast(reference: Array) -> Iterator[None]:
+    """Disable PyTorch's autocast: half precision follows from the caller's dtypes, and accumulates in float32."""
     if library(reference) != "torch":
         yield
         return

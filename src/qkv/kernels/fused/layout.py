@@ -1,5 +1,4 @@
-"""How any batch axes become the two that PyTorch's fused attention takes, without copying a shared axis, and which
-masks it takes.
+"""Batch axes and masks of PyTorch's fused attention: any batch axes become two, without copying a shared axis.
 
     (*batch, q, width)   ->   (b, heads, q, width)
     (*batch, k, width)   ->   (b, key_heads, k, width)          heads = key_heads · group

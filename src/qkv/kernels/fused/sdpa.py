@@ -181,7 +181,9 @@ def attend(attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor)
 
     Args:
         attention: the call.
-        query, key, value: `(*own, n, width)`, of one width.
+        query: lifted queries.
+        key: lifted keys, as wide as the queries.
+        value: values, padded to the same width.
     """
     output: Tensor = _function().apply(attention, query, key, value)
     return output
@@ -202,7 +204,9 @@ def attend_public(
 
     Args:
         attention: the call.
-        query, key, value: as in `attend`.
+        query: lifted queries.
+        key: lifted keys, as wide as the queries.
+        value: values, padded to the same width.
         traced: whether a tracer runs; it chooses the backend itself.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel

@@ -1,48 +1,86 @@
-"""Tiles of a compiled loop: how long they are is known when it is compiled, where they stand is not.
+"""Tiles of a compiled loop: their size is known when the loop is compiled, their position when it runs.
 
-The last tile of an axis is as long as the others, so that nothing is padded or copied: it starts earlier, and
-what another tile shows already is excluded from it.
+The last tile of an axis is as long as the others, so that nothing is padded or copied: it starts earlier, and what
+an earlier tile already covers is excluded from it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from qkv.core.arrays import Array, cast
+from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
 from qkv.core.guard import zero_nonfinite
 from qkv.core.parts import Part
 from qkv.core.tile import Tile
-from qkv.masks import Mask
+from qkv.core.typing import Array, Bool, Float
+from qkv.masks.base import Mask
+from qkv.scores.base import Score
 
-__all__ = ["DynamicCall", "DynamicTile", "add_piece", "add_rows", "part_at", "piece", "rows_at", "write_rows"]
+__all__ = [
+    "DynamicCall",
+    "DynamicTile",
+    "Start",
+    "UnprojectedSides",
+    "add_rows",
+    "add_to_slice",
+    "axis_names",
+    "slice_axis",
+    "slice_part",
+    "slice_rows",
+    "write_rows",
+]
+
+Start = Array | int | np.integer
+"""A position along an axis: a number of Python, or of a compiled loop."""
+Window = tuple[Start, int]
+"""First entry along an axis and number of entries."""
+Axes = tuple[str, ...] | None
+AnyPart = TypeVar("AnyPart", bound=Part)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class DynamicTile:
-    """Where a tile stands.
+    """Position and size of a tile.
 
     Attributes:
-        rows, cols: its first query and key, and how many there are of each.
-        shown: its first query and key that no other tile shows.
+        rows: first query and number of queries.
+        cols: first key and number of keys.
+        uncovered: first query and first key that no earlier tile covers.
     """
 
-    rows: tuple[Any, int]
-    cols: tuple[Any, int]
-    shown: tuple[Any, Any]
+    rows: Window
+    cols: Window
+    uncovered: tuple[Start, Start]
 
     @classmethod
-    def of(cls, number: tuple[Any, Any], sides: tuple[int, int], lengths: tuple[int, int]) -> DynamicTile:
-        """The tile of this number along each axis: numbers of Python, or of a compiled loop."""
+    def of(cls, number: tuple[Start, Start], sides: tuple[int, int], lengths: tuple[int, int]) -> DynamicTile:
+        """Return the tile with this number along each axis.
+
+        Args:
+            number: number of the tile along queries and keys.
+            sides: queries and keys of a tile.
+            lengths: queries and keys of the call.
+        """
         import jax.numpy as jnp
 
-        shown = (number[0] * sides[0], number[1] * sides[1])
-        starts = [jnp.minimum(at, n - side) for at, n, side in zip(shown, lengths, sides, strict=True)]
-        return cls((starts[0], sides[0]), (starts[1], sides[1]), shown)
+        uncovered = (number[0] * sides[0], number[1] * sides[1])
+        starts = [jnp.minimum(at, n - side) for at, n, side in zip(uncovered, lengths, sides, strict=True)]
+        return cls((starts[0], sides[0]), (starts[1], sides[1]), uncovered)
+
+
+class UnprojectedSides(NamedTuple):
+    """Query and key as given, without gradients, and which of their rows are not finite."""
+
+    query: Array
+    key: Array
+    nonfinite_query: Array
+    nonfinite_key: Array
 
 
 @dataclass(frozen=True)
@@ -50,30 +88,29 @@ class DynamicCall:
     """A call whose tiles are computed in a compiled loop.
 
     Attributes:
-        call: the call, with the score's sides for query and key where there are any.
-        raw: query and key as they came, and which of their rows are not finite; None: all are, or all are
-            read.
+        call: the call on its score's projections.
+        unprojected: query and key as given; None where they are finite or nothing is masked.
     """
 
     call: BoundCall
-    raw: tuple[Array, Array, Array, Array] | None
+    unprojected: UnprojectedSides | None
 
     @classmethod
     def of(cls, call: BoundCall) -> DynamicCall:
-        """What each side contributes is computed once, of numbers that are finite where others are masked."""
+        """Project each side once; non-finite rows are projected as zeros where something is masked."""
         import jax
         import jax.numpy as jnp
 
-        raw = None
+        unprojected = None
         query, key = call.query, call.key
         if not (call.mask is None or call.finite_sides):
-            bad = [~jnp.all(jnp.isfinite(x), axis=-1) for x in (query, key)]
-            raw = (jax.lax.stop_gradient(query), jax.lax.stop_gradient(key), bad[0], bad[1])
+            nonfinite = [~jnp.all(jnp.isfinite(x), axis=-1) for x in (query, key)]
+            unprojected = UnprojectedSides(jax.lax.stop_gradient(query), jax.lax.stop_gradient(key), *nonfinite)
             query, key = zero_nonfinite(query), zero_nonfinite(key)
-        return cls(call.with_projections(*call.score.project(query, key, call.tile)), raw)
+        return cls(call.with_projections(*call.score.project(query, key, call.tile)), unprojected)
 
-    def tile_of(self, window: DynamicTile) -> Tile:
-        """Of a tile."""
+    def tile(self, window: DynamicTile) -> Tile:
+        """Return the tile of the call at a dynamic position."""
         return replace(
             self.call.tile,
             rows=(0, window.rows[1]),
@@ -81,77 +118,88 @@ class DynamicCall:
             dynamic_start=(window.rows[0], window.cols[0]),
         )
 
-    def allowed(self, window: DynamicTile) -> Array:
-        """Booleans that broadcast to the tile: the mask, of what no other tile shows."""
+    def allowed(self, window: DynamicTile) -> Bool[Array, " ..."]:
+        """Return which pairs of the tile the mask allows and no earlier tile covers, broadcasting to the tile."""
         import jax.numpy as jnp
 
-        call, tile = self.call, self.tile_of(window)
+        call, tile = self.call, self.tile(window)
         rows, cols = tile.query_indices(call.value)[:, None], tile.key_positions(call.value)
-        shown = (rows >= window.shown[0]) & (cols >= window.shown[1])
+        uncovered: Array = (rows >= window.uncovered[0]) & (cols >= window.uncovered[1])
         if call.mask is None:
-            return shown
-        mask: Mask = part_at(call.mask, window)
-        return jnp.logical_and(shown, mask.allowed(tile, call.value))
+            return uncovered
+        mask: Mask = slice_part(call.mask, window)
+        return jnp.logical_and(uncovered, mask.allowed(tile, call.value))
 
-    def logits(self, window: DynamicTile, left: Array, right: Array, score: Any, allowed: Array) -> Array:
-        """Logits `(*batch, q, k)` of a tile, −inf where it is not allowed; sides and score cut to it."""
+    def logits(
+        self, window: DynamicTile, query: Array, key: Array, score: Score, allowed: Bool[Array, " ..."]
+    ) -> Float[Array, "*batch q k"]:
+        """Return the logits of a tile, −inf where a pair is not allowed.
+
+        Args:
+            window: position of the tile.
+            query: projected queries of the tile.
+            key: projected keys of the tile.
+            score: score cut to the tile.
+            allowed: returned by `allowed`.
+        """
         import jax
         import jax.numpy as jnp
 
-        call, tile = self.call, self.tile_of(window)
+        call, tile = self.call, self.tile(window)
         shape = (*call.batch, window.rows[1], window.cols[1])
-        logits = jnp.broadcast_to(cast(score.projected_logits(left, right, tile), call.dtype), shape)
-        if self.raw is not None:
-            query, key, bad_query, bad_key = self.raw
-            bad_query = piece(bad_query, window.rows, -1)[..., :, None]
-            bad_key = piece(bad_key, window.cols, -1)[..., None, :]
-            query, key = rows_at(query, window.rows), rows_at(key, window.cols)
+        logits = jnp.broadcast_to(cast(score.projected_logits(query, key, tile), call.dtype), shape)
+        if self.unprojected is not None:
+            raw = self.unprojected
+            nonfinite_query = slice_axis(raw.nonfinite_query, window.rows, -1)[..., :, None]
+            nonfinite_key = slice_axis(raw.nonfinite_key, window.cols, -1)[..., None, :]
+            raw_query, raw_key = slice_rows(raw.query, window.rows), slice_rows(raw.key, window.cols)
             constant = score.map_arrays(jax.lax.stop_gradient)
 
-            def as_they_came(logits: Array) -> Array:
-                raw = cast(constant.logits(query, key, tile), call.dtype)
-                return jnp.where(bad_query | bad_key, raw, logits)
+            def with_nonfinite(logits: Array) -> Array:
+                raw_logits = cast(constant.logits(raw_query, raw_key, tile), call.dtype)
+                return jnp.where(nonfinite_query | nonfinite_key, raw_logits, logits)
 
             # As `core.guard.guarded_logits`; the second computation runs only where it is needed.
-            some = jnp.any(bad_query) | jnp.any(bad_key)
-            logits = jax.lax.cond(some, as_they_came, lambda logits: logits, logits)
+            some = jnp.any(nonfinite_query) | jnp.any(nonfinite_key)
+            logits = jax.lax.cond(some, with_nonfinite, lambda logits: logits, logits)
         return jnp.where(allowed, logits, -jnp.inf)
 
-    def with_clean(self, function: Callable[[bool], Any], value: Array) -> Any:
-        """`function(clean)`: whether these values are finite is looked up in the loop, unless it is known."""
+    def if_finite(self, function: Callable[[bool], Result], value: Array) -> Result:
+        """Return `function(finite)`; the loop checks whether these values are finite unless that is known."""
         import jax
         import jax.numpy as jnp
 
         if self.call.finite_value:
             return function(True)
-        return jax.lax.cond(jnp.all(jnp.isfinite(value)), lambda: function(True), lambda: function(False))
+        result: Result = jax.lax.cond(jnp.all(jnp.isfinite(value)), lambda: function(True), lambda: function(False))
+        return result
 
 
-def piece(x: Array, limits: tuple[Any, int], axis: int) -> Array:
-    """Some entries along an axis; an axis of length 1 is shared and stays."""
+def slice_axis(x: Array, window: Window, axis: int) -> Array:
+    """Return some entries along an axis; an axis of length 1 is shared and stays."""
     import jax
 
     if x.shape[axis] == 1:
         return x
-    return jax.lax.dynamic_slice_in_dim(x, limits[0], limits[1], axis % x.ndim)
+    return jax.lax.dynamic_slice_in_dim(x, window[0], window[1], axis % x.ndim)
 
 
-def rows_at(x: Array, limits: tuple[Any, int]) -> Array:
-    """Some of the rows `(*batch, length, width)`, where an axis of length 1 is the whole."""
+def slice_rows(x: Float[Array, "*batch n width"], window: Window) -> Float[Array, "*batch rows width"]:
+    """Return some of the rows."""
     import jax
 
-    return jax.lax.dynamic_slice_in_dim(x, limits[0], limits[1], x.ndim - 2)
+    return jax.lax.dynamic_slice_in_dim(x, window[0], window[1], x.ndim - 2)
 
 
-def write_rows(whole: Array, rows: Array, start: Any, axis: int) -> Array:
-    """The whole with these rows in it."""
+def write_rows(whole: Array, rows: Array, start: Start, axis: int) -> Array:
+    """Return the whole with these rows written into it."""
     import jax
 
     return jax.lax.dynamic_update_slice_in_dim(whole, rows, start, axis)
 
 
-def add_rows(whole: Array, rows: Array, start: Any) -> Array:
-    """The whole `(*batch, length, width)` with these rows added to it."""
+def add_rows(whole: Float[Array, "*batch n width"], rows: Float[Array, "*batch rows width"], start: Start) -> Array:
+    """Return the whole with these rows added to it."""
     import jax
 
     axis = whole.ndim - 2
@@ -159,23 +207,23 @@ def add_rows(whole: Array, rows: Array, start: Any) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(whole, old + rows, start, axis)
 
 
-def part_at(part: Any, window: DynamicTile) -> Any:
-    """The part for a tile: `Part.slice` where the limits are not known in Python."""
+def slice_part(part: AnyPart, window: DynamicTile) -> AnyPart:
+    """Return the part for a tile: `Part.slice` at a dynamic position."""
 
-    def cut(array: Array, names: tuple[str, ...] | None) -> Array:
+    def cut(array: Array, names: Axes) -> Array:
         for back, name in enumerate(reversed(names or ()), start=1):
             if name in ("q", "k"):
-                array = piece(array, window.rows if name == "q" else window.cols, -back)
+                array = slice_axis(array, window.rows if name == "q" else window.cols, -back)
         return array
 
     return part._map(cut)
 
 
-def add_piece(whole: Array, more: Array, names: tuple[str, ...] | None, window: DynamicTile) -> Array:
-    """The array of a part with what a tile adds to it; the inverse of `part_at`."""
+def add_to_slice(whole: Array, more: Array, names: Axes, window: DynamicTile) -> Array:
+    """Return the array of a part with the contribution of a tile added: the inverse of `slice_part`."""
     import jax
 
-    starts: list[Any] = [np.int32(0)] * whole.ndim
+    starts: list[Start] = [np.int32(0)] * whole.ndim
     for back, name in enumerate(reversed(names or ()), start=1):
         if name in ("q", "k") and whole.shape[-back] != 1:
             starts[-back] = window.rows[0] if name == "q" else window.cols[0]
@@ -185,6 +233,6 @@ def add_piece(whole: Array, more: Array, names: tuple[str, ...] | None, window: 
     return jax.lax.dynamic_update_slice(whole, old + more, starts)
 
 
-def names_of(part: Part) -> list[tuple[str, ...] | None]:
-    """The names of the axes of each array of a part, in the order of `arrays()`."""
+def axis_names(part: Part) -> list[Axes]:
+    """Return the names of the axes of each array of a part, in the order of `arrays()`."""
     return [names for _, names in part._walk()]

@@ -1,14 +1,15 @@
 """The JAX loop kernel: JAX, in memory linear in queries and keys, under `jit`, `grad` and `vmap`.
 
-    forward   a compiled loop over tiles of queries and keys; partials of each query are merged
-    backward  the same tiles once more, from a few numbers per query
+    forward   a compiled loop over tiles of queries and keys; the partial results of each query are merged
+    backward  the same tiles again, from a few numbers per query
 
-Normalizers that must see or order whole rows, and readouts, go some queries at a time (`row_blocks.py`);
-all others tile by tile (`tiles.py`).
+Normalizers that need whole rows or select keys, and readouts, run in blocks of whole rows (`row_blocks.py`); all
+others tile by tile (`tiles.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
@@ -17,35 +18,42 @@ import numpy as np
 
 from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
+from qkv.core.positions import Positions
 from qkv.core.random import seed_words
 from qkv.core.tile import Tile
-from qkv.kernels.jax_loops.row_blocks import RowBlockLoop, kinds_of
+from qkv.core.typing import Array
+from qkv.kernels.jax_loops.row_blocks import RowBlockLoop, combine_kinds
 from qkv.kernels.jax_loops.tiles import attend_tiles
 from qkv.kernels.runtime.tile_sizes import partial_numbers, row_block_arrays, row_block_size, size_text, tile_shape
+from qkv.masks.base import Mask
+from qkv.normalizers.base import Normalizer
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 from qkv.readouts import Readout
+from qkv.scores.base import Score
 
 __all__ = ["JaxLoopsKernel"]
 
 BUDGET = 2**20
 """Numbers in the widest array of a tile."""
 ROW_BLOCK_BUDGET = 2**23
-"""Numbers in all arrays of a strip together."""
-STEP = 3e-4
-"""Seconds to begin the work of a tile, whose operations are many and small."""
+"""Numbers in all arrays of a row block together."""
+TILE_SECONDS = 3e-4
+"""Seconds to start the work of a tile, whose operations are many and small."""
+
+Parts = tuple[Score, Normalizer, Mask | None, Positions | None]
 
 
 @dataclass(frozen=True)
 class JaxLoopsKernel(Kernel):
-    """Compiled loops; every score and mask, every normalizer, most readouts.
+    """Compiled loops: every score and mask, every normalizer, most readouts.
 
-    Derivatives of tiles are by reverse mode alone: for `jax.jvp` and `jax.hessian` name the kernel dense.
+    Derivatives of tiles use reverse mode only: for `jax.jvp` and `jax.hessian` name the kernel dense.
 
     Args:
         budget: numbers in the widest array of a tile.
-        strip_budget: numbers in all arrays of a strip together.
+        row_block_budget: numbers in all arrays of a row block together.
     """
 
     name: ClassVar[str] = "jax_loops"
@@ -54,40 +62,40 @@ class JaxLoopsKernel(Kernel):
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def refuse(self, problem: Problem) -> str | None:
-        """JAX, and readouts that a compiled loop can show."""
+        """Refuse arrays of other libraries, and readouts whose arrays a compiled loop cannot combine."""
         if sentence := self.refuse_library(problem):
             return sentence
         for readout in problem.readouts:
-            if kinds_of(readout, problem.tile, self._rows(problem)) is None:
-                return f"of the readouts, a compiled loop cannot put {readout} together"
+            if combine_kinds(readout, problem.tile, self._rows(problem)) is None:
+                return f"a compiled loop cannot combine the parts of the readout {readout}"
         return None
 
     def describe(self, problem: Problem) -> str:
-        """Tile or strip sizes."""
+        """Describe the size of a tile or row block."""
         if _in_tiles(problem) and not problem.readouts:
             return f"tiles of {size_text(*self._tile(problem))}; logits are computed again in backward"
-        strips = f"strips of {size_text(self._rows(problem), problem.axes.k)}"
-        return f"tiles, and for the readouts {strips}" if _in_tiles(problem) else strips
+        blocks = f"row blocks of {size_text(self._rows(problem), problem.axes.k)}"
+        return f"tiles, and for the readouts {blocks}" if _in_tiles(problem) else blocks
 
     def cost(self, problem: Problem) -> Cost:
-        """One tile or strip at a time; with a gradient all is computed once more, and differentiated."""
+        """Estimate one tile or row block at a time; with a gradient all is computed again and differentiated."""
         axes = problem.axes
-        times = 3.5 if problem.gradient else 1.0
+        passes = 3.5 if problem.gradient else 1.0
         peak, steps, flop, traffic = 0.0, 0.0, 0.0, float(problem.input_bytes)
         if _in_tiles(problem):
             rows, cols = self._tile(problem)
-            peak = axes.batch_size * rows * (cols * _alive(problem) + partial_numbers(problem))
+            peak = axes.batch_size * rows * (cols * _tile_arrays(problem) + partial_numbers(problem))
             steps = -(-axes.q // rows) * -(-axes.k // cols)
-            flop = axes.pairs * problem.flop_per_pair * times
+            flop = axes.pairs * problem.flop_per_pair * passes
         if not _in_tiles(problem) or problem.readouts:
             rows = self._rows(problem) or 1
             of_score = axes.batch_size * rows * min(axes.k, self._cols(problem, rows)) * problem.elements_per_logit
             peak = max(peak, axes.batch_size * rows * axes.k * (12 if problem.gradient else 5) + 3 * of_score)
             steps += -(-axes.q // rows)
-            flop += axes.pairs * problem.flop_per_pair * times
-            traffic += 12 * axes.pairs * problem.itemsize * times
+            flop += axes.pairs * problem.flop_per_pair * passes
+            traffic += 12 * axes.pairs * problem.itemsize * passes
         numbers = axes.batch_size * axes.q * problem.normalizer.accumulator_width(axes.value_width)
-        # Not only where a gradient is known to be wanted: sides of query and key are there once more.
+        # The projections of query and key are there also without a gradient.
         numbers += axes.batch_size * axes.q * axes.query_width + axes.batch_size * axes.k * axes.key_width
         if problem.gradient:
             numbers += 2 * axes.batch_size * (axes.q + axes.k) * (axes.query_width + axes.value_width)
@@ -95,98 +103,103 @@ class JaxLoopsKernel(Kernel):
             flop,
             traffic,
             (peak + numbers) * problem.itemsize + problem.untiled_bytes,
-            5e-4 + steps * STEP * (2 if problem.gradient else 1),
+            5e-4 + steps * TILE_SECONDS * (2 if problem.gradient else 1),
         )
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """The compiled loop; compiled once for each plan, and as a part of what is compiled around it."""
+        """Run the compiled loop; it is compiled once per plan, or as part of a function that JAX traces."""
         tile = call.tile
-        seed = None if tile.seed is None else tuple(_word(x) for x in seed_words(tile.seed))
-        how = _How(
+        seed = None if tile.seed is None else tuple(_seed_word(x) for x in seed_words(tile.seed))
+        static = _StaticCall(
             lengths=(tile.q_total, tile.k_total),
             batch=tile.batch,
             dropout=call.dropout,
             tile_shape=self._tile(problem) if _in_tiles(problem) else None,
-            strip=(rows, self._cols(problem, rows)) if (rows := self._rows(problem)) else None,
-            clean=(call.finite_sides, call.finite_value),
+            row_block=(rows, self._cols(problem, rows)) if (rows := self._rows(problem)) else None,
+            finite=(call.finite_sides, call.finite_value),
             readouts=tuple(problem.readouts),
         )
         parts = (call.score, call.normalizer, call.mask, tile.positions)
-        output, readouts = _compiled()(how, call.query, call.key, call.value, parts, seed)
+        output, readouts = _compiled()(static, call.query, call.key, call.value, parts, seed)
         return Result(cast(output, call.out_dtype), tuple(readouts))
 
     def _tile(self, problem: Problem) -> tuple[int, int]:
-        rows, cols = tile_shape(problem, self.budget, _alive(problem))
+        rows, cols = tile_shape(problem, self.budget, _tile_arrays(problem))
         return max(1, min(rows, problem.axes.q)), max(1, min(cols, problem.axes.k))
 
     def _rows(self, problem: Problem) -> int:
-        """Queries in a strip; 0 where there are no strips."""
+        """Return the queries of a row block; 0 where there are none."""
         if _in_tiles(problem) and not problem.readouts:
             return 0
         return row_block_size(problem, self.row_block_budget, row_block_arrays(problem))
 
     def _cols(self, problem: Problem, rows: int) -> int:
-        """Keys in a tile of a strip's logits."""
+        """Return the keys of a tile of a row block's logits."""
         pairs = self.budget // max(1, problem.axes.batch_size * rows * problem.elements_per_logit)
         return max(1, min(problem.axes.k, pairs))
 
 
 def _in_tiles(problem: Problem) -> bool:
-    """Whether rows are folded. What chooses keys would have to find them again, bit for bit, in backward."""
+    """Return whether the call runs tile by tile: selected keys would have to be found again exactly in backward."""
     return problem.normalizer.online and not problem.normalizer.selects_keys
 
 
-def _alive(problem: Problem) -> int:
-    """Numbers in memory at once for each pair of a tile."""
+def _tile_arrays(problem: Problem) -> int:
+    """Return the numbers in memory at once for each pair of a tile."""
     return (8 if problem.gradient else 5) + (3 if problem.gradient else 2) * problem.elements_per_logit
 
 
 @dataclass(frozen=True)
-class _How:
-    """All that a compiled loop depends on, but its arrays and parts."""
+class _StaticCall:
+    """Everything that a compiled loop depends on except its arrays and parts."""
 
     lengths: tuple[int, int]
     batch: tuple[int, ...]
     dropout: float
     tile_shape: tuple[int, int] | None
-    strip: tuple[int, int] | None
-    clean: tuple[bool, bool]
+    row_block: tuple[int, int] | None
+    finite: tuple[bool, bool]
     readouts: tuple[Readout, ...]
 
     def __hash__(self) -> int:
-        return hash(self._said())
+        return hash(self._key())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _How) and self._said() == other._said()
+        return isinstance(other, _StaticCall) and self._key() == other._key()
 
-    def _said(self) -> Any:
-        # Readouts are values without arrays, and compare by what they say.
+    def _key(self) -> Hashable:
+        # Readouts hold no arrays, so their signatures identify them.
         readouts = tuple(readout.signature() for readout in self.readouts)
-        return (self.lengths, self.batch, self.dropout, self.tile_shape, self.strip, self.clean, readouts)
+        return (self.lengths, self.batch, self.dropout, self.tile_shape, self.row_block, self.finite, readouts)
 
 
-def _word(number: Any) -> Any:
-    """A word of the seed as an argument of what is compiled, not a part of it."""
+def _seed_word(number: int | Array) -> np.uint32 | Array:
+    """Return a word of the seed as an argument of the compiled function, not as a constant in it."""
     return np.uint32(number) if isinstance(number, int) else number
 
 
 @cache
-def _compiled() -> Any:
-    """The function that JAX compiles, made when JAX is there."""
+def _compiled() -> Callable[..., tuple[Array, tuple[Any, ...]]]:
+    """Return the function that JAX compiles, defined on first use since JAX is optional."""
     import jax
 
-    return jax.jit(_attend, static_argnums=0)
+    compiled: Callable[..., tuple[Array, tuple[Any, ...]]] = jax.jit(_attend, static_argnums=0)
+    return compiled
 
 
-def _attend(how: _How, query: Any, key: Any, value: Any, parts: Any, seed: Any) -> Any:
+def _attend(
+    static: _StaticCall, query: Array, key: Array, value: Array, parts: Parts, seed: tuple[Array, ...] | None
+) -> tuple[Array | None, tuple[Any, ...]]:
     score, normalizer, mask, positions = parts
-    tile = Tile.whole(*how.lengths, how.batch, positions, seed=seed)
-    call = BoundCall(query, key, value, score, normalizer, mask, tile, how.dropout, value.dtype, finite=how.clean)
+    tile = Tile.whole(*static.lengths, static.batch, positions, seed=seed)
+    call = BoundCall(
+        query, key, value, score, normalizer, mask, tile, static.dropout, value.dtype, finite=static.finite
+    )
     readouts: tuple[Any, ...] = ()
     output = None
-    if how.strip is not None:
-        # The output of strips is left out by the compiler where tiles give it.
-        output, readouts = RowBlockLoop(call, how.readouts, *how.strip).attend()
-    if how.tile_shape is not None:
-        output = attend_tiles(call, how.tile_shape)
+    if static.row_block is not None:
+        # The compiler removes the output of row blocks where tiles compute it.
+        output, readouts = RowBlockLoop(call, static.readouts, *static.row_block).attend()
+    if static.tile_shape is not None:
+        output = attend_tiles(call, static.tile_shape)
     return output, readouts

@@ -1,10 +1,10 @@
-"""Normalizers that fold in one pass, in JAX: a compiled loop over the tiles that the mask leaves.
+"""Normalizers that need one pass, in JAX: a compiled loop over the tiles that the mask leaves.
 
-forward: partials of all queries are carried; each tile merges what it has into those of its rows
+forward: the partial results of all queries are carried; each tile merges its own into those of its rows
 backward: weights of the tile from the summary;  dV += Wᵀ dO
-          dS by the normalizer's `logit_gradient`;  both sides and the parameters from dS, by JAX on the tile
+          dS from the normalizer's `logit_gradient`;  both sides and the parameters from dS, by JAX on the tile
 
-Nothing is kept for backward but the sides, the output and a few numbers per query.
+Nothing is saved for backward but the projections, the output and a few numbers per query.
 Source: Rabe, Staats (2021), Self-attention does not need O(n²) memory, https://arxiv.org/abs/2112.05682;
 Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
 """
@@ -12,232 +12,257 @@ Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from qkv.core.arrays import Array, is_array, is_floating
+from qkv.core.arrays import is_array, is_floating
 from qkv.core.equation import BoundCall, drop
 from qkv.core.guard import zero_nonfinite
 from qkv.core.online_softmax import PartialResult
 from qkv.core.tile import Tile
+from qkv.core.typing import Array, Bool, Float, Int
 from qkv.kernels.jax_loops.dynamic_tiles import (
     DynamicCall,
     DynamicTile,
-    add_piece,
     add_rows,
-    names_of,
-    part_at,
-    rows_at,
+    add_to_slice,
+    axis_names,
+    slice_part,
+    slice_rows,
     write_rows,
 )
 from qkv.kernels.runtime.tile_loop import fully_masked
-from qkv.masks import Mask
+from qkv.masks.base import Mask
 from qkv.normalizers.base import Summary
 
 __all__ = ["attend_tiles", "tile_numbers"]
 
+Item = TypeVar("Item")
+Partial = TypeVar("Partial", bound=PartialResult)
+Constants = tuple[Any, ...]
+"""Arrays without gradients: integers among the arrays, unprojected sides, mask, positions and seed."""
 
-def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Array:
-    """Output of a call in tiles of these sides; differentiable, by the normalizer's own gradient."""
+
+def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batch q value_width"]:
+    """Return the output of a call, computed in tiles; differentiable by the normalizer's own gradient.
+
+    Args:
+        call: the call.
+        sides: queries and keys of a tile.
+    """
     import jax
 
-    moving = DynamicCall.of(call)
-    call = moving.call
+    dynamic = DynamicCall.of(call)
+    call = dynamic.call
     arrays = [call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays()]
-    floating = [is_floating(x) for x in arrays]
-    fixed = (
-        [x for x, some in zip(arrays, floating, strict=True) if not some],
-        moving.raw,
+    floating = tuple(is_floating(x) for x in arrays)
+    constants = (
+        [x for x, is_float in zip(arrays, floating, strict=True) if not is_float],
+        dynamic.unprojected,
         call.mask,
         call.tile.positions,
         call.tile.seed,
     )
 
-    def loop(floats: Any, fixed: Any) -> _Loop:
-        rest, raw, mask, positions, seed = fixed
-        queues = iter(floats), iter(rest)
-        held = [next(queues[0] if some else queues[1]) for some in floating]
+    def loop(floats: list[Array], constants: Constants) -> _TileLoop:
+        integers, unprojected, mask, positions, seed = constants
+        queues = iter(floats), iter(integers)
+        ordered = [next(queues[0] if is_float else queues[1]) for is_float in floating]
         tile = dataclasses.replace(call.tile, positions=positions, seed=seed)
-        bound = dataclasses.replace(call.with_arrays(held), mask=mask, tile=tile)
-        return _Loop(DynamicCall(bound, raw), sides, tuple(floating))
+        bound = dataclasses.replace(call.with_arrays(ordered), mask=mask, tile=tile)
+        return _TileLoop(DynamicCall(bound, unprojected), sides, floating)
 
-    # What JAX traces must come in by the door: it may be differentiated, or mapped, from outside.
+    # All arrays are arguments: JAX may differentiate or map the function from outside.
     @jax.custom_vjp  # type: ignore[untyped-decorator, unused-ignore]
-    def attend(floats: Any, fixed: Any) -> Array:
-        return loop(floats, fixed).forward()[0]
+    def attend(floats: list[Array], constants: Constants) -> Array:
+        return loop(floats, constants).forward()[0]
 
-    def forward(floats: Any, fixed: Any) -> Any:
-        output, summary = loop(floats, fixed).forward()
-        return output, (floats, fixed, output, summary)
+    def forward(floats: list[Array], constants: Constants) -> tuple[Array, tuple[Any, ...]]:
+        output, summary = loop(floats, constants).forward()
+        return output, (floats, constants, output, summary)
 
-    def backward(kept: Any, gradient: Array) -> Any:
-        floats, fixed, output, summary = kept
-        return loop(floats, fixed).backward(output, summary, gradient), None
+    def backward(saved: tuple[Any, ...], gradient: Array) -> tuple[list[Array], None]:
+        floats, constants, output, summary = saved
+        return loop(floats, constants).backward(output, summary, gradient), None
 
     attend.defvjp(forward, backward)
-    floats = [x for x, some in zip(arrays, floating, strict=True) if some]
-    output: Array = attend(floats, fixed)
+    output: Array = attend([x for x, is_float in zip(arrays, floating, strict=True) if is_float], constants)
     return output
 
 
 @dataclass(frozen=True)
-class _Loop:
-    """The two loops over the tiles of a call.
+class _TileLoop:
+    """Forward and backward loop over the tiles of a call.
 
     Attributes:
-        moving: the call.
-        sides: rows and columns of a tile.
-        floating: which of query, key, value and the arrays of the parts are floating-point numbers.
+        dynamic: the call.
+        sides: queries and keys of a tile.
+        floating: which of query, key, value and the arrays of the parts are floating-point arrays.
     """
 
-    moving: DynamicCall
+    dynamic: DynamicCall
     sides: tuple[int, int]
     floating: tuple[bool, ...]
 
     @property
     def call(self) -> BoundCall:
-        return self.moving.call
+        return self.dynamic.call
 
     @cached_property
     def lengths(self) -> tuple[int, int]:
         return self.call.tile.q_total, self.call.tile.k_total
 
     @cached_property
-    def numbers(self) -> Any:
-        """Of the tiles that are computed."""
+    def numbers(self) -> Int[np.ndarray, "n 2"]:
+        """Numbers of the tiles that are computed."""
         return tile_numbers(self.call.mask, self.call.tile, self.sides)
 
-    def forward(self) -> tuple[Array, Summary]:
-        """Output `(*batch, q, value_width)` and the normalizer's summary."""
+    def forward(self) -> tuple[Float[Array, "*batch q value_width"], Summary]:
+        """Return the output and the normalizer's summary."""
         import jax
 
         call, normalizer = self.call, self.call.normalizer
         tile = call.tile.restrict((0, self.lengths[0]), (0, 0))
-        none = fully_masked(call, tile.rows, 0)
-        first = normalizer.accumulate(none, call.value[..., :0, :], tile, call.dropout, True)
+        no_logits = fully_masked(call, tile.rows, 0)
+        empty = normalizer.accumulate(no_logits, call.value[..., :0, :], tile, call.dropout, True)
         axis = len(call.batch)
 
-        def step(carried: list[Array], number: Any) -> Any:
+        def step(carried: list[Array], number: Array) -> tuple[list[Array], None]:
             window = DynamicTile.of((number[0], number[1]), self.sides, self.lengths)
             old = [jax.lax.dynamic_slice_in_dim(x, *window.rows, axis) for x in carried]
-            left, right, value = self._pieces(window)[:3]
-            here = self.moving.tile_of(window)
+            query, key, value = self._tile_arrays(window)[:3]
+            tile = self.dynamic.tile(window)
 
             def merged(allowed: Array) -> list[Array]:
-                logits = self.moving.logits(window, left, right, part_at(call.score, window), allowed)
+                logits = self.dynamic.logits(window, query, key, slice_part(call.score, window), allowed)
                 logits = normalizer.prepare(logits)
-                more = self.moving.with_clean(
-                    lambda clean: _arrays(normalizer.accumulate(logits, value, here, call.dropout, clean)), value
+                new = self.dynamic.if_finite(
+                    lambda finite: _arrays(normalizer.accumulate(logits, value, tile, call.dropout, finite)), value
                 )
-                return _arrays(_with(first, old).merge(_with(first, more)))
+                return _arrays(_with_arrays(empty, old).merge(_with_arrays(empty, new)))
 
             new = self._where_allowed(window, merged, lambda allowed: old)
             return [write_rows(x, y, window.rows[0], axis) for x, y in zip(carried, new, strict=True)], None
 
-        carried = _over(step, _arrays(first), self.numbers)
-        output, summary = normalizer.finalize(_with(first, carried), tile, call.dropout)
+        carried = _scan(step, _arrays(empty), self.numbers)
+        output, summary = normalizer.finalize(_with_arrays(empty, carried), tile, call.dropout)
         return output, summary
 
     def backward(self, output: Array, summary: Summary, gradient: Array) -> list[Array]:
-        """Gradients of the floating arrays: query, key, value, those of the score and of the normalizer."""
+        """Return the gradients of the floating-point arrays: query, key, value, those of score and normalizer."""
         import jax.numpy as jnp
 
         call, normalizer = self.call, self.call.normalizer
         row_dot = jnp.sum(gradient * output, axis=-1, keepdims=True)
         arrays = [call.query, call.key, call.value, *call.score.arrays(), *normalizer.arrays()]
-        names = [None, None, None, *names_of(call.score), *names_of(normalizer)]
+        names = [None, None, None, *axis_names(call.score), *axis_names(normalizer)]
 
-        def step(total: list[Array], number: Any) -> Any:
+        def step(totals: list[Array], number: Array) -> tuple[list[Array], None]:
             window = DynamicTile.of((number[0], number[1]), self.sides, self.lengths)
-            pieces = self._pieces(window)
-            rows = [rows_at(x, window.rows) for x in (gradient, row_dot, *summary)]
+            of_tile = self._tile_arrays(window)
+            rows = [slice_rows(x, window.rows) for x in (gradient, row_dot, *summary)]
             more = self._where_allowed(
                 window,
-                lambda allowed: self._gradients(window, pieces, allowed, rows[0], rows[1], tuple(rows[2:])),
-                lambda allowed: self._floats([jnp.zeros_like(x) for x in pieces]),
+                lambda allowed: self._gradients(window, of_tile, allowed, rows[0], rows[1], tuple(rows[2:])),
+                lambda allowed: self._floats([jnp.zeros_like(x) for x in of_tile]),
             )
             added = [
-                add_rows(x, y, window.rows[0] if n == 0 else window.cols[0]) if n < 3 else add_piece(x, y, name, window)
-                for n, name, x, y in zip(self._floats(range(len(names))), self._floats(names), total, more, strict=True)
+                add_rows(x, y, window.rows[0] if n == 0 else window.cols[0])
+                if n < 3
+                else add_to_slice(x, y, name, window)
+                for n, name, x, y in zip(
+                    self._floats(range(len(names))), self._floats(names), totals, more, strict=True
+                )
             ]
             return added, None
 
-        out = list(_over(step, self._floats([jnp.zeros_like(x) for x in arrays]), self.numbers))
+        totals = list(_scan(step, self._floats([jnp.zeros_like(x) for x in arrays]), self.numbers))
         floating = self._floats(range(len(names)))
-        # What does not go through the normalizer's `prepare`; its arrays come last.
+        # Gradients that do not pass through the normalizer's `prepare`; its arrays come last.
         rest = normalizer.array_gradients(summary, row_dot)
         for n, x in enumerate(rest, start=len(names) - len(rest)):
             if x is not None and n in floating:
                 at = floating.index(n)
-                out[at] = out[at] + _sum_to(x, (*out[at].shape, 1, 1))[..., 0, 0]
-        return out
+                totals[at] = totals[at] + _sum_to(x, (*totals[at].shape, 1, 1))[..., 0, 0]
+        return totals
 
     def _gradients(
         self,
         window: DynamicTile,
-        pieces: list[Array],
-        allowed: Array,
-        gradient: Array,
-        row_dot: Array,
+        of_tile: list[Array],
+        allowed: Bool[Array, " ..."],
+        gradient: Float[Array, "*batch q value_width"],
+        row_dot: Float[Array, "*batch q 1"],
         summary: Summary,
     ) -> list[Array]:
-        """What a tile adds to the gradient of each floating piece."""
+        """Return the contribution of a tile to the gradient of each floating-point array."""
         import jax
         import jax.numpy as jnp
 
-        call, normalizer, tile = self.call, self.call.normalizer, self.moving.tile_of(window)
-        score, held = part_at(call.score, window), len(call.score.arrays())
+        call, normalizer, tile = self.call, self.call.normalizer, self.dynamic.tile(window)
+        score, count = slice_part(call.score, window), len(call.score.arrays())
 
-        def prepared_of(floats: list[Array]) -> Array:
+        def prepared_logits(floats: list[Array]) -> Array:
             queue = iter(floats)
-            here = [next(queue) if some else x for x, some in zip(pieces, self.floating, strict=True)]
-            of_score = score.replace_arrays(here[3 : 3 + held])
-            logits = self.moving.logits(window, here[0], here[1], of_score, allowed)
-            return normalizer.replace_arrays(here[3 + held :]).prepare(logits)
+            arrays = [next(queue) if is_float else x for x, is_float in zip(of_tile, self.floating, strict=True)]
+            of_score = score.replace_arrays(arrays[3 : 3 + count])
+            logits = self.dynamic.logits(window, arrays[0], arrays[1], of_score, allowed)
+            return normalizer.replace_arrays(arrays[3 + count :]).prepare(logits)
 
-        prepared, back = jax.vjp(prepared_of, self._floats(pieces))
+        prepared, vjp = jax.vjp(prepared_logits, self._floats(of_tile))
         weights = normalizer.tile_weights(prepared, summary, tile)
         dropped = drop(weights, tile, call.dropout)
-        value = pieces[2] if call.finite_value else zero_nonfinite(pieces[2])
-        of_weights = drop(gradient @ jnp.matrix_transpose(value), tile, call.dropout)
-        of_logits = normalizer.logit_gradient(prepared, weights, of_weights, row_dot, summary, tile)
-        (found,) = back(of_logits)
-        of_value = _sum_to(jnp.matrix_transpose(dropped) @ gradient, value.shape)
-        return [of_value if n == 2 else x for n, x in zip(self._floats(range(len(pieces))), found, strict=True)]
+        value = of_tile[2] if call.finite_value else zero_nonfinite(of_tile[2])
+        weight_gradient = drop(gradient @ jnp.matrix_transpose(value), tile, call.dropout)
+        logit_gradient = normalizer.logit_gradient(prepared, weights, weight_gradient, row_dot, summary, tile)
+        (found,) = vjp(logit_gradient)
+        value_gradient = _sum_to(jnp.matrix_transpose(dropped) @ gradient, value.shape)
+        return [value_gradient if n == 2 else x for n, x in zip(self._floats(range(len(of_tile))), found, strict=True)]
 
-    def _pieces(self, window: DynamicTile) -> list[Array]:
-        """Query, key, value and the arrays of both parts, cut to a tile."""
+    def _tile_arrays(self, window: DynamicTile) -> list[Array]:
+        """Return query, key, value and the arrays of both parts, cut to a tile."""
         call = self.call
         return [
-            rows_at(call.query, window.rows),
-            rows_at(call.key, window.cols),
-            rows_at(call.value, window.cols),
-            *part_at(call.score, window).arrays(),
+            slice_rows(call.query, window.rows),
+            slice_rows(call.key, window.cols),
+            slice_rows(call.value, window.cols),
+            *slice_part(call.score, window).arrays(),
             *call.normalizer.arrays(),
         ]
 
-    def _floats(self, items: Any) -> list[Any]:
-        """Of query, key, value and the arrays of the parts, those that are floating-point numbers."""
-        return [x for x, some in zip(items, self.floating, strict=True) if some]
+    def _floats(self, items: Iterable[Item]) -> list[Item]:
+        """Return those of query, key, value and the arrays of the parts that are floating-point arrays."""
+        return [x for x, is_float in zip(items, self.floating, strict=True) if is_float]
 
-    def _where_allowed(self, window: DynamicTile, compute: Any, skip: Any) -> Any:
-        """What `compute` gives, or where the mask's arrays allow nothing in the tile, `skip`."""
+    def _where_allowed(
+        self,
+        window: DynamicTile,
+        compute: Callable[[Array], list[Array]],
+        skip: Callable[[Array], list[Array]],
+    ) -> list[Array]:
+        """Return the result of `compute`, or of `skip` where the mask's arrays allow nothing in the tile."""
         import jax
         import jax.numpy as jnp
 
-        allowed, mask = self.moving.allowed(window), self.call.mask
+        allowed, mask = self.dynamic.allowed(window), self.call.mask
         if mask is None or not mask.arrays():
-            # Without arrays the mask has said so of whole tiles already.
+            # Without arrays the mask's coverage has removed empty tiles already.
             return compute(allowed)
-        return jax.lax.cond(jnp.any(allowed), compute, skip, allowed)
+        found: list[Array] = jax.lax.cond(jnp.any(allowed), compute, skip, allowed)
+        return found
 
 
-def tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Any:
-    """Numbers, `(n, 2)`, of the tiles in which the mask may allow something, row after row.
+def tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Int[np.ndarray, "n 2"]:
+    """Return the numbers of the tiles in which the mask may allow something, row after row.
+
+    Args:
+        mask: the mask of the call, or None.
+        tile: the tile of the whole call.
+        sides: queries and keys of a tile.
 
     Example:
         >>> from qkv.core.tile import Tile
@@ -249,37 +274,39 @@ def tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Any:
     found = []
     for i in range(-(-q // rows)):
         for j in range(-(-k // cols)):
-            here = tile.restrict((i * rows, min(q, (i + 1) * rows)), (j * cols, min(k, (j + 1) * cols)))
-            if mask is None or mask.coverage(here) != "none":
+            part = tile.restrict((i * rows, min(q, (i + 1) * rows)), (j * cols, min(k, (j + 1) * cols)))
+            if mask is None or mask.coverage(part) != "none":
                 found.append((i, j))
     return np.asarray(found, dtype=np.int32).reshape(-1, 2)
 
 
-def _over(step: Callable[[list[Array], Any], Any], first: list[Array], numbers: Any) -> list[Array]:
-    """What the step makes of the first arrays, tile after tile."""
+def _scan(
+    step: Callable[[list[Array], Array], tuple[list[Array], None]], first: list[Array], numbers: Int[np.ndarray, "n 2"]
+) -> list[Array]:
+    """Return the arrays carried through all steps."""
     import jax
 
     if not len(numbers):
-        # A step is traced even where it is never taken, and its slices would not fit.
+        # JAX traces a step even if none is taken, and its slices would not fit.
         return first
     last: list[Array] = jax.lax.scan(step, first, numbers)[0]
     return last
 
 
 def _arrays(partial: PartialResult) -> list[Array]:
-    """The arrays of a partial."""
     values = [getattr(partial, field.name) for field in dataclasses.fields(partial)]  # type: ignore[arg-type]
     return [x for x in values if is_array(x)]
 
 
-def _with(partial: Any, arrays: list[Array]) -> Any:
-    """The partial with other arrays."""
-    names = [f.name for f in dataclasses.fields(partial) if is_array(getattr(partial, f.name))]
-    return dataclasses.replace(partial, **dict(zip(names, arrays, strict=True)))
+def _with_arrays(partial: Partial, arrays: Sequence[Array]) -> Partial:
+    """Return the partial result with other arrays."""
+    names = [f.name for f in dataclasses.fields(partial) if is_array(getattr(partial, f.name))]  # type: ignore[arg-type]
+    replaced: Partial = dataclasses.replace(partial, **dict(zip(names, arrays, strict=True)))  # type: ignore[type-var]
+    return replaced
 
 
 def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
-    """`x`, summed over the axes that were broadcast from this shape."""
+    """Return `x` summed over the axes that were broadcast from this shape."""
     import jax.numpy as jnp
 
     x = jnp.sum(x, axis=tuple(range(x.ndim - len(shape))))
