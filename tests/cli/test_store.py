@@ -104,13 +104,13 @@ def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
     [
         (
             ("store", "verify", "nowhere"),
-            "'nowhere' is no store. Make one: Database.create, or qkv store create",
+            "'nowhere' is not a store. Create one with Database.create or qkv store create",
         ),
         (
             ("store", "create", "people.csv/new", "people.csv", "--key", "name", "--value", "income"),
             "'people.csv' is not a folder, so the store cannot be in it",
         ),
-        (("store", "create", "PEOPLE", "people.csv", "--key", "name", "--value", "income"), "there already"),
+        (("store", "create", "PEOPLE", "people.csv", "--key", "name", "--value", "income"), "exists already"),
         (("store", "create", "new", "people.csv", "--key", "name"), "there is no --value"),
         (("store", "create", "new", "nobody.csv", "--key", "name", "--value", "x"), "there is no file"),
         (

@@ -445,7 +445,7 @@ def test_an_encoder_that_cannot_be_used_leaves_no_store(path, how, error, senten
 def test_what_is_there_already_is_found_before_anything_is_learned(path, monkeypatch):
     made(path)
     monkeypatch.setattr(LatentEncoder, "fit_encode", lambda *given: pytest.fail("it was fitted"))
-    with pytest.raises(DataError, match="there already"):
+    with pytest.raises(DataError, match="exists already"):
         made(path)
 
 

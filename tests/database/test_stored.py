@@ -436,7 +436,7 @@ def test_an_append_that_fails_half_way_leaves_the_store_as_it_was(tmp_path):
         ({"value": "salary"}, "no column 'salary'"),
         ({"score": "cosin"}, "there is no score 'cosin'"),
         ({"score": scores.Exact()}, "must be names"),
-        ({"backend": "paper"}, "the backend is 'paper'"),
+        ({"backend": "paper"}, "backend must be 'arrow' or 'lance', got 'paper'"),
         ({"memory": "much"}, "memory must be a positive amount, got 'much'"),
         ({"source": "nowhere.csv"}, "there is no file"),
         ({"source": {"name": ["a"], "income": [[["x"]]]}}, "must hold texts"),

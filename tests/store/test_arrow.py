@@ -11,8 +11,7 @@ import pytest
 
 from qkv import store as stores
 from qkv.errors import DamagedStoreError, DataError, StoreBusyError, StoreFullError
-from qkv.store import arrow, disk, locking
-from qkv.store import row_files as pieces
+from qkv.store import arrow, disk, locking, row_files
 from qkv.testing.stores import StoreContract, ids_of, numbered
 
 from .crashes import WRITER, check_crash, die_at
@@ -36,7 +35,7 @@ def made(path: Path, blocks: int = 3) -> stores.Store:
 
 def rows_files(path: Path) -> list[Path]:
     manifest = arrow.ArrowStore(path)._manifest
-    return [path / "rows" / piece.name for piece in manifest.pieces]
+    return [path / "rows" / piece.name for piece in manifest.row_files]
 
 
 def flip(path: Path, at: int) -> None:
@@ -70,20 +69,20 @@ def test_the_rest_of_a_damaged_store_stays_readable(path: Path) -> None:
 
 def test_a_file_that_was_cut_off_or_removed_is_named(path: Path) -> None:
     made(path)
-    cut, gone, _ = rows_files(path)
-    size = cut.stat().st_size
-    os.truncate(cut, 100)
+    cut_off, gone, _ = rows_files(path)
+    size = cut_off.stat().st_size
+    os.truncate(cut_off, 100)
     gone.unlink()
     with pytest.raises(DamagedStoreError) as caught:
         stores.open(path)
-    assert f"{cut.name}: cut off at 100 of {size:,} bytes" in str(caught.value)
+    assert f"{cut_off.name}: cut off at 100 of {size:,} bytes" in str(caught.value)
     assert f"{gone.name}: missing" in str(caught.value)
 
 
 def test_a_damaged_deletion_is_found_too(path: Path) -> None:
     store = made(path, 1)
     store.delete(lambda table: table.column("id").to_numpy() == 3)
-    deleted = store._manifest.pieces[0].deleted
+    deleted = store._manifest.row_files[0].deleted
     flip(path / "rows" / deleted.name, 200)
     with pytest.raises(DamagedStoreError, match=deleted.name):
         stores.open(path)
@@ -136,13 +135,13 @@ def test_a_copied_store_is_read_through_until_it_was_verified(
     copied = tmp_path / "copy"
     shutil.copytree(path, copied, copy_function=shutil.copyfile)
     read: list[bool] = []
-    whole = pieces.problem_of
+    whole = row_files.find_problem
 
-    def watched(folder: Path, piece: pieces.Piece, reads: bool) -> str | None:
+    def watched(folder: Path, piece: row_files.RowFile, reads: bool) -> str | None:
         read.append(reads)
         return whole(folder, piece, reads)
 
-    monkeypatch.setattr(pieces, "problem_of", watched)
+    monkeypatch.setattr(row_files, "find_problem", watched)
     store = stores.open(copied)
     assert read == [True] * 3
     assert store.verify() == []
@@ -159,7 +158,7 @@ def test_a_full_disk_is_said_so_and_loses_nothing(path: Path, full_at: int, monk
     store = made(path)
     store.delete(lambda table: table.column("id").to_numpy() == 12)
     before = sorted(p.name for p in path.rglob("*"))
-    monkeypatch.setattr(pieces, "BYTES", 2000)
+    monkeypatch.setattr(row_files, "BYTES", 2000)
     writes = 0
     real = os.fsync
 
@@ -307,7 +306,7 @@ def test_blocks_are_memory_mapped_and_vectors_are_read_without_a_copy(path: Path
 
 
 def test_rows_are_cut_into_files_so_that_one_damage_costs_little(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "BYTES", 4096)
+    monkeypatch.setattr(row_files, "BYTES", 4096)
     store = stores.create(path, numbered(0, 1).schema)
     store.append(numbered(0, 1000))
     assert len(rows_files(path)) > 4

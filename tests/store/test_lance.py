@@ -143,9 +143,9 @@ def test_without_pylance_the_extra_is_named(path: Path, monkeypatch: pytest.Monk
 
 def test_a_database_of_lance_is_streamed_as_it_is_asked_in_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from qkv.database import Database
-    from qkv.store import row_files as pieces
+    from qkv.store import row_files
 
-    monkeypatch.setattr(pieces, "BYTES", 4000)
+    monkeypatch.setattr(row_files, "BYTES", 4000)
     draw = np.random.default_rng(0)
     rows = {"x": draw.standard_normal(800), "v": draw.standard_normal((800, 4)).astype(np.float32)}
     rows["y"] = np.sin(3 * rows["x"])

@@ -1,13 +1,13 @@
-"""Tables that live on disk: appended to, deleted from, and read in blocks, in versions that never change.
+"""Tables on disk: appended to, deleted from, and read in blocks, in versions that never change.
 
-    create(path, schema)        a new store            open(path)        one that is there
-    store.append(table)         rows are on disk, synced, when it returns
-    store.delete(matching)      rows that a function picks
-    store.blocks()              the rows, block by block, memory-mapped
-    store.at(version)           as it was              store.compact()   fewer, fuller blocks
-    store.verify()              every byte compared with its checksum
+    create(path, schema)        create a store         open(path)        open an existing one
+    store.append(table)         append rows; they are on the disk when it returns
+    store.delete(predicate)     delete the rows that a function selects
+    store.blocks()              read the rows, block by block, memory-mapped
+    store.at(version)           open an older version  store.compact()   rewrite into fewer, fuller blocks
+    store.verify()              compare every byte with its checksum
 
-A store knows nothing of queries and kernels: it gives blocks, and the engine attends to them.
+Stores do not depend on queries and kernels: they yield blocks, and the engine attends to them.
 """
 
 from qkv.core.extras import require_packages
@@ -16,14 +16,14 @@ require_packages("tables and stores need", "ask", "pyarrow", "filelock")
 
 from qkv.store.arrow import ArrowStore
 from qkv.store.attachments import read_attached
-from qkv.store.base import Block, Choosing, Damage, Store, Version
+from qkv.store.base import Block, BlockSelector, Damage, Store, Version
 from qkv.store.lance import LanceStore
 from qkv.store.opening import create, is_store, open, remove, require_free
 
 __all__ = [
     "ArrowStore",
     "Block",
-    "Choosing",
+    "BlockSelector",
     "Damage",
     "LanceStore",
     "Store",

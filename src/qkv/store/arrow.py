@@ -1,37 +1,45 @@
-"""A store as a folder of Arrow IPC files: needs nothing more, and is read at the speed of memory.
+"""A store as a folder of Arrow IPC files, which needs no other package and is read at the speed of memory.
 
-    STORE/versions/0000000003.json   what version 3 consists of; written once, renamed into place, synced
-    STORE/rows/….arrow               rows, and numbers of deleted rows; never changed after they are written
-    STORE/rows/verified.json         when each file was last found right
+    STORE/versions/0000000003.json   the files of version 3; written atomically, and synced
+    STORE/rows/….arrow               rows, and indices of deleted rows; never changed
+    STORE/rows/verified.json         modification times of files that were verified
     STORE/attached/                  files of all versions, see `qkv.store.attachments`
-    STORE/notes/                     what readers found out and would find again; may be removed
+    STORE/notes/                     a cache of results about the rows; may be removed
     STORE/writer.lock                held by the one process that writes
 
-A commit is the renaming of a manifest. What crashes before it leaves files that no version names, which
-`compact` sweeps up; what crashes after it has committed.
+The renaming of a manifest commits a version. A crash before it leaves files that no version names, which
+`compact` removes; after it, the version is committed.
 """
 
+from __future__ import annotations
+
 import base64
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.errors import DamagedStoreError, OptionError
+from qkv.core.typing import Bool
+from qkv.errors import DamagedStoreError
 from qkv.store import row_files
 from qkv.store.attachments import attached_damages
-from qkv.store.base import Block, Choosing, Damage, Store, Version
+from qkv.store.base import Block, BlockSelector, Damage, Metadata, Store, Version, check_keep
 from qkv.store.disk import TEMPORARY, sync_folder
-from qkv.store.locking import held
-from qkv.store.manifest import Manifest, Piece, latest, manifest_path, numbers, read_manifest
+from qkv.store.locking import writer_lock
+from qkv.store.manifest import Manifest, RowFile, latest, manifest_path, numbers, read_manifest
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["ArrowStore"]
 
-_POOR = row_files.BYTES // 2
+# Files below this size are rewritten by `compact`.
+_SMALL = row_files.BYTES // 2
 
 
 class ArrowStore(Store):
@@ -39,31 +47,26 @@ class ArrowStore(Store):
 
     Args:
         path: the folder, made by `create`.
-        version: open it as it was then; None: the newest version.
-        damaged: `"refuse"` raises where a file is not what was written; `"skip"` goes on without its rows,
-            which `damages` names.
+        version: an older version; None: the newest.
+        damaged: `"refuse"` raises if a file is damaged; `"skip"` continues without its rows, and lists it in
+            `damages`.
 
     Raises:
-        DamagedStoreError: files are missing, cut off or changed.
-        DataError: there is no such store or version.
+        DamagedStoreError: Files are missing, cut off or changed.
+        DataError: There is no such store or version.
     """
 
     def __init__(self, path: Path, version: int | None = None, damaged: str = "refuse") -> None:
-        if damaged not in ("refuse", "skip"):
-            raise OptionError(f"damaged is {damaged!r}, and 'refuse' or 'skip' is wanted.")
-        self.path = Path(path)
-        self._pinned = version is not None
-        self._skip = damaged == "skip"
+        super().__init__(path, version, damaged)
         self._blocks: dict[str, Block] = {}
-        self.damages: list[Damage] = []
         if version is None:
             self._load_newest()
         else:
             self._load(read_manifest(self._versions, version))
 
     @classmethod
-    def create(cls, path: Path, schema: Any, metadata: dict[str, Any]) -> "ArrowStore":
-        """Make a new store without rows; see `qkv.store.create`."""
+    def create(cls, path: Path, schema: pa.Schema, metadata: Metadata) -> ArrowStore:
+        """Create a store without rows; see `qkv.store.create`."""
         for folder in (path / "versions", path / "rows"):
             folder.mkdir(parents=True)
         text = base64.b64encode(schema.serialize().to_pybytes()).decode()
@@ -75,39 +78,44 @@ class ArrowStore(Store):
     # -- reading ----------------------------------------------------------------------------------------
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        for piece in self._manifest.pieces:
-            if block := self._blocks.get(piece.name):
+        """Yield the memory-mapped blocks of this version; see `Store.blocks`."""
+        for row_file in self._manifest.row_files:
+            if block := self._blocks.get(row_file.name):
                 table = block.table if columns is None else block.table.select(list(columns))
                 yield Block(block.name, table, block.present)
 
     def versions(self) -> list[Version]:
-        found = []
+        """Return every version whose manifest can be read, oldest first."""
+        versions = []
         for number in numbers(self._versions):
             try:
-                found.append(read_manifest(self._versions, number).version)
+                versions.append(read_manifest(self._versions, number).version)
             except DamagedStoreError:
                 continue
-        return found
+        return versions
 
-    def at(self, version: int) -> "ArrowStore":
+    def at(self, version: int) -> ArrowStore:
+        """Return the store at an older version."""
         return ArrowStore(self.path, version, "skip" if self._skip else "refuse")
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        found, right = [], []
-        pieces = self._manifest.pieces
-        for done, piece in enumerate(pieces):
-            problems = self._problems(piece, read=lambda name: True)
-            found += problems
+        """Compare every byte of this version with its checksum; return the damaged files."""
+        damages, intact = [], []
+        files = self._manifest.row_files
+        for done, row_file in enumerate(files):
+            problems = self._problems(row_file, read=lambda name: True)
+            damages += problems
             if not problems:
-                right += [piece, *([piece.deleted] if piece.deleted else [])]
+                intact += [row_file, *([row_file.deleted] if row_file.deleted else [])]
             if progress is not None:
-                progress("verifying", done + 1, len(pieces))
-        found += attached_damages(self.path, self.metadata, read=True)
-        if not found:
-            row_files.remember_verified(self._rows, right)
-        return found
+                progress("verifying", done + 1, len(files))
+        damages += attached_damages(self.path, self.metadata, read=True)
+        if not damages:
+            row_files.save_verified(self._rows, intact)
+        return damages
 
     def refresh(self) -> bool:
+        """Open the newest version; return True if there was a newer one."""
         if self._pinned or latest(self._versions) == self.version:
             return False
         self._load_newest()
@@ -118,47 +126,49 @@ class ArrowStore(Store):
 
     # -- writing ----------------------------------------------------------------------------------------
 
-    def append(self, table: Any) -> int:
-        tables = self.fitted(table)
-        # A table that does not fit is refused before the lock is taken.
+    def append(self, table: pa.Table | Iterable[pa.Table]) -> int:
+        """Append rows as new files; see `Store.append`."""
+        tables = self.fit_all(table)
+        # A table that does not fit is refused before the lock is acquired.
         first = next(tables, None)
         if first is None:
             return self.version
         with self._writing():
-            parts = (part for rows in chain([first], tables) for part in row_files.cut(rows))
-            if pieces := row_files.write_rows(self._rows, parts):
-                self._commit("append", self._manifest.pieces + pieces)
+            parts = (part for rows in chain([first], tables) for part in row_files.split_table(rows))
+            if files := row_files.write_rows(self._rows, parts):
+                self._commit("append", self._manifest.row_files + files)
         return self.version
 
-    def delete_chosen(self, choose: Choosing) -> int:
+    def delete_chosen(self, choose: BlockSelector) -> int:
+        """Delete rows by writing the indices of all deleted rows of each block."""
         with self._writing():
-            left, gone = [], 0
+            remaining, deleted = [], 0
             blocks = list(self.blocks())
             chosen = {block.name: rows for block, rows in zip(blocks, choose(blocks), strict=True)}
-            for piece in self._manifest.pieces:
-                block = self._blocks.get(piece.name)
-                kept = None if block is None else self._kept_after(block, chosen[piece.name])
-                if block is None or kept is None:
-                    left.append(piece)
+            for row_file in self._manifest.row_files:
+                block = self._blocks.get(row_file.name)
+                present = None if block is None else _present_after(block, chosen[row_file.name])
+                if block is None or present is None:
+                    remaining.append(row_file)
                     continue
-                gone += len(block) - int(kept.sum())
-                if kept.any():
-                    left.append(self._without(piece, kept))
-            if gone:
-                self._commit("delete", tuple(left))
-        return gone
+                deleted += len(block) - int(present.sum())
+                if present.any():
+                    remaining.append(self._with_deleted_rows(row_file, present))
+            if deleted:
+                self._commit("delete", tuple(remaining))
+        return deleted
 
     def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
-        if keep is not None and keep < 1:
-            raise OptionError(f"keep is {keep}, and the newest version always stays. Give 1 or more.")
+        """Rewrite small files, and files with deleted rows, into full ones; see `Store.compact`."""
+        check_keep(keep)
         with self._writing():
-            pieces = self._compacted(progress)
-            if pieces != self._manifest.pieces:
-                self._commit("compact", pieces)
+            files = self._compacted(progress)
+            if files != self._manifest.row_files:
+                self._commit("compact", files)
             self.clear_cache()
             return self._sweep(keep)
 
-    # -- within -----------------------------------------------------------------------------------------
+    # -- private ----------------------------------------------------------------------------------------
 
     @property
     def _versions(self) -> Path:
@@ -180,47 +190,38 @@ class ArrowStore(Store):
                     raise
 
     def _load(self, manifest: Manifest) -> None:
-        """Map the files of a version; those that are mapped already stay."""
+        """Map the files of a version; files that are mapped already are not mapped again."""
         import pyarrow as pa
 
-        suspects = row_files.suspects(self._rows, _with_deleted(manifest.pieces))
-        damages = [damage for piece in manifest.pieces for damage in self._problems(piece, read=suspects.__contains__)]
+        modified = row_files.modified_files(self._rows, _with_deleted(manifest.row_files))
+        damages = [damage for file in manifest.row_files for damage in self._problems(file, modified.__contains__)]
         damages += attached_damages(self.path, manifest.metadata)
-        if damages and not self._skip:
-            raise DamagedStoreError(
-                f"{self.path.name!r} is damaged: {'; '.join(map(str, damages[:5]))}"
-                + (f"; and {len(damages) - 5} more" if len(damages) > 5 else "")
-                + ". Restore these files from a copy, or open it with damaged='skip' to read the other rows."
-            )
+        self._report(damages)
         broken = {damage.file for damage in damages}
         blocks = {}
-        for piece in manifest.pieces:
-            if piece.name in broken or (piece.deleted and piece.deleted.name in broken):
+        for row_file in manifest.row_files:
+            if row_file.name in broken or (row_file.deleted and row_file.deleted.name in broken):
                 continue
-            old = self._blocks.get(piece.name)
-            table = old.table if old else row_files.load(self._rows, piece)
-            blocks[piece.name] = Block(piece.name, table, row_files.kept_rows(self._rows, piece))
+            old = self._blocks.get(row_file.name)
+            table = old.table if old else row_files.load(self._rows, row_file)
+            blocks[row_file.name] = Block(row_file.name, table, row_files.load_present(self._rows, row_file))
         self._manifest, self._blocks, self.damages = manifest, blocks, damages
         self.version, self.metadata = manifest.number, manifest.metadata
         self.schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(manifest.schema)))
 
-    def _problems(self, piece: Piece, read: Callable[[str], bool]) -> list[Damage]:
-        found = []
-        for file in _with_deleted((piece,)):
-            problem = row_files.problem_of(self._rows, file, read(file.name))
+    def _problems(self, row_file: RowFile, read: Callable[[str], bool]) -> list[Damage]:
+        damages = []
+        for file in _with_deleted((row_file,)):
+            problem = row_files.find_problem(self._rows, file, read(file.name))
             if problem:
-                found.append(Damage(file.name, problem, piece.living))
-        return found
+                damages.append(Damage(file.name, problem, row_file.present_rows))
+        return damages
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Hold the lock of the one writer, at the newest version."""
-        if self._pinned:
-            raise OptionError(
-                f"version {self.version} of {self.path.name!r} cannot be written: only the newest can. "
-                "Open the store without a version."
-            )
-        with held(self.path):
+        """Hold the writer's lock with the newest version open; remove new files if the block raises."""
+        self._check_newest()
+        with writer_lock(self.path):
             self.refresh()
             before, version = set(self._rows.iterdir()), self.version
             try:
@@ -231,60 +232,51 @@ class ArrowStore(Store):
                         unnamed.unlink()
                 raise
 
-    def _commit(self, operation: str, pieces: tuple[Piece, ...]) -> None:
-        manifest = self._manifest.next(operation, pieces)
+    def _commit(self, operation: str, files: tuple[RowFile, ...]) -> None:
+        manifest = self._manifest.next(operation, files)
         manifest.write(self._versions)
         self._load(manifest)
 
-    def _kept_after(self, block: Block, chosen: np.ndarray | None) -> np.ndarray | None:
-        """Which rows of a block stay when those that were chosen go; None where none goes."""
-        if chosen is None:
-            return None
-        gone = np.asarray(chosen, bool)
-        before = np.ones(block.table.num_rows, bool) if block.present is None else block.present
-        after = before & ~gone
-        return None if after.sum() == before.sum() else after
-
-    def _without(self, piece: Piece, kept: np.ndarray) -> Piece:
+    def _with_deleted_rows(self, row_file: RowFile, present: Bool[np.ndarray, " rows"]) -> RowFile:
         import pyarrow as pa
 
-        table = pa.table({"row": np.flatnonzero(~kept).astype(np.uint32)})
+        table = pa.table({"row": np.flatnonzero(~present).astype(np.uint32)})
         (deleted,) = row_files.write_rows(self._rows, [table])
-        return Piece(piece.name, piece.rows, piece.size, piece.check, piece.changed, deleted)
+        return replace(row_file, deleted=deleted)
 
-    def _compacted(self, progress: Progress | None) -> tuple[Piece, ...]:
+    def _compacted(self, progress: Progress | None) -> tuple[RowFile, ...]:
         import pyarrow as pa
 
-        done: list[Piece] = []
-        waiting: list[Piece] = []
-        tables: list[Any] = []
+        done: list[RowFile] = []
+        small: list[RowFile] = []
+        tables: list[pa.Table] = []
 
         def flush() -> None:
-            if len(waiting) == 1 and waiting[0].deleted is None:
-                done.extend(waiting)
-            elif waiting:
-                done.extend(row_files.write_rows(self._rows, row_files.cut(pa.concat_tables(tables))))
-            waiting.clear()
+            if len(small) == 1 and small[0].deleted is None:
+                done.extend(small)
+            elif small:
+                done.extend(row_files.write_rows(self._rows, row_files.split_table(pa.concat_tables(tables))))
+            small.clear()
             tables.clear()
 
-        pieces = self._manifest.pieces
-        for number, piece in enumerate(pieces):
-            block = self._blocks.get(piece.name)
-            if block is None or (piece.size >= _POOR and piece.deleted is None):
+        files = self._manifest.row_files
+        for number, row_file in enumerate(files):
+            block = self._blocks.get(row_file.name)
+            if block is None or (row_file.size >= _SMALL and row_file.deleted is None):
                 flush()
-                done.append(piece)
+                done.append(row_file)
             else:
-                waiting.append(piece)
-                tables.append(block.living())
+                small.append(row_file)
+                tables.append(block.present_rows())
                 if sum(table.nbytes for table in tables) >= row_files.BYTES:
                     flush()
             if progress is not None:
-                progress("compacting", number + 1, len(pieces))
+                progress("compacting", number + 1, len(files))
         flush()
         return tuple(done)
 
     def _sweep(self, keep: int | None) -> int:
-        """Remove old versions, and files that no version names; how many bytes that freed."""
+        """Remove old versions, and files that no version names; return the number of bytes freed."""
         if keep is not None:
             for number in numbers(self._versions)[:-keep]:
                 manifest_path(self._versions, number).unlink()
@@ -301,5 +293,15 @@ class ArrowStore(Store):
         return freed
 
 
-def _with_deleted(pieces: Sequence[Piece]) -> list[Piece]:
-    return [file for piece in pieces for file in (piece, piece.deleted) if file is not None]
+def _present_after(block: Block, chosen: Bool[np.ndarray, " rows"] | None) -> Bool[np.ndarray, " rows"] | None:
+    """Return the rows of a block that remain after a deletion, or None if it deletes none of them."""
+    if chosen is None:
+        return None
+    before = np.ones(block.table.num_rows, bool) if block.present is None else block.present
+    after = before & ~np.asarray(chosen, bool)
+    return None if after.sum() == before.sum() else after
+
+
+def _with_deleted(files: Sequence[RowFile]) -> list[RowFile]:
+    """Return the files of rows and those of deleted rows."""
+    return [file for rows in files for file in (rows, rows.deleted) if file is not None]

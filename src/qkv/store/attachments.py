@@ -1,80 +1,90 @@
-"""Files that belong to a store and to no version of it: written before its first, compared like its rows.
+"""Files that belong to all versions of a store: written before the first version, verified like its rows.
 
-STORE/attached/encoder.npz       their sizes and checksums stand in the metadata, which every version has
+STORE/attached/encoder.npz       its size and checksum are in the metadata, which every version has
 """
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from qkv.errors import DamagedStoreError, DataError
 from qkv.store import row_files
-from qkv.store.base import Damage
+from qkv.store.base import Damage, Metadata
 from qkv.store.disk import checksum, sync_folder, write_synced
-from qkv.store.manifest import Piece
+from qkv.store.manifest import RowFile
 
 __all__ = ["FOLDER", "attach", "attached_damages", "read_attached"]
 
 FOLDER = "attached"
 
 
-def attach(path: Path, attached: Mapping[str, bytes]) -> dict[str, Any]:
-    """Write files into the folder of a store that is about to be made, synced.
+def attach(path: Path, attached: Mapping[str, bytes]) -> Metadata:
+    """Write files into the folder of a store before it is created.
+
+    Args:
+        path: the store's folder.
+        attached: contents by name.
 
     Returns:
-        What its metadata must say of them; nothing where there are none.
+        The entries for the store's metadata, empty if there are no files.
     """
     if not attached:
         return {}
     folder = path / FOLDER
     folder.mkdir(parents=True)
-    said = []
+    records = []
     for name, data in attached.items():
         write_synced(folder / name, data)
         state = (folder / name).stat()
-        said.append(asdict(Piece(name, 0, state.st_size, checksum(data), state.st_mtime_ns)))
+        records.append(asdict(RowFile(name, 0, state.st_size, checksum(data), state.st_mtime_ns)))
     sync_folder(folder)
-    return {FOLDER: said}
+    return {FOLDER: records}
 
 
-def attached_damages(path: Path, metadata: Mapping[str, Any], read: bool = False) -> list[Damage]:
-    """The files that are not what was written.
+def attached_damages(path: Path, metadata: Metadata, read: bool = False) -> list[Damage]:
+    """Return the damaged files.
 
     Args:
-        path: of the store.
-        metadata: of the store.
-        read: compare every byte; otherwise only of files that were touched since.
+        path: the store's folder.
+        metadata: the store's metadata.
+        read: whether every byte is compared; otherwise only those of files modified since they were written.
     """
-    found = []
-    for piece in _pieces(metadata):
+    damages = []
+    for file in _files(metadata):
         try:
-            touched = (path / FOLDER / piece.name).stat().st_mtime_ns != piece.changed
+            modified = (path / FOLDER / file.name).stat().st_mtime_ns != file.changed
         except FileNotFoundError:
-            touched = False
-        problem = row_files.problem_of(path / FOLDER, piece, read or touched)
+            modified = False
+        problem = row_files.find_problem(path / FOLDER, file, read or modified)
         if problem:
-            found.append(Damage(f"{FOLDER}/{piece.name}", problem, 0))
-    return found
+            damages.append(Damage(f"{FOLDER}/{file.name}", problem, 0))
+    return damages
 
 
-def read_attached(path: Path, metadata: Mapping[str, Any], name: str) -> bytes:
-    """The bytes of a file, every one compared.
+def read_attached(path: Path, metadata: Metadata, name: str) -> bytes:
+    """Return the bytes of an attached file, after comparing all of them.
+
+    Args:
+        path: the store's folder.
+        metadata: the store's metadata.
+        name: the file's name.
 
     Raises:
-        DataError: nothing of that name was attached.
-        DamagedStoreError: it is not what was written.
+        DataError: No such file is attached.
+        DamagedStoreError: The file is damaged.
     """
-    piece = next((piece for piece in _pieces(metadata) if piece.name == name), None)
-    if piece is None:
-        raise DataError(f"{path.name!r} has nothing attached that is called {name!r}.")
-    file = path / FOLDER / name
-    data = file.read_bytes() if file.is_file() else b""
-    if len(data) != piece.size or checksum(data) != piece.check:
-        problem = row_files.problem_of(path / FOLDER, piece, read=True) or "bytes changed"
+    file = next((file for file in _files(metadata) if file.name == name), None)
+    if file is None:
+        raise DataError(f"{path.name!r} has no attached file {name!r}.")
+    target = path / FOLDER / name
+    data = target.read_bytes() if target.is_file() else b""
+    if len(data) != file.size or checksum(data) != file.check:
+        problem = row_files.find_problem(path / FOLDER, file, read=True) or "bytes changed"
         raise DamagedStoreError(f"{path.name!r} is damaged: {FOLDER}/{name}: {problem}. Restore this file from a copy.")
     return data
 
 
-def _pieces(metadata: Mapping[str, Any]) -> list[Piece]:
-    return [Piece(**said) for said in metadata.get(FOLDER, ())]
+def _files(metadata: Metadata) -> list[RowFile]:
+    return [RowFile(**record) for record in metadata.get(FOLDER, ())]

@@ -1,4 +1,6 @@
-"""What every store can do, whatever it is made of."""
+"""The interface of stores: tables on disk, in versions."""
+
+from __future__ import annotations
 
 import copy
 import shutil
@@ -7,25 +9,32 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
 from qkv.core.progress import Progress
-from qkv.errors import DataError
+from qkv.core.typing import Bool, Int
+from qkv.errors import DamagedStoreError, DataError, OptionError
 
-__all__ = ["Block", "Choosing", "Damage", "Matching", "Store", "Version"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Block", "BlockSelector", "Damage", "Metadata", "RowPredicate", "Store", "Version"]
 
 _FEW = 8
-"""So many rows are sliced out of a block faster than they are taken."""
+"""Up to this number, single rows are sliced out of a block faster than they are taken."""
 
-Matching = Callable[[Any], np.ndarray]
-"""Tells of a pyarrow table which of its rows are meant: booleans, one for each row."""
+Metadata: TypeAlias = dict[str, Any]
+"""Values of JSON types, by name."""
 
-Choosing = Callable[[Sequence["Block"]], Sequence[np.ndarray | None]]
-"""Tells of all blocks together which of their rows are meant: `(rows,)` booleans for each, or None for none.
+RowPredicate = Callable[["pa.Table"], np.ndarray]
+"""Returns a boolean for each row of a pyarrow table."""
 
-Rows that are deleted already may be named again.
+BlockSelector = Callable[[Sequence["Block"]], Sequence[np.ndarray | None]]
+"""Returns for each of all blocks the selected rows as `(rows,)` booleans, or None for no rows.
+
+It may select rows that are already deleted.
 """
 
 
@@ -35,9 +44,9 @@ class Version:
 
     Fields:
         number: 1 for the empty store that `create` makes; each commit adds 1.
-        operation: what made it: `create`, `append`, `delete` or `compact`.
-        rows: how many rows it has.
-        written: when, in UTC.
+        operation: the operation that made it: `create`, `append`, `delete` or `compact`.
+        rows: number of rows.
+        written: time of the commit, in UTC.
     """
 
     number: int
@@ -48,12 +57,12 @@ class Version:
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not what was written.
+    """A damaged file.
 
     Fields:
         file: its name within the store.
         problem: `missing`, `cut off at 10 of 20 bytes`, `bytes changed`.
-        rows: how many rows of the version that was looked at cannot be read because of it.
+        rows: number of rows of the open version that cannot be read because of it.
     """
 
     file: str
@@ -66,36 +75,36 @@ class Damage:
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of a store, as they lie on disk.
+    """Some rows of a store.
 
     Fields:
-        name: the file, or the fragment.
-        table: a pyarrow table, memory-mapped where the store can.
-        kept: `(rows,)` booleans, False where a row was deleted; None where none was.
+        name: the name of the file or fragment.
+        table: a pyarrow table, memory-mapped if the store can.
+        present: `(rows,)` booleans, False where a row is deleted; None if none is.
     """
 
     name: str
-    table: Any
-    present: np.ndarray | None = field(default=None, repr=False)
+    table: pa.Table
+    present: Bool[np.ndarray, " rows"] | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return int(self.table.num_rows if self.present is None else self.present.sum())
 
-    def rows(self, start: int, stop: int) -> Any:
-        """Some of the rows that are not deleted, counted among these alone."""
+    def rows(self, start: int, stop: int) -> pa.Table:
+        """Return a range of the rows that are not deleted, counted among these alone."""
         if self.present is None:
             return self.table.slice(start, stop - start)
         import pyarrow as pa
 
-        living = np.flatnonzero(self.present)[start:stop]
-        if not len(living):
+        rows = np.flatnonzero(self.present)[start:stop]
+        if not len(rows):
             return self.table.slice(0, 0)
-        first = int(living[0])
-        span = self.table.slice(first, int(living[-1]) + 1 - first)
+        first = int(rows[0])
+        span = self.table.slice(first, int(rows[-1]) + 1 - first)
         return span.filter(pa.array(self.present[first : first + span.num_rows]))
 
-    def living(self) -> Any:
-        """The table without its deleted rows; the same table where there are none."""
+    def present_rows(self) -> pa.Table:
+        """Return the table without its deleted rows, and without a copy if there are none."""
         if self.present is None:
             return self.table
         import pyarrow as pa
@@ -106,101 +115,118 @@ class Block:
 class Store(ABC):
     """A table on disk, in versions.
 
-    One process writes at a time; readers are never in its way, nor it in theirs: what a reader has opened
-    stays as it was until it asks for `refresh`.
+    One process writes at a time. Readers and the writer do not block each other: an open version stays as it is
+    until `refresh`.
+
+    Fields:
+        path: the folder.
+        version: the number of the open version.
+        schema: the pyarrow schema.
+        metadata: values saved with the store.
+        damages: the damaged files that were skipped.
     """
 
     path: Path
     version: int
-    schema: Any
-    metadata: dict[str, Any]
+    schema: pa.Schema
+    metadata: Metadata
+    damages: list[Damage]
+    _pinned: bool
+    _skip: bool
+
+    def __init__(self, path: Path, version: int | None, damaged: str) -> None:
+        if damaged not in ("refuse", "skip"):
+            raise OptionError(f"damaged must be 'refuse' or 'skip', got {damaged!r}. Leave it out to refuse.")
+        self.path = Path(path)
+        self._pinned = version is not None
+        self._skip = damaged == "skip"
+        self.damages = []
 
     @abstractmethod
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        """The rows of this version, block by block, in the order in which they were appended.
+        """Yield the rows of this version, block by block, in the order in which they were appended.
 
         Args:
-            columns: read these alone; None: all.
+            columns: the columns to read; None: all.
 
         Raises:
-            DamagedStoreError: a block is not what was written, and the store was not opened to go on
-                without it.
+            DamagedStoreError: A block is damaged, and the store was not opened to skip it.
         """
 
     @abstractmethod
-    def append(self, table: Any) -> int:
-        """Add rows; they are on disk, synced, when this returns.
+    def append(self, table: pa.Table | Iterable[pa.Table]) -> int:
+        """Append rows; they are on the disk when this returns.
 
         Args:
             table: a pyarrow table with the columns of the store, in any order; or an iterable of such tables,
-                which are read one after another and become one version.
+                which become one version.
 
         Returns:
             The number of the new version.
 
         Raises:
-            DataError: a column is missing, too many, or of another type.
-            StoreBusyError: another process is writing.
-            StoreFullError: the disk is full; the store is as it was.
+            DataError: A column is missing, unknown, or of another type.
+            StoreBusyError: Another process is writing.
+            StoreFullError: The disk is full; the store is unchanged.
         """
 
-    def delete(self, matching: Matching) -> int:
-        """Take rows out of the newest version; older versions keep them.
+    def delete(self, predicate: RowPredicate) -> int:
+        """Delete rows from the newest version; older versions keep them.
 
         Args:
-            matching: given the rows of a block, says which are to go.
+            predicate: given the rows of a block, returns the rows to delete.
 
         Returns:
-            How many rows went.
+            The number of deleted rows.
         """
-        return self.delete_chosen(lambda blocks: [matching(block.table) for block in blocks])
+        return self.delete_chosen(lambda blocks: [predicate(block.table) for block in blocks])
 
     @abstractmethod
-    def delete_chosen(self, choose: Choosing) -> int:
-        """As `delete`, by a choice that sees all rows of the newest version at once."""
+    def delete_chosen(self, choose: BlockSelector) -> int:
+        """Delete rows from the newest version, selected from all of its blocks at once; see `delete`."""
 
     @abstractmethod
     def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
-        """Rewrite small blocks and blocks with deleted rows into full ones.
+        """Rewrite small blocks, and blocks with deleted rows, into full ones.
 
         Args:
-            keep: how many of the newest versions stay readable; what only older ones need is removed from
-                the disk. None: all stay, and nothing is removed.
-            progress: called with the blocks that are done.
+            keep: number of newest versions that remain readable; files of older ones are removed. None: all
+                remain, and nothing is removed.
+            progress: called as `progress("compacting", done, total)`.
 
         Returns:
-            How many bytes of disk were freed.
+            The number of bytes freed on the disk.
         """
 
     @abstractmethod
     def versions(self) -> list[Version]:
-        """Every version that can be read, oldest first."""
+        """Return every readable version, oldest first."""
 
     @abstractmethod
-    def at(self, version: int) -> "Store":
-        """The store as it was. It can be read; writing goes to the newest version only."""
+    def at(self, version: int) -> Store:
+        """Return the store at an older version, which can be read but not written."""
 
     @abstractmethod
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Compare every byte of this version with its checksum; empty where all is well."""
+        """Compare every byte of this version with its checksum; return the damaged files."""
 
     @abstractmethod
     def refresh(self) -> bool:
-        """Go to the newest version; True if there was a newer one. A store opened `at` a version stays."""
+        """Open the newest version; return True if there was a newer one. A store opened by `at` stays."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many rows this version has."""
+        """Return the number of rows of this version."""
 
     def snapshot(self) -> Self:
-        """This version, which stays what it is whatever is done to this store."""
+        """Return this version as a store that later changes of this object do not affect."""
         return copy.copy(self)
 
-    def take(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> Any:
-        """A table of the rows with these numbers, which ascend and do not count deleted rows."""
+    def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
+        """Return a table of the rows with these indices, which ascend and skip deleted rows."""
         import pyarrow as pa
 
-        found, first = [], 0
+        tables, first = [], 0
         for block in self.blocks(columns):
             count = len(block)
             start, stop = np.searchsorted(rows, [first, first + count])
@@ -209,67 +235,67 @@ class Store(ABC):
                 if block.present is not None:
                     inside = np.flatnonzero(block.present)[inside]
                 if len(inside) > _FEW:
-                    found.append(block.table.take(pa.array(inside)))
+                    tables.append(block.table.take(pa.array(inside)))
                 else:
-                    found += [block.table.slice(int(row), 1) for row in inside]
+                    tables += [block.table.slice(int(row), 1) for row in inside]
             first += count
-        return pa.concat_tables(found or [self.empty(columns)])
+        return pa.concat_tables(tables or [self.empty(columns)])
 
-    def empty(self, columns: Sequence[str] | None = None) -> Any:
-        """A table without rows."""
+    def empty(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return a table without rows."""
         import pyarrow as pa
 
         names = self.schema.names if columns is None else columns
         return pa.schema([self.schema.field(name) for name in names]).empty_table()
 
     def block_lengths(self) -> list[int]:
-        """How many rows each block has."""
+        """Return the number of rows of each block."""
         return [len(block) for block in self.blocks()]
 
     def size_of(self, columns: Sequence[str]) -> int:
-        """How many bytes some columns take, deleted rows counted."""
+        """Return the size of some columns in bytes, including deleted rows."""
         return sum(block.table.nbytes for block in self.blocks(columns))
 
-    def to_table(self, columns: Sequence[str] | None = None) -> Any:
-        """All living rows as one pyarrow table; blocks without deleted rows are not copied."""
+    def to_table(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """Return all rows as one pyarrow table; blocks without deleted rows are not copied."""
         import pyarrow as pa
 
-        return pa.concat_tables([block.living() for block in self.blocks(columns)] or [self.empty(columns)])
+        return pa.concat_tables([block.present_rows() for block in self.blocks(columns)] or [self.empty(columns)])
 
     @property
     def cache_folder(self) -> Path:
-        """A folder for what was found out about rows and would be found again: it may vanish at any time."""
+        """A folder for results about the rows that can be computed again; it may be removed at any time."""
         return self.path / "notes"
 
     def clear_cache(self) -> None:
-        """Remove the notes."""
+        """Remove the cache folder."""
         shutil.rmtree(self.cache_folder, ignore_errors=True)
 
-    def fitted(self, tables: Any) -> Iterator[Any]:
-        """`fit` of a table, or of each of several."""
+    def fit_all(self, tables: pa.Table | Iterable[pa.Table]) -> Iterator[pa.Table]:
+        """Yield one table, or each of several, converted by `fit`."""
         for table in tables if isinstance(tables, Iterable) and not hasattr(tables, "schema") else (tables,):
             yield self.fit(table)
 
-    def fit(self, table: Any, schema: Any = None) -> Any:
-        """A table with this store's columns, in its order and types.
+    def fit(self, table: pa.Table, schema: pa.Schema | None = None) -> pa.Table:
+        """Return a table with this store's columns, in its order and types.
 
         Args:
             table: a pyarrow table.
             schema: some of the store's columns; None: all.
 
         Raises:
-            DataError: a column is missing, too many, or its cells do not fit the type.
+            DataError: A column is missing or unknown, or its cells do not fit the type.
         """
         import pyarrow as pa
 
         schema = self.schema if schema is None else schema
-        given, wanted = set(table.column_names), set(schema.names)
-        if given != wanted:
-            lacking = ", ".join(sorted(wanted - given)) or "none"
-            over = ", ".join(sorted(given - wanted)) or "none"
+        given, expected = set(table.column_names), set(schema.names)
+        if given != expected:
+            lacking = ", ".join(sorted(expected - given)) or "none"
+            unknown = ", ".join(sorted(given - expected)) or "none"
             raise DataError(
                 f"rows for {self.path.name!r} must have the columns {', '.join(schema.names)}; "
-                f"missing: {lacking}; too many: {over}. Give each column once."
+                f"missing: {lacking}; too many: {unknown}. Give each column once."
             )
         try:
             return table.select(schema.names).cast(schema)
@@ -277,8 +303,32 @@ class Store(ABC):
             first = str(error).strip().split("\n")[0].rstrip(". ")
             raise DataError(
                 f"rows do not fit the columns of {self.path.name!r}: {first}. "
-                f"Its types are {', '.join(f'{f.name} {f.type}' for f in schema)}."
+                f"Convert them to {', '.join(f'{f.name} {f.type}' for f in schema)}."
             ) from None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.path.name}: {len(self):,} rows, version {self.version})"
+
+    # -- for implementations ----------------------------------------------------------------------------
+
+    def _report(self, damages: list[Damage]) -> None:
+        """Raise if files are damaged and damaged files are not skipped."""
+        if damages and not self._skip:
+            more = f"; and {len(damages) - 5} more" if len(damages) > 5 else ""
+            raise DamagedStoreError(
+                f"{self.path.name!r} is damaged: {'; '.join(map(str, damages[:5]))}{more}. "
+                "Restore these files from a copy, or open it with damaged='skip' to read the other rows."
+            )
+
+    def _check_newest(self) -> None:
+        if self._pinned:
+            raise OptionError(
+                f"version {self.version} of {self.path.name!r} cannot be written: only the newest can. "
+                "Open the store without a version."
+            )
+
+
+def check_keep(keep: int | None) -> None:
+    """Raise an `OptionError` unless `keep` is None or positive."""
+    if keep is not None and keep < 1:
+        raise OptionError(f"keep must be at least 1, as the newest version always remains, got {keep}. Give 1 or more.")

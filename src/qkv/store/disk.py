@@ -1,4 +1,6 @@
-"""Files that are written whole or not at all, and are on the disk when the call returns."""
+"""Checksums, and files that are written atomically and are on the disk when the call returns."""
+
+from __future__ import annotations
 
 import errno
 import os
@@ -6,22 +8,29 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from qkv.core.files import atomic_path, fsync
 from qkv.errors import StoreFullError
 
-__all__ = ["TEMPORARY", "checksum", "full_disk_in_words", "sync_folder", "write_synced"]
+if TYPE_CHECKING:
+    import mmap
+
+    import pyarrow as pa
+
+    Bytes = bytes | memoryview | mmap.mmap | pa.Buffer
+
+__all__ = ["TEMPORARY", "checksum", "sync_folder", "translate_disk_full", "write_synced"]
 
 TEMPORARY = ".writing-"
 """Start of the names of temporary files."""
 
-_PIECE = 2**24
+_CHUNK = 2**24
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def checksum(data: Any) -> int:
-    """The CRC-32 of bytes, piece by piece, so that a mapped file passes through memory once.
+def checksum(data: Bytes) -> int:
+    """Return the CRC-32 of bytes, in chunks, so that a memory-mapped file is read once.
 
     Example:
         >>> checksum(b"123456789") == 0xCBF43926
@@ -29,14 +38,14 @@ def checksum(data: Any) -> int:
     """
     view = memoryview(data).cast("B")
     value = 0
-    for start in range(0, len(view), _PIECE):
-        value = zlib.crc32(view[start : start + _PIECE], value)
+    for start in range(0, len(view), _CHUNK):
+        value = zlib.crc32(view[start : start + _CHUNK], value)
     return value
 
 
 @contextmanager
-def full_disk_in_words(name: str) -> Iterator[None]:
-    """Turn a full disk, a spent quota and a file that would be too large into a `StoreFullError`."""
+def translate_disk_full(name: str) -> Iterator[None]:
+    """Translate errors of a full disk, an exceeded quota or a too large file to `StoreFullError`."""
     try:
         yield
     except OSError as error:
@@ -44,18 +53,18 @@ def full_disk_in_words(name: str) -> Iterator[None]:
             raise
         raise StoreFullError(
             f"{name!r} cannot be written: {os.strerror(error.errno)}. "
-            "The store is as it was; free some space and repeat."
+            "The store is unchanged; free some space and repeat."
         ) from None
 
 
-def write_synced(path: Path, data: Any) -> None:
-    """Write a file atomically and wait until its bytes are on the disk; its name is not: see `sync_folder`.
+def write_synced(path: Path, data: Bytes) -> None:
+    """Write a file atomically and wait until its bytes are on the disk; for its name see `sync_folder`.
 
     Raises:
-        StoreFullError: the disk is full, or the file would be larger than is allowed. Nothing is left behind.
+        StoreFullError: The disk is full, or the file exceeds the allowed size. Nothing is left behind.
     """
     with (
-        full_disk_in_words(path.name),
+        translate_disk_full(path.name),
         atomic_path(path, prefix=TEMPORARY, sync=True) as temporary,
         temporary.open("xb") as file,
     ):
@@ -63,6 +72,6 @@ def write_synced(path: Path, data: Any) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Sync the names in a folder, so that a rename survives a loss of power."""
-    with full_disk_in_words(path.name):
+    """Sync the names in a folder, so that a rename survives a power loss."""
+    with translate_disk_full(path.name):
         fsync(path)

@@ -1,51 +1,58 @@
-"""A store as a Lance dataset: what other programs of the Lance family read, and object stores hold.
+"""A store as a Lance dataset, readable by other programs of the Lance family.
 
-A commit is Lance's own: files of rows, then a manifest that is linked into place. Lance syncs none of them,
-so a loss of power can leave a newest manifest without bytes, which no version of Lance opens. Here the files
-of rows are synced before the commit, the manifest and its folder after it; and a newest manifest that cannot
-be read is set aside when the store is opened, with a warning.
+A commit is Lance's own: files of rows, then a manifest that is linked into place. Lance syncs none of them, so a
+power loss can leave an empty newest manifest, which no version of Lance opens. This class syncs the files of rows
+before the commit, and the manifest and its folder after it. If the newest manifest cannot be read, opening the
+store renames it with a warning.
 
-What a folder of Arrow files does and this does not: bytes are not compared with checksums (`verify` reads
-every row, and finds what is missing, cut off or no longer decodes); a reader that was open when old versions
-were removed must refresh; rows are decoded, not mapped.
+Differences from a folder of Arrow files: bytes are not compared with checksums (`verify` reads every row, and
+detects files that are missing, cut off or do not decode); a reader that was open when old versions were removed
+must refresh; rows are decoded, not memory-mapped.
 """
+
+from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.core.progress import Progress
+from qkv.core.typing import Int
 from qkv.errors import (
     DamagedStoreError,
     DataError,
     MissingPackageError,
-    OptionError,
 )
 from qkv.store import row_files
 from qkv.store.attachments import attached_damages
-from qkv.store.base import Block, Choosing, Damage, Store, Version
+from qkv.store.base import Block, BlockSelector, Damage, Metadata, Store, Version, check_keep
 from qkv.store.disk import sync_folder
 from qkv.store.lance_files import (
     FOLDERS,
     HINT,
-    file_of,
+    cell_bytes,
+    file_name,
     first_line,
-    in_words,
-    listed,
-    name_of,
+    fragment_name,
+    list_files,
     sync_all,
-    width_of,
+    translate_errors,
 )
-from qkv.store.locking import held
+from qkv.store.locking import writer_lock
 
-__all__ = ["LanceStore", "is_lance", "lance_package"]
+if TYPE_CHECKING:
+    import lance
+    import pyarrow as pa
+    from lance.fragment import FragmentMetadata, LanceFragment
+
+__all__ = ["LanceStore", "is_lance", "import_lance"]
 
 _METADATA = b"qkv"
 _NEWEST = 2**64 - 1
@@ -53,11 +60,11 @@ _ASIDE = ".damaged"
 _OPERATIONS = {"Overwrite": "create", "Append": "append", "Delete": "delete", "Rewrite": "compact"}
 
 
-def lance_package() -> Any:
-    """The package `lance`.
+def import_lance() -> Any:
+    """Return the package `lance`.
 
     Raises:
-        MissingPackageError: it is not installed.
+        MissingPackageError: It is not installed.
     """
     try:
         import lance
@@ -65,14 +72,14 @@ def lance_package() -> Any:
         import lance.optimize
     except ImportError:
         raise MissingPackageError(
-            "a store of Lance needs pylance, which is not installed. "
+            "a Lance store needs pylance, which is not installed. "
             'Run: pip install "qkv[lance]", or choose the backend "arrow".'
         ) from None
     return lance
 
 
 def is_lance(path: Path) -> bool:
-    """Whether a path is the folder of a Lance dataset."""
+    """Return whether a path is the folder of a Lance dataset."""
     return (path / "_versions").is_dir()
 
 
@@ -81,34 +88,29 @@ class LanceStore(Store):
 
     Args:
         path: the folder.
-        version: open it as it was then; None: the newest.
-        damaged: `"refuse"` raises where a file of rows is missing or cut off; `"skip"` goes on without its
-            rows, which `damages` names.
+        version: an older version; None: the newest.
+        damaged: `"refuse"` raises if a file of rows is missing or cut off; `"skip"` continues without its rows,
+            and lists it in `damages`.
 
     Raises:
-        DamagedStoreError: no version can be read, or files of rows are missing or cut off.
-        DataError: there is no such version.
+        DamagedStoreError: No version can be read, or files of rows are missing or cut off.
+        DataError: There is no such version.
         MissingPackageError: pylance is not installed.
     """
 
     def __init__(self, path: Path, version: int | None = None, damaged: str = "refuse") -> None:
-        if damaged not in ("refuse", "skip"):
-            raise OptionError(f"damaged is {damaged!r}, and 'refuse' or 'skip' is wanted.")
-        self.path = Path(path)
-        self._lance = lance_package()
-        self._pinned = version is not None
-        self._skip = damaged == "skip"
-        self.damages: list[Damage] = []
+        super().__init__(path, version, damaged)
+        self._lance = import_lance()
         self._before: set[Path] = set()
         self._load(self._newest() if version is None else self._at(version))
 
     @classmethod
-    def create(cls, path: Path, schema: Any, metadata: dict[str, Any]) -> "LanceStore":
-        """Make a new store without rows; see `qkv.store.create`."""
-        lance = lance_package()
-        said = {_METADATA: json.dumps(metadata, ensure_ascii=False).encode()}
-        with in_words(path):
-            lance.write_dataset(schema.with_metadata(said).empty_table(), str(path), mode="create")
+    def create(cls, path: Path, schema: pa.Schema, metadata: Metadata) -> LanceStore:
+        """Create a store without rows; see `qkv.store.create`."""
+        lance = import_lance()
+        encoded = {_METADATA: json.dumps(metadata, ensure_ascii=False).encode()}
+        with translate_errors(path):
+            lance.write_dataset(schema.with_metadata(encoded).empty_table(), str(path), mode="create")
         for name in FOLDERS[:2]:
             sync_all(path / name, set())
         for folder in (path, path.absolute().parent):
@@ -118,60 +120,68 @@ class LanceStore(Store):
     # -- reading ----------------------------------------------------------------------------------------
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
+        """Yield the fragments of this version; see `Store.blocks`."""
         names = None if columns is None else list(columns)
         for fragment in self._fragments():
-            with in_words(self.path):
+            with translate_errors(self.path):
                 table = fragment.to_table(columns=names).replace_schema_metadata(None)
-            yield Block(name_of(fragment), table)
+            yield Block(fragment_name(fragment), table)
 
     def block_lengths(self) -> list[int]:
+        """Return the number of rows of each fragment."""
         return [fragment.count_rows() for fragment in self._fragments()]
 
     def size_of(self, columns: Sequence[str]) -> int:
+        """Return the approximate size of some columns in bytes."""
         fields = [self.schema.field(name).type for name in columns]
-        widths = [width_of(type_) for type_ in fields]
+        widths = [cell_bytes(type_) for type_ in fields]
         return len(self) * sum(widths)
 
-    def take(self, rows: np.ndarray, columns: Sequence[str] | None = None) -> Any:
+    def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
+        """Return a table of the rows with these indices; see `Store.take`."""
         names = list(self.schema.names if columns is None else columns)
         if not len(rows):
             return self.empty(names)
         if self.damages:
             return super().take(rows, columns)
-        with in_words(self.path):
+        with translate_errors(self.path):
             return self._dataset.take(rows.tolist(), columns=names).cast(self.empty(names).schema)
 
     def versions(self) -> list[Version]:
-        found = []
+        """Return every readable version, oldest first."""
+        versions = []
         for number in self._numbers():
             try:
                 dataset = self._at(number)
             except DamagedStoreError:
                 continue
-            listed = {each["version"]: each["timestamp"] for each in dataset.versions()}
-            written = listed[number].astimezone(UTC)
-            found.append(Version(number, self._operation(dataset), dataset.count_rows(), written))
-        return found
+            written_at = {each["version"]: each["timestamp"] for each in dataset.versions()}
+            written = written_at[number].astimezone(UTC)
+            versions.append(Version(number, self._operation(dataset), dataset.count_rows(), written))
+        return versions
 
-    def at(self, version: int) -> "LanceStore":
+    def at(self, version: int) -> LanceStore:
+        """Return the store at an older version."""
         return LanceStore(self.path, version, "skip" if self._skip else "refuse")
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        fragments, found = self._dataset.get_fragments(), []
+        """Decode all rows of this version; return the damaged files."""
+        fragments, damages = self._dataset.get_fragments(), []
         for done, fragment in enumerate(fragments):
             damage = self._damage(fragment)
             if damage is None:
                 try:
                     for _ in fragment.to_batches():
                         pass
-                except Exception as error:  # whatever its decoders make of changed bytes
-                    damage = Damage(file_of(fragment), f"does not decode: {first_line(error)}", fragment.count_rows())
-            found += [] if damage is None else [damage]
+                except Exception as error:  # its decoders raise any error for changed bytes
+                    damage = Damage(file_name(fragment), f"does not decode: {first_line(error)}", fragment.count_rows())
+            damages += [] if damage is None else [damage]
             if progress is not None:
                 progress("verifying", done + 1, len(fragments))
-        return found + attached_damages(self.path, self.metadata, read=True)
+        return damages + attached_damages(self.path, self.metadata, read=True)
 
     def refresh(self) -> bool:
+        """Open the newest version; return True if there was a newer one."""
         if self._pinned or max(self._numbers(), default=0) == self.version:
             return False
         self._load(self._newest())
@@ -182,16 +192,17 @@ class LanceStore(Store):
 
     # -- writing ----------------------------------------------------------------------------------------
 
-    def append(self, table: Any) -> int:
-        tables = self.fitted(table)
+    def append(self, table: pa.Table | Iterable[pa.Table]) -> int:
+        """Append rows as new fragments; see `Store.append`."""
+        tables = self.fit_all(table)
         first = next(tables, None)
         if first is None:
             return self.version
         with self._writing():
-            fragments: list[Any] = []
+            fragments: list[FragmentMetadata] = []
             for rows in chain([first], tables):
-                for part in row_files.cut(rows):
-                    with in_words(self.path):
+                for part in row_files.split_table(rows):
+                    with translate_errors(self.path):
                         fragments += self._lance.fragment.write_fragments(
                             part, self._dataset, mode="append", max_rows_per_file=max(1, part.num_rows)
                         )
@@ -199,31 +210,32 @@ class LanceStore(Store):
                 self._commit(self._lance.LanceOperation.Append(fragments), "data")
         return self.version
 
-    def delete_chosen(self, choose: Choosing) -> int:
+    def delete_chosen(self, choose: BlockSelector) -> int:
+        """Delete rows, selected from all fragments at once."""
         with self._writing():
             fragments = list(self._fragments())
-            left, gone_whole, gone = [], [], 0
+            remaining, removed, deleted = [], [], 0
             for fragment, chosen in zip(fragments, choose(list(self.blocks())), strict=True):
                 if chosen is None or not np.asarray(chosen, bool).any():
                     continue
                 address = fragment.scanner(columns=[], with_row_address=True).to_table()
                 offsets = address.column("_rowaddr").to_numpy() & 0xFFFFFFFF
                 offsets = offsets[np.asarray(chosen, bool)]
-                gone += len(offsets)
-                with in_words(self.path):
+                deleted += len(offsets)
+                with translate_errors(self.path):
                     thinned = fragment.delete_rows(offsets.tolist())
                 if thinned is None:
-                    gone_whole.append(fragment.fragment_id)
+                    removed.append(fragment.fragment_id)
                 else:
-                    left.append(thinned)
-            if gone:
-                operation = self._lance.LanceOperation.Delete(left, gone_whole, "chosen by qkv")
+                    remaining.append(thinned)
+            if deleted:
+                operation = self._lance.LanceOperation.Delete(remaining, removed, "chosen by qkv")
                 self._commit(operation, "_deletions")
-        return gone
+        return deleted
 
     def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
-        if keep is not None and keep < 1:
-            raise OptionError(f"keep is {keep}, and the newest version always stays. Give 1 or more.")
+        """Rewrite small fragments, and those with deleted rows, into full ones; see `Store.compact`."""
+        check_keep(keep)
         with self._writing():
             rows = max(1, len(self))
             each = max(1, int(row_files.BYTES / max(1.0, self.size_of(self.schema.names) / rows)))
@@ -231,14 +243,14 @@ class LanceStore(Store):
             options = {"target_rows_per_fragment": each, "materialize_deletions_threshold": 0.0}
             tasks = compaction.plan(self._dataset, options).tasks
             done = []
-            with in_words(self.path):
+            with translate_errors(self.path):
                 for number, task in enumerate(tasks):
                     done.append(task.execute(self._dataset))
                     if progress is not None:
                         progress("compacting", number + 1, len(tasks))
             if done:
                 sync_all(self.path / "data", self._before)
-                with in_words(self.path):
+                with translate_errors(self.path):
                     compaction.commit(self._dataset, done, options)
                 self._sync_commit()
                 self._load(self._newest())
@@ -250,14 +262,14 @@ class LanceStore(Store):
             )
             return int(freed.bytes_removed)
 
-    # -- within -----------------------------------------------------------------------------------------
+    # -- private ----------------------------------------------------------------------------------------
 
-    def _fragments(self) -> Iterator[Any]:
+    def _fragments(self) -> Iterator[LanceFragment]:
         broken = {damage.file for damage in self.damages}
-        return (each for each in self._dataset.get_fragments() if file_of(each) not in broken)
+        return (each for each in self._dataset.get_fragments() if file_name(each) not in broken)
 
     def _numbers(self) -> list[int]:
-        """The versions whose manifests are there, ascending."""
+        """Return the numbers of the versions whose manifests exist, ascending."""
         found = []
         for path in (self.path / "_versions").iterdir():
             stem = path.name.removesuffix(".manifest")
@@ -266,8 +278,8 @@ class LanceStore(Store):
                 found.append(_NEWEST - int(stem) if len(stem) == 20 else int(stem))
         return sorted(found)
 
-    def _newest(self) -> Any:
-        """The newest version that can be read; newer ones are set aside."""
+    def _newest(self) -> lance.LanceDataset:
+        """Return the newest readable version; unreadable newer ones are renamed."""
         numbers = self._numbers()
         for back, number in enumerate(reversed(numbers)):
             try:
@@ -281,7 +293,7 @@ class LanceStore(Store):
             f"{self.path.name!r}: no manifest of its {len(numbers)} versions can be read. Restore it from a copy."
         )
 
-    def _at(self, version: int) -> Any:
+    def _at(self, version: int) -> lance.LanceDataset:
         try:
             return self._lance.dataset(str(self.path), version=version)
         except (OSError, ValueError) as error:
@@ -297,10 +309,10 @@ class LanceStore(Store):
             ) from None
 
     def _set_aside(self, numbers: list[int]) -> None:
-        said = ", ".join(map(str, numbers))
+        names = ", ".join(map(str, numbers))
         warnings.warn(
-            f"{self.path.name!r}: version {said} cannot be read, as after a loss of power, and was set "
-            "aside; the newest that can is open. What was written then must be written again.",
+            f"{self.path.name!r}: version {names} cannot be read, as after a power loss, and was set aside; "
+            "the newest readable version is open. Write again what was written then.",
             UserWarning,
             stacklevel=4,
         )
@@ -312,64 +324,55 @@ class LanceStore(Store):
         (folder / HINT).unlink(missing_ok=True)
         sync_folder(folder)
 
-    def _load(self, dataset: Any) -> None:
+    def _load(self, dataset: lance.LanceDataset) -> None:
         metadata = json.loads((dataset.schema.metadata or {}).get(_METADATA, b"{}"))
         damages = [found for each in dataset.get_fragments() if (found := self._damage(each)) is not None]
         damages += attached_damages(self.path, metadata)
-        if damages and not self._skip:
-            raise DamagedStoreError(
-                f"{self.path.name!r} is damaged: {'; '.join(map(str, damages[:5]))}"
-                + (f"; and {len(damages) - 5} more" if len(damages) > 5 else "")
-                + ". Restore these files from a copy, or open it with damaged='skip' to read the other rows."
-            )
+        self._report(damages)
         self._dataset, self.damages = dataset, damages
         self.version = dataset.version
         self.metadata = metadata
         self.schema = dataset.schema.remove_metadata()
 
-    def _damage(self, fragment: Any) -> Damage | None:
-        """What a look at the files of a fragment tells, without reading them."""
+    def _damage(self, fragment: LanceFragment) -> Damage | None:
+        """Return the damage of a fragment that the sizes of its files show."""
         for each in fragment.metadata.files:
             path = self.path / "data" / each.path
             try:
                 size = path.stat().st_size
             except FileNotFoundError:
                 return Damage(each.path, "missing", fragment.count_rows())
-            wanted = each.file_size_bytes
-            if wanted and size != wanted:
-                return Damage(each.path, f"cut off at {size:,} of {wanted:,} bytes", fragment.count_rows())
+            expected = each.file_size_bytes
+            if expected and size != expected:
+                return Damage(each.path, f"cut off at {size:,} of {expected:,} bytes", fragment.count_rows())
         return None
 
-    def _operation(self, dataset: Any) -> str:
+    def _operation(self, dataset: lance.LanceDataset) -> str:
         try:
             kind = type(dataset.read_transaction(dataset.version).operation).__name__
-        except Exception:  # the record of it was removed, or is of a kind this pylance does not know
+        except Exception:  # its record was removed, or is unknown to this version of pylance
             return "unknown"
         return _OPERATIONS.get(kind, kind.lower())
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Hold the lock of the one writer, at the newest version; what fails leaves no file."""
-        if self._pinned:
-            raise OptionError(
-                f"version {self.version} of {self.path.name!r} cannot be written: only the newest can. "
-                "Open the store without a version."
-            )
-        with held(self.path):
+        """Hold the writer's lock with the newest version open; remove new files if the block raises."""
+        self._check_newest()
+        with writer_lock(self.path):
             self.refresh()
-            before, version = listed(self.path), self.version
+            before, version = list_files(self.path), self.version
             self._before = before
             try:
                 yield
             except BaseException:
                 if max(self._numbers(), default=0) == version:
-                    for unnamed in listed(self.path) - before:
+                    for unnamed in list_files(self.path) - before:
                         unnamed.unlink(missing_ok=True)
                 raise
 
-    def _commit(self, operation: Any, folder: str) -> None:
+    def _commit(self, operation: lance.LanceOperation.BaseOperation, folder: str) -> None:
         sync_all(self.path / folder, self._before)
-        with in_words(self.path):
+        with translate_errors(self.path):
             self._lance.LanceDataset.commit(str(self.path), operation, read_version=self.version)
         self._sync_commit()
         self._load(self._newest())

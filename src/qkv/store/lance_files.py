@@ -1,24 +1,30 @@
-"""The files of a Lance dataset: which they are, their syncing, and what Lance says of them in our words."""
+"""The files of a Lance dataset: listing, syncing, and translation of Lance's errors."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from qkv.core.files import fsync
 from qkv.errors import DamagedStoreError, StoreFullError
 from qkv.store.disk import sync_folder
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from lance.fragment import LanceFragment
+
 __all__ = [
     "FOLDERS",
     "HINT",
-    "file_of",
+    "cell_bytes",
+    "file_name",
     "first_line",
-    "in_words",
-    "listed",
-    "name_of",
+    "fragment_name",
+    "list_files",
     "sync_all",
-    "width_of",
+    "translate_errors",
 ]
 
 FOLDERS = ("_versions", "_transactions", "_deletions", "data")
@@ -26,22 +32,28 @@ HINT = "latest_version_hint.json"
 
 
 def sync_all(folder: Path, known: set[Path]) -> None:
-    """Sync the files of a folder that were not known, and its names."""
+    """Sync the new files of a folder, and its names.
+
+    Args:
+        folder: the folder.
+        known: files that are synced already.
+    """
     if not folder.is_dir():
         return
     for path in {*folder.iterdir()} - known | {folder / HINT} & {*folder.iterdir()}:
-        with in_words(folder):
+        with translate_errors(folder):
             fsync(path)
     sync_folder(folder)
 
 
-def listed(path: Path) -> set[Path]:
+def list_files(path: Path) -> set[Path]:
+    """Return all files of a dataset."""
     return {file for name in FOLDERS if (path / name).is_dir() for file in (path / name).iterdir()}
 
 
 @contextmanager
-def in_words(path: Path) -> Iterator[None]:
-    """Lance's errors as ours."""
+def translate_errors(path: Path) -> Iterator[None]:
+    """Translate Lance's errors to `StoreFullError` and `DamagedStoreError`."""
     import pyarrow as pa
 
     try:
@@ -49,7 +61,7 @@ def in_words(path: Path) -> Iterator[None]:
     except (OSError, ValueError, pa.ArrowException) as error:
         if "os error 28" in str(error) or "No space left" in str(error) or "os error 27" in str(error):
             raise StoreFullError(
-                f"{path.name!r} cannot be written: the disk is full. The store is as it was; free some space "
+                f"{path.name!r} cannot be written: the disk is full. The store is unchanged; free some space "
                 "and repeat."
             ) from None
         if "not found" in str(error).lower():
@@ -60,24 +72,26 @@ def in_words(path: Path) -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
+    """Return the first line of an error's message."""
     return (str(error).strip().split("\n")[0] or type(error).__name__)[:200].rstrip(". ")
 
 
-def file_of(fragment: Any) -> str:
+def file_name(fragment: LanceFragment) -> str:
+    """Return the name of a fragment's file."""
     return str(fragment.metadata.files[0].path)
 
 
-def name_of(fragment: Any) -> str:
-    """Tells apart the same file with other rows deleted."""
+def fragment_name(fragment: LanceFragment) -> str:
+    """Return a name that differs if other rows of the same file are deleted."""
     deleted = fragment.metadata.to_json().get("deletion_file") or {}
-    return f"{file_of(fragment)}-{deleted.get('id', 0)}"
+    return f"{file_name(fragment)}-{deleted.get('id', 0)}"
 
 
-def width_of(type_: Any) -> int:
-    """About how many bytes a cell takes."""
+def cell_bytes(type_: pa.DataType) -> int:
+    """Return the approximate size of a cell in bytes."""
     size = getattr(type_, "list_size", None)
     if size is not None:
-        return int(size) * width_of(type_.value_type)
+        return int(size) * cell_bytes(type_.value_type)
     try:
         return max(1, int(type_.bit_width) // 8)
     except ValueError:

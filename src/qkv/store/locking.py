@@ -1,4 +1,6 @@
-"""The lock of the one process that writes. The operating system frees it when that process dies."""
+"""The lock of the one writing process. The operating system releases it when that process dies."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,17 +8,17 @@ from pathlib import Path
 
 from qkv.errors import StoreBusyError
 
-__all__ = ["held"]
+__all__ = ["writer_lock"]
 
 WAIT_SECONDS = 10.0
 
 
 @contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold the lock of a store.
+def writer_lock(path: Path) -> Iterator[None]:
+    """Hold the writer's lock of a store.
 
     Raises:
-        StoreBusyError: another process has been writing for ten seconds.
+        StoreBusyError: Another process holds it for ten seconds.
     """
     import filelock
 

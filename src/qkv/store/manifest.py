@@ -1,36 +1,37 @@
-"""A manifest says what one version of a store consists of. It is written once and never changed.
+"""Manifests: the list of files of one version of a store, written once and never changed.
 
-A store's newest version is the manifest with the highest number. A manifest carries a checksum of itself,
-so that one that was cut off or changed is told from one that is whole.
+The newest version is the manifest with the highest number. A manifest contains its own checksum, so that a
+damaged one is detected.
 """
+
+from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from qkv.errors import DamagedStoreError, DataError
-from qkv.store.base import Version
+from qkv.store.base import Metadata, Version
 from qkv.store.disk import checksum, sync_folder, write_synced
 
-__all__ = ["FORMAT", "Manifest", "Piece", "latest", "manifest_path", "numbers", "read_manifest"]
+__all__ = ["FORMAT", "Manifest", "RowFile", "latest", "manifest_path", "numbers", "read_manifest"]
 
 FORMAT = 1
 _SUFFIX = ".json"
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A file of rows, or of the numbers of deleted rows.
+class RowFile:
+    """A file of rows, or of the indices of deleted rows.
 
     Fields:
-        name: of the file.
-        rows: how many rows it holds.
-        size: in bytes.
+        name: its name.
+        rows: number of rows that it holds.
+        size: size in bytes.
         check: its CRC-32.
-        changed: the time of its last change when it was committed, in nanoseconds.
-        deleted: the file with the row numbers that are deleted in this version.
+        changed: its modification time at the commit, in nanoseconds.
+        deleted: the file with the indices of the rows that are deleted in this version.
     """
 
     name: str
@@ -38,52 +39,53 @@ class Piece:
     size: int
     check: int
     changed: int
-    deleted: "Piece | None" = None
+    deleted: RowFile | None = None
 
     @property
-    def living(self) -> int:
-        """How many rows are not deleted."""
+    def present_rows(self) -> int:
+        """Number of rows that are not deleted."""
         return self.rows - (self.deleted.rows if self.deleted else 0)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """One version."""
+    """The files and metadata of one version."""
 
     number: int
     operation: str
     written: str
     schema: str
-    metadata: dict[str, Any]
-    pieces: tuple[Piece, ...]
+    metadata: Metadata
+    row_files: tuple[RowFile, ...]
 
     @property
     def rows(self) -> int:
-        """Living rows."""
-        return sum(piece.living for piece in self.pieces)
+        """Number of rows that are not deleted."""
+        return sum(file.present_rows for file in self.row_files)
 
     @property
     def version(self) -> Version:
-        """As users see it."""
+        """The version as reported to users."""
         return Version(self.number, self.operation, self.rows, datetime.fromisoformat(self.written))
 
     def files(self) -> set[str]:
-        """The names of all files it needs."""
-        named = {piece.name for piece in self.pieces}
-        return named | {piece.deleted.name for piece in self.pieces if piece.deleted}
+        """Return the names of all files of this version."""
+        named = {file.name for file in self.row_files}
+        return named | {file.deleted.name for file in self.row_files if file.deleted}
 
-    def next(self, operation: str, pieces: tuple[Piece, ...]) -> "Manifest":
-        """The version after this one."""
-        return replace(self, number=self.number + 1, operation=operation, written=_now(), pieces=pieces)
+    def next(self, operation: str, row_files: tuple[RowFile, ...]) -> Manifest:
+        """Return the version after this one."""
+        return replace(self, number=self.number + 1, operation=operation, written=_now(), row_files=row_files)
 
     @classmethod
-    def first(cls, schema: str, metadata: dict[str, Any]) -> "Manifest":
-        """Version 1, without rows."""
+    def first(cls, schema: str, metadata: Metadata) -> Manifest:
+        """Return version 1, without rows."""
         return cls(1, "create", _now(), schema, metadata, ())
 
     def write(self, folder: Path) -> None:
-        """Commit: from here on this is the newest version."""
+        """Commit this version, which becomes the newest."""
         body = {"format": FORMAT, **asdict(self)}
+        body["pieces"] = body.pop("row_files")  # the name in format 1
         text = json.dumps(body, ensure_ascii=False, indent=0, sort_keys=True)
         whole = json.dumps({"check": checksum(text.encode()), "manifest": text}, ensure_ascii=False)
         path = manifest_path(folder, self.number)
@@ -96,12 +98,12 @@ class Manifest:
 
 
 def manifest_path(folder: Path, number: int) -> Path:
-    """Where the manifest of a version is."""
+    """Return the path of the manifest of a version."""
     return folder / f"{number:010d}{_SUFFIX}"
 
 
 def numbers(folder: Path) -> list[int]:
-    """The versions whose manifests are there, ascending."""
+    """Return the numbers of the versions whose manifests exist, ascending."""
     return sorted(
         int(path.name.removesuffix(_SUFFIX))
         for path in folder.iterdir()
@@ -110,23 +112,23 @@ def numbers(folder: Path) -> list[int]:
 
 
 def latest(folder: Path) -> int:
-    """The number of the newest version.
+    """Return the number of the newest version.
 
     Raises:
-        DataError: there is none.
+        DataError: There is none.
     """
     found = numbers(folder)
     if not found:
-        raise DataError(f"{folder.parent.name!r} has no version, so it is no store. Make it with `create`.")
+        raise DataError(f"{folder.parent.name!r} has no version, so it is not a store. Create it with `create`.")
     return found[-1]
 
 
 def read_manifest(folder: Path, number: int) -> Manifest:
-    """The manifest of a version.
+    """Return the manifest of a version.
 
     Raises:
-        DataError: there is no such version, or a newer program wrote it.
-        DamagedStoreError: it is not what was written.
+        DataError: There is no such version, or a newer program wrote it.
+        DamagedStoreError: It is damaged.
     """
     path = manifest_path(folder, number)
     try:
@@ -145,13 +147,13 @@ def read_manifest(folder: Path, number: int) -> Manifest:
     body = json.loads(text)
     if body.pop("format") > FORMAT:
         raise DataError(f"{folder.parent.name!r} was written by a newer qkv. Update: pip install -U qkv.")
-    body["pieces"] = tuple(_piece(piece) for piece in body["pieces"])
+    body["row_files"] = tuple(_row_file(fields) for fields in body.pop("pieces"))
     return Manifest(**body)
 
 
-def _piece(fields: dict[str, Any]) -> Piece:
+def _row_file(fields: Metadata) -> RowFile:
     deleted = fields.pop("deleted")
-    return Piece(**fields, deleted=_piece(deleted) if deleted else None)
+    return RowFile(**fields, deleted=_row_file(deleted) if deleted else None)
 
 
 def _now() -> str:

@@ -1,23 +1,28 @@
-"""Which kind of store a path holds, and how one is made."""
+"""Creation, opening and removal of stores of either backend."""
+
+from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from qkv.core.files import check_creatable
 from qkv.errors import DataError, OptionError
 from qkv.store.arrow import ArrowStore
 from qkv.store.attachments import FOLDER, attach
-from qkv.store.base import Store
-from qkv.store.lance import LanceStore, is_lance, lance_package
+from qkv.store.base import Metadata, Store
+from qkv.store.lance import LanceStore, import_lance, is_lance
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["create", "is_store", "open", "remove", "require_free"]
 
 
 def is_store(path: str | PathLike[str]) -> bool:
-    """Whether a path is the folder of a store."""
+    """Return whether a path is the folder of a store."""
     folder = Path(path)
     return _is_arrow(folder) or is_lance(folder)
 
@@ -28,23 +33,23 @@ def _is_arrow(folder: Path) -> bool:
 
 def create(
     path: str | PathLike[str],
-    schema: Any,
+    schema: pa.Schema,
     *,
-    metadata: dict[str, Any] | None = None,
+    metadata: Metadata | None = None,
     backend: str = "arrow",
     attached: Mapping[str, bytes] | None = None,
 ) -> Store:
-    """Make a new store, without rows.
+    """Create a store without rows.
 
     Args:
-        path: a folder that is not there yet, or is empty.
+        path: a folder that does not exist or is empty.
         schema: a pyarrow schema.
-        metadata: what else is kept with it, of JSON's kinds.
+        metadata: other values to save, of JSON types.
         backend: `"arrow"`, a folder of Arrow IPC files, or `"lance"`, a Lance dataset.
-        attached: files that are kept with all its versions, by name; see `read_attached`.
+        attached: contents of files that belong to all versions, by name; see `read_attached`.
 
     Raises:
-        DataError: something is there already.
+        DataError: The path is not empty.
         MissingPackageError: pylance is not installed.
 
     Example:
@@ -59,33 +64,33 @@ def create(
     require_free(path, backend)
     try:
         kind = LanceStore if backend == "lance" else ArrowStore
-        said = attach(folder, attached or {})
-        return kind.create(folder, schema, {**(metadata or {}), **said})
+        records = attach(folder, attached or {})
+        return kind.create(folder, schema, {**(metadata or {}), **records})
     except BaseException:
         remove(folder)
         raise
 
 
 def require_free(path: str | PathLike[str], backend: str = "arrow") -> None:
-    """Look whether a store can be made here, before anything is written.
+    """Check that a store can be created, before anything is written.
 
     Raises:
-        DataError: something is there already.
-        OptionError: there is no such backend.
+        DataError: The path is not empty.
+        OptionError: There is no such backend.
         MissingPackageError: pylance is not installed.
     """
     folder = Path(path)
     if backend not in ("arrow", "lance"):
-        raise OptionError(f"the backend is {backend!r}, and it is 'arrow' or 'lance'.")
+        raise OptionError(f"backend must be 'arrow' or 'lance', got {backend!r}. Leave it out for 'arrow'.")
     if backend == "lance":
-        lance_package()
+        import_lance()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{str(path)!r} is there already. Open it, remove it, or give the store another place.")
+        raise DataError(f"{str(path)!r} exists already. Open it, remove it, or choose another path.")
     check_creatable(folder, "the store")
 
 
 def remove(path: str | PathLike[str]) -> None:
-    """Remove a store: every version of it, and its folder where nothing else is in it."""
+    """Remove all versions of a store, and its folder if it holds nothing else."""
     folder = Path(path)
     for part in ("versions", "rows", "notes", "_versions", "_transactions", "_deletions", "data", FOLDER):
         shutil.rmtree(folder / part, ignore_errors=True)
@@ -98,15 +103,15 @@ def open(path: str | PathLike[str], *, version: int | None = None, damaged: str 
     """Open a store.
 
     Args:
-        path: its folder.
-        version: as it was then; None: the newest.
-        damaged: `"refuse"` raises where a file is not what was written; `"skip"` goes on without its rows.
+        path: the folder of the store.
+        version: an older version; None: the newest.
+        damaged: `"refuse"` raises if a file is damaged; `"skip"` continues without its rows.
 
     Raises:
-        DataError: it is no store, or has no such version.
-        DamagedStoreError: files are missing, cut off or changed.
+        DataError: The path is not a store, or has no such version.
+        DamagedStoreError: Files are missing, cut off or changed.
     """
     if not is_store(path):
-        raise DataError(f"{str(path)!r} is no store. Make one: Database.create, or qkv store create.")
+        raise DataError(f"{str(path)!r} is not a store. Create one with Database.create or qkv store create.")
     kind = ArrowStore if _is_arrow(Path(path)) else LanceStore
     return kind(Path(path), version, damaged)

@@ -35,9 +35,9 @@ def ids_of(store: stores.Store) -> list[int]:
     """The ids of a store of `numbered` rows, after their vectors were compared with them."""
     found: list[int] = []
     for block in store.blocks():
-        living = block.living()
-        ids = living.column("id").to_numpy()
-        vectors = np.array(living.column("vector").to_pylist(), np.float32).reshape(len(ids), -1)
+        present_rows = block.present_rows()
+        ids = present_rows.column("id").to_numpy()
+        vectors = np.array(present_rows.column("vector").to_pylist(), np.float32).reshape(len(ids), -1)
         assert (vectors == ids[:, None]).all(), "a vector belongs to another row"
         found += ids.tolist()
     return found
@@ -233,7 +233,7 @@ class StoreContract:
             assert store.metadata["a"] == 1
             assert stores.read_attached(store.path, store.metadata, "notes.bin") == bytes(range(200))
             assert store.verify() == []
-        with pytest.raises(DataError, match="nothing attached"):
+        with pytest.raises(DataError, match="no attached file"):
             stores.read_attached(made.path, made.metadata, "other.bin")
 
     @pytest.mark.parametrize("how", ["removed", "cut off", "changed", "changed without a trace"])
@@ -266,7 +266,7 @@ class StoreContract:
     def test_a_store_is_not_made_over_what_is_there(self, path: Path) -> None:
         path.mkdir()
         (path / "mine.txt").write_text("mine")
-        with pytest.raises(DataError, match="there already"):
+        with pytest.raises(DataError, match="exists already"):
             self.made(path)
         assert [p.name for p in path.iterdir()] == ["mine.txt"]
 
