@@ -65,8 +65,8 @@ def test_every_pair_of_a_smart_file_is_relevant_whatever_its_grade(smart):
     assert read_collection(smart).relevant == {"1": {"1": 1, "2": 1}, "2": {"2": 1}}
 
 
-def test_queries_that_nobody_judged_are_left_out_and_counted(smart):
-    assert "1 of 3 queries are not judged, and are left out" in read_collection(smart).notes
+def test_queries_without_judgements_are_skipped_and_counted(smart):
+    assert "1 of 3 queries are not judged and are skipped" in read_collection(smart).notes
 
 
 def test_cisis_judgements_are_read_in_their_own_columns(tmp_path):
@@ -123,11 +123,11 @@ def wrong(path, content, read, says):
 
 
 def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path, beir):
-    wrong(tmp_path / "a.txt", b"\xff\xfe\x00", read_texts, "no UTF-8")
+    wrong(tmp_path / "a.txt", b"\xff\xfe\x00", read_texts, "not UTF-8")
     wrong(tmp_path / "a.txt", b"", read_texts, "is empty")
-    wrong(tmp_path / "q", b"q1 0 d1\nq1 0\n\nq2 0 d2 high 5\n", read_judgements, "line 4 .* no judgement")
+    wrong(tmp_path / "q", b"q1 0 d1\nq1 0\n\nq2 0 d2 high 5\n", read_judgements, "line 4 .* must be a judgement")
     wrong(tmp_path / "q", b"\n", read_judgements, "no judgement")
-    wrong(tmp_path / "run", b"q1 Q0 d1 1 high me\n", read_run, "line 1 .* of no run")
+    wrong(tmp_path / "run", b"q1 Q0 d1 1 high me\n", read_run, "line 1 .* must be of a TREC run")
     wrong(tmp_path / "t.csv", b"a,b\nx,y\n", read_texts, "2 of its columns hold text.*--text")
     wrong(tmp_path / "t.csv", b"a,b\n1,2\n", read_texts, "none of its columns hold text")
     (beir / "corpus.jsonl").write_text('{"text": "no id"}\n')
@@ -142,7 +142,7 @@ def test_parts_that_do_not_belong_together_are_refused(beir):
     (beir / "other.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td9\t1\n")
     with pytest.raises(DataError, match=r"no judged document .*'d9'.*'d1'"):
         read_collection(beir, relevant=beir / "other.tsv")
-    with pytest.raises(DataError, match="comes without judgements"):
+    with pytest.raises(DataError, match="contains no judgements"):
         read_collection(beir, split="dev")
 
 
@@ -153,4 +153,4 @@ def test_the_public_collections_are_read_whole(public):
     assert cranfield.queries[2].text.startswith("what problems of heat conduction")
     assert sum(map(len, cranfield.relevant.values())) == 1837
     assert (len(cisi.documents), len(cisi.queries)) == (1460, 76)
-    assert "36 of 112 queries are not judged, and are left out" in cisi.notes
+    assert "36 of 112 queries are not judged and are skipped" in cisi.notes

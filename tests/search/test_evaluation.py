@@ -7,7 +7,7 @@ import pytest
 
 from qkv.errors import DataError, OptionError
 from qkv.search import Collection, Document, Index, measure, read_collection
-from qkv.search.encoder_registry import Terms
+from qkv.search.encoder_registry import TermEncoder
 from qkv.search.evaluation import gains, learn, rankings
 
 
@@ -35,7 +35,7 @@ def test_a_judged_query_without_a_ranking_counts_zero_and_one_not_judged_does_no
 
 
 def test_a_measure_that_is_not_there_is_refused():
-    with pytest.raises(OptionError, match="no measure 'magic'"):
+    with pytest.raises(OptionError, match="name of ir-measures, got 'magic'"):
         measure({"a": {"d": 1.0}}, {"a": {"d": 1}}, ["magic"])
 
 
@@ -61,7 +61,7 @@ def test_rankings_reach_what_was_promised_and_what_the_page_prints(public, name,
         return [means[each] for each in ("nDCG@10", "MAP", "R@100")]
 
     found = {
-        "raw counts of words": measured(index.with_encoder(Terms(None)), 1.0),
+        "raw counts of words": measured(index.with_encoder(TermEncoder(None)), 1.0),
         "BM25": measured(index, 0.0),
         "latent semantics": measured(index, 1.0),
         "mixture, 0.5 latent semantics": measured(index, 0.5),
@@ -127,9 +127,9 @@ def test_learning_keeps_the_passages_and_wants_vectors_and_documents(tmp_path):
     assert learned.metric.shape == (index.keys.rows.shape[1],) * 2
     assert losses[-1] < losses[0]
     assert learned.table is index.table
-    with pytest.raises(DataError, match="no document that the judgements name"):
+    with pytest.raises(DataError, match="no judged document is in the index"):
         learn(index, held.queries, {query.name: {"elsewhere": 1} for query in held.queries})
-    with pytest.raises(OptionError, match="no dense vectors"):
+    with pytest.raises(OptionError, match="must have dense vectors"):
         learn(Index.from_texts(held.documents, encoder="tfidf"), held.queries, held.relevant)
-    with pytest.raises(DataError, match="3 judged queries"):
+    with pytest.raises(DataError, match="at least 4 judged queries, got 3"):
         gains(index, Collection("few", held.documents, held.queries[:3], held.relevant))

@@ -12,7 +12,7 @@ from qkv.normalizers import Softmax
 from qkv.scores import Dot
 from qkv.search import Document, Index
 from qkv.search.bm25 import BM25, Vocabulary
-from qkv.search.encoder_registry import default_rank, encoder_of
+from qkv.search.encoder_registry import build_encoder, default_rank
 from qkv.search.index_files import is_index
 
 QUERY = "Which shepherd saw shadows, and a golden truth?"
@@ -53,8 +53,8 @@ def test_scores_weights_and_evidence_are_those_of_the_formula(library, encoder, 
     assert all(before.weight >= after.weight for before, after in pairwise(hits))
     for hit in hits:
         assert hit.evidence.score == pytest.approx(hit.score, abs=2e-5)
-        assert sum(hit.evidence.of_words().values()) == pytest.approx(hit.score - hit.evidence.rest, abs=2e-5)
-        assert sum(hit.evidence.of_asked().values()) == pytest.approx(hit.score - hit.evidence.rest, abs=2e-5)
+        assert sum(hit.evidence.by_word().values()) == pytest.approx(hit.score - hit.evidence.rest, abs=2e-5)
+        assert sum(hit.evidence.by_query_word().values()) == pytest.approx(hit.score - hit.evidence.rest, abs=2e-5)
 
 
 def test_evidence_adds_up_through_learned_maps(library):
@@ -71,8 +71,8 @@ def test_evidence_adds_up_through_learned_maps(library):
 def test_words_that_only_resemble_those_of_the_query_are_evidence_too(library):
     index = Index.from_texts(library, rank=4, words=0, mix=1.0)
     hit = next(hit for hit in index.search("shadows", top=12) if hit.document == "cave")
-    assert hit.evidence.asked == ["shadows"]
-    shares = hit.evidence.of_words()
+    assert hit.evidence.query_words == ["shadows"]
+    shares = hit.evidence.by_word()
     assert {"prisoners", "den", "wall"} <= {word for word, share in shares.items() if share > 0.05}
 
 
@@ -84,6 +84,19 @@ def test_a_document_is_ranked_by_its_best_passage(library):
         weights.setdefault(hit.document, hit.weight)
     assert ranked == pytest.approx(weights)
     assert len(index) > len(library)
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.5])
+def test_a_word_that_occurs_twice_in_the_query_contributes_twice_to_the_evidence(library, mix):
+    index = Index.from_texts(library, words=0, mix=mix)
+    for query in ("ring ring shepherd", "shadows truth shadows wall shadows"):
+        for hit in index.search(query):
+            assert hit.evidence.score == pytest.approx(hit.score, abs=1e-4)
+    words = ["ring", "ring", "shepherd"]
+    row = next(n for n, text in enumerate(index.table.column("text").to_pylist()) if "golden ring" in text)
+    contributions = index.words.contributions(words, row)
+    assert contributions["ring"] == pytest.approx(2 * index.words.contributions(["ring"], row)["ring"])
+    assert sum(contributions.values()) == pytest.approx(float(index.words.score([words])[0, row]))
 
 
 @pytest.mark.parametrize("encoder", ["latent", "tfidf"])
@@ -98,7 +111,7 @@ def test_an_index_that_was_saved_answers_as_before(library, encoder, tmp_path):
     for before, after in zip(index.search(QUERY), opened.search(QUERY), strict=True):
         assert (before.document, before.start, before.text) == (after.document, after.start, after.text)
         assert before.weight == pytest.approx(after.weight, rel=1e-6)
-        assert before.evidence.of_words() == pytest.approx(after.evidence.of_words(), abs=1e-6)
+        assert before.evidence.by_word() == pytest.approx(after.evidence.by_word(), abs=1e-6)
 
 
 def test_stems_are_kept_with_the_index(tmp_path):
@@ -145,7 +158,7 @@ def test_a_file_that_is_cut_off_or_gone_is_named_at_open(library, tmp_path):
     Index.from_texts(library).save(tmp_path / "i")
     keys = next((tmp_path / "i").glob("g-*/keys.npy"))
     keys.write_bytes(keys.read_bytes()[:-1])
-    with pytest.raises(DamagedStoreError, match=r"keys\.npy is .* bytes long"):
+    with pytest.raises(DamagedStoreError, match=r"keys\.npy is .* bytes long instead of"):
         Index.open(tmp_path / "i")
     keys.unlink()
     with pytest.raises(DamagedStoreError, match=r"keys\.npy is missing"):
@@ -154,9 +167,9 @@ def test_a_file_that_is_cut_off_or_gone_is_named_at_open(library, tmp_path):
 
 def test_a_folder_of_something_else_is_neither_opened_nor_overwritten(library, tmp_path):
     (tmp_path / "a.txt").write_text("mine")
-    with pytest.raises(DataError, match="is no index"):
+    with pytest.raises(DataError, match="is not an index"):
         Index.open(tmp_path)
-    with pytest.raises(DataError, match="is no index"):
+    with pytest.raises(DataError, match="is not an index"):
         Index.from_texts(library).save(tmp_path)
     assert not is_index(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
@@ -181,9 +194,9 @@ def test_the_rank_is_half_of_the_texts_from_thirty_to_three_hundred():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"mix": 1.5}, "the mix is 1.5"),
+        ({"mix": 1.5}, "mix must be from 0 .* got 1.5"),
         ({"encoder": "magic"}, "one of latent, latent-tfidf"),
-        ({"encoder": "tfidf", "rank": 3}, "has no rank"),
+        ({"encoder": "tfidf", "rank": 3}, "rank must be None"),
         ({"rank": 0}, "the rank is 0"),
         ({"stem": "french"}, "the stemmer is 'french'"),
         ({"words": 10, "overlap": 5}, "less than half"),
@@ -194,9 +207,9 @@ def test_an_option_that_is_not_allowed_is_refused_in_a_sentence(library, options
         Index.from_texts(library, **options)
 
 
-def test_searching_wants_a_query_a_number_and_a_temperature(library):
+def test_searching_requires_a_query_a_number_and_a_temperature(library):
     index = Index.from_texts(library)
-    for arguments, says in (((" ",), "empty"), (("x", 0), "top is 0")):
+    for arguments, says in (((" ",), "empty"), (("x", 0), "top must be at least 1, got 0")):
         with pytest.raises(OptionError, match=says):
             index.search(*arguments)
     with pytest.raises(OptionError, match="temperature"):
@@ -204,9 +217,9 @@ def test_searching_wants_a_query_a_number_and_a_temperature(library):
 
 
 def test_texts_without_words_are_refused():
-    with pytest.raises(DataError, match="no words"):
+    with pytest.raises(DataError, match="must contain words"):
         Index.from_texts([Document("a", "of the"), Document("b", "")])
-    with pytest.raises(DataError, match="no document"):
+    with pytest.raises(DataError, match="documents must not be empty"):
         Index.from_texts([])
 
 
@@ -227,7 +240,7 @@ def test_a_missing_package_is_named_with_the_extra(library, monkeypatch, package
 def test_parts_of_a_text_add_up_to_its_vector(library):
     texts = [document.whole for document in library]
     for name in ENCODERS:
-        encoder = encoder_of(name)
+        encoder = build_encoder(name)
         keys = encoder.fit_encode(texts)
         for text, key in zip(texts[:3], keys if encoder.dense else keys.toarray(), strict=False):
             words, parts = encoder.word_contributions(text)

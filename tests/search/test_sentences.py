@@ -15,7 +15,7 @@ def test_a_sentence_model_finds_what_has_no_word_of_the_query(library, tmp_path,
     hits = index.search("boats and captains", top=2)
     assert hits[0].document == "ship"
     assert hits[0].evidence.score == pytest.approx(hits[0].score, abs=1e-4)
-    assert hits[0].evidence.of_words()["sailors"] > 0
+    assert hits[0].evidence.by_word()["sailors"] > 0
     index.save(tmp_path / "i")
     again = Index.open(tmp_path / "i").search("boats and captains", top=2)
     assert [hit.document for hit in again] == [hit.document for hit in hits]

@@ -14,7 +14,7 @@ from qkv.errors import DataError, OptionError
 
 if TYPE_CHECKING:
     from qkv.search import collections
-    from qkv.search.evaluation import Gain, Measured
+    from qkv.search.evaluation import Gain, RankingMeasures
     from qkv.search.index import Index
 
 __all__ = ["BuildOptions", "evaluate", "open_judged"]
@@ -86,7 +86,7 @@ def evaluate(
     names = measures.replace(",", " ").split()
     if not names:
         raise OptionError('--measures must not be empty. Name some, as in --measures "nDCG@10 MAP".')
-    rows: dict[str, Measured] = {}
+    rows: dict[str, RankingMeasures] = {}
     notes: list[str] = []
     gained: dict[str, Gain] = {}
     if collection is None and not run:
@@ -133,7 +133,7 @@ def evaluate(
 
 
 def _evaluate_runs(
-    paths: list[str], relevant: str, names: list[str], rows: dict[str, Measured], notes: list[str]
+    paths: list[str], relevant: str, names: list[str], rows: dict[str, RankingMeasures], notes: list[str]
 ) -> None:
     from qkv.search.evaluation import measure
     from qkv.search.judgements import read_judgements, read_run
@@ -199,17 +199,17 @@ def _evaluate_systems(
     read: collections.Collection,
     mix: float,
     names: list[str],
-    rows: dict[str, Measured],
+    rows: dict[str, RankingMeasures],
     progress: Progress,
 ) -> None:
-    from qkv.search.encoder_registry import Terms
+    from qkv.search.encoder_registry import TermEncoder
     from qkv.search.evaluation import measure, rankings
 
     labels = {"latent": "latent semantics", "terms": "weighted words", "sentences": "sentence model"}
     vectors = labels.get(index.encoder.name, index.encoder.name)
     if index.metric is not None:
         vectors += ", learned"
-    raw = index.with_encoder(Terms(None, index.splitter.stem))
+    raw = index.with_encoder(TermEncoder(None, index.splitter.stem))
     systems = {
         "raw counts of words": (raw, 1.0),
         "BM25": (index, 0.0),
@@ -258,7 +258,7 @@ def _counts(read: collections.Collection) -> str:
     )
 
 
-def _print(rows: dict[str, Measured], names: list[str]) -> None:
+def _print(rows: dict[str, RankingMeasures], names: list[str]) -> None:
     width = max(len(name) for name in rows)
     print(" " * width + "".join(f"{name:>10}" for name in names))
     for name, measured in rows.items():
@@ -279,7 +279,7 @@ def _print_gained(gained: dict[str, Gain], names: list[str], repeats: int) -> No
     print()
 
 
-def _to_json(rows: dict[str, Measured], gained: dict[str, Gain], notes: list[str]) -> dict[str, object]:
+def _to_json(rows: dict[str, RankingMeasures], gained: dict[str, Gain], notes: list[str]) -> dict[str, object]:
     return {
         "means": {name: measured.means for name, measured in rows.items()},
         "queries": {name: measured.queries for name, measured in rows.items()},

@@ -77,14 +77,14 @@ def fit_search(
     from qkv.cli.search import open_index
     from qkv.core.progress import ProgressBar
     from qkv.search.evaluation import learn
-    from qkv.search.index_files import may_be_saved
+    from qkv.search.index_files import check_index_path
 
     build: BuildOptions = {"encoder": encoder, "rank": rank, "stem": stem, "passage": passage}
     index = open_index(collection, text=text, **build)
     target = collection if save is None else save
     if index is None and save is None:
         raise OptionError("there is no --save. Name the folder for the trained index.")
-    may_be_saved(Path(target))
+    check_index_path(Path(target))
     given = {"penalty": penalty, "temperature": temperature, "loss": loss, "steps": steps}
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     with ProgressBar() as progress:

@@ -82,9 +82,9 @@ def search(
     from qkv.core.progress import ProgressBar
 
     if save is not None:
-        from qkv.search.index_files import may_be_saved
+        from qkv.search.index_files import check_index_path
 
-        may_be_saved(Path(save))
+        check_index_path(Path(save))
 
     with ProgressBar() as progress:
         opened = open_index(source, encoder=encoder, rank=rank, stem=stem, text=text, passage=passage)
@@ -194,8 +194,8 @@ def _print_json(query: str, hits: list[Hit]) -> None:
                 "start": hit.start,
                 "end": hit.end,
                 "text": hit.text,
-                "words": hit.evidence.of_words(),
-                "query_words": hit.evidence.of_asked(),
+                "words": hit.evidence.by_word(),
+                "query_words": hit.evidence.by_query_word(),
                 "rest": hit.evidence.rest,
             }
         )
@@ -222,7 +222,7 @@ class _HitsWriter:
         self._console.print(line, soft_wrap=True)
         for number, hit in enumerate(hits, 1):
             assert hit.evidence is not None
-            shares = hit.evidence.of_words()
+            shares = hit.evidence.by_word()
             head = Text(f"{number:>3}  ", style="dim")
             head.append(hit.document, style="bold cyan")
             if hit.title:

@@ -1,12 +1,12 @@
-"""Search: texts become passages, passages become keys, and a query attends to them.
+"""Hybrid search: texts are split into passages, and a query attends to them by vectors and by BM25.
 
 score(q, p) = m · z(latent(q) · latent(p)) + (1 − m) · z(BM25(q, p))        z: standardised over all passages
 weights = softmax(score / T)                                                over all passages
 
 read_texts(source)        a folder, a file or a table of texts
-read_collection(source)   texts with queries and judgements: SMART, BEIR, TREC
-Index.from_texts(texts)   passages, keys and words, ready to be searched, saved and opened
-AttentionRanker           W_Q and W_K, learned from queries and what was relevant to them
+read_collection(source)   texts with queries and relevance judgements: SMART, BEIR, TREC
+Index.from_texts(texts)   an index of passages, vectors and words to search, save and open
+AttentionRanker           W_Q and W_K, learned from queries and their relevant documents
 measure(…)                nDCG, average precision and recall of rankings
 """
 

@@ -1,34 +1,37 @@
-"""BM25 over the words of texts; which words count, `qkv.encoders.vocabulary` says."""
+"""BM25 over the words of texts; `qkv.encoders.vocabulary` splits texts into words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv.encoders.vocabulary import Vocabulary
 from qkv.errors import MissingPackageError
 
-__all__ = ["BM25", "Vocabulary", "missing"]
+if TYPE_CHECKING:
+    from scipy.sparse import csc_array
+
+__all__ = ["BM25", "Vocabulary", "missing_package"]
 
 
-def missing(package: str) -> MissingPackageError:
-    """The error that names the extra."""
+def missing_package(package: str) -> MissingPackageError:
+    """Return the error for a missing package, which names the extra to install."""
     return MissingPackageError(f'search needs {package}, which is not installed. Run: pip install "qkv[search]"')
 
 
 class BM25:
-    """Best match by words: what every passage scores for every word, computed once by `bm25s`.
+    """BM25 scores of every passage for every word, precomputed by `bm25s`.
 
         bm25(q, p) = Σ_w idf(w) tf(w, p) / (tf(w, p) + a (1 − b + b length(p) / mean length))
 
-    over the words w of the query, each as often as it stands there (Lucene's form; a = 1.2, b = 0.75).
+    Σ runs over the words w of the query, repeated words included (Lucene's form; a = 1.2, b = 0.75).
 
     Source: Robertson and Zaragoza (2009), The probabilistic relevance framework, section 3.4.
 
     Args:
-        scores: `(passages, words)`, sparse by columns.
+        scores: scores `(passages, words)`, sparse by columns.
         known: the words.
 
     Example:
@@ -37,14 +40,14 @@ class BM25:
                [0.  , 0.73]], dtype=float32)
     """
 
-    def __init__(self, scores: Any, known: Sequence[str]) -> None:
+    def __init__(self, scores: csc_array, vocabulary: Sequence[str]) -> None:
         self.scores = scores
-        self.known = list(known)
-        self._numbers = {word: number for number, word in enumerate(self.known)}
+        self.vocabulary = list(vocabulary)
+        self._numbers = {word: number for number, word in enumerate(self.vocabulary)}
 
     @classmethod
     def fit(cls, texts: Sequence[Sequence[str]]) -> BM25:
-        """Index texts that are split into words.
+        """Index texts split into words.
 
         Raises:
             MissingPackageError: bm25s is not installed.
@@ -52,21 +55,21 @@ class BM25:
         try:
             import bm25s  # type: ignore[import-untyped]
         except ImportError:
-            raise missing("bm25s") from None
+            raise missing_package("bm25s") from None
         from scipy.sparse import csc_array
 
         index = bm25s.BM25(k1=1.2, b=0.75, method="lucene")
         index.index([list(text) for text in texts], show_progress=False)
         numbers = {word: number for word, number in index.vocab_dict.items() if word}
         held = index.scores
-        known = sorted(numbers, key=numbers.__getitem__)
-        # bm25s may keep a column for the empty word; it stands in no query.
+        vocabulary = sorted(numbers, key=numbers.__getitem__)
+        # bm25s may have a column for the empty word, which occurs in no query.
         arrays = (np.asarray(held["data"]), np.asarray(held["indices"]), np.asarray(held["indptr"]))
         scores = csc_array(arrays, shape=(len(texts), len(arrays[2]) - 1))
-        return cls(scores[:, [numbers[word] for word in known]], known)
+        return cls(scores[:, [numbers[word] for word in vocabulary]], vocabulary)
 
     def score(self, queries: Sequence[Sequence[str]]) -> np.ndarray:
-        """Scores `(queries, passages)` of queries in words; those not known count nothing."""
+        """Return the scores `(queries, passages)` of queries split into words; unknown words score 0."""
         found = np.zeros((len(queries), self.scores.shape[0]), np.float32)
         for at, words in enumerate(queries):
             numbers = [self._numbers[word] for word in words if word in self._numbers]
@@ -74,8 +77,8 @@ class BM25:
                 found[at] = np.asarray(self.scores[:, numbers].sum(axis=1)).reshape(-1)
         return found
 
-    def parts(self, words: Sequence[str], passage: int) -> dict[str, float]:
-        """What each word of a query adds to the score of one passage; words that add nothing are left out."""
+    def contributions(self, words: Sequence[str], passage: int) -> dict[str, float]:
+        """Return the contribution of each query word, counted as often as it occurs, to the score of one passage."""
         found: dict[str, float] = {}
         for word in words:
             if word in self._numbers:

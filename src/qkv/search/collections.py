@@ -1,13 +1,12 @@
-"""Test collections: documents, queries, and which documents are relevant to which."""
+"""Test collections: documents, queries and relevance judgements."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 from qkv.errors import DataError
 from qkv.search.judgements import Judgements, read_judgements
@@ -19,14 +18,14 @@ __all__ = ["Collection", "judged_collection", "read_collection", "read_documents
 
 @dataclass(frozen=True)
 class Collection:
-    """Documents, and queries whose answers are known.
+    """Documents, queries and relevance judgements.
 
     Fields:
-        name: what it is called.
-        documents: all that can be found.
-        queries: those that were judged, in the order of their file.
-        relevant: for each of these queries by name, the grades of judged documents.
-        notes: what was noticed while reading, in sentences.
+        name: name of the collection.
+        documents: all documents.
+        queries: the judged queries, in the order of their file.
+        relevant: grades of judged documents, by query name and document name.
+        notes: remarks about the data, in sentences.
     """
 
     name: str
@@ -36,8 +35,8 @@ class Collection:
     notes: tuple[str, ...] = ()
 
 
-def read_documents(source: Any, column: str | None = None) -> list[Document]:
-    """As `read_texts`, and the documents of SMART files and BEIR folders.
+def read_documents(source: object, column: str | None = None) -> list[Document]:
+    """Read documents as `read_texts` does, and also from SMART files and BEIR folders.
 
     Raises:
         DataError: as `read_texts`.
@@ -62,23 +61,22 @@ def read_collection(
     column: str | None = None,
     split: str = "test",
 ) -> Collection:
-    """A collection from a BEIR folder, a folder of SMART files, or documents, queries and judgements by name.
+    """Read a test collection from a BEIR folder, a folder of SMART files, or single files.
 
     Args:
-        source: a folder with corpus.jsonl, queries.jsonl and qrels/; or one with three files of SMART, whose
-            names hold `all`, end in `qry`, and hold `rel`; or documents alone, whatever `read_texts` reads.
-        queries: the file of queries: SMART, .jsonl, or lines of number, tab and text; None: as the source
-            says.
-        relevant: the file of judgements: TREC, BEIR or SMART; None: as the source says.
-        column: of a table, the column of texts.
-        split: of BEIR, the judgements that are read: qrels/test.tsv.
+        source: a folder with corpus.jsonl, queries.jsonl and qrels/; or a folder with three SMART files, whose
+            names contain `all`, end in `qry`, and contain `rel`; or documents in any form that `read_texts` reads.
+        queries: file of queries: SMART, .jsonl, or lines of number, tab and text; None for that of the folder.
+        relevant: file of judgements: TREC, BEIR or SMART; None for that of the folder.
+        column: column of texts, if the documents are a table.
+        split: split of a BEIR collection, as in qrels/test.tsv.
 
     Raises:
-        DataError: a part is missing or cannot be read, or no query is judged.
+        DataError: a file is missing or unreadable, or no query is judged.
     """
     folder = Path(source)
     if not folder.exists():
-        raise DataError(f"there is no collection {str(source)!r}. Check the name.")
+        raise DataError(f"the collection {str(source)!r} does not exist. Check the name.")
     documents = read_documents(source, column)
     if folder.is_dir():
         smart = _smart_files(folder)
@@ -97,16 +95,16 @@ def judged_collection(
     queries: str | PathLike[str] | None,
     relevant: str | PathLike[str] | None,
 ) -> Collection:
-    """Documents that are read, with the files of queries and judgements.
+    """Combine documents with the files of queries and judgements.
 
     Raises:
-        DataError: a file is not named or not there, or they do not belong together.
+        DataError: a file is not given or missing, or the files do not belong together.
     """
     for what, option, path in (("queries", "--queries", queries), ("judgements", "--relevant", relevant)):
         if path is None:
-            raise DataError(f"{name!r} comes without {what}. Name their file: {option} FILE.")
+            raise DataError(f"{name!r} contains no {what}. Name their file: {option} FILE.")
         if not Path(path).is_file():
-            raise DataError(f"there is no file {str(path)!r} of {what}. Check the name.")
+            raise DataError(f"the file {str(path)!r} of {what} does not exist. Check the name.")
     assert queries is not None
     assert relevant is not None
     return _joined(name, documents, _queries(Path(queries)), read_judgements(Path(relevant)))
@@ -117,33 +115,33 @@ def _joined(name: str, documents: list[Document], asked: list[Document], judged:
     if not set(judged) <= {query.name for query in asked}:
         numbers = {str(at) for at in range(1, len(asked) + 1)}
         if set(judged) <= numbers:
-            # Cranfield's judgements count its queries from 1, whatever their .I lines say.
+            # Cranfield's judgements number its queries from 1, regardless of their .I lines.
             asked = [Document(str(at), query.text, query.title) for at, query in enumerate(asked, 1)]
-            notes.append("queries are numbered by their order, as the judgements number them")
+            notes.append("queries are numbered by their order, as in the judgements")
     queries = [query for query in asked if any(grade > 0 for grade in judged.get(query.name, {}).values())]
     if not queries:
         raise DataError(
-            f"no query of {name} has a relevant document: judgements are for {_some(judged)}, queries are "
-            f"{_some([query.name for query in asked])}. Do both files belong together?"
+            f"no query of {name} has a relevant document: judgements are for {_first_names(judged)}, queries are "
+            f"{_first_names([query.name for query in asked])}. Do both files belong together?"
         )
     if left := len(asked) - len(queries):
-        notes.append(f"{left:,} of {len(asked):,} queries are not judged, and are left out")
+        notes.append(f"{left:,} of {len(asked):,} queries are not judged and are skipped")
     there = {document.name for document in documents}
     relevant = {query.name: judged[query.name] for query in queries}
     listed = {name for grades in relevant.values() for name, grade in grades.items() if grade > 0}
     if not listed & there:
         raise DataError(
-            f"no judged document of {name} is among its documents: judged is {_some(sorted(listed))}, "
-            f"there is {_some([document.name for document in documents])}. Do both files belong together?"
+            f"no judged document of {name} is among its documents: judged is {_first_names(sorted(listed))}, "
+            f"there is {_first_names([document.name for document in documents])}. Do both files belong together?"
         )
     if lost := len(listed - there):
-        notes.append(f"{lost:,} judged documents are not in the collection, and count as not found")
+        notes.append(f"{lost:,} judged documents are missing from the collection and count as not found")
     if empty := sum(not document.whole.strip() for document in documents):
         notes.append(f"{empty:,} documents have no text")
     return Collection(name, documents, queries, relevant, tuple(notes))
 
 
-def _some(names: Any) -> str:
+def _first_names(names: Iterable[str]) -> str:
     names = list(names)
     return ", ".join(map(repr, names[:3])) + (", …" if len(names) > 3 else "")
 

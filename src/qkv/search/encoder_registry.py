@@ -1,17 +1,17 @@
-"""Passages become keys, and queries become what is compared with them: three ways behind one contract.
+"""Text encoders of a search index, by name.
 
-    latent      weighted counts of words in the space of few dimensions (latent semantics)
-    terms       weighted counts themselves: one dimension for each word
+    latent      latent semantic analysis of weighted word counts
+    terms       weighted word counts, one dimension per word
     sentences   a sentence model
 
-Vectors have unit length, so an inner product is a cosine. Each is a sum over the words of its text, so a
-cosine is a sum over pairs of words. The first and the last are `qkv.encoders.text_encoders`, which stores share.
+Vectors have unit length, so an inner product is a cosine. Each vector is a sum over the words of its text, so a
+cosine is a sum over pairs of words.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,14 +20,17 @@ from qkv.encoders.encoder import TextEncoder as Encoder
 from qkv.encoders.text_encoders import BagOfWordsEncoder, LatentEncoder, SentenceEncoder, default_rank
 from qkv.errors import OptionError
 
-__all__ = ["ENCODERS", "Encoder", "LatentEncoder", "SentenceEncoder", "Terms", "default_rank", "encoder_of"]
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+__all__ = ["ENCODERS", "Encoder", "LatentEncoder", "SentenceEncoder", "TermEncoder", "default_rank", "build_encoder"]
 
 
-class Terms(BagOfWordsEncoder):
-    """A dimension for each word: the cosine of weighted counts.
+class TermEncoder(BagOfWordsEncoder):
+    """Encode texts as weighted word counts of unit length, one dimension per word.
 
     Args:
-        weighting: None for plain counts, `"tfidf"` or `"log-entropy"`.
+        weighting: `"tfidf"`, `"log-entropy"`, or None for plain counts.
         stem: see `Vocabulary`.
     """
 
@@ -37,18 +40,18 @@ class Terms(BagOfWordsEncoder):
     def __init__(self, weighting: str | None = "tfidf", stem: str | None = None) -> None:
         super().__init__(weighting, stem)
 
-    def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> Any:
-        """Learn vocabulary and weights."""
+    def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> csr_array:
+        """Learn vocabulary and weights, and return the encoded texts."""
         return _sparse_unit(self._weighting_of(self._learn(things)))
 
-    def encode(self, things: Sequence[str]) -> Any:
-        """Sparse rows of unit length."""
+    def encode(self, things: Sequence[str]) -> csr_array:
+        """Return sparse rows of unit length."""
         return _sparse_unit(self._weighting_of(self.vocabulary.transform(things)))
 
-    def _weighting_of(self, counts: Any) -> Any:
+    def _weighting_of(self, counts: csr_array) -> csr_array:
         return self._weighting.apply(counts)
 
-    def _each(self, row: Any) -> Any:
+    def _each(self, row: csr_array) -> csr_array:
         from scipy.sparse import csr_array
 
         row = _sparse_unit(row)
@@ -56,39 +59,39 @@ class Terms(BagOfWordsEncoder):
         return csr_array((row.data, row.indices, np.arange(cells + 1)), shape=(cells, row.shape[1]))
 
 
-ENCODERS: dict[str, type[Encoder]] = {kind.name: kind for kind in (LatentEncoder, Terms, SentenceEncoder)}
+ENCODERS: dict[str, type[Encoder]] = {kind.name: kind for kind in (LatentEncoder, TermEncoder, SentenceEncoder)}
 
 
-def encoder_of(name: str, *, rank: int | None = None, stem: str | None = None) -> Encoder:
-    """An encoder by its name on the command line.
+def build_encoder(name: str, *, rank: int | None = None, stem: str | None = None) -> Encoder:
+    """Return the encoder with the given name, as on the command line.
 
     Args:
-        name: `latent` (log-entropy) or `latent-tfidf`, `tfidf`, `log-entropy` or `counts` for words without a
-            latent space, `sentences`, or the folder of a sentence model.
-        rank: of the latent space.
+        name: `latent` (log-entropy weights) or `latent-tfidf`; `tfidf`, `log-entropy` or `counts` for word counts
+            without a latent space; `sentences`, or the folder of a sentence model.
+        rank: rank of the latent space.
         stem: see `Vocabulary`.
 
     Raises:
-        OptionError: no such encoder, or a rank for one that has none.
+        OptionError: the name is unknown, or a rank is given for an encoder without one.
     """
     weighted: dict[str, str | None] = {"tfidf": "tfidf", "log-entropy": "log-entropy", "counts": None}
     if rank is not None and not name.startswith("latent"):
-        raise OptionError(f"the encoder {name!r} has no rank. Leave --rank out, or take latent.")
+        raise OptionError(f"rank must be None for the encoder {name!r}, got {rank}. Drop --rank, or use latent.")
     if name in ("latent", "latent-tfidf"):
         return LatentEncoder(rank, "log-entropy" if name == "latent" else "tfidf", stem)
     if name in weighted:
-        return Terms(weighted[name], stem)
+        return TermEncoder(weighted[name], stem)
     if name == "sentences":
         return SentenceEncoder()
     from pathlib import Path
 
     if not Path(name).is_dir():
         known = ", ".join(("latent", "latent-tfidf", *weighted, "sentences"))
-        raise OptionError(f"the encoder is {name!r}. It is one of {known}, or the folder of a sentence model.")
+        raise OptionError(f"encoder must be one of {known}, or the folder of a sentence model, got {name!r}.")
     return SentenceEncoder(name)
 
 
-def _sparse_unit(rows: Any) -> Any:
+def _sparse_unit(rows: csr_array) -> csr_array:
     from scipy.sparse import csr_array
 
     rows = csr_array(rows)

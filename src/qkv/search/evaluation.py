@@ -1,4 +1,4 @@
-"""How good rankings are: nDCG, average precision and recall, by `ir-measures`; and what learning adds."""
+"""Evaluation of rankings by `ir-measures` (nDCG, MAP, recall), and of the gain from learned maps."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
-from qkv.search.bm25 import missing
+from qkv.search.bm25 import missing_package
 from qkv.search.collections import Collection
 from qkv.search.index import Index
 from qkv.search.judgements import Judgements
 from qkv.search.text_sources import Document
 
-__all__ = ["Gain", "MEASURES", "Measured", "gains", "learn", "measure", "rankings"]
+__all__ = ["Gain", "MEASURES", "RankingMeasures", "gains", "learn", "measure", "rankings"]
 
 MEASURES = ("nDCG@10", "MAP", "R@100")
-"""What is measured if nothing else is asked for."""
+"""The default measures."""
 
 Run = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What a ranking is worth.
+class RankingMeasures:
+    """Values of the measures of a ranking.
 
     Fields:
-        means: over all judged queries, for each measure.
-        queries: the same for each query by name, in the order of the measures.
+        means: mean over all judged queries, by measure.
+        queries: values of each query, by name, in the order of the measures.
     """
 
     means: dict[str, float]
     queries: dict[str, list[float]]
 
 
-def measure(run: Run, relevant: Judgements, measures: Sequence[str] = MEASURES) -> Measured:
-    """Compare rankings with judgements. A judged query without a ranking counts 0.
+def measure(run: Run, relevant: Judgements, measures: Sequence[str] = MEASURES) -> RankingMeasures:
+    """Evaluate rankings against relevance judgements; a judged query without a ranking counts 0.
 
     Args:
-        run: for each query, a score for each document that was found.
-        relevant: for each query, the grades of documents; above 0 is relevant.
-        measures: names as `ir-measures` has them: nDCG@10, MAP, R@100, P@5, RR, ….
+        run: scores of the found documents, by query and document.
+        relevant: grades of documents, by query and document; a grade above 0 is relevant.
+        measures: names of `ir-measures`: nDCG@10, MAP, R@100, P@5, RR, ….
 
     Raises:
-        OptionError: there is no such measure.
+        OptionError: a measure is unknown.
         MissingPackageError: ir-measures is not installed.
 
     Example:
@@ -56,14 +56,14 @@ def measure(run: Run, relevant: Judgements, measures: Sequence[str] = MEASURES) 
     try:
         import ir_measures
     except ImportError:
-        raise missing("ir-measures") from None
+        raise missing_package("ir-measures") from None
     parsed = {}
     for name in measures:
         try:
             parsed[name] = ir_measures.parse_measure(name)
         except (NameError, ValueError, SyntaxError):
             raise OptionError(
-                f"there is no measure {name!r}. Name one of ir-measures, as nDCG@10, MAP, R@100."
+                f"measure must be a name of ir-measures, got {name!r}. Examples: nDCG@10, MAP, R@100."
             ) from None
     found = {query: [0.0] * len(parsed) for query in relevant}
     places = {str(each): at for at, each in enumerate(parsed.values())}
@@ -72,7 +72,7 @@ def measure(run: Run, relevant: Judgements, measures: Sequence[str] = MEASURES) 
     for one in ir_measures.iter_calc(list(parsed.values()), judged, given) if given else ():
         found[one.query_id][places[str(one.measure)]] = float(one.value)
     table = np.array(list(found.values())).reshape(len(found), len(parsed))
-    return Measured({name: float(table[:, at].mean()) for at, name in enumerate(parsed)}, found)
+    return RankingMeasures({name: float(table[:, at].mean()) for at, name in enumerate(parsed)}, found)
 
 
 def rankings(
@@ -83,13 +83,13 @@ def rankings(
     top: int = 1000,
     progress: Progress | None = None,
 ) -> dict[str, dict[str, float]]:
-    """What an index finds for queries, by their names: see `Index.rank`."""
-    ranked = index.rank([asked(query) for query in queries], top, mix=mix, progress=progress)
+    """Rank documents for each query with `Index.rank`, by query name."""
+    ranked = index.rank([query_text(query) for query in queries], top, mix=mix, progress=progress)
     return {query.name: found for query, found in zip(queries, ranked, strict=True)}
 
 
-def asked(query: Document) -> str:
-    """What is searched for: the text of a query, or its title where it has none."""
+def query_text(query: Document) -> str:
+    """Return the text of a query, or its title if it has no text."""
     return query.text if query.text.strip() else query.title
 
 
@@ -101,47 +101,47 @@ def learn(
     progress: Progress | None = None,
     **options: Any,
 ) -> tuple[Index, list[float]]:
-    """The index with W_Q and W_K learned from judged queries, and the losses on the way.
+    """Learn W_Q and W_K from judged queries; return the index that uses them, and the losses.
 
     Args:
-        index: with an encoder whose vectors are dense; its own maps, if it has any, are not used.
-        queries: judged ones.
-        relevant: see `Collection`; grades above 0 count alike.
-        progress: called with what is done.
-        options: of `AttentionRanker`.
+        index: an index with dense vectors; maps that it already has are ignored.
+        queries: judged queries.
+        relevant: judgements as in `Collection`; all grades above 0 count equally.
+        progress: called after each step.
+        options: options of `AttentionRanker`.
 
     Raises:
-        OptionError: the encoder compares words without vectors.
-        DataError: nothing that is relevant is in the index.
+        OptionError: the encoder's vectors are sparse.
+        DataError: no relevant document is in the index.
         MissingPackageError: PyTorch is not installed.
     """
     from qkv.estimators import AttentionRanker
 
     if not index.keys.dense:
         raise OptionError(
-            f"the encoder {index.encoder.name!r} has no dense vectors to learn maps of. Use latent or sentences."
+            f"the encoder must have dense vectors to learn maps, got {index.encoder.name!r}. Use latent or sentences."
         )
     numbers = dict(zip(index.table.column("name").to_pylist(), index.owners.tolist(), strict=True))
-    wanted = [
+    positives = [
         [numbers[name] for name, grade in relevant.get(query.name, {}).items() if grade > 0 and name in numbers]
         for query in queries
     ]
-    if not any(wanted):
-        raise DataError("no document that the judgements name is in the index. Do they belong together?")
-    vectors = index.encoder.encode([asked(query) for query in queries])
+    if not any(positives):
+        raise DataError("no judged document is in the index. Give judgements that belong to the indexed documents.")
+    vectors = index.encoder.encode([query_text(query) for query in queries])
     ranker = AttentionRanker(**options).fit(
-        vectors, np.asarray(index.keys.rows), wanted, document_ids=index.owners, progress=progress
+        vectors, np.asarray(index.keys.rows), positives, document_ids=index.owners, progress=progress
     )
     return index.with_metric(ranker.metric_), ranker.losses_
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What learning adds on queries that were not learned from, over several halves.
+    """Gain from learned maps on held-out queries, over several random halves.
 
     Fields:
-        start, learned: means over the tested halves, for each measure.
-        gains: learned less start, one for each half.
+        start, learned: means over the held-out halves without and with learned maps, by measure.
+        gains: learned − start of each half, by measure.
     """
 
     start: dict[str, float]
@@ -149,9 +149,9 @@ class Gain:
     gains: dict[str, list[float]]
 
     def gain(self, name: str) -> tuple[float, float]:
-        """The mean gain, and its standard deviation over the halves."""
-        held = np.array(self.gains[name])
-        return float(held.mean()), float(held.std(ddof=1)) if len(held) > 1 else 0.0
+        """Return the mean gain of a measure and its standard deviation over the halves."""
+        values = np.array(self.gains[name])
+        return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
 
 def gains(
@@ -170,18 +170,20 @@ def gains(
     Args:
         index: untrained.
         collection: whose queries are divided; the seed of repeat i is i.
-        mixes: of vectors with words; each is measured with and without what was learned.
-        repeats: how many halves.
-        measures: see `measure`.
-        top: see `Index.rank`.
-        progress: called with the repeats that are done.
-        options: of `AttentionRanker`.
+        mixes: shares of the vectors in the score; each is measured with and without learned maps.
+        repeats: number of random halves.
+        measures: names of measures, see `measure`.
+        top: number of passages, see `Index.rank`.
+        progress: called after each repeat.
+        options: options of `AttentionRanker`.
 
     Raises:
         DataError: fewer than four queries.
     """
     if len(collection.queries) < 4:
-        raise DataError(f"{len(collection.queries)} judged queries cannot be divided. Four are wanted, better forty.")
+        raise DataError(
+            f"the collection must have at least 4 judged queries, got {len(collection.queries)}. Use 40 or more."
+        )
     before = {
         mix: measure(rankings(index, collection.queries, mix=mix, top=top), collection.relevant, measures).queries
         for mix in mixes
@@ -200,7 +202,7 @@ def gains(
 
 
 def _gain(pairs: np.ndarray, measures: Sequence[str]) -> Gain:
-    """Of `(repeats, 2, measures)`: before and after."""
+    """Summarize `(repeats, 2, measures)`, the values before and after learning."""
     start, learned = pairs.mean(axis=0).tolist()
     added = (pairs[:, 1] - pairs[:, 0]).T.tolist()
     return Gain(*(dict(zip(measures, part, strict=True)) for part in (start, learned, added)))

@@ -1,4 +1,4 @@
-"""What a search finds: passages, their attention, and the words it rests on."""
+"""Results of a search: passages, their attention weights, and the contributions of words."""
 
 from __future__ import annotations
 
@@ -6,53 +6,53 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-__all__ = ["Evidence", "Hit", "joined"]
+__all__ = ["Evidence", "Hit", "merge_evidence"]
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What every pair of a word of the query and a word of the passage adds to the score.
+    """Contribution of each pair of a query word and a passage word to the score.
 
         score = Σ_{v, w} pairs[v, w] + rest
 
     Fields:
-        asked: words of the query; "" stands for tokens of a sentence model's own.
+        query_words: words of the query; "" is a special token of a sentence model.
         words: words of the passage.
-        pairs: `(asked, words)`.
-        rest: what no word is the cause of: scores are standardised, and their mean is taken away.
+        pairs: contributions `(query_words, words)`.
+        rest: the part of the score not due to words: minus the mean, since scores are standardized.
     """
 
-    asked: list[str]
+    query_words: list[str]
     words: list[str]
     pairs: np.ndarray = field(repr=False)
     rest: float
 
     @property
     def score(self) -> float:
-        """The sum of everything."""
+        """The score: the sum of all contributions and `rest`."""
         return float(self.pairs.sum()) + self.rest
 
-    def of_words(self) -> dict[str, float]:
-        """What each word of the passage adds, largest first."""
+    def by_word(self) -> dict[str, float]:
+        """Return the contribution of each word of the passage, largest first."""
         return _sorted(self.words, self.pairs.sum(axis=0))
 
-    def of_asked(self) -> dict[str, float]:
-        """What each word of the query adds, largest first."""
-        return _sorted(self.asked, self.pairs.sum(axis=1))
+    def by_query_word(self) -> dict[str, float]:
+        """Return the contribution of each word of the query, largest first."""
+        return _sorted(self.query_words, self.pairs.sum(axis=1))
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A passage that was found.
+    """A passage that matches the query.
 
     Fields:
-        document: its name.
-        title: of the document.
-        text: the passage.
-        start, end: where it stands in title and text of the document, in characters.
-        weight: its attention, over all passages.
-        score: standardised, in deviations above the mean of all passages.
-        evidence: the words it rests on; None where it was not asked for.
+        document: name of the document.
+        title: title of the document.
+        text: text of the passage.
+        start, end: range of characters in the title and text of the document.
+        weight: attention weight among all passages.
+        score: score in standard deviations above the mean of all passages.
+        evidence: contributions of words; None if not requested.
     """
 
     document: str
@@ -65,22 +65,22 @@ class Hit:
     evidence: Evidence | None = field(default=None, repr=False)
 
 
-def joined(parts: list[tuple[list[str], list[str], np.ndarray]], rest: float) -> Evidence:
-    """Evidence from several comparisons of the same two texts: pairs of like words are added.
+def merge_evidence(parts: list[tuple[list[str], list[str], np.ndarray]], rest: float) -> Evidence:
+    """Merge the evidence of several comparisons of the same two texts by adding pairs of equal words.
 
     Example:
         >>> one = (["ring"], ["ring", "gold"], np.array([[2.0, 1.0]]))
         >>> two = (["ring"], ["ring"], np.array([[0.5]]))
-        >>> joined([one, two], -1.0).of_words()
+        >>> merge_evidence([one, two], -1.0).by_word()
         {'ring': 2.5, 'gold': 1.0}
     """
-    asked = list(dict.fromkeys(word for part in parts for word in part[0]))
+    query_words = list(dict.fromkeys(word for part in parts for word in part[0]))
     words = list(dict.fromkeys(word for part in parts for word in part[1]))
-    rows, columns = ({word: at for at, word in enumerate(names)} for names in (asked, words))
-    pairs = np.zeros((len(asked), len(words)))
+    rows, columns = ({word: at for at, word in enumerate(names)} for names in (query_words, words))
+    pairs = np.zeros((len(query_words), len(words)))
     for left, right, shares in parts:
         pairs[np.ix_([rows[word] for word in left], [columns[word] for word in right])] += shares
-    return Evidence(asked, words, pairs, rest)
+    return Evidence(query_words, words, pairs, rest)
 
 
 def _sorted(words: list[str], shares: np.ndarray) -> dict[str, float]:

@@ -1,65 +1,71 @@
-"""Index: passages with their keys and words, which a query attends to."""
+"""The search index: passages with vectors and BM25 scores, to which a query attends."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 from qkv.search.bm25 import BM25, Vocabulary
-from qkv.search.encoder_registry import Encoder, encoder_of
-from qkv.search.hits import Evidence, Hit, joined
-from qkv.search.passage_vectors import PassageVectors, spread_of
+from qkv.search.encoder_registry import Encoder, build_encoder
+from qkv.search.hits import Evidence, Hit, merge_evidence
+from qkv.search.passage_vectors import PassageVectors, row_statistics
 from qkv.search.passages import passages_of
 from qkv.search.text_sources import Document
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from scipy.sparse import csr_array
+
+    from qkv.encoders.encoder import WordContributions
 
 __all__ = ["Index"]
 
 _TOGETHER = 64
 _CELLS = 2**24
-"""Queries that are compared at once, and pairs with passages that they may make."""
+"""Largest number of queries compared at once, and of query-passage pairs in memory."""
 _FLAT = 1e-6
-"""A spread that is rounding: all passages are alike to the query."""
+"""A standard deviation below this is rounding error: all passages score the same."""
 
 
 class Index:
-    """Passages that queries attend to.
+    """Passages with vectors and BM25 scores, to which queries attend.
 
         score(q, p) = m z(q · W k_p) + (1 − m) z(bm25(q, p))
         weights     = softmax over passages(score / T)
 
-    z takes away the mean over all passages and divides by their standard deviation, so that m = ½ lets both
-    comparisons count alike, whatever their units. W = W_Qᵀ W_K is learned, or 1.
+    z subtracts the mean over all passages and divides by their standard deviation, so that with m = ½ both scores
+    count equally. W = W_Qᵀ W_K is learned, or 1.
 
-    Make one with `Index.from_texts` or `Index.open`.
+    Create an index with `Index.from_texts` or `Index.open`.
 
     Attributes:
-        table: a pyarrow table, one row for each passage: document, name, title, start, end, text.
-        encoder: how texts become vectors.
+        table: pyarrow table with one row per passage: document, name, title, start, end, text.
+        encoder: text encoder.
         keys: vectors of the passages.
-        words: their words.
-        mix: m.
-        metric: W `(width, width)`; None: 1.
+        words: BM25 scores of the passages.
+        mix: m, the share of the vectors in the score.
+        metric: W `(width, width)`; None for 1.
 
     Example:
         >>> index = Index.from_texts([Document("a", "A shepherd found a golden ring."),
         ...                   Document("b", "The den is dark, and the prisoners see shadows."),
         ...                   Document("c", "The shepherd turned the ring and was invisible.")])
         >>> hits = index.search("Who saw shadows in the den?")
-        >>> hits[0].document, list(hits[0].evidence.of_words())[:2]
+        >>> hits[0].document, list(hits[0].evidence.by_word())[:2]
         ('b', ['den', 'shadows'])
     """
 
     def __init__(
         self,
-        table: Any,
+        table: pa.Table,
         encoder: Encoder,
-        keys: Any,
+        keys: PassageVectors | np.ndarray | csr_array,
         words: BM25,
         splitter: Vocabulary,
         *,
@@ -78,7 +84,7 @@ class Index:
     @classmethod
     def from_texts(
         cls,
-        source: Any,
+        source: object,
         *,
         encoder: str | Encoder = "latent",
         rank: int | None = None,
@@ -92,19 +98,19 @@ class Index:
         """Index texts.
 
         Args:
-            source: documents, or where they are: see `read_texts`; also files of SMART and folders of BEIR.
-            encoder: see `encoder_of`, or one of your own.
-            rank: of the latent space; None: half as many as passages, from 30 to 300.
-            stem: `"english"`: words are compared by their stems.
-            column: of a table, the column of texts.
-            words: at most, in a passage; 0: documents stay whole.
-            overlap: words that a passage shares with the one before, in whole sentences.
-            mix: m, from 0 (words alone) to 1 (vectors alone).
-            progress: called with what is done.
+            source: documents, or a source that `read_texts` reads, a SMART file or a BEIR folder.
+            encoder: name for `build_encoder`, or an encoder.
+            rank: rank of the latent space; None for half the number of passages, from 30 to 300.
+            stem: `"english"` to compare words by their stems.
+            column: column of texts, if the source is a table.
+            words: maximum number of words per passage; 0 for whole documents.
+            overlap: maximum number of words shared with the previous passage, in whole sentences.
+            mix: m, from 0 (BM25 alone) to 1 (vectors alone).
+            progress: called after each step.
 
         Raises:
-            DataError: there is no text, or no word in it.
-            OptionError: an option cannot be used.
+            DataError: there is no text, or the texts have no words.
+            OptionError: an option is invalid.
             MissingPackageError: scikit-learn or bm25s is not installed.
         """
         import pyarrow as pa
@@ -114,8 +120,8 @@ class Index:
         _share(mix)
         documents = source if _are_documents(source) else read_documents(source, column)
         if not documents:
-            raise DataError("there is no document to index. Give some.")
-        made = encoder_of(encoder, rank=rank, stem=stem) if isinstance(encoder, str) else encoder
+            raise DataError("documents must not be empty. Give at least one document.")
+        made = build_encoder(encoder, rank=rank, stem=stem) if isinstance(encoder, str) else encoder
         splitter = Vocabulary(stem)
         passages = passages_of(documents, words, overlap)
         texts = [documents[part.document].whole[part.start : part.end] for part in passages]
@@ -135,26 +141,27 @@ class Index:
                 "text": texts,
             }
         )
-        given: Any = split if made.vocabulary is not None and made.vocabulary.stem == stem else texts
+        is_split = made.vocabulary is not None and made.vocabulary.stem == stem
+        given: Any = split if is_split else texts
         return cls(table, made, made.fit_encode(given, progress), bm25, splitter, mix=mix)
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Index:
-        """Open what `save` wrote; keys are memory-mapped.
+        """Open a saved index; its vectors are memory-mapped.
 
         Raises:
-            DataError: it is no index.
-            DamagedStoreError: a file is missing or cut off.
+            DataError: the folder holds no index.
+            DamagedStoreError: a file is missing or truncated.
         """
         from qkv.search.index_files import open_index
 
         return open_index(Path(path))
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the index to a folder, whole or not at all; an index that is there is replaced.
+        """Write the index to a folder atomically; an existing index is replaced.
 
         Raises:
-            DataError: something else is there, or it cannot be written.
+            DataError: the folder holds something else, or cannot be written.
         """
         from qkv.search.index_files import save_index
 
@@ -168,7 +175,7 @@ class Index:
 
     @property
     def documents(self) -> int:
-        """How many there are."""
+        """Number of documents."""
         return int(self.owners[-1]) + 1
 
     def search(
@@ -180,32 +187,32 @@ class Index:
         temperature: float = 1.0,
         evidence: bool = True,
     ) -> list[Hit]:
-        """The passages that get most attention, heaviest first; none where no word of the query is known.
+        """Return the passages with the largest weights, in descending order; none if no word of the query is known.
 
         Args:
-            query: in words.
-            top: passages at most.
-            mix: m; None: that of the index.
-            temperature: T, in deviations; less is sharper.
-            evidence: compute what every word adds.
+            query: text of the query.
+            top: maximum number of passages.
+            mix: m; None for that of the index.
+            temperature: T, in standard deviations; a small T makes the weights sharp.
+            evidence: whether to compute the contributions of words.
 
         Raises:
             OptionError: the query is empty, or a number is out of range.
         """
         if not query.strip():
-            raise OptionError("the query is empty. Ask about something.")
+            raise OptionError("query must not be empty. Give at least one word.")
         mix = self.mix if mix is None else _share(mix)
-        asked = _Asked(self, [query], mix)
-        rows, weights = (part[0].tolist() for part in self._attended(asked, top, temperature))
-        parts = self.encoder.word_contributions(query) if evidence and asked.near[0] else None
+        bound = _BoundQueries(self, [query], mix)
+        rows, weights = (part[0].tolist() for part in self._attended(bound, top, temperature))
+        parts = self.encoder.word_contributions(query) if evidence and bound.vector_scale[0] else None
         found = []
         for row, weight in zip(rows, weights, strict=True):
-            if row >= 0 and asked.found[0]:
+            if row >= 0 and bound.found[0]:
                 record = self.table.slice(row, 1).to_pylist()[0]
                 del record["document"]
-                why = self._evidence(query, parts, row, record["text"], asked) if evidence else None
+                why = self._evidence(query, parts, row, record["text"], bound) if evidence else None
                 name = record.pop("name")
-                found.append(Hit(name, **record, weight=weight, score=asked.score(row), evidence=why))
+                found.append(Hit(name, **record, weight=weight, score=bound.score(row), evidence=why))
         return found
 
     def rank(
@@ -216,113 +223,115 @@ class Index:
         mix: float | None = None,
         progress: Progress | None = None,
     ) -> Iterator[dict[str, float]]:
-        """For each query, the documents that get most attention: that of their best passage, by name.
+        """Yield for each query the weights of documents by name, each that of its best passage.
 
         Args:
-            queries: in words.
-            top: passages at most.
-            mix: m; None: that of the index.
-            progress: called with the queries that are done.
+            queries: texts of the queries.
+            top: maximum number of passages per query.
+            mix: m; None for that of the index.
+            progress: called after each batch of queries.
         """
         firsts = np.searchsorted(self.owners, np.arange(self.documents))
         names = self.table.column("name").take(firsts).to_pylist()
         mix = self.mix if mix is None else _share(mix)
         together = max(1, min(_TOGETHER, _CELLS // len(self)))
         for begin in range(0, len(queries), together):
-            asked = _Asked(self, queries[begin : begin + together], mix)
-            for at, (rows, weights) in enumerate(zip(*self._attended(asked, top, 1.0), strict=True)):
+            bound = _BoundQueries(self, queries[begin : begin + together], mix)
+            for at, (rows, weights) in enumerate(zip(*self._attended(bound, top, 1.0), strict=True)):
                 best: dict[int, float] = {}
                 for row, weight in zip(rows.tolist(), weights.tolist(), strict=True):
-                    if row >= 0 and asked.found[at]:
+                    if row >= 0 and bound.found[at]:
                         best.setdefault(int(self.owners[row]), weight)
                 yield {names[owner]: weight for owner, weight in best.items()}
             if progress is not None:
                 progress("ranking", min(begin + together, len(queries)), len(queries))
 
     def with_metric(self, metric: np.ndarray | None) -> Index:
-        """The same passages, compared through W `(width, width)`; None: as they are."""
+        """Return an index of the same passages with the metric W `(width, width)`, or None for 1."""
         return Index(self.table, self.encoder, self.keys, self.words, self.splitter, mix=self.mix, metric=metric)
 
     def with_encoder(self, encoder: Encoder, progress: Progress | None = None) -> Index:
-        """The same passages and words with other vectors, which are made anew."""
+        """Return an index of the same passages with vectors of another encoder."""
         keys = encoder.fit_encode(self.table.column("text").to_pylist(), progress)
         return Index(self.table, encoder, keys, self.words, self.splitter, mix=self.mix)
 
-    def vectors(self, queries: Sequence[str]) -> Any:
-        """What is compared with the keys: the encoded queries, through W."""
+    def vectors(self, queries: Sequence[str]) -> np.ndarray | csr_array:
+        """Return the encoded queries, multiplied by W."""
         encoded = self.encoder.encode(queries)
         return encoded if self.metric is None else encoded @ self.metric
 
     # -- within -----------------------------------------------------------------------------------------
 
-    def _attended(self, asked: _Asked, top: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and weights of the strongest passages of each query."""
+    def _attended(self, bound: _BoundQueries, top: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows and weights of the top passages of each query."""
         import qkv
         from qkv.readouts import TopWeights
         from qkv.scores import Biased, Dot
 
         if top < 1:
-            raise OptionError(f"top is {top}, and a whole number from 1 is wanted.")
+            raise OptionError(f"top must be at least 1, got {top}.")
         if not 0 < temperature < float("inf"):
-            raise OptionError(f"the temperature is {temperature}, and more than 0 is wanted.")
+            raise OptionError(f"temperature must be positive and finite, got {temperature}.")
         seen = qkv.observe(
-            asked.query / np.float32(temperature),
-            asked.key,
+            bound.query / np.float32(temperature),
+            bound.key,
             np.zeros((len(self), 1), np.float32),
-            score=Biased(Dot(), bias=asked.bias / np.float32(temperature)),
+            score=Biased(Dot(), bias=bound.bias / np.float32(temperature)),
             readouts=[TopWeights(min(top, len(self)))],
         )
         return seen.readouts[0].keys, seen.readouts[0].weights
 
-    def _evidence(self, query: str, own: Any, row: int, text: str, asked: _Asked) -> Evidence:
-        """What the words of a query, whose parts are its `own`, share with those of a passage."""
+    def _evidence(
+        self, query: str, own: WordContributions | None, row: int, text: str, bound: _BoundQueries
+    ) -> Evidence:
+        """Return the contributions of query words to the score of a passage; `own` are those of the query."""
         parts = []
         if own is not None:
             (left, first), (right, second) = own, self.encoder.word_contributions(text)
             through = first if self.metric is None else first @ self.metric
             shares = through @ second.T
-            parts.append((left, right, asked.near[0] * (shares if self.keys.dense else shares.toarray())))
-        shared = self.words.parts(self.splitter(query), row)
-        if asked.worded[0] and shared:
+            parts.append((left, right, bound.vector_scale[0] * (shares if self.keys.dense else shares.toarray())))
+        shared = self.words.contributions(self.splitter(query), row)
+        if bound.bm25_scale[0] and shared:
             names = list(shared)
-            parts.append((names, names, asked.worded[0] * np.diag(list(shared.values()))))
-        return joined(parts, -float(asked.centre[0]))
+            parts.append((names, names, bound.bm25_scale[0] * np.diag(list(shared.values()))))
+        return merge_evidence(parts, -float(bound.centre[0]))
 
 
-class _Asked:
-    """Queries as the engine takes them: `score = query · key + bias − centre`.
+class _BoundQueries:
+    """Queries bound to an index, such that `score = query · key + bias − centre`.
 
-    near, worded: what an inner product and a BM25 score are multiplied by, for each query; 0 where all
-    passages are alike. found: whether a word of the query is known.
+    vector_scale, bm25_scale: factors of inner products and BM25 scores per query; 0 if all passages score the
+    same. found: whether any word of the query is known.
     """
 
     def __init__(self, index: Index, queries: Sequence[str], mix: float) -> None:
         vectors = index.vectors(queries) if mix > 0 else None
         words = index.words.score([index.splitter(query) for query in queries])
         known = words.any(axis=1)
-        mean, spread = spread_of(words)
-        self.worded = _over(1 - mix, spread)
-        self.centre = self.worded * mean
-        self.bias = (words * self.worded[:, None]).astype(np.float32)
-        self.near = np.zeros(len(queries))
+        mean, spread = row_statistics(words)
+        self.bm25_scale = _over(1 - mix, spread)
+        self.centre = self.bm25_scale * mean
+        self.bias = (words * self.bm25_scale[:, None]).astype(np.float32)
+        self.vector_scale = np.zeros(len(queries))
         if vectors is None or not index.keys.dense:
             self.query = np.zeros((len(queries), 1), np.float32)
             self.key = np.zeros((len(index), 1), np.float32)
         if vectors is not None:
-            compared = None if index.keys.dense else index.keys.compared(vectors)
-            mean, spread = index.keys.spread(vectors) if compared is None else spread_of(compared)
-            self.near = _over(mix, spread)
-            self.centre = self.centre + self.near * mean
+            compared = None if index.keys.dense else index.keys.inner_products(vectors)
+            mean, spread = index.keys.score_statistics(vectors) if compared is None else row_statistics(compared)
+            self.vector_scale = _over(mix, spread)
+            self.centre = self.centre + self.vector_scale * mean
             if compared is None:
-                self.query = (vectors * self.near[:, None]).astype(np.float32)
+                self.query = (vectors * self.vector_scale[:, None]).astype(np.float32)
                 self.key = index.keys.rows
             else:
-                self.bias += (compared * self.near[:, None]).astype(np.float32)
+                self.bias += (compared * self.vector_scale[:, None]).astype(np.float32)
             known |= (vectors if compared is None else compared).any(axis=1)
         self.found: np.ndarray = np.asarray(known)
 
     def score(self, row: int) -> float:
-        """Of the first query with a passage."""
+        """Return the score of the first query with a passage."""
         return float(self.query[0] @ self.key[row] + self.bias[0, row]) - float(self.centre[0])
 
 
@@ -332,11 +341,11 @@ def _over(share: float, spread: np.ndarray) -> np.ndarray:
 
 def _share(mix: float) -> float:
     if not 0 <= mix <= 1:
-        raise OptionError(f"the mix is {mix}, and it is from 0 (words alone) to 1 (vectors alone).")
+        raise OptionError(f"mix must be from 0 (BM25 alone) to 1 (vectors alone), got {mix}.")
     return mix
 
 
-def _are_documents(source: Any) -> bool:
+def _are_documents(source: object) -> TypeGuard[Sequence[Document]]:
     return (
         isinstance(source, Sequence)
         and not isinstance(source, str)
@@ -346,5 +355,5 @@ def _are_documents(source: Any) -> bool:
 
 def _some_words(texts: list[Sequence[str]]) -> list[Sequence[str]]:
     if not any(texts):
-        raise DataError("the texts have no words, or only such as “the” and “of”. Give other texts.")
+        raise DataError("the texts must contain words other than stop words such as “the” and “of”. Give other texts.")
     return texts

@@ -1,11 +1,11 @@
-"""An index on disk: a folder of arrays, and one small file that names those that count.
+"""Files of a search index: a folder of arrays, and index.json, which names the current folder.
 
-    index.json                what it is, which folder holds it, how long each file must be
+    index.json                format version, current folder, and the size of each file
     g-…/passages.arrow        texts          keys.npy, moments.npz | keys.npz   vectors
-    g-…/words.npz             BM25           encoder.npz             what the encoder learned     metric.npy
+    g-…/words.npz             BM25           encoder.npz             arrays of the encoder        metric.npy
 
-Everything is written into a new folder and synced; then index.json takes its place in one step, and the
-folder it named before is removed. A crash at any point leaves the index that was there.
+All files are written to a new folder and synced; then index.json is replaced atomically, and the previous folder
+is removed. A crash at any point leaves the previous index intact.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from qkv.errors import DamagedStoreError, DataError, StoreBusyError
 if TYPE_CHECKING:
     from qkv.search.index import Index
 
-__all__ = ["is_index", "may_be_saved", "open_index", "save_index"]
+__all__ = ["is_index", "check_index_path", "open_index", "save_index"]
 
 _FORMAT = 2
 _LOCK = "writer.lock"
 
 
 def is_index(path: Path) -> bool:
-    """Whether a folder holds an index."""
+    """Return whether a folder holds an index."""
     return _described(path) is not None
 
 
-def may_be_saved(path: Path) -> None:
-    """Look where an index will be, before the long work of making it.
+def check_index_path(path: Path) -> None:
+    """Check that an index can be written to a path, before the index is built.
 
     Raises:
-        DataError: something else is there, or this user may not write there.
+        DataError: the path holds something else, or is not writable.
     """
     before = _described(path)
     if before is None and path.exists() and (not path.is_dir() or any(map(_foreign, path.iterdir()))):
-        raise DataError(f"{str(path)!r} is there already, and is no index. Choose another folder.")
+        raise DataError(f"{str(path)!r} exists and is not an index. Choose another folder.")
     check_creatable(path, "the index")
 
 
 def save_index(index: Index, path: Path) -> None:
-    """See `Index.save`."""
-    may_be_saved(path)
+    """Write an index; see `Index.save`."""
+    check_index_path(path)
     from filelock import FileLock, Timeout
 
     try:
@@ -95,7 +95,7 @@ def _replace(index: Index, path: Path) -> None:
 
 
 def open_index(path: Path) -> Index:
-    """See `Index.open`."""
+    """Open an index; see `Index.open`."""
     import pyarrow as pa
     from scipy.sparse import csc_array, load_npz
 
@@ -106,16 +106,16 @@ def open_index(path: Path) -> Index:
 
     held = _described(path)
     if held is None:
-        raise DataError(f"{str(path)!r} is no index. Make one: qkv search TEXTS --save {path}.")
+        raise DataError(f"{str(path)!r} is not an index. Create one: qkv search TEXTS --save {path}.")
     if held["format"] != _FORMAT or held["encoder"] not in ENCODERS:
-        raise DataError(f"the index {str(path)!r} is of another version of qkv. Make it anew.")
+        raise DataError(f"the index {str(path)!r} was written by another version of qkv. Build it again.")
     folder = path / held["folder"]
     for name, size in held["files"].items():
         there = (folder / name).stat().st_size if (folder / name).is_file() else None
         if there != size:
-            problem = "missing" if there is None else f"{there:,} bytes long, and {size:,} were written"
+            problem = "missing" if there is None else f"{there:,} bytes long instead of {size:,}"
             raise DamagedStoreError(
-                f"the index {str(path)!r} is damaged: {folder.name}/{name} is {problem}. Make it anew."
+                f"the index {str(path)!r} is damaged: {folder.name}/{name} is {problem}. Build it again."
             )
     encoder: Any = ENCODERS[held["encoder"]](**held["settings"])
     encoder.restore(read_arrays(folder / "encoder.npz"))
@@ -158,7 +158,7 @@ def _write_parts(index: Index, folder: Path) -> None:
         indices=scores.indices,
         indptr=scores.indptr,
         shape=np.array(scores.shape),
-        known=np.array(index.words.known, dtype=np.str_),
+        known=np.array(index.words.vocabulary, dtype=np.str_),
     )
     np.savez(folder / "encoder.npz", **index.encoder.arrays())  # type: ignore[arg-type]
     if index.metric is not None:
@@ -166,7 +166,7 @@ def _write_parts(index: Index, folder: Path) -> None:
 
 
 def _foreign(path: Path) -> bool:
-    """Whether a save that was cut short would not have left this."""
+    """Return whether a file cannot be the remains of an interrupted save."""
     return path.name != _LOCK and not path.name.startswith("g-")
 
 

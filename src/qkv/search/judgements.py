@@ -1,4 +1,4 @@
-"""Which documents are relevant to which queries, and rankings, from the files of TREC, BEIR and SMART.
+"""Relevance judgements (qrels) and rankings (runs) from files of TREC, BEIR and SMART.
 
 TREC   query 0 document grade          BEIR   query document grade, with tabs, below a header
 SMART  query document [grade]          run    query Q0 document rank score name
@@ -15,17 +15,17 @@ from qkv.search.text_sources import read_file
 __all__ = ["Judgements", "read_judgements", "read_run"]
 
 Judgements = dict[str, dict[str, int]]
-"""For each query, the grade of documents that were judged; above 0 is relevant."""
+"""Grades of judged documents, by query and document; a grade above 0 is relevant."""
 
 
 def read_judgements(path: Path) -> Judgements:
-    """The judgements of a file, in any of the three formats.
+    """Read relevance judgements in the format of TREC, BEIR or SMART.
 
-    Every pair that a SMART file lists is relevant, with grade 1, whatever its third column says: in Cranfield
-    that is a scale on which 1 is best, 4 the least that was listed, and -1 the paper the question came from.
+    Every pair that a SMART file lists is relevant with grade 1, regardless of its third column: in Cranfield that
+    is a scale from 1, best, to 4, and -1 for the paper from which the query was taken.
 
     Raises:
-        DataError: a line is none of the three, or there is none.
+        DataError: a line has none of these formats, or the file has no judgement.
     """
     found: Judgements = {}
     for number, line in enumerate(read_file(path).split("\n"), 1):
@@ -43,20 +43,20 @@ def read_judgements(path: Path) -> Judgements:
                 query, document, grade = cells[0], cells[2], int(cells[3])
         except (IndexError, ValueError):
             raise DataError(
-                f"line {number} of {str(path)!r} is no judgement: {line[:60]!r}. Wanted is a query, a "
-                "document and a grade, as TREC, BEIR or SMART write them."
+                f"line {number} of {str(path)!r} must be a judgement, got {line[:60]!r}. Write a query, a "
+                "document and a grade in the format of TREC, BEIR or SMART."
             ) from None
         found.setdefault(query, {})[document] = grade
     if not found:
-        raise DataError(f"{str(path)!r} has no judgement. Name another file.")
+        raise DataError(f"{str(path)!r} contains no judgement. Give another file.")
     return found
 
 
 def read_run(path: Path) -> dict[str, dict[str, float]]:
-    """The ranking that a TREC run gives for each query, as scores.
+    """Read a TREC run: the scores of documents by query.
 
     Raises:
-        DataError: a line is not of that format, or there is none.
+        DataError: a line does not have that format, or the file has no ranking.
     """
     found: dict[str, dict[str, float]] = {}
     for number, line in enumerate(read_file(path).split("\n"), 1):
@@ -65,10 +65,10 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
         cells = line.split()
         if len(cells) != 6 or not re.fullmatch(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", cells[4]):
             raise DataError(
-                f"line {number} of {str(path)!r} is of no run: {line[:60]!r}. Wanted is: "
+                f"line {number} of {str(path)!r} must be of a TREC run, got {line[:60]!r}. Write: "
                 "query Q0 document rank score name."
             )
         found.setdefault(cells[0], {})[cells[2]] = float(cells[4])
     if not found:
-        raise DataError(f"{str(path)!r} has no ranking. Name another file.")
+        raise DataError(f"{str(path)!r} contains no ranking. Give another file.")
     return found

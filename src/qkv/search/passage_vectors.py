@@ -1,25 +1,28 @@
-"""The keys of passages, and how far a query's comparison with them is spread."""
+"""Vectors of passages, with the mean and standard deviation of their inner products with queries."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-__all__ = ["PassageVectors", "spread_of"]
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+__all__ = ["PassageVectors", "row_statistics"]
 
 _BLOCK = 65536
 
 
 class PassageVectors:
-    """Vectors of all passages, one row each: an array, or a sparse one.
+    """Vectors of all passages, dense or sparse.
 
     Args:
-        rows: `(passages, width)`.
-        moments: mean and covariance of dense rows, where they are known.
+        rows: vectors `(passages, width)`.
+        moments: mean and covariance of dense rows, if they are known.
     """
 
-    def __init__(self, rows: Any, moments: tuple[np.ndarray, np.ndarray] | None = None) -> None:
+    def __init__(self, rows: np.ndarray | csr_array, moments: tuple[np.ndarray, np.ndarray] | None = None) -> None:
         self.rows = rows
         self.dense = isinstance(rows, np.ndarray)
         self._moments = moments
@@ -27,22 +30,22 @@ class PassageVectors:
     def __len__(self) -> int:
         return int(self.rows.shape[0])
 
-    def compared(self, queries: Any) -> np.ndarray:
-        """Inner products `(queries, passages)`."""
+    def inner_products(self, queries: np.ndarray | csr_array) -> np.ndarray:
+        """Return the inner products `(queries, passages)`."""
         product = queries @ self.rows.T
         return np.asarray(product if self.dense else product.toarray(), np.float32)
 
-    def spread(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation over all passages of each query's inner product with them.
+    def score_statistics(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the mean and standard deviation, over all passages, of each query's inner products.
 
-        From the mean and covariance of the keys, qᵀμ and qᵀΣq: no product with any key is needed.
+        They follow from the mean and covariance of the rows, as qᵀμ and √(qᵀΣq).
         """
         mean, covariance = self.moments()
         queries = queries.astype(np.float64)
         return queries @ mean, np.sqrt(np.maximum(((queries @ covariance) * queries).sum(axis=1), 0))
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean `(width,)` and covariance `(width, width)` of dense rows; measured once."""
+        """Return the mean `(width,)` and covariance `(width, width)` of dense rows, computed once."""
         if self._moments is None:
             self._moments = self._measured()
         return self._moments
@@ -58,6 +61,6 @@ class PassageVectors:
         return mean, products / len(self) - np.outer(mean, mean)
 
 
-def spread_of(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each row."""
+def row_statistics(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean and standard deviation of each row."""
     return scores.mean(axis=1, dtype=np.float64), scores.std(axis=1, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""Long documents become passages, cut where paragraphs and sentences end."""
+"""Splitting of documents into passages at the ends of paragraphs and sentences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Passage", "passages_of", "split"]
 _BLOCK = re.compile(r"(?:[^\n]*\S[^\n]*\n?)+")
 _END = re.compile(r"(?<=[.!?])['\"”’)\]]*(?=\s+['\"“‘(\[]*[^\W_a-z])")
 _SHORT = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|St|Prof|cf|vs|[A-Z])|\b[a-z]\.[a-z])\.$")
-"""Ends in a full stop that ends no sentence."""
+"""Abbreviations whose full stop does not end a sentence."""
 _WORD = re.compile(r"\S+")
 
 
@@ -23,8 +23,8 @@ class Passage:
     """A part of a document.
 
     Fields:
-        document: its number.
-        start, end: characters of `Document.whole`.
+        document: number of the document.
+        start, end: range of characters of `Document.whole`.
     """
 
     document: int
@@ -41,7 +41,7 @@ class _Piece:
 
 
 def passages_of(documents: Sequence[Document], words: int, overlap: int = 0) -> list[Passage]:
-    """Every document in passages, in order; see `split`. A document without a word is one passage."""
+    """Split every document into passages, in order; a document without words is one passage. See `split`."""
     return [
         Passage(number, start, end)
         for number, document in enumerate(documents)
@@ -50,18 +50,18 @@ def passages_of(documents: Sequence[Document], words: int, overlap: int = 0) -> 
 
 
 def split(text: str, words: int, overlap: int = 0) -> list[tuple[int, int]]:
-    """Where passages of at most so many words begin and end.
+    """Return the character ranges of passages of at most `words` words.
 
-    A passage ends with a paragraph if that fills half of it, otherwise with a sentence; a sentence that is
-    longer is cut between words. Every word lies in some passage.
+    A passage ends with a paragraph if that fills at least half of it, otherwise with a sentence; longer sentences
+    are split between words. Every word is in some passage.
 
     Args:
         text: the document.
-        words: at most, in a passage; 0: the text stays whole.
-        overlap: a passage begins with the last sentences of the one before, up to so many words.
+        words: maximum number of words per passage; 0 for the whole text.
+        overlap: maximum number of words repeated from the end of the previous passage, in whole sentences.
 
     Raises:
-        OptionError: a number below 0, or an overlap of half a passage or more.
+        OptionError: a number is negative, or `overlap` is half a passage or more.
 
     Example:
         >>> text = "The den is dark. A shepherd found a ring. All is well. Nobody saw it."
@@ -70,8 +70,8 @@ def split(text: str, words: int, overlap: int = 0) -> list[tuple[int, int]]:
     """
     if words < 0 or overlap < 0 or (words and 2 * overlap >= words):
         raise OptionError(
-            f"passages of {words} words that share {overlap} cannot be made. The overlap is from 0 to less "
-            "than half of a passage."
+            f"overlap must be from 0 to less than half of words, got words={words} and overlap={overlap}. Choose a "
+            "smaller overlap."
         )
     pieces = list(_pieces(text, words or len(text)))
     if not pieces:
@@ -80,11 +80,11 @@ def split(text: str, words: int, overlap: int = 0) -> list[tuple[int, int]]:
         return [(pieces[0].start, pieces[-1].end)]
     found, first = [], 0
     while True:
-        held, after = pieces[first].words, first + 1
-        while after < len(pieces) and held + pieces[after].words <= words:
-            if pieces[after - 1].closes and 2 * held >= words:
+        total, after = pieces[first].words, first + 1
+        while after < len(pieces) and total + pieces[after].words <= words:
+            if pieces[after - 1].closes and 2 * total >= words:
                 break
-            held += pieces[after].words
+            total += pieces[after].words
             after += 1
         found.append((pieces[first].start, pieces[after - 1].end))
         if after == len(pieces):
@@ -93,7 +93,7 @@ def split(text: str, words: int, overlap: int = 0) -> list[tuple[int, int]]:
         while back - 1 > first and shared + pieces[back - 1].words <= overlap:
             back -= 1
             shared += pieces[back].words
-        # What is repeated must leave room for the sentence that is new.
+        # The repeated sentences must leave space for the new sentence.
         while back < after and shared + pieces[after].words > words:
             shared -= pieces[back].words
             back += 1
@@ -101,7 +101,7 @@ def split(text: str, words: int, overlap: int = 0) -> list[tuple[int, int]]:
 
 
 def _pieces(text: str, words: int) -> Iterator[_Piece]:
-    """Sentences, without the space around them; long ones in parts of so many words."""
+    """Yield sentences without surrounding space; long ones in parts of `words` words."""
     for block in _BLOCK.finditer(text):
         begin = block.start()
         ends = [match.end() for match in _END.finditer(text, block.start(), block.end())]

@@ -1,4 +1,4 @@
-"""Texts to search: a folder of .txt and .md files, one such file, or a table with a column of texts."""
+"""Reading of texts to search: a folder of .txt and .md files, one such file, or a table with a column of texts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from qkv.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Document", "read_file", "read_texts"]
 
@@ -24,9 +27,9 @@ class Document:
     """A text with a name.
 
     Fields:
-        name: what it is called in rankings and judgements; no two documents share one.
-        text: what is searched, with the title.
-        title: "" where there is none.
+        name: unique name in rankings and judgements.
+        text: text, which is searched together with the title.
+        title: title, or "".
     """
 
     name: str
@@ -35,21 +38,21 @@ class Document:
 
     @property
     def whole(self) -> str:
-        """Title and text, as they are searched; the title alone where there is no text."""
+        """Title and text, as they are searched."""
         return "\n".join(part for part in (self.title, self.text) if part)
 
 
-def read_texts(source: Any, column: str | None = None) -> list[Document]:
-    """The documents in a folder, a text file, or a table.
+def read_texts(source: object, column: str | None = None) -> list[Document]:
+    """Read the documents in a folder, a text file or a table.
 
     Args:
-        source: a folder (its .txt and .md files, also in folders within; hidden ones are left out), such a
-            file, a list of texts, or a table: a file or frame that `Database.open` reads, except .txt.
-        column: of a table, the column of texts; None: the one called text, body, content or the like, or the
-            only column of text. Columns called id and title are used where they are there.
+        source: a folder (its .txt and .md files, including subfolders, without hidden files), one such file, a
+            list of texts, or a table: a file or frame that `Database.open` reads, except .txt.
+        column: column of texts, if the source is a table; None for the column named text, body, content or
+            similar, or the only column of text. Columns named id and title are used if present.
 
     Raises:
-        DataError: there is no text, or no column of texts, or something is no UTF-8.
+        DataError: there is no text or no column of texts, or a file is not UTF-8.
 
     Example:
         >>> [document.name for document in read_texts({"id": ["a", "b"], "text": ["One.", "Two."]})]
@@ -60,7 +63,7 @@ def read_texts(source: Any, column: str | None = None) -> list[Document]:
         if path.is_dir():
             return _folder(path)
         if not path.exists():
-            raise DataError(f"there is no file or folder {str(source)!r}. Check the name.")
+            raise DataError(f"the file or folder {str(source)!r} does not exist. Check the name.")
         if _is_text(path):
             return [Document(path.name, _filled(read_file(path), path))]
     elif isinstance(source, Sequence) and source and all(isinstance(text, str) for text in source):
@@ -69,16 +72,16 @@ def read_texts(source: Any, column: str | None = None) -> list[Document]:
 
 
 def read_file(path: Path) -> str:
-    """The text of a file in UTF-8, which may end in .gz.
+    """Return the text of a UTF-8 file, which may be compressed (.gz).
 
     Raises:
-        DataError: it cannot be read, or is no UTF-8.
+        DataError: the file cannot be read, or is not UTF-8.
     """
     try:
-        held = path.read_bytes()
-        text = (gzip.decompress(held) if path.suffix == ".gz" else held).decode("utf-8-sig")
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise DataError(f"{str(path)!r} is no UTF-8 text. Save it as UTF-8.") from None
+        raise DataError(f"{str(path)!r} is not UTF-8 text. Save it as UTF-8.") from None
     except (EOFError, OSError) as error:
         why = getattr(error, "strerror", None) or error
         raise DataError(f"{str(path)!r} cannot be read: {why}.") from None
@@ -106,13 +109,13 @@ def _folder(folder: Path) -> list[Document]:
                 found.append(Document(name.as_posix(), text))
     if not found:
         raise DataError(
-            f"the folder {str(folder)!r} holds no text: no file in it that ends in {', '.join(_SUFFIXES)} "
-            "has any. Name another folder, or a table with --text."
+            f"the folder {str(folder)!r} contains no text: no non-empty file ends in {', '.join(_SUFFIXES)}. "
+            "Give another folder, or a table with --text."
         )
     return found
 
 
-def _table(source: Any, column: str | None) -> list[Document]:
+def _table(source: object, column: str | None) -> list[Document]:
     from qkv.database.io.sources import describe, read, require_columns
 
     table = read(source, () if column is None else (column,))
@@ -130,15 +133,15 @@ def _table(source: Any, column: str | None) -> list[Document]:
         Document(name, text, title) for name, text, title in zip(names, texts, titles or [""] * len(texts), strict=True)
     ]
     if not any(document.whole.strip() for document in documents):
-        raise DataError(f"column {column!r} of {where} holds no text. Name another column.")
+        raise DataError(f"column {column!r} of {where} contains no text. Give another column.")
     return documents
 
 
-def _strings(table: Any, column: str) -> list[str]:
+def _strings(table: pa.Table, column: str) -> list[str]:
     return ["" if cell is None else str(cell) for cell in table.column(column).to_pylist()]
 
 
-def _text_column(table: Any, where: str) -> str:
+def _text_column(table: pa.Table, where: str) -> str:
     import pyarrow as pa
 
     texts = [
@@ -150,8 +153,8 @@ def _text_column(table: Any, where: str) -> str:
                 return str(name)
     if len(texts) == 1:
         return str(texts[0])
-    held = ", ".join(table.column_names[:20])
+    names = ", ".join(table.column_names[:20])
     raise DataError(
         f"{where} has no column called text, and {len(texts) or 'none'} of its columns "
-        f"{'hold' if len(texts) != 1 else 'holds'} text; it has {held}. Say which to search: --text COLUMN."
+        f"{'hold' if len(texts) != 1 else 'holds'} text; it has {names}. Name the column to search: --text COLUMN."
     )
