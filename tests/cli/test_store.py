@@ -115,7 +115,7 @@ def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
         (("store", "create", "new", "nobody.csv", "--key", "name", "--value", "x"), "there is no file"),
         (
             ("store", "create", "new", "people.csv", "--key", "name", "--value", "city", "--encoder", "x"),
-            "the encoder is 'x'",
+            "got 'x'",
         ),
         (("store", "append", "PEOPLE", "gpa.csv"), "must have the columns name, income, city"),
         (("store", "append", "PEOPLE"), "FILE"),

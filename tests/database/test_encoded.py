@@ -419,8 +419,8 @@ def test_a_copied_store_answers_as_the_first(path):
     ("how", "error", "sentence"),
     [
         ({"encoder": "nope"}, OptionError, "one of latent, latent:RANK"),
-        ({"encoder": "latent:0"}, OptionError, "whole number from 1"),
-        ({"encoder": 3}, KindError, "the encoder is a int"),
+        ({"encoder": "latent:0"}, OptionError, "must be an integer of at least 1"),
+        ({"encoder": 3}, KindError, "got a int"),
         ({"encoder": LatentSemantics(2).fit(np.eye(4))}, OptionError, "fitted to counts"),
         ({"encoder": TableVectors().fit({"z": [1.0, 2.0]})}, OptionError, "fitted to z"),
         ({"key": "number"}, OptionError, "reads texts, and the key 'number' holds numbers"),

@@ -70,9 +70,9 @@ def test_another_model_in_the_same_folder_does_not_answer(tmp_path):
     shutil.rmtree(model)
     small(tmp_path / "model", 1)
     opened = Database.open(tmp_path / "store")
-    with pytest.raises(DataError, match="is not the one that made these vectors"):
+    with pytest.raises(DataError, match="must be the one that encoded these vectors"):
         opened.ask("golden ring")
-    with pytest.raises(DataError, match="is not the one that made these vectors"):
+    with pytest.raises(DataError, match="must be the one that encoded these vectors"):
         opened.append(ROWS)
 
 

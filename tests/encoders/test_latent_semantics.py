@@ -78,7 +78,7 @@ def test_centred_latent_semantics_are_principal_components():
 def test_sparse_and_dense_matrices_have_the_same_space(center, solver, weighting, monkeypatch):
     from qkv.encoders import latent_semantics as latent
 
-    monkeypatch.setattr(latent, "_DENSE", 0)  # the way of large matrices
+    monkeypatch.setattr(latent, "_MAX_FULL_CELLS", 0)  # the way of large matrices
     rng = np.random.default_rng(1)
     # Six topics: the singular values beyond them fall steeply, as a randomized solver wants.
     counts = rng.poisson(3 * rng.random((60, 6)) @ (rng.random((6, 40)) ** 8))
@@ -105,7 +105,7 @@ def test_adding_rows_is_fitting_all_of_them_where_the_space_holds_everything(cen
     np.testing.assert_allclose(parts.singular_values_[:5], whole.singular_values_[:5], rtol=1e-9)
     np.testing.assert_allclose(parts.mean_, whole.mean_, atol=1e-12)
     same_up_to_sign(parts.transform(rows)[:, :5], whole.transform(rows)[:, :5], atol=1e-8)
-    assert parts.rows_seen_ == 40
+    assert parts.n_samples_seen_ == 40
 
 
 def test_log_entropy_weights_are_those_of_their_formula():
@@ -141,7 +141,7 @@ def test_a_dimension_of_singular_value_zero_folds_to_zero():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"n_components": 0}, "n_components is 0"),
+        ({"n_components": 0}, "n_components must be an integer of at least 1, got 0"),
         ({"solver": "magic"}, "auto, exact, randomized"),
         ({"weighting": "bm25"}, "'tfidf', 'log-entropy'"),
     ],

@@ -59,7 +59,7 @@ def test_two_categories_are_at_distance_one_and_a_new_one_is_zero():
 
 
 def test_texts_that_share_words_are_nearer_than_others_and_have_length_one():
-    vectors = TableVectors(("about",), text_width=4, few=1).fit(MIXED)
+    vectors = TableVectors(("about",), text_width=4, max_categories=1).fit(MIXED)
     encoded = vectors.encode(MIXED)
     np.testing.assert_allclose(np.linalg.norm(encoded[:4], axis=1), 1, rtol=1e-5)
     assert encoded[0] @ encoded[1] > encoded[0] @ encoded[3] + 0.2
@@ -94,7 +94,7 @@ def test_what_was_saved_encodes_alike_and_holds_no_code(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"text", pickle.dumps([1])])
 def test_a_file_that_holds_something_else_is_told(tmp_path, content):
     (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(DataError, match="holds no table vectors"):
+    with pytest.raises(DataError, match="must be a file of table vectors"):
         TableVectors.load(tmp_path / "a.npz")
 
 
@@ -108,21 +108,21 @@ def test_a_file_cut_off_is_told(tmp_path):
 
 
 def test_what_cannot_be_used_is_told():
-    with pytest.raises(OptionError, match="not fitted"):
+    with pytest.raises(OptionError, match="must be fitted first"):
         TableVectors().encode(MIXED)
-    with pytest.raises(OptionError, match="not fitted"):
+    with pytest.raises(OptionError, match="must be fitted first"):
         TableVectors().save("x.npz")
-    with pytest.raises(OptionError, match="text_width is 0"):
+    with pytest.raises(OptionError, match="text_width must be an integer of at least 1, got 0"):
         TableVectors(text_width=0)
-    with pytest.raises(DataError, match="no column 'wage'"):
+    with pytest.raises(DataError, match="got 'wage'"):
         TableVectors(("wage",)).fit(MIXED)
     with pytest.raises(DataError, match="no rows"):
         TableVectors().fit({"a": []})
-    with pytest.raises(DataError, match="holds texts, and numbers were fitted"):
+    with pytest.raises(DataError, match="must hold numbers, as fitted, got texts"):
         fitted().encode({**MIXED, "age": ["old"] * 6})
-    with pytest.raises(DataError, match="3 numbers in row 0, and 2 are wanted"):
+    with pytest.raises(DataError, match="of 2 numbers, as fitted, got 3 numbers in row 0"):
         fitted().encode({**MIXED, "point": [[1.0, 2.0, 3.0]] * 6})
-    with pytest.raises(DataError, match="no vector is made"):
+    with pytest.raises(DataError, match="must hold numbers, timestamps"):
         TableVectors().fit(pa.table({"a": pa.array([{"b": 1}])}))
-    with pytest.raises(KindError, match="no table"):
+    with pytest.raises(KindError, match="table must be"):
         TableVectors().fit(7)

@@ -71,29 +71,33 @@ def test_of_a_word_that_stands_twice_in_a_file_the_first_counts(tmp_path):
 @pytest.mark.parametrize(
     ("content", "name", "said"),
     [
-        (b"a 1 2\nb 3\n", "a.txt", "a.txt, line 2: 1 numbers, and 2 are wanted"),
-        (b"2 2\na 1 2\nb x 4\n", "a.txt", "a.txt, line 3: 'b x 4' is no word and 2 numbers"),
-        (b"3 2\na 1 2\n", "a.txt", "a.txt ends after 1 words, and its first line says 3"),
-        (b"a 1 nan\n", "a.txt", "line 1: a number of the word 'a' is not finite"),
-        (b"a 1\n\xff\xfe 1\n", "a.txt", "line 2: the word is not text in UTF-8"),
-        (b"", "a.txt", "is empty"),
-        (b"word\n", "a.txt", "line 1: 0 numbers"),
+        (b"a 1 2\nb 3\n", "a.txt", "a.txt, line 2 must hold 2 numbers, got 1"),
+        (b"2 2\na 1 2\nb x 4\n", "a.txt", "a.txt, line 3 must be a word and 2 numbers, got 'b x 4'"),
+        (b"3 2\na 1 2\n", "a.txt", "a.txt must hold 3 words, as its first line states, but ends after 1 words"),
+        (b"a 1 nan\n", "a.txt", "line 1: the vector of 'a' must be finite"),
+        (b"a 1\n\xff\xfe 1\n", "a.txt", "line 2: the word must be valid UTF-8"),
+        (b"", "a.txt", "got an empty line"),
+        (b"word\n", "a.txt", "line 1 must hold 1 numbers, got 0"),
         (b"a b\n", "a.bin", "a.bin, byte 0"),
         (
             b"2 2\na " + struct.pack("<2f", 1, 2),
             "a.bin",
-            "byte 14: it ends after 1 words, and its first line says 2",
+            "a.bin must hold 2 words, as its first line states, but ends after 1 words, at byte 14",
         ),
-        (b"1 2\na " + struct.pack("<f", 1), "a.bin", "byte 10: it ends within the vector of word 1 of 1"),
+        (
+            b"1 2\na " + struct.pack("<f", 1),
+            "a.bin",
+            "ends at byte 10, within the vector of word 1",
+        ),
         (
             b"1 1\na " + struct.pack("<f", float("inf")),
             "a.bin",
-            "byte 6: a number of the word 'a' is not finite",
+            "byte 6: the vector of 'a' must be finite",
         ),
-        (b"1 1\n" + b"x" * 20_000, "a.bin", "byte 4: no word ends within 10,000 bytes"),
-        (b"1 1\n\xff " + struct.pack("<f", 1), "a.bin", "byte 4: the word is not text"),
-        (gzip.compress(b"a 1 2\n" * 999, mtime=0)[:30], "a.txt.gz", "no whole gzip file"),
-        (b"a 1 2\n", "a.txt.gz", "no whole gzip file"),
+        (b"1 1\n" + b"x" * 20_000, "a.bin", "byte 4: a word must end within 10,000 bytes"),
+        (b"1 1\n\xff " + struct.pack("<f", 1), "a.bin", "byte 4: the word must be valid UTF-8"),
+        (gzip.compress(b"a 1 2\n" * 999, mtime=0)[:30], "a.txt.gz", "must be a complete gzip file"),
+        (b"a 1 2\n", "a.txt.gz", "must be a complete gzip file"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named_by_its_line_or_byte(tmp_path, content, name, said):
@@ -110,11 +114,11 @@ def test_a_first_line_that_lies_about_its_size_allocates_nothing(tmp_path):
 
 
 def test_a_file_that_is_absent_and_a_format_that_is_unknown_are_told(tmp_path):
-    with pytest.raises(DataError, match="there is no file"):
+    with pytest.raises(DataError, match="path must be an existing file"):
         WordVectors.load(tmp_path / "none.txt")
     with pytest.raises(OptionError, match="word2vec, glove, binary"):
         some().save(tmp_path / "a.txt", format="fasttext")
-    with pytest.raises(DataError, match="cannot stand"):
+    with pytest.raises(DataError, match="must not contain separators"):
         some().save(tmp_path / "a.bin", format="binary")
     assert list(tmp_path.iterdir()) == []
 
@@ -143,7 +147,7 @@ def test_a_text_is_the_weighted_mean_of_the_words_that_are_found():
 def test_a_bare_text_and_what_is_no_text_are_refused():
     with pytest.raises(KindError, match="list of texts"):
         some().encode("the king")
-    with pytest.raises(KindError, match="Give strings"):
+    with pytest.raises(KindError, match="texts must be strings"):
         some().encode([3])
 
 

@@ -40,7 +40,7 @@ def test_a_film_that_is_folded_in_lies_where_a_decomposed_one_of_the_same_row_do
     ratings = read(folder)
     known = np.arange(40) != 5
     films = Films(ratings, np.zeros(len(ratings), bool), known, components=4)
-    assert films.semantics.rows_seen_ == 39
+    assert films.semantics.n_samples_seen_ == 39
     # Without a rating that is seen, horror of the eighties is all one.
     np.testing.assert_allclose(films.points[5], films.points[1], atol=1e-12)
     assert {film for film, _ in films.like(5, top=4)} == {1, 3, 7, 9}

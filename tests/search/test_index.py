@@ -197,8 +197,8 @@ def test_the_rank_is_half_of_the_texts_from_thirty_to_three_hundred():
         ({"mix": 1.5}, "mix must be from 0 .* got 1.5"),
         ({"encoder": "magic"}, "one of latent, latent-tfidf"),
         ({"encoder": "tfidf", "rank": 3}, "rank must be None"),
-        ({"rank": 0}, "the rank is 0"),
-        ({"stem": "french"}, "the stemmer is 'french'"),
+        ({"rank": 0}, "rank must be an integer of at least 1, got 0"),
+        ({"stem": "french"}, "stem must be None or 'english', got 'french'"),
         ({"words": 10, "overlap": 5}, "less than half"),
     ],
 )

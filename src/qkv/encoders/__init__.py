@@ -1,9 +1,21 @@
-"""Things become key vectors: latent semantics, word vectors, table vectorizers, sentence models."""
+"""Encoders of texts and table rows as vectors: latent semantics, word vectors, sentence models, table vectors."""
+
+from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING
 
-_HOMES = {
+__all__ = ["Encoder", "LatentEncoder", "LatentSemantics", "SentenceModel", "TableVectors", "WordVectors"]
+
+if TYPE_CHECKING:
+    from qkv.encoders.encoder import Encoder
+    from qkv.encoders.latent_semantics import LatentSemantics
+    from qkv.encoders.sentence_model import SentenceModel
+    from qkv.encoders.table_vectors import TableVectors
+    from qkv.encoders.text_encoders import LatentEncoder
+    from qkv.encoders.word_vectors import WordVectors
+
+_MODULES = {
     "Encoder": "encoder",
     "LatentEncoder": "text_encoders",
     "LatentSemantics": "latent_semantics",
@@ -12,10 +24,8 @@ _HOMES = {
     "WordVectors": "word_vectors",
 }
 
-__all__ = ["Encoder", "LatentEncoder", "LatentSemantics", "SentenceModel", "TableVectors", "WordVectors"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

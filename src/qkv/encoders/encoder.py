@@ -1,31 +1,38 @@
-"""What an encoder is: it makes vectors, and what it learned is settings and arrays that a file can keep."""
+"""The interface of encoders: they map texts or rows to vectors, and their fitted state is settings and arrays."""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from os import PathLike
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from qkv.core.progress import Progress
 
 if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
     from qkv.encoders.vocabulary import Vocabulary
 
-__all__ = ["Encoder", "WordContributions", "TextEncoder", "pack_words", "read_arrays", "unpack_words"]
+    Vectors: TypeAlias = np.ndarray | csr_array
+    """Vectors `(n, width)`, dense or sparse."""
 
-WordContributions = tuple[list[str], Any]
+__all__ = ["Encoder", "TextEncoder", "WordContributions", "pack_words", "read_arrays", "unpack_words"]
+
+WordContributions: TypeAlias = "tuple[list[str], Vectors]"
+"""The words of a text, and for each the vector that it contributes; they add up to the vector of the text."""
 
 
 class Encoder(ABC):
-    """How things become vectors.
+    """Maps texts or table rows to vectors.
 
-    Fields:
-        name: what it is called in files and on the command line.
-        takes: `"texts"`, a list of strings, or `"table"`, a dict of columns.
-        learns: whether `fit` teaches it anything; where not, `encode` does without.
+    Attributes:
+        name: name in files and on the command line.
+        input_kind: `"texts"` for a list of strings, or `"table"` for a table or dict of columns.
+        trainable: whether `fit_encode` learns anything; if not, `encode` works without it.
     """
 
     name: str
@@ -33,87 +40,87 @@ class Encoder(ABC):
     trainable = True
 
     @abstractmethod
-    def fit_encode(self, things: Any, progress: Progress | None = None) -> Any:
-        """Learn what these things teach; their vectors, the keys."""
+    def fit_encode(self, things: Any, progress: Progress | None = None) -> Vectors:
+        """Learn from texts or rows, and return their vectors, the keys."""
 
     @abstractmethod
-    def encode(self, things: Any) -> Any:
-        """Vectors of other things, the queries."""
+    def encode(self, things: Any) -> Vectors:
+        """Return the vectors of other texts or rows, the queries."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What it was made with, of JSON's kinds."""
+        """Return the arguments of the constructor, as JSON values."""
 
     @abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
-        """What it learned, or what tells that it is the same; no Python objects."""
+        """Return the fitted state, or data that identifies it, as arrays without Python objects."""
 
     @abstractmethod
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Take back what `arrays` gave.
+        """Restore the state that `arrays` returned.
 
         Raises:
-            DataError: these are of another encoder.
+            DataError: the arrays belong to another encoder.
         """
 
     @property
     @abstractmethod
     def fitted(self) -> bool:
-        """Whether it can encode."""
+        """Whether the encoder is ready to encode."""
 
     @property
     @abstractmethod
     def width(self) -> int:
-        """How many numbers a vector has, once fitted."""
+        """Width of the vectors, once fitted."""
 
     @classmethod
     def missing_resources(cls, settings: dict[str, Any]) -> str:
-        """What it needs beside its arrays and is not there, in words; "" where nothing is."""
+        """Describe the files or packages that an encoder with these settings needs and that are missing; "" if none."""
         return ""
 
 
 class TextEncoder(Encoder):
-    """How texts become vectors of unit length, each a sum over the words of its text.
+    """Maps texts to vectors of unit length, each a sum of contributions of its words.
 
-    Fields:
-        dense: vectors are arrays `(texts, width)`; otherwise sparse ones.
-        words: how it splits texts into words, if it does; `fit` then takes texts that are split so, too.
+    Attributes:
+        dense: whether the vectors are dense arrays `(texts, width)`; otherwise they are sparse.
+        vocabulary: splits texts into words, if the encoder does; `fit_encode` then also accepts lists of words.
     """
 
     dense = True
     vocabulary: Vocabulary | None = None
 
     @abstractmethod
-    def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> Any:
-        """Learn what the texts teach; their vectors, the keys."""
+    def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> Vectors:
+        """Learn from texts, and return their vectors, the keys."""
 
     @abstractmethod
-    def encode(self, things: Sequence[str]) -> Any:
-        """Vectors of other texts, the queries."""
+    def encode(self, things: Sequence[str]) -> Vectors:
+        """Return the vectors of other texts, the queries."""
 
     @abstractmethod
     def word_contributions(self, text: str) -> WordContributions:
-        """The words of a text, each once, and vectors which add up to its own."""
+        """Return the distinct words of a text, and the vectors that add up to the vector of the text."""
 
 
 def pack_words(words: Sequence[str]) -> np.ndarray:
-    """Words as bytes: an array of strings would give each the room of the longest.
+    """Pack words into an array of bytes, which is smaller than an array of fixed-width strings.
 
     Example:
         >>> unpack_words(pack_words(["a", "große Straße"]))
         ['a', 'große Straße']
     """
-    said = json.dumps(list(words), ensure_ascii=False)
-    return np.frombuffer(said.encode("utf-8", "surrogatepass"), np.uint8)
+    text = json.dumps(list(words), ensure_ascii=False)
+    return np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
 
 
-def read_arrays(file: Any) -> dict[str, np.ndarray]:
-    """The arrays that `numpy.savez` wrote to a path or a stream; nothing of them is run."""
-    with np.load(file, allow_pickle=False) as held:
-        return {name: held[name] for name in held.files}
+def read_arrays(file: str | PathLike[str] | IO[bytes]) -> dict[str, np.ndarray]:
+    """Read the arrays that `numpy.savez` wrote; pickled objects are refused."""
+    with np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
 
 
 def unpack_words(packed: np.ndarray) -> list[str]:
-    """The words again."""
-    found: list[str] = json.loads(packed.tobytes())
-    return found
+    """Unpack the words that `pack_words` packed."""
+    words: list[str] = json.loads(packed.tobytes())
+    return words

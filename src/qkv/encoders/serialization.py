@@ -1,9 +1,9 @@
-"""Encoders by name or as objects, and as bytes that a store keeps: NumPy arrays, nothing that runs when read.
+"""Encoders by name or as objects, and their serialized form in stores: NumPy arrays, without executable code.
 
-"latent", "latent:100"     latent semantics of the texts, of that rank          `Latent`
-"sentences", or a folder   a sentence model, kept by its folder                 `Sentences`
-a file of word vectors     the mean of the vectors of the words, kept whole     `Worded`
-"table"                    rows with columns of any kind                        `Tabled`
+"latent", "latent:100"     latent semantics of texts, optionally of a given rank             `LatentEncoder`
+"sentences", or a folder   a sentence model; the store keeps the path of its folder          `SentenceEncoder`
+a file of word vectors     the mean of the vectors of the words; the store keeps a copy      `WordVectorEncoder`
+"table"                    table rows with columns of any kind                               `TableEncoder`
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from qkv.encoders.text_encoders import LatentEncoder, SentenceEncoder
 from qkv.errors import DataError, KindError, OptionError
 
 if TYPE_CHECKING:
+    from qkv.encoders.table_cells import Table
     from qkv.encoders.table_vectors import TableVectors
     from qkv.encoders.word_vectors import WordVectors
 
@@ -30,66 +31,66 @@ __all__ = ["ENCODER_KINDS", "TableEncoder", "WordVectorEncoder", "as_encoder", "
 
 
 class WordVectorEncoder(Encoder):
-    """Word vectors: a text is the mean of those of its words.
+    """Encodes a text as the mean of the vectors of its words.
 
     Args:
-        vectors: `WordVectors`; None: `restore` brings them.
+        vectors: the word vectors; None if `restore` will provide them.
     """
 
     name = "words"
     trainable = False
 
     def __init__(self, vectors: WordVectors | None = None) -> None:
-        self._vectors = vectors
+        self._optional_vectors = vectors
 
     def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> np.ndarray:
-        """Nothing is learned."""
-        return self._held.encode(things, progress=progress)
+        """Return the vectors of texts; nothing is learned."""
+        return self._vectors.encode(things, progress=progress)
 
     def encode(self, things: Sequence[str]) -> np.ndarray:
-        """Means; zeros where no word is known."""
-        return self._held.encode(things)
+        """Return the mean word vector of each text; zeros if it contains no known word."""
+        return self._vectors.encode(things)
 
     def settings(self) -> dict[str, Any]:
-        """None."""
+        """Return no settings."""
         return {}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Words, vectors and weights."""
-        held = {"words": pack_words(self._held.words), "vectors": self._held.vectors}
-        return held if self._held.weights is None else held | {"weights": self._held.weights}
+        """Return the words, their vectors and their weights."""
+        arrays = {"words": pack_words(self._vectors.words), "vectors": self._vectors.vectors}
+        return arrays if self._vectors.weights is None else arrays | {"weights": self._vectors.weights}
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Take back words, vectors and weights."""
+        """Restore words, vectors and weights."""
         from qkv.encoders.word_vectors import WordVectors
 
-        made = WordVectors(tuple(unpack_words(arrays["words"])), arrays["vectors"])
-        self._vectors = replace(made, weights=arrays["weights"]) if "weights" in arrays else made
+        vectors = WordVectors(tuple(unpack_words(arrays["words"])), arrays["vectors"])
+        self._optional_vectors = replace(vectors, weights=arrays["weights"]) if "weights" in arrays else vectors
 
     @property
     def fitted(self) -> bool:
-        """Whether there are vectors."""
-        return self._vectors is not None
+        """Whether word vectors are present."""
+        return self._optional_vectors is not None
 
     @property
     def width(self) -> int:
-        """Of the word vectors."""
-        return self._held.width
+        """Width of the word vectors."""
+        return self._vectors.width
 
     @property
-    def _held(self) -> WordVectors:
-        assert self._vectors is not None, "restore comes first"
-        return self._vectors
+    def _vectors(self) -> WordVectors:
+        assert self._optional_vectors is not None, "restore must be called first"
+        return self._optional_vectors
 
     def __str__(self) -> str:
-        return f"the mean of word vectors ({len(self._held):,} words), {self.width} numbers"
+        return f"the mean of word vectors ({len(self._vectors):,} words), {self.width} numbers"
 
 
 class TableEncoder(Encoder):
-    """Rows with columns of any kind.
+    """Encodes table rows with columns of any kind.
 
     Args:
-        vectors: `TableVectors`, fitted or not; None: new ones.
+        vectors: `TableVectors`, fitted or not; None for new ones.
     """
 
     name = "table"
@@ -100,39 +101,39 @@ class TableEncoder(Encoder):
 
         self._vectors = TableVectors() if vectors is None else vectors
 
-    def fit_encode(self, things: Any, progress: Progress | None = None) -> np.ndarray:
-        """Learn places, scales, categories and words."""
+    def fit_encode(self, things: Table, progress: Progress | None = None) -> np.ndarray:
+        """Learn means, scales, categories and words of a table, and return the vectors of its rows."""
         return self._vectors.fit(things).encode(things)
 
-    def encode(self, things: Any) -> np.ndarray:
-        """The columns side by side."""
+    def encode(self, things: Table) -> np.ndarray:
+        """Return the vectors of rows: the encoded columns side by side."""
         return self._vectors.encode(things)
 
     def settings(self) -> dict[str, Any]:
-        """None: they are among the arrays."""
+        """Return no settings; they are part of the arrays."""
         return {}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """What was fitted."""
+        """Return the fitted columns."""
         return self._vectors.arrays()
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Take back what was fitted."""
-        self._vectors = type(self._vectors).of_arrays(arrays)
+        """Restore the fitted columns."""
+        self._vectors = type(self._vectors).from_arrays(arrays)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those that were fitted."""
+        """Names of the fitted columns."""
         return tuple(column.name for column in self._vectors.fitted)
 
     @property
     def fitted(self) -> bool:
-        """Whether there are columns."""
+        """Whether columns have been fitted."""
         return bool(self._vectors.fitted)
 
     @property
     def width(self) -> int:
-        """Of all columns together."""
+        """Total width of all columns."""
         return self._vectors.width
 
     def __str__(self) -> str:
@@ -142,31 +143,34 @@ class TableEncoder(Encoder):
 ENCODER_KINDS: dict[str, type[Encoder]] = {
     kind.name: kind for kind in (LatentEncoder, SentenceEncoder, WordVectorEncoder, TableEncoder)
 }
+"""The classes of encoders that stores can keep, by name."""
 
 
-def as_encoder(given: Any, progress: Progress | None = None) -> Encoder:
-    """The encoder that a name, a path or an object means; see the module.
+def as_encoder(encoder: object, progress: Progress | None = None) -> Encoder:
+    """Return the encoder given by a name, a path or an object.
 
     Args:
-        given: a name, the folder of a sentence model, a file of word vectors; or a `Latent`, a
-            `SentenceModel`, `WordVectors`, `TableVectors`, or a `LatentSemantics` whose rank and weighting
-            are meant. What is fitted already stays as it is.
+        encoder: a name, the folder of a sentence model, a file of word vectors, a `LatentEncoder`,
+            `SentenceModel`, `WordVectors` or `TableVectors`, or a `LatentSemantics` whose rank and weighting
+            are used. Fitted encoders stay fitted.
         progress: called while a file is read.
 
     Raises:
-        OptionError: there is none of that name, or the object has not learned from texts.
-        KindError: the object is no encoder.
-        DataError: the folder or the file does not hold what is wanted.
+        OptionError: there is no encoder of that name, or the object was not fitted to texts.
+        KindError: the object is not an encoder.
+        DataError: the folder or file does not hold a model or word vectors.
 
     Example:
-        >>> encoder_of("latent:2").settings()
+        >>> as_encoder("latent:2").settings()
         {'rank': 2, 'weighting': 'log-entropy', 'stem': None}
     """
-    if isinstance(given, str | os.PathLike):
-        return _named(os.fspath(given), progress)
-    if isinstance(given, Encoder) and type(given) in ENCODER_KINDS.values():
-        return given
-    kind = type(given).__name__ if type(given).__module__.startswith("qkv.encoders.") else ""
+    if isinstance(encoder, str | os.PathLike):
+        return _encoder_by_name(os.fspath(encoder), progress)
+    if isinstance(encoder, Encoder) and type(encoder) in ENCODER_KINDS.values():
+        return encoder
+    # By name, so that the optional packages of the other encoders are not imported.
+    kind = type(encoder).__name__ if type(encoder).__module__.startswith("qkv.encoders.") else ""
+    given: Any = encoder
     if kind == "SentenceModel":
         return SentenceEncoder(model=given)
     if kind == "WordVectors":
@@ -176,22 +180,22 @@ def as_encoder(given: Any, progress: Progress | None = None) -> Encoder:
     if kind == "LatentSemantics":
         if hasattr(given, "components_"):
             raise OptionError(
-                "these latent semantics were fitted to counts, and do not know which word a column is. Give "
-                f"'latent:{given.n_components}', or qkv.encoders.Latent fitted to texts."
+                "encoder must be fitted to texts, got a LatentSemantics fitted to counts, whose columns have no "
+                f"words. Pass 'latent:{given.n_components}', or a qkv.encoders.LatentEncoder fitted to texts."
             )
         return LatentEncoder(given.n_components, given.weighting)
     raise KindError(
-        f"the encoder is a {type(given).__name__}. Give a name, a path, or a Latent, SentenceModel, "
-        "WordVectors or TableVectors of qkv.encoders."
+        "encoder must be a name, a path, or a LatentEncoder, SentenceModel, WordVectors or TableVectors of "
+        f"qkv.encoders, got a {type(encoder).__name__}."
     )
 
 
-def _named(text: str, progress: Progress | None) -> Encoder:
+def _encoder_by_name(text: str, progress: Progress | None) -> Encoder:
     name, _, number = text.partition(":")
     weightings = {"latent": "log-entropy", "latent-tfidf": "tfidf"}
     if name in weightings:
         if number and not (number.isdigit() and int(number)):
-            raise OptionError(f"the encoder is {text!r}, and its rank a whole number from 1, as in latent:100.")
+            raise OptionError(f"the rank of a latent encoder must be an integer of at least 1, got {text!r}.")
         return LatentEncoder(int(number) if number else None, weightings[name])
     if text == "sentences":
         return SentenceEncoder()
@@ -204,26 +208,26 @@ def _named(text: str, progress: Progress | None) -> Encoder:
 
         return WordVectorEncoder(WordVectors.load(text, progress=progress))
     raise OptionError(
-        f"the encoder is {text!r}. It is one of latent, latent:RANK, latent-tfidf, sentences, table, the "
-        "folder of a sentence model, or a file of word vectors."
+        "encoder must be latent, latent:RANK, latent-tfidf, sentences, table, the folder of a sentence model or a "
+        f"file of word vectors, got {text!r}."
     )
 
 
 def pack(encoder: Encoder) -> bytes:
-    """The arrays of an encoder as one file."""
+    """Serialize the arrays of an encoder."""
     stream = io.BytesIO()
     np.savez(stream, **encoder.arrays())  # type: ignore[arg-type]
     return stream.getvalue()
 
 
 def unpack(name: str, settings: dict[str, Any], data: bytes) -> Encoder:
-    """The encoder again.
+    """Restore the encoder that `pack` serialized.
 
     Raises:
-        DataError: what it needs beside its arrays is not there, or is another.
+        DataError: a model that the encoder needs is missing, or was replaced by another.
     """
-    if lacking := ENCODER_KINDS[name].missing_resources(settings):
-        raise DataError(f"the vectors were made by {lacking}, which is not there. Put it back.")
-    made = ENCODER_KINDS[name](**settings)
-    made.restore(read_arrays(io.BytesIO(data)))
-    return made
+    if missing := ENCODER_KINDS[name].missing_resources(settings):
+        raise DataError(f"{missing} must be present to read vectors that it encoded. Restore it.")
+    encoder = ENCODER_KINDS[name](**settings)
+    encoder.restore(read_arrays(io.BytesIO(data)))
+    return encoder

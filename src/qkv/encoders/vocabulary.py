@@ -1,35 +1,44 @@
-"""The words of texts: which count, and how they are counted."""
+"""Vocabularies: splitting texts into words, and counting the words."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from qkv.errors import DataError, MissingPackageError, OptionError
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+    from sklearn.feature_extraction.text import CountVectorizer
+
 __all__ = ["Vocabulary"]
+
+
+class _Stemmer(Protocol):
+    def stemWords(self, words: list[str]) -> list[str]: ...
+
 
 _STEMS = (None, "english")
 
 
 class Vocabulary:
-    """A vocabulary: texts to words, and words to counts.
+    """A vocabulary of words, which splits texts into words and counts them.
 
-    Words are two or more letters or digits, in lower case, without scikit-learn's English stop words.
+    Words consist of two or more letters or digits, in lower case; scikit-learn's English stop words are left out.
 
     Args:
-        stem: None, or `"english"`: words are cut to their stems by PyStemmer (Porter 2).
-        terms: the vocabulary, in order; None: it is learned by `fit`.
+        stem: None, or `"english"` to reduce words to their stems with PyStemmer (Porter 2).
+        terms: the words in the order of the columns; None if `fit_transform` will learn them.
 
     Raises:
-        MissingPackageError: scikit-learn, or PyStemmer where it is asked for, is not installed.
-        OptionError: no such stemmer.
+        MissingPackageError: scikit-learn, or PyStemmer for stems, is not installed.
+        OptionError: there is no such stemmer.
 
     Example:
-        >>> Words()("The shepherd found a golden ring.")
+        >>> Vocabulary()("The shepherd found a golden ring.")
         ['shepherd', 'golden', 'ring']
     """
 
@@ -38,56 +47,58 @@ class Vocabulary:
             from sklearn.feature_extraction.text import CountVectorizer
         except ImportError:
             raise MissingPackageError(
-                'the words of texts are counted by scikit-learn, which is not installed. Run: pip install "qkv[search]"'
+                'counting words requires scikit-learn, which is not installed. Run: pip install "qkv[search]"'
             ) from None
         if stem not in _STEMS:
-            raise OptionError(f"the stemmer is {stem!r}, and 'english' is the one there is.")
+            raise OptionError(f"stem must be None or 'english', got {stem!r}.")
         self.stem = stem
         self._split: Callable[[str], list[str]] = CountVectorizer(stop_words="english").build_analyzer()
-        self._stem: Any = None
+        self._stem: _Stemmer | None = None
         if stem is not None:
             try:
                 import Stemmer  # type: ignore[import-not-found]
             except ImportError:
                 raise MissingPackageError(
-                    "stems need PyStemmer, which is not installed. Run: pip install PyStemmer"
+                    "stem='english' requires PyStemmer, which is not installed. Run: pip install PyStemmer"
                 ) from None
             self._stem = Stemmer.Stemmer(stem)
-        self._counter: Any = CountVectorizer(analyzer=self, vocabulary=None if terms is None else list(terms))
+        self._counter: CountVectorizer = CountVectorizer(
+            analyzer=self, vocabulary=None if terms is None else list(terms)
+        )
 
     def __call__(self, text: str | Sequence[str]) -> Sequence[str]:
-        """The words of a text that count, in order, as they are compared; what is split already stays so."""
+        """Split a text into words, in order, lowercased and stemmed; a list of words is returned unchanged."""
         if not isinstance(text, str):
             return text
         words = self._split(text)
         return words if self._stem is None else list(self._stem.stemWords(words))
 
-    def fit_transform(self, texts: Sequence[str | Sequence[str]]) -> Any:
-        """Learn the vocabulary; the counts `(texts, words)`, sparse.
+    def fit_transform(self, texts: Sequence[str | Sequence[str]]) -> csr_array:
+        """Learn the vocabulary, and return the counts `(texts, words)`.
 
         Raises:
-            DataError: no text has a word that counts.
+            DataError: the texts contain no words other than stop words.
         """
         try:
             return self._counter.fit_transform(texts).astype(np.float64).tocsr()
         except ValueError:
             raise DataError(
-                "the texts have no words, or only such as “the” and “of”. Give texts in words of two letters or more."
+                "texts must contain words of two letters or more other than stop words such as 'the', got none."
             ) from None
 
-    def transform(self, texts: Sequence[str]) -> Any:
-        """The counts `(texts, words)`, sparse; words that are not known count nothing."""
+    def transform(self, texts: Sequence[str]) -> csr_array:
+        """Return the counts `(texts, words)`; unknown words are ignored."""
         return self._counter.transform(texts).astype(np.float64).tocsr()
 
     @property
     def terms(self) -> list[str]:
-        """The vocabulary, in the order of the columns."""
+        """The words, in the order of the columns."""
         return [str(word) for word in self._counter.get_feature_names_out()]
 
     def find_words(self, text: str) -> list[tuple[int, int, str]]:
-        """Where words that count stand in a text: start, end, and the word as it is compared."""
-        found = []
+        """Return the words of a text with their places: start, end, and the word lowercased and stemmed."""
+        words = []
         for match in re.finditer(r"\w\w+", text):
             for word in self(match[0]):
-                found.append((match.start(), match.end(), word))
-        return found
+                words.append((match.start(), match.end(), word))
+        return words

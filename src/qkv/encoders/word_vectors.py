@@ -1,16 +1,15 @@
-"""Word vectors as they are published: word2vec and GloVe, text and binary, gzipped or not.
+"""Published word vectors: word2vec and GloVe, text and binary, optionally gzipped.
 
     word2vec text     "rows width", then a line for each word: the word and its numbers
-    word2vec binary   "rows width", then for each word: its bytes, a space, float32, perhaps a new line
-    GloVe text        the lines alone
+    word2vec binary   "rows width", then for each word: its bytes, a space, float32 numbers, optionally a newline
+    GloVe text        the lines for the words, without the first line
 
-A text becomes one vector, the mean of those of its words, or their mean weighted by inverse document
-frequency.
+A text is encoded as the mean of the vectors of its words, optionally weighted by inverse document frequency.
 
 Source: Mikolov, Chen, Corrado and Dean 2013, Efficient estimation of word representations in vector space;
 Pennington, Socher and Manning 2014, GloVe: Global vectors for word representation; the weighting by
-frequency: Arora, Liang and Ma 2017, A simple but tough-to-beat baseline for sentence embeddings (theirs is
-smoother).
+frequency: Arora, Liang and Ma 2017, A simple but tough-to-beat baseline for sentence embeddings, with a
+smoother weight.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from qkv.core.progress import Progress
+from qkv.core.typing import Float
 from qkv.encoders.word_vector_files import read_word_vectors, write_word_vectors
 from qkv.errors import DataError, KindError
 
@@ -39,16 +38,16 @@ _BATCH = 10_000
 class WordVectors:
     """Words and their vectors.
 
-    A word is looked up as it stands, then in lower case, then with a capital. What is not found is left out
-    of a text's mean; a text of which nothing is found is the zero vector, whose cosine with everything is 0.
+    A word is looked up as written, then in lower case, then capitalized. Unknown words are left out of the mean
+    of a text; a text without known words is encoded as zeros, whose cosine with every vector is 0.
 
     Args:
-        words: each once.
-        vectors: `(words, width)`, float32 or what came.
-        weights: of each word in the mean of a text; None for 1. `weighted_by` learns them.
+        words: distinct words.
+        vectors: `(words, width)`, floating-point.
+        weights: weight of each word in the mean of a text; None for equal weights. `weighted_by` learns them.
 
     Raises:
-        DataError: a word stands twice, or the lengths differ. (In a file the first of two counts.)
+        DataError: a word is repeated, or the numbers of words and vectors differ.
 
     Example:
         >>> vectors = WordVectors(("king", "queen", "apple"), np.array([[1.0, 0.1], [0.9, 0.2], [0.0, 1.0]]))
@@ -69,13 +68,12 @@ class WordVectors:
     def __post_init__(self) -> None:
         if self.vectors.ndim != 2 or len(self.vectors) != len(self.words):
             raise DataError(
-                f"there are {len(self.words)} words and vectors of shape {self.vectors.shape}. "
-                "Give a row for each word."
+                f"vectors must have one row for each of the {len(self.words)} words, got shape {self.vectors.shape}."
             )
         rows = dict(zip(self.words, range(len(self.words)), strict=True))
         if len(rows) < len(self.words):
             twice = next(word for word, count in Counter(self.words).items() if count > 1)
-            raise DataError(f"the word {twice!r} stands more than once. Keep one vector for it.")
+            raise DataError(f"words must be distinct, got {twice!r} more than once. Keep one vector for it.")
         object.__setattr__(self, "_rows", rows)
 
     @staticmethod
@@ -86,33 +84,38 @@ class WordVectors:
         limit: int | None = None,
         progress: Progress | None = None,
     ) -> WordVectors:
-        """Read a file.
+        """Read a file; of repeated words the first is kept.
 
         Args:
-            path: `.bin` is word2vec's binary format, anything else text, each also with `.gz`.
-            format: `"word2vec"`, `"glove"` or `"binary"`, where the name and the first line do not tell.
-            limit: read so many words, which are the most frequent ones in the published files.
-            progress: called with what is done, how much and of how much.
+            path: path of the file; `.bin` is the binary format of word2vec, other suffixes are text, and `.gz` may
+                follow.
+            format: `"word2vec"`, `"glove"` or `"binary"`; None to infer it from the suffix and the first line.
+            limit: maximum number of words; published files start with the most frequent ones.
+            progress: called while reading.
 
         Raises:
-            DataError: the file is absent, cut off, or a line or byte of it is not what the format says.
-            OptionError: there is no such format.
+            DataError: the file does not exist, is truncated, or does not follow the format.
+            OptionError: there is no such format, or the limit is less than 1.
         """
         words, vectors = read_word_vectors(Path(path), format, limit, progress)
         return WordVectors(words, vectors)
 
     def save(self, path: str | os.PathLike[str], *, format: str = "word2vec") -> None:
-        """Write a file, whole or not at all; the weights are not in it.
+        """Write a file atomically; weights are not written.
+
+        Args:
+            path: path of the file; `.gz` compresses it.
+            format: `"word2vec"`, `"glove"` or `"binary"`.
 
         Raises:
             OptionError: there is no such format.
-            DataError: a word cannot stand in it, or the file cannot be written.
+            DataError: a word contains a separator of the format, or the file cannot be written.
         """
         write_word_vectors(Path(path), self.words, self.vectors, format)
 
     @property
     def width(self) -> int:
-        """How many numbers a vector has."""
+        """Width of the vectors."""
         return int(self.vectors.shape[1])
 
     def __len__(self) -> int:
@@ -122,10 +125,10 @@ class WordVectors:
         return self.row(word) is not None
 
     def __getitem__(self, word: str) -> np.ndarray:
-        """The vector of a word.
+        """Return the vector of a word.
 
         Raises:
-            KeyError: it has none.
+            KeyError: the word is unknown.
         """
         row = self.row(word)
         if row is None:
@@ -133,27 +136,34 @@ class WordVectors:
         return np.asarray(self.vectors[row])
 
     def row(self, word: str) -> int | None:
-        """Where a word stands: as it is, in lower case, or with a capital; None where it does not."""
+        """Return the row of a word as written, in lower case or capitalized; None if it is unknown."""
         for form in (word, word.lower(), word.capitalize()):
             if form in self._rows:
                 return self._rows[form]
         return None
 
     def similarity(self, word: str, other: str) -> float:
-        """The cosine of two words.
+        """Return the cosine similarity of two words.
 
         Raises:
-            KeyError: one of them has no vector.
+            KeyError: a word is unknown.
         """
         a, b = self[word].astype(np.float64), self[other].astype(np.float64)
         lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
         return float(a @ b) / lengths if lengths else 0.0
 
     def nearest(self, query: str | np.ndarray, top: int = 10) -> list[tuple[str, float]]:
-        """The words of the largest cosine with a word (itself left out) or with a vector.
+        """Return the words with the largest cosine similarity to a word or vector, without the word itself.
+
+        Args:
+            query: a word, or a vector.
+            top: number of words.
+
+        Returns:
+            Words and their similarities, in descending order.
 
         Raises:
-            KeyError: the word has no vector.
+            KeyError: the word is unknown.
         """
         own = self.row(query) if isinstance(query, str) else None
         vector = np.asarray(self[query] if isinstance(query, str) else query, np.float32)
@@ -161,66 +171,68 @@ class WordVectors:
         cosines = (self.vectors @ vector) / np.where(lengths > 0, lengths, 1.0)
         if own is not None:
             cosines[own] = -np.inf
-        most = min(top, len(cosines) - (own is not None))
-        best = np.argsort(-cosines, kind="stable")[:most]
-        return [(self.words[place], float(cosines[place])) for place in best]
+        count = min(top, len(cosines) - (own is not None))
+        best = np.argsort(-cosines, kind="stable")[:count]
+        return [(self.words[row], float(cosines[row])) for row in best]
 
     def weighted_by(self, texts: Iterable[str]) -> WordVectors:
-        """The same vectors, with the inverse document frequencies of these texts as weights.
+        """Return the same vectors, with weights by inverse document frequency in these texts.
 
             weight = log((1 + texts) / (1 + texts with the word)) + 1
 
-        A word that stands in no text has the largest weight.
+        Words that occur in no text have the largest weight.
         """
-        seen, count = np.zeros(len(self.words)), 0
+        frequency, count = np.zeros(len(self.words)), 0
         for text in texts:
-            seen[list(set(self._found(text)))] += 1
+            frequency[list(set(self._known_rows(text)))] += 1
             count += 1
-        return replace(self, weights=np.log((1.0 + count) / (1.0 + seen)) + 1.0)
+        return replace(self, weights=np.log((1.0 + count) / (1.0 + frequency)) + 1.0)
 
-    def encode(self, texts: Sequence[str], *, progress: Progress | None = None) -> np.ndarray:
-        """Texts as vectors `(texts, width)` float32: the weighted mean of the words that are found.
+    def encode(
+        self, texts: Sequence[str | None], *, progress: Progress | None = None
+    ) -> Float[np.ndarray, "texts width"]:
+        """Encode each text as the weighted mean of the vectors of its known words, in float32.
 
         Args:
-            texts: strings; None is a text without words.
-            progress: called after each batch with what is done, how much and of how much.
+            texts: texts; None is a text without words.
+            progress: called after each batch.
 
         Raises:
-            KindError: one string instead of several, or something that is no text.
+            KindError: `texts` is a single string, or an element is not a string.
         """
         if isinstance(texts, str):
-            raise KindError(f"encode was given the text {texts[:40]!r}. Give a list of texts.")
+            raise KindError(f"texts must be a list of texts, got the string {texts[:40]!r}.")
         encoded = np.zeros((len(texts), self.width), np.float32)
-        for place, text in enumerate(texts):
-            rows = self._found(text)
+        for index, text in enumerate(texts):
+            rows = self._known_rows(text)
             if rows:
                 weights = np.ones(len(rows)) if self.weights is None else self.weights[rows]
-                encoded[place] = weights @ self.vectors[rows].astype(np.float64) / weights.sum()
-            if progress is not None and ((place + 1) % _BATCH == 0 or place + 1 == len(texts)):
-                progress("encoding", place + 1, len(texts))
+                encoded[index] = weights @ self.vectors[rows].astype(np.float64) / weights.sum()
+            if progress is not None and ((index + 1) % _BATCH == 0 or index + 1 == len(texts)):
+                progress("encoding", index + 1, len(texts))
         return encoded
 
     def coverage(self, texts: Sequence[str]) -> float:
-        """Which share of the words of some texts has a vector; 1 where there are no words.
+        """Return the fraction of words in the texts that have a vector; 1 if there are no words.
 
         Example:
             >>> WordVectors(("a",), np.ones((1, 2))).coverage(["a b", "A c"])
             0.5
         """
-        total = found = 0
+        total = known = 0
         for text in texts:
-            total += len(_WORD.findall(_text(text)))
-            found += len(self._found(text))
-        return found / total if total else 1.0
+            total += len(_WORD.findall(_check_text(text)))
+            known += len(self._known_rows(text))
+        return known / total if total else 1.0
 
-    def _found(self, text: Any) -> list[int]:
-        rows = (self.row(word) for word in _WORD.findall(_text(text)))
+    def _known_rows(self, text: str | None) -> list[int]:
+        rows = (self.row(word) for word in _WORD.findall(_check_text(text)))
         return [row for row in rows if row is not None]
 
 
-def _text(text: Any) -> str:
+def _check_text(text: object) -> str:
     if text is None:
         return ""
     if not isinstance(text, str):
-        raise KindError(f"{text!r} is among the texts, and it is a {type(text).__name__}. Give strings.")
+        raise KindError(f"texts must be strings or None, got {text!r} of type {type(text).__name__}.")
     return text

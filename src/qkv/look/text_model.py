@@ -76,7 +76,7 @@ def load_text_model(path: str | os.PathLike[str] | None = None) -> TextModel:
         MissingPackageError: transformers is not installed.
     """
     folder = model_folder(path)
-    tokenizer, model = load_model(folder, writes=True)
+    tokenizer, model = load_model(folder, lm_head=True)
     name = "all-MiniLM-L6-v2" if path is None else folder.resolve().name
     return TextModel(model, tokenizer, name)
 

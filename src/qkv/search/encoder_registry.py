@@ -51,7 +51,7 @@ class TermEncoder(BagOfWordsEncoder):
     def _weighting_of(self, counts: csr_array) -> csr_array:
         return self._weighting.apply(counts)
 
-    def _each(self, row: csr_array) -> csr_array:
+    def _word_vectors(self, row: csr_array) -> csr_array:
         from scipy.sparse import csr_array
 
         row = _sparse_unit(row)
