@@ -425,7 +425,7 @@ def test_a_copied_store_answers_as_the_first(path):
         ({"encoder": TableVectors().fit({"z": [1.0, 2.0]})}, OptionError, "fitted to z"),
         ({"key": "number"}, OptionError, "reads texts, and the key 'number' holds numbers"),
         ({"key": "text,book"}, OptionError, "reads one column of texts"),
-        ({"source": {"text": [None, "of the"], "number": [1.0, 2.0]}}, DataError, "no words"),
+        ({"source": {"text": [None, "of the"], "number": [1.0, 2.0]}}, DataError, "must contain words"),
         (
             {"source": pa.schema({"text": pa.string(), "number": pa.float64()})},
             OptionError,

@@ -208,8 +208,8 @@ def _encoder_by_name(text: str, progress: Progress | None) -> Encoder:
 
         return WordVectorEncoder(WordVectors.load(text, progress=progress))
     raise OptionError(
-        "encoder must be latent, latent:RANK, latent-tfidf, sentences, table, the folder of a sentence model or a "
-        f"file of word vectors, got {text!r}."
+        "encoder must be one of latent, latent:RANK, latent-tfidf, sentences, table, the folder of a sentence model or "
+        f"a file of word vectors, got {text!r}."
     )
 
 
