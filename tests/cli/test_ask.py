@@ -40,7 +40,7 @@ def test_no_match_is_an_answer(qkv):
     assert out.startswith("xqzvkw → no match: the nearest key,")
 
 
-def test_a_negative_number_is_a_query_and_no_option(qkv):
+def test_a_negative_number_is_a_query_not_an_option(qkv):
     code, out, _ = qkv("ask", *GPA, "-3.5")
     assert code == 0
     assert out.startswith("-3.5 → no match")
@@ -124,7 +124,7 @@ def test_sql_takes_the_place_of_the_file(qkv):
     assert json.loads(out)["value"] == pytest.approx(52_000 / 12, rel=1e-3)
 
 
-def test_a_file_without_a_query_is_answered_by_nothing(qkv, tmp_path):
+def test_a_file_without_queries_prints_nothing(qkv, tmp_path):
     (tmp_path / "q.txt").touch()
     assert qkv("ask", *GPA, "--queries", str(tmp_path / "q.txt"), "--explain") == (0, "", "")
 
@@ -163,7 +163,7 @@ def test_queries_come_from_a_file_with_or_without_a_header(qkv, tmp_path):
         (("ask", "--key"), "--key"),
     ],
 )
-def test_what_cannot_be_used_is_one_sentence_on_stderr_and_exit_code_2(qkv, arguments, said):
+def test_invalid_input_is_reported_in_one_sentence_with_exit_code_2(qkv, arguments, said):
     code, out, err = qkv(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("qkv: ")
@@ -172,7 +172,7 @@ def test_what_cannot_be_used_is_one_sentence_on_stderr_and_exit_code_2(qkv, argu
     assert "Traceback" not in err
 
 
-def test_a_defect_is_one_sentence_too_and_exit_code_1(qkv, monkeypatch):
+def test_a_bug_is_reported_in_one_sentence_with_exit_code_1(qkv, monkeypatch):
     from qkv.database.database import Database
 
     monkeypatch.setattr(Database, "ask", lambda *_, **__: 1 / 0)
@@ -182,7 +182,7 @@ def test_a_defect_is_one_sentence_too_and_exit_code_1(qkv, monkeypatch):
     assert err.count("\n") == 1
 
 
-def test_a_file_that_ends_too_early_is_no_interrupt(qkv, monkeypatch):
+def test_a_truncated_file_is_not_taken_for_an_interrupt(qkv, monkeypatch):
     from qkv.database.database import Database
 
     def end(*_, **__):

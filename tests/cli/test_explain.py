@@ -56,7 +56,7 @@ def test_text_has_no_width(qkv):
         (("explain", *SHAPES, "--normalizer", "sigmoid", "--readout", "entropy"), "Entropy needs weights"),
     ],
 )
-def test_what_cannot_be_planned_is_one_sentence_on_stderr_and_exit_code_2(qkv, arguments, said):
+def test_invalid_input_is_reported_in_one_sentence_with_exit_code_2(qkv, arguments, said):
     code, out, err = qkv(*arguments)
     assert (code, out) == (2, "")
     assert said in err

@@ -65,7 +65,7 @@ def test_arguments_are_shown_without_types_of_python(qkv, command):
     assert not re.search(r"<(list\[)?str|\.\.\.\S*\.\.\.", out)
 
 
-def test_the_least_that_the_help_shows_of_an_option_holds(qkv):
+def test_the_minimum_of_an_option_is_shown_and_enforced(qkv):
     for arguments, least in (
         (("search", "x", "--top", "0"), 1),
         (("search", "x", "--passage", "-1"), 0),

@@ -17,7 +17,7 @@ TABLES = ("people.csv", "guests.csv")
 ON = ("--on", "name=guest,city=town")
 
 
-def test_the_pairs_are_shown_with_weights_the_strongest_first(qkv):
+def test_the_pairs_are_shown_by_decreasing_weight(qkv):
     code, out, err = qkv("join", *TABLES, *ON, "--top", "3")
     assert (code, err) == (0, "")
     lines = out.splitlines()
@@ -30,7 +30,7 @@ def test_the_pairs_are_shown_with_weights_the_strongest_first(qkv):
     assert "· all 24 × 13 pairs compared" in lines
 
 
-def test_rows_wider_than_the_line_leave_weights_and_row_numbers_whole(qkv, tmp_path):
+def test_long_rows_do_not_truncate_weights_and_row_numbers(qkv, tmp_path):
     for name in TABLES:
         head, *rows = (EXAMPLES / name).read_text(encoding="utf-8").splitlines()
         place = head.split(",").index("city" if name == "people.csv" else "town")
@@ -47,7 +47,7 @@ def test_rows_wider_than_the_line_leave_weights_and_row_numbers_whole(qkv, tmp_p
     assert len({match[2] for match in found}) == 5
 
 
-def test_a_join_that_finds_nothing_says_what_may_help(qkv):
+def test_a_join_without_pairs_gives_advice(qkv):
     code, out, _ = qkv("join", *TABLES, "--on", "city=guest")
     assert code == 0
     assert out.startswith("0 pairs of 24 and 13 rows\n")
@@ -87,7 +87,7 @@ def test_every_format_of_out_holds_every_pair(qkv, tmp_path, suffix):
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_a_table_alone_is_searched_for_duplicates(qkv, tmp_path):
+def test_a_single_table_is_searched_for_duplicates(qkv, tmp_path):
     rows = [*csv.reader((EXAMPLES / "people.csv").read_text(encoding="utf-8").splitlines())]
     again = [
         *rows,
@@ -125,7 +125,7 @@ def test_a_table_alone_is_searched_for_duplicates(qkv, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_used_is_one_sentence_on_stderr_and_nothing_is_written(qkv, arguments, said):
+def test_invalid_input_is_reported_in_one_sentence_and_nothing_is_written(qkv, arguments, said):
     before = sorted(path.name for path in EXAMPLES.iterdir())
     code, out, err = qkv(*arguments)
     assert (code, out) == (2, "")

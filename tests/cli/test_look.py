@@ -32,7 +32,7 @@ def test_a_head_is_drawn_in_the_terminal(qkv, monkeypatch):
     assert all(digits[i][i - 1] == "9" for i in range(2, len(digits) - 1))
 
 
-def test_what_is_drawn_into_a_pipe_has_no_control_characters(qkv, monkeypatch):
+def test_output_into_a_pipe_has_no_control_characters(qkv, monkeypatch):
     code, out, _ = qkv("look", "--text", "the cat", "--terminal")
     assert code == 0
     assert "\x1b" not in out
@@ -41,7 +41,7 @@ def test_what_is_drawn_into_a_pipe_has_no_control_characters(qkv, monkeypatch):
     assert "\x1b[38;2;" in qkv("look", "--text", "the cat", "--terminal")[1]
 
 
-def test_layers_of_a_short_text_are_all_shown_and_that_is_said(qkv):
+def test_the_option_layers_has_no_effect_on_short_texts_and_says_so(qkv):
     code, out, err = qkv("look", "--text", "the cat", "--terminal", "--layers", "5")
     assert (code, err) == (
         0,
@@ -61,7 +61,7 @@ def test_layers_of_a_short_text_are_all_shown_and_that_is_said(qkv):
         ("--arrays", "text.npy", "text.npy"),
     ],
 )
-def test_no_page_opens_for_what_can_be_seen_to_be_wrong(qkv, tmp_path, monkeypatch, arguments):
+def test_no_page_opens_for_invalid_input(qkv, tmp_path, monkeypatch, arguments):
     import webbrowser
 
     monkeypatch.chdir(tmp_path)
@@ -76,7 +76,7 @@ def test_no_page_opens_for_what_can_be_seen_to_be_wrong(qkv, tmp_path, monkeypat
     assert "pickle" not in err
 
 
-def test_a_file_with_everything_is_written(qkv, tmp_path):
+def test_a_self_contained_file_is_written(qkv, tmp_path):
     code, out, _ = qkv(
         "look", "--text", TEXT, "--text", TEXT.replace("happy", "sad"), "--export", str(tmp_path / "a.html")
     )
@@ -114,7 +114,7 @@ def test_a_file_with_everything_is_written(qkv, tmp_path):
         (["--text", "x", "--generate", "3", "--terminal"], "cannot generate"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_sentence(qkv, arguments, says):
+def test_invalid_input_is_reported_in_one_sentence(qkv, arguments, says):
     code, _, err = qkv("look", *arguments)
     assert code == 2
     assert says in err
@@ -164,7 +164,7 @@ def test_roles_of_another_kind_of_file_are_refused(qkv, tmp_path):
     assert "not in CoNLL-U" in err
 
 
-def test_what_arrays_take_is_said_before_and_refused_over_the_memory_allowed(tmp_path):
+def test_the_memory_of_arrays_is_printed_and_limited(tmp_path):
     rows = np.random.default_rng(0).normal(size=(3000, 8)).astype(np.float32)
     for name in ("<query>", "key"):
         np.save(tmp_path / f"{name}.npy", rows)

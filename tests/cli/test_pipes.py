@@ -41,7 +41,7 @@ def test_an_answer_appears_before_the_next_query_is_asked():
         assert process.wait(30) == 0
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     run = "from qkv.cli.main import main; main()"
     settings = os.environ | {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8"}
     arguments = [sys.executable, "-c", run, *GPA, "--format", "csv"]
@@ -79,7 +79,7 @@ def test_a_terminal_that_cannot_show_arrows_gets_question_marks():
     assert "3.5 ? 73,000" in done.stdout
 
 
-def test_queries_that_are_not_text_are_one_sentence(tmp_path):
+def test_queries_that_are_not_utf_8_are_reported_in_one_sentence(tmp_path):
     (tmp_path / "q").write_bytes(b"\xff\xfe3\x00")
     done = command(*GPA, "--queries", str(tmp_path / "q"))
     assert done.returncode == 2
@@ -124,7 +124,7 @@ def test_no_color_is_honoured_on_a_terminal(colour, escapes):
     assert bool(re.search(rb"\x1b\[[0-9;]*3[0-7]m", seen)) == escapes
 
 
-def test_asking_a_small_table_imports_nothing_heavy():
+def test_a_query_of_a_small_table_imports_no_heavy_package():
     code = (
         "import sys; from qkv.cli.main import run; "
         f"run({[*GPA, '3.5']!r}); "
@@ -138,7 +138,7 @@ def test_asking_a_small_table_imports_nothing_heavy():
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_an_interrupt_while_the_command_loads_leaves_no_traceback():
+def test_an_interrupt_during_start_leaves_no_traceback():
     code = (
         "import sys\n"
         "class Interrupt:\n"

@@ -70,7 +70,7 @@ def _at(qkv, folder, monkeypatch):
     return qkv
 
 
-def test_passages_are_shown_with_the_words_that_were_attended(at):
+def test_passages_are_shown_with_the_matched_words(at):
     code, out, err = at("search", "notes", "golden ring", "--top", "1", "--mix", "0")
     assert (code, err) == (0, "")
     head, first, text, *_, attended = out.splitlines()
@@ -106,7 +106,7 @@ def test_an_index_is_saved_and_answers_as_the_texts(at):
 
 
 @pytest.mark.parametrize("command", ["search", "fit search"])
-def test_a_place_where_no_index_can_be_is_refused_before_the_work(at, command, monkeypatch):
+def test_an_index_that_cannot_be_saved_is_refused_before_the_work(at, command, monkeypatch):
     monkeypatch.setattr("qkv.cli.search.make_index", lambda *_, **__: pytest.fail("it was made"))
     code, out, err = at(*command.split(), "notes", "--save", "films.csv/kept")
     assert (code, out) == (2, "")
@@ -119,12 +119,12 @@ def test_a_column_of_a_table_is_searched(at):
     assert "Jaws" in out.splitlines()[1]
 
 
-def test_a_query_that_no_passage_answers_is_said(at):
+def test_a_query_without_a_known_word_is_no_match(at):
     code, out, _ = at("search", "notes", "zeppelin")
     assert (code, out) == (0, "zeppelin → no match: no word of the query is in the index\n")
 
 
-def test_queries_come_by_a_pipe(folder):
+def test_queries_are_read_from_a_pipe(folder):
     done = command("search", "notes", "--top", "1", cwd=folder, stdin="golden ring\nsailors\n")
     assert (done.returncode, done.stderr) == (0, "")
     assert [line for line in done.stdout.splitlines() if not line.startswith(" ")] == [
@@ -133,7 +133,7 @@ def test_queries_come_by_a_pipe(folder):
     ]
 
 
-def test_a_table_of_measures_has_a_row_for_every_way_to_rank(at):
+def test_the_table_of_measures_has_a_row_for_every_system(at):
     code, out, err = at("evaluate", "notes", "--queries", "queries.tsv", "--relevant", "judged.txt")
     assert (code, err) == (0, "")
     rows = [re.split(r"  +", line.strip()) for line in out.splitlines()]
@@ -154,7 +154,7 @@ def test_runs_are_measured(at):
     assert json.loads(out)["means"] == {"mine.run": {"P@2": 0.5, "RR": 1.0}}
 
 
-def test_what_learning_adds_is_printed_with_its_spread(at):
+def test_the_gain_of_learning_is_printed_with_its_standard_deviation(at):
     pytest.importorskip("torch")
     code, out, _ = at("evaluate", "cranfield", "--learned", "--repeats", "2", "--measures", "MAP")
     assert code == 0
@@ -162,7 +162,7 @@ def test_what_learning_adds_is_printed_with_its_spread(at):
     assert "each of 2 random halves" in out
 
 
-def test_what_was_learned_is_kept_in_the_index(at, folder):
+def test_the_trained_metric_is_saved_in_the_index(at, folder):
     pytest.importorskip("torch")
     code, out, _ = at("fit", "search", "scifact", "--save", "kept", "--temperature", "1", "--penalty", "1")
     assert code == 0
@@ -207,7 +207,7 @@ def test_what_was_learned_is_kept_in_the_index(at, folder):
         (["fit", "search", "scifact", "--save", "k", "--loss", "all"], "one of each, mass"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_sentence(at, folder, arguments, says):
+def test_invalid_input_is_reported_in_one_sentence(at, folder, arguments, says):
     if arguments[:2] == ["fit", "search"]:
         pytest.importorskip("torch")
     (folder / "empty").mkdir()
@@ -252,7 +252,7 @@ def test_an_example_of_the_help_runs(at, folder, line, monkeypatch):
     assert "→ no match" not in out
 
 
-def test_fit_alone_lists_what_learns(at):
+def test_fit_without_a_subcommand_lists_the_subcommands(at):
     code, out, err = at("fit")
     assert (code, err) == (0, "")
     assert re.search(r"^ +search +Learn what is relevant", out, re.MULTILINE)
@@ -264,7 +264,7 @@ def test_the_help_shows_every_example_in_one_line(at):
         assert line in at(*shown.split(), "--help")[1]
 
 
-def test_no_word_is_marked_that_adds_nothing(qkv):
+def test_words_without_a_contribution_are_not_marked(qkv):
     code, out, _ = qkv("search", "students.csv", "--text", "name", "John", "--top", "3")
     assert code == 0
     passages = [line.strip() for line in out.splitlines() if line.startswith("     ")]

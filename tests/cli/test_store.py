@@ -33,20 +33,20 @@ def test_a_store_knows_its_key_and_value_and_answers_as_its_file(qkv, people):
     assert [row["record"] for row in far["rows"]] == [row["record"] for row in near["rows"]]
 
 
-def test_a_store_is_asked_by_another_key_and_value(qkv, people):
+def test_a_store_is_queried_by_another_key_and_value(qkv, people):
     code, out, _ = qkv("ask", people, "Oslo", "--key", "city", "--value", "name")
     assert code == 0
     assert "compared by Spelling" in out
 
 
-def test_explain_says_that_blocks_are_streamed(qkv, people):
+def test_explain_shows_that_blocks_are_streamed(qkv, people):
     out = qkv("ask", people, "Jon Smiht", "--memory", "1B", "--explain")[1]
     assert "streamed over 1 block" in out
     assert "in memory" in out
     assert "kernel      dense" in qkv("ask", people, "Jon Smiht", "--explain")[1]
 
 
-def test_rows_are_appended_deleted_and_old_versions_asked(qkv, people):
+def test_rows_are_appended_and_deleted_and_old_versions_queried(qkv, people):
     assert qkv("store", "append", people, "people.csv", "people.csv")[1].startswith("48 rows added; ")
     code, out, err = qkv("store", "delete", people, "name = 'John Smith'")
     assert (code, err) == (0, "")
@@ -64,7 +64,7 @@ def test_rows_are_appended_deleted_and_old_versions_asked(qkv, people):
     assert qkv("store", "verify", people)[1].startswith("all checksums match")
 
 
-def test_a_store_with_an_encoder_is_asked_as_any_other_and_shows_no_vector(qkv, tmp_path):
+def test_a_store_with_an_encoder_is_queried_like_others_and_shows_no_vectors(qkv, tmp_path):
     path = str(tmp_path / "meant.qkv")
     made = ("store", "create", path, "people.csv", "--key", "name", "--value", "income")
     code, out, err = qkv(*made, "--encoder", "latent:12")
@@ -128,7 +128,7 @@ def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
         (("ask", "people.csv", "--key", "name", "--value", "income", "--version", "1", "x"), "needs a store"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence(qkv, people, arguments, sentence):
+def test_invalid_input_is_reported_in_one_sentence(qkv, people, arguments, sentence):
     code, out, err = qkv(*(people if argument == "PEOPLE" else argument for argument in arguments))
     assert (code, out) == (2, "")
     assert sentence in err

@@ -57,7 +57,7 @@ def test_the_pixels_of_a_known_map_are_its_weights(opened, served):
         assert spot(page, row, 3) == PAPER
 
 
-def test_the_page_asks_its_own_server_alone_and_for_one_map_at_first(opened, served):
+def test_the_page_requests_its_own_server_only_and_one_map_at_first(opened, served):
     page = opened(served)
     paths = [urlsplit(answer.url).path.split("/", 2)[2] for answer in page.asked if answer.url.startswith("http")]
     assert {urlsplit(answer.url).netloc for answer in page.asked if answer.url.startswith("http")} == {
@@ -66,7 +66,7 @@ def test_the_page_asks_its_own_server_alone_and_for_one_map_at_first(opened, ser
     assert [path for path in paths if path.startswith("map/")] == ["map/0/0/0"]
 
 
-def test_everything_is_reached_and_worked_by_the_keyboard_alone(opened, served):
+def test_the_page_can_be_used_by_keyboard_only(opened, served):
     page = opened(served)
     reached = []
     for _ in range(40):
@@ -103,7 +103,7 @@ def test_everything_is_reached_and_worked_by_the_keyboard_alone(opened, served):
     assert "“is” (4)" in page.locator("output").first.text_content()
 
 
-def test_the_table_says_what_the_map_shows(opened, served):
+def test_the_table_lists_the_weights_of_the_map(opened, served):
     page = opened(served)
     page.get_by_role("option", name="is", exact=True).click()
     caption = page.locator("caption").first.text_content()
@@ -112,7 +112,7 @@ def test_the_table_says_what_the_map_shows(opened, served):
     assert first.locator("th, td").all_text_contents() == ["is", "4", "1.000"]
 
 
-def test_whole_words_keep_the_sum_of_a_row_and_hidden_tokens_are_gone(opened, served):
+def test_whole_words_preserve_row_sums_and_special_tokens_can_be_hidden(opened, served):
     page = opened(served)
     redrawn(page, lambda: page.get_by_role("gridcell", name="layer 1, head 1").click())
     page.get_by_label("Whole words").check()
@@ -128,13 +128,13 @@ def test_whole_words_keep_the_sum_of_a_row_and_hidden_tokens_are_gone(opened, se
     page.wait_for_function("() => document.querySelectorAll('.token').length === 3")
 
 
-def test_a_word_is_shown_as_text_whatever_it_holds(opened, served):
+def test_markup_in_a_token_is_shown_as_text(opened, served):
     page = opened(served)
     assert page.locator(".token b").count() == 0
     assert page.get_by_role("option", name="<b>bold</b>").count() == 1
 
 
-def test_a_link_leads_to_the_same_view(opened, served):
+def test_a_link_restores_the_view(opened, served):
     page = opened(served)
     page.get_by_role("gridcell", name="layer 1, head 1").click()
     page.wait_for_selector("[data-shown='0,1,1']")
@@ -148,12 +148,12 @@ def test_a_link_leads_to_the_same_view(opened, served):
 
 
 @pytest.mark.parametrize("wrong", ["view=99&layer=-1&head=x&query=1e99&scale=evil&compare=7", "%", "view=0.5"])
-def test_a_link_that_makes_no_sense_leads_to_the_beginning(opened, served, wrong):
+def test_an_invalid_link_shows_the_first_head(opened, served, wrong):
     page = opened(f"{served}#{wrong}")
     assert page.locator(".qkv-look").get_attribute("data-shown") == "0,0,0"
 
 
-def test_two_texts_stand_beside_each_other(opened, served):
+def test_two_texts_are_compared(opened, served):
     page = opened(served)
     page.get_by_label("Compare with").select_option("1")
     page.wait_for_function("() => document.querySelectorAll('canvas.map')[1].dataset.drawn > 0")
@@ -164,13 +164,13 @@ def test_two_texts_stand_beside_each_other(opened, served):
     assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
 
 
-def test_a_role_stands_as_a_badge_with_its_score_and_baseline(opened, served):
+def test_a_role_is_shown_as_a_badge_with_score_and_baseline(opened, served):
     page = opened(served)
     page.get_by_role("gridcell", name="layer 0, head 1: previous").click()
     assert page.locator(".badge").first.text_content() == "previous 1.00 (baseline 0.20)"
 
 
-def test_searching_finds_and_goes_to_a_word(opened, served):
+def test_searching_finds_and_selects_a_word(opened, served):
     page = opened(served)
     page.get_by_label("Find a word").fill("NESS")
     assert page.locator(".status").text_content() == "1 found"
@@ -179,7 +179,7 @@ def test_searching_finds_and_goes_to_a_word(opened, served):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "SVG", "JSON", "HTML"])
-def test_the_map_is_saved(opened, served, kind):
+def test_the_map_is_saved_as_png_svg_and_json(opened, served, kind):
     page = opened(served)
     with page.expect_download() as waiting:
         page.get_by_label(f"Save as {kind}").click()
@@ -201,7 +201,7 @@ def test_the_map_is_saved(opened, served, kind):
         assert content.startswith(b"<!doctype html>")
 
 
-def test_zooming_shows_a_part_and_0_shows_all(opened, served):
+def test_zooming_shows_a_part_and_0_resets_the_zoom(opened, served):
     page = opened(served)
     canvas = page.locator("canvas.map").first
     canvas.focus()
@@ -220,7 +220,7 @@ def test_dark_mode_is_dark(opened, served):
     assert colour == "rgb(21, 24, 29)"
 
 
-def test_what_is_awaited_is_said_on_paper_as_dark_as_the_page_will_be(browser):
+def test_the_progress_is_shown_in_the_theme_of_the_page(browser):
     for scheme, paper in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(21, 24, 29)")):
         context = browser.new_context(color_scheme=scheme)
         page = context.new_page()
@@ -238,7 +238,7 @@ def test_what_is_awaited_is_said_on_paper_as_dark_as_the_page_will_be(browser):
         assert said == ["loading the model …", paper, "24px"]
 
 
-def test_all_twelve_heads_of_a_layer_are_seen_on_a_telephone(opened):
+def test_twelve_heads_of_a_layer_fit_the_width_of_a_phone(opened):
     view = View.from_weights(np.broadcast_to(np.eye(5), (2, 12, 5, 5)), list("abcde"))
     with serve_in_thread(ServedPage(page=Page.from_views(view))) as address:
         page = opened(address)
@@ -259,7 +259,7 @@ def test_a_sentence_and_its_map_need_no_scrolling(opened):
         assert page.evaluate("document.documentElement.scrollHeight") <= 900
 
 
-def test_the_tip_of_a_choice_is_the_whole_text_that_was_chosen(opened):
+def test_the_tooltip_of_a_list_is_the_selected_text(opened):
     texts = [f"When he saw his owner, the dog was very, very {mood}" for mood in ("happy", "sad")]
     views = [View.from_weights(np.eye(3)[None, None], ["a", "b", "c"], name=text) for text in texts]
     with serve_in_thread(ServedPage(page=Page.from_views(views, "moods"))) as address:
@@ -322,7 +322,7 @@ def cross():
     return dataclasses.replace(view, steps=True)
 
 
-def test_generated_tokens_are_looked_at_step_by_step_with_buttons_slider_and_keys(opened):
+def test_generation_steps_are_selected_by_buttons_slider_and_keys(opened):
     with serve_in_thread(ServedPage(page=Page.from_views([cross(), known()], "steps"))) as address:
         page = opened(address)
         group = page.get_by_role("group", name="steps of generation")

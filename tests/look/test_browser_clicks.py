@@ -116,7 +116,7 @@ def test_random_clicks_find_no_error_of_the_page(opened, seconds):
     assert {"click", "key", "choose"} <= set(done)
 
 
-def test_words_names_and_titles_are_text_and_nothing_of_them_runs(opened):
+def test_tokens_names_and_titles_are_never_executed(opened):
     with serve_in_thread(ServedPage(page=everything())) as address:
         page = opened(f"{address}#view=1")
         said = []

@@ -36,7 +36,7 @@ def settled(page):
     page.wait_for_timeout(50)
 
 
-def test_the_keyboard_zooms_from_all_tokens_to_a_lone_pair(opened, served):
+def test_the_keyboard_zooms_from_all_tokens_to_a_single_pair(opened, served):
     address, tokens, query, key = served
     page = opened(f"{address}#query={query}&key={key}")
     settled(page)
@@ -96,7 +96,7 @@ def test_the_wheel_zooms_where_it_points_and_dragging_moves_the_map(opened, serv
     assert down == pytest.approx(50 / (box["height"] - 84) * rows, rel=0.05)
 
 
-def test_a_word_that_is_searched_is_brought_into_sight(opened, served):
+def test_searching_a_word_scrolls_to_it(opened, served):
     address, _, query, _ = served
     page = opened(address)
     page.locator("canvas.map").first.focus()
@@ -111,7 +111,7 @@ def test_a_word_that_is_searched_is_brought_into_sight(opened, served):
     assert f"“{query}” ({query})" in page.locator("output").first.text_content()
 
 
-def test_numbers_of_too_many_weights_are_not_saved_but_those_in_sight_are(opened, served):
+def test_a_json_file_holds_the_visible_weights_if_all_are_too_many(opened, served):
     address, _, query, key = served
     page = opened(f"{address}#query={query}&key={key}")
     page.get_by_label("Save as JSON").click()

@@ -15,7 +15,7 @@ HAPPY = "When he saw his owner, the dog was happy"
 BLANK = "When he saw his owner, the dog was [MASK]"
 
 
-def test_the_sentence_with_happy_and_with_the_blank_are_shown_beside_each_other(opened):
+def test_two_sentences_are_compared_in_the_sentence_model(opened):
     from qkv.look.text_model import load_text_model
     from qkv.look.text_views import text_views
 

@@ -63,7 +63,7 @@ def steps_of(kind, count):
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 @pytest.mark.parametrize("kind", ["t5", "bart"])
-def test_cross_maps_are_those_of_the_steps_of_generation(kind):
+def test_cross_attention_maps_equal_those_of_the_generation_steps(kind):
     out, own = steps_of(kind, 5)
     cross, decoder, encoder = text_views(reader(kind), [TEXT], generate=5)
     assert (cross.kind, decoder.kind, encoder.kind) == ("cross", "decoder", "self")
@@ -85,7 +85,7 @@ def test_cross_maps_are_those_of_the_steps_of_generation(kind):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
-def test_a_decoder_alone_shows_what_each_token_it_wrote_took_from_all_before():
+def test_a_decoder_shows_the_attention_of_each_generated_token_to_all_before():
     out, own = steps_of("gpt2", 4)
     (view,) = text_views(reader("gpt2"), [TEXT], generate=4)
     names = reader("gpt2").tokenizer.convert_ids_to_tokens(out.sequences[0].tolist())
@@ -96,13 +96,13 @@ def test_a_decoder_alone_shows_what_each_token_it_wrote_took_from_all_before():
         assert np.abs(view.weights(1, 1)[number, : len(row)] - row).max() <= 1 / 255 + 1e-5
 
 
-def test_without_generation_a_model_of_two_sides_shows_its_encoder():
+def test_without_generation_an_encoder_decoder_shows_its_encoder():
     (view,) = text_views(reader("t5"), [TEXT])
     assert view.kind == "self"
     assert [layer.name for layer in view.layers] == ["layer 0", "layer 1", "all heads"]
 
 
-def test_a_model_that_cannot_write_or_is_asked_for_too_much_says_so():
+def test_generation_is_refused_without_a_language_model_head_or_beyond_the_context():
     torch.manual_seed(0)
     config = transformers.BertConfig(
         vocab_size=13, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1

@@ -45,13 +45,13 @@ def test_the_identity_of_size_ten_shows_its_diagonal_and_one_colour_bar():
             assert red(picture[y, x]) == (i == j), (i, j)
 
 
-def test_a_single_weight_is_numbered_0():
+def test_a_map_of_one_weight_has_the_tick_0():
     axes = look.heatmaps(np.eye(1)).axes[0]
     assert [tick for tick in axes.get_xticks() if -0.5 <= tick <= 0.5] == [0]
     assert [tick for tick in axes.get_yticks() if -0.5 <= tick <= 0.5] == [0]
 
 
-def test_the_name_of_the_bar_stays_clear_of_the_map():
+def test_the_label_of_the_colour_bar_does_not_overlap_the_map():
     words = ["He", "asked", "me", "if", "I", "knew", "her", "telephone", "number", "."]
     figure = look.alignment(words, words, np.eye(10))
     figure.draw_without_rendering()
@@ -59,7 +59,7 @@ def test_the_name_of_the_bar_stays_clear_of_the_map():
     assert bar.xaxis.label.get_window_extent().x0 > axes.get_window_extent().x1
 
 
-def test_every_panel_has_the_scale_of_the_one_bar():
+def test_all_panels_share_the_scale_of_the_colour_bar():
     weights = np.zeros((1, 2, 3, 3))
     weights[0, 0], weights[0, 1] = 0.1, 1.0
     figure = look.heatmaps(weights)
@@ -74,7 +74,7 @@ def test_every_panel_has_the_scale_of_the_one_bar():
     assert middles[0][1] > 200 > middles[1][1], "0.1 is pale and 1 is dark"
 
 
-def test_a_lone_weight_of_one_among_four_thousand_squared_is_visible():
+def test_a_single_weight_of_one_among_four_thousand_squared_is_visible():
     weights = np.zeros((4096, 4096), np.float32)
     weights[1234, 3000] = 1.0
     figure = look.heatmaps(weights)
@@ -90,14 +90,14 @@ def test_a_lone_weight_of_one_among_four_thousand_squared_is_visible():
     assert np.abs(middle - [1234 / 4096, 3000 / 4096]).max() < 0.02
 
 
-def test_a_map_with_room_is_drawn_as_it_is():
+def test_a_small_map_is_not_pooled():
     weights = np.random.default_rng(0).random((7, 5))
     image = look.heatmaps(weights).axes[0].get_images()[0]
     assert np.array_equal(np.asarray(image.get_array()), weights)
 
 
 @pytest.mark.parametrize("length", [1, 2, 9, 10, 11, 99])
-def test_shrinking_keeps_the_largest_weight_of_each_spot_and_no_other(length):
+def test_max_pooling_keeps_the_maximum_of_each_cell(length):
     panel = np.random.default_rng(length).random((length, 13))
     small = max_pool(panel, 10, 10)
     assert small.shape == (min(length, 10), 10)
@@ -105,20 +105,20 @@ def test_shrinking_keeps_the_largest_weight_of_each_spot_and_no_other(length):
     assert set(small.ravel()) <= set(panel.ravel())
 
 
-def test_titles_stand_over_columns_and_names_before_rows():
+def test_titles_label_columns_and_names_label_rows():
     figure = look.heatmaps(np.ones((2, 2, 3, 3)) / 3, titles=["a", "b"], rows=["one", "two"])
     assert [axes.get_title() for axes in figure.axes[:4]] == ["a", "b", "", ""]
     assert [axes.get_ylabel() for axes in figure.axes[:4]] == ["one\nQueries", "", "two\nQueries", ""]
 
 
-def test_words_stand_on_both_axes_in_order():
+def test_tokens_label_both_axes_in_order():
     figure = look.attention(TOKENS, np.eye(10))
     axes = figure.axes[0]
     assert [label.get_text() for label in axes.get_xticklabels()] == TOKENS
     assert [label.get_text() for label in axes.get_yticklabels()] == TOKENS
 
 
-def test_words_are_thinned_where_there_is_no_room_for_all():
+def test_tick_labels_are_thinned_if_they_do_not_fit():
     words = [f"w{i}" for i in range(300)]
     axes = look.attention(words, np.eye(300)).axes[0]
     shown = [label.get_text() for label in axes.get_xticklabels()]
@@ -128,12 +128,12 @@ def test_words_are_thinned_where_there_is_no_room_for_all():
     assert places == [round(place) for place in axes.get_xticks()]
 
 
-def test_a_dollar_sign_in_a_word_is_no_formula():
+def test_a_dollar_sign_in_a_word_does_not_start_a_formula():
     figure = look.attention(["$x$", "cost_$5"], np.eye(2))
     assert pixels(figure).size
 
 
-def test_an_alignment_names_what_was_read_and_what_was_written():
+def test_an_alignment_labels_source_and_translation():
     axes = look.alignment(["the", "cat"], ["le", "chat", "."], np.ones((3, 2)) / 2).axes[0]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("source (keys)", "translation (queries)")
     assert [label.get_text() for label in axes.get_yticklabels()] == ["le", "chat", "."]
@@ -145,7 +145,7 @@ def test_heads_are_a_grid_of_layers_and_heads():
     assert figure.axes[3].get_ylabel().startswith("layer 1")
 
 
-def test_tensors_with_gradients_are_drawn():
+def test_tensors_with_gradients_are_plotted():
     torch = pytest.importorskip("torch")
     weights = torch.softmax(torch.randn(4, 4, requires_grad=True), -1)
     image = look.heatmaps(weights).axes[0].get_images()[0]
@@ -153,24 +153,24 @@ def test_tensors_with_gradients_are_drawn():
 
 
 @pytest.mark.parametrize("scale", ["linear", "sqrt", "log"])
-def test_every_scale_ends_at_the_most(scale):
+def test_every_scale_ends_at_vmax(scale):
     image = look.heatmaps(np.eye(3) * 0.5, vmax=0.5, scale=scale).axes[0].get_images()[0]
     assert image.norm(0.5) == 1.0
     assert image.norm(0.005) == pytest.approx({"linear": 0.01, "sqrt": 0.1, "log": 0.5}[scale])
 
 
-def test_weights_over_one_widen_the_scale_so_that_the_bar_stays_true():
+def test_weights_above_one_extend_the_colour_scale():
     image = look.heatmaps(np.full((2, 2), 3.0)).axes[0].get_images()[0]
     assert image.get_clim() == (0.0, 3.0)
 
 
-def test_dark_paper_is_dark_and_its_ink_light():
+def test_dark_figures_have_a_dark_background_and_light_labels():
     picture = pixels(look.heatmaps(np.eye(3), dark=True))
     assert picture[2, 2].max() < 40
     assert picture.max() > 200
 
 
-def test_a_figure_shows_itself_in_a_notebook():
+def test_a_figure_is_displayed_in_a_notebook():
     assert look.heatmaps(np.eye(3))._repr_png_()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
@@ -187,6 +187,6 @@ def test_a_figure_shows_itself_in_a_notebook():
         (lambda: look.heads(np.eye(3)), ShapeError, r"\(layers, heads, queries, keys\)"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(wrong, error, says):
+def test_invalid_arguments_are_refused_in_one_sentence(wrong, error, says):
     with pytest.raises(error, match=says):
         wrong()

@@ -30,7 +30,7 @@ def view(tokens=("a", "b", "c"), layers=2, heads=3, seed=0, **options):
 # -- views ----------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_told_of_words_layers_scales_and_roles():
+def test_the_metadata_holds_tokens_layers_scales_and_roles():
     one = view()
     one.roles[1, 2] = (HeadRole("previous", 0.9, 0.1),)
     meta = json.loads(json.dumps(Page.from_views(one, "title").meta()))
@@ -50,20 +50,20 @@ def test_the_bytes_of_a_map_are_its_codes_row_by_row():
     assert len(Page.from_views(one).thumbs(0)) == 6 * 32 * 32
 
 
-def test_cross_attention_has_words_of_its_own_on_each_side():
+def test_cross_attention_has_different_tokens_on_each_axis():
     one = View.from_weights(np.ones((1, 1, 2, 3)) / 3, ["le", "chat"], ["the", "cat", "."])
     assert one.kind == "cross"
     assert one.meta()["keys"]["tokens"] == ["the", "cat", "."]
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (1, 1, 3, 4), (0, 1, 3, 3)])
-def test_weights_that_do_not_fit_the_words_are_refused(shape):
+def test_weights_that_do_not_fit_the_tokens_are_refused(shape):
     with pytest.raises(ShapeError, match=r"\(layers, heads, 3, 3\)"):
         View.from_weights(np.ones(shape), ["a", "b", "c"])
 
 
 @pytest.mark.parametrize("place", [(1, 0, 0), (0, 2, 0), (0, 0, 3), (-1, 0, 0)])
-def test_a_map_that_is_not_there_is_refused(place):
+def test_a_map_that_does_not_exist_is_refused(place):
     with pytest.raises(IndexError):
         Page.from_views(view()).map(*place)
 
@@ -131,7 +131,7 @@ def test_an_exported_file_holds_every_map():
     assert data["meta"] == json.loads(json.dumps(pages.meta()))
 
 
-def test_words_that_look_like_scripts_stay_words_in_the_file():
+def test_tokens_that_look_like_scripts_stay_text_in_the_file():
     text = page_html(Page.from_views(view(EVIL), "</title><script>alert(1)</script>"))
     assert data_of(text)["meta"]["views"][0]["queries"]["tokens"] == EVIL
     assert text.count("<script") == 2
@@ -139,14 +139,14 @@ def test_words_that_look_like_scripts_stay_words_in_the_file():
     assert text.split("<style>")[0].count("</title>") == 1
 
 
-def test_the_exported_file_allows_itself_its_own_script_alone():
+def test_the_exported_file_allows_only_its_own_script():
     text = page_html(Page.from_views(view()))
     policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe" not in policy
 
 
-def test_an_export_is_written_whole_under_a_name_a_browser_opens(tmp_path):
+def test_an_export_is_atomic_and_ends_in_html(tmp_path):
     target = export_html(Page.from_views(view()), tmp_path / "a.html")
     assert target.read_text(encoding="utf-8").endswith("</html>\n")
     with pytest.raises(DataError, match=r"must end in \.html"):
@@ -222,7 +222,7 @@ def test_a_request_without_the_token_is_refused(server, path):
         "nothing",
     ],
 )
-def test_a_path_that_is_no_part_of_the_page_is_not_found(server, path):
+def test_an_unknown_path_is_not_found(server, path):
     address, _ = server
     answer, body = get(address, address.path + path)
     assert answer.status == 404
@@ -250,7 +250,7 @@ def test_a_request_that_is_too_large_is_refused_and_the_next_is_answered(server,
     assert get(address, address.path + "thumbs/0")[1] == served.page.thumbs(0)
 
 
-def test_a_text_of_a_million_letters_is_shown_as_one(server):
+def test_a_text_of_a_million_characters_is_shown_as_one(server):
     huge = View.from_weights(np.eye(2)[None, None], ["w" * 10**6, "<script>"], name="n" * 10**5)
     text = page_html(Page.from_views(huge))
     data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
@@ -270,7 +270,7 @@ def test_every_answer_forbids_other_sources_and_frames(server):
         assert answer.getheader("cache-control") == "no-store"
 
 
-def test_other_methods_change_nothing(server):
+def test_other_http_methods_change_nothing(server):
     address, _ = server
     connection = http.client.HTTPConnection("127.0.0.1", address.port, timeout=10)
     connection.request("POST", address.path + "meta.json", body=b"{}")
@@ -278,12 +278,12 @@ def test_other_methods_change_nothing(server):
     connection.close()
 
 
-def test_the_server_listens_on_this_machine_alone(server):
+def test_the_server_listens_on_the_local_machine_only(server):
     address, _ = server
     assert address.hostname == "127.0.0.1"
 
 
-def test_while_the_page_is_made_the_server_says_how_far_it_is_and_why_it_failed():
+def test_the_server_reports_progress_and_errors_while_the_page_is_created():
     served = ServedPage()
     with serve_in_thread(served) as given:
         address = urlsplit(given)
@@ -305,7 +305,7 @@ def test_two_servers_have_two_tokens():
     assert len(ServedPage().token) >= 20
 
 
-def test_a_port_that_is_taken_is_said_so(server):
+def test_a_port_in_use_is_refused(server):
     address, _ = server
     with pytest.raises(OptionError, match=f"port {address.port}"), serve_in_thread(ServedPage(), address.port):
         pass
@@ -314,7 +314,7 @@ def test_a_port_that_is_taken_is_said_so(server):
 # -- widget ---------------------------------------------------------------------------------------------
 
 
-def test_the_kernel_answers_questions_for_maps_and_refuses_others():
+def test_the_kernel_answers_requests_for_maps_and_refuses_others():
     page = Page.from_views(view())
     assert respond(page, {"id": 4, "what": "map", "place": [0, 1, 2]}) == ({"id": 4}, [page.map(0, 1, 2)])
     for wrong in (
@@ -329,7 +329,7 @@ def test_the_kernel_answers_questions_for_maps_and_refuses_others():
     assert respond(page, "nonsense")[0]["id"] is None
 
 
-def test_the_widget_is_the_module_of_the_page_and_holds_what_there_is():
+def test_the_widget_has_the_module_and_the_metadata_of_the_page():
     pytest.importorskip("anywidget")
     from qkv.look.widget import widget
 
@@ -339,5 +339,5 @@ def test_the_widget_is_the_module_of_the_page_and_holds_what_there_is():
     assert made._esm == bundle("heads.js")
 
 
-def test_side_of_plain_words_is_those_words():
+def test_an_axis_of_plain_words_has_those_words():
     assert TokenAxis.from_words(["a", "b"]).words == (0, 1)

@@ -77,21 +77,21 @@ def test_bars_are_the_weights_of_the_rows():
     assert [label.get_text() for label in axes.get_yticklabels()] == [row.record["name"] for row in answer.rows]
 
 
-def test_no_match_says_why():
+def test_no_match_shows_the_reason():
     figure = picture(NAMES, "zzzzz")
     assert "no match" in figure.get_suptitle()
     assert "under 0.8" in words(figure).replace("\n", " ")
 
 
 @pytest.mark.parametrize(("suffix", "magic"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
-def test_a_file_is_what_its_name_says(suffix, magic, tmp_path):
+def test_the_format_of_a_plot_is_that_of_its_suffix(suffix, magic, tmp_path):
     database = Database.open(LINE, key="x", value="y")
     save_query_plot(database, database.ask(0.5), tmp_path / f"p{suffix}")
     assert (tmp_path / f"p{suffix}").read_bytes().startswith(magic)
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_failure_leaves_the_old_picture_and_no_litter(tmp_path, monkeypatch):
+def test_a_failure_keeps_the_old_plot_and_leaves_no_partial_file(tmp_path, monkeypatch):
     from matplotlib.figure import Figure
 
     def broken(self, stream, **_):

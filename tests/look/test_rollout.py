@@ -28,7 +28,7 @@ def test_rollout_is_the_sum_over_all_paths():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_rollout_has_rows_that_sum_to_one_and_keeps_causality(causal):
+def test_rollout_has_rows_that_sum_to_one_and_preserves_causality(causal):
     through = look.rollout(weights(1, causal=causal))
     assert np.allclose(through.sum(axis=-1), 1.0)
     assert (np.triu(through, 1) == 0).all() == causal
@@ -70,14 +70,14 @@ def test_flow_of_some_queries_is_their_rows_of_the_whole():
     assert np.array_equal(look.flow(given, queries=[3, 1]), look.flow(given)[[3, 1]])
 
 
-def test_a_weight_whose_gradient_is_negative_counts_nothing():
+def test_a_weight_with_a_negative_gradient_becomes_zero():
     given, gradient = weights(7), np.random.default_rng(8).normal(size=(3, 2, 4, 4))
     found = look.gradient_weighted(given, gradient)
     assert (found[gradient < 0] == 0).all()
     assert np.allclose(found[gradient > 0], (given * gradient)[gradient > 0])
 
 
-def test_weights_by_value_norm_are_the_lengths_of_the_summands_of_the_output():
+def test_norm_weighted_attention_is_the_norm_of_each_summand_of_the_output():
     rng = np.random.default_rng(9)
     given, values, maps = weights(10)[0], rng.normal(size=(2, 4, 5)), rng.normal(size=(2, 5, 6))
     found = look.norm_weighted(given, values, maps)
@@ -101,6 +101,6 @@ def test_weights_by_value_norm_are_the_lengths_of_the_summands_of_the_output():
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_in_a_sentence(wrong, error, says):
+def test_invalid_arguments_are_refused_in_one_sentence(wrong, error, says):
     with pytest.raises(error, match=says):
         wrong()

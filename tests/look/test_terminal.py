@@ -9,7 +9,7 @@ from qkv.look.terminal import text_map
 WORDS = ["he", "saw", "it"]
 
 
-def test_without_colour_each_weight_is_a_digit_in_its_place():
+def test_without_colour_each_weight_is_a_digit():
     lines = text_map(np.array([[1, 0, 0.5], [0.05, 0.95, 0], [0, 0, 1]]), WORDS, WORDS, colour=False).split("\n")
     assert lines[1:4] == [" he  905", "saw  090", " it  009"]
 

@@ -35,7 +35,7 @@ def dense(query, key, causal=False):
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_any_part_of_the_map_is_exact(library, causal):
+def test_any_range_of_weights_is_exact(library, causal):
     query, key = problem(700, 700, library)
     long = TiledMap.from_arrays(query, key, mask=Causal() if causal else None, size=16)
     whole = dense(query, key, causal)
@@ -44,7 +44,7 @@ def test_any_part_of_the_map_is_exact(library, causal):
 
 
 @pytest.mark.parametrize(("q", "k"), [(700, 700), (1024, 1024), (300, 1500)])
-def test_every_tile_of_every_level_is_the_largest_and_the_mean_of_what_it_covers(q, k):
+def test_every_tile_of_every_level_is_the_maximum_and_mean_of_its_weights(q, k):
     query, key = problem(q, k)
     long = TiledMap.from_arrays(query, key, size=64)
     whole = dense(query, key)
@@ -73,7 +73,7 @@ def test_every_tile_of_every_level_is_the_largest_and_the_mean_of_what_it_covers
         assert top[1, i, j] == pytest.approx(cell.mean(), abs=long.max_weight / 255)
 
 
-def test_levels_above_the_overview_join_its_cells_up_to_one_tile():
+def test_levels_above_the_overview_pool_its_cells_up_to_one_tile():
     query, key = problem(1200, 1200)
     long = TiledMap.from_arrays(query, key, size=600)
     assert (long.base, long.levels) == (1, 3)
@@ -85,7 +85,7 @@ def test_levels_above_the_overview_join_its_cells_up_to_one_tile():
     assert dequantize(top, long.max_weight)[0, 0, 0] == pytest.approx(joined, abs=long.max_weight / 255)
 
 
-def test_a_lone_weight_is_seen_at_every_level():
+def test_a_single_large_weight_is_visible_at_every_level():
     query, key = problem(900, 900)
     query[:], key[:] = 0, 0
     key[333, 0], query[555, 0] = 40.0, 40.0
@@ -97,7 +97,7 @@ def test_a_lone_weight_is_seen_at_every_level():
     assert long.tile(long.base, 0, 0)[0, 555 * 64 // 900, 333 * 64 // 900] == 255
 
 
-def test_a_row_gives_its_strongest_keys_with_ties_to_the_lowest():
+def test_a_row_gives_its_keys_of_largest_weight_with_ties_to_the_lowest():
     query, key = problem(300, 300)
     long = TiledMap.from_arrays(query, key, size=16)
     whole = dense(query, key)
@@ -109,12 +109,12 @@ def test_a_row_gives_its_strongest_keys_with_ties_to_the_lowest():
 
 
 @pytest.mark.parametrize("tile", [(0, 3, 0), (0, -1, 0), (9, 0, 0), (-1, 0, 0)])
-def test_a_tile_that_is_not_there_is_refused(tile):
+def test_a_tile_that_does_not_exist_is_refused(tile):
     with pytest.raises(IndexError):
         TiledMap.from_arrays(*problem(600, 600), size=64).tile(*tile)
 
 
-def test_what_a_long_map_needs_is_said_before_it_is_made():
+def test_the_memory_of_a_tiled_map_is_predicted():
     assert 2**20 < TiledMap.required_bytes(65536, 65536, 64) < 300 * 2**20
 
 
@@ -124,7 +124,7 @@ def long_view(tokens=600):
     return TiledView("long", "", side, None, (("layer 0", maps),))
 
 
-def test_a_page_serves_long_maps_in_tiles_and_rows():
+def test_a_page_serves_tiled_maps_in_tiles_and_rows():
     view = long_view()
     page = Page.from_views(view)
     assert page.tiled
@@ -157,7 +157,7 @@ print(json.dumps({"peak": peak() - before, "needs": TiledMap.required_bytes(n, n
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="there is no /proc to read the peak from")
 @pytest.mark.parametrize("length", [8192, pytest.param(65_536, marks=pytest.mark.long)])
-def test_a_long_map_takes_the_memory_that_was_said_and_not_that_of_all_weights(length):
+def test_a_tiled_map_uses_the_predicted_memory_and_no_dense_map(length):
     done = subprocess.run(
         [sys.executable, "-c", MEMORY, str(length)],
         capture_output=True,

@@ -49,7 +49,7 @@ def test_saved_arrays_become_the_maps_of_their_heads(tmp_path, causal):
         (None, "there is no file"),
     ],
 )
-def test_a_file_that_holds_no_such_array_is_refused(tmp_path, content, says):
+def test_a_file_without_a_suitable_array_is_refused(tmp_path, content, says):
     path = tmp_path / "a.npy"
     if isinstance(content, bytes):
         path.write_bytes(content)
@@ -68,7 +68,7 @@ def test_heads_and_widths_that_do_not_fit_are_refused():
         arrays_view(query[..., :4], key[:1])
 
 
-def test_what_does_not_fit_the_memory_is_refused_before_it_is_made():
+def test_a_map_over_the_memory_limit_is_refused_in_advance():
     query = np.zeros((12, 5000, 4), np.float32)
     needed = arrays_required_bytes(query, query)
     overviews = 12 * (2 * 1024**2 * 4 + 5000 * 4)
@@ -126,7 +126,7 @@ def test_a_text_whose_maps_do_not_fit_the_memory_comes_in_tiles_with_the_same_we
     assert long.queries == TokenAxis.from_words(text.split())
 
 
-def test_a_long_text_that_does_not_fit_either_is_refused_with_what_to_do(reader):
+def test_a_long_text_over_the_memory_limit_is_refused_with_advice(reader):
     from qkv.look.text_views import text_views
 
     with pytest.raises(RefusedError, match="--layers"):

@@ -8,8 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from qkv.core.extras import missing_package
 from qkv.core.files import check_writable, write_atomic
-from qkv.errors import DataError, MissingPackageError
+from qkv.core.typing import ArrayLike, Float
+from qkv.errors import DataError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +28,7 @@ __all__ = [
     "INK",
     "PAPER",
     "check_figure_path",
+    "draw_weighted_points",
     "new_figure",
     "save_figure",
     "set_title",
@@ -54,9 +59,7 @@ def new_figure(size: tuple[float, float], dpi: int = 150, paper: str = PAPER) ->
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise MissingPackageError(
-            'plots need matplotlib, which is not installed. Run: pip install "qkv[look]"'
-        ) from None
+        raise missing_package("plots need", "matplotlib", "look") from None
     return _notebook_figure(Figure)(figsize=size, dpi=dpi, layout="constrained", facecolor=paper)
 
 
@@ -66,6 +69,42 @@ def style_axes(axes: Axes, ink: str = INK) -> None:
     for spine in axes.spines.values():
         spine.set_visible(spine.spine_type in ("left", "bottom"))
         spine.set_color(ink)
+
+
+def draw_weighted_points(
+    figure: Figure,
+    axes: Axes,
+    x: ArrayLike,
+    y: ArrayLike,
+    weights: Float[np.ndarray, " n"],
+    label: str = "weight",
+    ink: str = INK,
+    cmap: str = "Reds",
+) -> None:
+    """Draw points of at least 1 % of the largest weight, darker and larger with their weight, and a colour bar.
+
+    Args:
+        figure: the figure.
+        axes: the axes to draw on.
+        x: coordinates of the points, numbers or dates.
+        y: coordinates of the points.
+        weights: weight of each point.
+        label: label of the colour bar.
+        ink: colour of the labels.
+        cmap: a matplotlib colour map.
+    """
+    maximum = weights.max()
+    share = weights / maximum
+    # In order of increasing weight, so that the largest are on top; the smallest would hide the data below them.
+    order = [i for i in np.argsort(share, kind="stable") if share[i] > 0.01]
+    style = {"cmap": cmap, "vmin": -0.1 * maximum, "vmax": maximum, "lw": 0, "zorder": 5}
+    points = [x[i] for i in order], [y[i] for i in order]
+    dots = axes.scatter(*points, c=weights[order], s=8 + 42 * share[order], **style)
+    bar = figure.colorbar(dots, ax=axes, shrink=0.8, aspect=30)
+    bar.set_label(label, color=ink)
+    bar.ax.set_ylim(0, maximum)
+    bar.ax.tick_params(colors=ink, labelsize=8)
+    bar.outline.set_visible(False)
 
 
 def set_title(figure: Figure, title: str, ink: str = INK) -> None:

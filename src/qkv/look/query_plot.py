@@ -19,6 +19,7 @@ from qkv.look.figure import (
     DATA_COLOUR,
     INK,
     check_figure_path,
+    draw_weighted_points,
     new_figure,
     save_figure,
     set_title,
@@ -148,7 +149,8 @@ def _plot_one_key(figure: Figure, database: Queryable, answer: Answer, options: 
         if all(one.spread is not None for one in curve):
             lower, upper = [one.value - one.spread for one in curve], [one.value + one.spread for one in curve]
             axes.fill_between(along, lower, upper, color=CURVE_COLOUR, alpha=0.13, lw=0, zorder=2, label="± spread")
-    _draw_weighted_points(figure, axes, answer, key.name, value.name)
+    keys, values = ([row.record[name] for row in answer.rows] for name in (key.name, value.name))
+    draw_weighted_points(figure, axes, keys, values, np.array([row.weight for row in answer.rows]))
     place = _coordinate(key, answer.query)
     axes.axvline(place, color=ANSWER_COLOUR, lw=1, ls=(0, (4, 3)), zorder=4)
     bar = None if answer.spread is None else [answer.spread]
@@ -195,20 +197,6 @@ def _plot_two_keys(figure: Figure, database: Queryable, answer: Answer) -> list[
     bar = figure.colorbar(dots, ax=near, label=value.name, shrink=0.9)
     bar.outline.set_visible(False)
     return [whole, near]
-
-
-def _draw_weighted_points(figure: Figure, axes: Axes, answer: Answer, key: str, value: str) -> None:
-    """Draw the rows of the evidence, darker and larger with their weight."""
-    weights = np.array([row.weight for row in answer.rows])
-    share = weights / weights.max()
-    # White dots of negligible weight would cover the data below them.
-    order = [i for i in np.argsort(share) if share[i] > 0.01]
-    x, y = [answer.rows[i].record[key] for i in order], [answer.rows[i].record[value] for i in order]
-    sizes = 8 + 42 * share[order]
-    dots = axes.scatter(x, y, c=weights[order], s=sizes, cmap="Reds", vmin=-0.1 * weights.max(), lw=0, zorder=5)
-    bar = figure.colorbar(dots, ax=axes, label="weight", shrink=0.8, aspect=30)
-    bar.ax.set_ylim(0, weights.max())
-    bar.outline.set_visible(False)
 
 
 def _coordinates(column: Column, cells: Float[np.ndarray, " n"]) -> Any:

@@ -21,16 +21,16 @@ from qkv.look.figure import (
     DATA_COLOUR,
     INK,
     PAPER,
+    draw_weighted_points,
     new_figure,
     set_title,
     style_axes,
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from qkv.core.typing import ArrayLike, Float, Int
+    from qkv.core.typing import ArrayLike, Float
     from qkv.estimators import AttentionRegressor
 
 __all__ = ["plot_regression"]
@@ -101,7 +101,9 @@ def plot_regression(
         style: dict[str, Any] = {"alpha": 0.3 if dark else 0.15, "lw": 0, "zorder": 2, "label": "± expected error"}
         axes.fill_between(grid, curve - band, curve + band, color=CURVE_COLOUR, **style)
     colours = "inferno" if dark else "Reds"
-    _draw_weighted_points(figure, axes, x, y, explained.rows[0], explained.weights[0], ink, colours)
+    visible = ~np.isnan(x[explained.rows[0]])
+    weighted, weights = explained.rows[0][visible], explained.weights[0][visible]
+    draw_weighted_points(figure, axes, x[weighted], y[weighted], weights, "weight in the answer", ink, colours)
     axes.axvline(at, color=ANSWER_COLOUR, lw=1, ls=(0, (4, 3)), zorder=4)
     style = {"fmt": "X", "ms": 9, "color": ANSWER_COLOUR, "mec": "white", "capsize": 4, "zorder": 6, "label": "answer"}
     axes.errorbar([at], [answer], yerr=[error] if np.isfinite(error) else None, **style)
@@ -142,36 +144,3 @@ def _query_features(model: AttentionRegressor, rows: dict[str, np.ndarray], quer
     if len(features) != 1:
         raise DataError(f"query must be one row, got {len(features)} rows. Select one.")
     return features
-
-
-def _draw_weighted_points(
-    figure: Figure,
-    axes: Axes,
-    x: Float[np.ndarray, " n"],
-    y: Float[np.ndarray, " n"],
-    rows: Int[np.ndarray, " top"],
-    weights: Float[np.ndarray, " top"],
-    ink: str,
-    colours: str,
-) -> None:
-    """Draw the rows of non-negligible weight, darker and larger with their weight."""
-    share = weights / weights[0]
-    visible = (share > 0.01) & ~np.isnan(x[rows])
-    # In order of increasing weight, so that the largest are on top.
-    order = np.flatnonzero(visible)[::-1]
-    dots = axes.scatter(
-        x[rows[order]],
-        y[rows[order]],
-        c=weights[order],
-        s=8 + 42 * share[order],
-        cmap=colours,
-        vmin=-0.1 * weights[0],
-        vmax=weights[0],
-        lw=0,
-        zorder=5,
-    )
-    bar = figure.colorbar(dots, ax=axes, shrink=0.8, aspect=30)
-    bar.set_label("weight in the answer", color=ink)
-    bar.ax.set_ylim(0, weights[0])
-    bar.ax.tick_params(colors=ink, labelsize=8)
-    bar.outline.set_visible(False)

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from qkv.core.extras import missing_package
 from qkv.core.typing import ArrayLike, Float
-from qkv.errors import MissingPackageError, OptionError, ShapeError
+from qkv.errors import OptionError, ShapeError
 
 __all__ = ["flow", "gradient_weighted", "norm_weighted", "rollout"]
 
@@ -86,7 +87,7 @@ def flow(weights: ArrayLike, residual: float = 0.5, *, queries: list[int] | None
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import maximum_flow
     except ImportError:
-        raise MissingPackageError('flow needs scipy, which is not installed. Run: pip install "qkv[look]"') from None
+        raise missing_package("flow needs", "scipy", "look") from None
     mixed = _mixed_with_identity(weights, residual)
     layers, tokens = mixed.shape[:2]
     level, above, below = np.nonzero(mixed > 0)

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from qkv.core.extras import missing_package
 from qkv.core.progress import Progress
-from qkv.errors import MissingPackageError, OptionError
+from qkv.errors import OptionError
 from qkv.look.bundle import WEB_FILES, read_web_file
 from qkv.look.html_export import page_html
 from qkv.look.page import Page
@@ -94,7 +95,7 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
         from starlette.responses import JSONResponse, Response
         from starlette.routing import Route
     except ImportError:
-        raise _missing() from None
+        raise missing_package("the page needs", "starlette and uvicorn", "look") from None
 
     def respond(request: Request, get: Callable[[Page, dict[str, int]], bytes]) -> Response:
         if served.page is None:
@@ -209,7 +210,7 @@ def serve_in_thread(served: ServedPage, port: int = 0) -> Iterator[str]:
     try:
         import uvicorn
     except ImportError:
-        raise _missing() from None
+        raise missing_package("the page needs", "starlette and uvicorn", "look") from None
     listener = socket.socket()
     try:
         listener.bind(("127.0.0.1", port))
@@ -263,9 +264,3 @@ def serve(
             raise
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()
-
-
-def _missing() -> MissingPackageError:
-    return MissingPackageError(
-        'the page needs starlette and uvicorn, which are not installed. Run: pip install "qkv[look]"'
-    )

@@ -190,7 +190,7 @@ class TiledMap:
         if library(prepared) != "torch":
             return to_numpy(namespace(prepared).exp(prepared - divisor))
         # PyTorch's `exp` is 100 times slower where the result is subnormal; `exp2` is not.
-        return cast("Array", cast("torch.Tensor", prepared).sub(divisor).mul_(_LOG2_E).exp2_())
+        return cast("Array", cast("torch.Tensor", prepared).sub(cast("torch.Tensor", divisor)).mul_(_LOG2_E).exp2_())
 
     @cached_property
     def _divisor(self) -> Float[Array, " q"]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from qkv.errors import MissingPackageError
+from qkv.core.extras import missing_package
 from qkv.look.bundle import bundle, read_web_file
 from qkv.look.page import Page
 from qkv.look.tiled_map import TiledView
@@ -43,9 +43,7 @@ def _widget_class() -> Callable[[Page], AnyWidget]:
         import anywidget
         import traitlets
     except ImportError:
-        raise MissingPackageError(
-            'the widget needs anywidget, which is not installed. Run: pip install "qkv[look]"'
-        ) from None
+        raise missing_package("the widget needs", "anywidget", "look") from None
 
     class HeadsWidget(anywidget.AnyWidget):
         """Sends maps to the page on request."""
