@@ -52,7 +52,7 @@ def test_arrays_of_two_libraries_are_refused_by_naming_both():
 
 
 def test_what_is_no_array_is_refused_by_its_kind():
-    with pytest.raises(KindError, match=r"list is no array. Give a NumPy, PyTorch or JAX array"):
+    with pytest.raises(KindError, match=r"expected an array, got list. Give an array of NumPy"):
         library([1.0])
 
 

@@ -32,9 +32,9 @@ def test_text_has_no_width_axis():
 @pytest.mark.parametrize(
     ("shapes", "words"),
     [
-        (((4,), (9, 4), (9, 2)), r"query has shape \(4,\).*\(\*batch, q, width\)"),
-        (((5, 4), (4,), (9, 2)), r"key has shape \(4,\).*\(\*batch, k, width\)"),
-        (((5, 4), (9, 4), (9,)), r"value has shape \(9,\).*\(\*batch, k, value_width\).*x\[:, None\]"),
+        (((4,), (9, 4), (9, 2)), r"query must have shape \(\*batch, q, width\).*got \(4,\)"),
+        (((5, 4), (4,), (9, 2)), r"key must have shape \(\*batch, k, width\).*got \(4,\)"),
+        (((5, 4), (9, 4), (9,)), r"value must have shape \(\*batch, k, value_width\).*got \(9,\).*x\[:, None\]"),
         (((5, 4), (9, 4), (8, 2)), "key has length 9, value has length 8.*same length"),
         (((2, 5, 4), (3, 9, 4), (9, 2)), r"query \(2,\), key \(3,\) and value \(\).*equal, or 1"),
     ],
@@ -45,5 +45,5 @@ def test_what_does_not_fit_is_refused_with_what_came_and_what_is_wanted(shapes, 
 
 
 def test_text_that_does_not_fit_is_told_its_own_shape():
-    with pytest.raises(ShapeError, match=r"query has shape \(\).*\(\*batch, q\)"):
+    with pytest.raises(ShapeError, match=r"query must have shape \(\*batch, q\).*got \(\)"):
         Axes.of((), (9,), (9, 2), text=True)

@@ -56,7 +56,7 @@ class TestSoftmaxWithTemperature(NormalizerContract):
 
     @pytest.mark.parametrize("temperature", [0, -1.0, float("nan"), "warm", None])
     def test_refuses_a_temperature_that_is_not_positive(self, temperature):
-        with pytest.raises(OptionError, match=r"Softmax was given temperature=.*positive number"):
+        with pytest.raises(OptionError, match=r"temperature of Softmax must be a positive number, got"):
             Softmax(temperature)
 
 

@@ -1,10 +1,10 @@
 """One set of array functions over NumPy, PyTorch, JAX and, through Keras, TensorFlow.
 
-Parts are written with the functions of the Python array API standard
-(https://data-apis.org/array-api), taken from `namespace(array)`. What the standard leaves out and parts need
-(a stopped gradient, a row maximum that allows zero keys, a batched gather) stands here, once.
+Scores, normalizers and masks use the functions of the Python array API standard
+(https://data-apis.org/array-api) from `namespace(array)`. This module adds functions that the standard lacks, such
+as a stopped gradient, a row maximum that allows zero keys and a batched gather.
 
-No library but NumPy is imported unless an array of its comes in.
+NumPy is the only array library that is imported before one of its arrays is passed in.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
 from qkv.core.numpy_namespace import NumPyFunctions
-from qkv.core.typing import Array, Namespace
+from qkv.core.typing import Array, ArrayLike, DType, Int, Namespace, Num, Shaped, Tensor
 from qkv.errors import KindError
 
 __all__ = [
     "Array",
-    "Namespace",
     "accumulation_dtype",
     "toeplitz",
     "arange",
@@ -32,6 +31,8 @@ __all__ = [
     "dtype_name",
     "gather",
     "is_array",
+    "is_ndarray",
+    "is_tensor",
     "is_floating",
     "is_text",
     "itemsize",
@@ -54,8 +55,8 @@ __all__ = [
 _HALF = ("float16", "bfloat16")
 
 
-def is_array(x: object) -> bool:
-    """Whether `x` is an array of a supported library (NumPy scalars are numbers, not arrays)."""
+def is_array(x: object) -> TypeGuard[Array]:
+    """Return whether `x` is an array of a supported library. NumPy scalars are numbers, not arrays."""
     return not isinstance(x, np.generic) and _library(x) is not None
 
 
@@ -69,17 +70,17 @@ def _library(x: object) -> str | None:
     if jax is not None and isinstance(x, jax.Array):
         return "jax"
     tensorflow = sys.modules.get("tensorflow")
-    # While it is being imported its module is there and empty.
+    # While TensorFlow is being imported its module exists without `Tensor`.
     if tensorflow is not None and isinstance(x, getattr(tensorflow, "Tensor", ())):
         return "tensorflow"
     return None
 
 
 def library(*arrays: Array) -> str:
-    """The name of the one library that all `arrays` belong to.
+    """Return the name of the library that all `arrays` belong to.
 
     Raises:
-        KindError: they belong to several, or one is no array.
+        KindError: the arrays belong to several libraries, or an argument is not an array.
 
     Example:
         >>> library(np.zeros(2))
@@ -90,7 +91,7 @@ def library(*arrays: Array) -> str:
         name = _library(x)
         if name is None:
             raise KindError(
-                f"{type(x).__name__} is no array. Give a NumPy, PyTorch or JAX array, or a TensorFlow tensor."
+                f"expected an array, got {type(x).__name__}. Give an array of NumPy, PyTorch, JAX or TensorFlow."
             )
         names.setdefault(name, x)
     if len(names) > 1:
@@ -99,7 +100,7 @@ def library(*arrays: Array) -> str:
 
 
 def namespace(*arrays: Array) -> Namespace:
-    """The array API functions for `arrays`."""
+    """Return the array API functions for the library of `arrays`."""
     return _NAMESPACES[library(*arrays)]()
 
 
@@ -136,47 +137,55 @@ _NAMESPACES: dict[str, Callable[[], Namespace]] = {
 }
 
 
-def as_array(x: Any) -> Array:
-    """`x` itself if it is an array, otherwise what NumPy makes of it (lists of text become object arrays)."""
+def is_ndarray(x: object) -> TypeGuard[np.ndarray]:
+    """Return whether `x` is a NumPy array."""
+    return isinstance(x, np.ndarray)
+
+
+def is_tensor(x: object) -> TypeGuard[Tensor]:
+    """Return whether `x` is a PyTorch tensor."""
+    return _library(x) == "torch"
+
+
+def as_array(x: ArrayLike) -> Array:
+    """Return `x` if it is an array, otherwise a NumPy array of it; lists of strings become object arrays."""
     if is_array(x):
         return x
-    held = variable_value(x)
-    if held is not None:
-        return held
+    value = variable_value(x)
+    if value is not None:
+        return value
     array = np.asarray(x)
     return array.astype(object) if array.dtype.kind == "U" else array
 
 
-def variable_value(x: Any) -> Array | None:
-    """The array that a variable of Keras or TensorFlow holds, read where a tape sees it; None of all else."""
+def variable_value(x: ArrayLike) -> Array | None:
+    """Return the value of a Keras or TensorFlow variable as an array, recorded by active tapes; otherwise None."""
     keras: Any = sys.modules.get("keras")
     tensorflow: Any = sys.modules.get("tensorflow")
-    kind: Any = getattr(keras, "Variable", ())
-    if isinstance(x, kind):
-        held = x.value  # an array of the backend, or in its turn a variable of TensorFlow
-        return held if is_array(held) else variable_value(held)
-    kind = getattr(tensorflow, "Variable", ())
-    if isinstance(x, kind):
+    if keras is not None and isinstance(x, getattr(keras, "Variable", ())):
+        value = x.value  # type: ignore[union-attr]  # an array of the backend, or a TensorFlow variable
+        return value if is_array(value) else variable_value(value)
+    if tensorflow is not None and isinstance(x, getattr(tensorflow, "Variable", ())):
         return tensorflow.convert_to_tensor(x)
     return None
 
 
 def is_text(x: Array) -> bool:
-    """Whether the elements are text or records, so that the array has no width axis."""
+    """Return whether the elements are strings or records, so that the array has no width axis."""
     return isinstance(x, np.ndarray) and x.dtype.kind in "UOTSV"
 
 
 def dtype_name(x: Array) -> str:
-    """`float32`, `bfloat16`, `int64`, `object`, whatever the library and the order of bytes."""
+    """Return the name of the dtype, such as "float32" or "int64", the same for all libraries and byte orders."""
     if _library(x) == "tensorflow":
         return str(x.dtype.name)
     name = str(x.dtype)
-    # NumPy calls numbers in another machine's order of bytes ">f4".
+    # NumPy names a dtype of the other byte order ">f4".
     return str(x.dtype.newbyteorder("=")) if name[0] in "<>" else name.removeprefix("torch.")
 
 
 def itemsize(name: str) -> int:
-    """Bytes of one element of the dtype called `name` (text counts as a pointer)."""
+    """Return the bytes per element of a dtype by its name; strings and objects count as a pointer."""
     if name == "bool":
         return 1
     digits = "".join(c for c in name if c.isdigit())
@@ -184,12 +193,12 @@ def itemsize(name: str) -> int:
 
 
 def is_floating(x: Array) -> bool:
-    """Whether the elements are real floating-point numbers."""
+    """Return whether the elements are real floating-point numbers."""
     return dtype_name(x).startswith(("float", "bfloat"))
 
 
-def result_dtype(*arrays: Array) -> Any:
-    """The floating dtype of the answer: the promoted one, or the library's default for integers."""
+def result_dtype(*arrays: Array) -> DType:
+    """Return the promoted floating dtype, or the library's default floating dtype if all are integers."""
     xp = namespace(*arrays)
     floating = [x.dtype for x in arrays if is_floating(x)]
     if not floating:
@@ -200,20 +209,26 @@ def result_dtype(*arrays: Array) -> Any:
     return out.newbyteorder("=") if isinstance(out, np.dtype) else out
 
 
-def accumulation_dtype(*arrays: Array) -> Any:
-    """`result_dtype`, widened to float32 for half precision."""
+def accumulation_dtype(*arrays: Array) -> DType:
+    """Return `result_dtype`, or float32 if that is float16 or bfloat16."""
     dtype = result_dtype(*arrays)
     name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     return namespace(*arrays).float32 if name in _HALF else dtype
 
 
-def cast(x: Array, dtype: Any) -> Array:
-    """`x` in `dtype`; `x` itself where it has it already. Integers and booleans are cast too."""
+def cast(x: Array, dtype: DType) -> Array:
+    """Return `x` in `dtype`, without a copy if it has that dtype."""
     return x if x.dtype == dtype else namespace(x).astype(x, dtype)
 
 
-def asarray_like(reference: Array, value: Any, dtype: Any = None) -> Array:
-    """`value` as an array of the library and on the device of `reference`."""
+def asarray_like(reference: Array, value: ArrayLike, dtype: DType = None) -> Array:
+    """Return `value` as an array of the library and on the device of `reference`.
+
+    Args:
+        reference: an array.
+        value: a number or an array of any library.
+        dtype: dtype of the result; None: that of `value`.
+    """
     xp = namespace(reference)
     if _library(value) == _library(reference):
         return value if dtype is None else cast(value, dtype)
@@ -221,35 +236,35 @@ def asarray_like(reference: Array, value: Any, dtype: Any = None) -> Array:
         value = value.detach().cpu().numpy()
     elif _library(value) in ("jax", "tensorflow"):
         value = np.asarray(value)
-    if _library(reference) == "torch":
+    if is_tensor(reference):
         if isinstance(value, np.ndarray) and not value.flags.writeable:
-            value = value.copy()  # PyTorch warns of memory that it may not write to, as of JAX and of mapped files
+            value = value.copy()  # PyTorch warns about read-only memory, as of JAX arrays and mapped files
         return xp.asarray(value, dtype=dtype, device=reference.device)
     return xp.asarray(value, dtype=dtype)
 
 
-def arange(reference: Array, start: int, stop: int) -> Array:
-    """Integers from `start` up to `stop`, in the library and on the device of `reference`."""
+def arange(reference: Array, start: int, stop: int) -> Int[Array, " n"]:
+    """Return the integers from `start` to `stop` - 1 in the library and on the device of `reference`."""
     xp = namespace(reference)
-    if _library(reference) == "torch":
+    if is_tensor(reference):
         return xp.arange(start, stop, device=reference.device)
     return xp.arange(start, stop)
 
 
-def zeros(reference: Array, shape: tuple[int, ...], dtype: Any = None) -> Array:
-    """Zeros in the library and on the device of `reference`; in its dtype unless `dtype` is given."""
+def zeros(reference: Array, shape: tuple[int, ...], dtype: DType = None) -> Array:
+    """Return zeros in the library and on the device of `reference`, in `dtype` or else the dtype of `reference`."""
     xp = namespace(reference)
     dtype = reference.dtype if dtype is None else dtype
-    if _library(reference) == "torch":
+    if is_tensor(reference):
         return xp.zeros(shape, dtype=dtype, device=reference.device)
     return xp.zeros(shape, dtype=dtype)
 
 
 def stop_gradient(x: Array) -> Array:
-    """`x` as a constant: no gradient flows through."""
-    name = _library(x)
-    if name == "torch":
+    """Return `x` without its gradient."""
+    if is_tensor(x):
         return x.detach()
+    name = _library(x)
     if name == "jax":
         import jax
 
@@ -258,35 +273,38 @@ def stop_gradient(x: Array) -> Array:
 
 
 def requires_gradient(x: Array) -> bool:
-    """Whether a gradient of `x` may be wanted: what torch records, JAX traces, any TensorFlow tensor."""
+    """Return whether a gradient of `x` may be computed later.
+
+    True for PyTorch tensors that are recorded, for JAX tracers and for every TensorFlow tensor.
+    """
+    if is_tensor(x):
+        return x.requires_grad and bool(sys.modules["torch"].is_grad_enabled())
     name = _library(x)
     if name == "jax":
         return isinstance(x, sys.modules["jax"].core.Tracer)
-    if name != "torch" or not x.requires_grad:
-        return name == "tensorflow"  # whose tapes do not say what they watch
-    return bool(sys.modules["torch"].is_grad_enabled())
+    return name == "tensorflow"  # tapes do not tell which tensors they watch
 
 
 def statically_known_true(x: Array) -> bool:
-    """`bool(x)`, and False where that cannot be known now, as under `jax.jit` and `torch.func.vmap`."""
+    """Return `bool(x)`, or False if `x` is a tracer without a value, as under `jax.jit` and `torch.func.vmap`."""
     try:
         return bool(x)
-    except Exception as error:  # each tracer has a class of its own
+    except Exception as error:  # every tracer raises another class of exception
         if isinstance(error, (KeyboardInterrupt, MemoryError)):
             raise
         return False
 
 
-def to_numpy(x: Array) -> np.ndarray[Any, Any] | None:
-    """`x` in NumPy, or None where its elements cannot be known now."""
+def to_numpy(x: Array) -> np.ndarray | None:
+    """Return `x` as a NumPy array, or None if `x` is a tracer without values."""
     try:
-        return np.asarray(x.detach().cpu() if _library(x) == "torch" else x)
+        return np.asarray(x.detach().cpu() if is_tensor(x) else x)
     except Exception:
         return None
 
 
-def row_max(x: Array) -> Array:
-    """Largest element along the last axis, which is kept; −inf where that axis is empty."""
+def row_max(x: Num[Array, "*batch n"]) -> Num[Array, "*batch 1"]:
+    """Return the maximum along the last axis with the axis kept, −inf if that axis is empty."""
     xp = namespace(x)
     if x.shape[-1] == 0:
         return zeros(x, (*x.shape[:-1], 1)) - math.inf
@@ -294,7 +312,9 @@ def row_max(x: Array) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + e^−x), through e^−|x|: no overflow, small results keep their digits, the gradient at 0 is 1/4.
+    """Return 1 / (1 + e^−x), computed from e^−|x| to avoid overflow.
+
+    Small results are accurate, and the gradient at 0 is 1/4.
 
     Example:
         >>> sigmoid(np.array([0.0, 800.0, -800.0]))
@@ -304,14 +324,13 @@ def sigmoid(x: Array) -> Array:
         return sys.modules["torch"].sigmoid(x)
     xp = namespace(x)
     negative = x < 0
-    # Not through tanh: (1 + tanh)/2 cancels where x is far below 0, and sigmoid attention with a bias lives
-    # there.
+    # Not (1 + tanh)/2, which cancels far below 0, where the logits of sigmoid attention with a bias are.
     e = xp.exp(xp.where(negative, x, -x))
     return xp.where(negative, e, xp.ones_like(e)) / (1 + e)
 
 
-def gather(table: Array, index: Array) -> Array:
-    """`table[..., index]`: rows `(*batch, n)` looked up at `(*batch, q, k)`; either may lack its batch axes.
+def gather(table: Num[Array, "*#batch n"], index: Num[Array, "*#batch q k"]) -> Num[Array, "*#batch q k"]:
+    """Return `table[..., index]` for each batch element; either argument may lack the batch axes.
 
     Example:
         >>> gather(np.array([5.0, 6.0, 7.0]), np.array([[2, 0]]))
@@ -320,12 +339,11 @@ def gather(table: Array, index: Array) -> Array:
     xp = namespace(table)
     pair = index.shape[-2:]
     flat = xp.reshape(index, (*index.shape[:-2], pair[0] * pair[1]))
-    torch = library(flat) == "torch"
-    if torch:  # which takes no other integers as an index
+    if library(flat) == "torch":  # index_select needs int64
         flat = cast(flat, xp.int64)
     if index.ndim == 2:
-        # The standard's `take` makes sense of negative numbers first; here there are none.
-        taken = table.index_select(-1, flat) if torch else xp.take(table, flat, axis=-1)
+        # The standard's `take` handles negative indices first, which costs time; here there are none.
+        taken = table.index_select(-1, flat) if is_tensor(table) else xp.take(table, flat, axis=-1)
         return xp.reshape(taken, (*table.shape[:-1], *pair))
     batch = np.broadcast_shapes(table.shape[:-1], index.shape[:-2])
     table = xp.broadcast_to(table, (*batch, table.shape[-1]))
@@ -333,15 +351,15 @@ def gather(table: Array, index: Array) -> Array:
     return xp.reshape(xp.take_along_axis(table, flat, axis=-1), (*batch, *pair))
 
 
-def toeplitz(vector: Array, rows: int, cols: int) -> Array:
-    """`(*batch, rows, cols)` with `vector[..., j − i + rows − 1]` at (i, j), for NumPy and PyTorch.
+def toeplitz(vector: Shaped[Array, "*batch n"], rows: int, cols: int) -> Shaped[Array, "*batch rows cols"]:
+    """Return the matrix with `vector[..., j - i + rows - 1]` at (i, j) as a view, for NumPy and PyTorch.
 
     Example:
         >>> toeplitz(np.array([1.0, 2.0, 3.0]), 2, 2)
         array([[2., 3.],
                [1., 2.]])
     """
-    if _library(vector) == "torch":
+    if is_tensor(vector):
         return vector.unfold(-1, cols, 1).flip(-2)
     windows = np.lib.stride_tricks.sliding_window_view(np.asarray(vector), cols, axis=-1)
     return windows[..., ::-1, :]
@@ -349,6 +367,6 @@ def toeplitz(vector: Array, rows: int, cols: int) -> Array:
 
 @contextlib.contextmanager
 def ignore_numpy_warnings() -> Iterator[None]:
-    """No NumPy warnings: what is NaN or infinite here is meant to be, or is replaced a line later."""
+    """Silence NumPy's floating-point warnings, for code in which NaN and infinity are intended or replaced."""
     with np.errstate(all="ignore"):
         yield

@@ -1,6 +1,6 @@
-"""The axes of a call: lengths, widths and batch axes of query, key and value, and whether they fit.
+"""The axes of a call: lengths, widths and batch axes of query, key and value.
 
-Batch axes broadcast, and a broadcast axis is never copied. Text has no width axis.
+Batch axes broadcast without copies. Text has no width axis.
 """
 
 from __future__ import annotations
@@ -16,8 +16,14 @@ __all__ = ["Axes"]
 
 @dataclass(frozen=True)
 class Axes:
-    """Shapes of one call: query `(*batch, q, width)`, key `(*batch, k, width)`, value
-    `(*batch, k, value_width)`.
+    """Shapes of one call: query `(*batch, q, width)`, key `(*batch, k, width)`, value `(*batch, k, value_width)`.
+
+    Attributes:
+        query, key, value: the shapes.
+        batch: broadcast batch axes.
+        q, k: number of queries and of keys.
+        query_width, key_width, value_width: lengths of the last axes.
+        text: whether query and key are text, without a width axis.
 
     Example:
         >>> axes = Axes.of((8, 5, 4), (1, 9, 4), (8, 9, 2))
@@ -38,12 +44,12 @@ class Axes:
 
     @property
     def batch_size(self) -> int:
-        """How many batch elements there are."""
+        """Number of batch elements."""
         return int(np.prod(self.batch, dtype=np.int64))
 
     @property
     def pairs(self) -> int:
-        """How many (query, key) pairs there are in all."""
+        """Number of (query, key) pairs in all batch elements."""
         return self.batch_size * self.q * self.k
 
     @property
@@ -53,24 +59,24 @@ class Axes:
 
     @classmethod
     def of(cls, query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], text: bool = False) -> Axes:
-        """Read the axes from three shapes.
+        """Return the axes of three shapes.
 
         Raises:
-            ShapeError: too few axes, lengths of key and value that differ, batch axes that do not broadcast.
+            ShapeError: a shape has too few axes, key and value differ in length, or batch axes do not broadcast.
         """
         query, key, value = tuple(query), tuple(key), tuple(value)
         core = 1 if text else 2
-        said = {
+        expected = {
             "query": "(*batch, q, width)",
             "key": "(*batch, k, width)",
             "value": "(*batch, k, value_width)",
         }
         if text:
-            said |= {"query": "(*batch, q)", "key": "(*batch, k)"}
+            expected |= {"query": "(*batch, q)", "key": "(*batch, k)"}
         for name, shape, least in (("query", query, core), ("key", key, core), ("value", value, 2)):
             if len(shape) < least:
                 hint = " A table column x becomes x[:, None]." if name == "value" else ""
-                raise ShapeError(f"{name} has shape {shape}; it must be {said[name]}.{hint}")
+                raise ShapeError(f"{name} must have shape {expected[name]}, got {shape}.{hint}")
         k = key[-1] if text else key[-2]
         if value[-2] != k:
             raise ShapeError(
@@ -79,7 +85,7 @@ class Axes:
             )
         parts = (query[:-core], key[:-core], value[:-2])
         try:
-            # NumPy would make a number of a length that is a symbol, as in torch.export.
+            # np.broadcast_shapes would convert symbolic lengths of torch.export to numbers.
             batch = parts[0] if parts[0] == parts[1] == parts[2] else _broadcast(*parts)
         except ValueError:
             raise ShapeError(
@@ -92,11 +98,6 @@ class Axes:
 
 
 def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that these broadcast to.
-
-    Raises:
-        ValueError: they do not.
-    """
     if all(type(n) is int for shape in shapes for n in shape):
         return tuple(np.broadcast_shapes(*shapes))
     out: list[int] = []

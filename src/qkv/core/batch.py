@@ -1,6 +1,6 @@
-"""Batch elements one by one or some at a time: the same index for arrays, parts and places.
+"""Indexing of batch elements, the same for arrays, scores, normalizers, masks and tiles.
 
-An index names one entry for each batch axis of a call: an integer, which takes the axis away, or a slice.
+An index has one entry per batch axis of a call: an integer, which removes the axis, or a slice.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from qkv.core.arrays import Array
+from qkv.core.typing import Array
 
 __all__ = ["BatchIndex", "batch_indices", "batch_shape", "take_batch"]
 
@@ -16,9 +16,12 @@ BatchIndex = tuple[int | slice, ...]
 
 
 def take_batch(x: Array, index: BatchIndex, core: int) -> Array:
-    """The batch elements at `index` of an array with `core` axes after its batch axes.
+    """Return the batch elements at `index` of an array.
 
-    An axis of length 1 is shared by all, and an array with fewer axes has none of the first.
+    Args:
+        x: an array whose batch axes are those of the call, 1, or missing from the left.
+        index: one entry per batch axis of the call.
+        core: number of axes after the batch axes.
 
     Example:
         >>> import numpy as np
@@ -35,7 +38,7 @@ def take_batch(x: Array, index: BatchIndex, core: int) -> Array:
 
 
 def batch_shape(batch: tuple[int, ...], index: BatchIndex) -> tuple[int, ...]:
-    """The batch axes that remain.
+    """Return the batch axes that remain after indexing.
 
     Example:
         >>> batch_shape((4, 8), (3, slice(2, 4)))
@@ -45,8 +48,8 @@ def batch_shape(batch: tuple[int, ...], index: BatchIndex) -> tuple[int, ...]:
     return tuple(len(range(*at.indices(n))) for n, at in lengths if isinstance(at, slice))
 
 
-def batch_indices(batch: tuple[int, ...], most: int) -> Iterator[BatchIndex]:
-    """Indices that together cover the batch, each of at most `most` elements (one at least).
+def batch_indices(batch: tuple[int, ...], max_elements: int) -> Iterator[BatchIndex]:
+    """Yield indices that together cover the batch, each of at most `max_elements` elements and at least one.
 
     Example:
         >>> list(batch_indices((2, 3), 1))[:2]
@@ -58,17 +61,17 @@ def batch_indices(batch: tuple[int, ...], most: int) -> Iterator[BatchIndex]:
         yield tuple(slice(0, n) for n in batch)
         return
     inner = math.prod(batch[1:])
-    if most >= inner > 0 or len(batch) == 1:
-        step = max(1, most // max(1, inner))
+    if max_elements >= inner > 0 or len(batch) == 1:
+        step = max(1, max_elements // max(1, inner))
         rest = tuple(slice(0, n) for n in batch[1:])
         if step == 1 and inner == 1:
             yield from ((n, *(0 for _ in rest)) for n in range(batch[0]))
             return
         for start in range(0, batch[0], step):
-            # One alone, as an integer: its axis is gone, and plain matrix products do.
+            # A single element as an integer, which removes the axis, so that plain matrix products apply.
             stop = min(start + step, batch[0])
             yield (start if stop - start == 1 else slice(start, stop), *rest)
         return
     for n in range(batch[0]):
-        for rest_index in batch_indices(batch[1:], most):
+        for rest_index in batch_indices(batch[1:], max_elements):
             yield (n, *rest_index)

@@ -1,8 +1,7 @@
-"""What is masked is never read: products that cannot carry NaN or Inf out of a masked key or value.
+"""Products in which NaN and infinity of masked keys and values have no effect.
 
-A weight of zero does not protect: 0 · NaN is NaN, forward and backward. So wherever something that is not
-finite stands in the inputs, it is taken out before the product and put back, by selection, only where it is
-read.
+A weight of zero is not enough: 0 · NaN is NaN, forward and backward. So non-finite elements are replaced by zeros
+before the product, and their effect is selected into the results that read them.
 """
 
 from __future__ import annotations
@@ -19,33 +18,36 @@ from qkv.core.arrays import (
     statically_known_true,
     stop_gradient,
 )
-from qkv.core.typing import Array, Bool, Float
+from qkv.core.typing import Array, Bool, Float, Num
 
-__all__ = ["all_finite", "zero_nonfinite", "guarded_logits", "apply_weights"]
+__all__ = ["all_finite", "apply_weights", "guarded_logits", "zero_nonfinite"]
 
 
 def all_finite(x: Array) -> bool:
-    """Whether every element is known now to be finite. Text and integers are; a tracer is not known."""
+    """Return whether every element is known to be finite: True for text and integers, False for tracers."""
     if is_text(x) or not is_floating(x):
         return True
     xp = namespace(x)
-    # A finite sum has finite terms, and needs no array of booleans as large as the data; the sum may
-    # overflow, though.
+    # A finite sum has finite terms and needs no array of booleans. The sum can overflow, so check again.
     with ignore_numpy_warnings():
         return statically_known_true(xp.isfinite(xp.sum(x))) or statically_known_true(xp.all(xp.isfinite(x)))
 
 
-def zero_nonfinite(x: Array) -> Array:
-    """`x` with zeros where it is not finite."""
+def zero_nonfinite(x: Num[Array, "*axes"]) -> Num[Array, "*axes"]:
+    """Return `x` with zeros in place of NaN and infinity."""
     xp = namespace(x)
     return xp.where(xp.isfinite(x), x, xp.zeros_like(x))
 
 
-def guarded_logits(score: Callable[[Array, Array], Array], query: Array, key: Array) -> Array:
-    """Logits whose gradient, where it is zero, stays zero although query or key are not finite elsewhere.
+def guarded_logits(
+    score: Callable[[Array, Array], Array],
+    query: Num[Array, "*#batch q query_width"],
+    key: Num[Array, "*#batch k key_width"],
+) -> Num[Array, "*#batch #q #k"]:
+    """Return logits whose gradients do not become NaN for pairs of a finite query and a finite key.
 
-    Pairs with a non-finite query or key get their logit from the inputs as they are, without gradient; all
-    others from inputs with zeros in those places.
+    Pairs with a non-finite query or key get the logit of the inputs, without gradient. All others get the logit
+    of inputs with zeros in place of NaN and infinity.
     """
     xp = namespace(query)
     bad_query = ~xp.all(xp.isfinite(query), axis=-1)[..., :, None]
@@ -60,13 +62,13 @@ def apply_weights(
     support: Bool[Array, "*#batch #q #k"] | None,
     clean: bool,
 ) -> Float[Array, "*batch q value_width"]:
-    """`weights @ value`, reading a value only where its key takes part.
+    """Return `weights @ value` without reading values outside the support.
 
     Args:
         weights: `(*batch, q, k)`.
         value: `(*batch, k, value_width)`.
-        support: boolean, broadcasting to the weights: which keys are read. None: all.
-        clean: the values are known to be finite, so the plain product does.
+        support: which keys each query reads, broadcasting to the weights; None: all.
+        clean: whether the values are known to be finite, so that the plain product suffices.
     """
     xp = namespace(weights)
     if clean or support is None:
@@ -77,14 +79,14 @@ def apply_weights(
     negative = support & (stop_gradient(weights) < 0)
     positive = support & ~negative
 
-    def read(by: Array, of: Array) -> Array:
-        return xp.matmul(cast(by, weights.dtype), cast(of, weights.dtype)) > 0
+    def reads_any(keys: Array, elements: Array) -> Array:
+        return xp.matmul(cast(keys, weights.dtype), cast(elements, weights.dtype)) > 0
 
     # An infinite value is read as itself, turned by a negative weight; both signs together are NaN, as in any
     # sum.
-    up = read(positive, plus) | read(negative, minus)
-    down = read(positive, minus) | read(negative, plus)
-    nan = read(support, xp.isnan(constant)) | (up & down) | xp.isnan(stop_gradient(clean_product))
+    up = reads_any(positive, plus) | reads_any(negative, minus)
+    down = reads_any(positive, minus) | reads_any(negative, plus)
+    nan = reads_any(support, xp.isnan(constant)) | (up & down) | xp.isnan(stop_gradient(clean_product))
     full = xp.zeros_like(stop_gradient(clean_product))
     out = xp.where(up, full + math.inf, xp.where(down, full - math.inf, clean_product))
     return xp.where(nan, full + math.nan, out)

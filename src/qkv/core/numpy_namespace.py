@@ -1,15 +1,16 @@
-"""The array API functions for NumPy, each loaded when it is first asked for.
+"""The array API functions for NumPy, each looked up on first use.
 
-NumPy states that it follows the standard; what it has under the standard's name and meaning is taken from it.
-The rest comes from array-api-compat. Importing that package takes as long as NumPy itself: it looks at all
-that NumPy has, and so imports its Fortran tools, which load when they are looked at.
+Functions that NumPy has with the standard's name and meaning come from NumPy, the others from array-api-compat,
+whose import takes as long as that of NumPy: it touches every attribute of NumPy, which loads its lazy submodules.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
+
+from qkv.core.typing import Int, Num
 
 __all__ = ["OWN", "STANDARD", "NumPyFunctions", "argsort"]
 
@@ -25,14 +26,14 @@ OWN = frozenset(
         *("uint32", "vecdot", "where", "zeros", "zeros_like"),
     )
 )
-"""What NumPy has as the standard wants it."""
+"""Functions of NumPy that follow the standard."""
 
 STANDARD = "2024.12"
-"""The standard that NumPy must state for that; array-api-compat gives all where it states less."""
+"""Version of the standard that NumPy must declare; with an older one every function is array-api-compat's."""
 
 
 class NumPyFunctions:
-    """A namespace: `NumPyFunctions().exp` is the function of the standard.
+    """The array API functions for NumPy as attributes.
 
     Example:
         >>> float(NumPyFunctions().exp(0.0))
@@ -40,7 +41,6 @@ class NumPyFunctions:
     """
 
     def __getattr__(self, name: str) -> Any:
-        """Looked up once, and kept."""
         if getattr(np, "__array_api_version__", "") < STANDARD:
             found = _from_package(name)
         elif name == "argsort":
@@ -51,18 +51,20 @@ class NumPyFunctions:
         return found
 
 
-def argsort(x: Any, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Any:
-    """Positions in order, the first of equal ones first. NumPy knows no descending order.
+def argsort(
+    x: Num[np.ndarray, "*axes"], /, *, axis: int = -1, descending: bool = False, stable: bool = True
+) -> Int[np.ndarray, "*axes"]:
+    """Return the indices that sort an array; equal elements keep their order, also if `descending`.
 
     Example:
         >>> argsort(np.array([1.0, 3.0, 3.0]), descending=True)
         array([1, 2, 0])
     """
-    kind: Any = "stable" if stable else None
+    kind: Literal["stable"] | None = "stable" if stable else None
     if not descending:
         return np.argsort(x, axis=axis, kind=kind)
-    turned = np.flip(np.argsort(np.flip(x, axis=axis), axis=axis, kind=kind), axis=axis)
-    return x.shape[axis] - 1 - turned
+    reversed_order = np.flip(np.argsort(np.flip(x, axis=axis), axis=axis, kind=kind), axis=axis)
+    return x.shape[axis] - 1 - reversed_order
 
 
 def _from_package(name: str) -> Any:

@@ -1,22 +1,23 @@
-"""The largest entries of each row, in order. Ties go to the lowest index; NaN counts as largest.
+"""Top-k selection in each row. Ties go to the lowest index; NaN counts as the largest number.
 
-No library sorts whole rows for the few that are wanted, unless equal entries leave it open which those are.
+Whole rows are sorted only where a library's own top-k leaves it open which of several equal entries it takes.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from qkv.core.arrays import Array, library, namespace, statically_known_true, stop_gradient
+from qkv.core.arrays import is_ndarray, is_tensor, library, namespace, statically_known_true, stop_gradient
 from qkv.core.tensorflow_arrays import top_indices, top_values
+from qkv.core.typing import Array, Bool, Int, Num, Tensor
 
 __all__ = ["finite_top_k_indices", "kth_largest", "top_k_mask", "top_k_indices"]
 
 
-def top_k_indices(x: Array, count: int) -> Array:
-    """Indices of the `count` largest entries along the last axis (fewer where it is shorter), largest first.
+def top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch top"]:
+    """Return the indices of the `count` largest entries along the last axis, largest first.
+
+    There are fewer if the axis is shorter.
 
     Example:
         >>> top_k_indices(np.array([[1.0, 3.0, 3.0, 2.0, np.nan]]), 3)
@@ -24,55 +25,58 @@ def top_k_indices(x: Array, count: int) -> Array:
     """
     xp = namespace(x)
     x = stop_gradient(x)
-    x = _not_nan(x)
+    x = _nan_to_inf(x)
     name = library(x)
-    if name == "numpy" and 8 * count < x.shape[-1]:
-        return _partitioned(np.asarray(x), count)
-    if name == "torch" and count < x.shape[-1]:
-        return _by_topk(x, count)
+    if is_ndarray(x) and 8 * count < x.shape[-1]:
+        return _numpy_top_k(x, count)
+    if is_tensor(x) and count < x.shape[-1]:
+        return _torch_top_k(x, count)
     if name == "jax" and count < x.shape[-1]:
         import jax
 
-        # Which takes the lower index of equal entries, but holds −0 for less than 0.
+        # jax.lax.top_k takes the lowest index of equal entries, but orders −0 before 0.
         return jax.lax.top_k(xp.where(x == 0, xp.zeros_like(x), x), count)[1]
     if name == "tensorflow" and count < x.shape[-1]:
         return top_indices(x, count)
     return xp.argsort(x, axis=-1, descending=True, stable=True)[..., :count]
 
 
-def _not_nan(x: Array) -> Array:
+def _nan_to_inf(x: Array) -> Array:
     xp = namespace(x)
     return xp.where(xp.isnan(x), xp.zeros_like(x) + xp.inf, x)
 
 
-def finite_top_k_indices(x: Array, count: int) -> Array:
-    """As `top_k_indices`, but of entries that are −inf any may come, in any order: long rows are not sorted.
+def finite_top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch top"]:
+    """Return `top_k_indices`, except that entries of −inf may come in any order.
+
+    This avoids sorting long rows with many masked keys.
 
     Example:
         >>> finite_top_k_indices(np.array([[1.0, 3.0, 3.0, 2.0, np.nan]]), 3)
         array([[4, 1, 2]])
     """
     xp = namespace(x)
-    if library(x) != "torch" or 4 * count >= x.shape[-1]:
+    if not is_tensor(x) or 4 * count >= x.shape[-1]:
         return top_k_indices(x, count)
     x = xp.where(xp.isnan(x), xp.zeros_like(x) + xp.inf, x)
+    assert is_tensor(x)
     best, index = x.topk(count, dim=-1)
     last = best[..., -1:]
-    # More entries equal the last one than were taken: perhaps not those of the lowest index.
-    unsure = ((x == last).sum(dim=-1) > (best == last).sum(dim=-1)) & (last[..., 0] != -xp.inf)
+    # If more entries equal the last one than were taken, those with the lowest indices may be missing.
+    ambiguous = ((x == last).sum(dim=-1) > (best == last).sum(dim=-1)) & (last[..., 0] != -xp.inf)
     try:
-        some = bool(unsure.any())
-    except Exception:  # tracers do not know
+        any_ambiguous = bool(ambiguous.any())
+    except Exception:  # a tracer has no value
         return top_k_indices(x, count)
-    if some:
-        index[unsure] = top_k_indices(x[unsure], count)
+    if any_ambiguous:
+        index[ambiguous] = _torch_top_k(x[ambiguous].detach(), count)
     index = index.sort(dim=-1).values
     by_rank = xp.argsort(xp.take_along_axis(x, index, axis=-1), axis=-1, descending=True, stable=True)
     return xp.take_along_axis(index, by_rank, axis=-1)
 
 
-def top_k_mask(x: Array, count: int) -> Array:
-    """Which entries are among the `count` largest of their row, as booleans.
+def top_k_mask(x: Num[Array, "*batch n"], count: int) -> Bool[Array, "*batch n"]:
+    """Return which entries are among the `count` largest of their row.
 
     Example:
         >>> top_k_mask(np.array([[1.0, 3.0, 3.0, 2.0]]), 1)
@@ -81,25 +85,25 @@ def top_k_mask(x: Array, count: int) -> Array:
     if count >= x.shape[-1]:
         return namespace(x).ones_like(x, dtype=namespace(x).bool)
     order, name = top_k_indices(x, count), library(x)
-    if name == "torch":
+    if is_tensor(x) and is_tensor(order):
         import torch
 
         return torch.zeros_like(x, dtype=torch.bool).scatter(-1, order, True)
     if name == "tensorflow":
-        # Where each entry comes in the order, which is the inverse of the order.
-        tile = namespace(x).argsort(namespace(x).argsort(_not_nan(x), descending=True))
-        return tile < count
+        # The rank of each entry is the inverse permutation of the order.
+        rank = namespace(x).argsort(namespace(x).argsort(_nan_to_inf(x), descending=True))
+        return rank < count
     if name == "jax":
         import jax.numpy as jnp
 
         return jnp.put_along_axis(jnp.zeros(x.shape, dtype=bool), order, True, axis=-1, inplace=False)
     mask = np.zeros(x.shape, dtype=bool)
-    np.put_along_axis(mask, order, True, axis=-1)
+    np.put_along_axis(mask, np.asarray(order), True, axis=-1)
     return mask
 
 
-def kth_largest(x: Array, count: int) -> Array:
-    """The `count`-th largest entry of each row, which must have as many, `(..., 1)`; no NaN among them.
+def kth_largest(x: Num[Array, "*batch n"], count: int) -> Num[Array, "*batch 1"]:
+    """Return the `count`-th largest entry of each row; rows must have at least `count` entries and no NaN.
 
     Example:
         >>> kth_largest(np.array([[1.0, 3.0, 3.0, 2.0]]), 3)
@@ -107,10 +111,10 @@ def kth_largest(x: Array, count: int) -> Array:
     """
     name = library(x)
     at = x.shape[-1] - count
-    if name == "torch":
+    if is_tensor(x):
         if x.device.type != "cpu" or x.requires_grad or x.itemsize < 4:
             return x.topk(count, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
-        # NumPy's partition runs on vectors: a tenth of the time.
+        # NumPy's partition is vectorized and takes a tenth of the time.
         return x.new_tensor(np.partition(x.numpy(), at, axis=-1)[..., at : at + 1])
     if name == "tensorflow":
         return top_values(x, count)[..., -1:]
@@ -118,37 +122,36 @@ def kth_largest(x: Array, count: int) -> Array:
         import jax
 
         return jax.lax.top_k(x, count)[0][..., -1:]
-    return np.partition(x, at, axis=-1)[..., at : at + 1]
+    return np.partition(np.asarray(x), at, axis=-1)[..., at : at + 1]
 
 
-def _by_topk(x: Any, count: int) -> Any:
-    """By `torch.topk`, which does not say which of equal entries it takes, nor in which order."""
+def _torch_top_k(x: Tensor, count: int) -> Tensor:
     import torch
 
-    # One more than wanted shows whether the last one was a choice among equals.
+    # torch.topk does not define which of equal entries it takes. One entry more than `count` shows whether there are
+    # equal ones.
     values, order = x.topk(count + 1, dim=-1)
     tied = (values[..., 1:] == values[..., :-1]).any(dim=-1)
     if statically_known_true(~tied.any()):
         return order[..., :count]
-    if not statically_known_true(tied.any()):  # a tracer, whose ties cannot be seen
+    if not statically_known_true(tied.any()):  # a tracer has no values to compare
         return torch.argsort(x, dim=-1, descending=True, stable=True)[..., :count]
     order = order[..., :count]
-    order[tied] = _among_equals(x[tied], values[tied][:, count - 1 : count], count)
+    order[tied] = _resolve_ties(x[tied], values[tied][:, count - 1 : count], count)
     return order
 
 
-def _among_equals(x: Any, last: Any, count: int) -> Any:
-    """Of rows `(n, k)` whose `count`-th largest is `last`: all above it, and the first that are equal."""
+def _resolve_ties(x: Num[Tensor, "n k"], last: Num[Tensor, "n 1"], count: int) -> Int[Tensor, "n top"]:
+    """Return the indices of all entries above `last`, the `count`-th largest, and of the first that equal it."""
     above, equal = x > last, x == last
-    room = count - above.sum(dim=-1, keepdim=True)
-    chosen = above | (equal & (equal.cumsum(dim=-1) <= room))
+    remaining = count - above.sum(dim=-1, keepdim=True)
+    chosen = above | (equal & (equal.cumsum(dim=-1) <= remaining))
     index = chosen.nonzero()[:, 1].reshape(len(x), count)
     by_rank = x.gather(-1, index).argsort(dim=-1, descending=True, stable=True)
     return index.gather(-1, by_rank)
 
 
-def _partitioned(x: np.ndarray, count: int) -> np.ndarray:
-    """The same without sorting whole rows: a table of a million keys is asked for its ten best."""
+def _numpy_top_k(x: Num[np.ndarray, "*batch n"], count: int) -> Int[np.ndarray, "*batch top"]:
     rows = x.reshape(-1, x.shape[-1])
     order = np.empty((len(rows), count), dtype=np.intp)
     for row, out in zip(rows, order, strict=True):

@@ -1,8 +1,8 @@
-"""What scores, normalizers, masks and readouts have in common: they are values that hold arrays.
+"""Base class of scores, normalizers, masks and readouts: immutable values that hold arrays.
 
-A part is a frozen dataclass. Each field is a plain number or name, an array, another part, or a tuple of
-these. Which axes an array field has after its batch axes is said once, by `axes(...)`; from it follow the
-slicing of a tile, the check of batch axes and the accumulation of gradients, for every part alike.
+A part is a frozen dataclass whose fields are numbers, names, arrays, other parts, or tuples of these.
+`array_field(...)` declares the axes of an array field after its batch axes. Slicing for a tile, checks of batch axes
+and the accumulation of gradients follow from the declaration.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import dataclasses
 import sys
 from collections.abc import Callable, Hashable, Iterator
 from functools import cache
+from types import EllipsisType
 from typing import Any, Self
 
 import numpy as np
 
 from qkv.core.arrays import (
-    Array,
     asarray_like,
     cast,
     dtype_name,
@@ -27,15 +27,19 @@ from qkv.core.arrays import (
     variable_value,
 )
 from qkv.core.batch import BatchIndex, take_batch
+from qkv.core.typing import Array, DType
 from qkv.errors import KindError, OptionError, ShapeError
 
 __all__ = ["Part", "array_field", "expand_to_pairs", "require_number"]
 
 
 def array_field(*names: str, default: Any = dataclasses.MISSING) -> Any:
-    """A field that may hold an array of shape `(*batch, *names)`; `"q"` and `"k"` are cut with the tile.
+    """Declare a dataclass field that may hold an array of shape `(*batch, *names)`.
 
-    `axes()` is a number, or one number per batch element.
+    Args:
+        *names: names of the axes after the batch axes; without names the field is a number, or one per batch
+            element. Axes named "q" and "k" are sliced with the tile.
+        default: default value of the field.
     """
     return dataclasses.field(default=default, metadata={"axes": names})
 
@@ -47,76 +51,85 @@ class Part:
         super().__init_subclass__()
         # At once: torch.compile cannot trace the registration by the first instance.
         if "jax" in sys.modules:
-            _known_to_jax(cls)
+            _register_pytree(cls)
 
     def __post_init__(self) -> None:
-        # A NumPy scalar is a number: it must not bring its library along.
-        # Not through `_fields`: torch.compile warns of what is cached.
+        # Convert NumPy scalars to numbers, so that they do not determine the library of the call.
+        # `_fields` is cached, which torch.compile warns about.
         for name in type(self).__dataclass_fields__:  # type: ignore[attr-defined]
             value = getattr(self, name)
             if isinstance(value, np.generic) and not isinstance(value, (np.str_, np.bytes_)):
                 object.__setattr__(self, name, value.item())
-            elif "keras" in sys.modules and (held := variable_value(value)) is not None:
-                object.__setattr__(self, name, held)
+            elif "keras" in sys.modules and (array := variable_value(value)) is not None:
+                object.__setattr__(self, name, array)
         self.validate()
         if "jax" in sys.modules:
-            _known_to_jax(type(self))
+            _register_pytree(type(self))
 
     def validate(self) -> None:
-        """Check the Python numbers, at construction. Arrays are not looked at: they may be tracers."""
+        """Check numbers and names at construction. Values of arrays are not checked, because they may be tracers."""
 
     # -- arrays -----------------------------------------------------------------------------------------
 
     def arrays(self) -> tuple[Array, ...]:
-        """All arrays in this part and the parts within it, in the order of the fields."""
+        """Return all arrays of this part and its inner parts, in the order of the fields."""
         return tuple(array for array, _ in self._walk())
 
     def replace_arrays(self, arrays: tuple[Array, ...] | list[Array]) -> Self:
-        """The same part with other arrays, in the order of `arrays()`; nothing is validated again."""
+        """Return the part with other arrays, in the order of `arrays()`, without validation.
+
+        Raises:
+            ShapeError: there are more arrays than the part holds.
+        """
         queue = list(arrays)
         out = self._map(lambda array, names: queue.pop(0))
         if queue:
-            raise ShapeError(f"{len(arrays)} arrays for a part that holds {len(arrays) - len(queue)}.")
+            raise ShapeError(f"the number of arrays must be {len(arrays) - len(queue)}, got {len(arrays)}.")
         return out
 
     def map_arrays(self, function: Callable[[Array], Array]) -> Self:
-        """The same part with `function` applied to every array."""
+        """Return the part with `function` applied to every array."""
         return self._map(lambda array, names: function(array))
 
     def signature(self) -> Hashable:
-        """All that is not an array, hashable: two parts with equal signatures run by the same plan."""
+        """Return a hashable value of everything but array elements; parts with equal signatures share a plan."""
         return (type(self), *(_signature(getattr(self, name)) for name in _fields(self)))
 
     def slice(self, rows: slice, cols: slice) -> Self:
-        """The part for the tile of these queries and keys. Axes of length 1 are broadcast and stay."""
+        """Return the part for a tile of queries and keys; axes of length 1 broadcast and are not sliced."""
 
-        def cut(array: Array, names: tuple[str, ...] | None) -> Array:
+        def slice_array(array: Array, names: tuple[str, ...] | None) -> Array:
             if not names or not ({"q", "k"} & set(names)):
                 return array
-            index: list[Any] = [...]
+            index: list[slice | EllipsisType] = [...]
             for name, length in zip(names, array.shape[array.ndim - len(names) :], strict=True):
                 index.append({"q": rows, "k": cols}.get(name, slice(None)) if length != 1 else slice(None))
             return array[tuple(index)]
 
-        return self._map(cut)
+        return self._map(slice_array)
 
     def select_batch(self, index: BatchIndex) -> Self:
-        """The part for these batch elements of its call."""
+        """Return the part for the batch elements at `index`."""
         return self._map(lambda x, names: x if names is None else take_batch(x, index, len(names)))
 
     def bind(
         self,
         reference: Array,
         batch: tuple[int, ...],
-        dtype: Any = None,
+        dtype: DType = None,
         lengths: dict[str, int] | None = None,
     ) -> Self:
-        """This part for a call: its batch axes and `lengths` ("q", "k") checked, its floating arrays in
-        `dtype`.
+        """Return the part for a call, with checked arrays of the library of the call.
+
+        Args:
+            reference: an array of the call, which determines library and device.
+            batch: batch axes of the call.
+            dtype: dtype for floating arrays; None: their own.
+            lengths: numbers of queries "q" and keys "k" of the call.
 
         Raises:
-            ShapeError: an array has some batch axes but not all, or they do not broadcast.
-            KindError: an array is of another library than the call.
+            ShapeError: an array has some batch axes but not all, or its axes do not broadcast to those of the call.
+            KindError: a floating array belongs to another library than the call.
         """
 
         def check(array: Array, names: tuple[str, ...] | None) -> Array:
@@ -131,19 +144,19 @@ class Part:
                     )
                 array = asarray_like(reference, array)
             if library(array) == "tensorflow" and dtype_name(array) == "int32":
-                array = cast(array, namespace(array).int64)  # it compares with no other integers than its own
+                array = cast(array, namespace(array).int64)  # TensorFlow compares no integers of different dtypes
             return cast(array, dtype) if dtype is not None and is_floating(array) else array
 
         return self._map(check)
 
     def check_lengths(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` where an array of one number per query or per key has another length."""
+        """Raise a `ShapeError` if an array with an axis for queries or keys has another length."""
         for array, names in self._walk():
             if names and array.ndim >= len(names):
                 _check_lengths(type(self).__name__, array, names, {"q": q, "k": k})
 
     def parts(self) -> Iterator[Part]:
-        """This part and every part within it."""
+        """Yield this part and all its inner parts."""
         yield self
         for name in _fields(self):
             for value in _flatten(getattr(self, name)):
@@ -176,24 +189,23 @@ class Part:
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-def _known_to_jax(kind: type[Part]) -> None:
+def _register_pytree(kind: type[Part]) -> None:
     from qkv.core.pytrees import register
 
     register(kind)
 
 
 def _fields(part: Part) -> dict[str, tuple[str, ...] | None]:
-    cls: Any = type(part)
-    return _fields_of(cls)
+    return _fields_of(type(part))  # type: ignore[arg-type]
 
 
 @cache
-def _fields_of(cls: Any) -> dict[str, tuple[str, ...] | None]:
-    # Not dataclasses.fields, into which torch.compile does not look.
-    return {name: field.metadata.get("axes") for name, field in cls.__dataclass_fields__.items()}
+def _fields_of(cls: type[Part]) -> dict[str, tuple[str, ...] | None]:
+    # torch.compile does not trace dataclasses.fields.
+    return {name: field.metadata.get("axes") for name, field in cls.__dataclass_fields__.items()}  # type: ignore[attr-defined]
 
 
-def _flatten(value: Any) -> Iterator[Any]:
+def _flatten(value: object) -> Iterator[object]:
     if isinstance(value, tuple):
         for item in value:
             yield from _flatten(item)
@@ -201,7 +213,9 @@ def _flatten(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _mapped(value: Any, names: Any, function: Callable[[Array, Any], Array]) -> Any:
+def _mapped(
+    value: Any, names: tuple[str, ...] | None, function: Callable[[Array, tuple[str, ...] | None], Array]
+) -> Any:
     if isinstance(value, tuple):
         return tuple(_mapped(item, names, function) for item in value)
     if isinstance(value, Part):
@@ -209,7 +223,7 @@ def _mapped(value: Any, names: Any, function: Callable[[Array, Any], Array]) -> 
     return function(value, names) if is_array(value) else value
 
 
-def _signature(value: Any) -> Hashable:
+def _signature(value: object) -> Hashable:
     if isinstance(value, Part):
         return value.signature()
     if isinstance(value, tuple):
@@ -223,13 +237,14 @@ def _signature(value: Any) -> Hashable:
     return (type(value), value)
 
 
-def _is_default(value: Any, default: Any) -> bool:
-    # A part that was mapped is a copy of the default, and says the same.
-    both_parts = isinstance(value, Part) and isinstance(default, Part)
-    return value is default or (both_parts and value.signature() == default.signature())
+def _is_default(value: object, default: object) -> bool:
+    # A mapped part is a copy of the default with the same signature.
+    if isinstance(value, Part) and isinstance(default, Part):
+        return value.signature() == default.signature()
+    return value is default
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if is_array(value):
         return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
     if isinstance(value, Part):
@@ -243,9 +258,9 @@ def _shown(value: Any) -> str:
 
 def _check_batch(owner: str, array: Array, names: tuple[str, ...], batch: tuple[int, ...]) -> None:
     own = tuple(array.shape[: array.ndim - len(names)])
-    axes_said = ", ".join(("*batch", *names))
+    expected = ", ".join(("*batch", *names))
     if array.ndim < len(names):
-        raise ShapeError(f"{owner} was given an array of shape {tuple(array.shape)}; it must be ({axes_said}).")
+        raise ShapeError(f"an array of {owner} must have shape ({expected}), got {tuple(array.shape)}.")
     if not own:
         return
     if len(own) != len(batch):
@@ -253,7 +268,7 @@ def _check_batch(owner: str, array: Array, names: tuple[str, ...], batch: tuple[
         if len(own) < len(batch) and own[0] == batch[0]:
             hint = "x[:, None]"
         raise ShapeError(
-            f"{owner} was given an array of shape {tuple(array.shape)}, read as ({axes_said}) with "
+            f"{owner} was given an array of shape {tuple(array.shape)}, read as ({expected}) with "
             f"the batch axes {own}; the call has {batch}. Give it none or all of them, for "
             f"example {hint}."
         )
@@ -272,13 +287,24 @@ def _check_lengths(owner: str, array: Array, names: tuple[str, ...], lengths: di
 
 
 def expand_to_pairs(x: Any) -> Any:
-    """A number per batch element, ready to meet logits `(*batch, q, k)`."""
+    """Return one number per batch element with two more axes, to broadcast with logits `(*batch, q, k)`.
+
+    Python numbers are returned as they are.
+    """
     return x[..., None, None] if is_array(x) and x.ndim else x
 
 
-def require_number(owner: str, name: str, value: Any, test: Callable[[Any], bool], wanted: str) -> None:
-    """Raise an `OptionError` where a Python number is not what is `wanted`; arrays pass."""
+def require_number(owner: str, name: str, value: object, test: Callable[[float], bool], condition: str) -> None:
+    """Raise an `OptionError` if a Python number fails a test; arrays are not checked.
+
+    Args:
+        owner: name of the class in the message.
+        name: name of the argument in the message.
+        value: the argument.
+        test: whether a number is allowed.
+        condition: the condition in the message, such as "a positive number".
+    """
     if is_array(value):
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not test(value):
-        raise OptionError(f"{owner} was given {name}={value!r}. It must be {wanted}.")
+        raise OptionError(f"{name} of {owner} must be {condition}, got {value!r}.")

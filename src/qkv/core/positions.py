@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypeAlias
 
-from qkv.core.arrays import as_array, dtype_name, is_array
+from qkv.core.arrays import as_array, dtype_name
 from qkv.core.parts import Part, array_field
+from qkv.core.typing import Array
 from qkv.errors import KindError, OptionError
 
 __all__ = ["Align", "Positions"]
 
-Align = Literal["start", "end"]
+Align: TypeAlias = Literal["start", "end"]
 
 
 @dataclass(frozen=True, eq=False)
 class Positions(Part):
-    """How query positions relate to key positions; key j stands at position j.
+    """Positions of queries relative to those of keys; key j has position j. Give exactly one argument.
 
-    `align="start"`: query i stands at position i. `align="end"`: the last query stands where the last key
-    does (a decoder that continues). `query_start=s`: query i stands at s + i (cached decoding); `s` may be an
-    integer array with one start per batch element.
+    Args:
+        align: "start": query i has position i. "end": the last query has the position of the last key, as in
+            decoding with a cache.
+        query_start: position of query 0, an integer, or an integer array with one per batch element.
+
+    Raises:
+        OptionError: not exactly one argument is given, or `align` has another value.
+        KindError: `query_start` is not an integer.
 
     Example:
         >>> Positions(align="end").offset(q=2, k=5)
@@ -28,21 +34,23 @@ class Positions(Part):
     """
 
     align: Align | None = None
-    query_start: Any = array_field(default=None)
+    query_start: Array | int | None = array_field(default=None)
 
     def validate(self) -> None:
+        """Check that exactly one argument is given, and that it is allowed."""
         if self.align not in (None, "start", "end"):
-            raise OptionError(f'Positions was given align={self.align!r}. It must be "start" or "end".')
+            raise OptionError(f'align must be "start" or "end", got {self.align!r}.')
         if (self.align is None) == (self.query_start is None):
-            raise OptionError('Positions wants one of align="start", align="end" or query_start=….')
+            given = "none" if self.align is None else "both"
+            raise OptionError(f'exactly one of align and query_start must be given, got {given}. Try align="end".')
         start = self.query_start
-        if start is not None and not is_array(start) and not isinstance(start, int):
+        if start is not None and not isinstance(start, int):
             object.__setattr__(self, "query_start", start := as_array(start))
-        if is_array(start) and "int" not in dtype_name(start):
-            raise KindError(f"Positions was given query_start of {dtype_name(start)}. Give integers.")
+        if start is not None and not isinstance(start, int) and "int" not in dtype_name(start):
+            raise KindError(f"query_start must be an integer, got {dtype_name(start)}.")
 
-    def offset(self, q: int, k: int) -> Any:
-        """Position of query 0."""
+    def offset(self, q: int, k: int) -> Array | int:
+        """Return the position of query 0 for `q` queries and `k` keys."""
         if self.query_start is not None:
             return self.query_start
         return 0 if self.align == "start" else k - q

@@ -1,76 +1,152 @@
-"""Random words of pairs of queries and keys in NumPy: Threefry-2x32 in place, in arrays that fit a cache."""
+"""The counter-based generator Threefry-2x32: for arrays of every library, and in place in NumPy.
+
+Source: Salmon, Moraes, Dror, Shaw (2011), Parallel random numbers: as easy as 1, 2, 3,
+https://doi.org/10.1145/2063384.2063405.
+"""
 
 from __future__ import annotations
 
 import math
+from typing import TypeAlias
 
 import numpy as np
 
-__all__ = ["PARITY", "ROTATIONS", "pair_words"]
+from qkv.core.arrays import asarray_like, dtype_name, is_array, is_tensor, itemsize, library, namespace
+from qkv.core.typing import Array, Num
 
-ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
-PARITY = 0x1BD11BDA
-CHUNK = 2**15
-"""Words made at once."""
+__all__ = ["MASK", "Seed", "numpy_pair_words", "seed_words", "threefry", "word"]
+
+Seed: TypeAlias = int | Array | tuple["int | Array", "int | Array"]
+"""An integer, an integer array without axes, or its low and high 32 bits."""
+
+MASK = 0xFFFFFFFF
+_ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
+_PARITY = 0x1BD11BDA
+_CHUNK = 2**15
+"""Words per pass in NumPy, so that temporary arrays fit the cache."""
 
 
-def pair_words(
+def word(reference: Array, value: int | Array) -> Array:
+    """Return `value` modulo 2^32 as 32-bit words: unsigned integers, or int32 with the same bits in PyTorch."""
+    xp = namespace(reference)
+    if is_tensor(reference):
+        if isinstance(value, int):
+            value = value & MASK
+            value = asarray_like(reference, np.asarray(value - (1 << 32) if value >> 31 else value, dtype=np.int64))
+        return xp.astype(value, xp.int32)
+    if isinstance(value, int):
+        return asarray_like(reference, np.asarray(value & MASK, dtype=np.uint32))
+    return xp.astype(asarray_like(reference, value), xp.uint32)
+
+
+def _rotate(x: Array, by: int) -> Array:
+    if library(x) == "tensorflow":
+        return namespace(x).rotate(x, by)
+    if is_tensor(x):  # the right shift of a signed word extends the sign: mask it
+        return (x << by) | ((x >> (32 - by)) & ((1 << by) - 1))
+    return (x << by) | (x >> (32 - by))
+
+
+def threefry(key: tuple[Array, Array], counter: tuple[Array, Array], rounds: int = 20) -> tuple[Array, Array]:
+    """Return two random words for a key and a counter of two words each.
+
+    Args:
+        key: two arrays of 32-bit words; see `word`.
+        counter: two arrays of 32-bit words that broadcast with the key.
+        rounds: number of rounds.
+
+    Example:
+        >>> zero = np.zeros((), dtype=np.uint32)
+        >>> [hex(int(word)) for word in threefry((zero, zero), (zero, zero))]
+        ['0x6b200159', '0x99ba4efe']
+    """
+    with np.errstate(over="ignore"):
+        keys = (key[0], key[1], key[0] ^ key[1] ^ word(key[0], _PARITY))
+        x, y = counter[0] + keys[0], counter[1] + keys[1]
+        for number in range(rounds):
+            x = x + y
+            y = _rotate(y, _ROTATIONS[number % 8]) ^ x
+            if number % 4 == 3:
+                step = number // 4 + 1
+                x = x + keys[step % 3]
+                y = y + keys[(step + 1) % 3] + word(y, step)
+    return x, y
+
+
+def seed_words(seed: Seed) -> tuple[int | Array, int | Array]:
+    """Return the low and the high 32 bits of a seed.
+
+    Example:
+        >>> seed_words(2**32 + 5)
+        (5, 1)
+    """
+    if isinstance(seed, tuple):
+        return seed
+    if not is_array(seed):
+        return seed & MASK, (seed >> 32) & MASK
+    # All libraries have the division, which extends the sign as Python's shift does.
+    if itemsize(dtype_name(seed)) == 8:
+        return seed, seed // 65536 // 65536
+    return seed, seed // 65536 // 32768 if dtype_name(seed).startswith("int") else seed * 0
+
+
+def numpy_pair_words(
     key: tuple[np.ndarray, np.ndarray], rows: tuple[int, int], cols: tuple[int, int], rounds: int
-) -> np.ndarray:
-    """Words `(*batch, q, n)` of queries and counters within limits.
+) -> Num[np.ndarray, "*batch q n"]:
+    """Return a word for each query and counter, computed in place in NumPy.
 
-    Queries 2i and 2i + 1 share a call: they have the first and the second word of counter `(i, n)`.
+    Queries 2i and 2i + 1 have the first and the second word of counter `(i, n)`.
 
     Args:
         key: two words of each batch element, `(*batch, 1, 1)`.
-        rows: first and last query.
-        cols: first and last counter.
-        rounds: of the generator.
+        rows: first query and one past the last.
+        cols: first counter and one past the last.
+        rounds: number of rounds of the generator.
     """
     batch = key[0].shape[:-2]
     first, n = rows[0] >> 1, cols[1] - cols[0]
     count = ((rows[1] + 1) >> 1) - first
     out = np.empty((*batch, count, 2, n), dtype=np.uint32)
-    above = np.arange(first, first + count, dtype=np.uint32)[:, None]
-    across = np.arange(*cols, dtype=np.uint32)
-    step = max(1, CHUNK // max(1, math.prod(batch) * n))
-    room = np.empty((3, *batch, min(step, count), n), dtype=np.uint32)
+    row_counters = np.arange(first, first + count, dtype=np.uint32)[:, None]
+    col_counters = np.arange(*cols, dtype=np.uint32)
+    step = max(1, _CHUNK // max(1, math.prod(batch) * n))
+    workspace = np.empty((3, *batch, min(step, count), n), dtype=np.uint32)
     if out.size:
-        third = key[0] ^ key[1] ^ np.uint32(PARITY)
-        # Numbers where there is one batch element: nothing is broadcast then.
+        third = key[0] ^ key[1] ^ np.uint32(_PARITY)
+        # With one batch element the keys are numbers, which avoids broadcasting.
         keys = [x if x.size > 1 else x.reshape(())[()] for x in (*key, third)]
         for start in range(0, count, step):
             part = out[..., start : start + step, :, :]
-            rooms = room[..., : part.shape[-3], :]
-            _mix(keys, above[start : start + step], across, rounds, part, rooms)
+            temporary = workspace[..., : part.shape[-3], :]
+            _mix(keys, row_counters[start : start + step], col_counters, rounds, part, temporary)
     skip = rows[0] & 1
     return out.reshape(*batch, 2 * count, n)[..., skip : skip + rows[1] - rows[0], :]
 
 
 def _mix(
     keys: list[np.ndarray],
-    above: np.ndarray,
-    across: np.ndarray,
+    row_counters: np.ndarray,
+    col_counters: np.ndarray,
     rounds: int,
     out: np.ndarray,
-    room: np.ndarray,
+    workspace: np.ndarray,
 ) -> None:
-    """Both words of each counter into `out[..., 0, :]` and `out[..., 1, :]`."""
-    x, y, t = room
-    # The first round, of sides that are still apart.
-    right = across + keys[1]
-    np.add(above + keys[0], right, out=x)
-    by = np.uint32(ROTATIONS[0])
+    """Write the two words of each counter to `out[..., 0, :]` and `out[..., 1, :]`."""
+    x, y, t = workspace
+    # The first round, before the two counters are broadcast.
+    right = col_counters + keys[1]
+    np.add(row_counters + keys[0], right, out=x)
+    by = np.uint32(_ROTATIONS[0])
     np.bitwise_xor((right << by) | (right >> (np.uint32(32) - by)), x, out=y)
-    for done in range(1, rounds):
-        by = np.uint32(ROTATIONS[done % 8])
+    for number in range(1, rounds):
+        by = np.uint32(_ROTATIONS[number % 8])
         np.add(x, y, out=x)
         np.left_shift(y, by, out=t)
         np.right_shift(y, np.uint32(32) - by, out=y)
         np.bitwise_or(y, t, out=y)
         np.bitwise_xor(y, x, out=y)
-        if done % 4 == 3:
-            step = done // 4 + 1
+        if number % 4 == 3:
+            step = number // 4 + 1
             np.add(x, keys[step % 3], out=x)
             with np.errstate(over="ignore"):
                 np.add(y, keys[(step + 1) % 3] + np.uint32(step), out=y)

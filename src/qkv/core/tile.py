@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from qkv.core import random
-from qkv.core.arrays import Array, arange, asarray_like, is_array, library, toeplitz
+from qkv.core.arrays import arange, asarray_like, is_array, library, toeplitz
 from qkv.core.batch import BatchIndex, batch_shape, take_batch
 from qkv.core.positions import Align, Positions
+from qkv.core.typing import Array, Bool, Float, Int, Shaped
 from qkv.errors import OptionError, PositionError
 
 __all__ = ["Centre", "Tile"]
@@ -86,7 +87,7 @@ class Tile:
             batch_origin=(self.batch, index),
         )
 
-    def offset(self, align: Align | None = None) -> Any:
+    def offset(self, align: Align | None = None) -> Array | int:
         """Return the position of query 0: an int, or an integer array of the batch's shape.
 
         Args:
@@ -102,24 +103,24 @@ class Tile:
         if self.q_total != self.k_total:
             raise PositionError(
                 f"{self.q_total} queries meet {self.k_total} keys and positions matter here. "
-                f'Give positions=Positions(align="start") if query 0 stands at key 0, or '
-                f'Positions(align="end") if the last query stands at the last key.'
+                f'Give positions=Positions(align="start") if query 0 has the position of key 0, or '
+                f'Positions(align="end") if the last query has the position of the last key.'
             )
         return 0
 
-    def query_positions(self, reference: Array, align: Align | None = None) -> Array:
-        """Return the positions of the tile's queries, `(q, 1)` or `(*batch, q, 1)`."""
+    def query_positions(self, reference: Array, align: Align | None = None) -> Int[Array, "*batch q 1"]:
+        """Return the positions of the tile's queries."""
         offset = self.offset(align)
         rows = self.query_indices(reference)[:, None]
         return rows + (asarray_like(rows, offset)[..., None, None] if is_array(offset) else offset)
 
-    def query_indices(self, reference: Array) -> Array:
-        """Return the indices of the tile's queries, `(q,)`, as an array of the library of `reference`."""
+    def query_indices(self, reference: Array) -> Int[Array, " q"]:
+        """Return the indices of the tile's queries, in the library of `reference`."""
         rows = arange(reference, *self.rows)
         return rows if self.dynamic_start is None else rows + self.dynamic_start[0]
 
-    def key_positions(self, reference: Array) -> Array:
-        """Return the positions of the tile's keys, which are their indices, `(k,)`."""
+    def key_positions(self, reference: Array) -> Int[Array, " k"]:
+        """Return the positions of the tile's keys, which are their indices."""
         cols = arange(reference, *self.cols)
         return cols if self.dynamic_start is None else cols + self.dynamic_start[1]
 
@@ -130,7 +131,7 @@ class Tile:
 
     def map_relative_positions(
         self, reference: Array, function: Callable[[Array], Array], align: Align | None = None
-    ) -> Array:
+    ) -> Shaped[Array, "*batch q k"]:
         """Return `function(key position - query position)` for each pair of the tile, `(*batch, q, k)`.
 
         Args:
@@ -153,21 +154,23 @@ class Tile:
             return None
         return self.rows[0] + offset, self.rows[1] - 1 + offset
 
-    def uniform(self, reference: Array, stream: int) -> Array:
+    def uniform(self, reference: Array, stream: int) -> Float[Array, "*batch q k"]:
         """Draw uniform numbers in (0, 1) for the pairs of this tile, `(*batch, q, k)`."""
         return self._draw(random.uniform, reference, stream)
 
-    def gumbel(self, reference: Array, stream: int) -> Array:
+    def gumbel(self, reference: Array, stream: int) -> Float[Array, "*batch q k"]:
         """Draw standard Gumbel numbers for the pairs of this tile, `(*batch, q, k)`."""
         return self._draw(random.gumbel, reference, stream)
 
-    def dropout_mask(self, reference: Array, dropout: float, keys: Array | None = None) -> Array:
-        """Return which weights dropout keeps, booleans `(*batch, q, k)`.
+    def dropout_mask(
+        self, reference: Array, dropout: float, keys: Int[Array, "*#batch q n"] | None = None
+    ) -> Bool[Array, "*batch q k"]:
+        """Return which weights dropout keeps.
 
         Args:
             reference: an array of the library and device of the result.
             dropout: probability of dropping a weight.
-            keys: absolute indices of other keys, `(*batch, q, n)`, in place of the tile's own.
+            keys: absolute indices of the keys of each query, in place of the tile's own.
         """
         batch, index = self.batch_origin or (self.batch, ())
         rows, cols = self._indices(reference)

@@ -1,22 +1,22 @@
-"""Whether the arrays of a call show their data: not under the transforms and tracers of PyTorch.
+"""Detection of PyTorch's tracers and function transforms.
 
-What cannot be looked at must not decide which way a call goes, so kernels that look, or whose backward
-pass is written by hand, are left out.
+Under them a tensor has no values to read, so kernels that inspect values, or define their own backward pass, are
+excluded.
 """
 
 from __future__ import annotations
 
 import sys
 
-from qkv.core.arrays import Array
+from qkv.core.typing import Array
 
 __all__ = ["tracing_mode"]
 
 
 def tracing_mode(*arrays: Array) -> str:
-    """What hides the data of a call: "compile", "export", "vmap", "jvp" or "twice"; "" where nothing does.
+    """Return the transform that hides the values of the arrays: "compile", "export", "vmap", "jvp", "twice" or "".
 
-    "vmap" stands for `torch.func.grad` too; "twice" is a gradient of a gradient there.
+    "vmap" includes `torch.func.grad`; "twice" is a gradient of a gradient there; "" is no transform.
 
     Example:
         >>> import numpy as np
@@ -32,7 +32,7 @@ def tracing_mode(*arrays: Array) -> str:
         return "compile"
     if torch.autograd.forward_ad._current_level >= 0:
         return "jvp"
-    # Without the transforms this one attribute is all that is asked.
+    # Without a transform this is the only check.
     inner = torch._C._functorch
     if inner.maybe_current_level() is None:
         return ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from qkv.core.arrays import arange, cast, gather, namespace, statically_known_true
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Int, Num
+from qkv.core.typing import Array, Num
 from qkv.errors import OptionError
 from qkv.scores.base import LiftKind, PointwiseScore, Score, concat_features
 
@@ -89,7 +89,7 @@ class ClassTable(PointwiseScore):
         return gather(flat, self.query_classes[..., :, None] * columns + self.key_classes[..., None, :])
 
 
-def _one_hot(classes: Int[Array, "*batch n"], count: int, table: Array) -> Num[Array, "*batch n count"]:
+def _one_hot(classes: Num[Array, "*batch n"], count: int, table: Array) -> Num[Array, "*batch n count"]:
     return cast(classes[..., None] == arange(table, 0, count), table.dtype)
 
 

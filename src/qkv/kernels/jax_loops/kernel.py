@@ -19,7 +19,7 @@ import numpy as np
 from qkv.core.arrays import cast
 from qkv.core.equation import BoundCall
 from qkv.core.positions import Positions
-from qkv.core.random import seed_words
+from qkv.core.threefry import seed_words
 from qkv.core.tile import Tile
 from qkv.core.typing import Array
 from qkv.kernels.jax_loops.row_blocks import RowBlockLoop, combine_kinds
