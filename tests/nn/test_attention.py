@@ -1,4 +1,4 @@
-"""`nn.Attention`: the equation as a module, and the parts that meet a call with heads."""
+"""`nn.Attention`, and the alignment of parts with calls that have a head axis."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draws(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(*shape, dtype=torch.float64) for shape in shapes]
 
 
-def test_it_is_attend_with_the_parts_of_its_spec() -> None:
+def test_attention_equals_attend_with_the_parts_of_its_spec() -> None:
     spec = qkv.Spec(scores.Gaussian(0.7), normalizers.Sparsemax(), masks.Causal(align="end"))
     query, key, value = draws((2, 3, 4), (2, 5, 4), (2, 5, 6))
     wanted = qkv.attend(query, key, value, score=spec.score, normalizer=spec.normalizer, mask=spec.mask)
@@ -110,7 +110,7 @@ def test_invalid_arguments_are_refused(make: Any, error: type[Exception], said: 
         ((5,), 1, False, (5,)),
     ],
 )
-def test_axes_of_parts_are_read_as_the_table_says(
+def test_batch_axes_of_parts_are_aligned_as_documented(
     shape: tuple[int, ...], names: int, per_head: bool, wanted: tuple[int, ...], groups: Any
 ) -> None:
     """Batch axes (2, 4), six heads."""
@@ -123,13 +123,13 @@ def test_axes_of_parts_are_read_as_the_table_says(
     assert tuple(found.shape) == wanted
 
 
-def test_a_part_without_arrays_stays_itself_so_that_its_plan_is_found_again() -> None:
+def test_a_part_without_arrays_is_returned_unchanged_so_that_its_plan_is_cached() -> None:
     mask = masks.Causal() & masks.Window(3, 0)
     assert align_batch(mask, 1, (2, 2), False) is mask
 
 
 @pytest.mark.parametrize("cols", [(0, 8), (0, 6), (3, 7), (6, 8), (7, 8)], ids=str)
-def test_keys_added_later_may_always_be_attended_to(cols: tuple[int, int]) -> None:
+def test_extra_keys_are_always_allowed(cols: tuple[int, int]) -> None:
     array = np.random.default_rng(0).random((4, 6)) < 0.5
     mask = ExtraKeysMask(masks.Pairs(array), 2)
     whole_of_it = np.concatenate([array, np.ones((4, 2), bool)], -1)
@@ -150,7 +150,7 @@ def test_keys_added_later_may_always_be_attended_to(cols: tuple[int, int]) -> No
     ],
     ids=str,
 )
-def test_extra_keys_are_seen_whatever_the_mask_and_kernel(mask: masks.Mask, kernel: str) -> None:
+def test_extra_keys_have_weight_under_every_mask_and_kernel(mask: masks.Mask, kernel: str) -> None:
     torch.manual_seed(0)
     module = nn.MultiHeadAttention(8, 2, learned_key=True, zero_key=True, kernel=kernel, dtype=torch.float64)
     weights = module(torch.randn(2, 5, 8, dtype=torch.float64), mask=mask, readouts=[readouts.Dense()]).readouts[0]

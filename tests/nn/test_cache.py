@@ -1,4 +1,4 @@
-"""The cache: decoding with it is decoding without it, in little more memory than keys and values."""
+"""Key-value cache: decoding with it equals decoding without it, in little more memory than keys and values."""
 
 import importlib.util
 import math
@@ -98,7 +98,7 @@ def test_a_normalizer_sees_the_whole_row_although_keys_lie_in_chunks(normalizer:
 
 
 @pytest.mark.parametrize("kernel", ["dense", "fused", "tiled", "row_blocks"])
-def test_every_kernel_that_serves_decode_shapes_gives_what_the_cache_gives(kernel: str) -> None:
+def test_every_kernel_for_decoding_shapes_gives_the_output_of_the_cache(kernel: str) -> None:
     x = sides(2, 2)
     chosen = decoded(nn.Attention(mask=masks.Causal()), *x, KeyValueCache(chunk=16))
     pinned = decoded(nn.Attention(mask=masks.Causal(), kernel=kernel), *x, KeyValueCache(chunk=16))
@@ -116,7 +116,7 @@ def test_chunks_are_concatenated_where_rows_of_logits_do_not_fit_the_memory() ->
 
 @pytest.mark.parametrize("options", [{}, {"key_heads": 2}, {"key_heads": 1}, {"score": nn.Additive}], ids=str)
 @pytest.mark.parametrize("turned", [False, True])
-def test_multi_head_attention_decodes_step_by_step_what_it_gives_at_once(options: Any, turned: bool) -> None:
+def test_multi_head_attention_gives_the_same_step_by_step_as_at_once(options: Any, turned: bool) -> None:
     torch.manual_seed(0)
     attention = nn.MultiHeadAttention(
         16, 4, mask=masks.Causal(), positions=Rotary(4) if turned else None, dtype=torch.float64, **options
@@ -130,7 +130,7 @@ def test_multi_head_attention_decodes_step_by_step_what_it_gives_at_once(options
     assert kept.shape == (2, options.get("key_heads", 4), 30, 4)
 
 
-def test_learned_extra_keys_are_added_to_what_the_cache_holds() -> None:
+def test_learned_extra_keys_are_appended_to_the_cached_keys() -> None:
     torch.manual_seed(0)
     attention = nn.MultiHeadAttention(8, 2, learned_key=True, zero_key=True, mask=masks.Causal())
     x, cache = torch.randn(1, 12, 8), KeyValueCache(chunk=4)
@@ -139,7 +139,7 @@ def test_learned_extra_keys_are_added_to_what_the_cache_holds() -> None:
         assert apart(torch.cat(steps, dim=1), attention(x)) < 1e-6
 
 
-def test_readouts_of_a_step_are_those_of_the_whole_and_the_plan_says_chunked() -> None:
+def test_readouts_of_a_step_equal_those_of_the_whole_and_the_plan_names_the_chunked_kernel() -> None:
     x = sides(2)
     cache, seen = KeyValueCache(chunk=16), [readouts.Dense(), readouts.TopWeights(3), readouts.Entropy()]
     attention = nn.Attention()
@@ -232,7 +232,7 @@ def attention_products(smallest: Made) -> int:
 
 
 @pytest.mark.parametrize("first", [1, 5, 40])
-def test_a_window_gives_what_the_mask_gives_and_drops_whole_chunks(first: int) -> None:
+def test_a_window_equals_the_window_mask_and_drops_whole_chunks(first: int) -> None:
     n, window = 100, 12
     x = sides(2, n=n)
     cache = KeyValueCache(chunk=8, window=window)
@@ -258,7 +258,7 @@ LENGTHS = (5, 1, 9)
 
 @pytest.mark.parametrize("score", ["scaled dot", "gaussian", "additive"])
 @pytest.mark.parametrize("window", [None, 6])
-def test_a_batch_of_uneven_lengths_goes_on_where_each_sentence_ends(score: str, window: int | None) -> None:
+def test_a_batch_of_uneven_lengths_continues_at_the_end_of_each_sequence(score: str, window: int | None) -> None:
     x, more = sides(3, n=9), sides(3, n=20)
     mask = masks.Causal()
     cache = KeyValueCache(chunk=4, window=window, lengths=torch.tensor(LENGTHS))
@@ -353,7 +353,9 @@ def test_a_copy_shares_nothing() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_int8_is_wrong_by_at_most_half_a_step_and_takes_little_more_than_a_quarter(dtype: Any) -> None:
+def test_int8_has_an_error_of_at_most_half_a_step_in_little_more_than_a_quarter_of_the_memory(
+    dtype: Any,
+) -> None:
     x = [y.to(dtype) * scale for y, scale in zip(sides(2, n=256, width=64), (1, 3, 0.01), strict=True)]
     cache, plain = KeyValueCache(int8=True), KeyValueCache()
     for one in (cache, plain):
@@ -366,7 +368,7 @@ def test_int8_is_wrong_by_at_most_half_a_step_and_takes_little_more_than_a_quart
     assert cache.nbytes / plain.nbytes == pytest.approx((64 + x[0].itemsize) / (64 * x[0].itemsize))
 
 
-def test_the_error_of_an_int8_answer_follows_from_that_of_keys_and_values() -> None:
+def test_the_error_of_an_int8_output_is_bounded_by_those_of_keys_and_values() -> None:
     x = sides(2, n=100, width=16)
     cache = KeyValueCache(chunk=16, int8=True)
     got = decoded(nn.Attention(mask=masks.Causal()), *x, cache, (20, *([1] * 80)))
@@ -379,7 +381,7 @@ def test_the_error_of_an_int8_answer_follows_from_that_of_keys_and_values() -> N
     assert 1e-5 < error < bound
 
 
-def test_a_row_that_is_not_finite_is_nan_in_int8_and_spoils_only_what_reads_it() -> None:
+def test_a_row_that_is_not_finite_is_nan_in_int8_and_affects_only_queries_that_attend_to_it() -> None:
     x = sides(1, n=12)
     x[2][0, 3, 1] = math.inf
     got = decoded(nn.Attention(mask=masks.Causal()), *x, KeyValueCache(chunk=4, int8=True), (2, *([1] * 10)))
@@ -388,7 +390,7 @@ def test_a_row_that_is_not_finite_is_nan_in_int8_and_spoils_only_what_reads_it()
 
 
 @pytest.mark.parametrize("side", [1, 2])
-def test_what_is_masked_in_a_chunk_is_never_read(side: int) -> None:
+def test_masked_keys_of_a_chunk_are_never_read(side: int) -> None:
     x = sides(2, n=20)
     bad = [y.clone() for y in x]
     bad[side][0, 4] = math.nan
@@ -412,7 +414,7 @@ def test_what_is_masked_in_a_chunk_is_never_read(side: int) -> None:
     [{}, {"int8": True}, {"window": 10}, {"lengths": torch.tensor([3, 7])}],
     ids=["plain", "int8", "window", "uneven"],
 )
-def test_a_cache_that_was_saved_goes_on_as_the_one_that_was_not(tmp_path: Path, options: Any) -> None:
+def test_a_loaded_cache_continues_like_the_original(tmp_path: Path, options: Any) -> None:
     pytest.importorskip("safetensors", reason="safetensors is not installed")
     x, attention = sides(2, 2, n=30, dtype=torch.float32), nn.MultiHeadAttention(4, 2, mask=masks.Causal())
     cache, tokens = KeyValueCache(chunk=4, **options), x[0].flatten(1, 2)[..., :4]

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="this PyTorch was built without torch.distributed")
-def test_gradients_of_two_processes_are_those_of_one(tmp_path: Path) -> None:
+def test_gradients_of_two_processes_equal_those_of_one(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(["src", *sys.path]), "OMP_NUM_THREADS": "1"}
     meet = tmp_path / "meet"
     running = [

@@ -129,7 +129,7 @@ def by_heads(
 
 @pytest.mark.parametrize("masked", [False, True], ids=["all pairs", "some pairs"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_is_the_equation_head_by_head(name: str, masked: bool) -> None:
+def test_every_option_equals_the_equation_head_by_head(name: str, masked: bool) -> None:
     module = made(name)
     given = [x.requires_grad_() for x in inputs(module)]
     mask = torch.rand(Q, K) < 0.6 if masked else None
@@ -165,7 +165,7 @@ def test_talking_heads_mix_logits_before_and_weights_after_the_normalizer(groupe
     assert seen.plan.kernel.name == "dense"
 
 
-def test_talking_heads_start_as_heads_that_do_not_talk() -> None:
+def test_talking_heads_start_as_independent_heads() -> None:
     torch.manual_seed(0)
     talking = nn.MultiHeadAttention(WIDTH, HEADS, talking_heads=True)
     silent = nn.MultiHeadAttention(WIDTH, HEADS)
@@ -174,7 +174,7 @@ def test_talking_heads_start_as_heads_that_do_not_talk() -> None:
     torch.testing.assert_close(talking(x), silent(x), atol=1e-6, rtol=0)
 
 
-def test_a_pair_that_one_head_excludes_adds_nothing_to_the_others() -> None:
+def test_a_pair_excluded_by_one_head_contributes_nothing_to_the_others() -> None:
     torch.manual_seed(0)
     score = nn.Epanechnikov(WIDTH // HEADS, heads=HEADS)
     with torch.no_grad():
@@ -188,7 +188,7 @@ def test_a_pair_that_one_head_excludes_adds_nothing_to_the_others() -> None:
     torch.testing.assert_close(talking(x), wanted.output, atol=1e-6, rtol=0)
 
 
-def test_what_talking_heads_mask_is_not_read() -> None:
+def test_masked_keys_of_talking_heads_are_not_read() -> None:
     module = made("plain", talking_heads=True, bias=False)
     x = inputs(module)[0]
     mask = masks.Keys(torch.tensor([True, True, True, True, False]))
@@ -208,7 +208,7 @@ def test_every_kernel_gives_the_same(name: str, kernel: str) -> None:
 
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_asking_for_readouts_changes_nothing(name: str, training: bool) -> None:
+def test_readouts_do_not_change_the_output(name: str, training: bool) -> None:
     module = made(name, dropout=0.3).train(training)
     given = inputs(module)
     mask = torch.rand(Q, K) < 0.6
@@ -308,7 +308,7 @@ def test_projected_keys_and_values_can_be_reused() -> None:
     torch.testing.assert_close(module(query, module.key_value(key, value)), module(query, key, value))
 
 
-def test_scores_of_a_shared_map_are_symmetric_and_of_two_maps_are_not() -> None:
+def test_logits_of_a_shared_projection_are_symmetric_and_of_two_projections_are_not() -> None:
     x = torch.randn(Q, WIDTH, dtype=torch.float64)
     weights = {}
     for name in ("plain", "shared map", "no maps", "query map alone", "key map alone"):

@@ -1,4 +1,4 @@
-"""Positions: what they add, and what only they make possible."""
+"""Position encodings: their formulas, and what attention can only do with them."""
 
 import importlib.util
 import math
@@ -25,7 +25,7 @@ def normal(*shape: int) -> Any:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def test_the_table_is_the_sines_and_cosines_of_the_paper() -> None:
+def test_the_sinusoidal_table_equals_the_formula_of_the_paper() -> None:
     table = sinusoidal_table(50, 6)
     for p, i in ((0, 0), (7, 1), (49, 2)):
         angle = p / 10_000 ** (2 * i / 6)
@@ -34,7 +34,7 @@ def test_the_table_is_the_sines_and_cosines_of_the_paper() -> None:
     assert torch.equal(sinusoidal_table(10, 5, start=3), sinusoidal_table(13, 5)[3:])
 
 
-def test_a_step_is_one_rotation_of_the_table_wherever_it_is_taken() -> None:
+def test_rows_at_one_distance_differ_by_one_rotation() -> None:
     table, d = sinusoidal_table(100, 8), 5
     products = (table[d:] * table[:-d]).sum(-1)
     assert apart(products, products[0]) < 1e-12
@@ -68,7 +68,7 @@ def test_rotary_self_attention_is_not_permutation_equivariant() -> None:
 
 
 @pytest.mark.parametrize("add", [Sinusoidal(8, 4), Learned(64, 8)], ids=["sinusoidal", "learned"])
-def test_later_tokens_get_the_positions_that_the_whole_sentence_gave_them(add: Any) -> None:
+def test_later_tokens_get_the_same_positions_as_in_the_whole_sequence(add: Any) -> None:
     x = normal(2, 12, 8).float()
     whole = add(x)
     assert apart(add(x[:, 5:], 5), whole[:, 5:]) < 1e-6
@@ -92,7 +92,7 @@ def test_rotary_logits_depend_on_the_distance_alone(interleaved: bool, rotated: 
     assert abs(float(near[0] @ near[1].mT) - logits[0]) > 1e-3
 
 
-def test_rotary_turns_the_angle_of_the_paper_and_leaves_the_rest() -> None:
+def test_rotary_rotates_by_the_angles_of_the_paper_and_keeps_the_other_elements() -> None:
     x = normal(3, 6)
     for interleaved, pairs in ((False, ((0, 2), (1, 3))), (True, ((0, 1), (2, 3)))):
         turned = Rotary(6, rotated=4, theta=100.0, interleaved=interleaved)(x)
@@ -108,7 +108,7 @@ def test_rotary_turns_the_angle_of_the_paper_and_leaves_the_rest() -> None:
                 assert math.isclose(turned[p, b], want[1], rel_tol=1e-12)
 
 
-def test_rotary_is_that_of_transformers_in_both_conventions() -> None:
+def test_rotary_equals_that_of_transformers_in_both_conventions() -> None:
     pytest.importorskip("transformers", reason="transformers is not installed")
     from transformers.models.gptj.modeling_gptj import apply_rotary_pos_emb as gptj
     from transformers.models.llama.configuration_llama import LlamaConfig
@@ -128,7 +128,7 @@ def test_rotary_is_that_of_transformers_in_both_conventions() -> None:
     assert apart(Rotary(16, interleaved=True)(q), theirs.transpose(1, 2)) < 1e-5
 
 
-def test_half_precision_keeps_its_dtype_and_turns_as_float32_does() -> None:
+def test_half_precision_keeps_its_dtype_and_rotates_in_float32() -> None:
     x = normal(5, 8).to(torch.bfloat16)
     turned = Rotary(8)(x, 1000)
     assert turned.dtype == torch.bfloat16
@@ -136,7 +136,7 @@ def test_half_precision_keeps_its_dtype_and_turns_as_float32_does() -> None:
     assert Sinusoidal(8)(x).dtype == torch.bfloat16
 
 
-def test_the_table_is_no_state_and_the_learned_one_is() -> None:
+def test_only_the_learned_table_is_in_the_state_dict() -> None:
     assert not Sinusoidal(4).state_dict()
     assert not Rotary(4).state_dict()
     assert set(Learned(3, 4).state_dict()) == {"table"}

@@ -80,7 +80,7 @@ def test_gradients_of_the_parameters_are_those_of_finite_differences(name: str, 
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if name != "Custom"])
-def test_each_head_is_compared_by_its_own_parameters(name: str) -> None:
+def test_each_head_uses_its_own_parameters(name: str) -> None:
     score = shaken(MADE[name](WIDTH, WIDTH, heads=HEADS))
     module = nn.MultiHeadAttention(
         HEADS * WIDTH, HEADS, score=score, maps="none", value_map=False, output_map=False, mask=masks.Causal()
@@ -179,6 +179,6 @@ def test_arrays_of_a_portable_score_move_and_save_with_the_module() -> None:
     assert learned.score.array_0.grad.abs().sum() > 0
 
 
-def test_alibi_slopes_are_those_of_the_paper_and_can_be_kept_from_learning() -> None:
+def test_alibi_slopes_are_those_of_the_paper_and_can_be_fixed() -> None:
     torch.testing.assert_close(nn.ALiBi(4, heads=8)().slope, torch.tensor([2.0**-n for n in range(1, 9)]))
     assert not nn.ALiBi(4, learned=False)().slope.requires_grad

@@ -1,4 +1,4 @@
-"""Drop-in: every configuration of `nn.MultiheadAttention` gives the same output and gradients here."""
+"""Every configuration of `nn.MultiheadAttention` gives the same output and gradients after conversion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = [torch.float32, torch.float64]
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("module", MODULES, ids=str)
-def test_output_weights_and_gradients_are_those_of_torch(module: tuple[object, ...], dtype: torch.dtype) -> None:
+def test_output_weights_and_gradients_equal_those_of_torch(module: tuple[object, ...], dtype: torch.dtype) -> None:
     """Of each module, with each pair of masks, the ways to call it in turn."""
     torch.manual_seed(0)
     mine = [config for config in SOME if (config.bias, config.kdim, config.vdim) == module[:3]]
@@ -26,7 +26,7 @@ def test_output_weights_and_gradients_are_those_of_torch(module: tuple[object, .
         compare(config, dtype)
 
 
-def test_the_short_sweep_meets_every_way_to_call_with_every_mask() -> None:
+def test_the_short_sweep_covers_every_call_with_every_mask() -> None:
     for first, second in itertools.combinations(Config.__dataclass_fields__, 2):
         every = {(getattr(c, first), getattr(c, second)) for c in EVERY}
         assert {(getattr(c, first), getattr(c, second)) for c in SOME} == every, (first, second)
@@ -55,7 +55,7 @@ def test_the_fast_path_of_torch_agrees(padded: bool) -> None:
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=0)
 
 
-def test_an_empty_row_gives_the_output_bias_and_no_gradient_where_torch_gives_nan() -> None:
+def test_a_fully_masked_row_gives_the_output_bias_and_no_gradient_where_torch_gives_nan() -> None:
     torch.manual_seed(3)
     theirs = torch.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, dtype=torch.float64)
     torch.nn.init.normal_(theirs.out_proj.bias)
@@ -75,7 +75,7 @@ def test_an_empty_row_gives_the_output_bias_and_no_gradient_where_torch_gives_na
 
 
 @pytest.mark.parametrize("module", MODULES, ids=str)
-def test_there_and_back_are_the_same_numbers(module: tuple[object, ...]) -> None:
+def test_conversion_to_torch_and_back_keeps_the_parameters(module: tuple[object, ...]) -> None:
     bias, kdim, vdim, bias_kv, zero = module
     theirs = torch.nn.MultiheadAttention(
         WIDTH, HEADS, 0.1, bias, bias_kv, zero, kdim, vdim, batch_first=True, dtype=torch.float64
@@ -88,7 +88,7 @@ def test_there_and_back_are_the_same_numbers(module: tuple[object, ...]) -> None
     assert (again.training, again.dropout, again.batch_first) == (False, 0.1, True)
 
 
-def test_the_numbers_are_copied_not_shared() -> None:
+def test_converted_parameters_are_copied() -> None:
     theirs = torch.nn.MultiheadAttention(WIDTH, HEADS)
     ours = nn.MultiHeadAttention.from_torch(theirs)
     with torch.no_grad():

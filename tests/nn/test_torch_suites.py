@@ -1,4 +1,4 @@
-"""PyTorch's own samples of attention, those that its wheel carries, run here; see `torch_samples.py`."""
+"""Samples of attention from PyTorch's own test suites, run through qkv; see `torch_samples.py`."""
 
 from __future__ import annotations
 
@@ -49,5 +49,5 @@ def test_samples_of_multi_head_attention_agree(results: list[list[str]], dtype: 
     assert Counter(r[3] for r in mine) == {"agrees": 128}
 
 
-def test_nothing_else_was_run(results: list[list[str]]) -> None:
+def test_no_other_samples_were_run(results: list[list[str]]) -> None:
     assert len(results) == 4 * 25 + 2 * 128

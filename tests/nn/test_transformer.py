@@ -1,4 +1,4 @@
-"""Layers and the whole Transformer: PyTorch's numbers, any score, caches, readouts that change nothing."""
+"""Layers and the whole Transformer: conversion from PyTorch, any score, caches, readouts."""
 
 import importlib.util
 from typing import Any
@@ -64,7 +64,7 @@ def their(module: Any, options: Any, *inputs: Any, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_an_encoder_layer_is_that_of_pytorch_with_its_gradients(name: str) -> None:
+def test_an_encoder_layer_equals_that_of_pytorch_with_its_gradients(name: str) -> None:
     theirs = made(torch.nn.TransformerEncoderLayer, OPTIONS[name], WIDTH, HEADS).train()
     ours = nn.EncoderLayer.from_torch(theirs)
     x = tokens(7).requires_grad_()
@@ -92,7 +92,7 @@ def test_an_encoder_layer_is_that_of_pytorch_with_its_gradients(name: str) -> No
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_decoder_layer_is_that_of_pytorch_with_its_gradients(name: str) -> None:
+def test_a_decoder_layer_equals_that_of_pytorch_with_its_gradients(name: str) -> None:
     theirs = made(torch.nn.TransformerDecoderLayer, OPTIONS[name], WIDTH, HEADS)
     ours = nn.DecoderLayer.from_torch(theirs, causal=True)
     x, memory = tokens(5).requires_grad_(), tokens(7).requires_grad_()
@@ -108,7 +108,7 @@ def test_a_decoder_layer_is_that_of_pytorch_with_its_gradients(name: str) -> Non
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
 @pytest.mark.parametrize("name", ["post-norm, relu", "pre-norm, gelu"])
-def test_the_whole_transformer_is_that_of_pytorch_layer_by_layer(name: str) -> None:
+def test_the_whole_transformer_equals_that_of_pytorch_layer_by_layer(name: str) -> None:
     options, layers = OPTIONS[name], {"num_encoder_layers": 2, "num_decoder_layers": 3}
     theirs = made(torch.nn.Transformer, options, WIDTH, HEADS, **layers)
     ours = nn.Transformer.from_torch(theirs, causal=True)
@@ -171,7 +171,7 @@ def test_any_score_and_normalizer_trains_and_decodes_with_caches_as_without(norm
     assert apart(torch.cat(steps, dim=1), whole) < 1e-12
 
 
-def test_a_decoder_does_not_see_what_comes_later_unless_it_may() -> None:
+def test_a_decoder_does_not_depend_on_later_tokens_unless_it_is_not_causal() -> None:
     torch.manual_seed(0)
     x, memory = tokens(6), tokens(4)
     later = x.clone()
@@ -186,7 +186,7 @@ def test_a_decoder_does_not_see_what_comes_later_unless_it_may() -> None:
     assert apart(window(x, memory)[:, 2:], window(early, memory)[:, 2:]) == 0
 
 
-def test_an_encoder_with_a_causal_mask_and_rotary_positions_writes_with_uneven_prompts() -> None:
+def test_an_encoder_with_a_causal_mask_and_rotary_positions_generates_from_uneven_prompts() -> None:
     torch.manual_seed(0)
     model = nn.Encoder(2, WIDTH, HEADS, mask=masks.Causal(), positions=Rotary(4), dtype=torch.float64)
     lengths, x, more = torch.tensor([7, 3]), tokens(7), tokens(3, seed=9)
@@ -207,7 +207,7 @@ def small() -> Any:
     return nn.Transformer(WIDTH, HEADS, HIDDEN, encoder_layers=2, decoder_layers=2, dtype=torch.float64)
 
 
-def test_reading_a_layer_gives_its_weights_and_leaves_every_bit_of_the_output() -> None:
+def test_observing_a_layer_gives_its_weights_and_does_not_change_the_output() -> None:
     model, source, target = small(), tokens(7), tokens(5)
     plain = model(source, target)
     wanted = {
@@ -231,14 +231,14 @@ def test_reading_a_layer_gives_its_weights_and_leaves_every_bit_of_the_output() 
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_reading_stops_where_the_model_fails() -> None:
+def test_hooks_are_removed_where_the_model_fails() -> None:
     model = small()
     with pytest.raises(ShapeError):
         nn.observe(model, {"*.attention": [readouts.Entropy()]}, tokens(7)[..., :5], tokens(5))
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-def test_each_call_of_an_attention_is_read_and_its_own_readouts_are_its_own() -> None:
+def test_each_call_of_a_module_is_observed_and_its_own_readouts_are_kept() -> None:
     attention = nn.MultiHeadAttention(WIDTH, HEADS, dtype=torch.float64)
 
     class Twice(torch.nn.Module):
@@ -278,7 +278,7 @@ def test_invalid_arguments_of_a_model_are_refused(call: Any, kind: type[QkvError
         call()
 
 
-def test_the_feed_forward_network_is_its_equation() -> None:
+def test_the_feed_forward_network_equals_its_equation() -> None:
     torch.manual_seed(0)
     x = tokens(3)
     for gated in (False, True):

@@ -1,4 +1,4 @@
-"""Layers, models and blocks go through PyTorch's tools: compiler, copies, saved states, the meta device."""
+"""PyTorch's tools on layers and models: compilation, copies, saved states, the meta device."""
 
 import copy
 import importlib.util
@@ -40,7 +40,7 @@ def made(name: str) -> tuple[Any, Any, Any]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_compiles_without_a_break_and_gives_the_same_with_its_gradients(name: str) -> None:
+def test_a_model_compiles_without_graph_breaks_to_the_same_output_and_gradients(name: str) -> None:
     model, call, x = made(name)
     torch._dynamo.reset()
     compiled = torch.compile(call(model), backend="aot_eager", fullgraph=True)
@@ -53,7 +53,7 @@ def test_a_model_compiles_without_a_break_and_gives_the_same_with_its_gradients(
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_copy_of_a_model_gives_the_same_and_shares_nothing(name: str, again: Any) -> None:
+def test_a_copy_of_a_model_gives_the_same_output_and_shares_no_memory(name: str, again: Any) -> None:
     model, call, x = made(name)
     other = again(model)
     want = call(model)(x)
@@ -65,7 +65,7 @@ def test_a_copy_of_a_model_gives_the_same_and_shares_nothing(name: str, again: A
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_made_on_meta_and_given_a_saved_state_gives_the_same(name: str) -> None:
+def test_a_model_built_on_meta_with_a_loaded_state_gives_the_same_output(name: str) -> None:
     model, call, x = made(name)
     with torch.device("meta"):
         other, _ = MODELS[name]()

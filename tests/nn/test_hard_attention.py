@@ -1,4 +1,4 @@
-"""Hard attention: its gradient is the exact one in expectation, and it learns (mission A9)."""
+"""Hard attention: its gradient estimate is unbiased, and it learns (mission A9)."""
 
 import importlib.util
 import math
@@ -55,7 +55,7 @@ def far_from_zero(samples: Any) -> Any:
 
 @pytest.mark.parametrize("baseline", [None, "moving", "exact"])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_the_gradient_of_reinforce_is_the_exact_one_in_expectation(baseline: Any, temperature: float) -> None:
+def test_the_gradient_of_reinforce_is_unbiased(baseline: Any, temperature: float) -> None:
     attention = HardAttention(baseline=baseline, temperature=temperature)
     if baseline == "moving":
         attention.average.fill_(1.3)
@@ -66,7 +66,7 @@ def test_the_gradient_of_reinforce_is_the_exact_one_in_expectation(baseline: Any
     assert float(far_from_zero(found - 1.25 * exact).max()) > 4
 
 
-def test_a_gradient_that_reaches_the_values_is_exact_in_expectation_too() -> None:
+def test_the_gradient_of_values_is_unbiased() -> None:
     query, key, value, target = problem()
     many = value.expand(DRAWS, 5, 2).clone().requires_grad_()
     attention = HardAttention(baseline="exact")
@@ -79,7 +79,7 @@ def test_a_gradient_that_reaches_the_values_is_exact_in_expectation_too() -> Non
     assert float(far_from_zero((found - exact).flatten(1)).max()) < 4
 
 
-def test_baselines_leave_the_mean_and_lower_the_variance() -> None:
+def test_baselines_keep_the_mean_and_reduce_the_variance() -> None:
     spread = {}
     for baseline in (None, "exact"):
         spread[baseline] = float(estimates(HardAttention(baseline=baseline)).var(0).sum())
@@ -104,7 +104,7 @@ def test_the_moving_baseline_is_an_average_of_losses_before_this_call() -> None:
     assert torch.equal(attention.average, before)
 
 
-def test_straight_through_gives_the_drawn_value_and_the_gradient_of_the_soft_answer() -> None:
+def test_straight_through_gives_the_sampled_value_and_the_gradient_of_the_soft_output() -> None:
     query, key, value, _ = problem(7)
     hard = HardAttention(gradient="straight-through")(query, key, value, seed=2)
     assert torch.equal(hard.output.detach(), value[hard.keys[:, 0]][:, None])
@@ -115,7 +115,7 @@ def test_straight_through_gives_the_drawn_value_and_the_gradient_of_the_soft_ans
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_gumbel_softmax_shares_the_noise_of_the_draw(temperature: float) -> None:
+def test_gumbel_softmax_uses_the_noise_of_the_sample(temperature: float) -> None:
     query, key, value, _ = problem(50)
     options = {"gradient": "gumbel", "temperature": temperature}
     hard = HardAttention(**options, sharpness=0.7)(query, key, value, seed=2)
@@ -139,7 +139,7 @@ def test_gumbel_softmax_shares_the_noise_of_the_draw(temperature: float) -> None
     assert float((one - other).abs().max()) < 1e-12
 
 
-def test_keys_are_drawn_as_often_as_they_are_likely() -> None:
+def test_keys_are_sampled_with_the_frequencies_of_their_weights() -> None:
     query, key, value, _ = problem()
     drawn = HardAttention()(query, key, value, seed=11)
     likely = qkv.observe(query[:1], key, value, readouts=[qkv.readouts.Dense()]).readouts[0][0, 0].detach()
@@ -149,7 +149,7 @@ def test_keys_are_drawn_as_often_as_they_are_likely() -> None:
     assert torch.allclose(drawn.log_probability.exp()[:, 0], likely[drawn.keys[:, 0]])
 
 
-def test_in_evaluation_the_most_likely_key_answers_and_an_empty_row_gives_zero() -> None:
+def test_in_evaluation_the_most_likely_key_is_chosen_and_a_fully_masked_row_gives_zero() -> None:
     query, key, value, _ = problem(2)
     attention = HardAttention(mask=masks.Keys(torch.tensor([[True] * 5, [False] * 5]))).eval()
     drawn = attention(query, key, value)
@@ -226,7 +226,7 @@ def test_invalid_arguments_of_hard_attention_are_refused(call: Any, kind: type[Q
         call(HardAttention(), drawn)
 
 
-def test_a_loss_of_several_draws_reaches_all_of_them() -> None:
+def test_a_loss_of_several_samples_reaches_all_of_them() -> None:
     log_probability = torch.zeros(2, 4, requires_grad=True)
     drawn = HardAttentionOutput(torch.zeros(2, 4, 1), torch.zeros(2, 4), log_probability)
     score = HardAttention(baseline=None).objective(drawn, torch.tensor([1.0, 2.0]))

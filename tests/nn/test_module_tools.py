@@ -1,4 +1,4 @@
-"""What a module of PyTorch is expected to go through: compilation, export, saving, autocast, copies, meta."""
+"""PyTorch's tools on attention modules: compilation, export, saving, autocast, copies, the meta device."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def results(module: Any, run: Any, x: Tensor) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", SWEEP)
-def test_compiling_breaks_no_graph_and_changes_no_number(name: str) -> None:
+def test_compilation_has_no_graph_break_and_does_not_change_the_output(name: str) -> None:
     module = MODULES[name]()
     x = torch.randn(3, Q, WIDTH)
     told = torch._dynamo.explain(module)(x)
@@ -114,7 +114,7 @@ def test_one_compiled_module_serves_every_length() -> None:
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch, in its own compiler
-def test_the_default_backend_of_the_compiler_gives_the_same() -> None:
+def test_the_default_backend_of_the_compiler_gives_the_same_output() -> None:
     layers = torch.nn.Sequential(MODULES["self, causal"](), nn.SelfAttention(WIDTH, HEADS, score=nn.Additive))
     compiled = torch.compile(layers, fullgraph=True)
     x = torch.randn(2, 33, WIDTH)
@@ -123,7 +123,7 @@ def test_the_default_backend_of_the_compiler_gives_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", SWEEP)
-def test_exported_programs_give_the_same_for_other_data(name: str) -> None:
+def test_exported_programs_give_the_same_output_for_other_data(name: str) -> None:
     module = MODULES[name]().eval()
     program = torch.export.export(module, (torch.randn(3, Q, WIDTH),))
     x = torch.randn(3, Q, WIDTH)
@@ -165,18 +165,18 @@ SCORE_KEYS = {
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_names_in_a_state_dict_stay_as_they_are(name: str) -> None:
+def test_names_in_a_state_dict_are_stable(name: str) -> None:
     """A change of this list breaks every checkpoint that was saved."""
     assert sorted(MODULES[name]().state_dict()) == KEYS[name].split()
 
 
 @pytest.mark.parametrize("name", SCORE_KEYS)
-def test_names_of_a_score_in_a_state_dict_stay_as_they_are(name: str) -> None:
+def test_names_of_a_score_in_a_state_dict_are_stable(name: str) -> None:
     assert sorted(getattr(nn, name)(4).state_dict()) == SCORE_KEYS[name].split()
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_saved_state_gives_the_same_module_again(name: str) -> None:
+def test_a_loaded_state_gives_the_same_output(name: str) -> None:
     module, other = MODULES[name](), MODULES[name]()
     with torch.no_grad():
         for parameter in module.parameters():
@@ -191,7 +191,7 @@ def test_a_saved_state_gives_the_same_module_again(name: str) -> None:
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))], ids=["copy", "pickle"])
 @pytest.mark.parametrize("name", MODULES)
-def test_copies_and_pickles_give_the_same_and_share_nothing(name: str, again: Any) -> None:
+def test_copies_and_pickles_give_the_same_output_and_share_no_memory(name: str, again: Any) -> None:
     module = MODULES[name]()
     x = torch.randn(2, Q, WIDTH)
     wanted = module(x)
@@ -219,7 +219,7 @@ def test_autocast_gives_half_precision_and_keeps_gradients_in_full(name: str) ->
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name not in ("slopes given",)])
-def test_a_module_made_on_meta_is_filled_as_one_made_on_the_machine(name: str) -> None:
+def test_a_module_built_on_meta_is_initialised_like_any_other(name: str) -> None:
     with torch.device("meta"):
         module = MODULES[name]() if name != "bare" else nn.Attention(score=nn.Additive(WIDTH))
     assert all(p.is_meta for p in module.parameters())
@@ -234,7 +234,7 @@ def test_a_module_made_on_meta_is_filled_as_one_made_on_the_machine(name: str) -
     assert module(torch.randn(2, Q, WIDTH)).isfinite().all()
 
 
-def test_reset_parameters_alone_fills_everything() -> None:
+def test_reset_parameters_alone_initialises_everything() -> None:
     module = nn.MultiHeadAttention(
         WIDTH, HEADS, score=functools.partial(nn.Softcap, score=nn.Additive), query_key_norm="layer",
         output_gate=True, sink=True, temperature=True, learned_key=True,
@@ -246,7 +246,7 @@ def test_reset_parameters_alone_fills_everything() -> None:
     assert all(p.isfinite().all() for p in module.parameters())
 
 
-def test_maps_start_as_glorot_and_bengio_have_it() -> None:
+def test_projections_are_initialised_as_in_glorot_and_bengio() -> None:
     module = nn.MultiHeadAttention(64, 4, key_width=32)
     for linear in (module.query_map, module.key_map, module.value_map, module.output_map):
         bound = (6 / sum(linear.weight.shape)) ** 0.5
@@ -269,7 +269,7 @@ def test_modules_take_the_dtype_they_are_given() -> None:
     assert half(torch.randn(2, Q, WIDTH, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
-def test_without_torch_the_sentence_names_the_extra_and_the_rest_works() -> None:
+def test_without_torch_the_error_names_the_extra_and_the_rest_works() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import numpy as np, qkv\n"

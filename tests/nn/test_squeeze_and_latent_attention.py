@@ -33,7 +33,7 @@ class Textbook(torch.nn.Module):
         return x * torch.sigmoid(self.fc2(torch.relu(self.fc1(self.pool(x)))))
 
 
-def test_squeeze_and_excitation_is_the_textbook_block_with_its_gradients() -> None:
+def test_squeeze_and_excitation_equals_the_textbook_block_with_its_gradients() -> None:
     torch.manual_seed(0)
     theirs, ours = Textbook(12, 3).double(), nn.SqueezeExcitation(12, 4, dtype=torch.float64)
     for linear, conv in ((ours.inward, theirs.fc1), (ours.outward, theirs.fc2)):
@@ -70,7 +70,7 @@ def test_squeeze_and_excitation_is_attention_with_channels_as_keys_and_gates_as_
     assert bool(((block.gates(x) > 0) & (block.gates(x) < 1)).all())
 
 
-def test_latents_do_not_see_the_order_of_the_input_nor_what_is_masked() -> None:
+def test_latents_do_not_depend_on_the_order_of_the_input_or_on_masked_tokens() -> None:
     torch.manual_seed(0)
     reader = nn.LatentAttention(3, 8, 2, input_width=5, layers=1, dtype=torch.float64)
     x = torch.randn(2, 20, 5, dtype=torch.float64)
@@ -98,7 +98,7 @@ def test_the_cost_of_latent_attention_is_linear_in_the_input() -> None:
         assert larger[1] <= 2.01 * smaller[1]
 
 
-def test_every_parameter_of_latent_attention_learns_and_another_modality_can_read() -> None:
+def test_every_parameter_of_latent_attention_gets_a_gradient() -> None:
     torch.manual_seed(0)
     reader = nn.LatentAttention(4, 8, 2, input_width=3, query_width=5, layers=1, score=nn.Additive)
     answer = reader.read(torch.randn(2, 6, 5), reader(torch.randn(2, 50, 3)))
