@@ -312,7 +312,7 @@ def _run(
     # A graph is exported once, and may have symbols for lengths.
     found = None
     if traced != "export":
-        found = call_signature(query, key, value, fields, readouts, traced, kernel, type(memory), memory)
+        found = call_signature(query, key, value, fields, readouts, traced, kernel, memory, type(memory).__name__)
     cached = None if found is None else PLANS.get(found[0])
     if cached is not None and not cached.holds_arrays:
         plan = cached.plan

@@ -276,7 +276,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_exporting_leaves_the_planner_as_it_was(tmp_path: Path) -> None:
-    from qkv.kernels.compiled.export import FIRST
+    from qkv.kernels.compiled.export import EXPORT_KERNEL
 
     x = torch.randn(2, 5, 4)
 
@@ -286,4 +286,4 @@ def test_exporting_leaves_the_planner_as_it_was(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError):
         export(Broken().eval(), (x,), tmp_path / "model.onnx")
-    assert FIRST.get() is None
+    assert EXPORT_KERNEL.get() is None

@@ -14,7 +14,7 @@ import qkv
 from qkv import masks, normalizers, readouts, scores
 from qkv.engine import _attend_in_operator
 from qkv.errors import GradientError, RefusedError, ShapeError
-from qkv.kernels.compiled.operator import operands
+from qkv.kernels.compiled.operator import operator_arguments
 from qkv.kernels.fused.sdpa import FusedAttention
 from qkv.kernels.tiled import autograd as tiles
 
@@ -158,7 +158,7 @@ def test_the_operator_passes_what_pytorch_checks_of_operators(name: str) -> None
     }[name]
     mask = masks.Causal() if name == "alibi, causal" else None
     asked = score, None, mask, None, 0.0
-    given = operands(query, key, value, asked, None, _attend_in_operator, "tiled", "512 MiB")
+    given = operator_arguments(query, key, value, asked, None, _attend_in_operator, "tiled", "512 MiB")
     torch.library.opcheck(torch.ops.qkv.attend.default, given)
     wanted = [True] * len(given[0])
     gradient = torch.randn(2, 6, 4)
@@ -239,7 +239,7 @@ def test_errors_are_the_same_sentences() -> None:
 
     with pytest.raises(ShapeError, match="width 3"):
         compiled(lambda: qkv.attend(query, key[..., :3], value))()
-    with pytest.raises(GradientError, match="closes over"):
+    with pytest.raises(GradientError, match="closure over"):
         compiled(closing)()
     with torch.no_grad():
         torch.testing.assert_close(compiled(closing)(), qkv.attend(query, key, value))

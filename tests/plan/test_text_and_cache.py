@@ -106,7 +106,7 @@ def test_explain_computes_nothing() -> None:
 def test_explain_shows_guards_before_and_the_way_taken_after() -> None:
     torch = pytest.importorskip("torch")
     x = torch.ones(3, 4)
-    guard = "guard       if query, key and value, and what they are lifted to, are finite: fused, else, with"
+    guard = "guard       if query, key and value are finite, also when lifted: fused; else, under a mask of keys"
     before = str(qkv.explain(x, x, x, kernel="fused"))
     assert guard in before
     assert "guard taken" not in before

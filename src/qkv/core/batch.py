@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TypeVar
 
 from qkv.core.typing import Array
 
 __all__ = ["BatchIndex", "batch_indices", "batch_shape", "take_batch"]
 
 BatchIndex = tuple[int | slice, ...]
+AnyArray = TypeVar("AnyArray", bound=Array)
 
 
-def take_batch(x: Array, index: BatchIndex, core: int) -> Array:
+def take_batch(x: AnyArray, index: BatchIndex, core: int) -> AnyArray:
     """Return the batch elements at `index` of an array.
 
     Args:
@@ -34,7 +36,7 @@ def take_batch(x: Array, index: BatchIndex, core: int) -> Array:
     entries = []
     for at, length in zip(index[len(index) - own :], x.shape[:own], strict=True):
         entries.append(at if length != 1 else (0 if isinstance(at, int) else slice(None)))
-    return x[tuple(entries)]
+    return x[tuple(entries)]  # type: ignore[return-value]
 
 
 def batch_shape(batch: tuple[int, ...], index: BatchIndex) -> tuple[int, ...]:

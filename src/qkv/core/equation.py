@@ -24,18 +24,18 @@ from qkv.core.arrays import (
     zeros,
 )
 from qkv.core.axes import Axes
-from qkv.core.batch import BatchIndex, take_batch
+from qkv.core.batch import AnyArray, BatchIndex, take_batch
 from qkv.core.guard import all_finite, apply_weights, guarded_logits
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import DType
+from qkv.core.typing import DType, Tensor
 
 if TYPE_CHECKING:
     from qkv.masks.base import Mask
     from qkv.normalizers.base import Normalizer
     from qkv.scores.base import Score
 
-__all__ = ["Dense", "BoundCall", "attend_dense", "dense", "drop", "bind_call", "masked_logits", "side"]
+__all__ = ["Dense", "BoundCall", "TorchCall", "attend_dense", "dense", "drop", "bind_call", "masked_logits", "side"]
 
 
 @dataclass(frozen=True)
@@ -186,6 +186,22 @@ class BoundCall:
         return masked_logits(compare, mask, query, key, tile, reference, clean)
 
 
+if TYPE_CHECKING:
+
+    class TorchCall(BoundCall):
+        """A call whose arrays are tensors, for the annotations of kernels that run on PyTorch alone."""
+
+        query: Tensor
+        key: Tensor
+        value: Tensor
+
+        def with_projections(self, query: Array, key: Array) -> TorchCall: ...
+        def with_arrays(self, tensors: Sequence[Array]) -> TorchCall: ...
+        def select_batch(self, index: BatchIndex) -> TorchCall: ...
+else:
+    TorchCall = BoundCall
+
+
 def bind_call(
     query: Array,
     key: Array,
@@ -234,9 +250,10 @@ def bind_call(
     )
 
 
-def side(x: Array, limits: tuple[int, int]) -> Array:
-    """The queries or keys within `limits`."""
-    return x[..., slice(*limits)] if is_text(x) else x[..., slice(*limits), :]
+def side(x: AnyArray, limits: tuple[int, int]) -> AnyArray:
+    """Return the queries or keys within `limits`."""
+    index = (..., slice(*limits)) if is_text(x) else (..., slice(*limits), slice(None))
+    return x[index]  # type: ignore[return-value]
 
 
 def masked_logits(
@@ -268,17 +285,21 @@ def masked_logits(
     return logits if known and tuple(logits.shape) == shape else xp.broadcast_to(logits, shape)
 
 
-def drop(weights: Array, tile: Tile, dropout: float, keys: Array | None = None) -> Array:
-    """Weights after dropout: each is kept with probability 1 − p and then divided by it; p is the dropout, as
-    near as 16 bits come to it.
+def drop(weights: AnyArray, tile: Tile, dropout: float, keys: Array | None = None) -> AnyArray:
+    """Return weights after dropout: kept with probability 1 − p and divided by it, with p rounded to 16 bits.
 
-    `keys` names the absolute key of each weight where they are not those of the tile.
+    Args:
+        weights: `(*batch, q, k)`.
+        tile: the tile of the weights, with the seed.
+        dropout: probability of dropping a weight.
+        keys: absolute index of the key of each weight; None: the keys of the tile.
     """
     if not dropout:
         return weights
     xp = namespace(weights)
     kept = tile.dropout_mask(weights, dropout, keys)
-    return xp.where(kept, weights / (1.0 - random.dropout_rate(dropout)), xp.zeros_like(weights))
+    dropped: AnyArray = xp.where(kept, weights / (1.0 - random.dropout_rate(dropout)), xp.zeros_like(weights))
+    return dropped
 
 
 def attend_dense(

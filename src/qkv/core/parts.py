@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cache
 from types import EllipsisType
 from typing import Any, Self
@@ -75,7 +75,7 @@ class Part:
         """Return all arrays of this part and its inner parts, in the order of the fields."""
         return tuple(array for array, _ in self._walk())
 
-    def replace_arrays(self, arrays: tuple[Array, ...] | list[Array]) -> Self:
+    def replace_arrays(self, arrays: Sequence[Array]) -> Self:
         """Return the part with other arrays, in the order of `arrays()`, without validation.
 
         Raises:

@@ -121,7 +121,7 @@ def call_signature(
 
 
 def _records(x: Array, tensor: type) -> bool:
-    return isinstance(x, tensor) and x.requires_grad
+    return isinstance(x, tensor) and bool(getattr(x, "requires_grad", False))
 
 
 def store_plan(signature: Hashable, holds_arrays: bool, plan: Plan, query: Array, key: Array, value: Array) -> None:

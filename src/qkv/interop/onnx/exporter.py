@@ -13,7 +13,7 @@ from qkv.core.files import write_atomic_with_siblings
 from qkv.errors import KindError, MissingPackageError, OptionError
 from qkv.interop.onnx.attention_node import AttentionNode
 from qkv.interop.onnx.attributes import require_opset
-from qkv.kernels.compiled.export import FIRST
+from qkv.kernels.compiled.export import EXPORT_KERNEL
 
 if TYPE_CHECKING:
     import torch
@@ -105,11 +105,11 @@ def export(
 
 @contextmanager
 def _preferred_kernel(kernel: AttentionNode) -> Iterator[None]:
-    token = FIRST.set(kernel)
+    token = EXPORT_KERNEL.set(kernel)
     try:
         yield
     finally:
-        FIRST.reset(token)
+        EXPORT_KERNEL.reset(token)
 
 
 def _translations() -> Translations:

@@ -1,8 +1,8 @@
-"""Plans while a graph is exported: lengths may be symbols, and there is nothing to be fast at.
+"""Plans of calls that `torch.export` traces, whose lengths may be symbols.
 
-With numbers as lengths the planner chooses as always, between the kernels that can be traced: the fused one,
-as PyTorch's public function, and the dense one. Symbols cannot be compared without fixing them, so with
-symbols it is the dense one. Whoever writes the graph for a runtime can put a kernel of its own first.
+With numbers as lengths the planner chooses between the kernels that can be traced: the fused one, as PyTorch's public
+function, and the dense one. Symbols cannot be compared without fixing them, so with symbols the dense kernel runs.
+`EXPORT_KERNEL` puts a kernel of the caller's own first.
 """
 
 from __future__ import annotations
@@ -18,32 +18,31 @@ from qkv.plan.plan import Plan
 from qkv.plan.planner import plan_problem, rewrite
 from qkv.plan.problem import Problem
 
-__all__ = ["FIRST", "export_plan"]
+__all__ = ["EXPORT_KERNEL", "export_plan"]
 
-FIRST: ContextVar[Kernel | None] = ContextVar("first", default=None)
-"""Runs what it does not refuse, where no kernel is named in the call."""
+EXPORT_KERNEL: ContextVar[Kernel | None] = ContextVar("export_kernel", default=None)
+"""Runs every problem that it does not refuse, in calls that name no kernel."""
+
+_NO_COST = Cost(0.0, 0.0, 0.0)
 
 
-def export_plan(problem: Problem, kernels: Sequence[Kernel], pinned: str | Kernel | None) -> Plan:
-    """The plan of a call that is being exported.
+def export_plan(problem: Problem, kernels: Sequence[Kernel], kernel: str | Kernel | None) -> Plan:
+    """Return the plan of a call that is being exported.
 
     Raises:
-        RefusedError: a kernel is named that needs lengths, and these are symbols.
+        RefusedError: the call names a kernel that needs lengths, and these are symbols.
     """
-    axes, first = problem.axes, FIRST.get()
+    axes, first = problem.axes, EXPORT_KERNEL.get()
     known = all(isinstance(n, int) for shape in (axes.query, axes.key, axes.value) for n in shape)
-    if pinned is None and first is not None:
-        changed, said = rewrite(problem) if known else (problem, ())
-        if first.refuse(changed) is None:
-            return Plan(problem, changed, first, "the first that can, while exporting", _FREE, said)
+    if kernel is None and first is not None:
+        rewritten, sentences = rewrite(problem) if known else (problem, ())
+        if first.refuse(rewritten) is None:
+            return Plan(problem, rewritten, first, "the first that can, while exporting", _NO_COST, sentences)
     if known:
-        return plan_problem(problem, kernels, pinned)
-    if pinned not in (None, DenseKernel.name):
+        return plan_problem(problem, kernels, kernel)
+    if kernel not in (None, DenseKernel.name):
         raise RefusedError(
-            f"the kernel {pinned} plans by lengths, and while exporting with dynamic shapes these are not "
-            "known. Leave kernel=… out, or export with fixed shapes."
+            f"kernel must be None or {DenseKernel.name!r} while exporting with dynamic shapes, got {kernel!r}, which "
+            f"needs lengths to plan. Leave kernel=… out, or export with fixed shapes."
         )
-    return Plan(problem, problem, DenseKernel(), "lengths are not known while exporting", _FREE)
-
-
-_FREE = Cost(0.0, 0.0, 0.0)
+    return Plan(problem, problem, DenseKernel(), "lengths are not known while exporting", _NO_COST)

@@ -1,8 +1,8 @@
-"""What forward leaves for backward where the two run apart, as operators of a compiled call do.
+"""Numbers that the forward operator of a compiled call saves for its backward operator.
 
-Without the compiler, autograd keeps a few numbers of each query between them. Operators hand on tensors
-alone, whose shapes are known before: so the numbers go into one tensor `(*batch, q, 4)`, the first column of
-which says how many of the others are used. 0: none, and the backward pass computes forward again.
+Without the compiler, autograd saves a few numbers per query. Operators return tensors alone, whose shapes must be known
+beforehand: so the numbers go into one tensor `(*batch, q, 4)`, whose first column says how many of the others are used.
+If it is 0, the backward operator runs forward once more.
 """
 
 from __future__ import annotations
@@ -11,69 +11,71 @@ import math
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from qkv.core.typing import Tensor
 
-__all__ = ["COLUMNS", "SavedNumbers", "saving", "current_saved"]
+__all__ = ["COLUMNS", "SavedNumbers", "current_saved", "saving"]
 
 COLUMNS = 4
-"""Width of the tensor that is handed on."""
+"""Width of the tensor of saved numbers."""
 
 
 class SavedNumbers:
-    """Numbers of each query, noted in forward or given in backward.
+    """Numbers of each query, recorded in forward or restored in backward.
 
     Args:
-        given: the output and the tensor that forward gave; None: this is forward.
+        restored: the output and the tensor of saved numbers; None in forward.
     """
 
-    def __init__(self, given: tuple[Tensor, Tensor] | None = None) -> None:
-        self._noted: list[Sequence[Tensor]] = []
-        self._given: tuple[Tensor, list[Tensor]] | None = None
-        if given is not None and given[1].numel():
-            output, table = given
+    def __init__(self, restored: tuple[Tensor, Tensor] | None = None) -> None:
+        self._recorded: list[Sequence[Tensor]] = []
+        self._restored: tuple[Tensor, list[Tensor]] | None = None
+        if restored is not None and restored[1].numel():
+            output, table = restored
             count = int(table.flatten()[0])
             if count:
                 columns = [table[..., n + 1 : n + 2].contiguous() for n in range(count)]
-                self._given = output, columns
+                self._restored = output, columns
 
     def note(self, columns: Sequence[Tensor]) -> None:
-        """Keep these numbers, each `(*batch, q, 1)`."""
-        self._noted.append(columns)
+        """Record these numbers, each `(*batch, q, 1)`."""
+        self._recorded.append(columns)
 
     def take(self) -> tuple[Tensor, list[Tensor]] | None:
-        """The output and the numbers of forward, once; None where they are to be computed."""
-        given, self._given = self._given, None
-        return given
+        """Return the output and numbers of forward, once; None if they have to be computed."""
+        restored, self._restored = self._restored, None
+        return restored
 
-    def table(self, output: Tensor) -> Any:
-        """What is handed on beside this output."""
+    def table(self, output: Tensor) -> Tensor:
+        """Return the tensor of saved numbers for this output."""
         table = output.new_zeros((*output.shape[:-1], COLUMNS))
-        columns = self._noted[0] if len(self._noted) == 1 else ()
-        one = (*output.shape[:-1], 1)
-        fit = all(x.shape == one and x.dtype == output.dtype for x in columns)
-        if fit and 0 < len(columns) < COLUMNS and math.prod(one):
+        columns = self._recorded[0] if len(self._recorded) == 1 else ()
+        shape = (*output.shape[:-1], 1)
+        fits = all(x.shape == shape and x.dtype == output.dtype for x in columns)
+        if fits and 0 < len(columns) < COLUMNS and math.prod(shape):
             table[..., 0] = len(columns)
             for n, x in enumerate(columns):
                 table[..., n + 1 : n + 2] = x.detach()
         return table
 
 
-_THREAD = threading.local()
+class _State(threading.local):
+    saved: SavedNumbers | None = None
+
+
+_STATE = _State()
 
 
 @contextmanager
-def saving(kept: SavedNumbers) -> Iterator[SavedNumbers]:
-    """Kernels that run within, on this thread, note into it and take from it."""
-    before = current_saved()
-    _THREAD.kept = kept
+def saving(saved: SavedNumbers) -> Iterator[SavedNumbers]:
+    """Let kernels that run within, on this thread, record to `saved` and restore from it."""
+    before, _STATE.saved = _STATE.saved, saved
     try:
-        yield kept
+        yield saved
     finally:
-        _THREAD.kept = before
+        _STATE.saved = before
 
 
 def current_saved() -> SavedNumbers | None:
-    """Where the kernel that runs now notes or takes; None outside of operators."""
-    return getattr(_THREAD, "kept", None)
+    """Return where the running kernel records and restores; None outside of operators."""
+    return _STATE.saved

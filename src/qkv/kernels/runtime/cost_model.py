@@ -1,53 +1,58 @@
-"""What a tile costs in PyTorch: matrix products, and passes over its numbers, at the rates of one core."""
+"""Cost model of tiles in PyTorch: matrix products, and passes over the numbers of a tile, at the rates of one core."""
 
 from __future__ import annotations
 
 from qkv.plan.problem import Problem
 from qkv.scores.base import Score
 
-__all__ = ["PRODUCT_RATE", "visible_pairs", "tile_seconds"]
+__all__ = ["PRODUCT_RATE", "tile_seconds", "visible_pairs"]
 
 PRODUCT_RATE = 125e9
-"""Operations of matrix products per second."""
+"""Floating-point operations of matrix products per second, measured on two cores of a desktop processor."""
 PASS = 0.25e-9
-"""Seconds to read, change and write a number in the cache."""
+"""Seconds to read, change and write a number in the cache, measured there too."""
 
 
-def tile_seconds(problem: Problem, exponential: bool) -> float:
-    """Seconds of arithmetic for each pair, forward and, where a gradient is wanted, backward."""
+def tile_seconds(problem: Problem, softmax: bool) -> float:
+    """Return the seconds of arithmetic per pair, forward and, if a gradient is required, backward.
+
+    Args:
+        problem: the problem.
+        softmax: whether tiles are computed by the softmax loop, and not by the normalizer's own functions.
+    """
     axes = problem.axes
     width, values = axes.query_width, axes.value_width
-    passes = _passes(problem.score, width, axes.key_width, problem.elements_per_logit, exponential)
-    own = 2.5 if exponential else 15.0
+    passes = _score_passes(problem.score, width, axes.key_width, problem.elements_per_logit, softmax)
+    normalizer_passes = 2.5 if softmax else 15.0
     products = 2 * (width + values)
     if problem.gradient:
-        # Logits again, the gradients of weights, values, queries and keys.
+        # The logits again, and the gradients of weights, values, queries and keys.
         products += 6 * width + 4 * values
-        own, passes = 2 * own + 1, 3 * passes
-    return products / PRODUCT_RATE + (own + passes) * PASS
+        normalizer_passes, passes = 2 * normalizer_passes + 1, 3 * passes
+    return products / PRODUCT_RATE + (normalizer_passes + passes) * PASS
 
 
-def _passes(score: Score, query_width: int, key_width: int, elements: int, exponential: bool) -> float:
-    """Passes over the numbers of a tile, beside the products."""
+def _score_passes(score: Score, query_width: int, key_width: int, elements: int, softmax: bool) -> float:
+    """Return the passes of a score over the numbers of a tile, besides its matrix products."""
     if score.is_inner_product:
         return 0.0
-    if exponential and score.gated_product:
+    if softmax and score.gated_product:
         return 4.0
-    if exponential and score.tanh_vector is not None:
+    if softmax and score.tanh_vector is not None:
         return 1.15 * elements
     if score.inner is not None:
-        return 3.0 + _passes(score.inner, query_width, key_width, elements, exponential)
+        return 3.0 + _score_passes(score.inner, query_width, key_width, elements, softmax)
     return 4.0 * elements + 4
 
 
 def visible_pairs(problem: Problem, rows: int) -> float:
-    """Pairs in the tiles that the mask lets queries reach, from some of the blocks of so many rows."""
+    """Return the pairs within the key ranges of the mask, extrapolated from up to 16 blocks of `rows` queries."""
     axes, mask = problem.axes, problem.spec.mask
     if mask is None or 0 in (axes.q, axes.k):
         return axes.pairs
     starts = range(0, axes.q, max(rows, -(-axes.q // 16)))
-    reached = 0
+    visible = 0
     for start in starts:
         first, last = mask.key_range(problem.tile.restrict((start, min(axes.q, start + rows)), (0, axes.k)))
-        reached += max(0, last - first)
-    return axes.pairs * reached / (len(starts) * axes.k)
+        visible += max(0, last - first)
+    return axes.pairs * visible / (len(starts) * axes.k)

@@ -1,107 +1,126 @@
-"""What is made of each side of a call is differentiated here, in a state of its own.
+"""Differentiation of the projections of a call in a separate autograd node, with autocast disabled.
 
-Autograd would differentiate a projection in the state of whoever calls `backward()`: under autocast in half
-precision.
+Without it, autograd would differentiate a projection in the state of the caller of `backward()`: in half precision
+under autocast.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, cast
 
 from qkv.core.arrays import requires_gradient
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Tensor
 
+if TYPE_CHECKING:
+    from torch.autograd.function import FunctionCtx
+
+    class _Context(FunctionCtx):
+        function: Callable[..., Sequence[Tensor]]
+        graph: tuple[Sequence[Tensor], Sequence[Tensor]] | None
+        saved_tensors: tuple[Tensor, ...]
+        needs_input_grad: tuple[bool, ...]
+
+
 __all__ = ["isolated_autograd", "project_call"]
 
 
 def project_call(call: BoundCall) -> BoundCall:
-    """The call, of what its score makes of each side."""
+    """Return the call on the projections of its score."""
 
-    def sides(query: Tensor, key: Tensor, *arrays: Tensor) -> tuple[Tensor, Tensor]:
-        left, right = call.score.replace_arrays(arrays).project(query, key, call.tile)
-        return left, right
+    def projections(query: Tensor, key: Tensor, *arrays: Tensor) -> tuple[Tensor, Tensor]:
+        projected = call.score.replace_arrays(arrays).project(query, key, call.tile)
+        return cast("tuple[Tensor, Tensor]", projected)
 
-    return call.with_projections(*isolated_autograd(sides, call.query, call.key, *call.score.arrays()))
+    tensors = cast("list[Tensor]", [call.query, call.key, *call.score.arrays()])
+    return call.with_projections(*isolated_autograd(projections, *tensors))
 
 
 def isolated_autograd(function: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> list[Tensor]:
-    """`function(*tensors)`, differentiable as often as it is.
+    """Return `function(*tensors)` as outputs of one autograd node, differentiable as often as the function is.
 
     Args:
-        function: gives tensors, some of which may be those it was given.
-        tensors: all that a gradient may be wanted of.
+        function: returns tensors, some of which may be its arguments.
+        tensors: all tensors that may require a gradient.
     """
     import torch
 
     if not (torch.is_grad_enabled() and any(requires_gradient(x) for x in tensors)):
         return list(function(*tensors))
-    # A tensor of its own for each, because one may be given in several places.
-    own = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
-    made: list[Any] = list(function(*own))
-    for n, x in enumerate(made):
-        for given, mine in zip(tensors, own, strict=True):
-            if x is mine:
-                made[n] = given
-    new = [n for n, x in enumerate(made) if not any(x is given for given in tensors)]
-    if new:
+    # A leaf for each argument, because one tensor may be given twice.
+    leaves = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
+    outputs = list(function(*leaves))
+    for n, x in enumerate(outputs):
+        for given, leaf in zip(tensors, leaves, strict=True):
+            if x is leaf:
+                outputs[n] = given
+    computed = [n for n, x in enumerate(outputs) if not any(x is given for given in tensors)]
+    if computed:
 
-        def of_new(*tensors: Tensor) -> list[Tensor]:
-            found = function(*tensors)
-            return [found[n] for n in new]
+        def computed_only(*tensors: Tensor) -> list[Tensor]:
+            results = function(*tensors)
+            return [results[n] for n in computed]
 
-        joined = _function()(of_new, ([made[n] for n in new], own), *tensors)
-        for n, x in zip(new, joined, strict=True):
-            made[n] = x
-    return made
-
-
-def _function() -> Any:
-    """The autograd function, made when torch is there."""
-    global _APPLY
-    if _APPLY is None:
-        import torch
-
-        class Apart(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, function: Any, kept: Any, *tensors: Tensor) -> Any:
-                ctx.save_for_backward(*tensors)
-                ctx.set_materialize_grads(False)
-                ctx.function, ctx.kept = function, kept
-                return tuple(x.detach() for x in kept[0])
-
-            @staticmethod
-            def backward(ctx: Any, *gradients: Any) -> Any:
-                twice = torch.is_grad_enabled()
-                wanted = ctx.needs_input_grad[2:]
-                with torch.enable_grad(), torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
-                    made, own = ctx.kept or (None, None)
-                    if twice:
-                        own = [x.view_as(x) for x in ctx.saved_tensors]
-                        made = ctx.function(*own)
-                    elif made is None:  # the graph was asked before
-                        own = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
-                        made = ctx.function(*own)
-                    else:
-                        ctx.kept = None
-                    found = iter(_gradients(made, own, gradients, wanted, twice))
-                return (None, None, *(next(found) if needed else None for needed in wanted))
-
-        _APPLY = Apart.apply
-    return _APPLY
+        nodes = _isolated()(computed_only, ([outputs[n] for n in computed], leaves), *tensors)
+        for n, x in zip(computed, nodes, strict=True):
+            outputs[n] = x
+    return outputs
 
 
-_APPLY: Any = None
-
-
-def _gradients(made: Any, own: Any, gradients: Any, wanted: Sequence[bool], twice: bool) -> Sequence[Any]:
-    """Those of all that want one."""
+@cache
+def _isolated() -> Callable[..., tuple[Tensor, ...]]:
+    """Return the autograd function, which is defined when PyTorch is first needed."""
     import torch
 
-    leaves = [x for x, needed in zip(own, wanted, strict=True) if needed]
-    pairs = [(x, g) for x, g in zip(made, gradients, strict=True) if g is not None and x.requires_grad]
+    class IsolatedAutograd(torch.autograd.Function):
+        @staticmethod
+        def forward(
+            ctx: _Context,
+            function: Callable[..., list[Tensor]],
+            graph: tuple[list[Tensor], list[Tensor]],
+            *tensors: Tensor,
+        ) -> tuple[Tensor, ...]:
+            ctx.save_for_backward(*tensors)
+            ctx.set_materialize_grads(False)
+            ctx.function, ctx.graph = function, graph
+            return tuple(x.detach() for x in graph[0])
+
+        @staticmethod
+        def backward(ctx: _Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+            twice = torch.is_grad_enabled()
+            needed = ctx.needs_input_grad[2:]
+            with torch.enable_grad(), torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
+                if twice:
+                    leaves: Sequence[Tensor] = [x.view_as(x) for x in ctx.saved_tensors]
+                    outputs = ctx.function(*leaves)
+                elif ctx.graph is None:  # an earlier backward pass used it
+                    leaves = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+                    outputs = ctx.function(*leaves)
+                else:
+                    outputs, leaves = ctx.graph
+                    ctx.graph = None
+                results = iter(_gradients(outputs, leaves, gradients, needed, twice))
+            return (None, None, *(next(results) if n else None for n in needed))
+
+    return IsolatedAutograd.apply
+
+
+def _gradients(
+    outputs: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    gradients: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    twice: bool,
+) -> Sequence[Tensor | None]:
+    """Return the gradient of each leaf that needs one."""
+    import torch
+
+    inputs = [x for x, n in zip(leaves, needed, strict=True) if n]
+    pairs = [(x, g) for x, g in zip(outputs, gradients, strict=True) if g is not None and x.requires_grad]
     if not pairs:
-        return [None] * len(leaves)
-    outputs, given = [x for x, _ in pairs], [g for _, g in pairs]
-    return torch.autograd.grad(outputs, leaves, given, allow_unused=True, create_graph=twice)
+        return [None] * len(inputs)
+    return torch.autograd.grad(
+        [x for x, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True, create_graph=twice
+    )

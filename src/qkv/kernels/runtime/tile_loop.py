@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from qkv.core.arrays import library, namespace, zeros
 from qkv.core.equation import BoundCall, drop
 from qkv.core.guard import apply_weights
 from qkv.core.online_softmax import PartialResult
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Float
+from qkv.core.typing import Array, Float, Tensor
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.readouts import Readout
 
@@ -114,5 +114,6 @@ def row_weights(normalizer: Normalizer, logits: Float[Array, "*batch q k"], tile
     if normalizer.power is not None and library(logits) == "torch":
         from qkv.kernels.row_blocks.thresholds import sparse_weights
 
-        return sparse_weights(logits, normalizer.power, normalizer.scale)
+        assert normalizer.scale is not None
+        return sparse_weights(cast("Tensor", logits), normalizer.power, normalizer.scale)
     return normalizer.weights(logits, tile)

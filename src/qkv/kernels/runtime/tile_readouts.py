@@ -99,8 +99,9 @@ class _Accumulator:
             if position is None:
                 result = inner.read(logits, weights, normalizer, tile)
             else:
-                before = tuple(slice(None) for _ in tile.batch[:-1])
-                one, cut = (*before, position), (*before, position, slice(None), slice(None))
+                before: BatchIndex = tuple(slice(None) for _ in tile.batch[:-1])
+                one: BatchIndex = (*before, position)
+                cut = (*before, position, slice(None), slice(None))
                 # Readouts draw nothing, so the tile needs no origin within the call.
                 here = replace(tile.select_batch(one), batch_origin=None)
                 result = inner.read(logits[cut], weights[cut], normalizer.select_batch(one), here)

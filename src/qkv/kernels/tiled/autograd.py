@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from qkv.core.batch import BatchIndex, take_batch
-from qkv.core.equation import BoundCall, side
+from qkv.core.equation import TorchCall, side
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.compiled.saved import current_saved
 from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
@@ -23,13 +23,22 @@ from qkv.kernels.runtime.tile_sizes import TileSizes
 from qkv.kernels.runtime.workers import run_on_workers, worker
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.generic import GenericTiles
-from qkv.kernels.tiled.logits.base import Gradients
+from qkv.kernels.tiled.logits.base import Gradients, tensors_of
 from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.kernels.tiled.schedule import ElementCache, OutputBuffers, shares_by_element, shares_by_rows
 from qkv.kernels.tiled.softmax import SoftmaxTiles, logit_bound, supports_softmax
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
+
+    class _Context(FunctionCtx):
+        call: TorchCall
+        sizes: TileSizes
+        row_block: int
+        summaries: int
+        saved_tensors: tuple[Tensor, ...]
+        needs_input_grad: tuple[bool, ...]
+
 
 __all__ = ["attention", "forward"]
 
@@ -46,8 +55,8 @@ def attention() -> Callable[..., Tensor]:
     class TiledAttention(torch.autograd.Function):
         @staticmethod
         def forward(
-            ctx: FunctionCtx,
-            call: BoundCall,
+            ctx: _Context,
+            call: TorchCall,
             sizes: TileSizes,
             row_block: int,
             notes: list[str],
@@ -63,14 +72,14 @@ def attention() -> Callable[..., Tensor]:
             return output
 
         @staticmethod
-        def backward(ctx: FunctionCtx, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
             output, *rest = ctx.saved_tensors
             summary, tensors = rest[: ctx.summaries], rest[ctx.summaries :]
             needed = ctx.needs_input_grad[4:]
             with torch.autocast(output.device.type, enabled=False):
                 if torch.is_grad_enabled():  # the gradient itself will be differentiated
                     blocks = RowBlocks(ctx.call, (), ctx.row_block, with_output=True)
-                    gradients = double_backward(blocks, tensors, [gradient])
+                    gradients: Sequence[Tensor | None] = double_backward(blocks, tensors, [gradient])
                 else:
                     call = ctx.call.with_arrays([x.detach() for x in tensors])
                     logits_needed = any(needed[:2]) or any(needed[3:])
@@ -81,7 +90,7 @@ def attention() -> Callable[..., Tensor]:
 
 
 def forward(
-    call: BoundCall, sizes: TileSizes, notes: list[str], collector: ReadoutCollector | None = None
+    call: TorchCall, sizes: TileSizes, notes: list[str], collector: ReadoutCollector | None = None
 ) -> list[Tensor]:
     """Return the output, and the arrays of the normalizer's summary of each query.
 
@@ -112,7 +121,7 @@ def forward(
 
 
 def backward(
-    call: BoundCall,
+    call: TorchCall,
     sizes: TileSizes,
     output: Float[Tensor, "*batch q value_width"],
     summary: Sequence[Tensor],
@@ -157,15 +166,16 @@ def backward(
     for more in sums[1:]:
         for target, x in zip(total.tensors(), more.tensors(), strict=True):
             target += x
-    if supports_softmax(call) and call.normalizer.scale != 1:
-        for target in (total.query, total.key, *total.score.arrays()):
-            if target.is_floating_point():  # a score may hold arrays of indices
-                target *= call.normalizer.scale
+    scale = call.normalizer.scale
+    if supports_softmax(call) and scale is not None and scale != 1:
+        for x in (total.query, total.key, *tensors_of(total.score)):
+            if x.is_floating_point():  # a score may hold arrays of indices
+                x.mul_(scale)
     row_gradients = call.normalizer.array_gradients(tuple(summary), row_dot)
-    for target, x in zip(total.normalizer.arrays(), row_gradients, strict=True):
-        if x is not None:
+    for target, row_gradient in zip(tensors_of(total.normalizer), row_gradients, strict=True):
+        if row_gradient is not None:
             target = target[..., None, None] if target.ndim else target
-            target += x.sum_to_size(target.shape)
+            target += cast("Tensor", row_gradient).sum_to_size(target.shape)
     if not call.finite_value:
         total.value.masked_fill_(~call.value.isfinite(), 0.0)
     gradients = total.tensors()
@@ -177,7 +187,7 @@ def backward(
 
 
 def _elements(
-    call: BoundCall, sizes: TileSizes, collector: ReadoutCollector | None = None
+    call: TorchCall, sizes: TileSizes, collector: ReadoutCollector | None = None
 ) -> ElementCache[SoftmaxTiles] | ElementCache[GenericTiles]:
     if not supports_softmax(call):
         return ElementCache(lambda index: GenericTiles(call.select_batch(index), sizes.cols), call)

@@ -7,15 +7,15 @@ backward: weights of the tile from the summary;  dV += Wᵀ dO
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
-from qkv.core.equation import BoundCall, drop, side
+from qkv.core.equation import TorchCall, drop, side
 from qkv.core.guard import zero_nonfinite
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.tile_loop import attend_rows, visible_tiles
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.autograd import add_autograd_gradients, float_leaves
-from qkv.kernels.tiled.logits.base import Gradients, Limits
-from qkv.normalizers.base import Summary
+from qkv.kernels.tiled.logits.base import Gradients, Limits, tensors_of
 
 __all__ = ["GenericTiles"]
 
@@ -29,7 +29,7 @@ class GenericTiles:
         cols: number of keys in a tile.
     """
 
-    call: BoundCall
+    call: TorchCall
     cols: int
 
     def guard_notes(self) -> tuple[str, ...]:
@@ -39,12 +39,12 @@ class GenericTiles:
     def forward(self, rows: Limits, workspace: Workspace) -> tuple[Tensor, ...]:
         """Return the output of some queries and the arrays of the normalizer's summary."""
         output, summary = attend_rows(self.call, rows, self.cols)
-        return (output, *summary)
+        return cast("tuple[Tensor, ...]", (output, *summary))
 
     def backward(
         self,
         rows: Limits,
-        summary: Summary,
+        summary: tuple[Tensor, ...],
         row_dot: Float[Tensor, "*batch q 1"],
         gradient: Float[Tensor, "*batch q value_width"],
         gradients: Gradients,
@@ -55,13 +55,13 @@ class GenericTiles:
         import torch
 
         call = self.call
-        value = call.value if call.finite_value else zero_nonfinite(call.value)
-        count = len(call.score.arrays())
+        value = call.value if call.finite_value else cast("Tensor", zero_nonfinite(call.value))
+        count = len(tensors_of(call.score))
         for cols in visible_tiles(call, rows, self.cols, aligned=True):
             tile, limits = call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
             score = call.score.slice(*limits)
             leaves = float_leaves(
-                [side(call.query, rows), side(call.key, cols), *score.arrays(), *call.normalizer.arrays()]
+                [side(call.query, rows), side(call.key, cols), *tensors_of(score), *tensors_of(call.normalizer)]
             )
             with torch.enable_grad():
                 score = score.replace_arrays(leaves[2 : 2 + count])
@@ -69,19 +69,21 @@ class GenericTiles:
                 logits = call.logits(rows, cols, leaves[0], leaves[1], score)
                 if logits is None:
                     continue
-                prepared = normalizer.prepare(logits)
+                prepared = cast("Tensor", normalizer.prepare(logits))
             constant = prepared.detach()
-            weights = call.normalizer.tile_weights(constant, summary, tile)
+            weights = cast("Tensor", call.normalizer.tile_weights(constant, summary, tile))
             target = gradients.values(cols)
             target += (drop(weights, tile, call.dropout).mT @ gradient).sum_to_size(target.shape)
             if not (logits_needed and normalizer.differentiable and prepared.requires_grad):
                 continue
             d_weights = drop(gradient @ side(value, cols).mT, tile, call.dropout)
-            d_logits = call.normalizer.logit_gradient(constant, weights, d_weights, row_dot, summary, tile)
+            d_logits = cast(
+                "Tensor", call.normalizer.logit_gradient(constant, weights, d_weights, row_dot, summary, tile)
+            )
             targets = [
                 gradients.queries(rows),
                 gradients.keys(cols),
-                *gradients.score.slice(*limits).arrays(),
-                *gradients.normalizer.arrays(),
+                *tensors_of(gradients.score.slice(*limits)),
+                *tensors_of(gradients.normalizer),
             ]
             add_autograd_gradients(prepared, d_logits, leaves, targets)

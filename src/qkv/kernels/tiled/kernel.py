@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
+from typing import cast as cast_type
 
 from qkv.core.arrays import cast, requires_gradient
-from qkv.core.equation import BoundCall
+from qkv.core.equation import TorchCall
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.cost_model import tile_seconds, visible_pairs
 from qkv.kernels.runtime.tile_readouts import readable_in_forward
@@ -103,7 +104,7 @@ class TiledKernel(Kernel):
             arithmetic=seconds,
         )
 
-    def run(self, call: BoundCall, problem: Problem) -> Result:
+    def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
         """Compute the output, and readouts with it or after it."""
         import torch
 
@@ -125,7 +126,7 @@ class TiledKernel(Kernel):
                     return Result(cast(output, call.out_dtype), (), tuple(notes))
             # Numbers that are not finite must not reach other rows, as a mean or a masked product would let them.
             if call.finite_sides:
-                call = project_call(call)
+                call = cast_type("TorchCall", project_call(call))
             nonfinite = not (call.projected and supports_softmax(call))
             sizes = tile_sizes(problem, self.budget, nonfinite)
             in_forward = readable_in_forward(problem.readouts, call.normalizer)
@@ -142,7 +143,7 @@ class TiledKernel(Kernel):
         return row_block_size(problem, self.row_block_budget, row_block_arrays(problem))
 
 
-def _collect(call: BoundCall, problem: Problem, sizes: TileSizes) -> Result:
+def _collect(call: TorchCall, problem: Problem, sizes: TileSizes) -> Result:
     """Compute the output and collect all readouts in the same pass."""
     from qkv.kernels.tiled.autograd import forward
     from qkv.kernels.tiled.pooled_map import align_to_cells

@@ -100,9 +100,8 @@ class PooledMaps:
 
     def results(self) -> tuple[Tensor, ...]:
         """Return the maps in the order of the readouts."""
-        return tuple(
-            readout.finalize(whole, self.tile) for readout, whole in zip(self.readouts, self.whole, strict=True)
-        )
+        pairs = zip(self.readouts, self.whole, strict=True)
+        return tuple(cast("Tensor", readout.finalize(whole, self.tile)) for readout, whole in pairs)
 
 
 class ElementMaps:
@@ -194,6 +193,8 @@ class _Map:
             self.maxima[: len(e), cells.number] = maximum[:, 0]
 
     def finalize(self, shift: Tensor, total: Tensor, exp: Callable[[Tensor], Tensor]) -> None:
+        import torch
+
         if self.table is None or self.maxima is None:
             return
         rows = self.rows[1] - self.rows[0]
@@ -202,10 +203,12 @@ class _Map:
         if self.has_maxima:
             counts = [cells.count for cells in self.tiles.values()]
             scale = exp(self.maxima[:rows, : len(counts)] - shift).mul_(scale)
-            scale = scale.repeat_interleave(table.new_tensor(counts, dtype=int), 1, output_size=self.width)
+            scale = scale.repeat_interleave(torch.tensor(counts, device=table.device), 1, output_size=self.width)
         table.mul_(scale)
         at = cell_range(self.rows, self.sides[0], self.tile.q_total)
-        pooled = pool_cells(table, -2, self.rows, self.sides[0], self.tile.q_total, "sum" if self.mean else "max")
+        pooled = cast(
+            "Tensor", pool_cells(table, -2, self.rows, self.sides[0], self.tile.q_total, "sum" if self.mean else "max")
+        )
         for target in self.targets:
             for cells in self.tiles.values():
                 # One tile after the other, because two tiles may cut one cell.
@@ -237,7 +240,7 @@ class _Map:
 
     def _pool_unevenly(self, e: Tensor, cols: Limits, cells: _TileCells) -> Tensor:
         if not self.mean:
-            return pool_cells(e, -1, cols, self.sides[1], self.tile.k_total, "max")
+            return cast("Tensor", pool_cells(e, -1, cols, self.sides[1], self.tile.k_total, "max"))
         if cells.indicator is None:
             cells.indicator = e.new_zeros((e.shape[1], cells.count))
             for n, (start, stop) in enumerate(itertools.pairwise(cells.edges)):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from qkv.core.batch import BatchIndex
-from qkv.core.equation import BoundCall
+from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.tiled.pooled_map import ElementMaps, PooledMaps, supports_pooling
@@ -33,7 +33,7 @@ class ReadoutCollector:
         accumulator: of the readouts that need a second pass over the tiles; None if there are none.
     """
 
-    def __init__(self, readouts: Sequence[Readout], call: BoundCall) -> None:
+    def __init__(self, readouts: Sequence[Readout], call: TorchCall) -> None:
         self._kinds = [_kind(readout, call) for readout in readouts]
 
         def of(kind: Kind) -> list[Readout]:
@@ -67,7 +67,7 @@ class ReadoutCollector:
         return tuple(next(results[kind]) for kind in self._kinds)
 
 
-def _kind(readout: Readout, call: BoundCall) -> Kind:
+def _kind(readout: Readout, call: TorchCall) -> Kind:
     if supports_pooling(readout, call.normalizer):
         return "map"
     return "log total" if readout.is_log_sum_exp else "tiles"
@@ -76,7 +76,7 @@ def _kind(readout: Readout, call: BoundCall) -> Kind:
 class _LogTotal:
     """The log-sum-exp of each query, of all heads or of some."""
 
-    def __init__(self, readout: Readout, call: BoundCall) -> None:
+    def __init__(self, readout: Readout, call: TorchCall) -> None:
         tile = call.tile
         self.heads = readout.head_indices
         self.count = tile.batch[-1] if tile.batch else 1

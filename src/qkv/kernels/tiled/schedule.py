@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
-from qkv.core.equation import BoundCall, side
+from qkv.core.equation import TorchCall, side
 from qkv.core.tile import Tile
 from qkv.core.typing import Tensor
 from qkv.kernels.runtime.tile_loop import ranges
@@ -23,14 +23,14 @@ Limits = tuple[int, int]
 Task = tuple[BatchIndex, Limits]
 
 
-def shares_by_rows(call: BoundCall, sizes: TileSizes) -> list[Sequence[Task]]:
+def shares_by_rows(call: TorchCall, sizes: TileSizes) -> list[Sequence[Task]]:
     """Return the tasks of each worker; an element may be split between workers."""
     rows = list(ranges(call.tile.q_total, sizes.rows))
     tasks = [(index, limits) for index in batch_indices(call.tile.batch, sizes.batch) for limits in rows]
     return split_evenly(tasks, worker_count(call.value))
 
 
-def shares_by_element(call: BoundCall, sizes: TileSizes, in_parallel: bool) -> list[Sequence[Task]]:
+def shares_by_element(call: TorchCall, sizes: TileSizes, in_parallel: bool) -> list[Sequence[Task]]:
     """Return the tasks of each worker, with all rows of an element on one worker; one worker unless `in_parallel`."""
     rows = list(ranges(call.tile.q_total, sizes.rows))
     elements = list(batch_indices(call.tile.batch, sizes.batch))
@@ -56,7 +56,7 @@ class ElementCache(Generic[Element]):
         call: the call.
     """
 
-    def __init__(self, create: Callable[[BatchIndex], Element], call: BoundCall) -> None:
+    def __init__(self, create: Callable[[BatchIndex], Element], call: TorchCall) -> None:
         self._create, self._lock = create, Lock()
         workers = worker_count(call.value)
         # Rows of one element follow each other: one element per worker, and the one it comes from.

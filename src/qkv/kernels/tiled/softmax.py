@@ -22,7 +22,7 @@ import numpy as np
 
 from qkv.core.arrays import is_array
 from qkv.core.batch import BatchIndex
-from qkv.core.equation import BoundCall
+from qkv.core.equation import TorchCall
 from qkv.core.online_softmax import ExponentialSums
 from qkv.core.random import dropout_rate
 from qkv.core.tile import Tile
@@ -40,7 +40,6 @@ from qkv.kernels.tiled.logits.inner_product import InnerProductLogits
 from qkv.kernels.tiled.logits.softcap import SoftcapLogits
 from qkv.kernels.tiled.readouts import ReadoutCollector
 from qkv.masks import Mask
-from qkv.normalizers.base import Summary
 
 __all__ = ["BOUND", "SoftmaxTiles", "logit_bound", "supports_softmax", "tile_logits"]
 
@@ -53,8 +52,11 @@ _MIN_QUERIES = 256
 _MAX_CACHED_MASKS = 64
 LOG2_E = math.log2(math.e)
 
+RowSums = tuple[Tensor, Tensor, Tensor]
+"""Shift, total and weighted sum of some rows; or their output, shift and total."""
 
-def supports_softmax(call: BoundCall) -> bool:
+
+def supports_softmax(call: TorchCall) -> bool:
     """Return whether weights are e^(scale · logit) over their sum, and no value that is not finite can be masked."""
     normalizer = call.normalizer
     return (
@@ -66,7 +68,7 @@ def supports_softmax(call: BoundCall) -> bool:
     )
 
 
-def logit_bound(call: BoundCall) -> float:
+def logit_bound(call: TorchCall) -> float:
     """Return a bound of |scale · logit| over the call; infinite if none is known.
 
     It is infinite too if values are so large that a weighted sum without a maximum might overflow.
@@ -86,7 +88,7 @@ def logit_bound(call: BoundCall) -> float:
     return math.inf if bound is None or not largest <= _LARGEST_VALUE else float(bound) * scale
 
 
-def tile_logits(call: BoundCall, factor: float, ops: FasterOps) -> TileLogits:
+def tile_logits(call: TorchCall, factor: float, ops: FasterOps) -> TileLogits:
     """Select how the logits of tiles are computed, from the facts of the score.
 
     Args:
@@ -122,7 +124,7 @@ class SoftmaxTiles:
         collector: collects readouts of the weights; None: there are none.
     """
 
-    call: BoundCall
+    call: TorchCall
     cols: int
     bound: float
     index: BatchIndex = ()
@@ -158,16 +160,16 @@ class SoftmaxTiles:
         sums = self._accumulate(rows, workspace, running)
         if not (self.bounded or running or _is_moderate(sums)):
             sums = self._accumulate(rows, workspace, running=True)
-        output, summary = self._finalize(rows, sums)
+        output, shift, total = self._finalize(rows, sums)
         if self._maps is not None:
-            self._maps.finalize(summary[0], summary[1], torch.exp2 if self._base2 else torch.exp)
+            self._maps.finalize(shift, total, torch.exp2 if self._base2 else torch.exp)
         if self.collector is not None:
-            self.collector.add_log_totals(self.index, rows, lambda: self._log_total(summary))
+            self.collector.add_log_totals(self.index, rows, lambda: self._log_total(shift, total))
             if self.collector.accumulator is not None:
-                self._read(self.collector.accumulator, rows, summary, workspace)
-        return (output, *summary)
+                self._read(self.collector.accumulator, rows, shift, total, workspace)
+        return output, shift, total
 
-    def _accumulate(self, rows: Limits, workspace: Workspace, running: bool) -> ExponentialSums:
+    def _accumulate(self, rows: Limits, workspace: Workspace, running: bool) -> RowSums:
         """Return shift, total and weighted sum of some queries.
 
         The shift is 0 if logits are bounded. Otherwise it is the maximum of the first tile, which is usually near that
@@ -206,32 +208,36 @@ class SoftmaxTiles:
             total += exponentials.sum(dim=-1, keepdim=True)
             dropped = _apply_dropout(exponentials, self._dropout_mask(rows, cols), workspace)
             add_matmul_(weighted, dropped, self._values(cols))
-        return ExponentialSums(maximum, total, weighted.mul_(self._dropout_scale))
+        return maximum, total, weighted.mul_(self._dropout_scale)
 
-    def _finalize(self, rows: Limits, sums: ExponentialSums) -> tuple[Tensor, Summary]:
+    def _finalize(self, rows: Limits, sums: RowSums) -> RowSums:
+        """Return output, shift and total of some queries."""
         call = self.call
+        maximum, total, weighted = sums
         if call.normalizer.shift_invariant:
             # As `Softmax.finalize`, for numbers that are known to be finite.
-            sums.maximum.masked_fill_(sums.maximum == -math.inf, 0.0)
-            return sums.weighted.div_(sums.total.masked_fill(sums.total == 0, 1.0)), (sums.maximum, sums.total)
-        return call.normalizer.finalize(sums, call.tile.restrict(rows, (0, 0)), call.dropout)
+            maximum.masked_fill_(maximum == -math.inf, 0.0)
+            return weighted.div_(total.masked_fill(total == 0, 1.0)), maximum, total
+        tile = call.tile.restrict(rows, (0, 0))
+        output, summary = call.normalizer.finalize(ExponentialSums(maximum, total, weighted), tile, call.dropout)
+        return cast("RowSums", (output, *summary))
 
     def _exp_(self, x: Tensor) -> Tensor:
         if self._base2:
             return x.exp2_()
         return x.exp_() if self.bounded else x.mul_(LOG2_E).exp2_()
 
-    def _log_total(self, summary: Summary) -> Tensor:
+    def _log_total(self, shift: Tensor, total: Tensor) -> Tensor:
         """Return the log-sum-exp of each row; −inf for a row without keys."""
-        shift, total = summary
         return total.log().add_(shift, alpha=math.log(2) if self._base2 else 1.0)
 
-    def _read(self, accumulator: ReadoutAccumulator, rows: Limits, summary: Summary, workspace: Workspace) -> None:
+    def _read(
+        self, accumulator: ReadoutAccumulator, rows: Limits, shift: Tensor, total: Tensor, workspace: Workspace
+    ) -> None:
         """Recompute the tiles of some queries for readouts that need the weights themselves."""
         import torch
 
         call, tile = self.call, self.call.tile
-        shift, total = summary
         inverse = total.masked_fill(total == 0, 1.0).reciprocal_()
         for cols in ranges(tile.k_total, self.cols):
             here = tile.restrict(rows, cols)
@@ -255,7 +261,7 @@ class SoftmaxTiles:
     def backward(
         self,
         rows: Limits,
-        summary: Summary,
+        summary: tuple[Tensor, ...],
         row_dot: Float[Tensor, "*batch q 1"],
         gradient: Float[Tensor, "*batch q value_width"],
         gradients: Gradients,
@@ -297,7 +303,9 @@ class SoftmaxTiles:
     def _dropout_mask(self, rows: Limits, cols: Limits) -> Bool[Tensor, "*batch q k"] | None:
         """Return which weights of a tile dropout keeps; None for all."""
         dropout = self.call.dropout
-        return self.call.tile.restrict(rows, cols).dropout_mask(self.call.value, dropout) if dropout else None
+        if not dropout:
+            return None
+        return cast("Tensor", self.call.tile.restrict(rows, cols).dropout_mask(self.call.value, dropout))
 
     def _tiles(self, rows: Limits, workspace: Workspace) -> Iterator[tuple[Limits, Tensor | None]]:
         """Yield the keys of each tile that is not empty, and which of its pairs are excluded (None: no pair)."""
@@ -322,20 +330,21 @@ class SoftmaxTiles:
         shared = mask.relative and not is_array(start)
         excluded = cast("Tensor | None", workspace.cache.get(name)) if shared else None
         if excluded is None:
-            excluded = ~mask.slice(slice(*rows), slice(*cols)).allowed(here, self.call.value)
+            excluded = cast("Tensor", ~mask.slice(slice(*rows), slice(*cols)).allowed(here, self.call.value))
             if shared and len(workspace.cache) < _MAX_CACHED_MASKS:
                 workspace.cache[name] = excluded
         return excluded
 
 
-def _is_moderate(sums: ExponentialSums) -> bool:
+def _is_moderate(sums: RowSums) -> bool:
     """Return whether every total is near enough to 1 to keep its digits, and no sum overflowed."""
     import torch
 
-    if not sums.total.numel():
+    _, total, weighted = sums
+    if not total.numel():
         return True
-    low, high = torch.aminmax(sums.total)
-    return float(low) >= 1e-12 and float(high) <= 1e12 and bool(torch.isfinite(sums.weighted).all())
+    low, high = torch.aminmax(total)
+    return float(low) >= 1e-12 and float(high) <= 1e12 and bool(torch.isfinite(weighted).all())
 
 
 def _apply_dropout(x: Tensor, mask: Tensor | None, workspace: Workspace) -> Tensor:

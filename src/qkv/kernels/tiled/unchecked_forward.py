@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qkv.core.arrays import requires_gradient
-from qkv.core.equation import BoundCall
+from qkv.core.equation import TorchCall
 from qkv.core.typing import Tensor
 from qkv.kernels.runtime.tile_sizes import TileSizes
 from qkv.kernels.tiled.autograd import forward
@@ -19,7 +19,7 @@ from qkv.plan.problem import Problem
 __all__ = ["supports_unchecked", "unchecked_forward"]
 
 
-def supports_unchecked(call: BoundCall, problem: Problem) -> bool:
+def supports_unchecked(call: TorchCall, problem: Problem) -> bool:
     """Return whether the sums of this call would show every number that is not finite."""
     normalizer = call.normalizer
     tensors = (call.query, call.key, call.value, *call.score.arrays(), *normalizer.arrays())
@@ -36,7 +36,7 @@ def supports_unchecked(call: BoundCall, problem: Problem) -> bool:
     )
 
 
-def unchecked_forward(call: BoundCall, sizes: TileSizes, notes: list[str]) -> Tensor | None:
+def unchecked_forward(call: TorchCall, sizes: TileSizes, notes: list[str]) -> Tensor | None:
     """Return the output; None if a number was not finite, or the sums cannot tell.
 
     Args:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import faster_ops
@@ -51,8 +52,7 @@ class AdditiveLogits(TileLogits):
             units.add_logits(rows, cols, out, workspace)
 
         def backward(gradient: Tensor, gradients: Gradients) -> None:
-            vector = gradients.score.tanh_vector
-            assert vector is not None
+            vector = cast("Tensor", gradients.score.tanh_vector)
             for units in self._trained_units.backward:
                 units.add_gradient(rows, cols, gradient, gradients.query, gradients.key, vector, workspace)
 
@@ -66,13 +66,11 @@ class AdditiveLogits(TileLogits):
 
     @cached_property
     def _units(self) -> HiddenUnits:
-        assert self.call.score.tanh_vector is not None
-        return prepare_units(self.call.query, self.call.key, self.call.score.tanh_vector)
+        return prepare_units(self.call.query, self.call.key, cast("Tensor", self.call.score.tanh_vector))
 
     @cached_property
     def _trained_units(self) -> HiddenUnits:
-        assert self.call.score.tanh_vector is not None
-        return prepare_units(self.call.query, self.call.key, self.call.score.tanh_vector, train=True)
+        return prepare_units(self.call.query, self.call.key, cast("Tensor", self.call.score.tanh_vector), train=True)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from qkv.core.equation import side
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.workspace import Workspace
-from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, scale_and_shift_
+from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, scale_and_shift_, tensors_of
 from qkv.scores.base import Score
 
 __all__ = ["AutogradLogits", "add_autograd_gradients", "float_leaves"]
@@ -32,20 +33,20 @@ class AutogradLogits(TileLogits):
 
         tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
         score = self.call.score.slice(*limits)
-        leaves = float_leaves([side(self.call.query, rows), side(self.call.key, cols), *score.arrays()])
+        leaves = float_leaves([side(self.call.query, rows), side(self.call.key, cols), *tensors_of(score)])
         with torch.enable_grad():
             traced = self._function(score.replace_arrays(leaves[2:]))(leaves[0], leaves[1], tile)
 
         def backward(gradient: Tensor, gradients: Gradients) -> None:
             if traced.requires_grad:
-                arrays = gradients.score.slice(*limits).arrays()
+                arrays = tensors_of(gradients.score.slice(*limits))
                 targets = [gradients.queries(rows), gradients.keys(cols), *arrays]
                 add_autograd_gradients(traced, gradient, leaves, targets)
 
         return self._copy(traced.detach(), rows, cols, workspace, shift), backward
 
     def _function(self, score: Score) -> Callable[..., Tensor]:
-        return score.projected_logits if self.call.projected else score.logits
+        return cast("Callable[..., Tensor]", score.projected_logits if self.call.projected else score.logits)
 
     def _copy(self, logits: Tensor, rows: Limits, cols: Limits, workspace: Workspace, shift: Tensor | None) -> Tensor:
         import torch

@@ -18,16 +18,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, cast
 
 from qkv.core.batch import BatchIndex, take_batch
-from qkv.core.equation import BoundCall
+from qkv.core.equation import TorchCall
+from qkv.core.parts import Part
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import FasterOps
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
 
-__all__ = ["Backward", "Gradients", "Limits", "RowSlices", "TileLogits", "scale_and_shift_"]
+__all__ = ["Backward", "Gradients", "Limits", "RowSlices", "TileLogits", "scale_and_shift_", "tensors_of"]
 
 Limits = tuple[int, int]
 """First query or key of a range, and one past the last."""
@@ -82,11 +84,11 @@ class Gradients:
         return RowSlices(self.value)
 
     @classmethod
-    def zeros(cls, call: BoundCall) -> Gradients:
+    def zeros(cls, call: TorchCall) -> Gradients:
         """Return gradients of zero for the arrays of `call`."""
         import torch
 
-        zeros = torch.zeros_like
+        zeros: Callable[[Any], Tensor] = torch.zeros_like
 
         def column_major(x: Tensor) -> Tensor:
             # The products that add to keys and values are a seventh faster with contiguous columns.
@@ -107,7 +109,12 @@ class Gradients:
 
     def tensors(self) -> list[Tensor]:
         """Return all arrays in the order query, key, value, those of the score, those of the normalizer."""
-        return [self.query, self.key, self.value, *self.score.arrays(), *self.normalizer.arrays()]
+        return [self.query, self.key, self.value, *tensors_of(self.score), *tensors_of(self.normalizer)]
+
+
+def tensors_of(part: Part) -> list[Tensor]:
+    """Return the arrays of a part of a call on PyTorch."""
+    return cast("list[Tensor]", list(part.arrays()))
 
 
 Backward = Callable[[Tensor, Gradients], None]
@@ -123,7 +130,7 @@ class TileLogits(ABC):
         ops: the faster of equivalent operations on this machine.
     """
 
-    def __init__(self, call: BoundCall, factor: float, ops: FasterOps) -> None:
+    def __init__(self, call: TorchCall, factor: float, ops: FasterOps) -> None:
         self.call, self.factor, self.ops = call, factor, ops
 
     def guard_notes(self) -> tuple[str, ...]:

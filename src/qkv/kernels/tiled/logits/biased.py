@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
-from qkv.core.equation import BoundCall
+from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import FasterOps
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.autograd import add_autograd_gradients, float_leaves
-from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits
+from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, tensors_of
+from qkv.scores.base import PointwiseScore
 
 __all__ = ["BiasedLogits"]
 
@@ -24,16 +26,17 @@ class BiasedLogits(TileLogits):
         inner: the logits of the inner score, multiplied by the same factor.
     """
 
-    def __init__(self, call: BoundCall, factor: float, ops: FasterOps, inner: TileLogits) -> None:
+    def __init__(self, call: TorchCall, factor: float, ops: FasterOps, inner: TileLogits) -> None:
         super().__init__(call, factor, ops)
         self._inner = inner
+        self._score = cast("PointwiseScore", call.score)  # `adds_offset` says so
 
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
         """Return the inner logits with the offset added in place."""
-        tile, score = self.call.tile.restrict(rows, cols), self.call.score.slice(slice(*rows), slice(*cols))
-        offset = score.offset(tile, self.call.value)
+        tile, score = self.call.tile.restrict(rows, cols), self._score.slice(slice(*rows), slice(*cols))
+        offset = cast("Tensor", score.offset(tile, self.call.value))
         return self._inner.logits(rows, cols, workspace, shift).add_(offset, alpha=self.factor)
 
     def trace(
@@ -43,15 +46,15 @@ class BiasedLogits(TileLogits):
         import torch
 
         tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
-        score = self.call.score.slice(*limits)
-        leaves = float_leaves(score.arrays())
+        score = self._score.slice(*limits)
+        leaves = float_leaves(tensors_of(score))
         with torch.enable_grad():
-            offset = score.replace_arrays(leaves).offset(tile, self.call.value)
+            offset = cast("Tensor", score.replace_arrays(leaves).offset(tile, self.call.value))
         logits, inner_backward = self._inner.trace(rows, cols, workspace, shift)
 
         def backward(gradient: Tensor, gradients: Gradients) -> None:
             if offset.requires_grad:
-                add_autograd_gradients(offset, gradient, leaves, gradients.score.slice(*limits).arrays())
+                add_autograd_gradients(offset, gradient, leaves, tensors_of(gradients.score.slice(*limits)))
             assert gradients.score.inner is not None
             inner_backward(gradient, replace(gradients, score=gradients.score.inner))
 

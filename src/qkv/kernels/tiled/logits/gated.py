@@ -8,7 +8,7 @@ backward, with G the gate and W = dS ⊙ G:  d(L Rᵀ) = W        dg_i = Σ_j dS
 
 from __future__ import annotations
 
-from qkv.core.equation import BoundCall
+from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import FasterOps, add_matmul_
 from qkv.kernels.runtime.workspace import Workspace
@@ -28,7 +28,7 @@ _EXACT_INTEGERS = 2.0**22
 class GatedLogits(TileLogits):
     """Logits of a score whose `gated_product` is true."""
 
-    def __init__(self, call: BoundCall, factor: float, ops: FasterOps) -> None:
+    def __init__(self, call: TorchCall, factor: float, ops: FasterOps) -> None:
         super().__init__(call, factor, ops)
         # Copied without the last column: matrix products need contiguous rows.
         self._left = RowSlices(call.query[..., :-1].contiguous())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qkv.core.equation import BoundCall
+from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import FasterOps, add_matmul_
 from qkv.kernels.runtime.workspace import Workspace
@@ -14,7 +14,7 @@ __all__ = ["InnerProductLogits"]
 class InnerProductLogits(TileLogits):
     """Logits of a score that is the inner product of its projections."""
 
-    def __init__(self, call: BoundCall, factor: float, ops: FasterOps) -> None:
+    def __init__(self, call: TorchCall, factor: float, ops: FasterOps) -> None:
         super().__init__(call, factor, ops)
         self._queries, self._keys = RowSlices(call.query), RowSlices(call.key)
         self._scaled_queries = self._queries if factor == 1 else RowSlices(call.query * factor)

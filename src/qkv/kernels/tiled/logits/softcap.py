@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qkv.core.equation import BoundCall
+from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import FasterOps
 from qkv.kernels.runtime.workspace import Workspace
@@ -17,7 +17,7 @@ __all__ = ["SoftcapLogits"]
 class SoftcapLogits(TileLogits):
     """Logits of a score whose `tanh_cap` is a number and whose inner score is an inner product."""
 
-    def __init__(self, call: BoundCall, factor: float, ops: FasterOps) -> None:
+    def __init__(self, call: TorchCall, factor: float, ops: FasterOps) -> None:
         super().__init__(call, factor, ops)
         score = call.score
         assert score.inner is not None

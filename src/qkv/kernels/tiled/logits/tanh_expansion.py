@@ -29,11 +29,14 @@ import math
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from qkv.core.typing import DType, Float, Tensor
 from qkv.kernels.runtime.tile_sizes import MAX_PATTERN_BYTES
 from qkv.kernels.runtime.workspace import Workspace, borrow_workspace
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["TanhExpansion", "expand_tanh", "expansion_limit"]
 
@@ -307,7 +310,7 @@ def _write_products(parts: list[Tensor], out: Tensor) -> None:
         halves.append(joined)
     one, other = halves
     shape = (one.shape[0], one.shape[1], other.shape[1], one.shape[2])
-    torch.mul(one[:, :, None], other[:, None], out=out.unflatten(1, shape[1:3]))
+    torch.mul(one[:, :, None], other[:, None], out=out.view(shape))
 
 
 def expand_tanh(
@@ -344,7 +347,7 @@ def expand_tanh(
 
 
 @cache
-def _sign_sums(size: int, draws: int, dtype: DType, device: object) -> Tensor:
+def _sign_sums(size: int, draws: int, dtype: DType, device: torch.device) -> Tensor:
     """Return all sums of so many draws of each sign, `(size, patterns)`."""
     import torch
 
