@@ -1,9 +1,9 @@
-"""Suites to inherit for a part of your own, so that it is held to the same rules as those that are here."""
+"""Contract test suites to inherit for your own scores, normalizers, masks, readouts and kernels."""
 
 from qkv.errors import MissingPackageError
 
 try:
-    # Asked for here, so that their absence gets a sentence.
+    # Imported here, so that their absence raises an error with advice.
     import hypothesis  # noqa: F401
     import pytest  # noqa: F401
 except ImportError as error:

@@ -1,8 +1,9 @@
-"""What a normalizer that goes tile by tile owes: output, weights and gradients of the whole row."""
+"""The contract of normalizers on tiles: output, weights and gradients equal those of whole rows."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from qkv.core.arrays import ignore_numpy_warnings, namespace
 from qkv.core.equation import drop
 from qkv.core.tile import Tile
+from qkv.core.typing import ArrayLike
 from qkv.errors import RefusedError
+from qkv.normalizers.base import Normalizer, Summary
 from qkv.testing.examples import Draw, floats, with_floats
 from qkv.testing.libraries import Setting, assert_close, to_float64
 from qkv.testing.parts import PartContract
@@ -23,9 +26,15 @@ Cuts = list[tuple[int, int]]
 
 
 def accumulate_tiles(
-    normalizer: Any, logits: Any, value: Any, tile: Any, cuts: Cuts, dropout: float, order: Any = None
-) -> Any:
-    """`finish` of the partials of these tiles; `order(n)` names the next two to merge (None: the first)."""
+    normalizer: Normalizer,
+    logits: ArrayLike,
+    value: ArrayLike,
+    tile: Tile,
+    cuts: Cuts,
+    dropout: float,
+    order: Callable[[int], Sequence[int]] | None = None,
+) -> tuple[ArrayLike, Summary]:
+    """Accumulate tiles, merge their partial results and finalize; `order(n)` names the next two to merge."""
     prepared = normalizer.prepare(logits)
     partials = [
         normalizer.accumulate(
@@ -42,16 +51,18 @@ def accumulate_tiles(
 
 
 class AccumulationContract(PartContract):
-    """Part of `NormalizerContract`."""
+    """Tests of accumulation by tiles, part of `NormalizerContract`."""
 
     non_negative_logits: ClassVar[bool] = False
-    """Whether only scores from 0 are taken."""
+    """Whether only non-negative logits are accepted."""
     signed: ClassVar[bool] = False
     """Whether weights may be negative."""
 
     @settings(suppress_health_check=[HealthCheck.differing_executors])
     @given(st.data(), st.booleans(), st.sampled_from([0.0, 0.4]))
-    def test_fold_in_any_tiles_and_any_order_is_the_whole(self, data: Any, batched: bool, dropout: float) -> None:
+    def test_fold_in_any_tiles_and_any_order_is_the_whole(
+        self, data: st.DataObject, batched: bool, dropout: float
+    ) -> None:
         batch = (2,) if batched else ()
         draw = Draw(data.draw(st.integers(0, 99)), batch=batch)
         normalizer = self.make(draw)
@@ -62,7 +73,7 @@ class AccumulationContract(PartContract):
         edges = sorted(data.draw(st.lists(st.integers(0, 8), max_size=4)))
         cuts = list(zip([0, *edges], [*edges, 8], strict=True))
 
-        def order(n: int) -> Any:
+        def order(n: int) -> ArrayLike:
             return data.draw(st.permutations(range(n)))[:2]
 
         with ignore_numpy_warnings():
@@ -84,7 +95,7 @@ class AccumulationContract(PartContract):
         dropout = 0.0 if setting.library == "jax" else 0.4  # there the draw takes seconds to compile
         cut = tile.restrict((0, 4), (3, 8))
 
-        def both(x: Any, v: Any) -> Any:
+        def both(x: ArrayLike, v: ArrayLike) -> ArrayLike:
             part = setting.part(normalizer)
             output, summary = accumulate_tiles(part, x, v, tile, [(0, 3), (3, 8)], dropout)
             weights = part.weights(x, tile)
@@ -123,7 +134,7 @@ class AccumulationContract(PartContract):
             assert_close(got, clean, 1e-15)
 
     def test_gradients_from_the_summary_are_those_of_the_weights(self) -> None:
-        """Tile by tile: through `logit_gradient`, then `prepare`, and `array_gradients` for what is left."""
+        """Tile by tile: through `logit_gradient`, then `prepare`, and `array_gradients` for the rest."""
         torch = pytest.importorskip("torch")
         draw = Draw(1, batch=(2,))
         normalizer = self.make(draw)
@@ -162,7 +173,7 @@ class AccumulationContract(PartContract):
             with pytest.raises(RefusedError, match=f"{type(normalizer).__name__} must be given whole rows"):
                 normalizer.accumulate(np.zeros((1, 1)), np.zeros((1, 1)), Tile.whole(1, 1), 0.0, True)
 
-    def _row_logits(self, draw: Draw) -> Any:
+    def _row_logits(self, draw: Draw) -> ArrayLike:
         logits = draw(4, 8) * 3
         logits = np.abs(logits) if self.non_negative_logits else logits
         logits[..., 1, draw.rng.random(8) < 0.5] = -np.inf

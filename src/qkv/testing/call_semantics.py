@@ -1,4 +1,4 @@
-"""Rules of meaning about calls: positions, lengths, readouts, memory, sizes (rules 4, 5, 7, 9, 11)."""
+"""Semantics of calls, rules 4, 5, 7, 9 and 11: positions, lengths, readouts, memory, sizes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MISFITS: dict[str, tuple[Callable[[Call], Call], str]] = {
 
 
 class CallSemanticsContract(KernelHarness):
-    """The rules, one or more tests each; inherited by `KernelContract`."""
+    """Tests of the rules about calls, inherited by `KernelContract`."""
 
     # -- 4. Positions ------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class CallSemanticsContract(KernelHarness):
     # -- 9. Nothing falls to quadratic memory silently ---------------------------------------------------
 
     def peak(self, n: int, setting: Setting, memory: int | str = "1 TiB") -> float:
-        """What the plan says it would allocate for n queries and n keys."""
+        """Return the peak memory of the plan for n queries and n keys."""
         shape = (2, n, 64)
         options: Any = {
             "library": setting.library,
@@ -145,7 +145,7 @@ class CallSemanticsContract(KernelHarness):
                     assert_agrees(self.run(call, setting), oracle_of(call, setting), setting, said)
 
     def test_million_keys_work(self, setting: Setting) -> None:
-        # Equal keys but one; what is asked finds it, whatever the tiles.
+        # All keys but one are equal; the query must find that one for any tiling.
         key = np.zeros((1_000_000, 1))
         key[777_777] = 40.0
         kernel = type(self.kernel)()  # in tiles of its own size
@@ -155,6 +155,6 @@ class CallSemanticsContract(KernelHarness):
 
 
 def _small() -> Call:
-    """Two queries, four keys, no positions."""
+    """Return a call with two queries and four keys, without positions."""
     rng = np.random.default_rng(2)
     return Call(rng.normal(size=(2, 2)), rng.normal(size=(4, 2)), rng.normal(size=(4, 3)), scores.Dot())

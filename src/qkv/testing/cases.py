@@ -1,19 +1,19 @@
-"""Example calls for the suites: tables of scores, normalizers, masks and shapes, and the calls made of them.
+"""Example calls for the suites: tables of scores, normalizers, masks and shapes, and calls that combine them.
 
-A new part gets one row here and is then run with everything else, by every kernel.
+A new part gets one row here, and every kernel is then tested with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from qkv import masks, normalizers, scores
 from qkv.core.arrays import namespace
 from qkv.core.positions import Positions
+from qkv.core.typing import ArrayLike
 from qkv.testing.examples import Draw
 
 __all__ = ["Call", "Case", "MASKS", "NORMALIZERS", "SCORES", "SHAPES", "Shape"]
@@ -21,7 +21,7 @@ __all__ = ["Call", "Case", "MASKS", "NORMALIZERS", "SCORES", "SHAPES", "Shape"]
 
 @dataclass(frozen=True)
 class Shape:
-    """Lengths, widths and batch axes of a call; `strided`: the arrays are not contiguous."""
+    """Lengths, widths and batch axes of a call; with `strided`, its arrays are not contiguous."""
 
     q: int
     k: int
@@ -49,7 +49,7 @@ SHAPES: dict[str, Shape] = {
 
 
 class Maker:
-    """What a row of a table is given: lengths, and numbers, shared (`draw`) or a set per head (`heads`)."""
+    """Argument of the table entries: lengths, and random arrays shared (`draw`) or per head (`heads`)."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
         self.shape, self.width = shape, shape.width
@@ -59,12 +59,12 @@ class Maker:
         self.all = Draw(seed + 2, shape.q, shape.k, shape.batch)
 
 
-def _scaled_product(query: Any, key: Any, scale: Any) -> Any:
+def _scaled_product(query: ArrayLike, key: ArrayLike, scale: ArrayLike) -> ArrayLike:
     xp = namespace(query)
     return xp.matmul(query, xp.matrix_transpose(key)) * scale
 
 
-def _similarity(query: Any, key: Any) -> Any:
+def _similarity(query: ArrayLike, key: ArrayLike) -> ArrayLike:
     xp = namespace(query)
     return xp.exp(xp.matmul(query, xp.matrix_transpose(key)) / 4)
 
@@ -103,7 +103,7 @@ SCORES: dict[str, Callable[[Maker], scores.Score]] = {
 }
 
 NONNEGATIVE = ("constant", "exact", "similarity")
-"""Scores that `Sum` takes."""
+"""Scores that `Sum` accepts."""
 
 NORMALIZERS: dict[str, Callable[[Maker], normalizers.Normalizer]] = {
     "softmax": lambda m: normalizers.Softmax(),
@@ -154,11 +154,11 @@ MASKS: dict[str, Callable[[Maker], masks.Mask | None]] = {
 
 @dataclass(frozen=True)
 class Call:
-    """A call: float64 NumPy arrays, parts that hold such, and options."""
+    """A call: float64 NumPy arrays, parts that hold such arrays, and options."""
 
-    query: Any
-    key: Any
-    value: Any
+    query: ArrayLike
+    key: ArrayLike
+    value: ArrayLike
     score: scores.Score
     normalizer: normalizers.Normalizer = field(default_factory=normalizers.Softmax)
     mask: masks.Mask | None = None
@@ -170,7 +170,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Case:
-    """Names from the tables, of which a call is made: `Case("additive", mask="window").call()`."""
+    """Names of table entries that define a call: `Case("additive", mask="window").call()`."""
 
     score: str = "scaled dot"
     normalizer: str = "softmax"
@@ -180,18 +180,18 @@ class Case:
 
     @property
     def sensible(self) -> bool:
-        """`Sum` refuses scores that may be negative."""
+        """Whether the normalizer accepts the score; `Sum` refuses negative scores."""
         return self.normalizer != "sum" or self.score in NONNEGATIVE
 
     def call(self, seed: int = 3) -> Call:
-        """The call, with numbers drawn from the seed."""
+        """Return the call with random numbers from the seed."""
         shape = SHAPES[self.shape]
         key_batch = shape.batch if shape.key_batch is None else shape.key_batch
         maker = Maker(shape, seed)
         key = Draw(seed + 4, batch=key_batch)(shape.k, shape.width)
         query = Draw(seed + 3, batch=shape.batch)(shape.q, shape.width)
         if self.score == "exact" and shape.k:
-            # Exact matches are there to be found: queries are some of the keys.
+            # Queries are some of the keys, so that exact matches exist.
             rows = np.arange(shape.q) % shape.k
             query = np.array(np.broadcast_to(key, (*shape.batch, *key.shape[-2:]))[..., rows, :])
         return Call(

@@ -1,10 +1,9 @@
-"""Rules 1, 2, 3, 8, 10 and 12 of meaning: data that is masked, empty, infinite, NaN, half-precise or zero."""
+"""Semantics of data, rules 1, 2, 3, 8, 10 and 12: masked, empty, infinite, NaN, half-precision and zero inputs."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from qkv.testing.libraries import Setting, assert_close, to_float64
 __all__ = ["DataSemanticsContract"]
 
 LEAST = {"float64": -1.7e308, "float32": -3.4e38, "float16": -65504.0, "bfloat16": -3.38e38}
-"""A little above the lowest finite number of each dtype: what others fill masks with."""
+"""Numbers slightly above the lowest finite one of each dtype, with which other libraries fill masks."""
 
 MASKED = [1, 4, 10]
 HIDDEN = {
@@ -26,11 +25,11 @@ HIDDEN = {
     "documents": masks.Documents(np.arange(7) // 4, np.where(np.isin(np.arange(11), MASKED), 9, np.arange(11) // 6)),
 }
 READ_ELSEWHERE = ("scaled dot", "gaussian", "additive", "cosine", "gated", "laplace", "custom")
-"""Scores that read NaN in different ways: in a product, a mean, a norm, a difference."""
+"""Scores that use their inputs in different ways: in a product, a mean, a norm, a difference."""
 
 
 class DataSemanticsContract(KernelHarness):
-    """The rules, one or more tests each; inherited by `KernelContract`."""
+    """Tests of the rules about data, inherited by `KernelContract`."""
 
     # -- 1. True means may attend ------------------------------------------------------------------------
 
@@ -105,7 +104,7 @@ class DataSemanticsContract(KernelHarness):
                 )
 
     def is_empty(self, call: Call, setting: Setting, name: str) -> None:
-        """Query 2 has output 0 and gradient 0; nothing else is disturbed."""
+        """Assert that query 2 has output 0 and gradient 0, and that all else agrees with the oracle."""
         got = self.run(call, setting)
         assert not got.output[..., 2, :].any(), f"{name}: output of an empty row {got.output[..., 2, :]}"
         for gradient in got.gradients:
@@ -151,7 +150,7 @@ class DataSemanticsContract(KernelHarness):
             )
 
     def does_not_leak(self, call: Call, setting: Setting, bad: float, said: str, hidden: list[int] = MASKED) -> None:
-        """The hidden keys and values may be anything: output and gradients are those of zeros there."""
+        """Assert that output and gradients do not depend on the hidden keys and values."""
         got = self.run(_with(call, hidden, bad), setting)
         assert_agrees(got, oracle_of(_with(call, hidden, 0.0), setting), setting, f"{bad} leaks, {said}")
 
@@ -222,10 +221,9 @@ class DataSemanticsContract(KernelHarness):
 
 
 def _with(call: Call, columns: list[int], number: float, values: bool = True) -> Call:
-    """The call with a number in these keys, and in their values."""
+    """Return the call with these keys, and by default their values, set to a number."""
     key, value = call.key.copy(), call.value.copy()
     key[..., columns, :] = number
     if values:
         value[..., columns, :] = number
-    changed: Any = replace(call, key=key, value=value)
-    return changed  # type: ignore[no-any-return]
+    return replace(call, key=key, value=value)

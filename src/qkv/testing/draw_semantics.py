@@ -1,4 +1,4 @@
-"""Rules of meaning about draws: dropout and sampling (rule 6)."""
+"""Semantics of random draws, rule 6: dropout and sampling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["DrawSemanticsContract"]
 
 
 class DrawSemanticsContract(KernelHarness):
-    """The rules, one or more tests each; inherited by `KernelContract`."""
+    """Tests of the rules about random draws, inherited by `KernelContract`."""
 
     def test_nothing_is_dropped_unless_it_is_asked_for(self, setting: Setting) -> None:
         call = Case().call()

@@ -1,4 +1,4 @@
-"""Examples for the suites: numbers for parts, and one batch element, row or pair to apply a formula to."""
+"""Examples for the suites: random arrays for parts, and the elements to which a formula is applied."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from qkv.core.arrays import Array, is_floating
 from qkv.core.parts import Part
+from qkv.core.typing import ArrayLike
 
 __all__ = ["At", "Draw", "RowAt", "element", "floats", "rebuilt", "with_floats"]
 
@@ -16,7 +17,7 @@ P = TypeVar("P", bound=Part)
 
 
 class At(NamedTuple):
-    """One pair of a call: the indices of its query and key, and the positions where these stand."""
+    """One pair of a call: the indices of its query and key, and their positions."""
 
     row: int
     col: int
@@ -34,7 +35,7 @@ class RowAt(NamedTuple):
 
 
 class Draw:
-    """Random float64 NumPy arrays for an example, each with the example's batch axes in front.
+    """Generator of random float64 NumPy arrays with the batch axes of an example.
 
     Example:
         >>> draw = Draw(seed=0, q=2, k=3, batch=(4,))
@@ -46,25 +47,25 @@ class Draw:
         self.rng = np.random.default_rng(seed)
         self.q, self.k, self.batch = q, k, batch
 
-    def __call__(self, *shape: int) -> Any:
-        """Normal numbers."""
+    def __call__(self, *shape: int) -> ArrayLike:
+        """Return standard normal numbers."""
         return np.asarray(self.rng.normal(size=(*self.batch, *shape)))
 
-    def positive(self, *shape: int) -> Any:
-        """Numbers between 0.7 and 1.8."""
+    def positive(self, *shape: int) -> ArrayLike:
+        """Return uniform numbers between 0.7 and 1.8."""
         return np.asarray(self.rng.uniform(0.7, 1.8, size=(*self.batch, *shape)))
 
-    def integers(self, below: int, *shape: int) -> Any:
-        """Integers from 0."""
+    def integers(self, below: int, *shape: int) -> ArrayLike:
+        """Return integers from 0 to `below` − 1."""
         return np.asarray(self.rng.integers(0, below, size=(*self.batch, *shape)))
 
-    def booleans(self, *shape: int) -> Any:
-        """True for two of three."""
+    def booleans(self, *shape: int) -> ArrayLike:
+        """Return booleans that are True with probability 2/3."""
         return np.asarray(self.rng.random(size=(*self.batch, *shape)) < 2 / 3)
 
 
 def element(part: P, batch: tuple[int, ...], index: tuple[int, ...]) -> P:
-    """The part of one batch element; `batch` are the part's own batch axes, () or as many as the call has."""
+    """Return the part of one batch element; `batch` are the part's own batch axes, possibly ()."""
     if not batch:
         return part
     own = tuple(0 if length == 1 else i for i, length in zip(index, batch, strict=True))
@@ -72,17 +73,17 @@ def element(part: P, batch: tuple[int, ...], index: tuple[int, ...]) -> P:
 
 
 def rebuilt(part: P) -> P:
-    """The part constructed once more from its fields, so that construction is seen to let tracers pass."""
+    """Return the part constructed again from its fields, which tests that construction accepts tracers."""
     made: Any = part
     return type(part)(**{field.name: getattr(part, field.name) for field in dataclasses.fields(made)})
 
 
 def floats(part: Part) -> list[Array]:
-    """The floating-point arrays of a part: what can have a gradient."""
+    """Return the floating-point arrays of a part, which can have gradients."""
     return [array for array in part.arrays() if is_floating(array)]
 
 
-def with_floats(part: P, new: Any) -> P:
-    """The part with other floating-point arrays, in order."""
+def with_floats(part: P, new: ArrayLike) -> P:
+    """Return the part with its floating-point arrays replaced, in order."""
     queue = list(new)
     return part.replace_arrays([queue.pop(0) if is_floating(array) else array for array in part.arrays()])

@@ -1,18 +1,20 @@
-"""Running an example call: with a kernel in an array library and dtype, or by the oracle, with gradients."""
+"""Execution of example calls, with gradients, by a kernel in some array library or by the oracle."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 import qkv
 from qkv.core.arrays import namespace
 from qkv.core.equation import attend_dense
-from qkv.plan import Kernel
+from qkv.core.typing import ArrayLike
+from qkv.engine import Observation
+from qkv.plan import Kernel, Plan
 from qkv.readouts import Readout
 from qkv.testing.cases import Call, Case
 from qkv.testing.examples import floats, with_floats
@@ -20,28 +22,30 @@ from qkv.testing.libraries import Setting, to_float64
 
 __all__ = ["Outcome", "oracle", "oracle_of", "run", "run_eagerly"]
 
+Attend: TypeAlias = Callable[[Sequence[ArrayLike]], tuple[ArrayLike, tuple[ArrayLike, ...]]]
+
 ORACLE = Setting("torch", "float64")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a call gave, as float64 NumPy.
+    """Result of a call in float64 NumPy.
 
     Attributes:
-        output: `(*batch, q, value_width)`.
-        gradients: of query, key, value, the score's and the normalizer's floating arrays; empty for NumPy.
-        readouts: results as they came.
-        plan: how it ran; None for the oracle.
+        output: output `(*batch, q, value_width)`.
+        gradients: gradients of query, key, value and the floating arrays of score and normalizer; empty for NumPy.
+        readouts: results of the readouts, unconverted.
+        plan: the plan; None for the oracle.
     """
 
-    output: Any
-    gradients: tuple[Any, ...]
-    readouts: tuple[Any, ...] = ()
-    plan: Any = None
+    output: ArrayLike
+    gradients: tuple[ArrayLike, ...]
+    readouts: tuple[ArrayLike, ...] = ()
+    plan: Plan | None = None
 
 
 def rounded(call: Call, setting: Setting) -> Call:
-    """The call with all numbers rounded to the dtype, in float64 NumPy: what the oracle must be given."""
+    """Return the call in float64 NumPy, rounded to the dtype: the input of the oracle."""
     return replace(
         call,
         query=setting.rounded(call.query),
@@ -57,22 +61,22 @@ def run(
     setting: Setting,
     kernel: Kernel | str | None,
     readouts: Sequence[Readout] = (),
-    gradient_of: Any = None,
+    gradient_of: ArrayLike = None,
     memory: int | str = "512 MiB",
 ) -> Outcome:
-    """Run with a kernel, compiled as a whole in JAX; gradients where the library has them.
+    """Run a call with a kernel, compiled by `jax.jit` for JAX, with gradients if the library has them.
 
     Args:
-        call: what to run.
+        call: the call.
         setting: array library and dtype.
-        kernel: which one; it runs or raises.
-        readouts: what to read; not under JAX's compiler.
-        gradient_of: weight of each number of the output in what is differentiated; None: normal numbers.
-        memory: what is allowed.
+        kernel: the kernel; it runs or raises.
+        readouts: readouts to compute; not for JAX.
+        gradient_of: weights of the output in the differentiated sum; None for random ones.
+        memory: memory limit.
     """
-    plans: list[Any] = []
+    plans: list[ArrayLike] = []
 
-    def attend(leaves: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
+    def attend(leaves: Sequence[ArrayLike]) -> tuple[ArrayLike, tuple[ArrayLike, ...]]:
         parts = _parts(call, setting, leaves[3:])
         seen = qkv.observe(*leaves[:3], **parts, readouts=readouts, kernel=kernel, memory=memory)
         plans.append(seen.plan)
@@ -82,12 +86,12 @@ def run(
         return replace(_differentiated(attend, call, setting, gradient_of), plan=plans[-1])
 
 
-def oracle_of(call: Call, setting: Setting, gradient_of: Any = None) -> Outcome:
-    """The call by the dense equation in float64 PyTorch, on numbers rounded to the setting's dtype."""
+def oracle_of(call: Call, setting: Setting, gradient_of: ArrayLike = None) -> Outcome:
+    """Run the dense equation in float64 PyTorch on numbers rounded to the setting's dtype."""
     rounding = replace(ORACLE, dtype=setting.dtype)  # the same numbers in every library
     call = rounded(call, rounding)
 
-    def attend(leaves: Sequence[Any]) -> tuple[Any, tuple[Any, ...]]:
+    def attend(leaves: Sequence[ArrayLike]) -> tuple[ArrayLike, tuple[ArrayLike, ...]]:
         return attend_dense(*leaves[:3], **_parts(call, ORACLE, leaves[3:])).output, ()
 
     return _differentiated(attend, call, ORACLE, gradient_of, rounding)
@@ -95,12 +99,12 @@ def oracle_of(call: Call, setting: Setting, gradient_of: Any = None) -> Outcome:
 
 @lru_cache(maxsize=4096)
 def oracle(case: Case, dtype: str) -> Outcome:
-    """`oracle_of` the case's call, remembered for the next kernel."""
+    """Return `oracle_of` the case's call, cached for all kernels."""
     return oracle_of(case.call(), Setting("torch", dtype))
 
 
-def run_eagerly(call: Call, setting: Setting, kernel: Kernel | str | None, **options: Any) -> Any:
-    """`qkv.observe`, not compiled and without gradients."""
+def run_eagerly(call: Call, setting: Setting, kernel: Kernel | str | None, **options: Any) -> Observation:
+    """Return `qkv.observe`, not compiled and without gradients."""
     with setting.active():
         leaves = [_laid(setting, x, call.strided) for x in (call.query, call.key, call.value)]
         arrays = [setting.array(x) for x in _held(call)]
@@ -108,12 +112,12 @@ def run_eagerly(call: Call, setting: Setting, kernel: Kernel | str | None, **opt
         return qkv.observe(query, key, value, **_parts(call, setting, arrays), kernel=kernel, **options)
 
 
-def _held(call: Call) -> list[Any]:
+def _held(call: Call) -> list[ArrayLike]:
     return floats(call.score) + floats(call.normalizer)
 
 
-def _parts(call: Call, setting: Setting, arrays: Sequence[Any]) -> dict[str, Any]:
-    """The parts in the setting's library, their floating arrays replaced."""
+def _parts(call: Call, setting: Setting, arrays: Sequence[ArrayLike]) -> dict[str, Any]:
+    """Return the parts in the setting's library with replaced floating arrays."""
     count = len(floats(call.score))
     return {
         "score": with_floats(setting.part(call.score), arrays[:count]),
@@ -125,7 +129,7 @@ def _parts(call: Call, setting: Setting, arrays: Sequence[Any]) -> dict[str, Any
     }
 
 
-def _laid(setting: Setting, x: Any, strided: bool) -> Any:
+def _laid(setting: Setting, x: ArrayLike, strided: bool) -> ArrayLike:
     if not strided:
         return setting.array(x)
     turned = setting.array(np.ascontiguousarray(np.swapaxes(x, -1, -2)))
@@ -133,7 +137,7 @@ def _laid(setting: Setting, x: Any, strided: bool) -> Any:
 
 
 def _differentiated(
-    attend: Any, call: Call, setting: Setting, gradient_of: Any, rounding: Setting | None = None
+    attend: Attend, call: Call, setting: Setting, gradient_of: ArrayLike, rounding: Setting | None = None
 ) -> Outcome:
     leaves = [_laid(setting, x, call.strided) for x in (call.query, call.key, call.value)]
     leaves += [setting.array(x) for x in _held(call)]
@@ -148,10 +152,10 @@ def _differentiated(
 
     leaves = [leaf.requires_grad_() for leaf in leaves]
     output, readouts = attend(leaves)
-    # Rounded as the tested call has it: sums that cancel make much of a little.
+    # Rounded as in the tested call, since cancellation amplifies differences.
     weight = _weight(tuple(output.shape), gradient_of)
     weight = setting.array(weight if rounding is None else rounding.rounded(weight))
-    found: Any = [None] * len(leaves)
+    found: Sequence[ArrayLike] = [None] * len(leaves)
     if output.requires_grad:
         found = torch.autograd.grad(output, leaves, weight, allow_unused=True)
     gradients = tuple(
@@ -161,13 +165,13 @@ def _differentiated(
     return Outcome(to_float64(output), gradients, readouts)
 
 
-def _in_jax(attend: Any, leaves: list[Any], setting: Setting, gradient_of: Any) -> Outcome:
+def _in_jax(attend: Attend, leaves: list[ArrayLike], setting: Setting, gradient_of: ArrayLike) -> Outcome:
     import jax
 
     shape = jax.eval_shape(lambda leaves: attend(leaves)[0], leaves).shape
     weight = setting.array(_weight(shape, gradient_of))
 
-    def both(leaves: Any, weight: Any) -> Any:
+    def both(leaves: ArrayLike, weight: ArrayLike) -> ArrayLike:
         output, back = jax.vjp(lambda leaves: attend(leaves)[0], leaves)
         return output, back(weight)[0]
 
@@ -175,7 +179,7 @@ def _in_jax(attend: Any, leaves: list[Any], setting: Setting, gradient_of: Any) 
     return Outcome(to_float64(output), tuple(to_float64(gradient) for gradient in gradients))
 
 
-def _in_tensorflow(attend: Any, leaves: list[Any], setting: Setting, gradient_of: Any) -> Outcome:
+def _in_tensorflow(attend: Attend, leaves: list[ArrayLike], setting: Setting, gradient_of: ArrayLike) -> Outcome:
     import tensorflow as tf
 
     with tf.GradientTape() as tape:
@@ -187,7 +191,7 @@ def _in_tensorflow(attend: Any, leaves: list[Any], setting: Setting, gradient_of
     return Outcome(to_float64(output), tuple(to_float64(gradient) for gradient in found), readouts)
 
 
-def _weight(shape: tuple[int, ...], given: Any) -> Any:
+def _weight(shape: tuple[int, ...], given: ArrayLike) -> ArrayLike:
     if given is not None:
         return np.broadcast_to(np.asarray(given, dtype=np.float64), shape)
     return np.random.default_rng(8).normal(size=shape)

@@ -1,4 +1,4 @@
-"""What the suites share about gradients: numerical checks in PyTorch, and JAX beside them."""
+"""Checks of gradients against finite differences in PyTorch, and of JAX against PyTorch."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.typing import ArrayLike
 from qkv.testing.libraries import LIBRARIES, Setting, assert_close, to_float64
 
 __all__ = ["assert_jax_agrees", "assert_numerical", "torch_gradients"]
 
 
-def assert_numerical(function: Callable[..., Any], inputs: list[Any], second: bool) -> None:
-    """Compare PyTorch's gradients with differences of the function; `second`: and the gradients of the
-    gradients.
+def assert_numerical(function: Callable[..., ArrayLike], inputs: list[ArrayLike], second: bool) -> None:
+    """Assert that PyTorch's gradients agree with finite differences.
 
     Args:
-        function: of the inputs; what it gives must be finite.
+        function: function of the inputs with finite results.
         inputs: float64 NumPy arrays.
-        second: check second derivatives too.
+        second: whether to check second derivatives too.
     """
     import torch
 
@@ -29,8 +29,8 @@ def assert_numerical(function: Callable[..., Any], inputs: list[Any], second: bo
         assert torch.autograd.gradgradcheck(function, leaves, fast_mode=True)
 
 
-def torch_gradients(function: Callable[..., Any], inputs: list[Any]) -> tuple[Any, list[Any]]:
-    """Value, and gradients (0 where there is none) of a scalar function of float64 NumPy arrays."""
+def torch_gradients(function: Callable[..., ArrayLike], inputs: list[ArrayLike]) -> tuple[Any, list[ArrayLike]]:
+    """Return the value and the gradients, 0 by default, of a scalar function of float64 NumPy arrays."""
     import torch
 
     leaves = [torch.tensor(x, requires_grad=True) for x in inputs]
@@ -41,8 +41,8 @@ def torch_gradients(function: Callable[..., Any], inputs: list[Any]) -> tuple[An
     return to_float64(value), [to_float64(gradient) for gradient in found]
 
 
-def assert_jax_agrees(function: Callable[..., Any], inputs: list[Any], tolerance: float = 1e-10) -> None:
-    """Fail unless `jax.jit(jax.grad(function))` gives what PyTorch gives."""
+def assert_jax_agrees(function: Callable[..., ArrayLike], inputs: list[ArrayLike], tolerance: float = 1e-10) -> None:
+    """Assert that `jax.jit(jax.grad(function))` agrees with PyTorch."""
     if not {"torch", "jax"} <= set(LIBRARIES):
         return
     import jax

@@ -1,4 +1,4 @@
-"""What a kernel claims: settings it runs in, calls it does not refuse; and how answers are compared."""
+"""The base class of kernel tests: settings and calls that a kernel supports, and the comparison of results."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from qkv.core.typing import ArrayLike
+from qkv.engine import Observation
 from qkv.errors import RefusedError
 from qkv.plan import Kernel
 from qkv.readouts import Readout
@@ -23,12 +25,12 @@ __all__ = ["KernelHarness", "assert_agrees", "settings_of_kernel"]
 DTYPES = ("float64", "float32", "float16", "bfloat16")
 OUTPUT = {"float64": 1e-11, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 GRADIENT = {"float64": 1e-9, "float32": 5e-4, "float16": 2e-3, "bfloat16": 1e-2}
-"""Largest error over largest magnitude. Half precision: a rounding of the answer, accumulated in float32."""
+"""Largest allowed relative errors; in half precision one rounding of a result accumulated in float32."""
 
 
-def settings_of_kernel(kernel: Kernel, drawn: bool = False) -> list[Any]:
-    """Array libraries and dtypes; `drawn`: one for each library, for examples drawn at random."""
-    out: list[Any] = []
+def settings_of_kernel(kernel: Kernel, drawn: bool = False) -> list[ArrayLike]:
+    """Return settings of array libraries and dtypes; if `drawn`, one per library, for random examples."""
+    out: list[ArrayLike] = []
     for library in kernel.libraries:
         for dtype in DTYPES:
             if not installed(library) or (library, dtype) == ("numpy", "bfloat16"):
@@ -45,22 +47,22 @@ def settings_of_kernel(kernel: Kernel, drawn: bool = False) -> list[Any]:
 
 
 def assert_agrees(got: Outcome, wanted: Outcome, setting: Setting, said: str = "", slack: float = 1.0) -> None:
-    """Fail unless output and gradients are those of the oracle, to the dtype's rounding times `slack`."""
+    """Assert that output and gradients agree with the oracle to `slack` times the dtype's rounding."""
     said = f"{said} {setting}"
     assert_close(got.output, wanted.output, slack * OUTPUT[setting.dtype], said=f"{said}, output:", least=0.1)
     for n, (mine, theirs) in enumerate(zip(got.gradients, wanted.gradients, strict=False)):
         assert_close(mine, theirs, slack * GRADIENT[setting.dtype], said=f"{said}, gradient {n}:", least=0.1)
 
 
-def allow_refusal(test: Callable[..., Any]) -> Callable[..., Any]:
-    """The test, passed too where the kernel under test refuses in its own name and says why."""
+def allow_refusal(test: Callable[..., ArrayLike]) -> Callable[..., ArrayLike]:
+    """Let a test pass also if the kernel under test refuses the call and gives a reason."""
 
     @functools.wraps(test)
     def accepting(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
             test(self, *args, **kwargs)
         except RefusedError as refusal:
-            # Any other refusal, or one without a reason, is a failure.
+            # Any other refusal, or a refusal without a reason, is a failure.
             if not re.match(rf"the kernel {self.kernel.name} cannot run this: .{{10}}", str(refusal)):
                 raise
 
@@ -69,10 +71,10 @@ def allow_refusal(test: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class KernelHarness:
-    """What every test of a kernel needs: the kernel, and a way to run what it does not refuse.
+    """Base class of kernel tests: names the kernel and runs the calls that it supports.
 
-    A kernel need not run everything. What it does not run it must refuse in a sentence, and each inherited
-    test accepts that; `test_runs_scaled_dot_product_attention` is the one thing every kernel must run.
+    A kernel need not support every call. It must refuse the others with a reason, which each inherited test accepts;
+    `test_runs_scaled_dot_product_attention` is the one call that every kernel must support.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -84,25 +86,25 @@ class KernelHarness:
 
     kernel: ClassVar[Kernel]
     quadratic: ClassVar[bool] = False
-    """Its memory is q · k."""
+    """Whether its memory grows as q · k."""
     twice: ClassVar[bool] = True
-    """Its gradient can be differentiated again, in PyTorch."""
+    """Whether its gradient can be differentiated again in PyTorch."""
 
     def sample(self, setting: Setting, names: Iterable[str]) -> list[str]:
-        """All names in float64; in the other dtypes some of them, each time others."""
-        # JAX compiles each for long: outside the long run, which has its other dtypes, few are enough.
+        """Return all names for float64, and a different subset for each other dtype."""
+        # JAX compiles each call, so the short run takes few; the long run has the other dtypes.
         step = 8 if str(setting) == "jax-float32" else min(3, 1 + DTYPES.index(setting.dtype))
         return list(names)[DTYPES.index(setting.dtype) % step :: step]
 
     def each_normalizer(self, setting: Setting, **changes: Any) -> Iterator[tuple[str, Call]]:
-        """A call for each normalizer that the kernel takes, with a score that suits it."""
+        """Yield a call for each normalizer that the kernel accepts, with a suitable score."""
         for name in self.sample(setting, NORMALIZERS):
             call = replace(Case("similarity" if name == "sum" else "dot", name).call(), **changes)
             if self.accepts(call, setting):
                 yield name, call
 
     def accepts(self, call: Call, setting: Setting, readouts: Sequence[Readout] = ()) -> bool:
-        """Whether the kernel does not refuse the call's facts."""
+        """Return whether the kernel accepts the call's facts."""
         import qkv
 
         try:
@@ -125,10 +127,10 @@ class KernelHarness:
             return False
         return True
 
-    def run(self, call: Call, setting: Setting, gradient_of: Any = None) -> Outcome:
-        """Output and gradients."""
+    def run(self, call: Call, setting: Setting, gradient_of: ArrayLike = None) -> Outcome:
+        """Return output and gradients."""
         return run(call, setting, self.kernel, gradient_of=gradient_of)
 
-    def observe(self, call: Call, setting: Setting, **options: Any) -> Any:
-        """What `observe` gives."""
+    def observe(self, call: Call, setting: Setting, **options: Any) -> Observation:
+        """Return the result of `qkv.observe`."""
         return run_eagerly(call, setting, self.kernel, **options)

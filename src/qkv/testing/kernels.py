@@ -3,13 +3,14 @@
     class TestTiled(KernelContract):
         kernel = TiledKernel(budget=12)
 
-Everything is inherited: agreement with the oracle, in output and gradient, for every score, normalizer, mask,
-dtype, array library and shape that the kernel does not refuse; and the twelve rules of meaning. Give the
-kernel a budget so small that a call of a dozen keys takes several tiles.
+The inherited tests check output and gradient against the oracle for every score, normalizer, mask, dtype, array
+library and shape that the kernel accepts, and the twelve rules of semantics. Choose the kernel's budget so small
+that a call of a dozen keys takes several tiles.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import qkv
+from qkv.core.typing import ArrayLike
 from qkv.errors import RefusedError
 from qkv.testing.call_semantics import CallSemanticsContract
 from qkv.testing.cases import MASKS, NONNEGATIVE, NORMALIZERS, SCORES, SHAPES, Case
@@ -48,10 +50,10 @@ TWICE = [
 
 
 class KernelContract(DataSemanticsContract, CallSemanticsContract, DrawSemanticsContract, KernelHarness):
-    """Inherit and name the kernel; `quadratic = True` for one whose memory is q · k."""
+    """Contract of kernels: inherit and set `kernel`; `quadratic = True` if its memory is q · k."""
 
-    def pytest_generate_tests(self, metafunc: Any) -> None:
-        """`setting` runs over what the kernel claims; most of JAX, which compiles, waits for the long run."""
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Parametrize `setting` with the kernel's libraries and dtypes; most of JAX is left to the long run."""
         if "setting" in metafunc.fixturenames:
             metafunc.parametrize("setting", settings_of_kernel(self.kernel), ids=str)
         if "score" in metafunc.fixturenames:
@@ -91,8 +93,8 @@ class KernelContract(DataSemanticsContract, CallSemanticsContract, DrawSemantics
         name = "sum" if score in NONNEGATIVE else "softmax"
         self.check_cases(setting, (Case(score, name, "causal by positions", shape) for shape in SHAPES))
 
-    def check_cases(self, setting: Setting, cases: Any) -> None:
-        """Compare output and gradient of those cases that the kernel does not refuse."""
+    def check_cases(self, setting: Setting, cases: Iterable[Case]) -> None:
+        """Compare output and gradient with the oracle for the cases that the kernel accepts."""
         for case in cases:
             try:
                 got = run(case.call(), setting, self.kernel)
@@ -113,7 +115,7 @@ class KernelContract(DataSemanticsContract, CallSemanticsContract, DrawSemantics
         held = len(score.arrays())
         inputs = [float64.array(x) for x in (call.query, call.key, call.value)]
 
-        def attend(*leaves: Any) -> Any:
+        def attend(*leaves: ArrayLike) -> ArrayLike:
             parts: dict[str, Any] = {
                 "score": score.replace_arrays(leaves[3 : 3 + held]),
                 "normalizer": normalizer.replace_arrays(leaves[3 + held :]),

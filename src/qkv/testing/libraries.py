@@ -1,4 +1,4 @@
-"""Array libraries and dtypes that the suites run over, and how exact a part must be in each."""
+"""Array libraries and dtypes over which the suites run, with their tolerances."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import numpy as np
 
 from qkv.core.arrays import Array, is_floating
 from qkv.core.parts import Part
+from qkv.core.typing import ArrayLike
 
 __all__ = ["LIBRARIES", "Setting", "assert_close", "installed", "settings_of", "to_float64"]
 
 P = TypeVar("P", bound=Part)
+T = TypeVar("T")
 
 LIBRARIES = tuple(name for name in ("numpy", "torch", "jax") if importlib.util.find_spec(name))
-"""Those that are installed and that every suite runs over; TensorFlow, slow to load, is asked for by name."""
+"""The installed libraries over which every suite runs; TensorFlow, slow to load, is requested by name."""
 
 _TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "float16": 2e-3, "bfloat16": 2e-2}
 
@@ -41,11 +43,11 @@ class Setting:
 
     @property
     def tolerance(self) -> float:
-        """Largest error allowed, over the largest magnitude."""
+        """Largest allowed error relative to the largest magnitude."""
         return _TOLERANCE[self.dtype]
 
-    def array(self, x: Any) -> Array:
-        """`x` in this library; floating-point numbers in this dtype, all else as it is."""
+    def array(self, x: ArrayLike) -> ArrayLike:
+        """Return `x` as an array of this library; floating-point numbers are cast to this dtype."""
         x = np.asarray(x)
         floating = x.dtype.kind == "f"
         if self.library == "torch":
@@ -63,16 +65,16 @@ class Setting:
         return x.astype(self.dtype) if floating else x
 
     def part(self, part: P) -> P:
-        """`part` with its arrays in this library and dtype."""
+        """Return `part` with its arrays in this library and dtype."""
         return part.map_arrays(self.array)
 
-    def rounded(self, x: Any) -> Any:
-        """`x` as float64 NumPy, after the rounding to this dtype: what a formula must be given."""
+    def rounded(self, x: ArrayLike) -> ArrayLike:
+        """Return `x` in float64 NumPy, rounded to this dtype: the input of a formula."""
         return to_float64(self.array(x)) if np.asarray(x).dtype.kind == "f" else x
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Where JAX has the precision of this dtype, and not more."""
+        """Set JAX's precision to that of this dtype."""
         if self.library != "jax":
             yield
             return
@@ -82,12 +84,12 @@ class Setting:
         with switch.enable_x64(self.dtype == "float64"):
             yield
 
-    def few(self, *cases: Any) -> tuple[Any, ...]:
-        """The cases; the first alone in JAX, where each shape is compiled anew."""
+    def few(self, *cases: T) -> tuple[T, ...]:
+        """Return the cases; only the first for JAX, which compiles each shape."""
         return cases[:1] if self.library == "jax" else cases
 
-    def call(self, function: Callable[..., Any], *arrays: Any) -> Any:
-        """`function(*arrays)`, compiled as a whole in JAX."""
+    def call(self, function: Callable[..., ArrayLike], *arrays: ArrayLike) -> ArrayLike:
+        """Return `function(*arrays)`, compiled by `jax.jit` for JAX."""
         if self.library != "jax":
             return function(*arrays)
         import jax
@@ -96,19 +98,19 @@ class Setting:
 
 
 def installed(library: str) -> bool:
-    """Whether there is such a library here, TensorFlow included, which comes through Keras."""
+    """Return whether a library is installed; TensorFlow needs Keras too."""
     if library == "tensorflow":
         return all(importlib.util.find_spec(name) for name in ("tensorflow", "keras"))
     return library in LIBRARIES
 
 
 def settings_of(libraries: tuple[str, ...], dtypes: tuple[str, ...]) -> list[Setting]:
-    """All pairs of the installed libraries among these and these dtypes."""
+    """Return all settings of the installed ones of these libraries with these dtypes."""
     return [Setting(library, dtype) for library in libraries if library in LIBRARIES for dtype in dtypes]
 
 
-def to_float64(x: Array) -> Any:
-    """`x` as float64 NumPy, whatever its library."""
+def to_float64(x: Array) -> ArrayLike:
+    """Return `x` as a float64 NumPy array."""
     if hasattr(x, "detach"):
         x = x.detach().cpu().double()
     if hasattr(x, "numpy"):  # of TensorFlow, where a single bfloat16 is no array
@@ -117,18 +119,17 @@ def to_float64(x: Array) -> Any:
 
 
 def assert_close(
-    got: Array, wanted: Any, tolerance: float, where: Any = True, said: str = "", least: float = 0.0
+    got: Array, wanted: ArrayLike, tolerance: float, where: ArrayLike = True, said: str = "", least: float = 0.0
 ) -> None:
-    """Fail unless shapes, −inf, inf and NaN agree, and the largest error over the largest magnitude is small
-    enough.
+    """Assert that two arrays agree: in shape, −inf, inf and NaN, and within a relative tolerance.
 
     Args:
-        got: an array of any library.
-        wanted: float64 NumPy.
-        tolerance: largest error over largest magnitude.
-        where: booleans: what is compared.
-        said: added to the message.
-        least: magnitudes below this count as this: what should be 0 is often a rounding away from it.
+        got: array of any library.
+        wanted: expected values in float64 NumPy.
+        tolerance: largest allowed error relative to the largest magnitude.
+        where: booleans that select the compared elements.
+        said: prefix of the message.
+        least: smallest magnitude used for the relative error, since zeros are often subject to rounding.
     """
     got, wanted = to_float64(got) if is_floating(got) else np.asarray(got), np.asarray(wanted)
     assert got.shape == wanted.shape, f"{said} shape {got.shape}, wanted {wanted.shape}"

@@ -12,8 +12,6 @@ class TestCausal(MaskContract):
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,8 +21,9 @@ from qkv.core.arrays import namespace
 from qkv.core.equation import attend_dense
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
+from qkv.core.typing import ArrayLike
 from qkv.errors import PositionError
-from qkv.masks import Keys, Window
+from qkv.masks import Keys, Mask, Window
 from qkv.normalizers import Softmax
 from qkv.scores import Dot
 from qkv.testing.examples import At, Draw, element
@@ -46,13 +45,13 @@ POSITIONS = st.sampled_from(
 
 
 class MaskContract(PartContract):
-    """Inherit and write `make` and `formula`."""
+    """Contract of masks: inherit, and define `part`, `make` and `formula`."""
 
     dtypes = ("float64",)
 
-    def formula(self, mask: Any, at: At) -> bool:
-        """Whether this query may attend to this key; the mask's arrays are those of one batch element."""
-        raise NotImplementedError(f"{type(self).__name__} must say which pairs are allowed.")
+    def formula(self, mask: Mask, at: At) -> bool:
+        """Return whether a query may attend to a key; the mask's arrays are those of one batch element."""
+        raise NotImplementedError(f"{type(self).__name__} must define formula, the allowed pairs.")
 
     def test_agrees_with_its_formula(self, setting: Setting) -> None:
         for batch in setting.few((2, 3), (1, 3), ()):
@@ -61,7 +60,7 @@ class MaskContract(PartContract):
                 tile = Tile.whole(5, 7, (2, 3), positions)
                 with setting.active():
 
-                    def allowed(arrays: Any, mask: Any = mask, tile: Tile = tile) -> Any:
+                    def allowed(arrays: ArrayLike, mask: Mask = mask, tile: Tile = tile) -> ArrayLike:
                         return mask.replace_arrays(arrays).allowed(tile, setting.array(0.0))
 
                     got = setting.call(allowed, [setting.array(x) for x in mask.arrays()])
@@ -82,7 +81,7 @@ class MaskContract(PartContract):
     @settings(suppress_health_check=[HealthCheck.differing_executors])
     @given(SIDE, COLS, POSITIONS, st.integers(0, 99))
     def test_tile_of_the_slice_is_the_slice_of_the_whole_and_cover_never_lies(
-        self, rows: Any, cols: Any, positions: Positions, seed: int
+        self, rows: tuple[int, int], cols: tuple[int, int], positions: Positions, seed: int
     ) -> None:
         mask = self.make(Draw(seed, 5, 7, (2,)))
         mask.check(5, 7)
@@ -102,14 +101,14 @@ class MaskContract(PartContract):
             assert not of_rows[..., out_of_reach].any()
 
     def test_cover_is_part_where_the_elements_cannot_be_known(self) -> None:
-        """Under `jax.jit` the arrays of a mask are tracers: a tile must not be skipped on a guess."""
+        """Under `jax.jit` the arrays of a mask are traced, so that no tile may be skipped."""
         jax = pytest.importorskip("jax")
         mask = self.make(Draw(1, 5, 7, (2,)))
         tile = Tile.whole(5, 7, (2,), Positions(align="end"))
         if mask.arrays():
             known = mask.coverage(tile)
 
-            def count(arrays: Any) -> Any:
+            def count(arrays: ArrayLike) -> ArrayLike:
                 own = mask.replace_arrays(arrays)
                 assert own.coverage(tile) in ("part", known)
                 return own.allowed(tile, jax.numpy.zeros(())).sum()

@@ -1,4 +1,4 @@
-"""The contract of a normalizer: its weights. What it owes to the tiles is in `folds.py`.
+"""The contract of normalizers on whole rows; `accumulation.py` has the contract on tiles.
 
 class TestSoftmax(NormalizerContract):
     part = Softmax
@@ -13,7 +13,7 @@ class TestSoftmax(NormalizerContract):
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from qkv.core.arrays import ignore_numpy_warnings, is_floating, namespace
 from qkv.core.tile import Tile
+from qkv.core.typing import ArrayLike
 from qkv.normalizers import Normalizer
 from qkv.testing.accumulation import AccumulationContract
 from qkv.testing.examples import Draw, RowAt, element, floats, rebuilt, with_floats
@@ -33,8 +34,8 @@ __all__ = ["NormalizerContract", "example_logits"]
 SEED = 11
 
 
-def example_logits(draw: Draw, non_negative: bool = False) -> Any:
-    """Logits `(*batch, 5, 7)`: rows that are full, with excluded keys, empty, with one key, and wide."""
+def example_logits(draw: Draw, non_negative: bool = False) -> ArrayLike:
+    """Return logits `(*batch, 5, 7)` with rows full, partly excluded, empty, of one key, and wide."""
     logits = draw(5, 7)
     logits[..., 4, :] *= 6
     logits = np.abs(logits) if non_negative else logits
@@ -45,15 +46,15 @@ def example_logits(draw: Draw, non_negative: bool = False) -> Any:
 
 
 class NormalizerContract(AccumulationContract):
-    """Inherit, write `make` and `formula`; the class attributes say what cannot be asked of every one."""
+    """Contract of normalizers: inherit, define `part`, `make` and `formula`, and set the class attributes."""
 
     reads_logits: ClassVar[bool] = True
-    """False: only which keys are excluded matters."""
+    """Whether the weights depend on the logits beyond which keys are excluded."""
     second_derivatives: ClassVar[bool] = True
 
-    def formula(self, normalizer: Any, row: Any, at: RowAt) -> list[float]:
-        """Weights of one row of logits that excludes no key, by other means than the normalizer's."""
-        raise NotImplementedError(f"{type(self).__name__} must say what the weights are.")
+    def formula(self, normalizer: Normalizer, row: ArrayLike, at: RowAt) -> list[float]:
+        """Return the weights of one row of logits without excluded keys, computed independently."""
+        raise NotImplementedError(f"{type(self).__name__} must define formula, the weights of a row.")
 
     # -- values ---------------------------------------------------------------------------------------------
 
@@ -67,7 +68,9 @@ class NormalizerContract(AccumulationContract):
                 rounded, exact = setting.rounded(logits), normalizer.map_arrays(setting.rounded)
                 arrays = [setting.array(x) for x in normalizer.arrays()]
 
-                def weights(logits: Any, arrays: Any, part: Any = normalizer, tile: Tile = tile) -> Any:
+                def weights(
+                    logits: ArrayLike, arrays: ArrayLike, part: Normalizer = normalizer, tile: Tile = tile
+                ) -> ArrayLike:
                     with ignore_numpy_warnings():
                         return part.replace_arrays(arrays).weights(logits, tile)
 
@@ -99,7 +102,7 @@ class NormalizerContract(AccumulationContract):
     @settings(suppress_health_check=[HealthCheck.differing_executors])
     @given(st.lists(st.lists(st.integers(-9, 9) | st.just(None), min_size=4, max_size=4), min_size=1, max_size=3))
     def test_weights_are_what_its_facts_say(self, rows: list[list[int | None]]) -> None:
-        """Rows of small integers and excluded keys, so that ties are common."""
+        """The rows hold small integers and excluded keys, so that ties are common."""
         normalizer = self.make(Draw(1))
         logits = np.array([[-np.inf if x is None else float(x) for x in row] for row in rows])
         logits = np.where(logits == -np.inf, logits, np.abs(logits)) if self.non_negative_logits else logits
@@ -148,7 +151,7 @@ class NormalizerContract(AccumulationContract):
             excluded, inputs = self._excluded(logits)
             template = Setting("torch", "float64").part(normalizer)
 
-            def weights(logits: Any, *arrays: Any) -> Any:
+            def weights(logits: ArrayLike, *arrays: ArrayLike) -> ArrayLike:
                 shown = namespace(logits).where(excluded(logits), -np.inf, logits)
                 return with_floats(template, arrays).weights(shown, Tile.whole(5, 7, (2,), seed=SEED))
 
@@ -161,23 +164,23 @@ class NormalizerContract(AccumulationContract):
 
     # -- helpers --------------------------------------------------------------------------------------------
 
-    def _excluded(self, logits: Any) -> tuple[Any, Any]:
+    def _excluded(self, logits: ArrayLike) -> tuple[ArrayLike, ArrayLike]:
         out = logits == -np.inf
 
-        def excluded(like: Any) -> Any:
+        def excluded(like: ArrayLike) -> ArrayLike:
             return namespace(like).asarray(out)
 
         return excluded, np.where(out, 0.0, logits)
 
-    def _logits(self) -> Any:
+    def _logits(self) -> ArrayLike:
         return example_logits(Draw(2), self.non_negative_logits)
 
-    def _weights(self, normalizer: Normalizer, logits: Any) -> Any:
+    def _weights(self, normalizer: Normalizer, logits: ArrayLike) -> ArrayLike:
         with ignore_numpy_warnings():
             return normalizer.weights(logits, Tile.whole(*logits.shape, seed=SEED))
 
-    def _scalar(self, normalizer: Normalizer) -> Any:
-        def scalar(logits: Any, *arrays: Any) -> Any:
+    def _scalar(self, normalizer: Normalizer) -> ArrayLike:
+        def scalar(logits: ArrayLike, *arrays: ArrayLike) -> ArrayLike:
             xp = namespace(logits)
             part = normalizer.map_arrays(lambda array: array if is_floating(array) else xp.asarray(array))
             part = rebuilt(with_floats(part, arrays))

@@ -1,4 +1,4 @@
-"""The contract of every part: a value that holds arrays, gives them away and takes others."""
+"""The contract of every part: a value that holds arrays, which can be listed and replaced."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ __all__ = ["PartContract"]
 
 
 class PartContract:
-    """Inherit one of the suites made of this one; write `make`.
+    """Base class of the contracts of scores, normalizers and masks; define `part` and `make`.
 
     `make` builds an example from a `Draw`: the same kind of part each time, with new numbers. Its arrays are
-    float64 NumPy; the suite brings them to the library and dtype of each test.
+    float64 NumPy; the suite converts them to the library and dtype of each test.
     """
 
     part: ClassVar[type]
-    """Which part this is the contract of."""
+    """The class under test."""
     printed: ClassVar[str] = ""
-    """What is seen of it where it is printed, if not its name."""
+    """Text that `str(part)` contains; by default the name of the class."""
     libraries: ClassVar[tuple[str, ...]] = LIBRARIES
     dtypes: ClassVar[tuple[str, ...]] = ("float64", "float32")
 
     def make(self, draw: Draw) -> Any:
-        """An example of the part."""
-        raise NotImplementedError(f"{type(self).__name__} must say how an example is made.")
+        """Return an example of the part."""
+        raise NotImplementedError(f"{type(self).__name__} must define make, which returns an example.")
 
-    def pytest_generate_tests(self, metafunc: Any) -> None:
-        """`setting` runs over libraries and dtypes of the suite, `few_setting` over one dtype in JAX."""
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Parametrize `setting` with libraries and dtypes, and `few_setting` with one dtype for JAX."""
         every = settings_of(self.libraries, self.dtypes)
         if "setting" in metafunc.fixturenames:
             metafunc.parametrize("setting", every, ids=str)

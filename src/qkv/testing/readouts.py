@@ -3,21 +3,23 @@
     class TestEntropy(ReadoutContract):
         readout = Entropy()
 
-Inherited: on every kernel that keeps weights, and tile by tile, the readout says what it says on the dense
-one, for every score and normalizer, with gradients; it sees the weights before dropout, without those of
-excluded keys; asking for it leaves the output as it is; where it refuses a normalizer it says why.
+The inherited tests check on every kernel, and tile by tile, that the readout agrees with the dense kernel for every
+score and normalizer, with gradients; that it uses the weights before dropout; that it leaves the output unchanged;
+and that it refuses a normalizer with a reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 import qkv
 from qkv import masks
+from qkv.core.typing import ArrayLike
 from qkv.errors import RefusedError
 from qkv.kernels import DenseKernel, NumpyBlocksKernel, RowBlocksKernel, TiledKernel
 from qkv.plan import Kernel
@@ -38,7 +40,7 @@ READERS: dict[str, Kernel] = {
     "numpy_blocks": NumpyBlocksKernel(budget=12, row_block_budget=3000),
     "tiles": TileReader(rows=4, cols=6, most=4),
 }
-"""Kernels that run readouts, in pieces so small that several are joined."""
+"""Kernels that compute readouts, with tiles so small that several are combined."""
 
 DENSE = [Setting(library, dtype) for library in LIBRARIES for dtype in ("float64", "float32")]
 PIECEWISE = [
@@ -49,8 +51,8 @@ PIECEWISE = [
 ]
 
 
-def read(call: Call, setting: Setting, kernel: Kernel | str | None, *readouts: Readout) -> Any:
-    """The results of readouts as NumPy, named fields as tuples."""
+def read(call: Call, setting: Setting, kernel: Kernel | str | None, *readouts: Readout) -> ArrayLike:
+    """Return the results of readouts as NumPy arrays, or tuples of them."""
     seen = run_eagerly(call, setting, kernel, readouts=readouts)
     return [
         tuple(map(np.asarray, result)) if isinstance(result, tuple) else np.asarray(result) for result in seen.readouts
@@ -58,21 +60,21 @@ def read(call: Call, setting: Setting, kernel: Kernel | str | None, *readouts: R
 
 
 class ReadoutContract:
-    """Inherit, name the readout, and write `formula`."""
+    """Contract of readouts: inherit, and define `readout` and `formula`."""
 
     readout: ClassVar[Readout]
     differentiable: ClassVar[bool] = True
-    """False: its result is made of indices."""
+    """Whether the result has gradients; indices have none."""
     suits: ClassVar[str] = "softmax"
-    """A normalizer that it reads."""
+    """Name of a normalizer that the readout accepts."""
     needs_queries: ClassVar[bool] = False
 
-    def formula(self, weights: Any, logits: Any) -> Any:
-        """What a row `(k,)` of NumPy weights and logits shows, under softmax; None: there is no formula."""
+    def formula(self, weights: ArrayLike, logits: ArrayLike) -> ArrayLike:
+        """Return the result for a row `(k,)` of NumPy weights and logits under softmax, or None."""
         return None
 
-    def pytest_generate_tests(self, metafunc: Any) -> None:
-        """`reader` and `setting` run over the kernels that read piece by piece."""
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Parametrize `reader` and `setting` with the kernels that compute readouts in parts."""
         if "reader" in metafunc.fixturenames:
             ids = [f"{name}-{setting.library}" for name, setting in PIECEWISE]
             metafunc.parametrize(("reader", "setting"), PIECEWISE, ids=ids)
@@ -80,7 +82,7 @@ class ReadoutContract:
             metafunc.parametrize("setting", DENSE, ids=str)
 
     def calls(self) -> list[tuple[str, Call]]:
-        """A call for each normalizer that the readout does not refuse: with an empty row, and a mask."""
+        """Return a masked call with an empty row for each normalizer that the readout accepts."""
         out = []
         for name in NORMALIZERS:
             call = replace(Case("similarity", name).call(), mask=masks.Pairs(self.allowed()))
@@ -88,8 +90,8 @@ class ReadoutContract:
                 out.append((name, call))
         return out
 
-    def allowed(self) -> Any:
-        """The mask: two of three pairs, and none for query 2."""
+    def allowed(self) -> ArrayLike:
+        """Return a mask that allows two of three pairs, and none for query 2."""
         allowed = np.random.default_rng(0).random((7, 11)) < 2 / 3
         allowed[2] = False
         return allowed
@@ -148,7 +150,7 @@ class ReadoutContract:
             got = read(call, setting, "dense", self.readout)[0]
             with setting.active():
                 logits = call.score(setting.rounded(call.query), setting.rounded(call.key))
-            logits = np.where(self.allowed(), logits, -np.inf)
+            logits = np.where(self.allowed(), logits, -np.inf)  # type: ignore[call-overload]
             for index in np.ndindex(*logits.shape[:-1]):
                 wanted = self.formula(_softmax(logits[index]), logits[index])
                 if wanted is not None:
@@ -171,7 +173,8 @@ class ReadoutContract:
             for kernel in (READERS["dense"], READERS["tiled"], READERS["row_blocks"]):
                 leaves = [setting.array(x).requires_grad_() for x in (call.query, call.key, call.value)]
                 normalizer = setting.part(call.normalizer)
-                held = [array.requires_grad_() for array in normalizer.arrays()]
+                arrays: Sequence[ArrayLike] = normalizer.arrays()
+                held = [array.requires_grad_() for array in arrays]
                 try:
                     seen = qkv.observe(
                         *leaves,
@@ -185,7 +188,7 @@ class ReadoutContract:
                     )
                 except RefusedError:
                     continue
-                result = seen.readouts[0]
+                result: ArrayLike = seen.readouts[0]
                 result = result[0] if isinstance(result, tuple) else result
                 result = torch.where(torch.isfinite(result), result, torch.zeros_like(result))
                 torch.manual_seed(0)
@@ -203,7 +206,7 @@ class ReadoutContract:
         call = Case("scaled dot", self.suits).call()
         part = Setting("torch", "float64").part(call.normalizer)
 
-        def result(query: Any, key: Any) -> Any:
+        def result(query: ArrayLike, key: ArrayLike) -> ArrayLike:
             seen = qkv.observe(
                 query,
                 key,
@@ -247,12 +250,12 @@ class ReadoutContract:
             _same(got, wanted, shape)
 
 
-def _softmax(logits: Any) -> Any:
+def _softmax(logits: ArrayLike) -> ArrayLike:
     e = np.exp(logits)
     return e / (e.sum() or 1)
 
 
-def _same(got: Any, wanted: Any, said: str) -> None:
+def _same(got: ArrayLike, wanted: ArrayLike, said: str) -> None:
     if isinstance(wanted, tuple):
         for mine, theirs in zip(got, wanted, strict=True):
             _same(mine, theirs, said)

@@ -1,4 +1,4 @@
-"""The random draws again, in plain Python integers: what every array library must reproduce.
+"""Reference implementation of the random draws in Python integers, which every array library must reproduce.
 
 Threefry-2x32, from Salmon, Moraes, Dror, Shaw (2011), https://doi.org/10.1145/2063384.2063405.
 """
@@ -13,10 +13,10 @@ _WORD = 0xFFFFFFFF
 
 
 def reference_threefry(key: tuple[int, int], counter: tuple[int, int], rounds: int = 20) -> tuple[int, int]:
-    """Two random words.
+    """Return two random 32-bit words.
 
     Example:
-        >>> [hex(word) for word in plain_threefry((0, 0), (0, 0))]
+        >>> [hex(word) for word in reference_threefry((0, 0), (0, 0))]
         ['0x6b200159', '0x99ba4efe']
     """
     keys = [key[0], key[1], key[0] ^ key[1] ^ 0x1BD11BDA]
@@ -33,22 +33,22 @@ def reference_threefry(key: tuple[int, int], counter: tuple[int, int], rounds: i
 
 
 def _word_of_query(seed: int, stream: int, batch: int, q: int, k: int) -> int:
-    """One of the two words that queries 2i and 2i + 1 share."""
+    """Return a query's word of the two that queries 2i and 2i + 1 share."""
     inner = reference_threefry((seed & _WORD, seed >> 32 & _WORD), (batch, stream))
     return reference_threefry(inner, (q // 2, k), rounds=13)[q % 2]
 
 
 def reference_uniform(seed: int, stream: int, batch: int, q: int, k: int) -> float:
-    """The uniform draw of one pair, in float64; `batch` is the flat index of the batch element."""
+    """Return the uniform draw of one pair in float64; `batch` is the flat index of the batch element."""
     return (_word_of_query(seed, stream, batch, q, k) + 0.5) / 2**32
 
 
 def reference_dropout_mask(seed: int, stream: int, batch: int, q: int, k: int, dropout: float) -> bool:
-    """Whether dropout keeps one weight: two keys share a word, the low half is the first one's."""
+    """Return whether dropout keeps one weight; two keys share a word, whose low half belongs to the first."""
     half = _word_of_query(seed, stream, batch, q, k // 2) >> 16 * (k % 2) & 0xFFFF
     return half ^ 0x8000 >= round(dropout * 2**16)
 
 
 def reference_gumbel(seed: int, stream: int, batch: int, q: int, k: int) -> float:
-    """The Gumbel draw of one pair, in float64."""
+    """Return the Gumbel draw of one pair in float64."""
     return -math.log(-math.log1p(-min(reference_uniform(seed, stream, batch, q, k), 1 - 2.0**-24)))

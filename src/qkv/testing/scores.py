@@ -9,13 +9,13 @@
         def formula(self, score, q, k, at):
             return sum(a * b for a, b in zip(q, k))
 
-Everything else is inherited: agreement with the formula in every array library, gradients, tiles, lifting,
-masks.
+The inherited tests check agreement with the formula in every array library, gradients, tiles, lifting and masks.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -26,6 +26,7 @@ from qkv.core.arrays import is_floating, namespace
 from qkv.core.equation import attend_dense
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
+from qkv.core.typing import ArrayLike
 from qkv.errors import ShapeError
 from qkv.masks import Pairs
 from qkv.normalizers import NORMALIZERS, Softmax
@@ -41,26 +42,26 @@ END = Positions(align="end")
 
 
 class ScoreContract(PartContract):
-    """Inherit, write `make` and `formula`; the class attributes say what cannot be asked of every score."""
+    """Contract of scores: inherit, define `part`, `make` and `formula`, and set the class attributes."""
 
     widths: ClassVar[tuple[int, int]] = (3, 3)
-    """Of query and key."""
+    """Widths of query and key."""
     compares_widths: ClassVar[bool] = True
-    """False: any widths will do, or there are none."""
+    """Whether query and key must have matching widths."""
     differentiable: ClassVar[bool] = True
-    """False: the logits are constant wherever they are smooth."""
+    """Whether the logits have non-zero gradients."""
     second_derivatives: ClassVar[bool] = True
 
-    def formula(self, score: Any, q: Any, k: Any, at: At) -> float:
-        """The logit of one pair, by other means than the score's; its arrays are of one batch element."""
-        raise NotImplementedError(f"{type(self).__name__} must say what the logit is.")
+    def formula(self, score: Score, q: ArrayLike, k: ArrayLike, at: At) -> float:
+        """Return the logit of one pair, computed independently; the score's arrays are those of one batch element."""
+        raise NotImplementedError(f"{type(self).__name__} must define formula, the logit of a pair.")
 
-    def edge(self, score: Any, q: Any, k: Any, at: At) -> bool:
-        """Whether this pair is so near a jump or a pole that rounding decides: it is not compared."""
+    def edge(self, score: Score, q: ArrayLike, k: ArrayLike, at: At) -> bool:
+        """Return whether to skip a pair that is too close to a discontinuity or pole to be compared."""
         return False
 
-    def rows(self, draw: Draw, length: int, width: int) -> Any:
-        """Queries or keys."""
+    def rows(self, draw: Draw, length: int, width: int) -> ArrayLike:
+        """Return example queries or keys."""
         return draw(length, width)
 
     # -- values ---------------------------------------------------------------------------------------------
@@ -75,7 +76,7 @@ class ScoreContract(PartContract):
                 wanted, compared = self._wanted(setting, score, batch, query, key)
                 arrays = [setting.array(x) for x in score.arrays()]
 
-                def logits(query: Any, key: Any, arrays: Any, score: Any = score) -> Any:
+                def logits(query: ArrayLike, key: ArrayLike, arrays: ArrayLike, score: Score = score) -> ArrayLike:
                     return score.replace_arrays(arrays)(query, key, END)
 
                 if self.libraries == ("numpy",):
@@ -85,7 +86,9 @@ class ScoreContract(PartContract):
                     assert setting.dtype in str(got.dtype)
             assert_close(got, wanted, setting.tolerance, where=compared, said=f"{setting}, {batch}:")
 
-    def _wanted(self, setting: Setting, score: Any, batch: tuple[int, ...], query: Any, key: Any) -> tuple[Any, Any]:
+    def _wanted(
+        self, setting: Setting, score: Score, batch: tuple[int, ...], query: ArrayLike, key: ArrayLike
+    ) -> tuple[ArrayLike, ArrayLike]:
         score = score.map_arrays(setting.rounded)
         core = 1 if self.libraries == ("numpy",) and query.dtype.kind in "OV" else 2
         if core == 2:
@@ -205,7 +208,7 @@ class ScoreContract(PartContract):
             ]
             template = Setting("torch", "float64").part(score)
 
-            def logits(query: Any, key: Any, *arrays: Any) -> Any:
+            def logits(query: ArrayLike, key: ArrayLike, *arrays: ArrayLike) -> ArrayLike:
                 return _finite(with_floats(template, arrays)(query, key, END))
 
             assert_numerical(logits, [*inputs, *floats(score)], self.second_derivatives)
@@ -238,8 +241,8 @@ class ScoreContract(PartContract):
 
     # -- helpers --------------------------------------------------------------------------------------------
 
-    def _masked(self) -> tuple[Any, Any, Any, Any]:
-        """A score, a loss under a mask, and its inputs: clean, and with NaN where it masks."""
+    def _masked(self) -> tuple[Score, Callable[..., ArrayLike], tuple[ArrayLike, ...], tuple[ArrayLike, ...]]:
+        """Return a score, a loss under a mask, and its inputs without and with NaN in masked places."""
         score = self.make(Draw(1))
         clean_query, clean_key = self._sides()
         allowed = np.ones((4, 6), dtype=bool)
@@ -249,7 +252,7 @@ class ScoreContract(PartContract):
         value = np.arange(12.0).reshape(6, 2)
         value[2] = np.nan
 
-        def loss(query: Any, key: Any, *arrays: Any) -> Any:
+        def loss(query: ArrayLike, key: ArrayLike, *arrays: ArrayLike) -> ArrayLike:
             xp = namespace(query)
             setting = Setting("torch" if hasattr(query, "detach") else "jax", "float64")
             own = with_floats(setting.part(score), arrays)
@@ -266,21 +269,21 @@ class ScoreContract(PartContract):
 
         return score, loss, (clean_query, clean_key), (query, key)
 
-    def _sides(self, batch: tuple[int, ...] = ()) -> tuple[Any, Any]:
+    def _sides(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ArrayLike]:
         return (
             self.rows(Draw(2, batch=batch), 4, self.widths[0]),
             self.rows(Draw(3, batch=batch), 6, self.widths[1]),
         )
 
-    def _special_sides(self) -> tuple[Any, Any]:
-        """A query that is equal to a key, and zeros on both sides, among the others."""
+    def _special_sides(self) -> tuple[ArrayLike, ArrayLike]:
+        """Return queries and keys that include an equal pair and zero vectors."""
         sides = self._sides()
         for side in sides:
             side[-2], side[-1] = 1.0, 0.0
         return sides
 
-    def _scalar(self, score: Score) -> Any:
-        def scalar(query: Any, key: Any, *arrays: Any) -> Any:
+    def _scalar(self, score: Score) -> ArrayLike:
+        def scalar(query: ArrayLike, key: ArrayLike, *arrays: ArrayLike) -> ArrayLike:
             xp = namespace(query)
             part = score.map_arrays(lambda array: array if is_floating(array) else xp.asarray(array))
             part = rebuilt(with_floats(part, arrays))
@@ -291,6 +294,6 @@ class ScoreContract(PartContract):
         return scalar
 
 
-def _finite(logits: Any) -> Any:
+def _finite(logits: ArrayLike) -> ArrayLike:
     xp = namespace(logits)
     return xp.where(logits == -xp.inf, xp.zeros_like(logits), logits)

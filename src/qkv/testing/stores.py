@@ -8,21 +8,24 @@ reader has opened stays; a deletion takes exactly the rows that match; compactin
 write leaves nothing behind.
 """
 
+from __future__ import annotations
+
 import datetime as dt
 import os
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from qkv import store as stores
+from qkv.core.typing import ArrayLike
 from qkv.errors import DamagedStoreError, DataError, OptionError
 
 __all__ = ["StoreContract", "every_type", "ids_of", "numbered"]
 
 
-def numbered(start: int, stop: int, width: int = 4) -> Any:
+def numbered(start: int, stop: int, width: int = 4) -> ArrayLike:
     """Rows that tell themselves apart: an id, and a vector made of it."""
     import pyarrow as pa
 
@@ -43,7 +46,7 @@ def ids_of(store: stores.Store) -> list[int]:
     return found
 
 
-def every_type() -> Any:
+def every_type() -> ArrayLike:
     """A table with a column of every kind of value, a null in each."""
     import pyarrow as pa
 

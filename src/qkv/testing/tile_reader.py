@@ -1,4 +1,4 @@
-"""Kernels that only the suites run: readouts of tiles, as tiled kernels may have them."""
+"""A kernel for the test suites alone, which computes readouts tile by tile."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar
 from qkv.core.arrays import cast, ignore_numpy_warnings, zeros
 from qkv.core.batch import batch_indices
 from qkv.core.equation import BoundCall
+from qkv.core.typing import ArrayLike
 from qkv.kernels.runtime.tile_loop import attend_rows, ranges
 from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, read_rows, readable_by_tile
 from qkv.plan.cost import Cost
@@ -19,11 +20,11 @@ __all__ = ["TileReader"]
 
 @dataclass(frozen=True)
 class TileReader(Kernel):
-    """Folds some queries, and reads by a second pass over tiles of some batch elements; no gradient.
+    """Accumulate tiles of some queries, then compute readouts in a second pass; no gradient.
 
     Args:
-        rows, cols: of a tile.
-        most: batch elements of a tile.
+        rows, cols: size of a tile.
+        most: largest number of batch elements of a tile.
     """
 
     name: ClassVar[str] = "tile reader"
@@ -33,7 +34,7 @@ class TileReader(Kernel):
     most: int = 2
 
     def refuse(self, problem: Problem) -> str | None:
-        """What is not read by tiles."""
+        """Refuse gradients, and readouts that need whole rows."""
         if sentence := self.refuse_library(problem):
             return sentence
         if problem.gradient:
@@ -43,13 +44,13 @@ class TileReader(Kernel):
         return None
 
     def cost(self, problem: Problem) -> Cost:
-        """Nothing: it is only run where it is asked for."""
+        """Return zero cost: the kernel runs only if it is given by name."""
         return Cost(0, 0, 0)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Fold some queries, then read them."""
+        """Accumulate some queries, then compute their readouts."""
         tile, reading = call.tile, ReadoutAccumulator(problem.readouts, call.tile)
-        output = zeros(call.value, (*tile.batch, tile.q_total, call.value.shape[-1]))
+        output: ArrayLike = zeros(call.value, (*tile.batch, tile.q_total, call.value.shape[-1]))
         with ignore_numpy_warnings():
             for index in batch_indices(tile.batch, self.most):
                 one = call.select_batch(index) if index else call
