@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from qkv.core.files import atomic_path, fsync
 from qkv.errors import StoreFullError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    Bytes = bytes | memoryview | mmap.mmap | pa.Buffer
+    Bytes: TypeAlias = bytes | memoryview | mmap.mmap | pa.Buffer
 
 __all__ = ["TEMPORARY", "checksum", "sync_folder", "translate_disk_full", "write_synced"]
 

@@ -16,7 +16,7 @@ import json
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,7 +155,7 @@ class LanceStore(Store):
                 dataset = self._at(number)
             except DamagedStoreError:
                 continue
-            written_at = {each["version"]: each["timestamp"] for each in dataset.versions()}
+            written_at: dict[int, datetime] = {each["version"]: each["timestamp"] for each in dataset.versions()}
             written = written_at[number].astimezone(UTC)
             versions.append(Version(number, self._operation(dataset), dataset.count_rows(), written))
         return versions
@@ -349,7 +349,7 @@ class LanceStore(Store):
 
     def _operation(self, dataset: lance.LanceDataset) -> str:
         try:
-            kind = type(dataset.read_transaction(dataset.version).operation).__name__
+            kind = type(getattr(dataset.read_transaction(dataset.version), "operation")).__name__
         except Exception:  # its record was removed, or is unknown to this version of pylance
             return "unknown"
         return _OPERATIONS.get(kind, kind.lower())

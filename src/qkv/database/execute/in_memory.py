@@ -48,6 +48,8 @@ class InMemoryExecutor(Executor):
         DataError: A column is missing, or no row has both key and value.
     """
 
+    table: pa.Table
+
     def __init__(self, table: pa.Table, key: str | Sequence[str], value: str, name: str, fold: bool = True) -> None:
         super().__init__(key_names(key, table.column_names), value, name, fold)
         if not isinstance(value, str):

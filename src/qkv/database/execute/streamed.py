@@ -299,7 +299,7 @@ class _Call:
         for number, tile in enumerate(self.rows.tiles(self.names)):
             complete = number not in self.incomplete_tiles
             logits_of: Logits[Any] | None = fast
-            rows = None
+            rows: Any = None
             if complete and fast is not None:
                 rows = fast.load(tile)
             if logits_of is None or rows is None:
