@@ -155,8 +155,9 @@ class LanceStore(Store):
                 dataset = self._at(number)
             except DamagedStoreError:
                 continue
-            written_at: dict[int, datetime] = {each["version"]: each["timestamp"] for each in dataset.versions()}
-            written = written_at[number].astimezone(UTC)
+            (written,) = (each["timestamp"] for each in dataset.versions() if each["version"] == number)
+            assert isinstance(written, datetime)
+            written = written.astimezone(UTC)
             versions.append(Version(number, self._operation(dataset), dataset.count_rows(), written))
         return versions
 
@@ -349,7 +350,8 @@ class LanceStore(Store):
 
     def _operation(self, dataset: lance.LanceDataset) -> str:
         try:
-            kind = type(getattr(dataset.read_transaction(dataset.version), "operation")).__name__
+            transaction = dataset.read_transaction(dataset.version)
+            kind = "unknown" if transaction is None else type(transaction.operation).__name__
         except Exception:  # its record was removed, or is unknown to this version of pylance
             return "unknown"
         return _OPERATIONS.get(kind, kind.lower())
