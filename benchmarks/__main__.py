@@ -1,4 +1,4 @@
-"""`python -m benchmarks [CLAIM …] [--quick]`: measure claims, print their tables, keep the results."""
+"""`python -m benchmarks [CLAIM …] [--quick]`: measure claims, print their tables and save the results."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from rich.table import Table
 from benchmarks._claim import CLAIMS, Claim, MissingError, Row, Setting, load
 
 READY = "QKV_BENCHMARK_READY"
-"""Set in a process that was started with one thread and folders of its own for what peers compile."""
+"""Set in processes that were started with one thread and with separate folders for compiled code of peers."""
 CONSOLE = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
 
 
 def main() -> int:
-    """One claim runs here; several each in a process of their own, so that none warms the other's caches."""
+    """Run each claim in a process of its own, so that no claim warms the caches of another."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"of {', '.join(CLAIMS)}; default all")
-    parser.add_argument("--quick", action="store_true", help="small shapes: it runs, nothing is kept")
-    parser.add_argument("--repeats", type=int, default=5, help="rounds of each race, at least 5")
-    parser.add_argument("--results", type=Path, help="folder for results; default benchmarks/results")
+    parser.add_argument("claims", nargs="*", metavar="CLAIM", help=f"{', '.join(CLAIMS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="use small shapes to check that claims run; save nothing")
+    parser.add_argument("--repeats", type=int, default=5, help="number of rounds of each race, at least 5")
+    parser.add_argument("--results", type=Path, help="folder for results (default: benchmarks/results)")
     asked = parser.parse_args()
     for name in asked.claims:
         if name not in CLAIMS:
-            parser.error(f"there is no claim {name!r}. The claims are {', '.join(CLAIMS)}.")
+            parser.error(f"claims must be among {', '.join(CLAIMS)}, got {name!r}.")
     names = asked.claims or list(CLAIMS)
     if len(names) == 1 and os.environ.get(READY):
         return _one(names[0], asked)
-    # Thread counts are read when a library is loaded: they are set before it starts.
+    # Libraries read thread counts when they are loaded, so these are set before the process starts.
     with tempfile.TemporaryDirectory(prefix="qkv-bench") as caches:
         settings = {
             READY: "1",
@@ -75,13 +75,13 @@ def _one(name: str, asked: argparse.Namespace) -> int:
     for note in dict.fromkeys(row.note for row in rows if row.note):
         CONSOLE.print(f"  {note}", style="dim")
     if asked.quick and asked.results is None:
-        CONSOLE.print("a quick run measures nothing: no result is kept")
+        CONSOLE.print("a quick run is no measurement: the result is not saved")
         return 0
     words = ["python -m benchmarks", name, *(["--quick"] if asked.quick else [])]
     folder = asked.results or _record.RESULTS
     seconds = time.monotonic() - began
     path = _record.save(name, claim, rows, " ".join(words), seconds, folder, _record.onednn_gain())
-    CONSOLE.print(f"kept in {path}")
+    CONSOLE.print(f"saved in {path}")
     return 0
 
 
@@ -95,7 +95,7 @@ def _table(claim: Claim, rows: list[Row]) -> Table:
     for title in ("case", "measured", "", "goal", "", "seconds", "MB", "error", "kernel"):
         table.add_column(title, justify="left", overflow="fold")
     for row in rows:
-        mark = {True: "[green]kept", False: "[red]not kept", None: ""}[row.met]
+        mark = {True: "[green]met", False: "[red]missed", None: ""}[row.met]
         seconds = "  ".join(f"{name} {value:.3g}" for name, value in row.seconds.items())
         megabytes = "  ".join(f"{name} {value:.0f}" for name, value in row.megabytes.items())
         error = f"{max(row.errors.values()):.1g}" if row.errors else ""

@@ -1,4 +1,4 @@
-"""What a claim is: a sentence, a goal, named peers, and a function that measures its rows."""
+"""Claims: a sentence, a goal, named peers, and a function that measures rows."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ CLAIMS = (
     "stored",
     "look",
 )
-"""All claims, in the order of the page. Each is a file of this name."""
+"""The names of all claims and of their files, in the order of the page."""
 
 
 class MissingError(Exception):
-    """What is to be measured, or a peer, is not there; the sentence says which."""
+    """A data set or a peer that the measurement needs is missing."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A limit and the side of it that is good."""
+    """A limit, as an upper or a lower bound."""
 
     sense: str
     limit: float
 
     def met(self, number: float) -> bool:
-        """The number keeps the limit."""
+        """Return whether the number is within the limit."""
         return number <= self.limit if self.sense == "at most" else number >= self.limit
 
     def __str__(self) -> str:
@@ -55,12 +55,12 @@ class Goal:
 
 
 def AtMost(limit: float) -> Goal:
-    """Good is below."""
+    """Return an upper bound."""
     return Goal("at most", limit)
 
 
 def AtLeast(limit: float) -> Goal:
-    """Good is above."""
+    """Return a lower bound."""
     return Goal("at least", limit)
 
 
@@ -73,15 +73,15 @@ class Row:
         measure: what the number is, such as "qkv / SDPA, CPU time".
         number: the measurement.
         unit: "×", "MB", ….
-        goal: its limit; None: recorded without a claim.
+        goal: its limit; None if it is recorded without a goal.
         spread: lowest and highest ratio within a round.
         seconds: median CPU seconds of each contestant.
         wall: median wall seconds of each contestant.
         megabytes: peak memory by contestant, in 10⁶ bytes.
-        errors: how far the result was from the peer's and from the float64 oracle, before timing.
-        kernel: chosen by qkv.
+        errors: differences from the results of the peer and of the float64 reference, checked before timing.
+        kernel: the kernel that qkv chose.
         plan: the text of the plan.
-        note: what the reader must know.
+        note: a remark for the reader.
     """
 
     case: str
@@ -100,18 +100,18 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """The goal is kept; None where there is none."""
+        """Whether the goal is met; None without a goal."""
         return None if self.goal is None else self.goal.met(self.number)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How to measure.
+    """Options of a measurement.
 
     Attributes:
-        quick: small shapes and three rounds: it shows that the file runs, and measures nothing.
-        repeats: rounds; at least five where it is no quick run.
-        say: called with a line before something that takes long.
+        quick: use small shapes and three rounds, to check that the file runs.
+        repeats: number of rounds; at least five unless `quick`.
+        say: called with a message before a long step.
     """
 
     quick: bool = False
@@ -119,12 +119,12 @@ class Setting:
     say: Callable[[str], None] = print
 
     def some(self, items: Sequence[Item], every: int) -> Sequence[Item]:
-        """All of them; in a quick run one of so many."""
+        """Return all items, or every n-th item in a quick run."""
         return items[::every] if self.quick else items
 
     @property
     def rounds(self) -> int:
-        """How many rounds."""
+        """Number of rounds."""
         return 3 if self.quick else max(5, self.repeats)
 
 
@@ -135,8 +135,8 @@ class Claim:
     Attributes:
         says: the claim, in words.
         goal: the numbers, in words.
-        peers: who does the same work; "none" where the limit is absolute.
-        rows: measures, and gives each row when it has it.
+        peers: libraries that do the same work; "none" if the limit is absolute.
+        rows: measures, and yields each row as soon as it is complete.
     """
 
     says: str
@@ -146,7 +146,7 @@ class Claim:
 
 
 def load(name: str) -> Claim:
-    """The claim of a file."""
+    """Return the claim that a file defines."""
     claim = importlib.import_module(f"benchmarks.{name}").CLAIM
     assert isinstance(claim, Claim)
     return claim

@@ -1,4 +1,4 @@
-"""Interleaved timing: every round runs each contestant, in turning order, so that all meet one machine."""
+"""Interleaved timing: every round runs each contestant, in rotating order, so that load affects all of them alike."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from benchmarks._claim import Goal, Row
 __all__ = ["Race", "cpu_seconds", "race"]
 
 LEAST = 0.05
-"""Seconds of one sample: short calls are repeated until it is filled."""
+"""Minimum seconds per sample; short calls are repeated."""
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of its finished children: unlike wall time, steady on a shared machine."""
+    """Return the CPU time of this process and its finished children, which other load affects less than wall time."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
@@ -43,16 +43,16 @@ class Race:
         scale: float = 1.0,
         **more: Any,
     ) -> Row:
-        """The ratio of the medians.
+        """Return the ratio of the median times.
 
         Args:
             case: shape and direction.
-            peer: with whom `ours` is compared.
+            peer: name of the contestant to compare with.
             goal: limit of the ratio.
-            ours: name of our contestant.
+            ours: name of the contestant of qkv.
             clock: "CPU time", or "wall time".
-            faster: how many times faster than the peer, in place of what part of its time.
-            scale: the peer did this part of the work: its times are divided by it.
+            faster: report the speed-up over the peer instead of the fraction of its time.
+            scale: fraction of the work that the peer did; its times are divided by it.
             **more: further fields of the row.
         """
         times = dict(self.cpu if clock == "CPU time" else self.wall)
@@ -79,7 +79,7 @@ class Race:
 
 
 def race(contestants: dict[str, Callable[[], object]], rounds: int, least: float = LEAST) -> Race:
-    """Run each contestant untimed, then `rounds` rounds of all; a sample is one call, or `least` seconds."""
+    """Run each contestant once untimed, then all of them in rounds; a sample takes `least` seconds."""
     loops = {}
     for name, run in contestants.items():
         run()

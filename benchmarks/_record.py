@@ -1,4 +1,4 @@
-"""Results: a file for each day and machine, an entry for each claim; a later run replaces the earlier."""
+"""Results: one file per day and machine, with one entry per claim; a later run replaces an earlier one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PACKAGES = (
 
 
 def onednn_gain() -> float:
-    """How many times faster a tile's product is through oneDNN than through torch.mm, on one thread."""
+    """Return the speed-up of a tile product by oneDNN over `torch.mm`, on one thread."""
     import torch
 
     try:

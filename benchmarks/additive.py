@@ -16,7 +16,7 @@ NOTE = (
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Time forward and with backward, then memory."""
+    """Measure time forward and with backward, then memory."""
     shape = _calls.shapes("alignment", setting.quick)
     for gradient, limit in ((False, 25), (True, 14)):
         call = _calls.make("additive_plain", shape, gradient=gradient)

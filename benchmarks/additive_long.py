@@ -10,7 +10,7 @@ from benchmarks._memory import peak
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """One head, forward and backward, once, in a fresh process; some queries are checked there afterwards."""
+    """Measure one head, forward and backward, once in a new process, and check some queries there."""
     shape = _calls.shapes("book", setting.quick)
     setting.say(f"{shape[0][-2]:,} × {shape[1][-2]:,} additive, forward + backward: one run, minutes")
     found = peak("additive", shape, gradient=True, check=True)

@@ -1,4 +1,4 @@
-"""Claim: a step of decoding costs time linear in the length, and the cache little more than its numbers."""
+"""Claim: a step of decoding takes time linear in the length, and the cache little more memory than its numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WIDTH, HEADS = 512, 8
 
 
 def _filled(n: int, **options: Any) -> tuple[Any, Any]:
-    """Attention, and a cache that so many tokens came to one by one."""
+    """Return an attention layer, and a cache filled with n tokens one by one."""
     from qkv import masks, nn
 
     torch.manual_seed(0)
@@ -32,7 +32,7 @@ def _filled(n: int, **options: Any) -> tuple[Any, Any]:
 
 
 def _steps(n: int, **options: Any) -> Any:
-    """A call that attends to n tokens: the cache's last row is taken back after each."""
+    """Return a call that attends to n tokens; the last row of the cache is removed after each call."""
     attention, cache = _filled(n - 1, **options)
     x = torch.randn(1, 1, WIDTH)
     state = cache.copy()
@@ -50,7 +50,7 @@ def _steps(n: int, **options: Any) -> Any:
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Time of steps at several lengths, and against attention that maps and reads everything anew; memory."""
+    """Measure the time of steps at several lengths and against recomputing all keys, then memory."""
     torch.set_num_threads(1)
     longest = 256 if setting.quick else 2048
     _check()
@@ -107,7 +107,7 @@ def _memory(n: int, int8: bool) -> dict[str, int]:
 
 
 def _measure(n: int, int8: bool) -> dict[str, int]:
-    """Peak of a process that decodes so many tokens in each of four sequences, after some were decoded."""
+    """Measure the peak memory of a process that decodes n tokens in each of four sequences."""
     from qkv import masks, nn
 
     torch.set_num_threads(1)

@@ -17,7 +17,7 @@ def _square(length: int, heads: int = 1, width: int = 64) -> Any:
 
 
 def _table(small: int) -> list[tuple[str, str, Any, dict[str, Any]]]:
-    """Call, kernel, shapes and options; lengths are divided by `small`."""
+    """Return calls with kernels, shapes and options; lengths are divided by `small`."""
 
     def side(length: int) -> int:
         return max(64, length // small)
@@ -52,7 +52,7 @@ def _table(small: int) -> list[tuple[str, str, Any, dict[str, Any]]]:
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """The plan's peak and output, beside the growth of a fresh process less the gradients it gives."""
+    """Compare the peak and output of the plan with the memory growth of a new process, minus its gradients."""
     for name, kernel, shape, options in setting.some(_table(16 if setting.quick else 1), 7):
         way = "forward + backward" if options.get("gradient") else "forward"
         case = f"{name}, {kernel}, {'×'.join(map(str, shape[0]))}, {options.get('library', 'torch')}, {way}"

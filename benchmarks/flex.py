@@ -1,4 +1,4 @@
-"""Claim: what flex_attention is made for is not slower here, without a compiler; and it trains."""
+"""Claim: the use cases of flex_attention are not slower here, without a compiler, and they train."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTE = (
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Forward against forward; then ours with backward, checked, against the same forward, without a goal."""
+    """Compare the forward passes; then report forward and backward against the same forward, without a goal."""
     for name in setting.some(("2k", "4k"), 2):
         for score in setting.some(("softcap", "alibi", "bias_table", "window"), 3):
             shape = _calls.shapes(name, setting.quick)

@@ -1,4 +1,4 @@
-"""Claim: kernel regression over many rows is faster than the libraries made for it, and as exact."""
+"""Claim: kernel regression over many rows is faster than the libraries for it, and as accurate."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEIGHBOURS = 32
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Against PyKeOps, statsmodels and, with the nearest 32 in place of the kernel, scikit-learn."""
+    """Compare with PyKeOps, statsmodels and, for the nearest 32 rows instead of a kernel, scikit-learn."""
     shape = _calls.shapes("regression", setting.quick)
     call, plain = _calls.make("regression", shape), _calls.make("regression", shape, library="numpy")
     _smooth(call.key, call.value)
@@ -79,7 +79,7 @@ def rows(setting: Setting) -> Iterator[Row]:
 
 
 def _smooth(key: torch.Tensor, value: torch.Tensor) -> None:
-    """Something to estimate: a smooth function of the columns, and noise."""
+    """Return a smooth function of the columns plus noise, to be estimated."""
     value.mul_(0.1).add_(torch.sin(key.sum(-1, keepdim=True)) + key[:, :1])
 
 

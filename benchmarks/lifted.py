@@ -1,4 +1,4 @@
-"""Claim: scores that are no plain dot product train for about the price of one."""
+"""Claim: scores other than the dot product train at about its cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.scaled_dot import WINS
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Forward and backward, parameters too, beside SDPA's plain dot product of the same shape."""
+    """Compare forward and backward, including parameters, with SDPA's dot product of the same shape."""
     gain = onednn_gain()
     limit = AtMost(1.0 if gain >= WINS else 1.3)
     for name in setting.some(("2k", "4k", "16k"), 3):

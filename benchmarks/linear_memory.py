@@ -1,4 +1,4 @@
-"""Claim: nothing is quadratic: every kind of call at 16k stays within 64 MB of its inputs and gradients."""
+"""Claim: no call has quadratic memory: every kind of call at 16k stays within 64 MB of its inputs and gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CASES = (
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Each in a fresh process."""
+    """Measure each call in a new process."""
     for name, workload, library, gradient in setting.some(CASES, 7):
         shape = _calls.shapes(workload, setting.quick)
         try:

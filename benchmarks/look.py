@@ -1,4 +1,4 @@
-"""Claim: the page that shows attention is there at once, stays light, and reaches 65,536 tokens."""
+"""Claim: the page that shows attention loads at once, stays small, and supports 65,536 tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SVG = 'document.querySelectorAll("svg line").length > 0'
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """The page at 512 tokens, beside BertViz where that draws, and the long map."""
+    """Measure the page at 512 tokens, compared with BertViz where that works, and the tiled map."""
     with chromium() as browser:
         yield from _large(browser, setting)
         for tokens in setting.some((64, 128), 2):
@@ -95,7 +95,7 @@ def _large(browser: Any, setting: Setting) -> Iterator[Row]:
 
 
 def _busy() -> str:
-    """How much else ran: wall time on a busy machine says little of the page."""
+    """Return the load of the machine; wall time on a busy machine is not meaningful."""
     return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
 
 
@@ -149,7 +149,7 @@ def _beside(browser: Any, tokens: int, setting: Setting) -> Iterator[Row]:
 
 
 def _page(browser: Any, view: Any, rounds: int) -> tuple[dict[str, list[float]], int, int]:
-    """Milliseconds of each thing, nodes, and bytes before the first click."""
+    """Return milliseconds of each step, nodes, and bytes before the first click."""
     from qkv.look.page import Page
     from qkv.look.server import ServedPage, serve_in_thread
 
@@ -222,13 +222,13 @@ def _bertviz(browser: Any, weights: np.ndarray, rounds: int) -> tuple[dict[str, 
 
 
 def _since_navigation(page: Any, ready: str) -> float:
-    """Milliseconds from the start of the navigation to the frame after something is there."""
+    """Return milliseconds from the start of navigation to the frame after an element appears."""
     page.wait_for_function(f"() => {ready}", polling="raf", timeout=60_000)
     return float(page.evaluate("new Promise(done => requestAnimationFrame(() => done(performance.now())))"))
 
 
 def _weights(layers: int, heads: int, tokens: int) -> np.ndarray:
-    """Of a randomly initialised BERT."""
+    """Return the weights of a randomly initialized BERT."""
     import torch
     import transformers
 

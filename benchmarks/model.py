@@ -1,4 +1,4 @@
-"""Claim: a model of six layers trains as fast with `qkv.nn` as written on torch's fused attention."""
+"""Claim: a model of six layers trains as fast with `qkv.nn` as one written on PyTorch's fused attention."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CASES = (
 
 
 class _Layer(torch.nn.Module):
-    """What someone writes who wants torch's fused attention: pre-norm, gelu, the same parameters."""
+    """A layer written on PyTorch's fused attention: pre-norm, GELU, the same parameters."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class _Layer(torch.nn.Module):
         return x + self.outward(functional.gelu(self.inward(self.norms[1](x))))
 
     def same(self, layer: Any) -> list[tuple[Any, Any]]:
-        """Its parts beside those of a layer of ours."""
+        """Return its parameters with those of our layer."""
         attention, forward = layer.attention, layer.feed_forward
         ours = (attention.query_map, attention.key_map, attention.value_map, attention.output_map)
         return [
@@ -55,7 +55,7 @@ class _Layer(torch.nn.Module):
 
 
 def _models(width: int, heads: int, hidden: int | None) -> tuple[Any, Any]:
-    """Ours and the peer, with the same numbers in what they share."""
+    """Return our model and the peer, with equal parameters where they share them."""
     from qkv import nn
 
     torch.manual_seed(0)
@@ -74,7 +74,7 @@ def _gradients(model: Any, x: Any) -> tuple[Any, list[Any]]:
 
 
 def _check(ours: Any, theirs: Any, hidden: int | None, x: Any) -> dict[str, float]:
-    """Distance of output and gradients: to the peer's, or to those of our dense kernel, the oracle's."""
+    """Return the differences of output and gradients from those of the peer, or of the dense kernel."""
     if hidden is None:
         found = {"output": apart(ours(x), theirs(x))}
         for layer, mine in zip(theirs, ours.layers, strict=True):
@@ -114,7 +114,7 @@ def _step(model: Any, x: Any) -> Callable[[], None]:
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """One step of AdamW: forward, backward and update, on one thread."""
+    """Measure one step of AdamW: forward, backward and update, on one thread."""
     torch.set_num_threads(1)
     for width, heads, tokens, batch, hidden in setting.some(CASES, 3):
         ours, theirs = _models(width, heads, hidden)
@@ -132,7 +132,7 @@ def rows(setting: Setting) -> Iterator[Row]:
 
 
 CLAIM = Claim(
-    f"A model of {LAYERS} layers trains with qkv.nn as fast as written on torch's fused attention; with the "
+    f"A model of {LAYERS} layers trains with qkv.nn as fast as one written on PyTorch's fused attention; with the "
     "additive score not much slower.",
     "at most 1.05 of its step with scaled dot product, 1.5 with Additive",
     ("the same layers on torch scaled_dot_product_attention",),

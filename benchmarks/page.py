@@ -1,4 +1,4 @@
-"""`python -m benchmarks.page`: write docs/benchmarks.md from the last results of every claim."""
+"""`python -m benchmarks.page`: write docs/benchmarks.md from the latest results of every claim."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ __all__ = ["text"]
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "benchmarks.md"
+_RENAMED = {"strip": "row_blocks", "streamed": "numpy_blocks", "scan": "jax_loops"}
+"""Current names of kernels, by the names in results measured before 2026-11-22."""
+
 LIMITS = ROOT / "benchmarks" / "limits"
-"""One file for each claim with a goal that is not kept: lines "words of the case | what binds"."""
+"""Folder with one file per claim with a missed goal, in lines "words of the case | the binding limit"."""
 
 HEAD = """# Benchmarks
 
@@ -31,7 +34,7 @@ Every claim of speed and memory, with its goal and the last measurement. This pa
 
 
 def text(folder: Path = RESULTS) -> str:
-    """The page."""
+    """Return the text of the page."""
     results = latest(folder)
     parts = [HEAD, _overview(results)]
     parts += [_section(name, load(name), results.get(name, [])) for name in CLAIMS]
@@ -88,7 +91,7 @@ def _rows(rows: list[dict[str, Any]], limits: list[tuple[str, str]]) -> list[str
         goal = "" if row["goal"] is None else f"{row['goal']['sense']} {row['goal']['limit']:g}"
         kept = {True: "yes", False: "**no**", None: ""}[row["met"]]
         cells = [
-            row["case"],
+            _current_names(row["case"]),
             f"{row['number']:.3g} {row['unit']} {row['measure']}",
             spread,
             goal,
@@ -96,12 +99,16 @@ def _rows(rows: list[dict[str, Any]], limits: list[tuple[str, str]]) -> list[str
             _named(row["seconds"], ".3g"),
             _named(row["megabytes"], ".0f"),
             f"{max(row['errors'].values()):.1g}" if row["errors"] else "",
-            row["kernel"],
+            _RENAMED.get(row["kernel"], row["kernel"]),
         ]
         if unmet:
             cells.append(_limit(row["case"], limits) if row["met"] is False else "")
         lines.append("| " + " | ".join(" ".join(cell.replace("|", "\\|").split()) for cell in cells) + " |")
     return lines
+
+
+def _current_names(case: str) -> str:
+    return ", ".join(_RENAMED.get(word, word) for word in case.split(", "))
 
 
 def _named(numbers: dict[str, float], form: str) -> str:
@@ -117,7 +124,7 @@ def _limits(name: str) -> list[tuple[str, str]]:
 
 
 def _limit(case: str, limits: list[tuple[str, str]]) -> str:
-    """The first line whose words all stand in the case; a line without words is for every case."""
+    """Return the first line whose words all occur in the case; a line without words applies to every case."""
     for words, said in limits:
         if all(word in case for word in words.split()):
             return said

@@ -53,7 +53,7 @@ TABLE: tuple[tuple[str, tuple[int, ...], tuple[int, ...], bool, str], ...] = (
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Every kernel that can run each call, timed; then how often the chosen one was the fastest."""
+    """Time every kernel that can run each call, and count how often the chosen one was the fastest."""
     right = counted = 0
     for name, query, key, gradient, library in setting.some(TABLE, 8):
         call = _calls.make(name, (query, key, key), gradient=gradient, library=library)

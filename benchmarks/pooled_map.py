@@ -1,4 +1,4 @@
-"""Claim: a map of where a long sequence looks comes nearly free beside its forward pass."""
+"""Claim: a pooled attention map of a long sequence costs little more than its forward pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTE = "time added: a forward with the map, less one without, over SDPA's forwar
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """What the readout adds in time and memory."""
+    """Measure the additional time and memory of the readout."""
     for name in ("16k", "64k"):
         shape = _calls.shapes(name, setting.quick)
         call, plain = (_calls.make(what, shape) for what in ("pooled_map", "scaled_dot"))
@@ -61,7 +61,7 @@ def _spread(cpu: dict[str, list[float]]) -> tuple[float, float]:
 
 
 def _check(call: Call) -> dict[str, float]:
-    """Some rows of cells against dense weights in float64: a cell is a mean of weights."""
+    """Check some rows of cells against the means of dense weights in float64."""
     import qkv
 
     seen: Any = qkv.observe(call.query, call.key, call.value, **call.options).readouts[0]

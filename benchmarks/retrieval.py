@@ -1,4 +1,4 @@
-"""Claim: soft retrieval over a million vectors on disk runs at the speed of reading, or multiplying, them."""
+"""Claim: soft retrieval over a million vectors on disk runs at the speed of reading them, or of multiplying them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAISS = (
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """One query beside a sum of the keys; 64 beside the two products alone, and beside hard searches."""
+    """Compare one query with a sum of the keys, and 64 with two products and with nearest neighbours."""
     with tempfile.TemporaryDirectory(prefix="qkv-keys") as folder:
         setting.say("writing a million keys and values")
         (q, width), key_shape, value_shape = _calls.shapes("search", setting.quick)
@@ -54,7 +54,7 @@ def _mapped(path: Path, shape: tuple[int, ...], seed: int) -> Any:
 
 
 def _exact(query: Any, keys: Any, values: Any) -> Any:
-    """The equation in float64, by blocks of keys."""
+    """Evaluate the equation in float64, block by block."""
     blocks = [slice(start, start + 65_536) for start in range(0, len(keys), 65_536)]
     logits = np.concatenate([query.astype(float) @ keys[b].T.astype(float) for b in blocks], axis=-1)
     logits /= np.sqrt(query.shape[-1])

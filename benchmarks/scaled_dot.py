@@ -16,7 +16,7 @@ WINS = 1.2
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Forward, then forward and backward, on one thread by CPU time and on two by wall time."""
+    """Measure forward, then forward and backward, on one thread by CPU time and on two by wall time."""
     gain = onednn_gain()
     wins = gain >= WINS
     note = f"a tile's product through oneDNN is {gain:.2f} × as fast as torch.mm here: it {_verb(wins)}"

@@ -1,4 +1,4 @@
-"""Claim: many short sequences cost hardly more than in PyTorch: the planning around a call is small."""
+"""Claim: many short sequences cost little more than in PyTorch: the overhead of planning is small."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks._race import race
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """64 heads of 64 to 512 tokens."""
+    """Measure 64 heads of 64 to 512 tokens."""
     for tokens in setting.some((64, 128, 256, 512), 3):
         for gradient in (False, True):
             shape = _calls.shapes(f"crowd {tokens}", setting.quick)

@@ -1,4 +1,4 @@
-"""Claim: exactly sparse weights cost at most twice the plain ones, and nothing is sorted."""
+"""Claim: exactly sparse weights cost at most twice as much as softmax, without sorting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks._race import race
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Forward, against SDPA's softmax, and against the entmax package's sort of the same weights."""
+    """Compare the forward pass with softmax in SDPA, and with the entmax package, which sorts."""
     for name in ("4k", "16k"):
         for normalizer in ("sparsemax", "entmax15"):
             call = _calls.make(normalizer, _calls.shapes(name, setting.quick))

@@ -1,4 +1,4 @@
-"""Claim: asking a small table costs little more than loading the libraries that read it."""
+"""Claim: a query of a small table costs little more than importing the libraries that read it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COMMANDS = {
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Whole processes, in turn; all read compiled modules, as after an installation."""
+    """Measure whole processes in rotation, with compiled modules as after an installation."""
     with tempfile.TemporaryDirectory(prefix="qkv-bench") as compiled:
         contestants = {name: _command(command, compiled) for name, command in COMMANDS.items()}
         found = race(contestants, max(setting.rounds, 9))

@@ -1,4 +1,4 @@
-"""Claim: a database on disk is asked at the speed of reading its keys, and written at that of the disk."""
+"""Claim: a database on disk answers at the speed of reading its keys, and writes at that of the disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ASKED = (
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """One query over 10M × 16; a scan of 10M × 128; an append of 10,000 rows."""
+    """Measure one query over 10M × 16, a scan of 10M × 128, and an append of 10,000 rows."""
     count = 200_000 if setting.quick else 10_000_000
     with tempfile.TemporaryDirectory(prefix="qkv-stored") as folder:
         yield from _asked(Path(folder) / "narrow", count, setting)
@@ -88,7 +88,7 @@ def _asked(path: Path, count: int, setting: Setting) -> Iterator[Row]:
 
 
 def _checked(answer: Any, store: Any, query: Any, how: Any) -> float:
-    """How far the value is from the equation in float64."""
+    """Return the difference of the value from the equation in float64."""
     q = np.array(query)
     logits, values = [], []
     for block in store.blocks():

@@ -1,4 +1,4 @@
-"""Claim: an exact choice of the 32 best keys costs no more than attending to all, once sequences are long."""
+"""Claim: exact top-32 attention costs no more than attention to all keys of long sequences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks._race import race
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """TopK(32), forward, against SDPA over all keys."""
+    """Compare TopK(32), forward, with SDPA over all keys."""
     for name, limit in (("4k", 1.5), ("16k", 1.0)):
         call = _calls.make("top_k", _calls.shapes(name, setting.quick))
         errors = call.check()

@@ -1,4 +1,4 @@
-"""Write the table of model types into the page, from the results of the sweep: python -m tests.interop.huggingface.table"""
+"""Write the table of model types into the page: python -m tests.interop.huggingface.table."""
 
 from __future__ import annotations
 
