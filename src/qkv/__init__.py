@@ -2,13 +2,17 @@
 
     weights = normalize(score(query, key), mask)          output = weights @ value
 
-You say what (score, normalizer, mask); the planner decides how, and `explain` tells you.
+A call names a score, a normalizer and a mask. The planner chooses the kernel that computes it, and `explain` shows
+the plan.
+
+`attend`, `observe`, `explain` and `prepare` take arrays; `Database` takes tables. `scores`, `normalizers`, `masks`,
+`readouts` and `nn` hold the components, `errors` the exceptions.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -47,14 +51,14 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    # Lazily: `import qkv` must stay far below the time of importing what it can do.
+def __getattr__(name: str) -> object:
+    # Import on first use, so that `import qkv` takes no longer than importing NumPy.
     if name in _MODULES:
         return importlib.import_module(f"qkv.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'qkv' has no attribute {name!r}")
-    globals()[name] = found = getattr(importlib.import_module(_HOMES[name]), name)
-    return found
+    globals()[name] = value = getattr(importlib.import_module(_HOMES[name]), name)
+    return value
 
 
 def __dir__() -> list[str]:

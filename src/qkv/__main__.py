@@ -1,4 +1,6 @@
-"""`python -m qkv` is the `qkv` command."""
+"""Entry point of `python -m qkv`, the same as the `qkv` command."""
+
+from __future__ import annotations
 
 from qkv.cli.main import main
 

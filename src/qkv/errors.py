@@ -1,22 +1,24 @@
 """Every error that qkv raises on purpose, in one tree.
 
     QkvError
-    ├── ShapeError (ValueError)       lengths, widths or batch axes that do not fit
-    ├── KindError (TypeError)         the wrong kind of thing: a bare array as a mask, text among numbers
-    ├── OptionError (ValueError)      a number or name outside what is allowed
-    ├── PositionError (ValueError)    query and key differ in length and nothing says how they are aligned
-    ├── NegativeScoreError (ValueError)   Sum was given a negative score
-    ├── RefusedError (RuntimeError)   no kernel, or not the named one, can run this; holds the sentences
+    ├── ShapeError (ValueError)       lengths, widths or batch axes do not fit
+    ├── KindError (TypeError)         an argument has the wrong type: a bare array as a mask, text among numbers
+    ├── OptionError (ValueError)      a number or a name is not allowed
+    ├── PositionError (ValueError)    query and key differ in length and the call gives no positions
+    ├── NegativeScoreError (ValueError)   the normalizer Sum got a negative score
+    ├── RefusedError (RuntimeError)   no kernel, or not the named one, supports the call; lists the reasons
     ├── GradientError (RuntimeError)  a gradient would silently be missing
-    ├── MissingPackageError (ImportError)   an extra is not installed; says which
-    └── DataError (ValueError)        a table, file, column or query that cannot be used
-        ├── QueryError                bad SQL, or a query that does not fit the key
-        ├── DamagedStoreError         files of a store that are missing, cut off or changed
+    ├── MissingPackageError (ImportError)   an optional package is not installed
+    └── DataError (ValueError)        a table, file, column or query cannot be used
+        ├── QueryError                SQL does not parse, or a query does not fit the key
+        ├── DamagedStoreError         files of a store are missing, truncated or changed
         ├── StoreBusyError            another process is writing to the store
         └── StoreFullError            the disk is full; nothing was lost
 
-Each is also of the built-in kind that a Python user expects, so `except ValueError` works.
+Each error also derives from a built-in exception, so `except ValueError` works.
 """
+
+from __future__ import annotations
 
 __all__ = [
     "QkvError",
@@ -37,31 +39,31 @@ __all__ = [
 
 
 class QkvError(Exception):
-    """Anything that qkv raises on purpose."""
+    """Base class of all errors that qkv raises on purpose."""
 
 
 class ShapeError(QkvError, ValueError):
-    """Lengths, widths or batch axes that do not fit each other."""
+    """Lengths, widths or batch axes do not fit each other."""
 
 
 class KindError(QkvError, TypeError):
-    """The wrong kind of thing: a bare array as a mask, text where numbers are wanted."""
+    """An argument has the wrong type, such as a bare array as a mask or text instead of numbers."""
 
 
 class OptionError(QkvError, ValueError):
-    """A number or a name outside what is allowed."""
+    """A number or a name is not allowed."""
 
 
 class PositionError(QkvError, ValueError):
-    """Query and key differ in length, positions matter, and nothing says how they are aligned."""
+    """Query and key differ in length, positions matter, and the call gives none."""
 
 
 class NegativeScoreError(QkvError, ValueError):
-    """`Sum` was given a negative score: weights would leave the cone of the values."""
+    """The normalizer `Sum` got a negative score, which would give a negative weight."""
 
 
 class RefusedError(QkvError, RuntimeError):
-    """No kernel, or not the one that was named, can run this."""
+    """No kernel, or not the named one, supports the call."""
 
 
 class GradientError(QkvError, RuntimeError):
@@ -73,15 +75,15 @@ class MissingPackageError(QkvError, ImportError):
 
 
 class DataError(QkvError, ValueError):
-    """A table, file or column that cannot be used."""
+    """A table, file or column cannot be used."""
 
 
 class QueryError(DataError):
-    """SQL that does not parse, or a query that does not fit the key."""
+    """SQL does not parse, or a query does not fit the key."""
 
 
 class DamagedStoreError(DataError):
-    """Files of a store are missing, cut off or changed; the message names them."""
+    """Files of a store are missing, truncated or changed; the message names them."""
 
 
 class StoreBusyError(DataError):

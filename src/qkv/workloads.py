@@ -1,4 +1,4 @@
-"""Named real shapes, used by tests and benchmarks, so that all of them speak of the same work.
+"""Named shapes of real workloads, shared by tests and benchmarks.
 
 Example:
     >>> from qkv.workloads import WORKLOADS
@@ -9,15 +9,21 @@ Example:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 __all__ = ["WORKLOADS", "Workload"]
 
-Shape = tuple[int, ...]
+Shape: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Shapes of query, key and value, and where they come from."""
+    """Shapes of query, key and value.
+
+    Attributes:
+        query, key, value: the shapes.
+        source: the application with these shapes.
+    """
 
     query: Shape
     key: Shape

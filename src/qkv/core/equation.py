@@ -1,4 +1,4 @@
-"""The equation. These lines define what is correct; every kernel is compared with them.
+"""The equation of attention in its plain form; tests compare every kernel with it.
 
 weights = normalize(score(query, key), mask)          output = weights @ value
 """
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from qkv.core import random
 from qkv.core.arrays import (
-    Array,
     accumulation_dtype,
     asarray_like,
     cast,
@@ -28,21 +27,34 @@ from qkv.core.batch import AnyArray, BatchIndex, take_batch
 from qkv.core.guard import all_finite, apply_weights, guarded_logits
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import DType, Tensor
+from qkv.core.typing import Array, DType, Tensor
 
 if TYPE_CHECKING:
     from qkv.masks.base import Mask
     from qkv.normalizers.base import Normalizer
     from qkv.scores.base import Score
 
-__all__ = ["Dense", "BoundCall", "TorchCall", "attend_dense", "dense", "drop", "bind_call", "masked_logits", "side"]
+__all__ = [
+    "DenseResult",
+    "BoundCall",
+    "TorchCall",
+    "attend_dense",
+    "dense",
+    "apply_dropout",
+    "bind_call",
+    "masked_logits",
+    "side",
+]
 
 
 @dataclass(frozen=True)
-class Dense:
-    """All that the equation computes: output `(*batch, q, value_width)`, weights and logits `(*batch, q, k)`.
+class DenseResult:
+    """Output, weights and logits of a call.
 
-    Weights are those before dropout; logits are −inf where a key is excluded.
+    Attributes:
+        output: `(*batch, q, value_width)`.
+        weights: weights before dropout, `(*batch, q, k)`.
+        logits: `(*batch, q, k)`, −inf where the mask excludes a key.
     """
 
     output: Array
@@ -163,11 +175,12 @@ class BoundCall:
         key: Array | None = None,
         score: Score | None = None,
     ) -> Array | None:
-        """Logits `(*batch, rows, cols)` of a tile, −inf where a key is excluded; None where the mask allows
-        nothing.
+        """Return the logits `(*batch, q, k)` of a tile; None if the mask excludes every pair of the tile.
 
-        `query`, `key` and `score`, all cut to the tile, stand in for the call's own: what a gradient is
-        wanted of.
+        Args:
+            rows: first query and one past the last.
+            cols: first key and one past the last.
+            query, key, score: replacements of those of the call, already restricted to the tile, for gradients.
         """
         tile = self.tile.restrict(rows, cols)
         cut = (slice(*rows), slice(*cols))
@@ -216,9 +229,24 @@ def bind_call(
     cast_tiles: bool = False,
     axes: Axes | None = None,
 ) -> BoundCall:
-    """Read the axes (where they are not known), choose the dtype of accumulation, fit the parts.
+    """Check a call and bind it to its arrays, in the dtype of accumulation.
 
-    `cast_tiles`: whole inputs are not cast, which would copy them; their tiles will be.
+    Args:
+        query: `(*batch, q, query_width)`, or text `(*batch, q)`.
+        key: `(*batch, k, key_width)`, or text `(*batch, k)`.
+        value: `(*batch, k, value_width)`.
+        score: the score.
+        normalizer: the normalizer.
+        mask: the mask; None: all pairs.
+        positions: how query positions relate to key positions.
+        dropout: probability of dropping a weight.
+        seed: seed of dropout and of random normalizers.
+        cast_tiles: cast tiles of query, key and value instead of copying the whole arrays.
+        axes: the axes of the three arrays, if known.
+
+    Raises:
+        ShapeError: axes do not fit.
+        KindError: a part holds arrays of another library.
     """
     text = is_text(query)
     shape = axes or Axes.of(query.shape, key.shape, value.shape, text)
@@ -265,10 +293,16 @@ def masked_logits(
     reference: Array,
     clean: bool,
 ) -> Array:
-    """Logits `(*batch, q, k)` of a tile, −inf where the mask does not allow; `clean`: query and key are
-    finite.
+    """Return the logits of a tile, −inf where the mask excludes a key.
 
-    `function` is a score's `tile` or `pair`; it and `mask` are already cut to the tile.
+    Args:
+        function: `logits` or `projected_logits` of a score that is restricted to the tile.
+        mask: the mask, restricted to the tile; None: all pairs.
+        query: the tile's queries or their projections.
+        key: the tile's keys or their projections.
+        tile: the place of the tile in the call.
+        reference: an array of the dtype of accumulation.
+        clean: whether query and key are known to be finite.
     """
     xp = namespace(reference)
 
@@ -285,7 +319,7 @@ def masked_logits(
     return logits if known and tuple(logits.shape) == shape else xp.broadcast_to(logits, shape)
 
 
-def drop(weights: AnyArray, tile: Tile, dropout: float, keys: Array | None = None) -> AnyArray:
+def apply_dropout(weights: AnyArray, tile: Tile, dropout: float, keys: Array | None = None) -> AnyArray:
     """Return weights after dropout: kept with probability 1 − p and divided by it, with p rounded to 16 bits.
 
     Args:
@@ -313,19 +347,19 @@ def attend_dense(
     positions: Positions | None = None,
     dropout: float = 0.0,
     seed: int | None = None,
-) -> Dense:
-    """The whole equation at once, in memory q · k. The oracle.
+) -> DenseResult:
+    """Evaluate the equation on whole arrays, with memory O(q · k). Tests compare every kernel with it.
 
     Args:
         query: `(*batch, q, width)`, or text `(*batch, q)`.
         key: `(*batch, k, width)`, or text `(*batch, k)`.
         value: `(*batch, k, value_width)`.
-        score: gives the logits.
-        normalizer: turns a row of logits into weights; −inf excludes a key.
-        mask: says which pairs may meet; None: all.
-        positions: how query positions relate to key positions, where that matters.
+        score: the score.
+        normalizer: the normalizer.
+        mask: the mask; None: all pairs.
+        positions: how query positions relate to key positions.
         dropout: probability of dropping a weight.
-        seed: of the draws of dropout and of `Sample`.
+        seed: seed of dropout and of `Sample`.
     """
     call = bind_call(
         query,
@@ -342,13 +376,13 @@ def attend_dense(
         return dense(call)
 
 
-def dense(call: BoundCall) -> Dense:
-    """The equation, of a bound call."""
+def dense(call: BoundCall) -> DenseResult:
+    """Evaluate the equation for a bound call."""
     xp, tile = namespace(call.value), call.tile
     logits = call.logits(tile.rows, tile.cols)
     if logits is None:
         logits = zeros(call.value, (*tile.batch, tile.q_total, tile.k_total)) - xp.inf
     weights = call.normalizer.weights(logits, tile)
     support = call.normalizer.support(logits, weights)
-    output = apply_weights(drop(weights, tile, call.dropout), call.value, support, call.finite_value)
-    return Dense(cast(output, call.out_dtype), weights, logits)
+    output = apply_weights(apply_dropout(weights, tile, call.dropout), call.value, support, call.finite_value)
+    return DenseResult(cast(output, call.out_dtype), weights, logits)

@@ -1,14 +1,14 @@
-"""The JAX border: parts are pytrees. Their arrays are leaves, all else is static.
+"""Registration of scores, normalizers, masks and readouts as JAX pytrees.
 
-So a score with learned arrays goes through `jax.jit`, `jax.grad` and `jax.vmap`, stands in an Equinox module
-or an optimiser's state, as a tuple of these arrays would.
+Their arrays are leaves and everything else is static. So a score with learned arrays works with `jax.jit`, `jax.grad`
+and `jax.vmap`, in Equinox modules and in the state of optimizers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from qkv.core.arrays import is_array
 from qkv.core.parts import Part
@@ -19,12 +19,12 @@ _REGISTERED: set[type] = set()
 
 
 def register(kind: type[Part]) -> None:
-    """Make JAX know a class of parts; nothing happens the second time."""
+    """Register a class and all subclasses of `Part` that are not registered yet."""
     if kind in _REGISTERED:
         return
     import jax
 
-    # With all there are: some may have been made before JAX was there.
+    # Classes defined before JAX was imported are not registered yet.
     kinds: list[type[Part]] = [kind, Part]
     while kinds:
         one = kinds.pop()
@@ -35,20 +35,20 @@ def register(kind: type[Part]) -> None:
 
 
 @dataclass(frozen=True)
-class _Hole:
-    """Where an array was."""
+class _Placeholder:
+    """Takes the place of an array in a `Skeleton`."""
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """What stands for an array for a while and is none: an axis of `vmap`, a shape, None."""
+    """A leaf that JAX puts in place of an array, such as an axis of `vmap`, a shape or None."""
 
-    value: Any
+    value: object
 
 
 @dataclass(frozen=True, eq=False)
 class Skeleton:
-    """A part without its arrays: equal, and hashed alike, where it says the same.
+    """The static structure of a part: equal and with equal hashes for parts that differ only in their arrays.
 
     Example:
         >>> import numpy as np
@@ -57,45 +57,45 @@ class Skeleton:
         True
     """
 
-    part: Any
+    part: Part
 
     def __post_init__(self) -> None:
-        part = _mapped(self.part, lambda leaf: _Hole())
+        part = cast(Part, _mapped(self.part, lambda leaf: _Placeholder()))
         object.__setattr__(self, "part", part)
-        object.__setattr__(self, "_said", (type(part), part.signature()))
+        object.__setattr__(self, "_signature", (type(part), part.signature()))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Skeleton) and self._said == other._said
+        return isinstance(other, Skeleton) and self._signature == other._signature
 
     def __hash__(self) -> int:
-        return hash(self._said)
+        return hash(self._signature)
 
-    _said: Hashable = ()
+    _signature: Hashable = ()
 
 
-def _flatten(part: Part) -> tuple[list[Any], Skeleton]:
-    leaves: list[Any] = []
+def _flatten(part: Part) -> tuple[list[object], Skeleton]:
+    leaves: list[object] = []
 
-    def note(leaf: Any) -> Any:
+    def collect(leaf: object) -> object:
         leaves.append(leaf.value if isinstance(leaf, _Leaf) else leaf)
         return leaf
 
-    _mapped(part, note)
+    _mapped(part, collect)
     return leaves, Skeleton(part)
 
 
-def _unflatten(skeleton: Skeleton, leaves: Any) -> Any:
-    queue: Iterator[Any] = iter(leaves)
+def _unflatten(skeleton: Skeleton, leaves: Iterable[object]) -> Part:
+    queue = iter(leaves)
 
-    def fill(hole: Any) -> Any:
+    def fill(placeholder: object) -> object:
         leaf = next(queue)
         return leaf if is_array(leaf) else _Leaf(leaf)
 
-    return _mapped(skeleton.part, fill)
+    return cast(Part, _mapped(skeleton.part, fill))
 
 
-def _mapped(value: Any, function: Any) -> Any:
-    """The part with `function` applied to every array and to whatever stands for one."""
+def _mapped(value: object, function: Callable[[object], object]) -> object:
+    """Return the part with `function` applied to every array, placeholder and leaf."""
     if isinstance(value, tuple):
         return tuple(_mapped(item, function) for item in value)
     if isinstance(value, Part):
@@ -103,4 +103,4 @@ def _mapped(value: Any, function: Any) -> Any:
         for name, field in value.__dict__.items():
             object.__setattr__(out, name, _mapped(field, function))
         return out
-    return function(value) if is_array(value) or isinstance(value, (_Hole, _Leaf)) else value
+    return function(value) if is_array(value) or isinstance(value, (_Placeholder, _Leaf)) else value

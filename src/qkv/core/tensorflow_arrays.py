@@ -1,40 +1,40 @@
-"""The TensorFlow border: the functions of the array API that parts are written with, over `keras.ops`.
+"""The array API functions for TensorFlow tensors, based on `keras.ops`.
 
-Keras has most of them under the same name. What it calls otherwise, and what the standard says more exactly
-(order of equal elements, dtype of an index), stands here. Indices are 64-bit integers, as in NumPy.
+Keras has most functions under the name of the standard. This module adds those with another name, and those for
+which the standard is stricter (order of equal elements, dtype of indices). Indices are int64, as in NumPy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+from qkv.core.typing import Array, ArrayLike, DType, Namespace
 from qkv.errors import KindError, MissingPackageError
 
 __all__ = ["tensorflow_namespace", "top_indices", "top_values"]
 
-Array = Any
-
 
 @cache
-def tensorflow_namespace() -> Any:
-    """The namespace, made when the first tensor comes in.
+def tensorflow_namespace() -> Namespace:
+    """Return the namespace of array API functions for TensorFlow.
 
     Raises:
         MissingPackageError: Keras is not installed.
-        KindError: Keras runs on something else than TensorFlow.
+        KindError: the backend of Keras is not TensorFlow.
     """
     try:
         import keras
     except ImportError:
         raise MissingPackageError(
-            'TensorFlow tensors are computed with through keras.ops. Run: pip install "qkv[keras]"'
+            'TensorFlow tensors need keras, which is not installed. Run: pip install "qkv[keras]"'
         ) from None
     if keras.backend.backend() != "tensorflow":
         raise KindError(
-            f"a TensorFlow tensor came, and Keras runs on {keras.backend.backend()}. Set "
+            f"the backend of Keras must be tensorflow for TensorFlow tensors, got {keras.backend.backend()}. Set "
             "KERAS_BACKEND=tensorflow before Keras is imported, or convert to arrays of "
             f"{keras.backend.backend()}."
         )
@@ -42,7 +42,7 @@ def tensorflow_namespace() -> Any:
 
 
 class _TensorFlow:
-    """Looked up as a module is: `xp.where`, `xp.float32`."""
+    """Functions and dtypes of the array API as attributes."""
 
     inf, nan = float("inf"), float("nan")
 
@@ -56,20 +56,20 @@ class _TensorFlow:
         self._result_type = keras.backend.result_type
 
     def __getattr__(self, name: str) -> Any:
-        # Kept as an attribute: this is asked once for each name.
+        # Set the attribute, so that this runs once per name.
         function = getattr(self._ops, name)
         setattr(self, name, function)
         return function
 
-    # -- what Keras calls otherwise ----------------------------------------------------------------------
+    # -- functions with another name in Keras ------------------------------------------------------------
 
-    def asarray(self, x: Any, dtype: Any = None) -> Array:
+    def asarray(self, x: ArrayLike, dtype: DType = None) -> Array:
         return self._tf.convert_to_tensor(x, dtype=dtype)
 
-    def astype(self, x: Array, dtype: Any) -> Array:
+    def astype(self, x: Array, dtype: DType) -> Array:
         return self._tf.cast(x, dtype)
 
-    def concat(self, arrays: Any, axis: int = 0) -> Array:
+    def concat(self, arrays: Sequence[Array], axis: int = 0) -> Array:
         return self._tf.concat(list(arrays), axis)
 
     def cumulative_sum(self, x: Array, axis: int) -> Array:
@@ -82,13 +82,13 @@ class _TensorFlow:
         shape = np.broadcast_shapes(*(tuple(x.shape) for x in arrays))
         return [self._tf.broadcast_to(x, shape) for x in arrays]
 
-    def finfo(self, dtype: Any) -> Any:
+    def finfo(self, dtype: DType) -> Any:
         return np.finfo(dtype.as_numpy_dtype)
 
-    def result_type(self, *dtypes: Any) -> Any:
+    def result_type(self, *dtypes: DType) -> DType:
         return self._tf.as_dtype(self._result_type(*(dtype.name for dtype in dtypes)))
 
-    # -- what the standard says more exactly -------------------------------------------------------------
+    # -- functions for which the standard is stricter ----------------------------------------------------
 
     def arange(self, start: int, stop: int) -> Array:
         return self._tf.range(start, stop, dtype=self._tf.int64)
@@ -105,8 +105,8 @@ class _TensorFlow:
         return self._tf.sort(x, axis, "DESCENDING" if descending else "ASCENDING")
 
     def matmul(self, x: Array, y: Array) -> Array:
-        # Batch axes are made equal first: where one is 1 on one side alone, TensorFlow 2.21 with oneDNN may
-        # abort the process, forward or in the gradient.
+        # Make batch axes equal first: TensorFlow 2.21 with oneDNN can abort the process, forward or in the
+        # gradient, if an axis is 1 on one side only.
         tf = self._tf
         ones = [all(n == 1 for n in side.shape[:-2]) for side in (x, y)]
         if ones[1] and not ones[0]:
@@ -125,13 +125,13 @@ class _TensorFlow:
         return self._tf.reshape(x, (-1, width))
 
     def _like_static(self, out: Array, x: Array, y: Array, own: Array) -> Array:
-        """The shape that is known without running, said again where a graph forgot it."""
+        """Restore the static shape, which graph operations on dynamic shapes lose."""
         batch = self._tf.broadcast_static_shape(x.shape[:-2], y.shape[:-2])
         out.set_shape(batch.concatenate(own.shape[-2:]))
         return out
 
     def take_along_axis(self, x: Array, index: Array, axis: int) -> Array:
-        # Keras broadcasts by hand what here has equal batch axes, and looks for negative indices.
+        # Batch axes are equal here and indices are not negative, so tf.gather is enough and faster than keras.ops.
         tf, axis = self._tf, axis % len(x.shape)
         if axis != len(x.shape) - 1:
             return self._ops.take_along_axis(x, index, axis)
@@ -141,34 +141,34 @@ class _TensorFlow:
         return self._tf.gather(x, index, axis=axis)
 
     def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
-        # Which Keras refuses where nothing is there, and so nothing is asked.
+        # keras.ops.max raises for an empty axis.
         return self._tf.reduce_max(x, axis, keepdims)
 
-    def where(self, condition: Array, x: Any, y: Any) -> Array:
+    def where(self, condition: Array, x: ArrayLike, y: ArrayLike) -> Array:
         return self._tf.where(condition, x, y)
 
-    def ones_like(self, x: Array, dtype: Any = None) -> Array:
+    def ones_like(self, x: Array, dtype: DType = None) -> Array:
         return self._tf.ones_like(x, dtype=dtype)
 
     def shift(self, x: Array, by: int) -> Array:
         return self._tf.bitwise.right_shift(x, self._tf.constant(by, self._tf.uint32))
 
     def rotate(self, x: Array, by: int) -> Array:
-        """The bits of unsigned words, turned to the left."""
+        """Rotate the bits of unsigned words to the left."""
         bits, word = self._tf.bitwise, self._tf.uint32
         high = bits.left_shift(x, self._tf.constant(by, word))
         return bits.bitwise_or(high, bits.right_shift(x, self._tf.constant(32 - by, word)))
 
 
 def top_indices(x: Array, count: int) -> Array:
-    """Of the largest entries along the last axis; of equals the lower comes first."""
+    """Return the indices of the largest entries along the last axis; of equal entries the lower index is first."""
     import tensorflow as tf
 
     return tf.cast(tf.math.top_k(x, count).indices, tf.int64)
 
 
 def top_values(x: Array, count: int) -> Array:
-    """The largest entries along the last axis, largest first."""
+    """Return the largest entries along the last axis, largest first."""
     import tensorflow as tf
 
     return tf.math.top_k(x, count).values

@@ -28,17 +28,17 @@ __all__ = [
 ]
 
 Namespace: TypeAlias = Any
-"""The array API functions of one library: a module or an object with `matmul`, `exp`, `where`, …"""
+"""The array API functions of one library, such as `matmul`, `exp` and `where`, as attributes."""
 
 DType: TypeAlias = Any
-"""A dtype of NumPy, PyTorch, JAX or TensorFlow, which share no type."""
+"""A dtype of NumPy, PyTorch, JAX or TensorFlow, whose dtypes have no common type."""
 
 ArrayLike: TypeAlias = Any
-"""An array of a supported library, or what `as_array` makes one of: numbers, lists, frames' columns."""
+"""An array of a supported library, or numbers, lists and data frame columns, which `as_array` converts."""
 
 
 class Array(Protocol):
-    """An array of NumPy, PyTorch, JAX or TensorFlow: what all four offer."""
+    """The operations that arrays of NumPy, PyTorch, JAX and TensorFlow have in common."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...

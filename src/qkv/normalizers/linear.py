@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from qkv.core.arrays import namespace
-from qkv.core.equation import drop
+from qkv.core.equation import apply_dropout
 from qkv.core.guard import apply_weights
 from qkv.core.online_softmax import WeightedSums
 from qkv.core.tile import Tile
@@ -39,7 +39,7 @@ class LinearNormalizer(Normalizer):
     ) -> WeightedSums:
         """Return the sums over the tile."""
         mass = self.mass(logits)
-        weighted = apply_weights(drop(mass, tile, dropout), value, self.support(logits, mass), finite)
+        weighted = apply_weights(apply_dropout(mass, tile, dropout), value, self.support(logits, mass), finite)
         return WeightedSums(namespace(mass).sum(mass, axis=-1, keepdims=True), weighted)
 
     def finalize(self, partial: WeightedSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:

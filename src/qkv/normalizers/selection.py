@@ -6,7 +6,7 @@ Ties go to the lowest key index, so that exactly `count` keys are selected.
 from __future__ import annotations
 
 from qkv.core.arrays import Array, namespace, zeros
-from qkv.core.equation import drop
+from qkv.core.equation import apply_dropout
 from qkv.core.online_softmax import TopKeys
 from qkv.core.ordering import top_k_indices, top_k_mask
 from qkv.core.tile import Tile
@@ -50,7 +50,7 @@ def weigh_top_keys(weights: Array, top: TopKeys, tile: Tile, dropout: float, rea
     """Return Σ w v over the selected keys; `read` marks the values to read, None those with non-zero weight."""
     xp = namespace(weights)
     read = (weights != 0 if read is None else read)[..., None]
-    dropped = drop(weights, tile, dropout, keys=top.index)[..., None]
+    dropped = apply_dropout(weights, tile, dropout, keys=top.index)[..., None]
     return xp.sum(xp.where(read, dropped * xp.where(read, top.value, xp.zeros_like(top.value)), 0 * dropped), axis=-2)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import is_array, namespace, row_max, stop_gradient
-from qkv.core.equation import drop
+from qkv.core.equation import apply_dropout
 from qkv.core.guard import apply_weights
 from qkv.core.online_softmax import ExponentialSums, finite_shift, nonzero
 from qkv.core.parts import array_field, expand_to_pairs, require_number
@@ -93,7 +93,7 @@ class Softmax(Normalizer):
     ) -> ExponentialSums:
         """Return the sums of exponentials relative to the tile's own maximum."""
         return ExponentialSums.accumulate(
-            logits, lambda e: apply_weights(drop(e, tile, dropout), value, ~excluded(logits), finite)
+            logits, lambda e: apply_weights(apply_dropout(e, tile, dropout), value, ~excluded(logits), finite)
         )
 
     def finalize(self, partial: ExponentialSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:

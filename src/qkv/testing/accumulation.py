@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qkv.core.arrays import ignore_numpy_warnings, namespace
-from qkv.core.equation import drop
+from qkv.core.equation import apply_dropout
 from qkv.core.tile import Tile
 from qkv.core.typing import ArrayLike
 from qkv.errors import RefusedError
@@ -79,7 +79,7 @@ class AccumulationContract(PartContract):
         with ignore_numpy_warnings():
             weights = normalizer.weights(logits, tile)
             output, summary = accumulate_tiles(normalizer, logits, value, tile, cuts, dropout, order)
-            assert_close(output, drop(weights, tile, dropout) @ value, 1e-12, least=1.0)
+            assert_close(output, apply_dropout(weights, tile, dropout) @ value, 1e-12, least=1.0)
             for c0, c1 in cuts:
                 piece = tile.restrict((0, 4), (c0, c1))
                 got = normalizer.tile_weights(normalizer.prepare(logits)[..., c0:c1], summary, piece)
@@ -99,7 +99,7 @@ class AccumulationContract(PartContract):
             part = setting.part(normalizer)
             output, summary = accumulate_tiles(part, x, v, tile, [(0, 3), (3, 8)], dropout)
             weights = part.weights(x, tile)
-            wanted = namespace(x).matmul(drop(weights, tile, dropout), v)
+            wanted = namespace(x).matmul(apply_dropout(weights, tile, dropout), v)
             return (
                 output,
                 wanted,

@@ -65,7 +65,7 @@ class PartContract:
 
     def test_one_array_too_many_is_refused(self) -> None:
         part = self.make(Draw(0))
-        with pytest.raises(ShapeError, match=f"{len(part.arrays()) + 1} arrays .* holds {len(part.arrays())}"):
+        with pytest.raises(ShapeError, match=f"must be {len(part.arrays())}, got {len(part.arrays()) + 1}"):
             part.replace_arrays([*part.arrays(), np.zeros(())])
 
     def test_part_cannot_be_changed(self) -> None:

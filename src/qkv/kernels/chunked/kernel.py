@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from qkv.core.arrays import cast, namespace
-from qkv.core.equation import BoundCall, bind_call, drop, masked_logits
+from qkv.core.equation import BoundCall, apply_dropout, bind_call, masked_logits
 from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
 from qkv.core.typing import Bool, DType, Float, Tensor
@@ -241,7 +241,7 @@ class ChunkedKernel(Kernel):
             weights = (logits * normalizer.scale).softmax(-1)
         else:
             weights = row_weights(normalizer, logits, tile)
-        dropped = drop(weights, tile, call.dropout)
+        dropped = apply_dropout(weights, tile, call.dropout)
         support = None if call.finite_value else normalizer.support(logits, weights)
         output = None
         for n, (start, stop) in enumerate(call.ranges):

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.core.equation import BoundCall, drop
+from qkv.core.equation import BoundCall, apply_dropout
 from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
@@ -162,7 +162,7 @@ class RowBlockLoop:
         tile = dynamic.tile(window)
         logits = self._logits(dynamic, number)
         weights = normalizer.weights(logits, tile)
-        dropped = drop(weights, tile, call.dropout)
+        dropped = apply_dropout(weights, tile, call.dropout)
 
         def output(finite: bool) -> Array:
             support = None if finite else normalizer.support(logits, weights)

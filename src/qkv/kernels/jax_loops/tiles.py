@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from qkv.core.arrays import is_array, is_floating
-from qkv.core.equation import BoundCall, drop
+from qkv.core.equation import BoundCall, apply_dropout
 from qkv.core.guard import zero_nonfinite
 from qkv.core.online_softmax import PartialResult
 from qkv.core.tile import Tile
@@ -215,9 +215,9 @@ class _TileLoop:
 
         prepared, vjp = jax.vjp(prepared_logits, self._floats(of_tile))
         weights = normalizer.tile_weights(prepared, summary, tile)
-        dropped = drop(weights, tile, call.dropout)
+        dropped = apply_dropout(weights, tile, call.dropout)
         value = of_tile[2] if call.finite_value else zero_nonfinite(of_tile[2])
-        weight_gradient = drop(gradient @ jnp.matrix_transpose(value), tile, call.dropout)
+        weight_gradient = apply_dropout(gradient @ jnp.matrix_transpose(value), tile, call.dropout)
         logit_gradient = normalizer.logit_gradient(prepared, weights, weight_gradient, row_dot, summary, tile)
         (found,) = vjp(logit_gradient)
         value_gradient = _sum_to(jnp.matrix_transpose(dropped) @ gradient, value.shape)

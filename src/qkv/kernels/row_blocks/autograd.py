@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.core.arrays import requires_gradient
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
-from qkv.core.equation import BoundCall, drop, side
+from qkv.core.equation import BoundCall, apply_dropout, side
 from qkv.core.typing import Tensor
 from qkv.kernels.row_blocks.candidates import (
     Candidates,
@@ -336,7 +336,7 @@ def _attend_all(call: BoundCall, rows: Limits, block: RowLogits) -> Tensor:
         weights = sparse_weights_(block.logits, normalizer.power, normalizer.scale, block.group_max)
     else:
         weights = normalizer.weights(block.logits, tile)
-    return drop(weights, tile, call.dropout) @ side(call.value, block.cols)
+    return apply_dropout(weights, tile, call.dropout) @ side(call.value, block.cols)
 
 
 def _merged(whole: Tensor, reduction: Reduction, part: Tensor) -> Tensor:

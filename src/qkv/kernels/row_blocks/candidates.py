@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from qkv.core.equation import BoundCall, drop, side
+from qkv.core.equation import BoundCall, apply_dropout, side
 from qkv.core.typing import Float, Int, Tensor
 from qkv.kernels.row_blocks.gradients import accumulate, block_tensors, leaves_of
 from qkv.kernels.row_blocks.rows import RowLogits, visible_range
@@ -176,7 +176,7 @@ def attend_candidates(
     rows, candidates = _concat(blocks)
     weights = _candidate_weights(call, candidates, rows)
     tile = call.tile.restrict(rows, (0, call.tile.k_total))
-    dropped = drop(weights, tile, call.dropout, keys=candidates.index)
+    dropped = apply_dropout(weights, tile, call.dropout, keys=candidates.index)
     side(output, rows).copy_(_gather_sum(candidates.index, call.value, dropped))
     if call.normalizer.differentiable:
         return [found for _, found in blocks]
@@ -216,7 +216,7 @@ def backward_candidates(
             ranks = leaves[0] if candidates.ranks is candidates.logits else candidates.ranks
             trained = replace(call, normalizer=normalizer.replace_arrays(leaves[1:]))
             weights = _candidate_weights(trained, Candidates(index, leaves[0], ranks), rows)
-        dropped = drop(weights, call.tile.restrict(rows, (0, call.tile.k_total)), call.dropout, keys=index)
+        dropped = apply_dropout(weights, call.tile.restrict(rows, (0, call.tile.k_total)), call.dropout, keys=index)
         value, weight = leaves_of([call.value, dropped])
         output = _gather_sum(index, value, weight)
     value_gradient, weight_gradient = torch.autograd.grad(output, (value, weight), side(gradient, rows))

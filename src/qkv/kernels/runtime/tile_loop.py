@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 
 from qkv.core.arrays import library, namespace, zeros
-from qkv.core.equation import BoundCall, drop
+from qkv.core.equation import BoundCall, apply_dropout
 from qkv.core.guard import apply_weights
 from qkv.core.online_softmax import PartialResult
 from qkv.core.tile import Tile
@@ -105,7 +105,7 @@ def weigh_rows(
     if with_output:
         # Which values are read matters only if one is not finite.
         support = None if call.finite_value else normalizer.support(logits, weights)
-        output = apply_weights(drop(weights, tile, call.dropout), call.value, support, call.finite_value)
+        output = apply_weights(apply_dropout(weights, tile, call.dropout), call.value, support, call.finite_value)
     return output, tuple(readout.read(logits, weights, normalizer, tile) for readout in readouts)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from qkv.core.equation import TorchCall, drop, side
+from qkv.core.equation import TorchCall, apply_dropout, side
 from qkv.core.guard import zero_nonfinite
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.tile_loop import attend_rows, visible_tiles
@@ -73,10 +73,10 @@ class GenericTiles:
             constant = prepared.detach()
             weights = cast("Tensor", call.normalizer.tile_weights(constant, summary, tile))
             target = gradients.values(cols)
-            target += (drop(weights, tile, call.dropout).mT @ gradient).sum_to_size(target.shape)
+            target += (apply_dropout(weights, tile, call.dropout).mT @ gradient).sum_to_size(target.shape)
             if not (logits_needed and normalizer.differentiable and prepared.requires_grad):
                 continue
-            d_weights = drop(gradient @ side(value, cols).mT, tile, call.dropout)
+            d_weights = apply_dropout(gradient @ side(value, cols).mT, tile, call.dropout)
             d_logits = cast(
                 "Tensor", call.normalizer.logit_gradient(constant, weights, d_weights, row_dot, summary, tile)
             )
