@@ -1,1 +1,1 @@
-"""Small tables for `qkv ask`, and models that are built from the parts: `python -m examples.translate`."""
+"""Small tables for `qkv ask`, and example programs, such as `python -m examples.translate`."""

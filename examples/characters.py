@@ -1,4 +1,4 @@
-"""Print the named characters of Unicode as a table: a real one that is wherever Python is.
+"""Print the named characters of Unicode as a table, from Python's own data.
 
 CJK ideographs and Hangul syllables are left out: their names are numbers and rules, not words.
 """

@@ -1,4 +1,4 @@
-"""A million rows of 40 columns: the metric is learned, and answers are exact over all rows.
+"""Regression on a million rows of 40 columns with exact predictions over all rows.
 
     python -m examples.table_million
     python -m examples.table_million --rows 50000      a smaller one
@@ -28,7 +28,7 @@ _ASKED = 1000
 
 
 def table(folder: Path, rows: int, columns: int, seed: int = 0) -> tuple[Any, np.ndarray, Any, np.ndarray]:
-    """Rows to fit and their prices, rows to ask and theirs."""
+    """Return training rows and prices, and test rows and prices."""
     import pandas as pd
     from sklearn.ensemble import HistGradientBoostingRegressor
 
@@ -66,7 +66,7 @@ def _memory(field: str) -> int:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Fit, ask and print."""
+    """Fit, predict and print."""
     parser = argparse.ArgumentParser(prog="python -m examples.table_million", description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--columns", type=int, default=40)

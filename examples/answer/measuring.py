@@ -1,4 +1,4 @@
-"""How often the sentence found is one that answers: python -m examples.answer.measuring [--by words|both]
+"""Evaluation of the answers: python -m examples.answer.measuring [--by words|both]
 
 The questions were written before anything was measured. An answer is right if the sentence holds one of the
 passages listed with the question; two passages that answer, and had been overlooked, were added after the
@@ -73,7 +73,7 @@ ABSENT = (
 
 @dataclass(frozen=True)
 class Measured:
-    """Counts: of questions; right at the first, and among the first three; of absent ones, and refused."""
+    """Counts of questions, of correct first answers, of correct answers among three, and of refusals."""
 
     questions: int
     first: int
@@ -90,7 +90,7 @@ class Measured:
 
 
 def folder() -> Path:
-    """Where the texts are.
+    """Return the folder of the texts.
 
     Raises:
         DataError: QKV_DATA does not say so.
@@ -102,7 +102,7 @@ def folder() -> Path:
 
 
 def measure(meaning: Meaning | None, report: Callable[[str], None] = lambda line: None) -> Measured:
-    """Ask all questions.
+    """Ask all questions and count correct answers.
 
     Args:
         meaning: the sentence model; None: words alone.
@@ -129,7 +129,7 @@ def measure(meaning: Meaning | None, report: Callable[[str], None] = lambda line
 
 
 def main() -> int:
-    """Print a line for each question, its rank among three (- for none), and the counts."""
+    """Print the rank of each question's correct answer among three (- for none), and the counts."""
     parser = argparse.ArgumentParser(prog="python -m examples.answer.measuring", description=__doc__)
     parser.add_argument("--by", choices=("words", "both"), default="words", help="(words)")
     try:

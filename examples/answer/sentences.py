@@ -1,4 +1,4 @@
-"""A text as sentences, each with the line it begins on."""
+"""Split a text into sentences, each with the line where it begins."""
 
 import bisect
 import gzip
@@ -18,7 +18,7 @@ _SHORT = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|St|Prof|cf|vs|[A-Z])|\b[a-z]\.[a-z])\
 
 @dataclass(frozen=True)
 class Sentence:
-    """A sentence, its white space made single, and the line it begins on, from 1."""
+    """A sentence with single spaces, and the line where it begins, counted from 1."""
 
     text: str
     line: int
@@ -48,7 +48,7 @@ def sentences_of(text: str) -> list[Sentence]:
 
 
 def read(path: Path) -> list[Sentence]:
-    """The sentences of a text file, which may end in .gz.
+    """Return the sentences of a text file, optionally gzipped.
 
     Raises:
         DataError: it cannot be read, is no UTF-8, or holds no sentence.

@@ -1,4 +1,4 @@
-"""What two sentences have in common by their words: BM25 as a share of what is asked for."""
+"""Similarity of sentences by words: BM25 as a share of the question's weight."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _A, _B = 1.2, 0.75
 
 
 def stem(word: str) -> str:
-    """Without the s of a plural or a third person, and without 's.
+    """Remove a plural or third-person s, and 's.
 
     Source: Harman (1991), How effective is suffixing?, the "S" stemmer.
 
@@ -35,7 +35,7 @@ def stem(word: str) -> str:
 
 
 def words_of(text: str) -> list[tuple[str, str]]:
-    """The words that count, as written and as compared."""
+    """Return the words without stop words, as written and as compared."""
     from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
 
     found = [(word, stem(word)) for word in _WORD.findall(text)]
@@ -43,7 +43,7 @@ def words_of(text: str) -> list[tuple[str, str]]:
 
 
 class Words:
-    """The words of all sentences, weighed by how rare they are.
+    """Words of all sentences with their inverse document frequencies.
 
         by_words(q, k) = Σ_w idf(w) s(w, k) / Σ_w idf(w)            over the words w of the question
         s(w, k) = (a + 1) count(w, k) / (count(w, k) + a (1 − b + b length(k) / mean length))
@@ -81,7 +81,7 @@ class Words:
         self._length = _A * (1 - _B + _B * lengths / lengths.mean())
 
     def compared(self, question: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
-        """The question and all sentences, in the question's words alone: their inner product is `by_words`.
+        """Return vectors of the question and of all sentences whose inner product is the score `by_words`.
 
         Returns:
             query `(m,)`, keys `(sentences, m)`, and the m words; one column of zeros where there is none.

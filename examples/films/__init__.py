@@ -1,4 +1,4 @@
-"""Films in a space of few dimensions, and ratings that are asked for: python -m examples.films FOLDER
+"""Latent vectors of films, and prediction of ratings: python -m examples.films FOLDER
 
 A film is a row of genres, its decade and the people who rated it. `LatentSemantics` decomposes the rows of
 nine films of ten; the tenth is new to it, and folded in. A rating that is not known is asked of those that
@@ -34,7 +34,7 @@ _YEAR = re.compile(r"\((\d{4})\)\s*$")
 
 @dataclass(frozen=True)
 class Ratings:
-    """Who rated which film how.
+    """Ratings of films by people.
 
     Attributes:
         person, film: numbers from 0.
@@ -55,7 +55,7 @@ class Ratings:
 
 @dataclass(frozen=True)
 class Measured:
-    """Root mean square errors of held-out ratings.
+    """Root mean squared errors of held-out ratings.
 
     Attributes:
         film_mean: of the mean of the film's other ratings, and of all where it has none.
@@ -76,7 +76,7 @@ class Measured:
 
 
 def read(folder: Path) -> Ratings:
-    """MovieTweetings: `ratings.dat.gz` of `person::film::rating::time`, `movies.dat.gz` of
+    """Read MovieTweetings: `ratings.dat.gz` of `person::film::rating::time`, `movies.dat.gz` of
     `film::title::genres`.
 
     Raises:
@@ -100,7 +100,7 @@ def read(folder: Path) -> Ratings:
 
 
 class Films:
-    """Films in latent space, those of the decomposition and those that are folded in.
+    """Latent vectors of films, both decomposed and folded in.
 
     Args:
         ratings: all ratings; only who rated what is read, and only of `seen`.
@@ -118,14 +118,14 @@ class Films:
         self.points = self.semantics.fold_in(rows)
 
     def like(self, film: int, top: int = 5) -> list[tuple[int, float]]:
-        """The films of the largest cosine, itself left out."""
+        """Return the films with the largest cosine, without the film itself."""
         cosine = np.asarray(Cosine()(self.points[film : film + 1], self.points))[0]
         cosine[film] = -np.inf
         return [(int(place), float(cosine[place])) for place in np.argsort(-cosine, kind="stable")[:top]]
 
 
 def measure(ratings: Ratings, seed: int) -> Measured:
-    """Hold out a tenth of the ratings and a tenth of the films, choose on a tenth of the rest."""
+    """Hold out a tenth of the ratings and a tenth of the films, and choose a, b and c on a tenth of the rest."""
     draw = np.random.default_rng(seed)
     test = draw.random(len(ratings)) < 0.1
     known = draw.random(len(ratings.titles)) >= 0.1
@@ -157,7 +157,7 @@ def measure(ratings: Ratings, seed: int) -> Measured:
 
 
 def _choose(ratings: Ratings, train: np.ndarray, valid: np.ndarray, known: np.ndarray) -> tuple[float, float, float]:
-    """The a, b and c of the smallest error on the validation ratings."""
+    """Return the a, b and c with the smallest error on the validation ratings."""
     points = Films(ratings, train, known).points
     asked, keys = (_records(ratings, points, where) for where in (valid, train))
     film = Exact()(asked["film"][:, None], keys["film"][:, None])
@@ -173,7 +173,7 @@ def _choose(ratings: Ratings, train: np.ndarray, valid: np.ndarray, known: np.nd
 
 
 def _records(ratings: Ratings, points: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """Person, film and the film's point, side by side."""
+    """Return person, film and latent vector of each rating in one array."""
     kind = [("film", float), ("person", float), ("point", float, (points.shape[1],))]
     records = np.empty(int(where.sum()), kind)
     records["film"], records["person"] = ratings.film[where], ratings.person[where]

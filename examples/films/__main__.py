@@ -1,4 +1,4 @@
-"""Print what held-out ratings cost, and which films are like one."""
+"""Print the errors on held-out ratings, and the films most similar to one."""
 
 import sys
 from pathlib import Path
@@ -12,7 +12,7 @@ _SPLITS = 5
 
 
 def main() -> int:
-    """One argument: the folder of the ratings."""
+    """Run the example on the folder of ratings given as the only argument."""
     if len(sys.argv) != 2:
         print("usage: python -m examples.films FOLDER", file=sys.stderr)
         return 2

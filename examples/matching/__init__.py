@@ -1,4 +1,4 @@
-"""The public matching sets as tables: python -m examples.matching FOLDER OUT
+"""Convert the public matching data sets to tables: python -m examples.matching FOLDER OUT
 
 `FOLDER` holds the sets as the ER-Magellan benchmark writes them, one pair a line: `COL name VAL … TAB COL
 name VAL … TAB 0 or 1`, or Febrl's records. `OUT` gets `left.csv`, `right.csv` and the pairs `train.csv`,
@@ -23,7 +23,7 @@ _SPLITS = ("train", "valid", "test")
 
 
 def prepare_pairs(folder: Path, out: Path) -> None:
-    """Both tables and the labelled pairs of one set."""
+    """Return both tables and the labelled pairs of one data set."""
     tables: tuple[dict[str, int], dict[str, int]] = ({}, {})
     out.mkdir(parents=True, exist_ok=True)
     for split in _SPLITS:
@@ -44,7 +44,7 @@ def prepare_pairs(folder: Path, out: Path) -> None:
 
 
 def prepare_duplicates(file: Path, out: Path) -> None:
-    """Febrl's records, and which of them are of the same person: their ids share a number."""
+    """Return Febrl's records and the pairs of the same person, whose ids share a number."""
     out.mkdir(parents=True, exist_ok=True)
     header, *rows = csv.reader(_lines(file), skipinitialspace=True)
     _write(out / "people.csv", header, rows)

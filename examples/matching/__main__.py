@@ -7,7 +7,7 @@ from examples.matching import prepare_duplicates, prepare_pairs
 
 
 def main() -> None:
-    """Two arguments: where the sets are, and where the tables go."""
+    """Run with two arguments: the folder of the data sets and the folder of the tables."""
     if len(sys.argv) != 3:
         sys.exit("usage: python -m examples.matching FOLDER OUT")
     source, out = map(Path, sys.argv[1:])

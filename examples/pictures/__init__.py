@@ -1,4 +1,4 @@
-"""Pictures asked for by words: python -m examples.pictures
+"""Image retrieval by text: python -m examples.pictures
 
     weights = softmax(query · key / √width)          output = weights @ value
 

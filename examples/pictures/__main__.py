@@ -1,4 +1,4 @@
-"""`python -m examples.pictures`: learn, measure, and show what some wordings look at.
+"""`python -m examples.pictures`: train, evaluate, and draw the attention of some phrases.
 
 0 done · 1 found less than it promises · 2 an option that cannot be used: one sentence on stderr
 """
@@ -23,7 +23,7 @@ _STEPS = 250
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, and give the exit code; nothing is raised for what a user can repair."""
+    """Run the example and return the exit code; user errors are printed."""
     asked = _parser().parse_args(arguments)
     try:
         return _run(asked)

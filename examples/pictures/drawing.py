@@ -1,4 +1,4 @@
-"""Drawn: what each wording looks at and how much, the weighted mean of it, and what it finds."""
+"""Draw the attention of each phrase, the weighted mean of the pictures, and the retrieved pictures."""
 
 import textwrap
 from pathlib import Path
@@ -15,7 +15,7 @@ _LOOKED, _FOUND = 7, 6
 
 
 def check(path: Path) -> None:
-    """Refuse, before any work, a name that cannot become a picture.
+    """Check, before any work, that the file name can be written as a picture.
 
     Raises:
         DataError: the name ends otherwise than in .png, .svg or .pdf, or the folder is not there.
@@ -26,7 +26,7 @@ def check(path: Path) -> None:
 
 
 def save(path: Path, album: Album, found: Found) -> None:
-    """One row for each wording. The file is there whole or not at all.
+    """Draw one row per phrase and write the file atomically.
 
     Raises:
         As `check`, and DataError where the file cannot be written.

@@ -1,4 +1,4 @@
-"""Learning from pictures with captions, and measuring how well pictures without are found."""
+"""Train on pictures with captions, and measure retrieval of pictures without."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class Album:
 
     @classmethod
     def digits_of(cls, seed: int) -> "Album":
-        """scikit-learn's digits, one half with captions that are drawn among those of its digit.
+        """Return scikit-learn's digits, one half with captions drawn from those of its digit.
 
         Raises:
             MissingPackageError: scikit-learn is not installed.
@@ -61,13 +61,13 @@ class Album:
         return cls(wordings, pictures[half], torch.tensor(captions), digits[half], pictures[rest], digits[rest])
 
     def read(self, model: WordsToPictures, texts: list[str] | None = None) -> Tensor:
-        """The vectors of some wordings, or of all."""
+        """Return the vectors of some phrases, or of all."""
         numbers = self.wordings.numbered(self.wordings.texts if texts is None else texts)
         return model.read(*map(torch.from_numpy, numbers))
 
 
 def learn(album: Album, steps: int, seed: int, progress: Callable[[int, int], None] | None = None) -> WordsToPictures:
-    """Train so that what a caption fetches from other pictures resembles the picture it stands under.
+    """Train so that the output for a caption, from the other pictures, resembles its own picture.
 
     Args:
         album: whose pictures with captions are learned from.
@@ -103,7 +103,7 @@ def learn(album: Album, steps: int, seed: int, progress: Callable[[int, int], No
 
 @dataclass(frozen=True)
 class Found:
-    """What wordings found.
+    """Pictures retrieved for several phrases.
 
     Attributes:
         texts: the wordings.
@@ -118,7 +118,7 @@ class Found:
 
 @torch.no_grad()
 def ask(album: Album, model: WordsToPictures, texts: list[str], pictures: Tensor | None = None) -> Found:
-    """Let wordings look at the captioned pictures, and hold the answer against those without caption.
+    """Attend from phrases to the captioned pictures, and compare the outputs with pictures without caption.
 
     Args:
         album: the pictures.
@@ -137,7 +137,7 @@ def ask(album: Album, model: WordsToPictures, texts: list[str], pictures: Tensor
 
 
 def measure(album: Album, found: Found, means: np.ndarray) -> dict[str, float]:
-    """How well wordings of known meaning found the pictures without caption.
+    """Measure the retrieval of pictures without caption by phrases of known meaning.
 
     Args:
         album, found: what was asked.
@@ -157,7 +157,7 @@ def measure(album: Album, found: Found, means: np.ndarray) -> dict[str, float]:
 
 
 def by_pixels(album: Album, means: np.ndarray) -> np.ndarray:
-    """The cosine of each picture without caption with the mean of all captioned pictures of the digit meant.
+    """Return the cosine of each picture without caption with the mean captioned picture of the same digit.
 
     This knows what each wording means, and compares pixel by pixel: what there is without learning.
     """

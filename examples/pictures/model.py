@@ -1,4 +1,4 @@
-"""The model: a reader of words, attention from words over captions to pictures, an eye to compare with."""
+"""The model: a text encoder, attention from phrases over captions to pictures, and an image encoder."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["WordsToPictures"]
 
 
 class WordsToPictures(torch.nn.Module):
-    """Wordings ask, captions are keys, pictures are values.
+    """Attention with phrases as queries, captions as keys and pictures as values.
 
     Args:
         words: how many there are, with padding.
@@ -34,15 +34,15 @@ class WordsToPictures(torch.nn.Module):
         self.sharpness = torch.nn.Parameter(torch.tensor(2.0))
 
     def read(self, words: Tensor, lengths: Tensor) -> Tensor:
-        """One vector for each wording."""
+        """Return one vector for each wording."""
         read: Tensor = self.reader(self.words(words), mask=Lengths(lengths[:, None]))
         return read[:, 0]
 
     def look(self, asked: Tensor, captions: Tensor, pictures: Tensor, readouts: Sequence[Readout] = ()) -> Any:
-        """What the pictures answer to wordings, by their captions: `(asked, width)`."""
+        """Return the weighted mean of the pictures for each phrase, `(asked, width)`."""
         return self.looking(asked[None], captions[None], pictures[None], readouts=readouts)
 
     def compare(self, answers: Tensor, pictures: Tensor) -> Tensor:
-        """Cosine of each answer with each picture as the eye sees it: `(answers, pictures)`."""
+        """Return the cosine of each output with each embedded picture, `(answers, pictures)`."""
         seen = torch.nn.functional.normalize(self.eye(pictures), dim=-1)
         return torch.nn.functional.normalize(answers, dim=-1) @ seen.T

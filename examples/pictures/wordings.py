@@ -1,4 +1,4 @@
-"""What a digit is called: four names in seven wordings, some of which no caption has."""
+"""Names of digits: four names in seven phrases, some of which occur in no caption."""
 
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ _KEPT_OUT = 7
 
 @dataclass(frozen=True)
 class Wordings:
-    """All wordings, and which of them may be captions.
+    """All phrases, and those that may be captions.
 
     Attributes:
         texts: every wording.
@@ -46,7 +46,7 @@ class Wordings:
 
     @classmethod
     def drawn(cls, seed: int) -> "Wordings":
-        """Those of `NAMES`; which are kept out is drawn. Every name stands in captions too."""
+        """Draw phrases of `NAMES` and the ones held out; every name also occurs in captions."""
         rng = np.random.default_rng(seed)
         texts = [frame.format(name) for names in NAMES for name in names for frame in _FRAMES]
         digits = np.repeat(np.arange(len(NAMES)), len(texts) // len(NAMES))
@@ -59,7 +59,7 @@ class Wordings:
         return cls(texts, digits, kept, np.sort(out), vocabulary)
 
     def numbered(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Words as indices `(texts, longest)`, and how many words each text has.
+        """Return words as indices `(texts, longest)`, and the number of words of each text.
 
         Raises:
             OptionError: no word, or one that no caption has.

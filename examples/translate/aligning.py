@@ -1,4 +1,4 @@
-"""Does attention align? Where a word is copied into the translation, as names are, the right place is known.
+"""Alignment by attention, measured on words that are copied into the translation, such as names.
 
 A subword of three letters or more that stands once in the source and once in the translation is a copy. It is
 aligned if the step that said it gave its largest weight to it.
@@ -16,7 +16,7 @@ __all__ = ["copies", "copies_aligned"]
 
 
 def copies(read: Sequence[str], said: Sequence[str]) -> list[tuple[int, int]]:
-    """Places in the translation and in the source of what stands once in both.
+    """Return the positions, in translation and source, of subwords that occur once in both.
 
     Example:
         >>> copies(["·Tom", "·met", "·Mary", ".", "END"], ["·Tom", "·a", "·vu", "·Mary", ".", "END"])
@@ -41,7 +41,7 @@ def copies_aligned(
     said: Sequence[Sequence[int]],
     at_once: int = 64,
 ) -> dict[str, float] | None:
-    """How many copies there are, how many are aligned, how many would be by chance; None without attention.
+    """Return the numbers of copies, of aligned copies, and of copies aligned by chance; None without attention.
 
     Args:
         model: in evaluation mode.

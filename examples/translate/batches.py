@@ -1,4 +1,4 @@
-"""Batches: sentences of like length together, in an order that a seed and an epoch number fix.
+"""Batches of sentences of similar length, in an order determined by a seed and an epoch number.
 
 An interrupted training goes on with the batch that came next, and nothing but two numbers need be kept.
 """
@@ -22,7 +22,7 @@ _POOL = 64
 
 @dataclass(frozen=True)
 class Batch:
-    """Sentences as numbers, padded.
+    """Encoded sentences, padded.
 
     Attributes:
         source: `(batch, source length)`, each ending in END.
@@ -38,12 +38,12 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """What is to be said, without padding."""
+        """Number of target subwords without padding."""
         return int((self.wanted != PAD).sum())
 
 
 def padded(rows: Sequence[Sequence[int]]) -> "tuple[torch.Tensor, torch.Tensor]":
-    """Rows of numbers as one array, and their lengths."""
+    """Return rows of numbers as one padded array, and their lengths."""
     import torch
 
     lengths = torch.tensor([len(row) for row in rows])
@@ -54,7 +54,7 @@ def padded(rows: Sequence[Sequence[int]]) -> "tuple[torch.Tensor, torch.Tensor]"
 
 
 class Examples:
-    """Pairs of sentences as numbers.
+    """Encoded sentence pairs.
 
     Args:
         sources, targets: each ending in END.
@@ -66,11 +66,11 @@ class Examples:
         self._lengths = np.array([(len(b), len(a)) for a, b in zip(sources, targets, strict=True)])
 
     def __len__(self) -> int:
-        """How many pairs."""
+        """Return the number of pairs."""
         return len(self._sources)
 
     def epoch(self, seed: int, number: int) -> list[np.ndarray]:
-        """The rows of each batch of one pass over all pairs. The same seed and number give the same."""
+        """Return the rows of each batch of one epoch, determined by the seed and the epoch number."""
         draw = np.random.default_rng([seed, number])
         order = draw.permutation(len(self))
         # About as many rows as the batches of a pool will hold.
@@ -80,11 +80,11 @@ class Examples:
         return [batches[place] for place in draw.permutation(len(batches))]
 
     def in_order(self) -> list[np.ndarray]:
-        """The rows of each batch, shortest first."""
+        """Return the rows of each batch, shortest sentences first."""
         return list(self._by_length(np.arange(len(self))))
 
     def batch(self, rows: np.ndarray) -> Batch:
-        """The pairs of these rows."""
+        """Return the batch of the given pairs."""
         source, lengths = padded([self._sources[row] for row in rows])
         wanted, _ = padded([self._targets[row] for row in rows])
         given = wanted.roll(1, 1)

@@ -1,4 +1,4 @@
-"""What a training needs to go on as if it had never been interrupted, in one file that is whole or absent.
+"""Checkpoints from which a run resumes exactly, written atomically.
 
 Parameters, moments of the optimizer, the state of the random generator, the place in the order of batches,
 and the sums since the last report. The order itself is not kept: a seed and an epoch number give it again.
@@ -19,7 +19,7 @@ __all__ = ["State", "load", "save"]
 
 @dataclass
 class State:
-    """Where a training stands.
+    """Progress of a run.
 
     Attributes:
         step: of the optimizer, done.
@@ -44,7 +44,7 @@ class State:
 
 
 def save(path: Path, state: State, model: Any, optimizer: Any = None) -> None:
-    """Write the state and the model; and the optimizer and the random generator, where it shall go on."""
+    """Write the state and the model and, with an optimiser, its moments and the random state."""
     held: dict[str, Any] = {"state": asdict(state), "model": model.state_dict()}
     if optimizer is not None:
         held |= {"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
@@ -52,7 +52,7 @@ def save(path: Path, state: State, model: Any, optimizer: Any = None) -> None:
 
 
 def load(path: Path, model: Any, optimizer: Any = None) -> State:
-    """Put everything back, and give the state.
+    """Restore model, optimiser and random state, and return the state.
 
     Raises:
         DataError: the file is not there, is damaged, or is of another model.

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written atomically."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ __all__ = ["read_json", "write", "write_json"]
 
 
 def write(target: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
-    """Write a file whole, on the disk: a killed writer, or a loss of power, leaves the old one.
+    """Write a file atomically: after a crash or power loss, the old file remains.
 
     Raises:
         DataError: the file cannot be written there.
@@ -21,13 +21,13 @@ def write(target: Path, content: bytes | Callable[[IO[bytes]], object]) -> None:
 
 
 def write_json(target: Path, held: Any) -> None:
-    """Write JSON that a person can read."""
+    """Write readable JSON."""
     text = json.dumps(held, indent=1, ensure_ascii=False) + "\n"
     write(target, text.encode())
 
 
 def read_json(path: Path, what: str) -> Any:
-    """What a JSON file holds.
+    """Return the contents of a JSON file.
 
     Raises:
         DataError: it is not there, or no JSON. The message calls it `what`.

@@ -1,4 +1,4 @@
-"""Which models there are, and what training, search and pictures ask of one."""
+"""The models, and the interface that training, search and pictures use."""
 
 from typing import Any, Protocol
 
@@ -10,32 +10,32 @@ __all__ = ["Translator", "build"]
 
 
 class Translator(Protocol):
-    """A `torch.nn.Module` from source sentences to translations, in numbers.
+    """A `torch.nn.Module` from encoded source sentences to translations.
 
     `step` and `pick` may change the state they are given: go on with the one they give back.
     """
 
     def forward(self, source: Tensor, lengths: Tensor, given: Tensor) -> Tensor:
-        """Logits `(batch, length, targets)` of every next subword, where `given` has been said."""
+        """Return logits `(batch, length, targets)` of every next subword, given the previous ones."""
 
     def align(self, source: Tensor, lengths: Tensor, given: Tensor) -> Tensor | None:
-        """Weights `(batch, length, source length)` of each step on the source; None without attention."""
+        """Return the weights `(batch, length, source length)` of each step; None without attention."""
 
     def encode(self, source: Tensor, lengths: Tensor) -> Any:
-        """Read the source sentences, once."""
+        """Encode the source sentences once."""
 
     def begin(self, memory: Any) -> Any:
-        """The state before anything is said."""
+        """Return the state before the first step."""
 
     def step(self, memory: Any, state: Any, token: Tensor) -> tuple[Tensor, Any]:
-        """Say one subword `(batch,)`: logits of the next `(batch, targets)`, and the state after it."""
+        """Append one subword `(batch,)` and return logits of the next `(batch, targets)` and the new state."""
 
     def pick(self, memory: Any, state: Any, rows: Tensor) -> tuple[Any, Any]:
-        """Memory and state of these rows of the batch, in this order."""
+        """Return memory and state of the given batch elements, in the given order."""
 
 
 def build(options: Options, sources: int, targets: int) -> Any:
-    """A fresh model; its parameters are drawn from torch's generator."""
+    """Build a model; its parameters are drawn from torch's generator."""
     if options.model == "gru":
         from examples.translate.recurrent import Recurrent
 

@@ -1,4 +1,4 @@
-"""What a training is asked to do. It is kept beside the model, and an interrupted training must match it."""
+"""Options of a run, stored with the model; a resumed run must have the same."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -13,7 +13,7 @@ SCORE_NAMES = ("additive", "scaled-dot", "bilinear", "gated", "gaussian", "none"
 
 @dataclass(frozen=True)
 class Options:
-    """Everything that the result depends on, besides the pairs.
+    """All options that determine the result, besides the pairs.
 
     Attributes:
         model: of `MODELS`.
@@ -55,7 +55,7 @@ class Options:
     check_every: int = 500
 
     def __post_init__(self) -> None:
-        """Numbers in their ranges, names that exist.
+        """Check ranges and names.
 
         Raises:
             OptionError: otherwise.
@@ -84,7 +84,7 @@ class Options:
             raise OptionError(f"--warm-up {self.warm_up} must be less than --steps {self.steps}.")
 
     def differences(self, other: "Options") -> list[tuple[str, Any, Any]]:
-        """Flag, value here and value there, where they differ."""
+        """Return flag and both values of each option that differs."""
         return [
             (flag(each.name), getattr(self, each.name), getattr(other, each.name))
             for each in fields(self)
@@ -93,5 +93,5 @@ class Options:
 
 
 def flag(name: str) -> str:
-    """How the command line writes it."""
+    """Return the command-line flag of an option."""
     return "--" + name.replace("_", "-")

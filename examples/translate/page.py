@@ -1,4 +1,4 @@
-"""`python -m examples.translate.page`: put the tables of the recorded runs into docs/translate.md.
+"""`python -m examples.translate.page`: write the tables of the recorded runs into docs/translate.md.
 
 A table stands between two comments, `<!-- runs: NAME -->` and `<!-- end -->`; the text around it is written
 by hand and stays.
@@ -19,7 +19,7 @@ PAGE = Path(__file__).parent.parent.parent / "docs" / "translate.md"
 
 
 def tables(folder: Path = RESULTS) -> dict[str, str]:
-    """The tables by name, from the results in a folder. A run without a result is said to be missing."""
+    """Return the tables by name, from the results in a folder."""
     results = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
     raced = results.pop(RACE, None)
     return {
@@ -32,7 +32,7 @@ def tables(folder: Path = RESULTS) -> dict[str, str]:
 
 
 def filled(text: str, found: dict[str, str]) -> str:
-    """The page with its tables.
+    """Return the page with its tables.
 
     Raises:
         DataError: the page has no place for a table, or a place for one that there is not.

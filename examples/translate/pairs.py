@@ -32,7 +32,7 @@ def clean(sentence: str) -> str:
 
 
 def words(sentence: str) -> int:
-    """How many words a sentence has, by its spaces.
+    """Return the number of words of a sentence, separated by spaces.
 
     Example:
         >>> words("I'm not sure.")
@@ -75,7 +75,7 @@ def _pairs(stream: Iterable[bytes], name: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class Asked:
-    """A sentence to translate, and every translation of it that is known."""
+    """A sentence to translate, with all its known translations."""
 
     sentence: str
     references: tuple[str, ...]
@@ -83,7 +83,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Split:
-    """Pairs to train on; sentences watched during training; sentences held out for the end."""
+    """Training pairs, validation sentences and test sentences."""
 
     train: tuple[tuple[str, str], ...]
     watched: tuple[Asked, ...]
@@ -121,7 +121,7 @@ def split(pairs: Iterable[tuple[str, str]], held_out: int, watched: int, most: i
 
 
 def read_asked(path: Path) -> tuple[Asked, ...]:
-    """The sentences of a file of pairs, each with all of its translations, in the order of the file."""
+    """Return the sentences of a file of pairs with all their translations, in the order of the file."""
     found: dict[str, list[str]] = {}
     for english, french in read(path):
         found.setdefault(english, []).append(french)

@@ -1,4 +1,4 @@
-"""An alignment as a picture: a row for each subword that was said, a column for each that was read."""
+"""Draw an alignment: a row for each generated subword, a column for each source subword."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ __all__ = ["save"]
 
 
 def check(path: Path) -> None:
-    """Refuse, before any work, a name that cannot become a picture.
+    """Check, before any work, that the file name can be written as a picture.
 
     Raises:
         DataError: the name ends otherwise than in .png, .svg or .pdf, or the folder is not there.

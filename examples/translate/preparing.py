@@ -1,4 +1,4 @@
-"""What a training starts from: a folder with its options, its subwords and the sentences kept from it."""
+"""Prepare a run: a folder with its options, its subwords and its held-out sentences."""
 
 import hashlib
 from dataclasses import asdict
@@ -15,7 +15,7 @@ __all__ = ["kept_options", "prepared"]
 
 
 def prepared(path: Path, folder: Path, options: Options) -> tuple[Examples, Examples, tuple[int, int]]:
-    """The pairs to train on, those to watch, and the sizes of the vocabularies."""
+    """Return training pairs, validation pairs, and the sizes of the vocabularies."""
     found = pairs.read(path)
     digest = hashlib.sha256("\n".join(map("\t".join, found)).encode()).hexdigest()
     parts = pairs.split(found, options.held_out, options.watched, options.pairs or None)
@@ -34,7 +34,7 @@ def prepared(path: Path, folder: Path, options: Options) -> tuple[Examples, Exam
 
 
 def _short(source: Vocabulary, target: Vocabulary, rows: Any, longest: int) -> list[tuple[list[int], list[int]]]:
-    """The pairs as numbers, of those that are not too long."""
+    """Return the encoded pairs that are not too long."""
     sides = source.encode([a for a, _ in rows]), target.encode([b for _, b in rows])
     short = [pair for pair in zip(*sides, strict=True) if max(map(len, pair)) <= longest]
     if not short:

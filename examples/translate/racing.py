@@ -1,4 +1,4 @@
-"""How fast a step of training is with each score: all in one process, taking turns, on the same batches.
+"""Speed of a training step with each score: all in one process, taking turns on the same batches.
 
 The recorded trainings run one after another, while the machine does other things too; this is their speed
 compared fairly.
@@ -20,7 +20,7 @@ __all__ = ["race"]
 
 
 def race(path: Path, folder: Path, options: Options, rounds: int = 7, batches: int = 4) -> dict[str, Any]:
-    """Target subwords per second of CPU for each score, and the time of its step over that of `scaled-dot`.
+    """Return target subwords per CPU second for each score, and the time of a step relative to `scaled-dot`.
 
     Args:
         path, folder, options: of a training, as in `train`; its score does not matter.

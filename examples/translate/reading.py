@@ -1,4 +1,4 @@
-"""A trained model as a reader of sentences: what it says, and where it looked while it said it."""
+"""Translations and attention weights of a trained model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ __all__ = ["Aligned", "Reader"]
 
 @dataclass(frozen=True)
 class Aligned:
-    """A translation and its attention.
+    """A translation and its attention weights.
 
     Attributes:
         translation: as text.
@@ -31,7 +31,7 @@ class Aligned:
 
 
 class Reader:
-    """The model that is kept in a folder.
+    """The trained model of a folder.
 
     Args:
         folder: that `train` made.
@@ -43,13 +43,13 @@ class Reader:
         self.model, self.source, self.target, self.options, _ = open_model(folder)
 
     def translate(self, sentences: Sequence[str], beam: int = 4) -> list[str]:
-        """The translation of each sentence."""
+        """Return the translation of each sentence."""
         found = translate(self.model, self.source.encode(sentences), beam)
         return self.target.decode([each.numbers for each in found])
 
     @torch.inference_mode()
     def aligned(self, sentence: str, beam: int = 4) -> Aligned:
-        """The translation of one sentence, and the weights of every step by the readout `Dense`."""
+        """Return the translation of one sentence and the weights of every step, read by `Dense`."""
         [numbers] = self.source.encode([sentence])
         [found] = translate(self.model, [numbers], beam)
         said = list(found.numbers)

@@ -1,4 +1,4 @@
-"""`python -m examples.translate.recorded PAIRS FOLDER`: the runs behind docs/translate.md, one after another.
+"""`python -m examples.translate.recorded PAIRS FOLDER`: run all experiments of docs/translate.md.
 
 Each run is the two commands that a reader would type, in processes of their own. What is interrupted goes on
 when the same line is given again; what is done is not done again.
@@ -41,7 +41,7 @@ RACE = "race"
 
 
 def main() -> int:
-    """Run what is not done yet."""
+    """Run the experiments that are not finished yet."""
     parser = argparse.ArgumentParser(prog="python -m examples.translate.recorded", description=__doc__)
     parser.add_argument("pairs", type=Path, metavar="PAIRS", help="the file of sentence pairs")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="for what is trained; can be thrown away")
@@ -105,7 +105,7 @@ def _facts(name: str) -> dict[str, Any]:
 
 
 def _machine() -> dict[str, Any]:
-    """What the reader must know of the machine: neither its name nor its user's."""
+    """Describe the machine without naming it or its user."""
     info = Path("/proc/cpuinfo")
     found = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", info.read_text(), re.MULTILINE)) if info.exists() else {}
     sets = [one for one in ("avx2", "avx512f", "amx_tile") if one in found.get("flags", "").split()]

@@ -1,4 +1,4 @@
-"""A GRU encoder and decoder, with attention of any score or with none.
+"""A GRU encoder and decoder, with attention of any score or without.
 
     encoder     hⱼ = [forward GRU; backward GRU](x)ⱼ                 one annotation per source subword
     attention   cᵢ = Σⱼ weightᵢⱼ hⱼ,  weightᵢ = softmaxⱼ score(sᵢ₋₁, hⱼ)
@@ -26,7 +26,7 @@ __all__ = ["Recurrent"]
 
 
 class Memory(NamedTuple):
-    """What the encoder leaves: annotations `(batch, length, width)`, lengths, both ends `(batch, width)`."""
+    """Output of the encoder: annotations `(batch, length, width)`, lengths, and final states `(batch, width)`."""
 
     annotations: Tensor
     lengths: Tensor
@@ -34,7 +34,7 @@ class Memory(NamedTuple):
 
 
 class Recurrent(nn.Module):
-    """Encoder, attention, decoder.
+    """GRU encoder, attention and GRU decoder.
 
     Args:
         sources, targets: sizes of the vocabularies.
@@ -68,22 +68,22 @@ class Recurrent(nn.Module):
         return Memory(annotations, lengths, torch.cat([ends[0], ends[1]], -1))
 
     def begin(self, memory: Memory) -> Tensor:
-        """The state before the first step."""
+        """Return the state before the first step."""
         return torch.tanh(self.first(memory.ends))
 
     def step(self, memory: Memory, state: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-        """One step: logits of the next subword `(batch, targets)`, and the state after it."""
+        """Return logits of the next subword `(batch, targets)`, and the state after the step."""
         said = self.dropout(self.target(token))
         context = self._context(memory, state)
         state = self.decoder(torch.cat([said, context], -1), state)
         return self._logits(state, said, context), state
 
     def pick(self, memory: Memory, state: Tensor, rows: Tensor) -> tuple[Memory, Tensor]:
-        """Memory and state of these rows, in this order."""
+        """Return memory and state of the given batch elements, in the given order."""
         return Memory(*(each[rows] for each in memory)), state[rows]
 
     def forward(self, source: Tensor, lengths: Tensor, given: Tensor) -> Tensor:
-        """Logits `(batch, length, targets)` of every next subword, where `given` has been said."""
+        """Return logits `(batch, length, targets)` of every next subword, given the previous ones."""
         memory = self.encode(source, lengths)
         said = self.dropout(self.target(given))
         state = self.begin(memory)
@@ -96,7 +96,7 @@ class Recurrent(nn.Module):
         return self._logits(torch.stack(states, 1), said, torch.stack(contexts, 1))
 
     def align(self, source: Tensor, lengths: Tensor, given: Tensor) -> Tensor | None:
-        """Weights `(batch, length, source length)` of every step of `forward`; None without attention."""
+        """Return the weights `(batch, length, source length)` of every step; None without attention."""
         if self.attention is None:
             return None
         memory = self.encode(source, lengths)

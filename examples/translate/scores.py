@@ -1,4 +1,4 @@
-"""Scores by name: what `--score` chooses. Nothing else of a model knows which score it has."""
+"""Scores by name, as `--score` chooses them."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Beam search: of all translations that could be said, keep the few likeliest at every step.
+"""Beam search: keep the most likely partial translations at every step.
 
 Source: Graves (2012), Sequence transduction with recurrent neural networks, https://arxiv.org/abs/1211.3711.
 The finished ones compare by log-probability over length^alpha (Wu et al., 2016, section 7, in its shortest
@@ -20,7 +20,7 @@ __all__ = ["Found", "search", "translate"]
 
 @dataclass(frozen=True)
 class Found:
-    """A translation: its numbers, END among them unless it had to stop, and its log-probability."""
+    """A translation: its token ids, with END unless it was cut off, and its log probability."""
 
     numbers: tuple[int, ...]
     log_probability: float
@@ -30,7 +30,7 @@ class Found:
 def search(
     model: Any, source: Tensor, lengths: Tensor, beam: int = 4, most: Tensor | None = None, alpha: float = 1.0
 ) -> list[Found]:
-    """The best translation of each source sentence.
+    """Return the best translation of each source sentence.
 
     Args:
         model: see `models.Translator`; in evaluation mode.

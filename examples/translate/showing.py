@@ -1,4 +1,4 @@
-"""How a training is shown: a bar on a terminal, a line for each report elsewhere."""
+"""Progress of training: a bar on a terminal, lines elsewhere."""
 
 import sys
 from types import TracebackType
@@ -10,7 +10,7 @@ __all__ = ["Shown"]
 
 
 class Shown:
-    """Called after every step; writes to stderr.
+    """Callback that writes progress to stderr.
 
     Args:
         steps: to the end.
@@ -39,7 +39,7 @@ class Shown:
         return self
 
     def __call__(self, state: State, report: dict[str, float] | None) -> None:
-        """One more step is done."""
+        """Report one more step."""
         if report is not None:
             speed = state.said / max(state.cpu_seconds, 1e-9)
             self._line = f"loss {report['loss']:.3f}, {speed:,.0f} subwords/s"

@@ -1,4 +1,4 @@
-"""Train: prepare a folder or find it prepared, go on from its checkpoint, keep what is learned.
+"""Training loop: prepare a folder, resume from its checkpoint, save the best model.
 
 options.json                    what was asked, and the digest of the pairs
 source.json, target.json        subwords
@@ -33,14 +33,14 @@ Told = Callable[[State, dict[str, float] | None], None]
 
 
 class Stop:
-    """Whether somebody wants the training to stop after this step."""
+    """Whether the run should stop after this step."""
 
     wanted = False
 
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Stop]:
-    """Ctrl-C and a polite kill end the training after its current step, with all of it saved."""
+    """Stop the run after its current step on Ctrl-C or SIGTERM, with all of it saved."""
     stop = Stop()
 
     def ask(*_: Any) -> None:
@@ -62,7 +62,7 @@ def train(
     told: Told = lambda state, report: None,
     stop: Stop | None = None,
 ) -> State:
-    """Train, or go on with an interrupted training, until the last step or until `stop` wants it.
+    """Train, or resume an interrupted run, until the last step or until `stop` returns True.
 
     Args:
         path: of the pairs.
@@ -113,12 +113,12 @@ def train(
 
 
 def adam(model: Any, options: Options) -> torch.optim.Adam:
-    """The optimizer of all parameters."""
+    """Return the optimiser of all parameters."""
     return torch.optim.Adam(model.parameters(), lr=options.rate, betas=(0.9, 0.98), fused=True)
 
 
 def learn(model: Any, optimizer: torch.optim.Adam, batch: Batch, smoothing: float) -> float:
-    """One step of the optimizer; gives the loss before it."""
+    """Make one step of the optimiser and return the loss before it."""
     loss = _loss(model, batch, smoothing)
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
@@ -128,14 +128,14 @@ def learn(model: Any, optimizer: torch.optim.Adam, batch: Batch, smoothing: floa
 
 
 def rate(options: Options, step: int) -> float:
-    """Of Adam: up to its highest over the warm-up, then straight down to 0 after the last step."""
+    """Return Adam's learning rate: linear warm-up, then linear decay to 0 after the last step."""
     rising = step / max(1, options.warm_up)
     falling = (options.steps + 1 - step) / (options.steps + 1 - options.warm_up)
     return options.rate * min(rising, falling)
 
 
 def open_model(folder: Path) -> tuple[Any, Vocabulary, Vocabulary, Options, State]:
-    """A trained model with its best parameters, its vocabularies, its options, and when they were the best.
+    """Return a trained model with its best parameters, its vocabularies, its options, and the step of the best.
 
     Raises:
         DataError: the folder holds no trained model.
@@ -195,7 +195,7 @@ def _reported(state: State, options: Options, model: Any, watched: Examples, fol
 
 
 def _peak_mib() -> int:
-    """Most memory of this process so far; 0 where the system does not say."""
+    """Return the peak memory of this process in MiB; 0 where the system does not report it."""
     try:
         import resource
     except ImportError:

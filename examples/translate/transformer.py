@@ -1,4 +1,4 @@
-"""A small Transformer, with any score in all of its attentions.
+"""A small Transformer with any score in all its attention modules.
 
     memory = encoder(embedding(source) √width + positions)
     y ~ softmax(E decoder(embedding(said) √width + positions, memory))
@@ -23,7 +23,7 @@ __all__ = ["Transformer"]
 
 
 class Memory(NamedTuple):
-    """What the encoder leaves: keys and values for each decoder layer, mapped once, and lengths."""
+    """Output of the encoder: projected keys and values for each decoder layer, and lengths."""
 
     layers: list[parts.KeyValue]
     lengths: Tensor
@@ -64,13 +64,13 @@ class Transformer(nn.Module):
         return Memory(self.decoder.project_memory(self._read(source, lengths)), lengths)
 
     def begin(self, memory: Memory) -> list[parts.KeyValueCache]:
-        """Empty caches: what was said is kept in them."""
+        """Return empty caches."""
         return self.decoder.caches(chunk=16)
 
     def step(
         self, memory: Memory, state: list[parts.KeyValueCache], token: Tensor
     ) -> tuple[Tensor, list[parts.KeyValueCache]]:
-        """One step: logits of the next subword `(batch, targets)`, and the caches, longer by it."""
+        """Return logits of the next subword `(batch, targets)`, and the extended caches."""
         said = self._placed(self.target, token[:, None], len(state[0]))
         there = masks.Lengths(memory.lengths)
         return self._logits(self.decoder(said, memory.layers, memory_mask=there, cache=state))[:, 0], state
@@ -78,17 +78,17 @@ class Transformer(nn.Module):
     def pick(
         self, memory: Memory, state: list[parts.KeyValueCache], rows: Tensor
     ) -> tuple[Memory, list[parts.KeyValueCache]]:
-        """Memory and caches of these rows, in this order."""
+        """Return memory and caches of the given batch elements, in the given order."""
         layers = [parts.KeyValue(each.key[rows], each.value[rows]) for each in memory.layers]
         return Memory(layers, memory.lengths[rows]), [cache.reorder(rows) for cache in state]
 
     def forward(self, source: Tensor, lengths: Tensor, given: Tensor) -> Tensor:
-        """Logits `(batch, length, targets)` of every next subword, where `given` has been said."""
+        """Return logits `(batch, length, targets)` of every next subword, given the previous ones."""
         read, said = self._read(source, lengths), self._placed(self.target, given)
         return self._logits(self.decoder(said, read, memory_mask=masks.Lengths(lengths)))
 
     def align(self, source: Tensor, lengths: Tensor, given: Tensor) -> Tensor:
-        """Weights `(batch, length, source length)` of every step of `forward`."""
+        """Return the weights `(batch, length, source length)` of every step of `forward`."""
         wanted = {self.aligning: [readouts.Dense()]}
         [weights] = parts.observe(self, wanted, source, lengths, given).readouts[self.aligning]
         return weights.mean(1)

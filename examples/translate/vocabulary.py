@@ -1,4 +1,4 @@
-"""Subwords: byte-pair encoding, learned from the training side only.
+"""Subwords by byte-pair encoding, learned from the training side only.
 
 Source: Sennrich, Haddow, Birch (2016), Neural machine translation of rare words with subword units,
 https://arxiv.org/abs/1508.07909. It starts from bytes, so that no sentence has an unknown part.
@@ -18,7 +18,7 @@ _SMALLEST = 3 + 256
 
 
 class Vocabulary:
-    """Sentences to numbers and back.
+    """Subword tokenizer.
 
     Args:
         tokenizer: of the package `tokenizers`, as `learn` and `load` make it.
@@ -31,7 +31,7 @@ class Vocabulary:
 
     @classmethod
     def learn(cls, sentences: Iterable[str], size: int) -> "Vocabulary":
-        """At most `size` subwords, the three signs of padding, begin and end among them.
+        """Learn at most `size` subwords, including the special tokens for padding, begin and end.
 
         Raises:
             OptionError: there is no room for every byte.
@@ -56,7 +56,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path) -> "Vocabulary":
-        """As `save` wrote it.
+        """Read a vocabulary that `save` wrote.
 
         Raises:
             DataError: the file is not there, or damaged.
@@ -68,24 +68,24 @@ class Vocabulary:
             raise DataError(f"the vocabulary {str(path)!r} cannot be read: {error}.") from None
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the vocabulary as JSON."""
         text = self._tokenizer.to_str(pretty=True)
         write(path, text.encode())
 
     def __len__(self) -> int:
-        """How many subwords."""
+        """Return the number of subwords."""
         return int(self._tokenizer.get_vocab_size())
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        """The numbers of each sentence, and END."""
+        """Return the token ids of each sentence, followed by END."""
         return [[*one.ids, END] for one in self._tokenizer.encode_batch(list(sentences))]
 
     def decode(self, numbers: Sequence[Sequence[int]]) -> list[str]:
-        """The sentences again; the signs of padding, begin and end are left out."""
+        """Return the sentences without the special tokens."""
         return [text.strip() for text in self._tokenizer.decode_batch([list(one) for one in numbers])]
 
     def pieces(self, numbers: Sequence[int]) -> list[str]:
-        """What each number stands for, readable: "·" where a word begins, "END" for the sign of the end."""
+        """Return a readable form of each token: "·" marks the begin of a word, "END" the end of the sentence."""
         named = {PAD: "PAD", BEGIN: "BEGIN", END: "END"}
         texts = [self._tokenizer.decode([number]) for number in numbers]
         return [

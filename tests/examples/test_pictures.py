@@ -111,7 +111,7 @@ def test_the_command_prints_its_number_and_draws_what_was_asked(capsys, tmp_path
         (["umpteen"], "the wording 'umpteen' does not know 'umpteen'"),
         (["--steps", "0"], "--steps is 0. It must be 2 or more."),
         (["--seed", "-1"], "--seed is -1. It must be 0 or more."),
-        (["--picture", "seven.doc"], "ends in none of .png, .svg, .pdf"),
+        (["--picture", "seven.doc"], "must end in .png, .svg, .pdf"),
         (["--picture", "nowhere/seven.png"], "there is no folder 'nowhere'"),
     ],
 )

@@ -159,7 +159,7 @@ def test_the_darkest_cell_of_a_picture_is_the_heaviest_weight(tmp_path):
 def test_what_cannot_be_drawn_is_refused_before_the_work(capsys, trained, pairs_file, tmp_path):
     line = ["translate", trained, "Tom see the cat.", "--picture"]
     two = ["translate", trained, "Tom see the cat.", "he see the cat.", "--picture", tmp_path / "out.png"]
-    assert "none of .png" in refused(capsys, *line, tmp_path / "out.gif")
+    assert "must end in .png" in refused(capsys, *line, tmp_path / "out.gif")
     assert "no folder" in refused(capsys, *line, tmp_path / "no" / "out.png")
     assert "one sentence, and 2" in refused(capsys, *two)
     train(pairs_file, tmp_path / "none", small(score="none", steps=3))
