@@ -1,4 +1,4 @@
-"""Pages in Chromium, timed from inside: from the start of the navigation, and from an action to its frame."""
+"""Time pages in Chromium: from the start of navigation, and from an action to the next frame."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMED = """() => new Promise(resolve => {
     };
     look();
 })"""
-"""Written out and not given as text: the page's policy forbids to run text."""
+"""A function, because the content security policy of the page forbids evaluating strings."""
 
 
 @contextlib.contextmanager
@@ -45,13 +45,13 @@ def chromium() -> Iterator[Any]:
 
 
 def timed(page: Any, act: str, done: str) -> float:
-    """Milliseconds from an action, in JavaScript, to the frame that shows what is done."""
+    """Return milliseconds from an action, in JavaScript, to the frame that shows its effect."""
     return float(page.evaluate(TIMED.replace("ACT", act).replace("DONE", done)))
 
 
 @contextlib.contextmanager
 def bertviz_page(browser: Any, weights: Any, tokens: list[str]) -> Iterator[tuple[Any, int]]:
-    """BertViz's head view, written by itself, in a page that is not opened yet, and its bytes.
+    """Write the head view of BertViz into a page, and return the page with its size in bytes.
 
     It asks a content network for three libraries, which come from packages on this machine instead.
 

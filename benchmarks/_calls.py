@@ -1,4 +1,4 @@
-"""The calls that are measured: made from shapes, run by qkv, and checked against the float64 oracle."""
+"""The measured calls: built from shapes, run by qkv, and checked against the float64 reference."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = ["CALLS", "Call", "WrongError", "apart", "make", "shapes"]
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 SHRUNK = 16
-"""A quick run divides lengths by this."""
+"""Divisor of lengths in quick runs."""
 
 
 class WrongError(AssertionError):
-    """A result is not what the oracle or the peer gives: nothing is timed."""
+    """A result differs from that of the reference or of the peer, so nothing is timed."""
 
 
 def shapes(workload: str, quick: bool = False, value_width: int | None = None) -> Shapes:
-    """Shapes of a named workload; a quick run has shorter ones."""
+    """Return the shapes of a named workload, shorter in a quick run."""
     found = WORKLOADS[workload]
 
     def short(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -44,14 +44,14 @@ def shapes(workload: str, quick: bool = False, value_width: int | None = None) -
 
 
 def apart(one: Any, other: Any) -> float:
-    """The largest difference, over the largest entry of the other."""
+    """Return the largest difference, relative to the largest entry of the reference."""
     one, other = (torch.as_tensor(x).detach().double() for x in (one, other))
     return float((one - other).abs().max() / other.abs().max().clamp_min(1e-300))
 
 
 @dataclass
 class Call:
-    """Inputs, parts, and what is trained.
+    """The inputs, parts and trained parameters of a call.
 
     Attributes:
         name: of the score, normalizer or readout that is measured.
@@ -71,23 +71,23 @@ class Call:
 
     @property
     def leaves(self) -> tuple[Any, ...]:
-        """What gets a gradient."""
+        """The arrays that receive a gradient."""
         return (self.query, self.key, self.value, *self.trained)
 
     @property
     def plan(self) -> Plan:
-        """How qkv runs it."""
+        """Return the plan of qkv."""
         return qkv.explain(self.query, self.key, self.value, **self.options)
 
     def run(self, kernel: str | None = None) -> tuple[Any, ...]:
-        """By qkv: the output, and the gradients where they are wanted."""
+        """Run the call with qkv; return the output, and the gradients if requested."""
         options = self.options if kernel is None else self.options | {"kernel": kernel}
         if "readouts" in options:
             return self.through(lambda q, k, v: qkv.observe(q, k, v, **options).output)
         return self.through(lambda q, k, v: qkv.attend(q, k, v, **options))
 
     def through(self, forward: Callable[[Any, Any, Any], Any], leaves: Any = None) -> tuple[Any, ...]:
-        """By another's forward: the output, and the gradients where they are wanted."""
+        """Run the call with another forward function; return the output, and the gradients if requested."""
         if self.towards is None:
             with torch.no_grad():
                 return (forward(self.query, self.key, self.value),)
@@ -97,11 +97,11 @@ class Call:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of all gradients together."""
+        """Return the total bytes of all gradients."""
         return 0 if self.towards is None else sum(x.nbytes for x in self.leaves)
 
     def check(self, tolerance: float = 1e-4) -> dict[str, float]:
-        """Distance to the float64 oracle on some queries: output, and every gradient of a loss on those.
+        """Return the difference from the float64 reference on some queries: of the output and of all gradients.
 
         Raises:
             WrongError: it is more than the tolerance (ten times that for gradients).
@@ -119,7 +119,7 @@ class Call:
         return self.compare(call.run(), rows, tolerance)
 
     def compare(self, got: tuple[Any, ...], rows: slice, tolerance: float = 1e-4) -> dict[str, float]:
-        """Distance of a result, whose loss reads these queries alone, to the oracle's."""
+        """Return the difference of a result, whose loss reads only these queries, from the reference."""
         double: dict[int, Any] = {}
 
         def exact(x: Any) -> Any:
@@ -150,7 +150,7 @@ class Call:
         return {f"oracle, {what}": distance for what, distance in found.items()}
 
     def check_against(self, peer: str, result: tuple[Any, ...], tolerance: float = 1e-3) -> dict[str, float]:
-        """Distance to a peer's result; gradients as far as the peer gives them.
+        """Return the difference from the result of a peer, including the gradients that the peer computes.
 
         Raises:
             WrongError: it is more than the tolerance.
@@ -239,11 +239,11 @@ CALLS = (
     "pooled_map",
     "regression",
 )
-"""What `make` knows."""
+"""The calls that `make` can build, by name."""
 
 
 def make(name: str, shape: Shapes, *, gradient: bool = False, library: str = "torch", memory: str = "512 MiB") -> Call:
-    """A call of normal random numbers, the same at every run.
+    """Return a call with normally distributed inputs of a fixed seed.
 
     Raises:
         MissingError: qkv does not have it yet.

@@ -1,4 +1,4 @@
-"""One head of 65,536 tokens in a fresh process: time, peak memory, and the time of a tile at every zoom."""
+"""One head of 65,536 tokens in a new process: time, peak memory, and time of a tile at every zoom level."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["long_map"]
 
 
 def long_map(tokens: int, threads: int) -> dict[str, Any]:
-    """What the process saw: seconds, wall, bytes, bytes said before, and milliseconds of tiles by level."""
+    """Measurements of the process: CPU and wall seconds, bytes, planned bytes, and milliseconds of tiles by level."""
     found: dict[str, Any] = in_fresh_process("benchmarks._long_map", [tokens, threads])
     return found
 

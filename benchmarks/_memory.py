@@ -1,4 +1,4 @@
-"""Peak memory of one call in a fresh process: VmHWM above what was there before it, after a small warm-up."""
+"""Peak memory of one call in a new process: the increase of VmHWM, after a small warm-up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True)
 class Peak:
-    """What the process saw, in bytes.
+    """Memory of the process, in bytes.
 
     Attributes:
         growth: peak above the start; inputs are before it, output and gradients within it.
@@ -52,7 +52,7 @@ def peak(
     memory: str = "512 MiB",
     check: bool = False,
 ) -> Peak:
-    """Run it once, alone.
+    """Run a call once in a new process.
 
     Args:
         call: a name of `_calls.CALLS`.
@@ -69,7 +69,7 @@ def peak(
 
 
 def in_fresh_process(module: str, asked: Any) -> Any:
-    """What a module prints last, as JSON, when it is run with one thread and these arguments, as JSON."""
+    """Run a module with one thread and JSON arguments, and return the JSON that it prints last."""
     done = subprocess.run(
         [sys.executable, "-m", module, json.dumps(asked)],
         cwd=ROOT,
@@ -84,7 +84,7 @@ def in_fresh_process(module: str, asked: Any) -> Any:
 
 
 def status(field: str) -> int:
-    """A figure of this process in bytes, such as VmHWM, from /proc."""
+    """Return a memory figure of this process in bytes, such as VmHWM, from /proc."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 

@@ -1,4 +1,4 @@
-"""The same work done by others. Each is imported where it is used; the extra `bench` holds all of them."""
+"""The same work in other libraries, imported where they are used; the extra `bench` installs all of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Forward = Callable[[Any, Any, Any], Any]
 
 
 def peer(name: str) -> Any:
-    """A peer's module.
+    """Import the module of a peer.
 
     Raises:
         MissingError: it is not installed.
@@ -34,13 +34,13 @@ def peer(name: str) -> Any:
 
 
 def sdpa(call: Call) -> Callable[[], tuple[Any, ...]]:
-    """torch's `scaled_dot_product_attention` on the same inputs, with the gradients of those."""
+    """torch's `scaled_dot_product_attention` on the same inputs, with their gradients."""
     heads = [x if x.ndim == 4 else x.reshape(1, *([1] * (3 - x.ndim)), *x.shape) for x in call.leaves[:3]]
     return lambda: call.through(lambda q, k, v: scaled_dot_product_attention(*heads), call.leaves[:3])
 
 
 def flex(call: Call) -> Callable[[], tuple[Any, ...]]:
-    """torch flex_attention, compiled afresh (its kernels go to a folder that is thrown away), forward."""
+    """torch flex_attention, compiled into a temporary folder, forward."""
     module = peer("torch.nn.attention.flex_attention")
     _, heads, n, _ = call.query.shape
     change, blocks = None, None
@@ -84,7 +84,7 @@ def flex(call: Call) -> Callable[[], tuple[Any, ...]]:
 
 
 def keras_additive(call: Call) -> Callable[[], tuple[Any, ...]]:
-    """Keras AdditiveAttention on torch, `Σ scale · tanh(query + key)`; its inputs and scale are trained."""
+    """Keras AdditiveAttention on torch, `Σ scale · tanh(query + key)`; with trained inputs and scale."""
     os.environ["KERAS_BACKEND"] = "torch"
     keras = peer("keras")
     if keras.backend.backend() != "torch":
@@ -98,7 +98,7 @@ def keras_additive(call: Call) -> Callable[[], tuple[Any, ...]]:
 
 
 def entmax(call: Call, rows: int = 1024) -> Callable[[], tuple[Any, ...]]:
-    """The entmax package's sort, some queries at a time: its weights are quadratic."""
+    """The entmax package, which sorts; some queries at a time, as its weights are quadratic."""
     package = peer("entmax")
     function = getattr(package, call.name)
     query, key, value = call.leaves[:3]
@@ -112,7 +112,7 @@ def entmax(call: Call, rows: int = 1024) -> Callable[[], tuple[Any, ...]]:
 
 
 def keops_regression(call: Call) -> Callable[[], tuple[Any, ...]]:
-    """PyKeOps: numerator and denominator in one reduction, compiled to a folder that is thrown away."""
+    """PyKeOps: numerator and denominator in one reduction, compiled into a temporary folder."""
     os.environ.setdefault("KEOPS_CACHE_FOLDER", tempfile.mkdtemp(prefix="keops"))
     with contextlib.redirect_stdout(io.StringIO()):
         lazy = peer("pykeops.torch").LazyTensor

@@ -53,7 +53,7 @@ def onednn_gain() -> float:
 
 
 def machine() -> dict[str, Any]:
-    """What the reader must know of the machine: neither its name nor its user's."""
+    """Return a description of the machine, without its name and its user."""
     name, flags = platform.processor() or platform.machine(), ""
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -70,7 +70,7 @@ def machine() -> dict[str, Any]:
 def save(
     name: str, claim: Claim, rows: list[Row], command: str, seconds: float, folder: Path, gain: float = 0.0
 ) -> Path:
-    """Put the claim's rows in the file of this day and machine; `gain` is `onednn_gain()`."""
+    """Save the rows of a claim in the file of this day and machine; `gain` is `onednn_gain()`."""
     found = machine()
     today = datetime.date.today().isoformat()
     path = folder / f"{today}-{found['slug']}.json"
@@ -92,7 +92,7 @@ def save(
 
 
 def latest(folder: Path = RESULTS) -> dict[str, list[dict[str, Any]]]:
-    """The last entry of each claim on each machine, newest first, with its machine put in."""
+    """Return the latest entry of each claim on each machine, newest first, with the machine."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.json")):
         held = json.loads(path.read_text())

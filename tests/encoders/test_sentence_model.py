@@ -59,5 +59,5 @@ def test_a_folder_without_a_model_or_with_another_pooling_is_refused(tmp_path):
     (tmp_path / "1_Pooling").mkdir()
     pooling = {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
-    with pytest.raises(DataError, match="another way than by the mean"):
+    with pytest.raises(DataError, match="must use mean pooling"):
         SentenceModel(tmp_path)

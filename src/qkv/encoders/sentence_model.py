@@ -154,6 +154,6 @@ def _check_pooling(folder: Path) -> None:
     mean = not pooling or pooling.get("pooling_mode_mean_tokens", pooling.get("pooling_mode") == "mean")
     if not mean or (folder / "2_Dense").is_dir():
         raise DataError(
-            f"the model in {str(folder)!r} must use mean pooling without a layer after it, got another way than by the "
-            "mean. Choose a model whose 1_Pooling/config.json states mean pooling."
+            f"the model in {str(folder)!r} must use mean pooling without a layer after it, got another pooling. "
+            "Choose a model whose 1_Pooling/config.json states mean pooling."
         )

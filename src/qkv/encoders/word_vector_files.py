@@ -170,7 +170,7 @@ def _binary_word(stream: IO[bytes], name: str, place: int, number: int, count: i
             letters += letter
         if len(letters) > _MAX_WORD_BYTES:
             raise DataError(
-                f"{name}, byte {start}: a word must end within {_MAX_WORD_BYTES:,} bytes. Is the file binary?"
+                f"{name}, byte {start}: a word must end within {_MAX_WORD_BYTES:,} bytes. Check the format."
             )
     try:
         return letters.decode("utf-8"), place

@@ -43,7 +43,7 @@ class Attributes:
 
     @classmethod
     def parse(cls, opset: int, attributes: Mapping[str, object]) -> Attributes:
-        """Validate the attributes of a node of an opset.
+        """Validate the attributes of a node.
 
         Raises:
             OptionError: the opset has no such attribute, or a value is out of range.
