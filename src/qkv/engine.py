@@ -140,8 +140,18 @@ def observe(
     Readouts never change the output.
 
     Args:
-        query, key, value, score, normalizer, mask, positions, dropout, seed, kernel, memory: as in `attend`.
+        query: as in `attend`.
+        key: as in `attend`.
+        value: as in `attend`.
         readouts: what to compute from the weights, from `qkv.readouts`.
+        score: as in `attend`.
+        normalizer: as in `attend`.
+        mask: as in `attend`.
+        positions: as in `attend`.
+        dropout: as in `attend`.
+        seed: as in `attend`.
+        kernel: as in `attend`.
+        memory: as in `attend`.
 
     Raises:
         RefusedError: a readout is not defined for the normalizer; otherwise as `attend`.
@@ -186,10 +196,20 @@ def explain(
     """Return the plan of a call without computing anything; shapes are enough.
 
     Args:
-        query, key, value: arrays, or their shapes as tuples.
-        library, dtype, gradient: library and dtype of the arrays and whether one requires a gradient, if only shapes
-            are given.
-        readouts, score, normalizer, mask, positions, dropout, kernel, memory: as in `observe`.
+        query: an array, or its shape as a tuple.
+        key: an array, or its shape.
+        value: an array, or its shape.
+        readouts: as in `observe`.
+        score: as in `observe`.
+        normalizer: as in `observe`.
+        mask: as in `observe`.
+        positions: as in `observe`.
+        dropout: as in `observe`.
+        kernel: as in `observe`.
+        memory: as in `observe`.
+        library: library of the arrays, if only shapes are given.
+        dtype: name of their dtype, if only shapes are given.
+        gradient: whether one of them requires a gradient, if only shapes are given.
 
     Raises:
         As `attend`.
@@ -227,7 +247,12 @@ def prepare(
     Args:
         spec: score, normalizer, mask, positions and dropout.
         shapes: shapes of query, key and value.
-        readouts, kernel, memory, library, dtype, gradient: as in `explain`.
+        readouts: as in `explain`.
+        kernel: as in `explain`.
+        memory: as in `explain`.
+        library: as in `explain`.
+        dtype: as in `explain`.
+        gradient: as in `explain`.
 
     Raises:
         As `attend`.
@@ -269,7 +294,10 @@ class Prepared:
         """Run the plan.
 
         Args:
-            query, key, value, seed: as in `attend`.
+            query: as in `attend`.
+            key: as in `attend`.
+            value: as in `attend`.
+            seed: as in `attend`.
 
         Raises:
             ShapeError: the arrays have other shapes than the plan.

@@ -180,7 +180,9 @@ class BoundCall:
         Args:
             rows: first query and one past the last.
             cols: first key and one past the last.
-            query, key, score: replacements of those of the call, already restricted to the tile, for gradients.
+            query: queries of the tile, in place of the call's, for gradients.
+            key: keys of the tile, likewise.
+            score: the score restricted to the tile, likewise.
         """
         tile = self.tile.restrict(rows, cols)
         cut = (slice(*rows), slice(*cols))

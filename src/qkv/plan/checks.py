@@ -26,7 +26,9 @@ def read_problem(
     """Return the problem of a call.
 
     Args:
-        query, key, value: the arrays.
+        query: queries.
+        key: keys.
+        value: values.
         spec: score, normalizer, mask, positions and dropout.
         readouts: readouts of the weights.
         memory: what may be allocated, in bytes or as "512 MiB".

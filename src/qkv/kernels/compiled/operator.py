@@ -59,7 +59,9 @@ def operator_arguments(
     """Return the arguments of the operator. The compiler traces this function.
 
     Args:
-        query, key, value: the arrays.
+        query: queries.
+        key: keys.
+        value: values.
         fields: score, normalizer, mask, positions and dropout.
         seed: a whole number; None: every call draws one, if it draws at all.
         run: runs the call as `run(query, key, value, fields, seed, *more)`.
