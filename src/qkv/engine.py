@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from qkv.core.arrays import as_array, dtype_name, is_array, library
+from qkv.core.arrays import as_array, library
 from qkv.core.axes import Axes
 from qkv.core.equation import BoundCall, bind_call
 from qkv.core.positions import Positions
 from qkv.core.tracing import tracing_mode
 from qkv.core.typing import Array, ArrayLike
-from qkv.errors import KindError, OptionError, ShapeError
+from qkv.errors import KindError, ShapeError
 from qkv.kernels import KERNELS
 from qkv.kernels.compiled.export import export_plan
 from qkv.kernels.compiled.operator import compiled_attend, refuse
@@ -28,7 +26,7 @@ from qkv.masks import Mask
 from qkv.normalizers import Normalizer
 from qkv.plan import Kernel, Plan, Problem, Spec, plan_problem
 from qkv.plan.cache import PLANS, SpecFields, call_signature, store_plan
-from qkv.plan.checks import check_problem, read_problem
+from qkv.plan.checks import check_problem, read_problem, read_seed
 from qkv.plan.cost import memory_bytes
 from qkv.plan.kernel_protocol import Result
 from qkv.readouts import Readout
@@ -369,34 +367,10 @@ def _bind(query: Array, key: Array, value: Array, problem: Problem, seed: int | 
         mask=spec.mask,
         positions=spec.positions,
         dropout=spec.dropout,
-        seed=_read_seed(problem, seed),
+        seed=read_seed(problem, seed),
         cast_tiles=kernel.casts_tiles,
         axes=problem.axes,
     )
-
-
-def _read_seed(problem: Problem, seed: Any) -> Any:
-    """Return the seed as an int, or in JAX and TensorFlow as an array or two words; None if nothing is drawn."""
-    if seed is not None:
-        if is_array(seed) and "int" in dtype_name(seed) and tuple(seed.shape) in ((), (2,)):
-            # Under `jax.jit` and `tf.function` the number is not known. Two numbers are words, the lower first.
-            if library(seed) in ("jax", "tensorflow"):
-                return (seed[0], seed[1]) if seed.ndim else seed
-            low, high = (int(n) for n in seed) if seed.ndim else (int(seed), 0)
-            return low + (high << 32)
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-            raise OptionError(f"seed must be a whole number, got {seed!r}. Give an int.")
-        return int(seed)
-    if not (problem.spec.dropout or problem.normalizer.stochastic):
-        return None
-    if problem.library != "torch":
-        drawn = "dropout" if problem.spec.dropout else str(problem.normalizer)
-        raise OptionError(
-            f"seed must be given for {drawn}, got None. {problem.library} has no generator of its own. Give seed=…."
-        )
-    import torch
-
-    return int(torch.randint(2**62, ()).item())
 
 
 for _verb in (attend, observe, explain, prepare, Prepared.__call__):

@@ -1,17 +1,21 @@
-"""The problem of the arrays of a call, and checks that parts and readouts match its shapes."""
+"""The problem and the seed of a call, and checks that parts and readouts match its shapes."""
 
 from __future__ import annotations
 
-from qkv.core.arrays import dtype_name, is_text, library, requires_gradient, result_dtype
+from typing import Any
+
+import numpy as np
+
+from qkv.core.arrays import dtype_name, is_array, is_text, library, requires_gradient, result_dtype
 from qkv.core.axes import Axes
 from qkv.core.typing import Array
-from qkv.errors import KindError, RefusedError
+from qkv.errors import KindError, OptionError, RefusedError
 from qkv.plan.cost import memory_bytes
 from qkv.plan.problem import Problem
 from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 
-__all__ = ["check_problem", "read_problem"]
+__all__ = ["check_problem", "read_problem", "read_seed"]
 
 
 def read_problem(
@@ -87,3 +91,27 @@ def _gradient(query: Array, key: Array, value: Array, spec: Spec) -> bool:
     assert spec.score is not None
     assert spec.normalizer is not None
     return any(requires_gradient(x) for x in (*numbers, *spec.score.arrays(), *spec.normalizer.arrays()))
+
+
+def read_seed(problem: Problem, seed: Any) -> Any:
+    """Return the seed as an int, or in JAX and TensorFlow as an array or two words; None if nothing is drawn."""
+    if seed is not None:
+        if is_array(seed) and "int" in dtype_name(seed) and tuple(seed.shape) in ((), (2,)):
+            # Under `jax.jit` and `tf.function` the number is not known. Two numbers are words, the lower first.
+            if library(seed) in ("jax", "tensorflow"):
+                return (seed[0], seed[1]) if seed.ndim else seed
+            low, high = (int(n) for n in seed) if seed.ndim else (int(seed), 0)
+            return low + (high << 32)
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
+            raise OptionError(f"seed must be a whole number, got {seed!r}. Give an int.")
+        return int(seed)
+    if not (problem.spec.dropout or problem.normalizer.stochastic):
+        return None
+    if problem.library != "torch":
+        drawn = "dropout" if problem.spec.dropout else str(problem.normalizer)
+        raise OptionError(
+            f"seed must be given for {drawn}, got None. {problem.library} has no generator of its own. Give seed=…."
+        )
+    import torch
+
+    return int(torch.randint(2**62, ()).item())
