@@ -1,7 +1,7 @@
 #!/bin/sh
-# Ask three tables: sh examples/ask.sh [qkv]
-# The third is real: California housing where QKV_DATA names the folder of public data, else the 32,909 named
-# characters of the Unicode table that comes with Python.
+# Query three tables: sh examples/ask.sh [qkv]
+# The third table is California housing if QKV_DATA names the folder of public data, or else the 32,909 named
+# characters of the Unicode table in Python.
 set -eu
 qkv=${1:-qkv}
 case $qkv in */*) qkv=$(cd "$(dirname "$qkv")" && pwd)/$(basename "$qkv") ;; esac

@@ -90,7 +90,7 @@ def test_json_has_every_word_and_adds_up(at):
     assert second["hits"][0]["document"] == "cave.md"
     hit = first["hits"][0]
     assert hit["score"] == pytest.approx(sum(hit["words"].values()) + hit["rest"], abs=1e-4)
-    assert hit["score"] == pytest.approx(sum(hit["asked"].values()) + hit["rest"], abs=1e-4)
+    assert hit["score"] == pytest.approx(sum(hit["query_words"].values()) + hit["rest"], abs=1e-4)
     assert NOTES["ring.txt"][hit["start"] : hit["end"]] == hit["text"]
 
 
@@ -107,7 +107,7 @@ def test_an_index_is_saved_and_answers_as_the_texts(at):
 
 @pytest.mark.parametrize("command", ["search", "fit search"])
 def test_an_index_that_cannot_be_saved_is_refused_before_the_work(at, command, monkeypatch):
-    monkeypatch.setattr("qkv.cli.search.make_index", lambda *_, **__: pytest.fail("it was made"))
+    monkeypatch.setattr("qkv.cli.search.build_index", lambda *_, **__: pytest.fail("it was made"))
     code, out, err = at(*command.split(), "notes", "--save", "films.csv/kept")
     assert (code, out) == (2, "")
     assert "'films.csv' is not a folder, so the index cannot be in it" in err
@@ -166,9 +166,9 @@ def test_the_trained_metric_is_saved_in_the_index(at, folder):
     pytest.importorskip("torch")
     code, out, _ = at("fit", "search", "scifact", "--save", "kept", "--temperature", "1", "--penalty", "1")
     assert code == 0
-    before, after = map(float, re.search(r"from (\d+\.\d+) to (\d+\.\d+)\n", out).groups())
+    before, after = map(float, re.search(r"loss (\d+\.\d+) → (\d+\.\d+)\n", out).groups())
     assert after < before
-    assert "fewer than 30 queries teach little" in out
+    assert "fewer than 30 queries are few" in out
     untrained = json.loads(at("search", "scifact", "shadows of a golden ring", "--json")[1])["hits"][0]
     learned = json.loads(at("search", "kept", "shadows of a golden ring", "--json")[1])["hits"][0]
     assert learned["document"] == untrained["document"] == "ring.txt"
@@ -182,12 +182,12 @@ def test_the_trained_metric_is_saved_in_the_index(at, folder):
     ("arguments", "says"),
     [
         (["search"], "there is no SOURCE"),
-        (["search", "nothing", "x"], "no file or folder 'nothing'"),
-        (["search", "empty", "x"], "holds no text"),
+        (["search", "nothing", "x"], "'nothing' does not exist"),
+        (["search", "empty", "x"], "contains no text"),
         (["search", "films.csv", "x", "--text", "plott"], "Did you mean 'plot'?"),
         (["search", "judged.csv", "x"], "none of its columns hold text"),
         (["search", "notes", "x", "--encoder", "magic"], "got 'magic'"),
-        (["search", "notes", "x", "--mix", "2"], "the mix is 2.0"),
+        (["search", "notes", "x", "--mix", "2"], "got 2.0"),
         (["search", "notes", "--save", "papers"], "is not an index"),
         (["search", "kept", "x", "--stem"], "is already an index, which --stem"),
         (["evaluate", "kept", "--passage", "9"], "is already an index, which --passage"),
@@ -196,11 +196,11 @@ def test_the_trained_metric_is_saved_in_the_index(at, folder):
         (["evaluate", "notes"], "contains no queries"),
         (
             ["evaluate", "notes", "--queries", "queries.tsv", "--relevant", "none"],
-            "no file 'none' of judgements",
+            "'none' of judgements does not exist",
         ),
         (["evaluate", "--run", "mine.run"], "Give --relevant"),
-        (["evaluate", "scifact", "--measures", "magic"], "no measure 'magic'"),
-        (["evaluate", "scifact", "--split", "dev"], "without judgements"),
+        (["evaluate", "scifact", "--measures", "magic"], "got 'magic'"),
+        (["evaluate", "scifact", "--split", "dev"], "contains no judgements"),
         (["fit", "search"], "there is no COLLECTION"),
         (["fit", "search", "scifact"], "there is no --save"),
         (["fit", "search", "scifact", "--save", "k", "--encoder", "tfidf"], "must have dense vectors"),
@@ -255,7 +255,7 @@ def test_an_example_of_the_help_runs(at, folder, line, monkeypatch):
 def test_fit_without_a_subcommand_lists_the_subcommands(at):
     code, out, err = at("fit")
     assert (code, err) == (0, "")
-    assert re.search(r"^ +search +Learn what is relevant", out, re.MULTILINE)
+    assert re.search(r"^ +search +Train a search index", out, re.MULTILINE)
 
 
 def test_the_help_shows_every_example_in_one_line(at):
