@@ -83,10 +83,10 @@ class Call:
         """Run the call with qkv; return the output, and the gradients if requested."""
         options = self.options if kernel is None else self.options | {"kernel": kernel}
         if "readouts" in options:
-            return self.through(lambda q, k, v: qkv.observe(q, k, v, **options).output)
-        return self.through(lambda q, k, v: qkv.attend(q, k, v, **options))
+            return self.run_with(lambda q, k, v: qkv.observe(q, k, v, **options).output)
+        return self.run_with(lambda q, k, v: qkv.attend(q, k, v, **options))
 
-    def through(self, forward: Callable[[Any, Any, Any], Any], leaves: Any = None) -> tuple[Any, ...]:
+    def run_with(self, forward: Callable[[Any, Any, Any], Any], leaves: Any = None) -> tuple[Any, ...]:
         """Run the call with another forward function; return the output, and the gradients if requested."""
         if self.towards is None:
             with torch.no_grad():

@@ -36,7 +36,7 @@ def peer(name: str) -> Any:
 def sdpa(call: Call) -> Callable[[], tuple[Any, ...]]:
     """torch's `scaled_dot_product_attention` on the same inputs, with their gradients."""
     heads = [x if x.ndim == 4 else x.reshape(1, *([1] * (3 - x.ndim)), *x.shape) for x in call.leaves[:3]]
-    return lambda: call.through(lambda q, k, v: scaled_dot_product_attention(*heads), call.leaves[:3])
+    return lambda: call.run_with(lambda q, k, v: scaled_dot_product_attention(*heads), call.leaves[:3])
 
 
 def flex(call: Call) -> Callable[[], tuple[Any, ...]]:
@@ -94,7 +94,7 @@ def keras_additive(call: Call) -> Callable[[], tuple[Any, ...]]:
     vector = call.options["score"].vector
     layer.scale.assign(vector.detach().reshape(layer.scale.shape))
     leaves = (*call.leaves[:3], layer.scale.value)
-    return lambda: call.through(lambda q, k, v: layer([q, v, k]), leaves)
+    return lambda: call.run_with(lambda q, k, v: layer([q, v, k]), leaves)
 
 
 def entmax(call: Call, rows: int = 1024) -> Callable[[], tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""Latent semantics: the worked numbers, scikit-learn's contract, and every way to the same decomposition."""
+"""Latent semantics: a worked example, scikit-learn's checks, and solvers that agree."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Sentence models: vectors are means of tokens, and words are parts of them."""
+"""Sentence models: vectors are means over tokens, and word contributions add up to them."""
 
 import json
 
@@ -44,7 +44,7 @@ def test_a_text_that_is_longer_than_the_model_reads_is_cut_off(model):
     np.testing.assert_allclose(parts.sum(axis=0), model.encode([long])[0], atol=1e-5)
 
 
-def test_progress_is_told_after_every_batch(model):
+def test_progress_is_reported_after_every_batch(model):
     seen = []
     model.encode(TEXTS, lambda what, done, total: seen.append((done, total)))
     assert seen == [(2, 3), (3, 3)]

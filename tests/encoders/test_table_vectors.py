@@ -1,4 +1,4 @@
-"""Table vectors: each kind of column, what is missing or new, and a file that only holds arrays."""
+"""Table vectors: each kind of column, missing cells and unknown categories, and files of arrays."""
 
 import datetime as dt
 import pickle
@@ -81,7 +81,7 @@ def test_tables_and_frames_give_the_vectors_of_the_dict(frame):
     np.testing.assert_array_equal(vectors.encode(frame(given)), vectors.encode(some))
 
 
-def test_what_was_saved_encodes_alike_and_holds_no_code(tmp_path):
+def test_saved_table_vectors_encode_alike_and_contain_no_code(tmp_path):
     vectors = fitted()
     vectors.save(tmp_path / "a.npz")
     read = TableVectors.load(tmp_path / "a.npz")
@@ -92,13 +92,13 @@ def test_what_was_saved_encodes_alike_and_holds_no_code(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"text", pickle.dumps([1])])
-def test_a_file_that_holds_something_else_is_told(tmp_path, content):
+def test_a_file_with_other_content_is_refused(tmp_path, content):
     (tmp_path / "a.npz").write_bytes(content)
     with pytest.raises(DataError, match="must be a file of table vectors"):
         TableVectors.load(tmp_path / "a.npz")
 
 
-def test_a_file_cut_off_is_told(tmp_path):
+def test_a_truncated_file_is_refused(tmp_path):
     fitted().save(tmp_path / "a.npz")
     content = (tmp_path / "a.npz").read_bytes()
     for end in (10, len(content) // 2, len(content) - 5):
@@ -107,7 +107,7 @@ def test_a_file_cut_off_is_told(tmp_path):
             TableVectors.load(tmp_path / "b.npz")
 
 
-def test_what_cannot_be_used_is_told():
+def test_unusable_tables_and_options_are_refused():
     with pytest.raises(OptionError, match="must be fitted first"):
         TableVectors().encode(MIXED)
     with pytest.raises(OptionError, match="must be fitted first"):

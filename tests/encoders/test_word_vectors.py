@@ -1,4 +1,4 @@
-"""Word vectors: every format there and back, what is damaged named by its place, what people find similar."""
+"""Word vectors: round trips through every format, errors that name the line or byte, and similarity."""
 
 import csv
 import gzip
@@ -61,7 +61,7 @@ def test_a_limit_reads_the_first_words_only(tmp_path):
         assert WordVectors.load(tmp_path / name, limit=2).words == WORDS[:2]
 
 
-def test_of_a_word_that_stands_twice_in_a_file_the_first_counts(tmp_path):
+def test_the_first_vector_of_a_repeated_word_is_kept(tmp_path):
     (tmp_path / "a.txt").write_text("a 1 2\nb 3 4\na 5 6\n")
     read = WordVectors.load(tmp_path / "a.txt")
     assert read.words == ("a", "b")
@@ -100,7 +100,7 @@ def test_of_a_word_that_stands_twice_in_a_file_the_first_counts(tmp_path):
         (b"a 1 2\n", "a.txt.gz", "must be a complete gzip file"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_named_by_its_line_or_byte(tmp_path, content, name, said):
+def test_errors_in_a_file_name_the_line_or_byte(tmp_path, content, name, said):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as error:
         WordVectors.load(tmp_path / name)
@@ -113,7 +113,7 @@ def test_a_first_line_that_lies_about_its_size_allocates_nothing(tmp_path):
         WordVectors.load(tmp_path / "a.bin")
 
 
-def test_a_file_that_is_absent_and_a_format_that_is_unknown_are_told(tmp_path):
+def test_absent_files_and_unknown_formats_are_refused(tmp_path):
     with pytest.raises(DataError, match="path must be an existing file"):
         WordVectors.load(tmp_path / "none.txt")
     with pytest.raises(OptionError, match="word2vec, glove, binary"):
@@ -144,7 +144,7 @@ def test_a_text_is_the_weighted_mean_of_the_words_that_are_found():
     assert vectors.coverage(["the king unheard of"]) == 0.5
 
 
-def test_a_bare_text_and_what_is_no_text_are_refused():
+def test_a_single_string_and_other_objects_are_refused_as_texts():
     with pytest.raises(KindError, match="list of texts"):
         some().encode("the king")
     with pytest.raises(KindError, match="texts must be strings"):
@@ -168,7 +168,7 @@ def _published():
     return WordVectors(tuple(words), vectors.astype(np.float32)), folder
 
 
-def test_what_people_find_similar_has_a_large_cosine(published):
+def test_words_that_people_find_similar_have_a_large_cosine(published):
     from scipy.stats import spearmanr
 
     vectors, folder = published

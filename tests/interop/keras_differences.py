@@ -1,4 +1,4 @@
-"""Where our layers mean something else than Keras' own; printed as a line of JSON."""
+"""Intended differences between the layers of qkv and those of Keras, printed as a line of JSON."""
 
 from __future__ import annotations
 

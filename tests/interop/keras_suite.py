@@ -21,7 +21,7 @@ DIFFERENT: dict[str, str] = {
         "what is seen does not depend on the draw"
     ),
 }
-"""Tests that are about something else than we do, each with the reason."""
+"""Tests of Keras that do not apply to the layers of qkv, each with the reason."""
 
 MODULES = {
     "attention_test": "AttentionTest",

@@ -1,4 +1,4 @@
-"""Our Keras layers, each backend in a process of its own: Keras' own tests, and files between them."""
+"""Keras layers, each backend in a separate process: the tests of Keras, and files exchanged between backends."""
 
 from __future__ import annotations
 

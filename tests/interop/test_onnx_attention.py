@@ -20,7 +20,7 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed")
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
 NODE_TESTS = {"1.23.2": {23: 69, 24: 13, 25: 11}}
-"""How many node tests of Attention a release of onnx has, by the opset of their model."""
+"""Number of node tests of Attention in a release of onnx, by opset."""
 
 
 def to_torch(x: np.ndarray | None) -> Any:
@@ -164,7 +164,7 @@ def nodes(draw: Any) -> tuple[int, list[Any], dict[str, Any]]:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @given(node=nodes())
-def test_all_that_a_node_can_say_means_what_the_reference_implementation_does(
+def test_every_attribute_has_the_meaning_of_the_reference_implementation(
     library: str, node: tuple[int, list[Any], dict[str, Any]]
 ) -> None:
     from onnx.reference.ops.op_attention import Attention_23, Attention_25
@@ -220,7 +220,7 @@ def test_the_gradient_of_every_input_is_that_of_the_plain_formula() -> None:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("how", ["bool", "causal", "window", "lengths"])
-def test_what_is_masked_is_not_read(library: str, how: str) -> None:
+def test_masked_values_do_not_reach_the_output(library: str, how: str) -> None:
     x = np.random.default_rng(0).normal(size=(1, 1, 2, 4))
     poisoned = np.concatenate([x, np.full_like(x, np.nan)], axis=2)
     mask = lengths = None
@@ -238,7 +238,7 @@ def test_what_is_masked_is_not_read(library: str, how: str) -> None:
     np.testing.assert_allclose(to_numpy(got), to_numpy(wanted), rtol=1e-12)
 
 
-def test_nothing_as_large_as_all_pairs_is_held_unless_it_is_asked_for() -> None:
+def test_memory_is_linear_unless_the_fourth_output_is_requested() -> None:
     n = 2048
     x = np.random.default_rng(0).normal(size=(1, 2, n, 16)).astype(np.float32)
     pairs = 2 * n * n * 4
@@ -313,7 +313,7 @@ REFUSED: list[tuple[type[Exception], str, tuple[Any, ...], dict[str, Any]]] = [
     REFUSED,
     ids=[f"{n}-{r[1][:20]}" for n, r in enumerate(REFUSED)],
 )
-def test_what_the_operator_does_not_allow_is_refused_by_name(
+def test_invalid_inputs_and_attributes_are_refused_by_name(
     error: type[Exception], said: str, inputs: tuple[Any, ...], attributes: dict[str, Any]
 ) -> None:
     with pytest.raises(error, match=said):

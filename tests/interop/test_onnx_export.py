@@ -1,4 +1,4 @@
-"""Modules exported to ONNX: they hold the operator where it can say it, and give the same when run."""
+"""Modules exported to ONNX contain the operator if it can express them, and compute the same output."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ GUARDED = {
 
 
 @pytest.mark.parametrize("name", GUARDED)
-def test_what_is_masked_is_not_read_where_the_file_is_run(name: str, tmp_path: Path) -> None:
+def test_masked_values_do_not_reach_the_output_of_the_exported_file(name: str, tmp_path: Path) -> None:
     query, key, value = made(0, (2, 6, 4), (2, 6, 4), (2, 6, 3))
     module = Call(**GUARDED[name]).eval()
     path = export(module, (query, key, value), tmp_path / "model.onnx")
@@ -254,7 +254,7 @@ def test_a_folder_that_is_not_there_is_an_error_that_names_the_path(tmp_path: Pa
         export(Call().eval(), (x, x, x), tmp_path / "nowhere" / "model.onnx")
 
 
-def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
+def test_modules_that_cannot_be_exported_are_refused(tmp_path: Path) -> None:
     x, path = torch.randn(2, 5, 16), tmp_path / "model.onnx"
     with pytest.raises(OptionError, match="eval"):
         export(nn.MultiHeadAttention(16, 4), (x,), path)

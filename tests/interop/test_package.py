@@ -1,4 +1,4 @@
-"""The border is light until it is crossed."""
+"""Importing qkv.interop imports no other library."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def test_importing_the_border_loads_neither_torch_nor_transformers() -> None:
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])
-def test_without_its_packages_it_says_what_to_install(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     find = importlib.util.find_spec
 
     def found(name: str, *more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Nothing is fetched: every model is made here, or lies on this machine."""
+"""Models are built here or installed on this machine; nothing is downloaded."""
 
 import os
 

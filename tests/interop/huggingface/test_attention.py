@@ -1,4 +1,4 @@
-"""What the attention function makes of a model's arguments, against the equation in double precision."""
+"""The attention function for all arguments of models, compared with the equation in double precision."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_score_with_parameters_of_the_layer_is_trained() -> None:
     assert layer.weight.grad.abs().max() > 0
 
 
-def test_dropout_keeps_the_mean_and_is_not_there_unless_asked_for() -> None:
+def test_dropout_preserves_the_mean_and_is_off_by_default() -> None:
     query, key, value = arrays()
     still = call(Layer(), query, key, value)[0]
     torch.manual_seed(0)
@@ -233,7 +233,7 @@ def test_beams_find_the_same_texts() -> None:
     assert torch.equal(*found)
 
 
-def test_weights_asked_for_in_the_call_are_those_of_eager_attention() -> None:
+def test_requested_weights_equal_those_of_eager_attention() -> None:
     model, found = mistral().eval(), []
     for name in ("eager", huggingface.register()):
         model.set_attn_implementation(name)

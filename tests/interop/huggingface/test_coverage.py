@@ -1,4 +1,4 @@
-"""Which layers are reached is counted, and told."""
+"""Layer coverage: which layers call the engine, and warnings about those that do not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_layers_that_compute_attention_themselves_are_named() -> None:
     assert (hooks_of(model), model.config._attn_implementation) == (hooks, before)
 
 
-def test_a_model_that_is_reached_in_part_says_which_layers_are_not() -> None:
+def test_coverage_names_the_layers_that_bypass_the_engine() -> None:
     config = transformers.LongT5Config(
         vocab_size=50, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4, local_radius=3,
     )  # fmt: skip
@@ -49,7 +49,7 @@ def test_attaching_warns_after_the_first_run_and_only_then() -> None:
         model(TOKENS)
 
 
-def test_attaching_a_model_that_is_reached_warns_of_nothing_and_leaves_no_hook() -> None:
+def test_attaching_a_covered_model_gives_no_warning_and_leaves_no_hook() -> None:
     model = model_of("BertModel")
     hooks = hooks_of(model)
     huggingface.attach(model)

@@ -1,4 +1,4 @@
-"""Every family of models that transformers maps: the engine gives what the model's own eager attention gives.
+"""Every model type that transformers maps: the engine matches the model's own eager attention.
 
 Twelve of them run in `make test`, all in `make test-long`; `families.json` holds what the last sweep found.
 """
@@ -84,5 +84,5 @@ def test_at_least_45_families_agree_in_every_way_and_their_number_is_the_recorde
     assert set(OTHER_WEIGHTS) <= set(EXACT)
 
 
-def test_the_page_shows_what_was_found() -> None:
+def test_the_page_shows_the_recorded_results() -> None:
     assert PAGE.read_text() == filled(PAGE.read_text(), RECORDED)

@@ -1,4 +1,4 @@
-"""The lazy mask says what transformers' own mask says, and is no array until a model makes one of it."""
+"""The lazy mask equals the mask of transformers, and allocates no array until a model computes with it."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_lazy_mask_holds_the_pairs_of_transformers_own_mask(
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_what_transformers_writes_itself_becomes_parts_and_no_function(name: str) -> None:
+def test_mask_functions_of_transformers_become_masks_of_qkv(name: str) -> None:
     frame = MaskContext(2, 9, 9, 0, 0, torch.device("cpu"))
     mask = translate_mask(KNOWN[name], frame)
     assert mask is None or not any(isinstance(part, FunctionMask) for part in mask.parts())
@@ -150,11 +150,11 @@ def test_passing_on_and_cropping_keys_makes_no_array() -> None:
         lambda x: x.amax(-1),
     ],
 )
-def test_whatever_else_a_model_does_to_it_is_done_to_the_array(function: Any) -> None:
+def test_other_operations_on_a_lazy_mask_apply_to_the_array(function: Any) -> None:
     assert torch.equal(function(lazy()), function(lazy().dense()))
 
 
-def test_what_a_model_writes_into_it_counts() -> None:
+def test_writes_into_a_lazy_mask_are_kept() -> None:
     mask, array = lazy(), lazy().dense().clone()
     for x in (mask, array):
         x[:, :, 0] = 0.0
@@ -168,7 +168,7 @@ def test_what_a_model_writes_into_it_counts() -> None:
     torch.testing.assert_close(output, wanted)
 
 
-def test_a_mask_that_was_made_already_is_handed_back() -> None:
+def test_an_existing_four_dimensional_mask_is_returned_unchanged() -> None:
     mask = lazy()
     assert build_mask(2, 6, 9, attention_mask=mask) is mask
 

@@ -1,4 +1,4 @@
-"""Recording takes little more memory than running, in fresh processes: no array of all pairs is made."""
+"""Recording needs little more memory than running, and allocates no array of q · k elements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `record` sees, of which calls, and that it leaves nothing behind."""
+"""`record`: the recorded calls and readouts, and that the model is restored."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_recording_changes_neither_output_nor_gradient() -> None:
     assert not any(one.readouts[0].weights.requires_grad for calls in seen.layers.values() for one in calls)
 
 
-def test_a_layer_that_is_called_more_than_once_is_seen_each_time() -> None:
+def test_every_call_of_a_layer_is_recorded() -> None:
     model = model_of("AlbertModel", embedding_size=16, num_hidden_layers=3)
     with torch.no_grad(), record(model, [readouts.Dense()]) as seen:
         model(TOKENS)
@@ -100,7 +100,7 @@ def test_a_layer_that_is_called_more_than_once_is_seen_each_time() -> None:
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
-def test_generate_is_seen_step_by_step_with_the_attention_to_the_input(cache: str | None) -> None:
+def test_generate_is_recorded_step_by_step_with_cross_attention(cache: str | None) -> None:
     model = bart()
     with torch.no_grad(), record(model, [readouts.Dense()]) as seen:
         model.generate(
@@ -143,7 +143,7 @@ def test_layers_and_heads_can_be_chosen() -> None:
 
 
 @pytest.mark.parametrize("name", ["LlamaModel", "BertModel", "Gemma2Model", "GptOssModel"])
-def test_any_tile_comes_exactly_from_what_was_kept(name: str) -> None:
+def test_any_tile_is_recomputed_exactly_from_saved_inputs(name: str) -> None:
     more: dict[str, Any] = {} if name == "BertModel" else {"num_key_value_heads": 2, "head_dim": 8}
     if name == "GptOssModel":
         more |= {"num_local_experts": 2, "num_experts_per_tok": 1}
@@ -157,7 +157,7 @@ def test_any_tile_comes_exactly_from_what_was_kept(name: str) -> None:
 
 
 @pytest.mark.parametrize("cache", [None, "static"])
-def test_tiles_of_earlier_steps_stay_what_they_were(cache: str | None) -> None:
+def test_tiles_of_earlier_steps_do_not_change_in_later_steps(cache: str | None) -> None:
     model = model_of("MistralForCausalLM", num_key_value_heads=2, sliding_window=4)
     with torch.no_grad(), record(model, [readouts.Dense()], heads=[1], save_inputs=True) as seen:
         model.generate(
@@ -214,7 +214,7 @@ def test_a_model_of_parts_gets_each_part_s_own_attention_back() -> None:
     assert model.config.vision_config._attn_implementation == "sdpa"
 
 
-def test_a_model_on_a_score_of_its_own_is_seen_with_it() -> None:
+def test_a_model_with_a_registered_score_is_recorded_with_it() -> None:
     huggingface.register("qkv-sparse", normalizer=normalizers.Sparsemax())
     model = huggingface.attach(model_of("BertModel"), "qkv-sparse")
     with torch.no_grad(), record(model, [readouts.Dense()]) as seen:
@@ -223,7 +223,7 @@ def test_a_model_on_a_score_of_its_own_is_seen_with_it() -> None:
     assert model.config._attn_implementation == "qkv-sparse"
 
 
-def test_weights_of_a_model_that_bypasses_the_interface_are_its_own_and_it_is_said() -> None:
+def test_a_model_that_bypasses_the_interface_is_read_from_its_own_weights_with_a_warning() -> None:
     model = model_of("MPNetModel")
     with torch.no_grad():
         own = model(TOKENS, attention_mask=REAL, output_attentions=True).attentions
@@ -243,7 +243,7 @@ def test_weights_of_a_model_that_bypasses_the_interface_are_its_own_and_it_is_sa
     assert hooks_of(model) == hooks
 
 
-def test_a_model_that_is_reached_in_full_is_recorded_without_a_warning() -> None:
+def test_a_fully_covered_model_is_recorded_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with torch.no_grad(), record(model := model_of("BertModel"), [readouts.Entropy()]) as seen:
@@ -261,7 +261,7 @@ def test_a_model_that_is_reached_in_full_is_recorded_without_a_warning() -> None
         ({"name": "never"}, OptionError, "must be a registered name"),
     ],
 )
-def test_what_is_not_there_is_named(more: dict[str, Any], error: type[Exception], said: str) -> None:
+def test_unknown_layers_heads_and_names_are_named(more: dict[str, Any], error: type[Exception], said: str) -> None:
     model = model_of("BertModel")
     with pytest.raises(error, match=said), record(model, [readouts.Entropy()], **more):
         model(TOKENS)

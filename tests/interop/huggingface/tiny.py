@@ -1,4 +1,4 @@
-"""Tiny random models of every family that transformers maps, made by shrinking what a config says by default.
+"""Tiny random models of every family that transformers maps, built by shrinking default configurations.
 
 Numbers are shrunk by what they are called; what the rules get wrong stands in `OVERRIDES`.
 """
