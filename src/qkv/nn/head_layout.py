@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from qkv.kernels.chunked.kernel import ChunkedTensor, concat_chunks
 from qkv.nn.align_batch import Groups
 from qkv.nn.protocols import Cache, Rotation
 from qkv.readouts import Heads, Readout
-from qkv.readouts.base import flatten, unflatten
+from qkv.readouts.base import Result, flatten, unflatten
 
 __all__ = [
     "Head",
@@ -136,7 +136,7 @@ def apply_rotation(
     if cache is not None:
         start = key_start = cache.start
     else:
-        start, key_start = Tile.whole(q, k, (), positions).offset(), 0
+        start, key_start = cast("int | Tensor", Tile.whole(q, k, (), positions).offset()), 0
     return rotation.rotate(query, key, _position_ids(start, q, query), _position_ids(key_start, k, key))
 
 
@@ -152,7 +152,7 @@ def selects_heads(readouts: Sequence[Readout]) -> bool:
     return any([isinstance(readout, Heads) for readout in readouts])  # noqa: C419 -- torch.compile
 
 
-def merge_group_axes(readouts: Sequence[object], axes: int, groups: Groups) -> tuple[object, ...]:
+def merge_group_axes(readouts: Sequence[Result], axes: int, groups: Groups) -> tuple[Result, ...]:
     """Flatten the two head axes of grouped results into one."""
     if groups is None:
         return tuple(readouts)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import nn
 
@@ -30,11 +31,11 @@ class ModelObservation:
         calls: for each observed module, by name, the readouts of each of its calls, in order.
     """
 
-    output: object
-    calls: dict[str, list[tuple[object, ...]]]
+    output: Any  # of the model
+    calls: dict[str, list[tuple[Any, ...]]]
 
     @property
-    def readouts(self) -> dict[str, tuple[object, ...]]:
+    def readouts(self) -> dict[str, tuple[Any, ...]]:
         """Readouts of the last call of each observed module, by name, in the given order."""
         return {name: calls[-1] for name, calls in self.calls.items() if calls}
 

@@ -5,7 +5,7 @@ A cache or rotation of your own only needs these methods; no base class is requi
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -28,7 +28,7 @@ class AttentionOutput(NamedTuple):
     """
 
     output: Float[Tensor, "*batch q width"]
-    readouts: tuple[object, ...]
+    readouts: tuple[Any, ...]  # each readout has its own type
     plan: Plan
 
 
