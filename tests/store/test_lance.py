@@ -22,9 +22,9 @@ from .crashes import WRITER, check_crash
 class TestLanceStore(StoreContract):
     backend = "lance"
 
-    def test_a_reader_reads_on_while_the_store_is_compacted_under_it(self, path: Path) -> None:
+    def test_a_reader_continues_while_the_store_is_compacted(self, path: Path) -> None:
         """Lance's files are opened when they are read: such a reader is told to refresh."""
-        made = self.made(path, (0, 5000), (5000, 6000))
+        made = self.created(path, (0, 5000), (5000, 6000))
         reader = stores.open(path)
         made.delete(lambda table: table.column("id").to_numpy() < 5000)
         made.compact()

@@ -1,4 +1,4 @@
-"""What execution in memory and over a store have in common: parsing, the comparison, evidence, notes."""
+"""Shared parts of execution in memory and over a store: parsing, choice of the comparison, evidence, notes."""
 
 from __future__ import annotations
 
