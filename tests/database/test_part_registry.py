@@ -83,7 +83,7 @@ def test_a_score_that_cannot_be_built_is_one_sentence(text, said):
         ("softmx", "Did you mean 'softmax'"),
         ("topk", "Write topk:10"),
         ("topk:0", "at least 1"),
-        ("topk:2.5", "whole"),
+        ("topk:2.5", "integer"),
     ],
 )
 def test_a_normalizer_that_cannot_be_built_is_one_sentence(text, said):
