@@ -210,9 +210,14 @@ if TYPE_CHECKING:
         key: Tensor
         value: Tensor
 
-        def with_projections(self, query: Array, key: Array) -> TorchCall: ...
-        def with_arrays(self, tensors: Sequence[Array]) -> TorchCall: ...
-        def select_batch(self, index: BatchIndex) -> TorchCall: ...
+        def with_projections(self, query: Array, key: Array) -> TorchCall:
+            """Return the changed call."""
+
+        def with_arrays(self, tensors: Sequence[Array]) -> TorchCall:
+            """Return the changed call."""
+
+        def select_batch(self, index: BatchIndex) -> TorchCall:
+            """Return the changed call."""
 else:
     TorchCall = BoundCall
 

@@ -100,7 +100,7 @@ def read_seed(problem: Problem, seed: Any) -> Any:
             # Under `jax.jit` and `tf.function` the number is not known. Two numbers are words, the lower first.
             if library(seed) in ("jax", "tensorflow"):
                 return (seed[0], seed[1]) if seed.ndim else seed
-            low, high = (int(n) for n in seed) if seed.ndim else (int(seed), 0)
+            low, high = (int(seed[0]), int(seed[1])) if seed.ndim else (int(seed), 0)
             return low + (high << 32)
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
             raise OptionError(f"seed must be a whole number, got {seed!r}. Give an int.")
