@@ -128,10 +128,10 @@ def fields_of(left, right, names):
 def test_a_listed_pair_measures_as_it_does_in_the_grid():
     left, right, _ = crowd(0, 12)
     measures = ComparisonVectors(fields_of(left, right, ("name", "city", "phone", "born")))
-    grid = measures.of(PairGrid(2, 9))
+    grid = measures.compute(PairGrid(2, 9))
     assert grid.shape == (7, len(right), len(measures.names))
     rows, keys = np.repeat(np.arange(2, 9), len(right)), np.tile(np.arange(len(right)), 7)
-    np.testing.assert_allclose(measures.of(PairList(rows, keys)), grid.reshape(-1, grid.shape[-1]), atol=1e-6)
+    np.testing.assert_allclose(measures.compute(PairList(rows, keys)), grid.reshape(-1, grid.shape[-1]), atol=1e-6)
     assert grid.min() >= 0
     assert grid.max() <= 1 + 1e-6
 
@@ -142,7 +142,7 @@ def test_equal_cells_measure_one_and_missing_cells_say_so():
     fields = fields_of([row], [other], ("name", "phone", "abv", "note"))
     assert [field.kind for field in fields] == ["text", "code", "number", "text"]
     measures = ComparisonVectors(fields)
-    found = dict(zip(measures.names, measures.of(PairList(np.array([0]), np.array([0])))[0].tolist(), strict=True))
+    found = dict(zip(measures.names, measures.compute(PairList(np.array([0]), np.array([0])))[0].tolist(), strict=True))
     for column in ("name", "phone", "abv"):
         # Digits are shared by nobody in a name that has none.
         own = {name: value for (col, name), value in found.items() if col == column and name != "digits"}
@@ -267,20 +267,20 @@ def test_candidates_find_what_all_pairs_find():
 def test_strips_cover_every_pair_once_and_keep_rows_together(monkeypatch):
     left, right, _ = crowd(11, 20)
     measures = ComparisonVectors(fields_of(left, right, ("name", "city")))
-    whole = measures.of(PairGrid(0, 20)).reshape(-1, len(measures.names))
+    whole = measures.compute(PairGrid(0, 20)).reshape(-1, len(measures.names))
     monkeypatch.setattr("qkv.join.blocking._BYTES", 4 * len(measures.names) * len(right) * 3)
-    strips = list(CandidatePairs(measures).strips())
+    strips = list(CandidatePairs(measures).batches())
     assert len(strips) == 7
     rows, keys, found = (np.concatenate(parts) for parts in zip(*strips, strict=True))
     np.testing.assert_array_equal(rows * len(right) + keys, np.arange(20 * len(right)))
     np.testing.assert_allclose(found, whole, atol=1e-6)
     monkeypatch.setattr("qkv.join.blocking._BYTES", 8 * len(measures.names) * 5 * 3)
-    listed = list(CandidatePairs(measures, count=5).strips())
+    listed = list(CandidatePairs(measures, count=5).batches())
     assert len(listed) > 1
     seen = [set(strip[0].tolist()) for strip in listed]
     assert not any(a & b for a, b in pairwise(seen))
     assert sum(len(strip[0]) for strip in listed) == sum(
-        len(strip[0]) for strip in CandidatePairs(measures, count=5).strips()
+        len(strip[0]) for strip in CandidatePairs(measures, count=5).batches()
     )
 
 
@@ -288,8 +288,8 @@ def test_strips_cover_every_pair_once_and_keep_rows_together(monkeypatch):
 def test_the_closest_of_some_rows_are_those_of_all(count):
     left, right, _ = crowd(15, 20)
     candidates = CandidatePairs(ComparisonVectors(fields_of(left, right, ("name", "city"))), count=count)
-    rows, keys, found = candidates.closest(3)
-    some_rows, some_keys, some_found = candidates.closest(3, np.array([17, 4]))
+    rows, keys, found = candidates.top_candidates(3)
+    some_rows, some_keys, some_found = candidates.top_candidates(3, np.array([17, 4]))
     own = np.isin(rows, [4, 17])
     assert set(some_rows) == {4, 17}
     np.testing.assert_array_equal(keys[own], some_keys)
@@ -355,14 +355,14 @@ def test_a_model_that_was_saved_joins_alike(tmp_path):
         assert after.threshold == before.threshold
 
 
-def test_a_damaged_model_is_told(tmp_path):
+def test_a_damaged_model_is_refused(tmp_path):
     path = tmp_path / "model.json"
     SoftJoin(ON).fit(PEOPLE, GUESTS, SAME).save(path)
     good = json.loads(path.read_text())
     for change, said in (
-        ({"format": "other"}, "no model of a join"),
+        ({"format": "other"}, "not a model of a join"),
         ({"version": 99}, "version 99"),
-        ({"worth": [[1.0]]}, "damaged"),
+        ({"log_odds": [[1.0]]}, "damaged"),
         ({"learned": [1.0, 2.0]}, "damaged"),
         ({"kinds": {"name": "colour", "city": "text"}}, "damaged"),
         ({"on": [["name"]]}, "damaged"),
@@ -372,7 +372,7 @@ def test_a_damaged_model_is_told(tmp_path):
         with pytest.raises(DataError, match=said):
             SoftJoin.load(path)
     path.write_text("{")
-    with pytest.raises(DataError, match="no JSON"):
+    with pytest.raises(DataError, match="not JSON"):
         SoftJoin.load(path)
     with pytest.raises(DataError, match="cannot be read"):
         SoftJoin.load(tmp_path / "none.json")
@@ -386,12 +386,12 @@ def test_the_threshold_is_that_of_the_largest_f1():
     weights = np.where(labels == 1, draw.beta(4, 2, 60), draw.beta(2, 4, 60))
     threshold, f1 = best_threshold(labels, weights)
 
-    def of(cut):
+    def f1_at(cut):
         found = weights >= cut
         return 2 * (found & (labels == 1)).sum() / (found.sum() + labels.sum())
 
-    assert of(threshold) == pytest.approx(f1)
-    assert f1 >= max(of(cut) for cut in np.linspace(0.001, 1, 500)) - 1e-12
+    assert f1_at(threshold) == pytest.approx(f1)
+    assert f1 >= max(f1_at(cut) for cut in np.linspace(0.001, 1, 500)) - 1e-12
 
 
 def test_no_measure_counts_against_a_match():
@@ -420,29 +420,29 @@ def test_labels_are_read_by_number_and_by_id():
         (lambda: SoftJoin("nmae=guest").join(PEOPLE, GUESTS), "Did you mean 'name'"),
         (lambda: SoftJoin().join(PEOPLE, GUESTS), "no column in common"),
         (lambda: SoftJoin(ON).join(PEOPLE, "nothing.csv"), "there is no file"),
-        (lambda: SoftJoin("a").join({"a": []}, {"a": ["x"]}), "has no rows"),
-        (lambda: SoftJoin("a").join({"a": [[1.0, 2.0]]}, {"a": [[1.0, 2.0]]}), "holds vectors"),
+        (lambda: SoftJoin("a").join({"a": []}, {"a": ["x"]}), "must have at least one row"),
+        (lambda: SoftJoin("a").join({"a": [[1.0, 2.0]]}, {"a": [[1.0, 2.0]]}), "got vectors"),
         (lambda: SoftJoin(ON, id="name").join(PEOPLE, GUESTS), "no column 'name' in guests.csv"),
         (lambda: SoftJoin("a", id="i").join({"a": ["x", "y"], "i": [1, 1]}), "more than once"),
-        (lambda: SoftJoin("a", id="i").join({"a": ["x", "y"], "i": [1, None]}), "no cell in row 1"),
+        (lambda: SoftJoin("a", id="i").join({"a": ["x", "y"], "i": [1, None]}), "no missing cell, got one in row 1"),
         (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"a": 1}]), "Name them left, right and match"),
         (
             lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 99, "right": 0, "match": 1}]),
-            "no row from 0 to 23",
+            "must be from 0 to 23, got 99",
         ),
-        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 0, "right": 0, "match": 7}]), "0 or 1 is wanted"),
+        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 0, "right": 0, "match": 7}]), "must be 0 or 1, got 7"),
         (
             lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 0, "right": 0, "match": 1}]),
-            "hold 1 matches among 1",
+            "got 1 matches among 1",
         ),
-        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, valid=SAME), "no training pairs"),
-        (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, threshold=0.0), "the threshold is 0"),
-        (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, one_to_one=True, many=True), "exclude each other"),
-        (lambda: SoftJoin("name,name"), "each once"),
-        (lambda: SoftJoin(""), "names are wanted"),
+        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, valid=SAME), "Give training pairs too"),
+        (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, threshold=0.0), "threshold must be above 0"),
+        (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, one_to_one=True, many=True), "must not both be set"),
+        (lambda: SoftJoin("name,name"), "must name each column once"),
+        (lambda: SoftJoin(""), "must name each column once"),
     ],
 )
-def test_what_cannot_be_used_is_told(call, said):
+def test_unusable_arguments_are_refused(call, said):
     with pytest.raises((DataError, OptionError)) as error:
         call()
     assert said in str(error.value)

@@ -1,4 +1,4 @@
-"""The soft join of two tables: each row attends to the rows of another, and "no match" is one key more."""
+"""Soft join (record linkage) of two tables: each row attends to the rows of another table or to "no match"."""
 
 from importlib import import_module
 from typing import Any

@@ -1,45 +1,45 @@
-"""How far each column of a pair agrees, as one number: what is needed where nothing was learned.
+"""Agreement of each column of a pair, as one number in [0, 1] and as a level.
 
     text     max(spelling, 0.95 · contained)       number   max(equal, 0.95 · ratio)
-    code     spelling                              moment   max(equal, 0.95 · spelling)
+    code     spelling                              date     max(equal, 0.95 · spelling)
 
-The factor keeps 1 for cells that are equal. Agreement falls into levels, of which 0 is for missing cells.
+The factor reserves 1 for equal cells. Levels divide the range of the agreement; level 0 is a missing cell.
 """
 
-from typing import Any
+from __future__ import annotations
 
 import numpy as np
 
 from qkv.join.comparison_vectors import ComparisonVectors
 
-__all__ = ["LEVELS", "agreement", "agreement_levels", "mean_agreement", "with_worth", "worth_of"]
+__all__ = ["LEVELS", "agreement", "agreement_levels", "mean_agreement", "append_log_odds", "level_log_odds"]
 
 LEVELS = (0.6, 0.8, 0.92, 0.999)
-"""Where a level ends and the next begins; the last is for cells that are equal."""
+"""Boundaries of the levels; the last level is for equal cells."""
 _NOT_EQUAL = 0.95
-_WORTH_SCALE = 5.0
-"""Worth is a logarithm of odds; so divided it is of the size of the measures, and is shrunk as they are."""
+_LOG_ODDS_SCALE = 5.0
+"""Divisor that brings log odds to the scale of the comparison vectors, so that both are regularized equally."""
 
 
 def agreement(measures: ComparisonVectors, found: np.ndarray) -> np.ndarray:
-    """The agreement of each column, `(*pairs, columns)`; NaN where a cell is missing."""
+    """Return the agreement of each column, `(*pairs, columns)`; NaN where a cell is missing."""
     columns, start = [], 0
     for field in measures.fields:
         names = [measure for column, measure in measures.names if column == field.name]
-        own: dict[str, Any] = {name: found[..., start + place] for place, name in enumerate(names)}
+        own: dict[str, np.ndarray] = {name: found[..., start + place] for place, name in enumerate(names)}
         start += len(names)
         agreed = {
             "text": lambda own: np.maximum(own["spelling"], _NOT_EQUAL * own["contained"]),
             "code": lambda own: own["spelling"],
             "number": lambda own: np.maximum(own["equal"], _NOT_EQUAL * own["ratio"]),
-            "moment": lambda own: np.maximum(own["equal"], _NOT_EQUAL * own["spelling"]),
+            "date": lambda own: np.maximum(own["equal"], _NOT_EQUAL * own["spelling"]),
         }[field.kind](own)
         columns.append(np.where(own["missing"] > 0, np.nan, agreed))
     return np.stack(columns, axis=-1)
 
 
 def agreement_levels(agreed: np.ndarray) -> np.ndarray:
-    """Levels from 1, and 0 where a cell is missing, int8.
+    """Return the levels of agreements, from 1 (int8); 0 where a cell is missing.
 
     Example:
         >>> agreement_levels(np.array([[np.nan, 0.1, 0.85, 1.0]])).tolist()
@@ -50,18 +50,18 @@ def agreement_levels(agreed: np.ndarray) -> np.ndarray:
 
 
 def mean_agreement(agreed: np.ndarray) -> np.ndarray:
-    """The mean agreement, drawn to 0 by missing cells: by it candidates are ranked."""
+    """Return the mean agreement, shrunk toward 0 for missing cells, by which candidates are ranked."""
     present = ~np.isnan(agreed)
     total = np.where(present, agreed, 0.0).sum(axis=-1)
     return np.asarray(total / (present.sum(axis=-1) + 1.0))
 
 
-def worth_of(measures: ComparisonVectors, found: np.ndarray, worth: np.ndarray) -> np.ndarray:
-    """What the level of each column is worth, `(pairs, columns)`, from a table `(columns, levels)`."""
+def level_log_odds(measures: ComparisonVectors, found: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+    """Return the log odds of each column's level, `(pairs, columns)`, from a table `(columns, levels)`."""
     level = agreement_levels(agreement(measures, found))
-    return np.stack([worth[column][level[:, column]] for column in range(level.shape[1])], axis=1)
+    return np.stack([log_odds[column][level[:, column]] for column in range(level.shape[1])], axis=1)
 
 
-def with_worth(found: np.ndarray, worth: np.ndarray) -> np.ndarray:
-    """Measures and worth side by side, as they are learned from."""
-    return np.concatenate([found, worth / _WORTH_SCALE], axis=1, dtype=np.float64)
+def append_log_odds(found: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
+    """Return comparison vectors with the scaled log odds of each column appended."""
+    return np.concatenate([found, log_odds / _LOG_ODDS_SCALE], axis=1, dtype=np.float64)

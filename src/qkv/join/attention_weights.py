@@ -1,9 +1,9 @@
-"""From log-odds of pairs to attention over a table, with one key more: "no match".
+"""Attention weights of candidate pairs, with "no match" as an additional key.
 
     weight(r, k) = e^(l_rk) / (1 + Σ_j e^(l_rj))        probability(r, k) = e^(l_rk) / (1 + e^(l_rk))
 
-The logit of "no match" is 0, for l already is the score less what a match needs. The weight lets the right
-rows compete for a left one; the probability looks at a pair alone.
+The logit of "no match" is 0, since l are log odds of a match. Right rows compete for the weight of a left row; the
+probability concerns a pair alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from scipy.optimize import linear_sum_assignment
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from qkv.join.blocking import best_of_rows
+from qkv.join.blocking import top_per_row
 
 __all__ = ["CandidateMatches", "attention_weights", "collect_matches", "solve_assignment"]
 
@@ -26,12 +26,12 @@ _LEAST = 0.01
 
 @dataclass(frozen=True, eq=False)
 class CandidateMatches:
-    """Pairs worth keeping.
+    """Candidate pairs with a probability of at least 0.01, at most 100 per left row.
 
     Fields:
-        rows, keys, logits: of each pair, by left row; probability at least 0.01, at most 100 of a row.
-        weights: of each pair, over all keys of its row.
-        no_match: `(left rows,)`, what is left to "no match".
+        rows, keys, logits: left row, right row and log odds of each pair, sorted by left row.
+        weights: attention weight of each pair among all keys of its row.
+        no_match: weight of "no match" for each left row.
     """
 
     rows: np.ndarray
@@ -42,12 +42,12 @@ class CandidateMatches:
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Of each pair by itself."""
+        """Probability of each pair alone."""
         return np.asarray(1.0 / (1.0 + np.exp(-self.logits)))
 
 
 def collect_matches(strips: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: int) -> CandidateMatches:
-    """Edges from `(rows, keys, logits)` of some pairs after another, all of a row together."""
+    """Collect candidate matches from batches of `(rows, keys, logits)` that hold whole rows."""
     least = np.log(_LEAST / (1 - _LEAST))
     no_match = np.ones(rows)
     kept = [(np.zeros(0, int), np.zeros(0, int), np.zeros(0), np.zeros(0))]
@@ -55,27 +55,27 @@ def collect_matches(strips: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
         weights, nothing = attention_weights(own, logits)
         no_match[own] = nothing
         near = np.flatnonzero(logits >= least)
-        near = near[best_of_rows(own[near], logits[near], _MOST_PER_ROW)]
+        near = near[top_per_row(own[near], logits[near], _MOST_PER_ROW)]
         kept.append((own[near], keys[near], logits[near], weights[near]))
     near_rows, near_keys, near_logits, near_weights = (np.concatenate(parts) for parts in zip(*kept, strict=True))
     return CandidateMatches(near_rows, near_keys, near_logits, near_weights, no_match)
 
 
 def attention_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The weight of each pair among those of its row and "no match", and the weight of "no match" beside it.
+    """Return the weight of each pair among those of its row and "no match", and that of "no match".
 
     This is `normalizers.Softmax(sink=0.0)` over rows of unequal length.
 
     Example:
-        >>> weights, nothing = row_weights(np.array([0, 0, 1]), np.log([2.0, 1.0, 3.0]))
+        >>> weights, nothing = attention_weights(np.array([0, 0, 1]), np.log([2.0, 1.0, 3.0]))
         >>> weights.round(2).tolist(), nothing.round(2).tolist()
         ([0.5, 0.25, 0.75], [0.25, 0.25, 0.25])
     """
     if not len(rows):
         return np.zeros(0), np.zeros(0)
-    # Rows are of any length, so they are no matrix: one key may be near to every row.
+    # Rows have different lengths, so that they do not form a matrix.
     found, place = np.unique(rows, return_inverse=True)
-    largest = np.zeros(len(found))  # the logit of "no match" takes part
+    largest = np.zeros(len(found))  # starts at 0, the logit of "no match"
     np.maximum.at(largest, place, logits)
     shares = np.exp(logits - largest[place])
     nothing = np.exp(-largest)
@@ -84,13 +84,12 @@ def attention_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray,
 
 
 def solve_assignment(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray) -> np.ndarray:
-    """Which pairs are in the one-to-one pairing of largest total gain; pairs without gain are in none.
+    """Return which pairs are in the one-to-one assignment with the largest total of positive gains.
 
-    Pairs that share no row with others are settled by themselves: each connected part is an assignment
-    problem of its own.
+    Each connected component of the graph of pairs is solved as a separate assignment problem.
 
     Example:
-        >>> assign(np.array([0, 0, 1]), np.array([0, 1, 0]), np.array([3.0, 2.0, 2.5])).tolist()
+        >>> solve_assignment(np.array([0, 0, 1]), np.array([0, 1, 0]), np.array([3.0, 2.0, 2.5])).tolist()
         [False, True, True]
     """
     taken = np.zeros(len(rows), bool)

@@ -1,29 +1,34 @@
-"""The columns of two tables side by side, as they are compared: cleaned texts, codes, numbers, moments.
+"""Columns of two tables, normalized for comparison as texts, codes, numbers or dates.
 
     text      words: case folded, entities decoded, accents dropped, apostrophes closed ("Tom 's" is "toms")
     code      telephone and account numbers, postcodes: texts that are mostly digits, compared by them; and
               whole numbers that have four or more digits and nearly all equally many
     number    numbers, and texts such as "8.70 %" that are a number with a unit
-    moment    dates and times, in days
+    date      dates and times, in days
 
-The kind is the wider of what both tables hold. A cell without a letter or a digit ("-", "") is missing.
+The kind is the more general one of both tables. A cell without letters and digits ("-", "") is missing.
 """
+
+from __future__ import annotations
 
 import html
 import re
 import unicodedata
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from qkv.database.keys.columns import Column, fold
 from qkv.errors import DataError
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 __all__ = ["ComparedColumn", "Kind", "clean", "read_columns"]
 
-Kind = Literal["text", "code", "number", "moment"]
-KINDS: tuple[Kind, ...] = ("text", "code", "number", "moment")
+Kind = Literal["text", "code", "number", "date"]
+KINDS: tuple[Kind, ...] = ("text", "code", "number", "date")
 
 _CLITIC = re.compile(r"\s*['’`_]\s*(?=[^\W\d_]{1,2}\b)")
 _ACCENT = re.compile("[\u0300-\u036f]")
@@ -35,12 +40,12 @@ _LEAST_DIGITS = 4
 
 @dataclass(frozen=True, eq=False)
 class ComparedColumn:
-    """One compared column of both tables.
+    """A compared column of both tables.
 
     Fields:
-        name, kind: of the column.
-        left, right: cells, `(rows,)`: strings (texts cleaned, codes their digits) or float64.
-        left_missing, right_missing: `(rows,)` booleans.
+        name, kind: name and kind of the column.
+        left, right: cells `(rows,)`: normalized strings, or float64.
+        left_missing, right_missing: which cells are missing, booleans `(rows,)`.
     """
 
     name: str
@@ -52,7 +57,7 @@ class ComparedColumn:
 
 
 def clean(text: str) -> str:
-    """The words of a text, as they are compared.
+    """Return the normalized words of a text, separated by spaces.
 
     Example:
         >>> clean("` Poor Richard 's '  ALE &#40; IPA &#41;")
@@ -60,28 +65,28 @@ def clean(text: str) -> str:
     """
     plain = fold(html.unescape(text))
     if not plain.isascii():
-        # Only the accents of European scripts: elsewhere marks are letters.
+        # Only accents of European scripts are removed: in other scripts combining marks are letters.
         plain = unicodedata.normalize("NFC", _ACCENT.sub("", unicodedata.normalize("NFD", plain)))
     closed = _CLITIC.sub("", plain)
     if closed.isascii():
         return " ".join(_WORD.findall(closed))
-    # Vowel signs are no letters to a regular expression, so what is between words is told by its category.
+    # Regular expressions do not count vowel signs as letters, so words are split by Unicode category.
     apart = (" " if unicodedata.category(sign)[0] in "PSZC" else sign for sign in closed)
     return " ".join("".join(apart).split())
 
 
 def read_columns(
-    left: Any, right: Any, names: tuple[str, ...], kinds: dict[str, Kind] | None = None
+    left: pa.Table, right: pa.Table, names: tuple[str, ...], kinds: dict[str, Kind] | None = None
 ) -> list[ComparedColumn]:
-    """Read the named columns of two pyarrow tables.
+    """Read columns of two pyarrow tables for comparison.
 
     Args:
-        left, right: pyarrow tables that both have these columns.
-        names: the columns.
-        kinds: what each is compared as, where that is known from a model; else it is found.
+        left, right: pyarrow tables that have these columns.
+        names: names of the columns.
+        kinds: kind of each column, if known from a model; otherwise it is inferred.
 
     Raises:
-        DataError: a column holds vectors, or not what the model was fitted to.
+        DataError: a column holds vectors, or another kind of data than the model was fitted to.
     """
     return [
         _field(Column.from_table(left, name), Column.from_table(right, name), (kinds or {}).get(name)) for name in names
@@ -91,7 +96,7 @@ def read_columns(
 def _field(left: Column, right: Column, kind: Kind | None) -> ComparedColumn:
     for column in (left, right):
         if column.kind == "vector":
-            raise DataError(f"column {column.name!r} holds vectors, and a join compares texts, numbers and dates.")
+            raise DataError(f"column {column.name!r} must hold texts, numbers or dates, got vectors. Leave it out.")
     wanted = kind or _kind(left, right)
     cells: list[np.ndarray] = []
     missing: list[np.ndarray] = []
@@ -104,7 +109,7 @@ def _field(left: Column, right: Column, kind: Kind | None) -> ComparedColumn:
 
 def _kind(left: Column, right: Column) -> Kind:
     if left.kind == right.kind == "timestamp":
-        return "moment"
+        return "date"
     if {left.kind, right.kind} <= {"number", "boolean"}:
         return "code" if _long_whole(left) and _long_whole(right) else "number"
     texts = [text for column in (left, right) for text in _raw(column)[~_absent(_raw(column))]]
@@ -116,7 +121,7 @@ def _kind(left: Column, right: Column) -> Kind:
 
 
 def _long_whole(column: Column) -> bool:
-    """Whether nearly all cells are whole numbers with equally many digits, four or more."""
+    """Return whether nearly all cells are integers with the same count of digits, four or more."""
     cells = column.cells[~column.missing]
     if not len(cells) or (cells != np.round(cells)).any() or (cells < 0).any():
         return False
@@ -125,7 +130,7 @@ def _long_whole(column: Column) -> bool:
 
 
 def _codes(texts: list[str]) -> bool:
-    """Whether most are mostly digits, and long enough not to be an amount."""
+    """Return whether most texts consist mainly of digits and are too long to be amounts."""
 
     def code(text: str) -> bool:
         signs = [sign for sign in text if sign.isalnum()]
@@ -141,7 +146,7 @@ def _number(text: str) -> float | None:
 
 
 def _raw(column: Column) -> np.ndarray:
-    """Cells as texts."""
+    """Return the cells as texts."""
     if column.original is not None:
         return np.array(["" if text is None else str(text) for text in column.original], dtype=object)
     if column.kind == "timestamp":
@@ -155,10 +160,12 @@ def _absent(texts: np.ndarray) -> np.ndarray:
 
 
 def _as(column: Column, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
-    """The cells as this kind, and which are missing."""
-    if kind == "moment":
+    """Return the cells converted to a kind, and which are missing."""
+    if kind == "date":
         if column.kind != "timestamp":
-            raise DataError(f"column {column.name!r} holds {column.kind}s, and the model compares dates there.")
+            raise DataError(
+                f"column {column.name!r} must hold dates as in the model, got {column.kind}. Convert the column."
+            )
         return (column.cells + column.origin) / column.units_per_day, column.missing
     if kind == "number" and column.kind in ("number", "boolean"):
         return column.cells, column.missing
@@ -173,5 +180,5 @@ def _as(column: Column, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _digits(text: str) -> str:
-    """The letters and digits of a code, without what stands between them."""
+    """Return the letters and digits of a code, without separators."""
     return "".join(_WORD.findall(fold(text)))

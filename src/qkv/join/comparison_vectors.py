@@ -1,28 +1,29 @@
-"""How alike two cells are: several numbers in [0, 1] for each column, and some for the record as a whole.
+"""Comparison vectors of pairs of rows: several similarities in [0, 1] per column, and some of the whole record.
 
     text     spelling      mean of Jaro–Winkler and optimal string alignment (scores.Spelling)
              words         cosine of tf-idf over words
-             letters       cosine of tf-idf over three letters in a row
-             contained     Σ idf of the shared words / Σ idf of the words of the side that has less
-             shared        Σ idf of the shared words / Σ idf of the words of the side that has more
-             part          contained, of three letters in a row
-             digits        contained, of the words with a digit in them
+             letters       cosine of tf-idf over letter trigrams
+             contained     shared IDF mass relative to the smaller side: Σ idf of shared words / min Σ idf
+             shared        shared IDF mass relative to the larger side: Σ idf of shared words / max Σ idf
+             part          contained, over letter trigrams
+             digits        contained, over words with a digit
     code     equal         the same letters and digits
-             spelling      as of texts
-             ending        the last four are the same
+             spelling      as for texts
+             ending        the last four characters are equal
     number   equal, near   e^(−|a − b| / s), with s the standard deviation of the column
              ratio         1 − |a − b| / max(|a|, |b|)
-    moment   equal, near   as of numbers
-             spelling      of the digits of the day, for those mistyped
-    record   letters, words, contained, of all texts of a row together
-    any      missing       1 where either cell is; the column's other measures are then 0
+    date     equal, near   as for numbers
+             spelling      of the digits of the date, for typing errors
+    record   letters, words, contained, over all texts of a row
+    any      missing       1 if either cell is missing; the column's other similarities are then 0
 
-Equal cells have 1 in all but `missing`. Inverse document frequencies are those of the two tables together.
+Equal cells have 1 in all but `missing`. Inverse document frequencies are computed over both tables.
 """
+
+from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -38,38 +39,38 @@ except ImportError:
         'a join needs scikit-learn, which is not installed. Run: pip install "qkv[sklearn]"'
     ) from None
 
-__all__ = ["ComparisonVectors", "Weighed", "weigh"]
+__all__ = ["ComparisonVectors", "TfidfRows", "tfidf_rows"]
 
 _MEASURES = {
     "text": ("spelling", "words", "letters", "contained", "shared", "part", "digits", "missing"),
     "code": ("equal", "spelling", "ending", "missing"),
     "number": ("equal", "near", "ratio", "missing"),
-    "moment": ("equal", "near", "spelling", "missing"),
+    "date": ("equal", "near", "spelling", "missing"),
     "record": ("letters", "words", "contained"),
 }
 _ENDING = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Weighed:
-    """Texts of both tables as sparse rows.
+class TfidfRows:
+    """Tf-idf of the texts of both tables as sparse rows.
 
     Fields:
-        left, right: tf-idf, each row of length 1.
-        left_there, right_there: √idf where a term stands: their products are the idf of what is shared.
-        left_total, right_total: Σ idf of the terms of each row.
+        left, right: tf-idf rows of unit length.
+        left_there, right_there: √idf of the terms of each row; inner products are the IDF mass of shared terms.
+        left_total, right_total: IDF mass of each row.
     """
 
-    left: Any
-    right: Any
-    left_there: Any
-    right_there: Any
+    left: sparse.csr_matrix
+    right: sparse.csr_matrix
+    left_there: sparse.csr_matrix
+    right_there: sparse.csr_matrix
     left_total: np.ndarray
     right_total: np.ndarray
 
 
-def weigh(left: np.ndarray, right: np.ndarray, letters: bool) -> Weighed:
-    """Weigh words, or letters three in a row, by how few rows of the two tables have them."""
+def tfidf_rows(left: np.ndarray, right: np.ndarray, letters: bool) -> TfidfRows:
+    """Return the tf-idf of words, or of letter trigrams if `letters`, over both tables."""
     count = CountVectorizer(
         analyzer="char_wb" if letters else "word",
         ngram_range=(3, 3) if letters else (1, 1),
@@ -79,7 +80,7 @@ def weigh(left: np.ndarray, right: np.ndarray, letters: bool) -> Weighed:
     )
     try:
         counts = count.fit_transform(np.concatenate([left, right])).tocsr()
-    except ValueError:  # there is not one word
+    except ValueError:  # no text contains a word
         counts = sparse.csr_matrix((len(left) + len(right), 1))
     there = counts.copy()
     there.data[:] = 1.0
@@ -90,49 +91,49 @@ def weigh(left: np.ndarray, right: np.ndarray, letters: bool) -> Weighed:
     there = (there @ sparse.diags(np.sqrt(idf))).tocsr()
     total = np.asarray(there.multiply(there).sum(axis=1)).reshape(-1)
     n = len(left)
-    return Weighed(unit[:n], unit[n:], there[:n], there[n:], total[:n], total[n:])
+    return TfidfRows(unit[:n], unit[n:], there[:n], there[n:], total[:n], total[n:])
 
 
 class ComparisonVectors:
-    """All measures of the fields of two tables.
+    """Comparison vectors of the compared columns of two tables.
 
     Attributes:
-        names: `(column, measure)` of each, in the order of the last axis of `of`.
+        names: `(column, similarity)` of each element of a comparison vector.
     """
 
     def __init__(self, fields: list[ComparedColumn]) -> None:
         self.fields = fields
         texts = [field for field in fields if field.kind == "text"]
         self.names = tuple((f.name, measure) for f in fields for measure in _MEASURES[f.kind])
-        self._words = {f.name: weigh(f.left, f.right, letters=False) for f in texts}
-        self._letters = {f.name: weigh(f.left, f.right, letters=True) for f in texts}
-        self._digits = {f.name: weigh(_digit_words(f.left), _digit_words(f.right), letters=False) for f in texts}
-        self.record: tuple[Weighed, Weighed] | None = None
+        self._words = {f.name: tfidf_rows(f.left, f.right, letters=False) for f in texts}
+        self._letters = {f.name: tfidf_rows(f.left, f.right, letters=True) for f in texts}
+        self._digits = {f.name: tfidf_rows(_digit_words(f.left), _digit_words(f.right), letters=False) for f in texts}
+        self.record: tuple[TfidfRows, TfidfRows] | None = None
         if len(texts) > 1:
             left, right = (_together([getattr(f, side) for f in texts]) for side in ("left", "right"))
-            self.record = (weigh(left, right, letters=True), weigh(left, right, letters=False))
+            self.record = (tfidf_rows(left, right, letters=True), tfidf_rows(left, right, letters=False))
             self.names += tuple(("", measure) for measure in _MEASURES["record"])
 
     @staticmethod
     def count(kinds: list[Kind]) -> int:
-        """How many measures columns of these kinds have together."""
+        """Return the length of the comparison vectors for columns of these kinds."""
         record = len(_MEASURES["record"]) if kinds.count("text") > 1 else 0
         return sum(len(_MEASURES[kind]) for kind in kinds) + record
 
-    def of(self, pairs: PairSet) -> np.ndarray:
-        """The measures of pairs, `(*pairs, measures)` float32."""
+    def compute(self, pairs: PairSet) -> np.ndarray:
+        """Return the comparison vectors of pairs, `(*pairs, similarities)` float32."""
         parts = [part for field in self.fields for part in self._field(field, pairs)]
         if self.record is not None:
             letters, words = self.record
             parts += [
-                pairs.dot(letters.left, letters.right),
-                pairs.dot(words.left, words.right),
+                pairs.inner_products(letters.left, letters.right),
+                pairs.inner_products(words.left, words.right),
                 *_shares(words, pairs)[:1],
             ]
         return np.stack([np.asarray(part, np.float32) for part in parts], axis=-1)
 
     def _field(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
-        missing = pairs.of(np.logical_or, field.left_missing, field.right_missing)
+        missing = pairs.apply(np.logical_or, field.left_missing, field.right_missing)
         parts = _KINDS[field.kind](self, field, pairs)
         return [np.where(missing, 0.0, part) for part in parts] + [missing]
 
@@ -140,8 +141,8 @@ class ComparisonVectors:
         words, letters = self._words[field.name], self._letters[field.name]
         return [
             _spelling(pairs, field.left, field.right),
-            pairs.dot(words.left, words.right),
-            pairs.dot(letters.left, letters.right),
+            pairs.inner_products(words.left, words.right),
+            pairs.inner_products(letters.left, letters.right),
             *_shares(words, pairs),
             _shares(letters, pairs)[0],
             _shares(self._digits[field.name], pairs)[0],
@@ -150,22 +151,22 @@ class ComparisonVectors:
     def _code(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
         ends = [np.array([cell[-_ENDING:] for cell in side], object) for side in (field.left, field.right)]
         return [
-            pairs.of(np.equal, field.left, field.right),
+            pairs.apply(np.equal, field.left, field.right),
             _spelling(pairs, field.left, field.right),
-            pairs.of(np.equal, *ends),
+            pairs.apply(np.equal, *ends),
         ]
 
     def _number(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
-        return [*self._near(field, pairs), pairs.of(_ratio, field.left, field.right)]
+        return [*self._near(field, pairs), pairs.apply(_ratio, field.left, field.right)]
 
-    def _moment(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
+    def _date(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
         sides = [_day_digits(side) for side in (field.left, field.right)]
         return [*self._near(field, pairs), _spelling(pairs, *sides)]
 
     def _near(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
         present = np.concatenate([field.left[~field.left_missing], field.right[~field.right_missing]])
         scale = float(present.std()) if len(present) else 0.0
-        distance = pairs.of(lambda a, b: np.abs(a - b), field.left, field.right)
+        distance = pairs.apply(lambda a, b: np.abs(a - b), field.left, field.right)
         return [distance == 0, np.exp(-distance / (scale or 1.0))]
 
 
@@ -173,7 +174,7 @@ _KINDS = {
     "text": ComparisonVectors._text,
     "code": ComparisonVectors._code,
     "number": ComparisonVectors._number,
-    "moment": ComparisonVectors._moment,
+    "date": ComparisonVectors._date,
 }
 
 
@@ -185,22 +186,22 @@ def _spelling(pairs: PairSet, left: np.ndarray, right: np.ndarray) -> np.ndarray
     from rapidfuzz import distance
 
     scorers = (distance.JaroWinkler.normalized_similarity, distance.OSA.normalized_similarity)
-    first, second = (pairs.texts(scorer, left, right) for scorer in scorers)
+    first, second = (pairs.string_similarity(scorer, left, right) for scorer in scorers)
     return np.asarray((first + second) / 2)
 
 
-def _shares(words: Weighed, pairs: PairSet) -> list[np.ndarray]:
-    """Of the idf of the words of the side that has less, and of that which has more, how much is shared."""
-    shared = pairs.dot(words.left_there, words.right_there)
+def _shares(words: TfidfRows, pairs: PairSet) -> list[np.ndarray]:
+    """Return the shared IDF mass relative to the smaller and to the larger side."""
+    shared = pairs.inner_products(words.left_there, words.right_there)
     sides = words.left_total, words.right_total
-    return [_divide(shared, pairs.of(least, *sides)) for least in (np.minimum, np.maximum)]
+    return [_divide(shared, pairs.apply(least, *sides)) for least in (np.minimum, np.maximum)]
 
 
 def _divide(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return np.asarray(part / np.where(whole > 0, whole, 1.0))
 
 
-def _ratio(left: Any, right: Any) -> Any:
+def _ratio(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     most = np.maximum(np.abs(left), np.abs(right))
     return np.asarray(np.maximum(1.0 - np.abs(left - right) / np.where(most > 0, most, 1.0), 0.0))
 
@@ -212,7 +213,7 @@ def _day_digits(days: np.ndarray) -> np.ndarray:
 
 
 def _digit_words(texts: np.ndarray) -> np.ndarray:
-    """Only the words with a digit in them."""
+    """Keep the words that contain a digit."""
     return np.array(
         [" ".join(word for word in text.split() if any(sign.isdigit() for sign in word)) for text in texts],
         object,

@@ -1,11 +1,11 @@
-"""What agreement is worth, from two tables alone: the mixture of Fellegi and Sunter, with attention in it.
+"""Unsupervised log odds of agreement levels: expectation–maximisation of the Fellegi–Sunter mixture.
 
     logit(pair) = log(π / (1 − π)) + Σ_columns log(m[level] / u[level])
 
-u is how often a column of two rows drawn at random agrees so far, m how often that of two rows that are the
-same thing does, π the share of pairs that are. Expectation–maximisation finds m and π; how much a pair counts
-is the smaller of its attention weights in both directions, "no match" being one key more. So a row is shared
-among its candidates, and pairs cannot all be matches because a column such as the city often agrees.
+m and u are the probabilities of a level among matching and among random pairs, π the share of matching pairs.
+Expectation–maximisation estimates m and π. A pair's responsibility is the smaller of its attention weights in both
+directions, with "no match" as an additional key. The candidates of a row thus compete, so that pairs are not all
+matches because a column such as the city often agrees.
 
 Source: Fellegi and Sunter 1969, A theory for record linkage; Winkler 1988, Using the EM algorithm for weight
 computation in the Fellegi–Sunter model of record linkage.
@@ -20,26 +20,26 @@ from qkv.join.agreement_levels import LEVELS, agreement, agreement_levels
 from qkv.join.attention_weights import attention_weights
 from qkv.join.blocking import CandidatePairs
 
-__all__ = ["estimate"]
+__all__ = ["estimate_log_odds"]
 
 _START = (0.03, 0.03, 0.04, 0.1, 0.8)
-"""How far the columns of a match agree, before anything was seen: four of five cells are equal."""
-_BELIEVED = 3.0
-"""So many pairs of that kind are added to those that are found, so that few of them teach no nonsense."""
+"""Prior of m, the probabilities of the levels among matches: four of five cells are equal."""
+_PSEUDOCOUNT = 3.0
+"""Number of prior pairs added to the observed ones."""
 _CLOSEST = 20
 _DRAWN = 2**16
 _STEPS = 100
 _MOST_ROWS = 20_000
-"""Of larger tables so many left rows, drawn at random, tell what agreement is worth."""
+"""Number of left rows, drawn at random, on which larger tables are estimated."""
 
 
-def estimate(candidates: CandidatePairs, progress: Progress | None = None) -> tuple[np.ndarray, float]:
-    """The worth of each level, `(columns, levels)` with 0 for missing cells, and the log-odds of a match."""
+def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = None) -> tuple[np.ndarray, float]:
+    """Return the log odds of each level, `(columns, levels)` with 0 for missing cells, and the prior log odds."""
     measures = candidates.measures
     asked = None
     if candidates.rows > _MOST_ROWS:
         asked = np.random.default_rng(0).choice(candidates.rows, _MOST_ROWS, replace=False)
-    rows, keys, found = candidates.closest(_CLOSEST, asked, progress)
+    rows, keys, found = candidates.top_candidates(_CLOSEST, asked, progress)
     level = agreement_levels(agreement(measures, found))
     drawn, often = np.unique(
         agreement_levels(agreement(measures, candidates.random(_DRAWN))), axis=0, return_counts=True
@@ -50,41 +50,41 @@ def estimate(candidates: CandidatePairs, progress: Progress | None = None) -> tu
     asking = min(candidates.rows, _MOST_ROWS)
     pairs = max(asking * candidates.keys, 1)
     share = max(min(asking, candidates.keys) / 2, 0.5) / pairs
-    worth, prior = _worth(same, chance), float(np.log(share / (1 - share)))
+    log_odds, prior = _log_odds(same, chance), float(np.log(share / (1 - share)))
     for step in range(_STEPS):
-        logits = prior + _total(worth, level)
+        logits = prior + _total(log_odds, level)
         counted = np.minimum(attention_weights(rows, logits)[0], attention_weights(keys, logits)[0])
         before, old = same, prior
-        same = _shares(level, counted) + _BELIEVED * np.array(_START)
+        same = _shares(level, counted) + _PSEUDOCOUNT * np.array(_START)
         same /= same.sum(axis=1, keepdims=True)
-        # Pairs drawn from small tables are matches too, now and then.
-        chance = _chance(drawn, often / (1.0 + np.exp((prior + _total(worth, drawn)).clip(-700, 700))))
-        # At least half a pair: tables without any match keep a finite prior.
+        # Random pairs of small tables include some matches, which are discounted.
+        chance = _chance(drawn, often / (1.0 + np.exp((prior + _total(log_odds, drawn)).clip(-700, 700))))
+        # At least half a pair is counted, so that tables without matches have a finite prior.
         share = min(max(float(counted.sum()), 0.5) / pairs, 0.5)
-        worth, prior = _worth(same, chance), float(np.log(share / (1 - share)))
+        log_odds, prior = _log_odds(same, chance), float(np.log(share / (1 - share)))
         if progress is not None:
             progress("estimating", step + 1, _STEPS)
         if np.abs(same - before).max() < 1e-5 and abs(prior - old) < 1e-5:
             break
-    return worth, prior
+    return log_odds, prior
 
 
 def _chance(drawn: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """How often each level is met by chance; half a pair in each, so that none is impossible."""
+    """Return u, the probabilities of the levels among random pairs, with half a pair added to each."""
     shares = _shares(drawn, counted) + 0.5
     return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
 
 def _shares(level: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """How many pairs have each level in each column; missing cells are in none."""
+    """Return the weighted count of pairs by column and level, without missing cells."""
     found = [np.bincount(column, counted, len(LEVELS) + 2)[1:] for column in level.T]
     return np.array(found)
 
 
-def _worth(same: np.ndarray, chance: np.ndarray) -> np.ndarray:
+def _log_odds(same: np.ndarray, chance: np.ndarray) -> np.ndarray:
     missing = np.zeros((len(same), 1))
     return np.concatenate([missing, np.log(same / chance)], axis=1)
 
 
-def _total(worth: np.ndarray, level: np.ndarray) -> np.ndarray:
-    return np.asarray(sum(worth[column][level[:, column]] for column in range(level.shape[1])))
+def _total(log_odds: np.ndarray, level: np.ndarray) -> np.ndarray:
+    return np.asarray(sum(log_odds[column][level[:, column]] for column in range(level.shape[1])))

@@ -1,19 +1,22 @@
-"""Labelled pairs: which left row and which right row, and whether they are the same thing.
+"""Labelled pairs: a left row, a right row, and whether they match.
 
 A table with the columns `left`, `right` and `match` (or `ltable_id`, `rtable_id`, `label`, as Magellan and
-DeepMatcher write them). Without the third column it lists all matches there are. A row is told by its number,
-from 0, or by its cell in the id column, where there is one.
+DeepMatcher write them). Without the third column the table lists all matches. A row is identified by its number,
+from 0, or by its cell in the id column, if there is one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv.database.io.sources import describe, read
 from qkv.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Labels", "read_labels", "row_numbers"]
 
@@ -24,12 +27,12 @@ _FALSE = {"0", "false", "no", "0.0"}
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Pairs by row number.
+    """Labelled pairs by row number.
 
     Fields:
-        rows, keys: `(pairs,)`.
-        match: `(pairs,)` of 0 and 1.
-        complete: whether every match is listed, and nothing else.
+        rows, keys: left and right row of each pair.
+        match: 1 for a match, 0 otherwise.
+        complete: whether the pairs are all matches.
     """
 
     rows: np.ndarray
@@ -38,38 +41,40 @@ class Labels:
     complete: bool
 
 
-def row_numbers(table: Any, column: str | None, where: str) -> dict[str, int] | None:
-    """The row of each id; None where rows are told by their number.
+def row_numbers(table: pa.Table, column: str | None, where: str) -> dict[str, int] | None:
+    """Return the row of each id, or None if rows are identified by number.
 
     Raises:
-        DataError: an id is missing or occurs twice.
+        DataError: an id is missing or occurs more than once.
     """
     if column is None:
         return None
     cells = table.column(column).to_pylist()
     if None in cells:
-        raise DataError(f"the id column {column!r} of {where} has no cell in row {cells.index(None)}.")
+        raise DataError(
+            f"the id column {column!r} of {where} must have no missing cell, got one in row {cells.index(None)}."
+        )
     found: dict[str, int] = {}
     for row, cell in enumerate(cells):
         if found.setdefault(str(cell).strip(), row) != row:
-            raise DataError(f"the id {cell!r} occurs more than once in {where}. An id tells one row.")
+            raise DataError(f"ids must be unique, got {cell!r} more than once in {where}. Choose another id column.")
     return found
 
 
 def read_labels(
-    source: Any,
+    source: object,
     sizes: tuple[int, int],
     ids: tuple[dict[str, int] | None, dict[str, int] | None],
 ) -> Labels:
     """Read labelled pairs of two tables.
 
     Args:
-        source: a path, a table or a list of records.
-        sizes: how many rows the tables have.
-        ids: of each table from `row_numbers`.
+        source: path, table or list of records.
+        sizes: number of rows of both tables.
+        ids: rows by id of both tables, from `row_numbers`.
 
     Raises:
-        DataError: columns are absent, a row is not in its table, or a label is neither 0 nor 1.
+        DataError: a column is missing, a row is not in its table, or a label is neither 0 nor 1.
     """
     name = describe(source)
     table = read(source)
@@ -90,26 +95,26 @@ def read_labels(
     return Labels(rows, keys, np.array([_label(cell, i, name) for i, cell in enumerate(cells)], int), False)
 
 
-def _rows(cells: list[Any], ids: dict[str, int] | None, size: int, where: str) -> np.ndarray:
+def _rows(cells: list[object], ids: dict[str, int] | None, size: int, where: str) -> np.ndarray:
     found = np.zeros(len(cells), int)
     for place, cell in enumerate(cells):
         text = str(cell).strip()
         if ids is not None:
             if text not in ids:
-                raise DataError(f"{where}, line {place + 1}: no row has the id {cell!r}.")
+                raise DataError(f"{where}, line {place + 1}: the id must be one of the table, got {cell!r}.")
             found[place] = ids[text]
             continue
         if not text.isdigit() or int(text) >= size:
             raise DataError(
-                f"{where}, line {place + 1}: {cell!r} is no row from 0 to {size - 1}. "
-                "Name the column that tells rows as id (--id), or count from 0."
+                f"{where}, line {place + 1}: the row must be from 0 to {size - 1}, got {cell!r}. "
+                "Name the id column (--id), or number rows from 0."
             )
         found[place] = int(text)
     return found
 
 
-def _label(cell: Any, place: int, name: str) -> int:
+def _label(cell: object, place: int, name: str) -> int:
     text = str(cell).strip().lower()
     if text not in _TRUE | _FALSE:
-        raise DataError(f"the label in {name}, line {place + 1}, is {cell!r}, and 0 or 1 is wanted.")
+        raise DataError(f"the label in {name}, line {place + 1}, must be 0 or 1, got {cell!r}.")
     return int(text in _TRUE)

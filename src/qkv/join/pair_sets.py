@@ -1,73 +1,80 @@
-"""Which pairs of rows are compared at once: a strip of the grid of all pairs, or a list of candidates.
+"""Sets of row pairs to compare: a block of the grid of all pairs, or a list of candidate pairs.
 
-Both offer the three ways in which measures compare, so that every measure is written once.
+Both provide the three operations from which all similarities are computed.
 """
+
+from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+ElementwiseFunction: TypeAlias = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 __all__ = ["PairGrid", "PairList", "PairSet"]
 
 
 class PairSet(ABC):
-    """Pairs of a left and a right row."""
+    """A set of pairs of a left and a right row."""
 
     @abstractmethod
-    def dot(self, left: Any, right: Any) -> np.ndarray:
-        """Inner products of the rows of two sparse matrices."""
+    def inner_products(self, left: csr_matrix, right: csr_matrix) -> np.ndarray:
+        """Return the inner products of rows of two sparse matrices."""
 
     @abstractmethod
-    def texts(self, scorer: Any, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """A RapidFuzz scorer of two arrays of strings."""
+    def string_similarity(self, scorer: Callable[..., float], left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Return the values of a RapidFuzz scorer on two arrays of strings."""
 
     @abstractmethod
-    def of(self, function: Callable[[Any, Any], Any], left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """A function of two arrays that broadcast."""
+    def apply(self, function: ElementwiseFunction, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Return the values of an elementwise function of two arrays."""
 
 
 @dataclass(frozen=True)
 class PairGrid(PairSet):
-    """Left rows `start` to `stop` with every right row: results are `(stop − start, right rows)`."""
+    """Left rows `start` to `stop` with every right row; results have shape `(stop − start, right rows)`."""
 
     start: int
     stop: int
 
-    def dot(self, left: Any, right: Any) -> np.ndarray:
-        """A product of sparse matrices."""
+    def inner_products(self, left: csr_matrix, right: csr_matrix) -> np.ndarray:
+        """Return the product of sparse matrices."""
         return np.asarray((left[self.start : self.stop] @ right.T).toarray())
 
-    def texts(self, scorer: Any, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Every left text with every right one."""
+    def string_similarity(self, scorer: Callable[..., float], left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Compare every left text with every right text."""
         from rapidfuzz import process
 
         return np.asarray(process.cdist(left[self.start : self.stop], right, scorer=scorer, dtype="float32"))
 
-    def of(self, function: Callable[[Any, Any], Any], left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Left as a column, right as a row."""
+    def apply(self, function: ElementwiseFunction, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Apply the function to the broadcast grid."""
         return np.asarray(function(left[self.start : self.stop, None], right[None, :]))
 
 
 @dataclass(frozen=True, eq=False)
 class PairList(PairSet):
-    """Left row `rows[n]` with right row `keys[n]`: results are `(n,)`."""
+    """Left row `rows[n]` with right row `keys[n]`; results have shape `(n,)`."""
 
     rows: np.ndarray
     keys: np.ndarray
 
-    def dot(self, left: Any, right: Any) -> np.ndarray:
-        """Products of the rows that belong together."""
+    def inner_products(self, left: csr_matrix, right: csr_matrix) -> np.ndarray:
+        """Return the inner products of paired rows."""
         return np.asarray(left[self.rows].multiply(right[self.keys]).sum(axis=1)).reshape(-1)
 
-    def texts(self, scorer: Any, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Each text with its own."""
+    def string_similarity(self, scorer: Callable[..., float], left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Compare paired texts."""
         from rapidfuzz import process
 
         return np.asarray(process.cpdist(left[self.rows], right[self.keys], scorer=scorer, dtype="float32"))
 
-    def of(self, function: Callable[[Any, Any], Any], left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """Each cell with its own."""
+    def apply(self, function: ElementwiseFunction, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Apply the function to paired cells."""
         return np.asarray(function(left[self.rows], right[self.keys]))

@@ -1,10 +1,10 @@
-"""The result of a join: pairs with weights, as a table, and how good they are against labels."""
+"""The result of a join: matches with weights, as a table, and their evaluation against labels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,17 +12,20 @@ from qkv.errors import OptionError
 from qkv.join.attention_weights import CandidateMatches, solve_assignment
 from qkv.join.labels import Labels, read_labels
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 __all__ = ["Evaluation", "JoinResult", "Match"]
 
 
 @dataclass(frozen=True)
 class Match:
-    """One pair of rows.
+    """A matching pair of rows.
 
     Attributes:
         left, right: row numbers.
-        weight: the share of the left row's attention that this right row gets.
-        probability: of this pair alone.
+        weight: attention weight of the right row for the left row.
+        probability: probability of a match, of this pair alone.
     """
 
     left: int
@@ -33,12 +36,12 @@ class Match:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Found pairs against labelled ones.
+    """Evaluation of a join against labelled pairs.
 
     Attributes:
-        precision, recall, f1: 0 where nothing was found or nothing was to be found.
-        pairs, matches: how many pairs are labelled, and how many of them are matches.
-        found, right: how many of the labelled pairs are in the join, and how many of these are matches.
+        precision, recall, f1: 0 if the join is empty or there are no matches.
+        pairs, matches: number of labelled pairs, and of matches among them.
+        found, right: number of labelled pairs in the join, and of matches among those.
     """
 
     precision: float
@@ -52,26 +55,26 @@ class Evaluation:
     def __str__(self) -> str:
         return (
             f"precision {self.precision:.3f}   recall {self.recall:.3f}   F1 {self.f1:.3f}   "
-            f"({self.right} right of {self.found} found; {self.matches} matches among {self.pairs:,} pairs)"
+            f"({self.right} correct of {self.found} found; {self.matches} matches among {self.pairs:,} pairs)"
         )
 
 
 @dataclass(frozen=True, eq=False)
 class JoinResult:
-    """Pairs of two tables, the strongest of each left row first.
+    """Matching pairs of two tables, in descending order of weight for each left row.
 
     Fields:
-        left, right: the pyarrow tables; the same one where a table was joined to itself.
-        rows, keys, weights, probabilities: of the pairs that are a match.
-        no_match: `(left rows,)`, the weight of "no match".
-        threshold: from which weight (or probability, see `SoftJoin.join`) a pair is a match.
-        notes: sentences about how it was done.
-        on: `(left name, right name)` of the columns that were compared.
-        ids: the row of each id, where labelled pairs tell rows so.
+        left, right: the pyarrow tables; the same table if it was joined to itself.
+        rows, keys, weights, probabilities: left row, right row, weight and probability of each match.
+        no_match: weight of "no match" for each left row.
+        threshold: smallest weight (or probability, see `SoftJoin.join`) of a match.
+        notes: sentences about how the join was computed.
+        on: `(left name, right name)` of the compared columns.
+        ids: row numbers by id, if labelled pairs refer to ids.
     """
 
-    left: Any
-    right: Any
+    left: pa.Table
+    right: pa.Table
     rows: np.ndarray
     keys: np.ndarray
     weights: np.ndarray
@@ -91,18 +94,18 @@ class JoinResult:
 
     @property
     def itself(self) -> bool:
-        """Whether one table was joined to itself."""
+        """Whether a table was joined to itself."""
         return self.left is self.right
 
     @property
-    def table(self) -> Any:
-        """The pairs as a pyarrow table: row numbers, weight, probability, and the columns of both sides.
+    def table(self) -> pa.Table:
+        """The matches as a pyarrow table: row numbers, weight, probability, and the columns of both tables.
 
         Columns are named `left_row`, `right_row`, `weight`, `probability`, then `left.name` and `right.name`.
         """
         import pyarrow as pa
 
-        columns: dict[str, Any] = {
+        columns: dict[str, pa.Array] = {
             "left_row": pa.array(self.rows.astype(np.int64)),
             "right_row": pa.array(self.keys.astype(np.int64)),
             "weight": pa.array(self.weights),
@@ -113,10 +116,10 @@ class JoinResult:
             columns |= {f"{side}.{name}": taken.column(name) for name in table.column_names}
         return pa.table(columns)
 
-    def evaluate(self, pairs: Any) -> Evaluation:
-        """Precision, recall and F1 against labelled pairs; see `qkv.join.labels` for their table.
+    def evaluate(self, pairs: object) -> Evaluation:
+        """Evaluate the join against labelled pairs, whose format `qkv.join.labels` describes.
 
-        Only labelled pairs count; where the labels list all matches there are, every pair of the join does.
+        Only labelled pairs count, unless the labels list all matches; then every pair of the join counts.
 
         Raises:
             DataError: the labels do not fit the tables.
@@ -127,7 +130,7 @@ class JoinResult:
         return _evaluated(found, listed, labels)
 
     def _sides(self, rows: np.ndarray, keys: np.ndarray) -> tuple[list[int], list[int]]:
-        if self.itself:  # a pair of one table has no first and second
+        if self.itself:  # pairs within one table are unordered
             rows, keys = np.minimum(rows, keys), np.maximum(rows, keys)
         return rows.tolist(), keys.tolist()
 
@@ -146,17 +149,17 @@ def _evaluated(found: set[tuple[int, int]], listed: list[tuple[int, int]], label
 def matched(
     edges: CandidateMatches, threshold: float, one_to_one: bool, many: bool, itself: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """`(rows, keys, weights, probabilities)` of the pairs that are a match.
+    """Return `(rows, keys, weights, probabilities)` of the matching pairs.
 
-    A pair of a table with itself is there once, and has the smaller of its weights in both directions.
+    A pair within one table occurs once, with the smaller of its weights in both directions.
 
     Raises:
-        OptionError: the threshold is outside (0, 1], or both kinds of pairing are asked for.
+        OptionError: the threshold is outside (0, 1], or both `one_to_one` and `many` are set.
     """
     if not 0.0 < threshold <= 1.0:
-        raise OptionError(f"the threshold is {threshold:g}, and a number above 0 and up to 1 is wanted.")
+        raise OptionError(f"threshold must be above 0 and at most 1, got {threshold:g}.")
     if one_to_one and many:
-        raise OptionError("one-to-one and many exclude each other. Choose one.")
+        raise OptionError("one_to_one and many must not both be set. Choose one.")
     rows, keys, logits, weights = edges.rows, edges.keys, edges.logits, edges.weights
     if itself:
         rows, keys, logits, weights = _once(rows, keys, logits, weights)
@@ -173,7 +176,7 @@ def matched(
 def _once(
     rows: np.ndarray, keys: np.ndarray, logits: np.ndarray, weights: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Each pair once, the smaller row first, with the smaller weight; the other direction may be cut off."""
+    """Return each pair once, the smaller row first, with the smaller weight of both directions."""
     first, second = np.minimum(rows, keys), np.maximum(rows, keys)
     order = np.lexsort((weights, second, first))
     first, second, logits, weights = first[order], second[order], logits[order], weights[order]
@@ -184,7 +187,7 @@ def _once(
 def _paired(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray, itself: bool) -> np.ndarray:
     if not itself:
         return solve_assignment(rows, keys, gain)
-    # Within one table a pairing is no assignment: the strongest pairs first, each row once.
+    # Within one table this is no bipartite assignment: pairs are taken greedily, each row once.
     taken = np.zeros(len(rows), bool)
     used: set[int] = set()
     for place in np.argsort(-gain, kind="stable"):

@@ -1,37 +1,44 @@
-"""The soft join: every row of a table asks another table which of its rows is the same thing."""
+"""The soft join: link the rows of two tables that describe the same thing."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.database.io.sources import describe, read, require_columns
 from qkv.errors import DataError, OptionError
-from qkv.join.agreement_levels import with_worth, worth_of
+from qkv.join.agreement_levels import append_log_odds, level_log_odds
 from qkv.join.attention_weights import collect_matches
 from qkv.join.blocking import CandidatePairs
 from qkv.join.compared_columns import read_columns
 from qkv.join.comparison_vectors import ComparisonVectors
-from qkv.join.expectation_maximisation import estimate
+from qkv.join.expectation_maximisation import estimate_log_odds
 from qkv.join.labels import Labels, read_labels, row_numbers
 from qkv.join.model import JoinModel
 from qkv.join.pair_sets import PairList
 from qkv.join.result import JoinResult, matched
-from qkv.join.supervised import LabelledSample, learn
+from qkv.join.supervised import LabelledSample, fit_labelled
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from qkv.join.compared_columns import Kind
 
 __all__ = ["SoftJoin"]
 
+ColumnPairs: TypeAlias = tuple[tuple[str, str], ...]
+RowsById: TypeAlias = tuple[dict[str, int] | None, dict[str, int] | None]
 _COMPETITORS = 20
 _HALF = 0.5
 
 
 class SoftJoin:
-    """Left rows are queries, right rows are keys, and one key more says "no match".
+    """Soft join of two tables: left rows are queries, right rows are keys, and "no match" is an additional key.
 
         weight(r, k) = softmax_k(score(r, k))        score = a · measures(r, k) + b,    "no match" has 0
 
@@ -39,12 +46,12 @@ class SoftJoin:
     pairs (`qkv.join.supervised`), or estimated from the tables alone (`qkv.join.expectation_maximisation`).
 
     Args:
-        on: the columns that are compared; `"city=town"`, or `("city", "town")`, where the right table calls
-            one differently. None for all columns that both tables have, but `id`.
-        id: a column that tells rows, in labelled pairs and nowhere else; None where these count rows from 0.
+        on: columns to compare; `"city=town"` or `("city", "town")` if a column has another name in the right table.
+            None for all common columns except `id`.
+        id: column that identifies rows in labelled pairs; None if these number rows from 0.
 
     Raises:
-        OptionError: `on` names nothing, or a column twice.
+        OptionError: `on` is empty or names a column twice.
 
     Example:
         >>> here = {"name": ["Café Miró", "Blue Door", "Old Mill"], "city": ["Oslo", "Oslo", "Rome"]}
@@ -60,26 +67,26 @@ class SoftJoin:
 
     def fit(
         self,
-        left: Any,
-        right: Any = None,
-        pairs: Any = None,
+        left: object,
+        right: object = None,
+        pairs: object = None,
         *,
-        valid: Any = None,
+        valid: object = None,
         candidates: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Learn what each measure is worth.
+        """Fit the weights of the similarities.
 
         Args:
-            left, right: tables: paths, frames, pyarrow tables, dicts of columns. Right None for left itself.
-            pairs: labelled pairs (see `qkv.join.labels`); None to estimate without labels.
-            valid: more of them, by which the strength of the prior and the threshold are chosen too.
-            candidates: how many right rows are looked at for each left one; None for all, see
+            left, right: tables: paths, frames, pyarrow tables or dicts of columns; `right=None` joins `left` to itself.
+            pairs: labelled pairs (see `qkv.join.labels`); None for unsupervised estimation.
+            valid: labelled validation pairs, also used to choose regularization and threshold.
+            candidates: number of right rows compared with each left row; None for the default of
                 `qkv.join.blocking`.
-            progress: called with what is done, how much and of how much.
+            progress: called with the step, the count done and the total.
 
         Raises:
-            DataError: a table, a column or a label that cannot be used.
+            DataError: a table, column or label cannot be used.
         """
         tables, on, ids = self._read(left, right)
         measures = self._measures(tables, on, None)
@@ -87,21 +94,22 @@ class SoftJoin:
         kinds = {field.name: field.kind for field in measures.fields}
         if pairs is None:
             if valid is not None:
-                raise OptionError("there are validation pairs and no training pairs. Give pairs too.")
-            self.model = _unlabelled(around, on, kinds, progress)
+                raise OptionError("pairs must be given together with valid, got None. Give training pairs too.")
+            self.model = _estimated_model(around, on, kinds, progress)
             return self
         sizes = tables[0].num_rows, tables[1].num_rows
         train = read_labels(pairs, sizes, ids)
         known = [train] if valid is None else [train, read_labels(valid, sizes, ids)]
-        worth, _ = estimate(around, progress)
-        samples = _samples(around, known, worth, progress)
+        log_odds, _ = estimate_log_odds(around, progress)
+        samples = _samples(around, known, log_odds, progress)
         for sample, name in zip(samples, ("training", "validation"), strict=False):
             if len(np.unique(sample.labels)) < 2:
                 raise DataError(
-                    f"the {name} pairs hold {int(sample.labels.sum())} matches among {len(sample.labels)}. "
-                    "Give some that match and some that do not."
+                    f"the {name} pairs must include matches and non-matches, got {int(sample.labels.sum())} matches "
+                    f"among {len(sample.labels)}. "
+                    "Add the missing ones."
                 )
-        found = learn(samples[0], samples[1] if len(samples) > 1 else None, progress)
+        found = fit_labelled(samples[0], samples[1] if len(samples) > 1 else None, progress)
         counted = " and ".join(f"{len(sample.labels):,}" for sample in samples)
         pairs_said = f"{len(samples[0].labels):,} labelled pairs, {int(samples[0].labels.sum())} of them matches"
         notes = (
@@ -109,13 +117,13 @@ class SoftJoin:
             f"prior of strength {found.strength:g} and threshold {found.threshold:.2f} chosen on pairs that "
             f"were not fitted ({counted}): cross-entropy {found.loss:.3f}, F1 {found.f1:.3f}",
         )
-        self.model = JoinModel(on, kinds, worth, found.weights, found.bias, found.threshold, notes)
+        self.model = JoinModel(on, kinds, log_odds, found.weights, found.bias, found.threshold, notes)
         return self
 
     def join(
         self,
-        left: Any,
-        right: Any = None,
+        left: object,
+        right: object = None,
         *,
         threshold: float | None = None,
         one_to_one: bool = False,
@@ -125,20 +133,20 @@ class SoftJoin:
     ) -> JoinResult:
         """Join two tables, or a table with itself to find its duplicates.
 
-        A join that was not fitted estimates its scores from these tables, and keeps nothing.
+        A join that was not fitted estimates its scores from these tables without storing them.
 
         Args:
-            left, right: tables; right None for left itself.
-            threshold: from which weight a pair is a match; None for that chosen in fitting, or a half.
-            one_to_one: the pairing in which no row is twice, with the largest sum of log-odds above those of
-                the threshold. Within one table the strongest pairs go first.
-            many: a left row may match any number of right rows: the probability of a pair by itself is held
-                against the threshold, not its share of the weight.
+            left, right: tables; `right=None` joins `left` to itself.
+            threshold: smallest weight of a match; None for the fitted threshold, or 0.5.
+            one_to_one: whether each row has at most one match: the assignment with the largest sum of log odds
+                above the threshold; within one table, the strongest pairs first.
+            many: whether a left row may have any number of matches: the probability of each pair alone is
+                compared with the threshold, not its attention weight.
             candidates: as in `fit`.
-            progress: called with what is done, how much and of how much.
+            progress: called with the step, the count done and the total.
 
         Raises:
-            DataError: a table or column that cannot be used.
+            DataError: a table or column cannot be used.
             OptionError: the threshold is outside (0, 1], or options exclude each other.
         """
         tables, on, ids = self._read(left, right)
@@ -146,11 +154,11 @@ class SoftJoin:
         measures = self._measures(tables, on, self.model)
         around = CandidatePairs(measures, itself, candidates)
         kinds = {field.name: field.kind for field in measures.fields}
-        model = self.model or _unlabelled(around, on, kinds, progress)
+        model = self.model or _estimated_model(around, on, kinds, progress)
         threshold = model.threshold if threshold is None else threshold
 
         def scored() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-            for rows, keys, found in around.strips(progress):
+            for rows, keys, found in around.batches(progress):
                 yield rows, keys, model.logits(measures, found)
 
         edges = collect_matches(scored(), around.rows)
@@ -158,22 +166,22 @@ class SoftJoin:
         return JoinResult(*tables, *pairs, edges.no_match, threshold, (*model.notes, around.note), on, ids)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write what was fitted as JSON; the tables are not in it.
+        """Save the fitted model as JSON, without the tables.
 
         Raises:
-            OptionError: nothing was fitted.
-            DataError: it cannot be written.
+            OptionError: the join is not fitted.
+            DataError: the file cannot be written.
         """
         if self.model is None:
-            raise OptionError("this join was not fitted, so there is nothing to save. Call fit first.")
+            raise OptionError("the join must be fitted before it is saved. Call fit first.")
         self.model.save(Path(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, id: str | None = None) -> Self:
-        """Read what `save` wrote.
+        """Load a saved model.
 
         Raises:
-            DataError: there is no such file, or it is no model of a join.
+            DataError: the file does not exist or holds no model of a join.
         """
         model = JoinModel.load(Path(path))
         join = cls(model.on, id=id)
@@ -182,14 +190,14 @@ class SoftJoin:
 
     # -- within -----------------------------------------------------------------------------------------
 
-    def _read(self, left: Any, right: Any) -> tuple[tuple[Any, Any], tuple[tuple[str, str], ...], Any]:
-        """Both tables, the names of their columns, and their ids."""
+    def _read(self, left: object, right: object) -> tuple[tuple[pa.Table, pa.Table], ColumnPairs, RowsById]:
+        """Return both tables, the names of the compared columns, and the rows by id."""
         first = read(left)
         second = first if right is None or right is left else read(right)
         places = describe(left), describe(left if right is None else right)
         for table, place in zip((first, second), places, strict=True):
             if not table.num_rows:
-                raise DataError(f"{place} has no rows. A join needs some on both sides.")
+                raise DataError(f"{place} must have at least one row for a join, got none. Give a table with rows.")
         on = self.on
         if on is None:
             common = [name for name in first.column_names if name in second.column_names]
@@ -197,7 +205,7 @@ class SoftJoin:
             if not on:
                 raise DataError(
                     f"{places[0]} and {places[1]} have no column in common: {', '.join(first.column_names)}; "
-                    f"{', '.join(second.column_names)}. Say which belong together, as in --on city=town."
+                    f"{', '.join(second.column_names)}. Name the pairs of columns, as in --on city=town."
                 )
         require_columns(first, [name for name, _ in on], places[0])
         require_columns(second, [name for _, name in on], places[1])
@@ -208,11 +216,11 @@ class SoftJoin:
         return (first, second), on, ids
 
     def _measures(
-        self, tables: tuple[Any, Any], on: tuple[tuple[str, str], ...], model: JoinModel | None
+        self, tables: tuple[pa.Table, pa.Table], on: tuple[tuple[str, str], ...], model: JoinModel | None
     ) -> ComparisonVectors:
         left, right = tables
         kinds = None if model is None else model.kinds
-        # The right columns under the names of the left ones.
+        # The right columns get the names of the left ones.
         renamed = right.select([name for _, name in on]).rename_columns([name for name, _ in on])
         return ComparisonVectors(read_columns(left, renamed, tuple(name for name, _ in on), kinds))
 
@@ -225,35 +233,37 @@ def _names(on: Sequence[str | tuple[str, str]] | str) -> tuple[tuple[str, str], 
         pairs.append((left.strip(), right.strip() or left.strip()))
     lefts = [left for left, _ in pairs]
     if not pairs or not all(lefts) or len(set(lefts)) < len(lefts):
-        raise OptionError(f"the columns are {on!r}, and names are wanted, each once, as in name,city=town.")
+        raise OptionError(f"on must name each column once, got {on!r}. Example: name,city=town.")
     return tuple(pairs)
 
 
-def _unlabelled(around: CandidatePairs, on: Any, kinds: Any, progress: Progress | None) -> JoinModel:
-    worth, prior = estimate(around, progress)
+def _estimated_model(
+    around: CandidatePairs, on: ColumnPairs, kinds: dict[str, Kind], progress: Progress | None
+) -> JoinModel:
+    log_odds, prior = estimate_log_odds(around, progress)
     notes = ("scores estimated from the tables alone, by expectation–maximisation",)
-    return JoinModel(on, kinds, worth, None, prior, _HALF, notes)
+    return JoinModel(on, kinds, log_odds, None, prior, _HALF, notes)
 
 
 def _samples(
-    around: CandidatePairs, known: list[Labels], worth: np.ndarray, progress: Progress | None
+    around: CandidatePairs, known: list[Labels], log_odds: np.ndarray, progress: Progress | None
 ) -> list[LabelledSample]:
-    """The labelled pairs with their measures, and with the pairs that compete with them."""
+    """Return the labelled pairs and their competitors, with comparison vectors."""
     every = np.concatenate([labels.rows for labels in known])
-    rows, keys, found = around.closest(_COMPETITORS, np.unique(every), progress)
+    rows, keys, found = around.top_candidates(_COMPETITORS, np.unique(every), progress)
     listed = {pair for labels in known for pair in zip(labels.rows.tolist(), labels.keys.tolist(), strict=True)}
     fresh = np.array([pair not in listed for pair in zip(rows.tolist(), keys.tolist(), strict=True)], bool)
 
     def whole(found: np.ndarray) -> np.ndarray:
-        return with_worth(found, worth_of(around.measures, found, worth))
+        return append_log_odds(found, level_log_odds(around.measures, found, log_odds))
 
     rows, found = rows[fresh], whole(found[fresh])
     samples = []
     for labels in known:
-        measured = whole(around.measures.of(PairList(labels.rows, labels.keys)))
+        measured = whole(around.measures.compute(PairList(labels.rows, labels.keys)))
         own = np.isin(rows, labels.rows)
         others, other_found = rows[own], found[own]
-        if labels.complete:  # all matches are listed, so what competes with them is none
+        if labels.complete:  # all matches are listed, so the competitors are non-matches
             measured = np.concatenate([measured, other_found])
             match = np.append(labels.match, np.zeros(len(others), int))
             empty = np.zeros(0, int), np.zeros((0, measured.shape[1]))

@@ -1,11 +1,10 @@
-"""The worth of each measure, from pairs that someone has labelled.
+"""Supervised weights of the comparison vectors: logistic regression on labelled pairs.
 
     logit(pair) = a · measures + b,    a ≥ 0
 
-minimises the cross-entropy of the labels plus λ/2 ‖a‖². A measure never counts against a match, which keeps a
-few hundred labels from finding nonsense. λ, and the weight from which a pair is a match, are those that do
-best on pairs that were not fitted: five folds of the training pairs, twice, and the validation pairs. What is
-judged is the attention weight of a pair beside the rows that compete with it.
+minimizes the cross-entropy of the labels plus λ/2 ‖a‖². Weights are non-negative, so that no similarity counts
+against a match. λ and the threshold are chosen on held-out pairs: two repeats of five-fold cross-validation, and the
+validation pairs. The loss is that of the attention weight of a pair among its competitors.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from scipy.optimize import minimize
 from qkv.core.progress import Progress
 from qkv.join.attention_weights import attention_weights
 
-__all__ = ["FittedWeights", "LabelledSample", "learn"]
+__all__ = ["FittedWeights", "LabelledSample", "fit_labelled"]
 
 _STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 _FOLDS = 5
@@ -28,11 +27,11 @@ _REPEATS = 2
 
 @dataclass(frozen=True, eq=False)
 class LabelledSample:
-    """Labelled pairs and what competes with them.
+    """Labelled pairs and their competitors.
 
     Fields:
-        rows, measures, labels: of the labelled pairs; measures `(pairs, measures)`.
-        other_rows, other_measures: other pairs of the same left rows, none of them a labelled pair.
+        rows, measures, labels: left row, comparison vector and label of each pair.
+        other_rows, other_measures: unlabelled pairs of the same left rows.
     """
 
     rows: np.ndarray
@@ -42,7 +41,7 @@ class LabelledSample:
     other_measures: np.ndarray
 
     def weights(self, solution: np.ndarray) -> np.ndarray:
-        """The weight of each labelled pair among all pairs of its row and "no match"."""
+        """Return the attention weight of each labelled pair among all pairs of its row and "no match"."""
         rows = np.concatenate([self.rows, self.other_rows])
         logits = np.concatenate([self.measures, self.other_measures]) @ solution[:-1] + solution[-1]
         return attention_weights(rows, logits)[0][: len(self.rows)]
@@ -50,14 +49,14 @@ class LabelledSample:
 
 @dataclass(frozen=True, eq=False)
 class FittedWeights:
-    """What was learned.
+    """Result of `fit_labelled`.
 
     Fields:
         weights, bias: a and b.
-        threshold: the weight from which a pair is a match.
+        threshold: smallest weight of a match.
         strength: λ.
-        loss: cross-entropy, per pair, of pairs that were not fitted.
-        f1: of the same pairs, at the threshold.
+        loss: mean cross-entropy of held-out pairs.
+        f1: F1 of the held-out pairs at the threshold.
     """
 
     weights: np.ndarray
@@ -68,15 +67,15 @@ class FittedWeights:
     f1: float
 
 
-def learn(
+def fit_labelled(
     train: LabelledSample, valid: LabelledSample | None = None, progress: Progress | None = None
 ) -> FittedWeights:
-    """Fit to the pairs of `train`; choose by folds of them and by `valid`."""
+    """Fit on `train`, with λ and threshold chosen by cross-validation and on `valid`."""
     folds = [_folds(train.labels, seed) for seed in range(_REPEATS)]
     steps, done = len(_STRENGTHS) * (_REPEATS * _FOLDS + 1), 0
     labels = np.concatenate([*[train.labels] * _REPEATS, *([] if valid is None else [valid.labels])])
     best: tuple[float, float, np.ndarray, np.ndarray] | None = None
-    # From the strongest, so that the weakest but equally good does not win a tie.
+    # Descending order, so that ties go to the stronger regularization.
     for strength in reversed(_STRENGTHS):
         parts = []
         for fold in folds:
@@ -106,7 +105,7 @@ def learn(
 
 
 def best_threshold(labels: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """The threshold of the largest F1, half-way between two weights and the nearest to a half, and its F1.
+    """Return the threshold with the largest F1, midway between two weights and closest to 0.5, and that F1.
 
     Example:
         >>> best_threshold(np.array([0, 1, 1]), np.array([0.25, 0.75, 0.9]))
@@ -140,7 +139,7 @@ def _fit(measures: np.ndarray, labels: np.ndarray, strength: float) -> np.ndarra
 
 
 def _folds(labels: np.ndarray, seed: int) -> np.ndarray:
-    """A fold for each pair, matches spread evenly."""
+    """Return a stratified fold for each pair."""
     draw, folds = np.random.default_rng(seed), np.zeros(len(labels), int)
     for label in (0, 1):
         own = draw.permutation(np.flatnonzero(labels == label))
