@@ -376,7 +376,7 @@ def test_a_damaged_model_is_refused(tmp_path):
         SoftJoin.load(path)
     with pytest.raises(DataError, match="cannot be read"):
         SoftJoin.load(tmp_path / "none.json")
-    with pytest.raises(OptionError, match="not fitted"):
+    with pytest.raises(OptionError, match="must be fitted before"):
         SoftJoin().save(path)
 
 
