@@ -202,7 +202,7 @@ class AttentionCall:
         index: tuple[slice | int, ...] = (slice(None), head)
         if self.grouped:
             index = (slice(None), head // group_size, head % group_size)
-        query, key, value = (cast(torch.Tensor, take_batch(x, index, 2)) for x in (self.query, self.key, self.value))
+        query, key, value = (take_batch(x, index, 2) for x in (self.query, self.key, self.value))
         return AttentionCall(query, key, value, self._map_parts(lambda part: part.select_batch(index)), 1)
 
     def detached(self) -> AttentionCall:
