@@ -21,6 +21,23 @@ def test_every_name_in_all_is_there(name: str) -> None:
         assert hasattr(module, public), f"{name}.{public}"
 
 
+def test_every_public_name_has_one_home() -> None:
+    """The rule of decision 0020: the packages that export an object are nested, and the outermost is its home."""
+    exporters: dict[int, list[str]] = {}
+    for found in pkgutil.walk_packages(qkv.__path__, "qkv."):
+        package = importlib.import_module(found.name) if found.ispkg else None
+        for public in getattr(package, "__all__", ()):
+            exporters.setdefault(id(getattr(package, public)), []).append(f"{found.name}.{public}")
+    for names in exporters.values():
+        home = min(names, key=lambda name: name.count(".")).rsplit(".", 1)[0]
+        assert all(name.startswith(f"{home}.") for name in names), f"{names} are one object with several homes"
+
+
+def test_shortcuts_of_the_top_level_are_exported_by_the_package_or_defined_in_the_module_they_come_from() -> None:
+    for name, home in qkv._HOMES.items():
+        assert name in importlib.import_module(home).__all__, f"{home}.{name}"
+
+
 @pytest.mark.parametrize("name", ["qkv.scores", "qkv.normalizers", "qkv.masks", "qkv.readouts"])
 def test_every_part_that_is_written_is_exported(name: str) -> None:
     from qkv.core.parts import Part

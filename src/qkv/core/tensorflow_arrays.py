@@ -124,7 +124,7 @@ class _TensorFlow:
     def _flat(self, x: Array, width: int) -> Array:
         return self._tf.reshape(x, (-1, width))
 
-    def _like_static(self, out: Array, x: Array, y: Array, own: Array) -> Array:
+    def _like_static(self, out: Any, x: Array, y: Array, own: Array) -> Array:
         """Restore the static shape, which graph operations on dynamic shapes lose."""
         batch = self._tf.broadcast_static_shape(x.shape[:-2], y.shape[:-2])
         out.set_shape(batch.concatenate(own.shape[-2:]))

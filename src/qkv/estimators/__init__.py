@@ -8,10 +8,9 @@ _HOMES = {
     "AttentionRanker": "qkv.estimators.ranker",
     "AttentionRegressor": "qkv.estimators.regressor",
     "RowExplanation": "qkv.estimators.fitted_rows",
-    "LatentSemantics": "qkv.encoders",
 }
 
-__all__ = ["AttentionClassifier", "AttentionRanker", "AttentionRegressor", "RowExplanation", "LatentSemantics"]
+__all__ = ["AttentionClassifier", "AttentionRanker", "AttentionRegressor", "RowExplanation"]
 
 
 def __getattr__(name: str) -> Any:

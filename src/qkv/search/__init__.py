@@ -6,7 +6,6 @@ weights = softmax(score / T)                                                over
 read_texts(source)        a folder, a file or a table of texts
 read_collection(source)   texts with queries and relevance judgements: SMART, BEIR, TREC
 Index.from_texts(texts)   an index of passages, vectors and words to search, save and open
-AttentionRanker           W_Q and W_K, learned from queries and their relevant documents
 measure(…)                nDCG, average precision and recall of rankings
 """
 
@@ -16,7 +15,6 @@ from typing import Any
 from qkv.core.extras import require_packages
 
 _HOMES = {
-    "AttentionRanker": "qkv.estimators",
     "Collection": "qkv.search.collections",
     "Document": "qkv.search.text_sources",
     "Hit": "qkv.search.hits",
@@ -27,7 +25,6 @@ _HOMES = {
 }
 
 __all__ = [
-    "AttentionRanker",
     "Collection",
     "Document",
     "Hit",
