@@ -105,6 +105,7 @@ class CandidatePairs:
         Args:
             count: number of pairs per left row.
             of: left rows to include; None for all.
+            progress: called with the step, the count done and the total.
         """
         kept: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = [
             (np.zeros(0, int), np.zeros(0, int), np.zeros((0, len(self.measures.names)), np.float32))

@@ -81,7 +81,8 @@ def read_columns(
     """Read columns of two pyarrow tables for comparison.
 
     Args:
-        left, right: pyarrow tables that have these columns.
+        left: left table, which has these columns.
+        right: right table, which has them too.
         names: names of the columns.
         kinds: kind of each column, if known from a model; otherwise it is inferred.
 

@@ -78,7 +78,8 @@ class SoftJoin:
         """Fit the weights of the similarities.
 
         Args:
-            left, right: tables: paths, frames, pyarrow tables or dicts of columns; `right=None` joins `left` to itself.
+            left: table: a path, frame, pyarrow table or dict of columns.
+            right: table; None for `left` itself.
             pairs: labelled pairs (see `qkv.join.labels`); None for unsupervised estimation.
             valid: labelled validation pairs, also used to choose regularization and threshold.
             candidates: number of right rows compared with each left row; None for the default of
@@ -136,7 +137,8 @@ class SoftJoin:
         A join that was not fitted estimates its scores from these tables without storing them.
 
         Args:
-            left, right: tables; `right=None` joins `left` to itself.
+            left: table.
+            right: table; None for `left` itself.
             threshold: smallest weight of a match; None for the fitted threshold, or 0.5.
             one_to_one: whether each row has at most one match: the assignment with the largest sum of log odds
                 above the threshold; within one table, the strongest pairs first.
