@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -218,33 +219,30 @@ def test_fused_outputs_of_two_ranges_of_keys_merge_as_in_the_shared_definition(s
 @SPREADS
 def test_streamed_sums_of_a_table_are_those_of_the_shared_definition(spread, offset):
     pytest.importorskip("pyarrow")
+    from qkv.database.execute.streamed_aggregates import StreamedAggregator
+
     from qkv.database.execute.accumulators import SoftmaxAccumulator
 
-    class Sums:
-        """Σ mass · value, as `streamed_aggregates` keeps it."""
+    aggregator = mock.create_autospec(StreamedAggregator, instance=True)
+    aggregator.sums = np.zeros((Q, 3))
+    aggregator.aggregates.return_value = []
 
-        def __init__(self):
-            self.sums = np.zeros((Q, 3))
+    def add(weights, values, total):
+        aggregator.sums += weights @ values
 
-        def add(self, mass, values, total):
-            self.sums += mass @ values
-
-        def readings(self, scale, total):
-            return [self.sums * scale]
-
+    aggregator.add.side_effect = add
     logits, value, allowed = problem(spread, offset)
     with ignore_numpy_warnings():
         wanted = shared(logits, value, allowed)
-        tally = Sums()
-        sums = SoftmaxAccumulator(normalizers.Softmax(), Q, tally, 1)
+        sums = SoftmaxAccumulator(normalizers.Softmax(), Q, aggregator, 1)
         masked = np.where(allowed, logits, -np.inf)
         for start in range(0, K, 9):
-            sums.absorb(masked[:, start : start + 9].copy(), start, value[start : start + 9])
-        output = sums.finish()[1][0]
+            sums.accumulate(masked[:, start : start + 9].copy(), start, value[start : start + 9])
+        output = aggregator.sums / np.where(sums.total > 0, sums.total, 1)
     check(output, wanted)
     weights = np.exp(np.where(allowed, logits, -np.inf) - np.where(wanted.total > 0, wanted.maximum, 0))
     weights /= np.where(wanted.total > 0, wanted.total, 1)
     entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(axis=1)
-    effective = np.asarray(sums.finish()[2])[:-1]
+    effective = np.asarray(sums.finalize()[2])[:-1]
     np.testing.assert_allclose(effective, np.exp(entropy)[:-1], rtol=1e-9)
     assert math.isclose(float(sums.total[-1, 0]), 0.0)
