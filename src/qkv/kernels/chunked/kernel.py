@@ -13,6 +13,7 @@ memory allowed, the chunks are concatenated, and the planner chooses among all k
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -21,8 +22,9 @@ from qkv.core.arrays import cast, namespace
 from qkv.core.equation import BoundCall, apply_dropout, bind_call, masked_logits
 from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
-from qkv.core.typing import Bool, DType, Float, Tensor
+from qkv.core.typing import Array, Bool, DType, Float, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
+from qkv.kernels.runtime.tensor_call import TensorCall
 from qkv.kernels.runtime.tile_loop import fully_masked, row_weights
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
 from qkv.normalizers.base import Normalizer
@@ -167,7 +169,7 @@ def attend_chunked(
 
 
 @dataclass(frozen=True)
-class ChunkedCall(BoundCall):
+class ChunkedCall(TensorCall):
     """A call whose keys and values are chunked, and whose tiles are whole chunks."""
 
     chunked: tuple[ChunkedTensor, ChunkedTensor] | None = None
@@ -200,7 +202,7 @@ class ChunkedCall(BoundCall):
         """Return a chunk of the keys (0) or values (1), in the dtype of accumulation."""
         assert self.chunked is not None
         chunk = self.chunked[side].dequantized(n)
-        return chunk if side == 0 and self.score.keeps_dtype else cast(chunk, self.dtype)
+        return chunk if side == 0 and self.score.keeps_dtype else typing.cast("Tensor", cast(chunk, self.dtype))
 
 
 class ChunkedKernel(Kernel):
@@ -237,21 +239,23 @@ class ChunkedKernel(Kernel):
             call = dataclasses.replace(call, mask=None)
         tile, normalizer = call.tile, call.normalizer
         logits = _row_logits(call)
-        if _is_plain(call) and call.finite_sides and _is_plain_softmax(normalizer):
-            weights = (logits * normalizer.scale).softmax(-1)
+        scale = normalizer.scale
+        if _is_plain(call) and call.finite_sides and _is_plain_softmax(normalizer) and scale is not None:
+            weights = (logits * scale).softmax(-1)
         else:
-            weights = row_weights(normalizer, logits, tile)
+            weights = typing.cast("Tensor", row_weights(normalizer, logits, tile))
         dropped = apply_dropout(weights, tile, call.dropout)
         support = None if call.finite_value else normalizer.support(logits, weights)
         output = None
         for n, (start, stop) in enumerate(call.ranges):
-            read = None if support is None else support[..., start:stop]
+            read = None if support is None else typing.cast("Tensor", support)[..., start:stop]
             part = _apply_weights(dropped[..., start:stop], call.chunk(1, n), read, call.finite_value)
             output = part if output is None else output.add_(part)
         readouts = tuple(
             readout.finalize(readout.read(logits, weights, normalizer, tile), tile) for readout in problem.readouts
         )
         guards = ("all finite: plain products" if call.finite_value else "not all finite: by selection",)
+        assert output is not None
         return Result(cast(output, call.out_dtype), readouts, guards)
 
 
@@ -265,15 +269,15 @@ def _is_plain(call: ChunkedCall) -> bool:
 
 def _is_plain_softmax(normalizer: Normalizer) -> bool:
     """Return whether PyTorch's softmax of finite, scaled logits gives the weights."""
-    return normalizer.log_sum_exp and normalizer.shift_invariant and normalizer.scale is not None
+    return normalizer.log_sum_exp and normalizer.shift_invariant
 
 
 def _row_logits(call: ChunkedCall) -> Float[Tensor, "*batch q k"]:
     """Return whole rows of logits, −inf where a key is excluded."""
     query, score = call.queries(call.tile.rows), call.score
     if score.is_scaled_dot:  # the keys are compared as they are, so the queries are scaled once
-        query, _, scale = score.scaled_lift(query, query, call.tile)
-        query = query if scale == 1 else query * scale
+        lifted, _, scale = score.scaled_lift(query, query, call.tile)
+        query = typing.cast("Tensor", lifted if scale == 1 else lifted * scale)
     if _is_plain(call):
         found = [_product(query, call.chunk(0, n).mT) for n in range(len(call.ranges))]
     else:
@@ -288,21 +292,19 @@ def _chunk_logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Ten
     if mask is not None:
         coverage = mask.coverage(tile)
         if coverage == "none":
-            return fully_masked(call, call.tile.rows, cols[1] - cols[0])
+            return typing.cast("Tensor", fully_masked(call, call.tile.rows, cols[1] - cols[0]))
         mask = mask.slice(slice(*tile.rows), slice(*cols)) if coverage == "part" else None
     if score.arrays():
         score = score.slice(slice(*tile.rows), slice(*cols))
 
-    def compare(query: Tensor, key: Tensor, tile: Tile) -> Tensor:
-        if score.is_scaled_dot:
-            return _product(query, key.mT)
-        if not score.is_inner_product:
+    def compare(query: Array, key: Array, tile: Tile) -> Array:
+        if not (score.is_scaled_dot or score.is_inner_product):
             return score.logits(query, key, tile)
-        left, right = score.project(query, key, tile)
-        return _product(left, right.mT)
+        left, right = (query, key) if score.is_scaled_dot else score.project(query, key, tile)
+        return _product(typing.cast("Tensor", left), typing.cast("Tensor", right).mT)
 
     reference, finite = query.new_zeros(0, dtype=call.dtype), mask is None or call.finite_sides
-    return masked_logits(compare, mask, query, call.chunk(0, n), tile, reference, finite)
+    return typing.cast("Tensor", masked_logits(compare, mask, query, call.chunk(0, n), tile, reference, finite))
 
 
 def _apply_weights(
@@ -311,7 +313,9 @@ def _apply_weights(
     support: Bool[Tensor, "*batch q k"] | None,
     finite: bool,
 ) -> Float[Tensor, "*batch q value_width"]:
-    return _product(weights, value) if finite else apply_weights(weights, value, support, finite)
+    if finite:
+        return _product(weights, value)
+    return typing.cast("Tensor", apply_weights(weights, value, support, finite))
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from qkv.core.arrays import ignore_numpy_warnings, library
 from qkv.core.equation import BoundCall, dense
-from qkv.core.typing import Array
+from qkv.core.typing import Array, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
@@ -82,5 +82,5 @@ def _no_autocast(reference: Array) -> Iterator[None]:
         return
     import torch
 
-    with torch.autocast(reference.device.type, enabled=False):
+    with torch.autocast(cast("Tensor", reference).device.type, enabled=False):
         yield

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import typing
 from collections.abc import Callable
 from functools import partial
 
 from qkv.core.arrays import cast, is_array
-from qkv.core.equation import BoundCall
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.fused.layout import Layout, layout_of, split_mask
@@ -26,6 +26,7 @@ from qkv.kernels.fused.sdpa import (
     results_are_finite,
 )
 from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
+from qkv.kernels.runtime.tensor_call import TensorCall
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
 from qkv.masks.base import Mask
 from qkv.normalizers import Softmax
@@ -76,7 +77,7 @@ def _run_shortcut(
     return Result(attention.layout.output(output, value.shape[-1]), (), _FINITE)
 
 
-def run(call: BoundCall, problem: Problem) -> Result | None:
+def run(call: TensorCall, problem: Problem) -> Result | None:
     """Run the call; None where the data is not finite."""
     fused = _LiftedCall.of(call, problem)
     if problem.traced:
@@ -96,7 +97,7 @@ def run(call: BoundCall, problem: Problem) -> Result | None:
 class _LiftedCall:
     """A call with lifted queries and keys, and all sides of one width."""
 
-    call: BoundCall
+    call: TensorCall
     problem: Problem
     layout: Layout
     query: Float[Tensor, "*own_query q width"]
@@ -105,7 +106,7 @@ class _LiftedCall:
     scale: float
 
     @classmethod
-    def of(cls, call: BoundCall, problem: Problem) -> _LiftedCall:
+    def of(cls, call: TensorCall, problem: Problem) -> _LiftedCall:
         """Lift and pad, outside of autocast."""
         import torch
 
@@ -116,7 +117,7 @@ class _LiftedCall:
             return cls._of(call, problem)
 
     @classmethod
-    def _of(cls, call: BoundCall, problem: Problem) -> _LiftedCall:
+    def _of(cls, call: TensorCall, problem: Problem) -> _LiftedCall:
         query, key, scale = _lift(call)
         sides = [query, key, call.value]
         width = max(query.shape[-1], call.value.shape[-1])
@@ -202,7 +203,7 @@ class _LiftedCall:
         if keys is not None:
             import torch
 
-            allowed = self.layout.key_mask(keys.allowed(self.call.tile, self.value))
+            allowed = self.layout.key_mask(typing.cast("Tensor", keys.allowed(self.call.tile, self.value)))
             bias = torch.zeros(allowed.shape, dtype=self.value.dtype, device=self.value.device)
             bias = bias.masked_fill_(~allowed, -math.inf)
         return FusedAttention(self.layout, self.scale, offset, bias, differentiable)
@@ -220,29 +221,32 @@ class _DoubleBackward:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, gradient: Tensor) -> list[Tensor | None]:
         """Return the gradients of query, key and value."""
         softmax = Softmax(1.0 / self.scale)
-        call = BoundCall(query, key, value, Dot(), softmax, self.mask, self.tile, 0.0, value.dtype)
+        call = TensorCall(query, key, value, Dot(), softmax, self.mask, self.tile, 0.0, value.dtype)
         rows = row_block_size(self.problem, ROW_BLOCK_BUDGET, row_block_arrays(self.problem))
         gradient = gradient.reshape((*self.tile.batch, *gradient.shape[-2:]))
         return double_backward(RowBlocks(call, (), rows), (query, key, value), [gradient])
 
 
-def _lift(call: BoundCall) -> tuple[Tensor, Tensor, float]:
+def _lift(call: TensorCall) -> tuple[Tensor, Tensor, float]:
     """Return the lifted queries and keys, and the factor of their product."""
-    score, tile, temperature = call.score, call.tile, call.normalizer.temperature
+    score, tile = call.score, call.tile
+    temperature = getattr(call.normalizer, "temperature", 1.0)
     centre = score.centre(call.key)
     if centre is not None:  # computed once, because query and key must be lifted from the same centre
         tile = dataclasses.replace(tile, centre=centre)
-    query, key, scale = score.scaled_lift(call.query, call.key, tile)
+    *lifted, scale = score.scaled_lift(call.query, call.key, tile)
+    query, key = typing.cast("list[Tensor]", lifted)
     if is_array(temperature):
-        return query / (temperature[..., None, None] if temperature.ndim else temperature), key, scale
+        divisor: Tensor = temperature[..., None, None] if temperature.ndim else temperature
+        return query / divisor, key, scale
     return query, key, scale / temperature
 
 
-def _zero_masked(call: BoundCall, keys: Mask) -> BoundCall | None:
+def _zero_masked(call: TensorCall, keys: Mask) -> TensorCall | None:
     """Return the call with masked keys and values set to 0; None where a shared key is masked for some elements."""
     import torch
 
-    allowed = keys.allowed(call.tile, call.value).mT
+    allowed = typing.cast("Tensor", keys.allowed(call.tile, call.value)).mT
     own = allowed.shape[:-2]
     for x in (call.key, call.value):
         shape = (1,) * (len(own) - x.ndim + 2) + tuple(x.shape[:-2])

@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import ClassVar
+import typing
+from typing import TYPE_CHECKING, ClassVar
 
 from qkv.core.equation import BoundCall
-from qkv.core.typing import Tensor
+from qkv.core.typing import Array, Tensor
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE
 from qkv.kernels.tiled.kernel import TiledKernel
 from qkv.masks.base import Mask
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
+
+if TYPE_CHECKING:
+    from qkv.kernels.runtime.tensor_call import TensorCall
 
 __all__ = ["FusedKernel"]
 
@@ -123,8 +127,8 @@ class FusedKernel(Kernel):
         if plain is None:
             return bound
 
-        def run(query: Tensor, key: Tensor, value: Tensor) -> Result:
-            result = plain(query, key, value)
+        def run(query: Array, key: Array, value: Array) -> Result:
+            result = plain(typing.cast("Tensor", query), typing.cast("Tensor", key), typing.cast("Tensor", value))
             return bound(query, key, value) if result is None else result
 
         return run
@@ -133,7 +137,7 @@ class FusedKernel(Kernel):
         """Run the fused call, or the tiled kernel where the data is not finite."""
         from qkv.kernels.fused.call import run
 
-        result = run(call, problem)
+        result = run(typing.cast("TensorCall", call), problem)
         if result is not None:
             return result
         return dataclasses.replace(TiledKernel().run(call, problem), guards=("not all finite: tiled",))

@@ -19,7 +19,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Bool, Float, Tensor
 from qkv.masks.base import Mask
 
-__all__ = ["Layout", "layout_of", "split_mask"]
+__all__ = ["Layout", "Side", "layout_of", "split_mask"]
 
 Batch = tuple[int, ...]
 Side = Literal[0, 1, 2]

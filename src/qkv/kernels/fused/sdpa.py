@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.compiled.saved import current_saved
-from qkv.kernels.fused.layout import Layout
+from qkv.kernels.fused.layout import Layout, Side
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -253,7 +253,8 @@ def _function() -> Any:
                 gradient = gradient.contiguous()
             sides = layout.to_four_axes(query, 0), layout.to_four_axes(key, 1), layout.to_four_axes(value, 2)
             found = attention.backward(gradient, *sides, output, log_sum_exp)
-            wanted = zip(ctx.needs_input_grad[1:], found, (query, key, value), strict=True)
-            return (None, *(layout.from_four_axes(g, n, x) if w else None for n, (w, g, x) in enumerate(wanted)))
+            given: tuple[tuple[Side, Tensor], ...] = ((0, query), (1, key), (2, value))
+            wanted = zip(ctx.needs_input_grad[1:], found, given, strict=True)
+            return (None, *(layout.from_four_axes(g, side, x) if w else None for w, g, (side, x) in wanted))
 
     return AttendFused

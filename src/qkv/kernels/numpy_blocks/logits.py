@@ -21,7 +21,7 @@ import numpy as np
 from qkv.core.arrays import cast, is_text
 from qkv.core.equation import BoundCall
 from qkv.core.guard import zero_nonfinite
-from qkv.core.tile import Tile
+from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, Float, Shaped
 from qkv.kernels.numpy_blocks.exponential import NATURAL, Exponential, exponential
 from qkv.kernels.runtime.tile_loop import Limits
@@ -170,7 +170,7 @@ class ProjectedLogits(BlockLogits):
         score = self.call.score.slice(slice(*rows), slice(*cols))
         logits = cast(score.projected_logits(queries.vectors, keys, self.tile.restrict(rows, cols)), self.dtype)
         logits = self.call.normalizer.prepare(logits)
-        np.subtract(logits, 0 if shift is None else shift, out=out)
+        np.subtract(np.asarray(logits), 0 if shift is None else shift, out=out)
 
 
 def block_logits(call: BoundCall) -> BlockLogits:
@@ -181,13 +181,12 @@ def block_logits(call: BoundCall) -> BlockLogits:
     return InnerProductLogits(call) if inner_product else ProjectedLogits(call)
 
 
-def _centre(call: BoundCall) -> Array | None:
+def _centre(call: BoundCall) -> Centre:
     """Return one centre for all tiles, of a sample: a pass over all keys would cost more than it improves digits."""
     if is_text(call.key) or call.score.centre(call.key[..., :1, :]) is None:
         return None
     key = call.key[..., :: max(1, -(-call.key.shape[-2] // _CENTRE_KEYS)), :]
-    centre: Array | None = call.score.centre(zero_nonfinite(key if call.score.keeps_dtype else cast(key, call.dtype)))
-    return centre
+    return call.score.centre(zero_nonfinite(key if call.score.keeps_dtype else cast(key, call.dtype)))
 
 
 def _set_last_column(queries: ProjectedQueries, shift: Float[np.ndarray, "*batch q 1"] | None) -> None:

@@ -13,12 +13,12 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from qkv.core.arrays import requires_gradient
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
-from qkv.core.equation import BoundCall, apply_dropout, side
-from qkv.core.typing import Tensor
+from qkv.core.equation import apply_dropout, side
+from qkv.core.typing import Array, Tensor
 from qkv.kernels.row_blocks.candidates import (
     Candidates,
     attend_candidates,
@@ -29,6 +29,7 @@ from qkv.kernels.row_blocks.candidates import (
 from qkv.kernels.row_blocks.gradients import accumulate, block_tensors, leaves_of
 from qkv.kernels.row_blocks.rows import RowLogits, padded_row_logits, row_logits_buffer, visible_range
 from qkv.kernels.row_blocks.thresholds import sparse_weights_
+from qkv.kernels.runtime.tensor_call import TensorCall
 from qkv.kernels.runtime.tile_loop import Limits, fully_masked, ranges, weigh_rows
 from qkv.readouts import Readout, Reduction
 from qkv.readouts.base import flatten, unflatten
@@ -87,17 +88,19 @@ class Saved:
         import torch
 
         if not self.results:
-            self.results = [reduction.allocate(x) for reduction, x in zip(reductions, found, strict=True)]
+            self.results = [
+                cast("Tensor", reduction.allocate(x)) for reduction, x in zip(reductions, found, strict=True)
+            ]
             self.sources = [
                 torch.zeros_like(whole, dtype=torch.int32) if reduction.op == "max" else None
                 for reduction, whole in zip(reductions, self.results, strict=True)
             ]
         for whole, source, x, reduction in zip(self.results, self.sources, found, reductions, strict=True):
-            target = reduction.slice(take_batch(whole, index, len(reduction.shape)))
+            target = _slice(take_batch(whole, index, len(reduction.shape)), reduction)
             if source is not None:
-                reduction.slice(source)[reduction.exceeds(target, x)] = block
+                _slice(source, reduction)[cast("Tensor", reduction.exceeds(target, x))] = block
             # In place: small results left between large temporaries would keep the heap from shrinking.
-            target.copy_(reduction.combine(target, x))
+            target.copy_(cast("Tensor", reduction.combine(target, x)))
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,7 @@ class RowBlocks:
             readouts, and all values are finite.
     """
 
-    call: BoundCall
+    call: TensorCall
     readouts: tuple[Readout, ...]
     rows: int
     with_output: bool = True
@@ -123,7 +126,8 @@ class RowBlocks:
     def tensors(self) -> tuple[Tensor, ...]:
         """All arrays that may need a gradient."""
         call = self.call
-        return (call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays())
+        arrays = cast("tuple[Tensor, ...]", (*call.score.arrays(), *call.normalizer.arrays()))
+        return (call.query, call.key, call.value, *arrays)
 
     @cached_property
     def result_types(self) -> list[type]:
@@ -199,7 +203,8 @@ class RowBlocks:
 
         def block(rows: Limits, query: Tensor, key: Tensor, value: Tensor, *arrays: Tensor) -> tuple[Tensor, ...]:
             score = call.score.replace_arrays(arrays[:count]).slice(slice(*rows), slice(*cols))
-            return tuple(self.weigh(call, rows, cols, [query, key, value, *score.arrays(), *arrays[count:]]))
+            of_score = cast("tuple[Tensor, ...]", score.arrays())
+            return tuple(self.weigh(call, rows, cols, [query, key, value, *of_score, *arrays[count:]]))
 
         # Split once: the gradient of a slice is as long as the whole; one for each block would be quadratic.
         parts = zip(ranges(call.tile.q_total, self.rows), torch.split(query, self.rows, dim=-2), strict=True)
@@ -211,11 +216,12 @@ class RowBlocks:
                 if reduction.op == "set":
                     whole[n].append(x)
                 else:
-                    whole[n] = _merged(reduction.allocate(x) if rows[0] == 0 else whole[n], reduction, x)
+                    initial = cast("Tensor", reduction.allocate(x)) if rows[0] == 0 else whole[n]
+                    whole[n] = _merged(initial, reduction, x)
         axes = [-len(reduction.shape) for reduction in self._reductions(next(self._blocks()))]
         return [torch.cat(x, dim=axis) if isinstance(x, list) else x for x, axis in zip(whole, axes, strict=True)]
 
-    def weigh(self, call: BoundCall, rows: Limits, cols: Limits, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def weigh(self, call: TensorCall, rows: Limits, cols: Limits, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the results of one block that attends to all of its keys; differentiable.
 
         Args:
@@ -228,20 +234,20 @@ class RowBlocks:
 
         query, key, value, *arrays = tensors
         count = len(call.score.arrays())
-        score = call.score.slice(slice(*rows), slice(*cols)).replace_arrays(arrays[:count])
-        call = replace(call, value=value, normalizer=call.normalizer.replace_arrays(arrays[count:]))
+        score = call.score.slice(slice(*rows), slice(*cols)).replace_arrays(tuple(arrays[:count]))
+        call = replace(call, value=value, normalizer=call.normalizer.replace_arrays(tuple(arrays[count:])))
         with torch.autocast(value.device.type, enabled=False):
-            logits = call.logits(rows, cols, query, key, score)
+            logits: Array | None = call.logits(rows, cols, query, key, score)
             if logits is None:
                 logits = fully_masked(call, rows, cols[1] - cols[0])
             output, read = weigh_rows(call, rows, logits, self.readouts, self.with_output, cols)
-        found = [output] if self.with_output else []
+        found: list[Array] = [] if output is None else [output]
         for n, result in enumerate(read):
             self.result_types[n] = type(result)
             found += flatten(result)
-        return found
+        return cast("list[Tensor]", found)
 
-    def _elements(self) -> Iterator[tuple[BatchIndex, BoundCall]]:
+    def _elements(self) -> Iterator[tuple[BatchIndex, TensorCall]]:
         """Yield all batch elements at once, or one after the other where candidates are searched."""
         if self.search is None:
             yield (), self.call
@@ -260,7 +266,7 @@ class RowBlocks:
         return [output, *read] if self.with_output else read
 
     def _attend(
-        self, call: BoundCall, index: BatchIndex, rows: Limits, saved: Saved, buffer: Tensor | None
+        self, call: TensorCall, index: BatchIndex, rows: Limits, saved: Saved, buffer: Tensor | None
     ) -> Candidates | None:
         """Return the candidates of a block, or where there are too many, write the results of all keys."""
         if self.search is None or buffer is None:
@@ -280,8 +286,8 @@ class RowBlocks:
 
     def _backward_block(
         self,
-        call: BoundCall,
-        sums: BoundCall,
+        call: TensorCall,
+        sums: TensorCall,
         block: Limits,
         index: BatchIndex,
         saved: Saved,
@@ -303,9 +309,9 @@ class RowBlocks:
                 results = self.weigh(call, rows, cols, leaves)
             shares = []
             for gradient, source, reduction in zip(gradients, saved.sources, self._reductions(rows), strict=True):
-                share = reduction.slice(take_batch(gradient, index, len(reduction.shape)))
+                share = _slice(take_batch(gradient, index, len(reduction.shape)), reduction)
                 shares.append(
-                    share if source is None else share.where(reduction.slice(source) == rows[0] // self.rows, 0.0)
+                    share if source is None else share.where(_slice(source, reduction) == rows[0] // self.rows, 0.0)
                 )
             accumulate(results, shares, leaves, block_tensors(sums, rows, cols))
 
@@ -329,14 +335,18 @@ def double_backward(blocks: RowBlocks, tensors: Sequence[Tensor], gradients: Seq
     return [next(found) if x.requires_grad else None for x in tensors]
 
 
-def _attend_all(call: BoundCall, rows: Limits, block: RowLogits) -> Tensor:
+def _attend_all(call: TensorCall, rows: Limits, block: RowLogits) -> Tensor:
     """Return the output of all keys; the logits may be overwritten."""
     tile, normalizer = call.tile.restrict(rows, block.cols), call.normalizer
-    if normalizer.power is not None:
+    if normalizer.power is not None and normalizer.scale is not None:
         weights = sparse_weights_(block.logits, normalizer.power, normalizer.scale, block.group_max)
     else:
-        weights = normalizer.weights(block.logits, tile)
+        weights = cast("Tensor", normalizer.weights(block.logits, tile))
     return apply_dropout(weights, tile, call.dropout) @ side(call.value, block.cols)
+
+
+def _slice(whole: Tensor, reduction: Reduction) -> Tensor:
+    return cast("Tensor", reduction.slice(whole))
 
 
 def _merged(whole: Tensor, reduction: Reduction, part: Tensor) -> Tensor:
@@ -345,7 +355,7 @@ def _merged(whole: Tensor, reduction: Reduction, part: Tensor) -> Tensor:
 
     axis, at = -len(reduction.shape), reduction.index[0]
     before, target, after = torch.split(whole, [at.start, at.stop - at.start, reduction.shape[0] - at.stop], dim=axis)
-    return torch.cat([before, reduction.combine(target, part), after], dim=axis)
+    return torch.cat([before, cast("Tensor", reduction.combine(target, part)), after], dim=axis)
 
 
 @cache

@@ -14,12 +14,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
-from qkv.core.equation import BoundCall, apply_dropout, side
+from qkv.core.equation import apply_dropout, side
 from qkv.core.typing import Float, Int, Tensor
 from qkv.kernels.row_blocks.gradients import accumulate, block_tensors, leaves_of
 from qkv.kernels.row_blocks.rows import RowLogits, visible_range
 from qkv.kernels.row_blocks.top_k import can_pack, select_top_k
+from qkv.kernels.runtime.tensor_call import TensorCall
 from qkv.kernels.runtime.tile_loop import Limits, ranges, row_weights
 from qkv.normalizers import Normalizer
 
@@ -93,7 +95,7 @@ def find_candidates(block: RowLogits, normalizer: Normalizer, max_candidates: in
     bound = normalizer.threshold_bound(group_max)
     if bound is None:
         return None
-    bound = bound.clamp(min=torch.finfo(bound.dtype).min)  # −inf must not reach it
+    bound = cast("Tensor", bound).clamp(min=torch.finfo(bound.dtype).min)  # −inf must not reach it
     if normalizer.top_k is not None and can_pack(ranks):
         selected = select_top_k(ranks, group_max, bound, normalizer.top_k, max_candidates)
         return None if selected is None else _with_logits(block, *selected)
@@ -164,7 +166,7 @@ def _with_logits(
 
 
 def attend_candidates(
-    call: BoundCall, blocks: Sequence[CandidateBlock], output: Float[Tensor, "q value_width"]
+    call: TensorCall, blocks: Sequence[CandidateBlock], output: Float[Tensor, "q value_width"]
 ) -> list[Candidates | None]:
     """Write the output of consecutive row blocks and return the candidates that the backward pass needs.
 
@@ -173,6 +175,8 @@ def attend_candidates(
         blocks: range and candidates of each row block.
         output: output of all queries; the rows of these blocks are overwritten.
     """
+    import torch
+
     rows, candidates = _concat(blocks)
     weights = _candidate_weights(call, candidates, rows)
     tile = call.tile.restrict(rows, (0, call.tile.k_total))
@@ -183,13 +187,16 @@ def attend_candidates(
     # One key has all the weight, and no gradient reaches the logits: its weight is all that is saved.
     best = weights.argmax(dim=-1, keepdim=True)
     lengths = [stop - start for (start, stop), _ in blocks]
-    parts = zip(candidates.index.gather(-1, best).split(lengths), weights.gather(-1, best).split(lengths), strict=True)
+    split = torch.split
+    parts = zip(
+        split(candidates.index.gather(-1, best), lengths), split(weights.gather(-1, best), lengths), strict=True
+    )
     return [Candidates(index, weight, weight) for index, weight in parts]
 
 
 def backward_candidates(
-    call: BoundCall,
-    sums: BoundCall,
+    call: TensorCall,
+    sums: TensorCall,
     blocks: Sequence[CandidateBlock],
     gradient: Float[Tensor, "q value_width"],
     wanted: Sequence[bool],
@@ -214,7 +221,7 @@ def backward_candidates(
         weights = candidates.logits
         if leaves:
             ranks = leaves[0] if candidates.ranks is candidates.logits else candidates.ranks
-            trained = replace(call, normalizer=normalizer.replace_arrays(leaves[1:]))
+            trained = replace(call, normalizer=normalizer.replace_arrays(tuple(leaves[1:])))
             weights = _candidate_weights(trained, Candidates(index, leaves[0], ranks), rows)
         dropped = apply_dropout(weights, call.tile.restrict(rows, (0, call.tile.k_total)), call.dropout, keys=index)
         value, weight = leaves_of([call.value, dropped])
@@ -225,7 +232,8 @@ def backward_candidates(
     if not (leaves and dropped.requires_grad):
         return
     logit_gradient = torch.zeros_like(candidates.logits)
-    accumulate([dropped], [weight_gradient], leaves, [logit_gradient, *sums.normalizer.arrays()])
+    totals = [logit_gradient, *cast("tuple[Tensor, ...]", sums.normalizer.arrays())]
+    accumulate([dropped], [weight_gradient], leaves, totals)
     if not (call.projected and call.score.is_inner_product):
         _backward_score(call, sums, blocks, index, logit_gradient, tile_keys)
         return
@@ -239,8 +247,8 @@ def backward_candidates(
 
 
 def _backward_score(
-    call: BoundCall,
-    sums: BoundCall,
+    call: TensorCall,
+    sums: TensorCall,
     blocks: Sequence[CandidateBlock],
     index: Int[Tensor, "rows candidates"],
     logit_gradient: Float[Tensor, "rows candidates"],
@@ -258,19 +266,20 @@ def _backward_score(
         for start, stop in ranges(visible[1] - visible[0], tile_keys):
             cols = (visible[0] + start, visible[0] + stop)
             leaves = leaves_of(block_tensors(call, rows, cols))
-            score = call.score.slice(slice(*rows), slice(*cols)).replace_arrays(leaves[3 : 3 + count])
+            score = call.score.slice(slice(*rows), slice(*cols)).replace_arrays(tuple(leaves[3 : 3 + count]))
             with torch.enable_grad():
                 logits = call.logits(rows, cols, leaves[0], leaves[1], score)
             if logits is not None:
                 accumulate([logits], [dense[:, slice(*cols)]], leaves, block_tensors(sums, rows, cols))
 
 
-def _candidate_weights(call: BoundCall, candidates: Candidates, rows: Limits) -> Float[Tensor, "rows candidates"]:
+def _candidate_weights(call: TensorCall, candidates: Candidates, rows: Limits) -> Float[Tensor, "rows candidates"]:
     tile, logits = call.tile.restrict(rows, (0, call.tile.k_total)), candidates.logits
     if call.normalizer.power is not None:
-        return row_weights(call.normalizer, logits, tile)
+        return cast("Tensor", row_weights(call.normalizer, logits, tile))
     # Where exactly the top k are candidates, the normalizer need not select again.
-    return call.normalizer.simplify(logits.shape[-1]).candidate_weights(logits, candidates.ranks, tile)
+    normalizer = call.normalizer.simplify(logits.shape[-1])
+    return cast("Tensor", normalizer.candidate_weights(logits, candidates.ranks, tile))
 
 
 def _gather_sum(

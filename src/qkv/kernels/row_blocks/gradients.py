@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
-from qkv.core.equation import BoundCall, side
-from qkv.core.typing import Tensor
+from qkv.core.equation import side
+from qkv.core.typing import Array, Tensor
+from qkv.kernels.runtime.tensor_call import TensorCall
 from qkv.kernels.runtime.tile_loop import Limits
 
 __all__ = ["accumulate", "block_tensors", "leaves_of"]
 
 
-def block_tensors(call: BoundCall, rows: Limits, cols: Limits) -> list[Tensor]:
+def block_tensors(call: TensorCall, rows: Limits, cols: Limits) -> list[Tensor]:
     """Return views of query, key, value and the arrays of score and normalizer, cut to some rows and columns."""
     score = call.score.slice(slice(*rows), slice(*cols))
-    sides = [side(call.query, rows), side(call.key, cols), side(call.value, cols)]
-    return [*sides, *score.arrays(), *call.normalizer.arrays()]
+    arrays = cast("tuple[Tensor, ...]", (*score.arrays(), *call.normalizer.arrays()))
+    return [side(call.query, rows), side(call.key, cols), side(call.value, cols), *arrays]
 
 
-def leaves_of(tensors: Sequence[Tensor], wanted: Sequence[bool] | None = None) -> list[Tensor]:
+def leaves_of(arrays: Sequence[Array], wanted: Sequence[bool] | None = None) -> list[Tensor]:
     """Return detached tensors; floating-point ones (where wanted) require a gradient."""
+    tensors = cast("Sequence[Tensor]", arrays)
     flags = [True] * len(tensors) if wanted is None else wanted
     return [x.detach().requires_grad_(x.is_floating_point() and flag) for x, flag in zip(tensors, flags, strict=True)]
 

@@ -6,6 +6,7 @@ It runs normalizers that must see whole rows, and readouts. `autograd.py` does t
 from __future__ import annotations
 
 import math
+import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -20,6 +21,7 @@ from qkv.plan.problem import Problem
 
 if TYPE_CHECKING:
     from qkv.kernels.row_blocks.autograd import CandidateSearch
+    from qkv.kernels.runtime.tensor_call import TensorCall
 
 __all__ = ["RowBlocksKernel"]
 
@@ -95,13 +97,16 @@ class RowBlocksKernel(Kernel):
         from qkv.kernels.row_blocks.autograd import RowBlocks
         from qkv.kernels.runtime.isolated_autograd import project_call
 
-        with torch.autocast(call.value.device.type, enabled=False):
-            refuse_closure_gradients(call)
-            search = self._search(problem) if self._searchable(call, problem) else None
+        tensors = typing.cast("TensorCall", call)
+        with torch.autocast(tensors.value.device.type, enabled=False):
+            refuse_closure_gradients(tensors)
+            search = self._search(problem) if self._searchable(tensors, problem) else None
             if search is not None and (call.mask is None or call.finite_sides):
-                call = project_call(call)  # otherwise a masked NaN or Inf would be read through the projections
-            blocks = RowBlocks(call, problem.readouts, self._rows(problem), search=search)
+                # Otherwise a masked NaN or Inf would be read through the projections.
+                tensors = typing.cast("TensorCall", project_call(tensors))
+            blocks = RowBlocks(tensors, problem.readouts, self._rows(problem), search=search)
             output, readouts = blocks.attend()
+            assert output is not None
             return Result(cast(output, call.out_dtype), readouts)
 
     def _searchable(self, call: BoundCall, problem: Problem) -> bool:

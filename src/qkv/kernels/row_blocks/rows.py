@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import cast
 
-from qkv.core.equation import BoundCall, side
+from qkv.core.equation import side
 from qkv.core.typing import Float, Tensor
+from qkv.kernels.runtime.tensor_call import TensorCall
 from qkv.kernels.runtime.tile_loop import Limits, ranges
 
 __all__ = ["RowLogits", "padded_row_logits", "row_logits_buffer", "visible_range"]
@@ -51,12 +53,12 @@ def padded_width(keys: int) -> int:
     return -(-keys // GROUP_SIZE) * GROUP_SIZE
 
 
-def row_logits_buffer(call: BoundCall, rows: int) -> Float[Tensor, " size"]:
+def row_logits_buffer(call: TensorCall, rows: int) -> Float[Tensor, " size"]:
     """Allocate a buffer for the logits of blocks of at most `rows` queries."""
     return call.value.new_empty(min(rows, call.tile.q_total) * padded_width(call.tile.k_total))
 
 
-def visible_range(call: BoundCall, rows: Limits) -> Limits:
+def visible_range(call: TensorCall, rows: Limits) -> Limits:
     """Return the range from the first to the last key that the mask may allow for some of these queries."""
     k = call.tile.k_total
     if call.mask is None:
@@ -70,7 +72,7 @@ def visible_range(call: BoundCall, rows: Limits) -> Limits:
 
 
 def padded_row_logits(
-    call: BoundCall, rows: Limits, cols: Limits, buffer: Float[Tensor, " size"], tile_keys: int
+    call: TensorCall, rows: Limits, cols: Limits, buffer: Float[Tensor, " size"], tile_keys: int
 ) -> RowLogits:
     """Compute the logits and ranks of a row block.
 
@@ -105,11 +107,11 @@ def _chunks(cols: Limits, step: int) -> Iterator[Limits]:
     return ((cols[0] + start, cols[0] + stop) for start, stop in ranges(cols[1] - cols[0], step))
 
 
-def _coverage_step(call: BoundCall) -> int:
+def _coverage_step(call: TensorCall) -> int:
     return max(512, -(-call.tile.k_total // COVERAGE_CHUNKS))
 
 
-def _apply_mask(call: BoundCall, padded: Float[Tensor, "rows width"], rows: Limits, cols: Limits) -> None:
+def _apply_mask(call: TensorCall, padded: Float[Tensor, "rows width"], rows: Limits, cols: Limits) -> None:
     if call.mask is None:
         return
     for chunk in _chunks(cols, _coverage_step(call)):
@@ -119,11 +121,12 @@ def _apply_mask(call: BoundCall, padded: Float[Tensor, "rows width"], rows: Limi
         if coverage == "none":
             target.fill_(-math.inf)
         elif coverage == "part":
-            target.masked_fill_(~call.mask.slice(slice(*rows), slice(*chunk)).allowed(tile, target), -math.inf)
+            allowed = call.mask.slice(slice(*rows), slice(*chunk)).allowed(tile, target)
+            target.masked_fill_(~cast("Tensor", allowed), -math.inf)
 
 
 def _ranks(
-    call: BoundCall, padded: Float[Tensor, "rows width"], rows: Limits, cols: Limits
+    call: TensorCall, padded: Float[Tensor, "rows width"], rows: Limits, cols: Limits
 ) -> Float[Tensor, "rows width"]:
     """Return the normalizer's ranks: the logits themselves, or a new array computed chunk by chunk."""
     import torch
@@ -136,5 +139,5 @@ def _ranks(
         if chunk_ranks is logits:
             return padded
         ranks = torch.full_like(padded, -math.inf) if ranks is None else ranks
-        ranks[:, at] = chunk_ranks
+        ranks[:, at] = cast("Tensor", chunk_ranks)
     return padded if ranks is None else ranks

@@ -80,7 +80,7 @@ def _weights(
     if group_max is None:
         groups = k // GROUP_SIZE if k >= 16 * GROUP_SIZE else 0
         group_max = (
-            rows if not groups else rows[:, : groups * GROUP_SIZE].unflatten(1, (GROUP_SIZE, groups)).amax(dim=1)
+            rows if not groups else rows[:, : groups * GROUP_SIZE].view(len(rows), GROUP_SIZE, groups).amax(dim=1)
         )
         maximum = group_max.amax(dim=-1, keepdim=True)
         if groups * GROUP_SIZE < k and groups:
