@@ -210,6 +210,19 @@ if TYPE_CHECKING:
         key: Tensor
         value: Tensor
 
+        def queries(self, rows: tuple[int, int]) -> Tensor:
+            """Return the queries within `rows`."""
+
+        def logits(
+            self,
+            rows: tuple[int, int],
+            cols: tuple[int, int],
+            query: Array | None = None,
+            key: Array | None = None,
+            score: Score | None = None,
+        ) -> Tensor | None:
+            """Return the logits of a tile, or None where the mask allows nothing."""
+
         def with_projections(self, query: Array, key: Array) -> TorchCall:
             """Return the changed call."""
 

@@ -19,12 +19,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from qkv.core.arrays import cast, namespace
-from qkv.core.equation import BoundCall, apply_dropout, bind_call, masked_logits
+from qkv.core.equation import BoundCall, TorchCall, apply_dropout, bind_call, masked_logits
 from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, DType, Float, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
-from qkv.kernels.runtime.tensor_call import TensorCall
 from qkv.kernels.runtime.tile_loop import fully_masked, row_weights
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
 from qkv.normalizers.base import Normalizer
@@ -169,7 +168,7 @@ def attend_chunked(
 
 
 @dataclass(frozen=True)
-class ChunkedCall(TensorCall):
+class ChunkedCall(TorchCall):
     """A call whose keys and values are chunked, and whose tiles are whole chunks."""
 
     chunked: tuple[ChunkedTensor, ChunkedTensor] | None = None

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 
 from qkv.core.arrays import cast, is_array
+from qkv.core.equation import TorchCall
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.fused.layout import Layout, layout_of, split_mask
@@ -26,7 +27,6 @@ from qkv.kernels.fused.sdpa import (
     results_are_finite,
 )
 from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
-from qkv.kernels.runtime.tensor_call import TensorCall
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
 from qkv.masks.base import Mask
 from qkv.normalizers import Softmax
@@ -77,7 +77,7 @@ def _run_shortcut(
     return Result(attention.layout.output(output, value.shape[-1]), (), _FINITE)
 
 
-def run(call: TensorCall, problem: Problem) -> Result | None:
+def run(call: TorchCall, problem: Problem) -> Result | None:
     """Run the call; None where the data is not finite."""
     fused = _LiftedCall.of(call, problem)
     if problem.traced:
@@ -97,7 +97,7 @@ def run(call: TensorCall, problem: Problem) -> Result | None:
 class _LiftedCall:
     """A call with lifted queries and keys, and all sides of one width."""
 
-    call: TensorCall
+    call: TorchCall
     problem: Problem
     layout: Layout
     query: Float[Tensor, "*own_query q width"]
@@ -106,7 +106,7 @@ class _LiftedCall:
     scale: float
 
     @classmethod
-    def of(cls, call: TensorCall, problem: Problem) -> _LiftedCall:
+    def of(cls, call: TorchCall, problem: Problem) -> _LiftedCall:
         """Lift and pad, outside of autocast."""
         import torch
 
@@ -117,7 +117,7 @@ class _LiftedCall:
             return cls._of(call, problem)
 
     @classmethod
-    def _of(cls, call: TensorCall, problem: Problem) -> _LiftedCall:
+    def _of(cls, call: TorchCall, problem: Problem) -> _LiftedCall:
         query, key, scale = _lift(call)
         sides = [query, key, call.value]
         width = max(query.shape[-1], call.value.shape[-1])
@@ -184,7 +184,7 @@ class _LiftedCall:
         return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
 
     def _zero_nonfinite(self) -> tuple[_LiftedCall, Tensor]:
-        """Return the call with finite keys and values, and NaN for each query that may attend to another key."""
+        """Return the call with non-finite keys and values set to 0, and NaN for each query that may attend to one."""
         import torch
 
         key, value = (torch.where(x.isfinite(), x, 0.0) for x in (self.key, self.value))
@@ -221,13 +221,13 @@ class _DoubleBackward:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, gradient: Tensor) -> list[Tensor | None]:
         """Return the gradients of query, key and value."""
         softmax = Softmax(1.0 / self.scale)
-        call = TensorCall(query, key, value, Dot(), softmax, self.mask, self.tile, 0.0, value.dtype)
+        call = TorchCall(query, key, value, Dot(), softmax, self.mask, self.tile, 0.0, value.dtype)
         rows = row_block_size(self.problem, ROW_BLOCK_BUDGET, row_block_arrays(self.problem))
         gradient = gradient.reshape((*self.tile.batch, *gradient.shape[-2:]))
         return double_backward(RowBlocks(call, (), rows), (query, key, value), [gradient])
 
 
-def _lift(call: TensorCall) -> tuple[Tensor, Tensor, float]:
+def _lift(call: TorchCall) -> tuple[Tensor, Tensor, float]:
     """Return the lifted queries and keys, and the factor of their product."""
     score, tile = call.score, call.tile
     temperature = getattr(call.normalizer, "temperature", 1.0)
@@ -237,12 +237,12 @@ def _lift(call: TensorCall) -> tuple[Tensor, Tensor, float]:
     *lifted, scale = score.scaled_lift(call.query, call.key, tile)
     query, key = typing.cast("list[Tensor]", lifted)
     if is_array(temperature):
-        divisor: Tensor = temperature[..., None, None] if temperature.ndim else temperature
+        divisor = typing.cast("Tensor", temperature[..., None, None] if temperature.ndim else temperature)
         return query / divisor, key, scale
     return query, key, scale / temperature
 
 
-def _zero_masked(call: TensorCall, keys: Mask) -> TensorCall | None:
+def _zero_masked(call: TorchCall, keys: Mask) -> TorchCall | None:
     """Return the call with masked keys and values set to 0; None where a shared key is masked for some elements."""
     import torch
 

@@ -24,7 +24,7 @@ from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
 
 if TYPE_CHECKING:
-    from qkv.kernels.runtime.tensor_call import TensorCall
+    from qkv.core.equation import TorchCall
 
 __all__ = ["FusedKernel"]
 
@@ -137,10 +137,11 @@ class FusedKernel(Kernel):
         """Run the fused call, or the tiled kernel where the data is not finite."""
         from qkv.kernels.fused.call import run
 
-        result = run(typing.cast("TensorCall", call), problem)
+        tensors = typing.cast("TorchCall", call)
+        result = run(tensors, problem)
         if result is not None:
             return result
-        return dataclasses.replace(TiledKernel().run(call, problem), guards=("not all finite: tiled",))
+        return dataclasses.replace(TiledKernel().run(tensors, problem), guards=("not all finite: tiled",))
 
 
 _SCRATCH = 8 * 2**20

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from qkv.core.arrays import requires_gradient
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
-from qkv.core.equation import apply_dropout, side
+from qkv.core.equation import TorchCall, apply_dropout, side
 from qkv.core.typing import Array, Tensor
 from qkv.kernels.row_blocks.candidates import (
     Candidates,
@@ -29,7 +29,6 @@ from qkv.kernels.row_blocks.candidates import (
 from qkv.kernels.row_blocks.gradients import accumulate, block_tensors, leaves_of
 from qkv.kernels.row_blocks.rows import RowLogits, padded_row_logits, row_logits_buffer, visible_range
 from qkv.kernels.row_blocks.thresholds import sparse_weights_
-from qkv.kernels.runtime.tensor_call import TensorCall
 from qkv.kernels.runtime.tile_loop import Limits, fully_masked, ranges, weigh_rows
 from qkv.readouts import Readout, Reduction
 from qkv.readouts.base import flatten, unflatten
@@ -116,7 +115,7 @@ class RowBlocks:
             readouts, and all values are finite.
     """
 
-    call: TensorCall
+    call: TorchCall
     readouts: tuple[Readout, ...]
     rows: int
     with_output: bool = True
@@ -221,7 +220,7 @@ class RowBlocks:
         axes = [-len(reduction.shape) for reduction in self._reductions(next(self._blocks()))]
         return [torch.cat(x, dim=axis) if isinstance(x, list) else x for x, axis in zip(whole, axes, strict=True)]
 
-    def weigh(self, call: TensorCall, rows: Limits, cols: Limits, tensors: Sequence[Tensor]) -> list[Tensor]:
+    def weigh(self, call: TorchCall, rows: Limits, cols: Limits, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the results of one block that attends to all of its keys; differentiable.
 
         Args:
@@ -247,7 +246,7 @@ class RowBlocks:
             found += flatten(result)
         return cast("list[Tensor]", found)
 
-    def _elements(self) -> Iterator[tuple[BatchIndex, TensorCall]]:
+    def _elements(self) -> Iterator[tuple[BatchIndex, TorchCall]]:
         """Yield all batch elements at once, or one after the other where candidates are searched."""
         if self.search is None:
             yield (), self.call
@@ -266,7 +265,7 @@ class RowBlocks:
         return [output, *read] if self.with_output else read
 
     def _attend(
-        self, call: TensorCall, index: BatchIndex, rows: Limits, saved: Saved, buffer: Tensor | None
+        self, call: TorchCall, index: BatchIndex, rows: Limits, saved: Saved, buffer: Tensor | None
     ) -> Candidates | None:
         """Return the candidates of a block, or where there are too many, write the results of all keys."""
         if self.search is None or buffer is None:
@@ -286,8 +285,8 @@ class RowBlocks:
 
     def _backward_block(
         self,
-        call: TensorCall,
-        sums: TensorCall,
+        call: TorchCall,
+        sums: TorchCall,
         block: Limits,
         index: BatchIndex,
         saved: Saved,
@@ -335,7 +334,7 @@ def double_backward(blocks: RowBlocks, tensors: Sequence[Tensor], gradients: Seq
     return [next(found) if x.requires_grad else None for x in tensors]
 
 
-def _attend_all(call: TensorCall, rows: Limits, block: RowLogits) -> Tensor:
+def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> Tensor:
     """Return the output of all keys; the logits may be overwritten."""
     tile, normalizer = call.tile.restrict(rows, block.cols), call.normalizer
     if normalizer.power is not None and normalizer.scale is not None:

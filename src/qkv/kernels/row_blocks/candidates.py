@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from qkv.core.equation import apply_dropout, side
+from qkv.core.equation import TorchCall, apply_dropout, side
 from qkv.core.typing import Float, Int, Tensor
 from qkv.kernels.row_blocks.gradients import accumulate, block_tensors, leaves_of
 from qkv.kernels.row_blocks.rows import RowLogits, visible_range
 from qkv.kernels.row_blocks.top_k import can_pack, select_top_k
-from qkv.kernels.runtime.tensor_call import TensorCall
 from qkv.kernels.runtime.tile_loop import Limits, ranges, row_weights
 from qkv.normalizers import Normalizer
 
@@ -166,7 +165,7 @@ def _with_logits(
 
 
 def attend_candidates(
-    call: TensorCall, blocks: Sequence[CandidateBlock], output: Float[Tensor, "q value_width"]
+    call: TorchCall, blocks: Sequence[CandidateBlock], output: Float[Tensor, "q value_width"]
 ) -> list[Candidates | None]:
     """Write the output of consecutive row blocks and return the candidates that the backward pass needs.
 
@@ -195,8 +194,8 @@ def attend_candidates(
 
 
 def backward_candidates(
-    call: TensorCall,
-    sums: TensorCall,
+    call: TorchCall,
+    sums: TorchCall,
     blocks: Sequence[CandidateBlock],
     gradient: Float[Tensor, "q value_width"],
     wanted: Sequence[bool],
@@ -247,8 +246,8 @@ def backward_candidates(
 
 
 def _backward_score(
-    call: TensorCall,
-    sums: TensorCall,
+    call: TorchCall,
+    sums: TorchCall,
     blocks: Sequence[CandidateBlock],
     index: Int[Tensor, "rows candidates"],
     logit_gradient: Float[Tensor, "rows candidates"],
@@ -273,7 +272,7 @@ def _backward_score(
                 accumulate([logits], [dense[:, slice(*cols)]], leaves, block_tensors(sums, rows, cols))
 
 
-def _candidate_weights(call: TensorCall, candidates: Candidates, rows: Limits) -> Float[Tensor, "rows candidates"]:
+def _candidate_weights(call: TorchCall, candidates: Candidates, rows: Limits) -> Float[Tensor, "rows candidates"]:
     tile, logits = call.tile.restrict(rows, (0, call.tile.k_total)), candidates.logits
     if call.normalizer.power is not None:
         return cast("Tensor", row_weights(call.normalizer, logits, tile))

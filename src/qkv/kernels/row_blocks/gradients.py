@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-from qkv.core.equation import side
+from qkv.core.equation import TorchCall, side
 from qkv.core.typing import Array, Tensor
-from qkv.kernels.runtime.tensor_call import TensorCall
 from qkv.kernels.runtime.tile_loop import Limits
 
 __all__ = ["accumulate", "block_tensors", "leaves_of"]
 
 
-def block_tensors(call: TensorCall, rows: Limits, cols: Limits) -> list[Tensor]:
+def block_tensors(call: TorchCall, rows: Limits, cols: Limits) -> list[Tensor]:
     """Return views of query, key, value and the arrays of score and normalizer, cut to some rows and columns."""
     score = call.score.slice(slice(*rows), slice(*cols))
     arrays = cast("tuple[Tensor, ...]", (*score.arrays(), *call.normalizer.arrays()))

@@ -20,8 +20,8 @@ from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
 
 if TYPE_CHECKING:
+    from qkv.core.equation import TorchCall
     from qkv.kernels.row_blocks.autograd import CandidateSearch
-    from qkv.kernels.runtime.tensor_call import TensorCall
 
 __all__ = ["RowBlocksKernel"]
 
@@ -97,13 +97,13 @@ class RowBlocksKernel(Kernel):
         from qkv.kernels.row_blocks.autograd import RowBlocks
         from qkv.kernels.runtime.isolated_autograd import project_call
 
-        tensors = typing.cast("TensorCall", call)
+        tensors = typing.cast("TorchCall", call)
         with torch.autocast(tensors.value.device.type, enabled=False):
             refuse_closure_gradients(tensors)
             search = self._search(problem) if self._searchable(tensors, problem) else None
             if search is not None and (call.mask is None or call.finite_sides):
                 # Otherwise a masked NaN or Inf would be read through the projections.
-                tensors = typing.cast("TensorCall", project_call(tensors))
+                tensors = typing.cast("TorchCall", project_call(tensors))
             blocks = RowBlocks(tensors, problem.readouts, self._rows(problem), search=search)
             output, readouts = blocks.attend()
             assert output is not None

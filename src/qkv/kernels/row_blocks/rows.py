@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from qkv.core.equation import side
+from qkv.core.equation import TorchCall, side
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.runtime.tensor_call import TensorCall
 from qkv.kernels.runtime.tile_loop import Limits, ranges
 
 __all__ = ["RowLogits", "padded_row_logits", "row_logits_buffer", "visible_range"]
@@ -53,12 +52,12 @@ def padded_width(keys: int) -> int:
     return -(-keys // GROUP_SIZE) * GROUP_SIZE
 
 
-def row_logits_buffer(call: TensorCall, rows: int) -> Float[Tensor, " size"]:
+def row_logits_buffer(call: TorchCall, rows: int) -> Float[Tensor, " size"]:
     """Allocate a buffer for the logits of blocks of at most `rows` queries."""
     return call.value.new_empty(min(rows, call.tile.q_total) * padded_width(call.tile.k_total))
 
 
-def visible_range(call: TensorCall, rows: Limits) -> Limits:
+def visible_range(call: TorchCall, rows: Limits) -> Limits:
     """Return the range from the first to the last key that the mask may allow for some of these queries."""
     k = call.tile.k_total
     if call.mask is None:
@@ -72,7 +71,7 @@ def visible_range(call: TensorCall, rows: Limits) -> Limits:
 
 
 def padded_row_logits(
-    call: TensorCall, rows: Limits, cols: Limits, buffer: Float[Tensor, " size"], tile_keys: int
+    call: TorchCall, rows: Limits, cols: Limits, buffer: Float[Tensor, " size"], tile_keys: int
 ) -> RowLogits:
     """Compute the logits and ranks of a row block.
 
@@ -107,11 +106,11 @@ def _chunks(cols: Limits, step: int) -> Iterator[Limits]:
     return ((cols[0] + start, cols[0] + stop) for start, stop in ranges(cols[1] - cols[0], step))
 
 
-def _coverage_step(call: TensorCall) -> int:
+def _coverage_step(call: TorchCall) -> int:
     return max(512, -(-call.tile.k_total // COVERAGE_CHUNKS))
 
 
-def _apply_mask(call: TensorCall, padded: Float[Tensor, "rows width"], rows: Limits, cols: Limits) -> None:
+def _apply_mask(call: TorchCall, padded: Float[Tensor, "rows width"], rows: Limits, cols: Limits) -> None:
     if call.mask is None:
         return
     for chunk in _chunks(cols, _coverage_step(call)):
@@ -126,7 +125,7 @@ def _apply_mask(call: TensorCall, padded: Float[Tensor, "rows width"], rows: Lim
 
 
 def _ranks(
-    call: TensorCall, padded: Float[Tensor, "rows width"], rows: Limits, cols: Limits
+    call: TorchCall, padded: Float[Tensor, "rows width"], rows: Limits, cols: Limits
 ) -> Float[Tensor, "rows width"]:
     """Return the normalizer's ranks: the logits themselves, or a new array computed chunk by chunk."""
     import torch
