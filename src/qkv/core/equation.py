@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qkv.core import random
 from qkv.core.arrays import (
@@ -213,14 +213,7 @@ if TYPE_CHECKING:
         def queries(self, rows: tuple[int, int]) -> Tensor:
             """Return the queries within `rows`."""
 
-        def logits(
-            self,
-            rows: tuple[int, int],
-            cols: tuple[int, int],
-            query: Array | None = None,
-            key: Array | None = None,
-            score: Score | None = None,
-        ) -> Tensor | None:
+        def logits(self, *args: Any, **kwargs: Any) -> Tensor | None:
             """Return the logits of a tile, or None where the mask allows nothing."""
 
         def with_projections(self, query: Array, key: Array) -> TorchCall:
