@@ -210,9 +210,6 @@ if TYPE_CHECKING:
         key: Tensor
         value: Tensor
 
-        def queries(self, rows: tuple[int, int]) -> Tensor:
-            """Return the queries within `rows`."""
-
         def logits(self, *args: Any, **kwargs: Any) -> Tensor | None:
             """Return the logits of a tile, or None where the mask allows nothing."""
 

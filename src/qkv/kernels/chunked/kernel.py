@@ -273,7 +273,7 @@ def _is_plain_softmax(normalizer: Normalizer) -> bool:
 
 def _row_logits(call: ChunkedCall) -> Float[Tensor, "*batch q k"]:
     """Return whole rows of logits, −inf where a key is excluded."""
-    query, score = call.queries(call.tile.rows), call.score
+    query, score = typing.cast("Tensor", call.queries(call.tile.rows)), call.score
     if score.is_scaled_dot:  # the keys are compared as they are, so the queries are scaled once
         lifted, _, scale = score.scaled_lift(query, query, call.tile)
         query = typing.cast("Tensor", lifted if scale == 1 else lifted * scale)
