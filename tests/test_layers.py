@@ -1,6 +1,7 @@
-"""The arrows of ARCHITECTURE.md: a package imports itself and what stands below it, not its neighbours."""
+"""The layers of ARCHITECTURE.md: a package imports itself and the packages below it, and no module imports in a cycle."""
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,55 @@ def test_every_package_has_a_layer() -> None:
 def test_no_module_is_longer_than_the_longest_that_was_justified() -> None:
     long = {str(p.relative_to(SOURCE)): n for p in MODULES if (n := len(p.read_text().splitlines())) > LONGEST}
     assert not long, f"over {LONGEST} lines: {long}. Split it, or justify it in docs/decisions and here."
+
+
+def module_name(path: Path) -> str:
+    """Return the dotted name of a module or package."""
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(path: Path, names: set[str]) -> set[str]:
+    """Return the modules of `names` that a module imports, within functions too, but not for type checkers alone."""
+    found: set[str] = set()
+    queue: list[ast.AST] = [ast.parse(path.read_text())]
+    while queue:
+        node = queue.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            queue += node.orelse
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (members & names) or {node.module}
+        queue += ast.iter_child_nodes(node)
+    return (found & names) - {module_name(path)}
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    names = {module_name(path) for path in MODULES}
+    # A package's own file only re-exports; what matters is the module behind the name.
+    graph = {
+        module_name(path): imported_modules(path, names)
+        for path in MODULES
+        if path.name not in ("__init__.py", "__main__.py")
+    }
+    cycles = list(find_cycles(graph))
+    assert not cycles, cycles
+
+
+def find_cycles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
+    """Return one cycle for each module from which a depth-first search comes back to it."""
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> Iterator[list[str]]:
+        if name in path:
+            yield [*path[path.index(name) :], name]
+        elif name in graph and name not in done:
+            for other in sorted(graph[name]):
+                yield from visit(other, [*path, name])
+            done.add(name)
+
+    for name in sorted(graph):
+        yield from visit(name, [])
