@@ -1,4 +1,4 @@
-"""The layers of ARCHITECTURE.md: a package imports itself and the packages below it, and no module imports in a cycle."""
+"""Check the layers of ARCHITECTURE.md: packages import themselves and those below, modules never in a cycle."""
 
 import ast
 from collections.abc import Iterator

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cache
 from types import EllipsisType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -46,6 +46,8 @@ def array_field(*names: str, default: Any = dataclasses.MISSING) -> Any:
 
 class Part:
     """A frozen dataclass of numbers, names, arrays and other parts."""
+
+    is_part: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -192,7 +194,7 @@ class Part:
 def _register_pytree(kind: type[Part]) -> None:
     from qkv.core.pytrees import register
 
-    register(kind)
+    register(kind, Part)
 
 
 def _fields(part: Part) -> dict[str, tuple[str, ...] | None]:

@@ -8,24 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 from qkv.core.arrays import is_array
-from qkv.core.parts import Part
+
+if TYPE_CHECKING:
+    from qkv.core.parts import Part
 
 __all__ = ["Skeleton", "register"]
 
 _REGISTERED: set[type] = set()
 
 
-def register(kind: type[Part]) -> None:
-    """Register a class and all subclasses of `Part` that are not registered yet."""
+def register(kind: type[Part], root: type[Part]) -> None:
+    """Register a class and all subclasses of `root` that are not registered yet."""
     if kind in _REGISTERED:
         return
     import jax
 
     # Classes defined before JAX was imported are not registered yet.
-    kinds: list[type[Part]] = [kind, Part]
+    kinds: list[type[Part]] = [kind, root]
     while kinds:
         one = kinds.pop()
         kinds += one.__subclasses__()
@@ -60,7 +62,7 @@ class Skeleton:
     part: Part
 
     def __post_init__(self) -> None:
-        part = cast(Part, _mapped(self.part, lambda leaf: _Placeholder()))
+        part = cast("Part", _mapped(self.part, lambda leaf: _Placeholder()))
         object.__setattr__(self, "part", part)
         object.__setattr__(self, "_signature", (type(part), part.signature()))
 
@@ -91,16 +93,21 @@ def _unflatten(skeleton: Skeleton, leaves: Iterable[object]) -> Part:
         leaf = next(queue)
         return leaf if is_array(leaf) else _Leaf(leaf)
 
-    return cast(Part, _mapped(skeleton.part, fill))
+    return cast("Part", _mapped(skeleton.part, fill))
 
 
 def _mapped(value: object, function: Callable[[object], object]) -> object:
     """Return the part with `function` applied to every array, placeholder and leaf."""
     if isinstance(value, tuple):
         return tuple(_mapped(item, function) for item in value)
-    if isinstance(value, Part):
+    if _is_part(value):
         out = object.__new__(type(value))
         for name, field in value.__dict__.items():
             object.__setattr__(out, name, _mapped(field, function))
         return out
     return function(value) if is_array(value) or isinstance(value, (_Placeholder, _Leaf)) else value
+
+
+def _is_part(value: object) -> TypeGuard[Part]:
+    # Not by `isinstance`: parts register themselves here, so this module cannot import their class.
+    return bool(getattr(type(value), "is_part", False))

@@ -153,9 +153,9 @@ class Index:
             DataError: the folder holds no index.
             DamagedStoreError: a file is missing or truncated.
         """
-        from qkv.search.index_files import open_index
+        from qkv.search.index_files import read_index
 
-        return open_index(Path(path))
+        return cls(**read_index(Path(path)))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the index to a folder atomically; an existing index is replaced.

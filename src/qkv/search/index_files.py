@@ -25,7 +25,7 @@ from qkv.errors import DamagedStoreError, DataError, StoreBusyError
 if TYPE_CHECKING:
     from qkv.search.index import Index
 
-__all__ = ["is_index", "check_index_path", "open_index", "save_index"]
+__all__ = ["is_index", "check_index_path", "read_index", "save_index"]
 
 _FORMAT = 2
 _LOCK = "writer.lock"
@@ -94,14 +94,13 @@ def _replace(index: Index, path: Path) -> None:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def open_index(path: Path) -> Index:
-    """Open an index; see `Index.open`."""
+def read_index(path: Path) -> dict[str, Any]:
+    """Read an index and return the arguments of `Index`; see `Index.open`."""
     import pyarrow as pa
     from scipy.sparse import csc_array, load_npz
 
     from qkv.search.bm25 import BM25, Vocabulary
     from qkv.search.encoder_registry import ENCODERS
-    from qkv.search.index import Index
     from qkv.search.passage_vectors import PassageVectors
 
     held = _described(path)
@@ -132,7 +131,15 @@ def open_index(path: Path) -> Index:
         keys = PassageVectors(load_npz(folder / "keys.npz"))
     metric = np.load(folder / "metric.npy") if (folder / "metric.npy").is_file() else None
     bm25 = BM25(scores, words["known"].tolist())
-    return Index(table, encoder, keys, bm25, Vocabulary(held["stem"]), mix=held["mix"], metric=metric)
+    return {
+        "table": table,
+        "encoder": encoder,
+        "keys": keys,
+        "words": bm25,
+        "splitter": Vocabulary(held["stem"]),
+        "mix": held["mix"],
+        "metric": metric,
+    }
 
 
 def _write_parts(index: Index, folder: Path) -> None:
