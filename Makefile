@@ -43,7 +43,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/test_layers.py tests/test_public_names.py tests/test_docs.py
+	$(BIN)/python -m pytest tests/test_layers.py tests/test_map.py tests/test_public_names.py tests/test_docs.py
 
 $(VENV)/.bench: $(VENV)/.dev
 	$(PIP) -e ".[dev,bench]"

@@ -220,13 +220,25 @@ def test_what_ask_does_is_remembered_beside_the_encoder(path):
 # -- a life on disk -------------------------------------------------------------------------------------
 
 
+def nearest(answer, count):
+    """Return the numbers of the rows of largest weight, in increasing order.
+
+    Which further rows have weight depends on the processor: the smallest singular values of these texts are equal.
+    """
+    weights = [row.weight for row in answer.rows]
+    assert weights == sorted(weights, reverse=True)
+    assert weights[0] == pytest.approx(weights[count - 1], rel=1e-2)
+    assert len(weights) == count or weights[count] < 0.5 * weights[count - 1]
+    return sorted(row.record["number"] for row in answer.rows[:count])
+
+
 def test_appended_rows_are_encoded_by_what_the_first_rows_taught(path, backend):
     store = made(path, backend)
     before = (path / "attached" / "encoder.npz").read_bytes()
     store.append(MORE)
     for each in both(path):
-        assert each.ask("shadows").value == pytest.approx((1 + 20) / 2, abs=0.5)
-        assert each.at(2).ask("shadows").value == pytest.approx(1, abs=0.5)
+        assert nearest(each.ask("shadows"), 2) == [1.0, 20.0]
+        assert nearest(each.at(2).ask("shadows"), 1) == [1.0]
     assert (path / "attached" / "encoder.npz").read_bytes() == before
     vectors = store.store.to_table(["vector of text"]).column(0).to_pylist()
     assert vectors[5] is vectors[6] is None
@@ -235,7 +247,7 @@ def test_appended_rows_are_encoded_by_what_the_first_rows_taught(path, backend):
     store.compact(keep=1)
     assert store.verify() == []
     for each in both(path):
-        assert each.ask("shadows").value == pytest.approx(20, abs=0.5)
+        assert nearest(each.ask("shadows"), 1) == [20.0]
 
 
 def test_another_process_asks_and_appends_and_this_one_sees_it(path, backend):
@@ -261,11 +273,11 @@ def test_another_key_of_the_store_is_compared_as_it_is(path):
     assert "compared by Spelling" in other.ask("b").notes[1]
     other.append(MORE)
     assert here.refresh()
-    assert here.ask("shadows").value == pytest.approx(10.5, abs=0.5)
+    assert nearest(here.ask("shadows"), 2) == [1.0, 20.0]
     turned = here.swap()
     assert (turned.key, turned.value) == (("number",), "text")
     assert turned.ask(3.0, score="gaussian:0.1").value == TEXTS[3]
-    assert turned.swap().ask("shadows").value == pytest.approx(10.5, abs=0.5)
+    assert nearest(turned.swap().ask("shadows"), 2) == [1.0, 20.0]
     with pytest.raises(DataError, match="no column 'vector of text'"):
         Database.open(path, "vector of text", "number")
 

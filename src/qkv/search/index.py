@@ -290,7 +290,8 @@ class Index:
             (left, first), (right, second) = own, self.encoder.word_contributions(text)
             through = first if self.metric is None else first @ self.metric
             shares = through @ second.T
-            parts.append((left, right, bound.vector_scale[0] * (shares if self.keys.dense else shares.toarray())))
+            shares = shares if isinstance(shares, np.ndarray) else shares.toarray()
+            parts.append((left, right, bound.vector_scale[0] * shares))
         shared = self.words.contributions(self.splitter(query), row)
         if bound.bm25_scale[0] and shared:
             names = list(shared)
