@@ -11,6 +11,7 @@ import functools
 import os
 import re
 import sys
+from collections import Counter
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType
@@ -22,6 +23,10 @@ _AXES = re.compile(r"\b(Bool|Float|Int|Num|Shaped)\[")
 LEFT_OUT = ("qkv.interop.keras", "qkv.kernels.compiled", "qkv.nn", "qkv.engine", "qkv.testing", "qkv.core.typing")
 """torch.compile and Keras trace these, where a decorator breaks the graph; the engine checks what it is given; pytest
 rewrites the suites."""
+AT_MOST = 20
+"""Calls of a function that are checked in a test module. A check takes some 100 µs, and kernels call for every tile."""
+CALLS: Counter[Any] = Counter()
+"""Checked calls of each function since the test module began."""
 
 
 def check_shapes() -> None:
@@ -36,7 +41,7 @@ def check_shapes() -> None:
 
 
 def checked(function: Any) -> Any:
-    """Return `function` with its array annotations checked at every call."""
+    """Return `function` with its array annotations checked at its first calls in each test module."""
     from beartype import beartype
     from jaxtyping import jaxtyped
 
@@ -47,9 +52,11 @@ def checked(function: Any) -> Any:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         torch = sys.modules.get("torch")
-        # To compare a symbolic length with a number would fix it in the graph.
-        exporting = torch is not None and torch.compiler.is_exporting()
-        return (function if exporting else with_checks)(*args, **kwargs)
+        # A tracer would put the checks, and the lengths that they compare, into its graph.
+        if CALLS[function] >= AT_MOST or (torch is not None and torch.compiler.is_compiling()):
+            return function(*args, **kwargs)
+        CALLS[function] += 1
+        return with_checks(*args, **kwargs)
 
     return call
 

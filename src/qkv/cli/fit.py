@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -86,7 +86,7 @@ def fit_search(
         raise OptionError("there is no --save. Name the folder for the trained index.")
     check_index_path(Path(target))
     given = {"penalty": penalty, "temperature": temperature, "loss": loss, "steps": steps}
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    options: dict[str, object] = {name: value for name, value in given.items() if value is not None}
     with ProgressBar() as progress:
         index, read = open_judged(
             collection, index, progress, build, queries=queries, relevant=relevant, text=text, split=split

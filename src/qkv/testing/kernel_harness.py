@@ -62,7 +62,7 @@ def allow_refusal(test: Callable[..., ArrayLike]) -> Callable[..., ArrayLike]:
         try:
             test(self, *args, **kwargs)
         except RefusedError as refusal:
-            # Any other refusal, or a refusal without a reason, is a failure.
+            # Every other refusal, or a refusal without a reason, is a failure.
             if not re.match(rf"the kernel {self.kernel.name} cannot run this: .{{10}}", str(refusal)):
                 raise
 

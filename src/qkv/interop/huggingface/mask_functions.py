@@ -1,7 +1,7 @@
 """Translate the mask functions of transformers, closures over (batch, head, query, key), into masks of qkv.
 
 The functions of `transformers.masking_utils` are recognised by their names, and their parameters are read from
-the variables that they close over. Any other function becomes a `FunctionMask`, which calls it for each tile.
+the variables that they close over. Every other function becomes a `FunctionMask`, which calls it for each tile.
 
     causal, sliding window                      Causal, Window
     chunks, packed sequences, blocks            Documents

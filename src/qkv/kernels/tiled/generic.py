@@ -1,4 +1,4 @@
-"""Any normalizer that accumulates tiles, in PyTorch, by the normalizer's own functions.
+"""Accumulation of tiles by the normalizer's own functions, in PyTorch.
 
 backward: weights of the tile from the summary;  dV += Wᵀ dO
           dS by the normalizer's `logit_gradient`;  query, key and arrays from dS, by autograd on the tile
