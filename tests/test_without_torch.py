@@ -31,7 +31,7 @@ from qkv import masks, normalizers, readouts
 from qkv.errors import RefusedError
 from qkv.kernels import KERNELS
 from qkv.testing.cases import MASKS, NORMALIZERS, SCORES, Case
-from qkv.testing.execution import run_plain
+from qkv.testing.execution import run_eagerly
 from qkv.testing.libraries import Setting
 from qkv.core.equation import attend_dense
 
@@ -106,7 +106,7 @@ for n, score in enumerate(SCORES):
     for normalizer in (names if score in ("dot", "exact") else [names[n % len(names)]]):
         mask = list(MASKS)[n % len(MASKS)]
         call = Case(score, normalizer, mask).call()
-        got = run_plain(call, Setting("numpy", "float64"), None).output
+        got = run_eagerly(call, Setting("numpy", "float64"), None).output
         wanted = attend_dense(call.query, call.key, call.value, score=call.score, normalizer=call.normalizer,
                               mask=call.mask, positions=call.positions, seed=call.seed).output
         np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12, err_msg=f"{score} {normalizer} {mask}")

@@ -21,7 +21,7 @@ class TestCausal(MaskContract):
         return at.j <= at.i
 
     def test_refuses_an_alignment_it_does_not_know(self):
-        with pytest.raises(OptionError, match=r'align=.middle.*"start" or "end"'):
+        with pytest.raises(OptionError, match=r'align.*must be "start" or "end".*, got .middle'):
             Causal(align="middle")
 
 

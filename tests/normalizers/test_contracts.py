@@ -277,5 +277,5 @@ class TestSample(NormalizerContract):
             Sample().weights(np.zeros((1, 2)))
 
     def test_refuses_a_temperature_that_is_not_positive(self):
-        with pytest.raises(OptionError, match=r"temperature=0.*positive number"):
+        with pytest.raises(OptionError, match=r"temperature.*must be a positive number, got 0"):
             Sample(0)

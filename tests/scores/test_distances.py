@@ -73,7 +73,7 @@ KERNELS = [Gaussian, Laplace, Boxcar, Epanechnikov, Triangular]
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_bandwidth_that_is_not_positive_is_refused_by_name(kernel):
-    with pytest.raises(OptionError, match=rf"{kernel.__name__}.*bandwidth=-1.*positive"):
+    with pytest.raises(OptionError, match=rf"bandwidth of {kernel.__name__} must be .*positive.*, got -1"):
         kernel(-1)
 
 

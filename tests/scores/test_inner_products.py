@@ -125,7 +125,7 @@ class TestCosine(ScoreContract):
 
     @pytest.mark.parametrize("temperature", [0.0, -1, float("nan"), True, "1"])
     def test_refuses_a_temperature_that_is_not_positive(self, temperature):
-        with pytest.raises(OptionError, match=r"Cosine.*temperature=.*positive"):
+        with pytest.raises(OptionError, match=r"temperature of Cosine must be .*positive.*, got"):
             Cosine(temperature)
 
 
@@ -140,7 +140,7 @@ class TestGaussian(ScoreContract):
 
     @pytest.mark.parametrize("bandwidth", [0, -0.5, float("nan"), None])
     def test_refuses_a_bandwidth_that_is_not_positive(self, bandwidth):
-        with pytest.raises(OptionError, match=r"Gaussian.*bandwidth=.*positive"):
+        with pytest.raises(OptionError, match=r"bandwidth of Gaussian must be .*positive.*, got"):
             Gaussian(bandwidth)
 
     def test_far_from_the_origin_keeps_its_digits(self):

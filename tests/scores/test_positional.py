@@ -37,7 +37,7 @@ class TestSoftcap(ScoreContract):
         assert np.isneginf(Softcap(Epanechnikov(1.0))(np.zeros((1, 1)), np.array([[5.0]]))).all()
 
     def test_refuses_a_cap_that_is_not_positive(self):
-        with pytest.raises(OptionError, match=r"cap=0.*positive"):
+        with pytest.raises(OptionError, match=r"cap of Softcap must be .*positive.*, got 0"):
             Softcap(Dot(), 0)
 
 
@@ -121,7 +121,7 @@ class TestRelativePosition(ScoreContract):
         assert bucket(relative, *rule).tolist() == [t5_bucket(r, *rule) for r in relative.tolist()]
 
     def test_refuses_a_max_distance_of_one(self):
-        with pytest.raises(OptionError, match=r"max_distance=1.*larger than 1"):
+        with pytest.raises(OptionError, match=r"max_distance of RelativePosition must be .*larger than 1.*, got 1"):
             RelativePosition(Dot(), np.zeros(8), max_distance=1)
 
 
