@@ -223,7 +223,7 @@ def test_what_ask_does_is_remembered_beside_the_encoder(path):
 def nearest(answer, count):
     """Return the numbers of the rows of largest weight, in increasing order.
 
-    Which further rows have weight depends on the processor: the smallest singular values of these texts are equal.
+    Not the average: the weight of the further rows differs between machines, for a reason not yet found.
     """
     weights = [row.weight for row in answer.rows]
     assert weights == sorted(weights, reverse=True)
