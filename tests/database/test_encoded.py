@@ -57,8 +57,8 @@ def _path(tmp_path):
     return tmp_path / "store"
 
 
-def made(path, backend="arrow", **how):
-    return Database.create(path, ROWS, "text", "number", encoder="latent:4", backend=backend, **how)
+def made(path, backend="arrow", rank=4, **how):
+    return Database.create(path, ROWS, "text", "number", encoder=f"latent:{rank}", backend=backend, **how)
 
 
 def both(path, *names):
@@ -220,34 +220,27 @@ def test_what_ask_does_is_remembered_beside_the_encoder(path):
 # -- a life on disk -------------------------------------------------------------------------------------
 
 
-def nearest(answer, count):
-    """Return the numbers of the rows of largest weight, in increasing order.
-
-    Not the average: the weight of the further rows differs between machines, for a reason not yet found.
-    """
-    weights = [row.weight for row in answer.rows]
-    assert weights == sorted(weights, reverse=True)
-    assert weights[0] == pytest.approx(weights[count - 1], rel=1e-2)
-    assert len(weights) == count or weights[count] < 0.5 * weights[count - 1]
-    return sorted(row.record["number"] for row in answer.rows[:count])
+# The text with "shadows" shares no word with the others, and has the fifth largest singular value: four dimensions
+# encode it as rounding errors, which differ between processors. The sixth singular value is clearly smaller.
+RANK_WITH_SHADOWS = 5
 
 
 def test_appended_rows_are_encoded_by_what_the_first_rows_taught(path, backend):
-    store = made(path, backend)
+    store = made(path, backend, RANK_WITH_SHADOWS)
     before = (path / "attached" / "encoder.npz").read_bytes()
     store.append(MORE)
     for each in both(path):
-        assert nearest(each.ask("shadows"), 2) == [1.0, 20.0]
-        assert nearest(each.at(2).ask("shadows"), 1) == [1.0]
+        assert each.ask("shadows").value == pytest.approx(10.5, abs=0.01)
+        assert each.at(2).ask("shadows").value == pytest.approx(1.0, abs=0.01)
     assert (path / "attached" / "encoder.npz").read_bytes() == before
     vectors = store.store.to_table(["vector of text"]).column(0).to_pylist()
     assert vectors[5] is vectors[6] is None
-    assert vectors[-1] == [0.0] * 4
+    assert vectors[-1] == [0.0] * RANK_WITH_SHADOWS
     assert store.delete("number = 1") == 1
     store.compact(keep=1)
     assert store.verify() == []
     for each in both(path):
-        assert nearest(each.ask("shadows"), 1) == [20.0]
+        assert each.ask("shadows").value == pytest.approx(20.0, abs=0.01)
 
 
 def test_another_process_asks_and_appends_and_this_one_sees_it(path, backend):
@@ -268,16 +261,16 @@ def test_another_process_asks_and_appends_and_this_one_sees_it(path, backend):
 
 
 def test_another_key_of_the_store_is_compared_as_it_is(path):
-    here = made(path)
+    here = made(path, rank=RANK_WITH_SHADOWS)
     other = Database.open(path, "book", "text")
     assert "compared by Spelling" in other.ask("b").notes[1]
     other.append(MORE)
     assert here.refresh()
-    assert nearest(here.ask("shadows"), 2) == [1.0, 20.0]
+    assert here.ask("shadows").value == pytest.approx(10.5, abs=0.01)
     turned = here.swap()
     assert (turned.key, turned.value) == (("number",), "text")
     assert turned.ask(3.0, score="gaussian:0.1").value == TEXTS[3]
-    assert nearest(turned.swap().ask("shadows"), 2) == [1.0, 20.0]
+    assert turned.swap().ask("shadows").value == pytest.approx(10.5, abs=0.01)
     with pytest.raises(DataError, match="no column 'vector of text'"):
         Database.open(path, "vector of text", "number")
 
