@@ -127,7 +127,7 @@ def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path, beir):
     wrong(tmp_path / "a.txt", b"", read_texts, "is empty")
     wrong(tmp_path / "q", b"q1 0 d1\nq1 0\n\nq2 0 d2 high 5\n", read_judgements, "line 4 .* must be a judgement")
     wrong(tmp_path / "q", b"\n", read_judgements, "no judgement")
-    wrong(tmp_path / "run", b"q1 Q0 d1 1 high me\n", read_run, "line 1 .* must be of a TREC run")
+    wrong(tmp_path / "run", b"q1 Q0 d1 1 high me\n", read_run, "line 1 .* must be a line of a TREC run")
     wrong(tmp_path / "t.csv", b"a,b\nx,y\n", read_texts, "2 of its columns hold text.*--text")
     wrong(tmp_path / "t.csv", b"a,b\n1,2\n", read_texts, "none of its columns hold text")
     (beir / "corpus.jsonl").write_text('{"text": "no id"}\n')

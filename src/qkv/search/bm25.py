@@ -7,18 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.extras import missing_package
 from qkv.encoders.vocabulary import Vocabulary
-from qkv.errors import MissingPackageError
 
 if TYPE_CHECKING:
     from scipy.sparse import csc_array
 
-__all__ = ["BM25", "Vocabulary", "missing_package"]
-
-
-def missing_package(package: str) -> MissingPackageError:
-    """Return the error for a missing package, which names the extra to install."""
-    return MissingPackageError(f'search needs {package}, which is not installed. Run: pip install "qkv[search]"')
+__all__ = ["BM25", "Vocabulary"]
 
 
 class BM25:
@@ -32,7 +27,7 @@ class BM25:
 
     Args:
         scores: scores `(passages, words)`, sparse by columns.
-        known: the words.
+        vocabulary: the words.
 
     Example:
         >>> BM25.fit([["ring", "gold"], ["den"]]).score([["gold"], ["den", "den"]]).round(2)
@@ -55,7 +50,7 @@ class BM25:
         try:
             import bm25s  # type: ignore[import-untyped]
         except ImportError:
-            raise missing_package("bm25s") from None
+            raise missing_package("search needs", "bm25s", "search") from None
         from scipy.sparse import csc_array
 
         index = bm25s.BM25(k1=1.2, b=0.75, method="lucene")
@@ -79,12 +74,10 @@ class BM25:
 
     def contributions(self, words: Sequence[str], passage: int) -> dict[str, float]:
         """Return the contribution of each query word, counted as often as it occurs, to the score of one passage."""
+        known = [word for word in words if word in self._numbers]
+        shares = self.scores[:, [self._numbers[word] for word in known]][[passage]].toarray()[0]
         found: dict[str, float] = {}
-        for word in words:
-            if word in self._numbers:
-                column = self._numbers[word]
-                start, end = self.scores.indptr[column : column + 2]
-                at = np.nonzero(self.scores.indices[start:end] == passage)[0]
-                if len(at):
-                    found[word] = found.get(word, 0.0) + float(self.scores.data[start + at[0]])
+        for word, share in zip(known, shares.tolist(), strict=True):
+            if share:
+                found[word] = found.get(word, 0.0) + share
         return found

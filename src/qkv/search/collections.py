@@ -11,7 +11,7 @@ from pathlib import Path
 from qkv.errors import DataError
 from qkv.search.judgements import Judgements, read_judgements
 from qkv.search.smart import is_smart, read_smart
-from qkv.search.text_sources import Document, read_file, read_texts
+from qkv.search.text_sources import Document, parse_lines, read_texts
 
 __all__ = ["Collection", "judged_collection", "read_collection", "read_documents"]
 
@@ -100,18 +100,14 @@ def judged_collection(
     Raises:
         DataError: a file is not given or missing, or the files do not belong together.
     """
-    for what, option, path in (("queries", "--queries", queries), ("judgements", "--relevant", relevant)):
-        if path is None:
-            raise DataError(f"{name!r} contains no {what}. Name their file: {option} FILE.")
+    if queries is None:
+        raise DataError(f"{name!r} contains no queries. Name their file: --queries FILE.")
+    if relevant is None:
+        raise DataError(f"{name!r} contains no judgements. Name their file: --relevant FILE.")
+    for kind, path in (("queries", queries), ("judgements", relevant)):
         if not Path(path).is_file():
-            raise DataError(f"the file {str(path)!r} of {what} does not exist. Check the name.")
-    assert queries is not None
-    assert relevant is not None
-    return _joined(name, documents, _queries(Path(queries)), read_judgements(Path(relevant)))
-
-
-def _joined(name: str, documents: list[Document], asked: list[Document], judged: Judgements) -> Collection:
-    notes = []
+            raise DataError(f"the file {str(path)!r} of {kind} does not exist. Check the name.")
+    asked, judged, notes = _queries(Path(queries)), read_judgements(Path(relevant)), []
     if not set(judged) <= {query.name for query in asked}:
         numbers = {str(at) for at in range(1, len(asked) + 1)}
         if set(judged) <= numbers:
@@ -151,7 +147,7 @@ def _named(folder: Path, names: Sequence[str]) -> Path | None:
 
 
 def _smart_files(folder: Path) -> tuple[Path, Path, Path] | None:
-    """Documents, queries and judgements in a folder of SMART files; None where it is none."""
+    """Return documents, queries and judgements of a folder of SMART files; None for another folder."""
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and "readme" not in path.name.lower()]
     texts = [path for path in files if is_smart(path)]
     queries = [path for path in texts if _ends(path, "qry")]
@@ -163,41 +159,25 @@ def _smart_files(folder: Path) -> tuple[Path, Path, Path] | None:
 
 
 def _ends(path: Path, ending: str) -> bool:
-    """Whether a name ends so, with or without .gz."""
+    """Return whether a name has an ending, with or without .gz."""
     return path.name.lower().removesuffix(".gz").endswith(ending)
 
 
 def _queries(path: Path) -> list[Document]:
+    def parse(line: str) -> Document:
+        name, text = line.split("\t", 1)
+        return Document(name.strip(), text.strip())
+
     if is_smart(path):
         return read_smart(path)
     if _ends(path, ".jsonl"):
         return _beir(path)
-    found = []
-    for number, line in enumerate(read_file(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        name, tab, text = line.partition("\t")
-        if not tab:
-            raise DataError(
-                f"line {number} of {str(path)!r} is no query: {line[:60]!r}. Wanted is a number, a tab and the text."
-            )
-        found.append(Document(name.strip(), text.strip()))
-    return found
+    return parse_lines(path, "query", "a number, a tab and the text", parse)
 
 
 def _beir(path: Path) -> list[Document]:
-    found = []
-    for number, line in enumerate(read_file(path).split("\n"), 1):
-        if line.strip():
-            try:
-                record = json.loads(line)
-                text, title = record.get("text") or "", record.get("title") or ""
-                found.append(Document(str(record["_id"]), str(text), str(title)))
-            except (ValueError, KeyError, AttributeError):
-                raise DataError(
-                    f"line {number} of {str(path)!r} is no record of BEIR: {line[:60]!r}. Wanted is "
-                    "an object with _id and text."
-                ) from None
-    if not found:
-        raise DataError(f"{str(path)!r} has no record. Name another file.")
-    return found
+    def parse(line: str) -> Document:
+        record = json.loads(line)
+        return Document(str(record["_id"]), str(record.get("text") or ""), str(record.get("title") or ""))
+
+    return parse_lines(path, "record of BEIR", "a JSON object with _id and text", parse)

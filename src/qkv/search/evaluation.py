@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from qkv.core.extras import missing_package
 from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
-from qkv.search.bm25 import missing_package
 from qkv.search.collections import Collection
 from qkv.search.index import Index
 from qkv.search.judgements import Judgements
@@ -56,7 +56,7 @@ def measure(run: Run, relevant: Judgements, measures: Sequence[str] = MEASURES) 
     try:
         import ir_measures
     except ImportError:
-        raise missing_package("ir-measures") from None
+        raise missing_package("search needs", "ir-measures", "search") from None
     parsed = {}
     for name in measures:
         try:
@@ -189,7 +189,10 @@ def gains(
         for mix in mixes
     }
     rows: dict[float, list[tuple[np.ndarray, np.ndarray]]] = {mix: [] for mix in mixes}
-    for repeat, (train, test) in enumerate(_halves(collection.queries, repeats)):
+    half = len(collection.queries) // 2
+    for repeat in range(repeats):
+        order = np.random.default_rng(repeat).permutation(len(collection.queries))
+        train, test = ([collection.queries[at] for at in part] for part in np.split(order, [half]))
         learned, _ = learn(index, train, collection.relevant, **options)
         relevant = {query.name: collection.relevant[query.name] for query in test}
         for mix in mixes:
@@ -206,10 +209,3 @@ def _gain(pairs: np.ndarray, measures: Sequence[str]) -> Gain:
     start, learned = pairs.mean(axis=0).tolist()
     added = (pairs[:, 1] - pairs[:, 0]).T.tolist()
     return Gain(*(dict(zip(measures, part, strict=True)) for part in (start, learned, added)))
-
-
-def _halves(queries: Sequence[Document], repeats: int) -> Iterator[tuple[list[Document], list[Document]]]:
-    half = len(queries) // 2
-    for seed in range(repeats):
-        order = np.random.default_rng(seed).permutation(len(queries))
-        yield [queries[at] for at in order[:half]], [queries[at] for at in order[half:]]

@@ -130,7 +130,10 @@ class Index:
             split.append(splitter(text))
             if progress is not None and (at % 1000 == 0 or at == len(texts)):
                 progress("words", at, len(texts))
-        bm25 = BM25.fit(_some_words(split))
+        if not any(split):
+            raise DataError(
+                "the texts must contain words other than stop words such as “the” and “of”. Give other texts."
+            )
         table = pa.table(
             {
                 "document": pa.array([part.document for part in passages], pa.int64()),
@@ -143,7 +146,7 @@ class Index:
         )
         is_split = made.vocabulary is not None and made.vocabulary.stem == stem
         given: Any = split if is_split else texts
-        return cls(table, made, made.fit_encode(given, progress), bm25, splitter, mix=mix)
+        return cls(table, made, made.fit_encode(given, progress), BM25.fit(split), splitter, mix=mix)
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Index:
@@ -209,10 +212,9 @@ class Index:
         for row, weight in zip(rows, weights, strict=True):
             if row >= 0 and bound.found[0]:
                 record = self.table.slice(row, 1).to_pylist()[0]
-                del record["document"]
+                place = record["name"], record["title"], record["text"], record["start"], record["end"]
                 why = self._evidence(query, parts, row, record["text"], bound) if evidence else None
-                name = record.pop("name")
-                found.append(Hit(name, **record, weight=weight, score=bound.score(row), evidence=why))
+                found.append(Hit(*place, weight, bound.score(row), why))
         return found
 
     def rank(
@@ -315,20 +317,20 @@ class _BoundQueries:
         self.centre = self.bm25_scale * mean
         self.bias = (words * self.bm25_scale[:, None]).astype(np.float32)
         self.vector_scale = np.zeros(len(queries))
-        if vectors is None or not index.keys.dense:
-            self.query = np.zeros((len(queries), 1), np.float32)
-            self.key = np.zeros((len(index), 1), np.float32)
+        self.query = np.zeros((len(queries), 1), np.float32)
+        self.key = np.zeros((len(index), 1), np.float32)
         if vectors is not None:
-            compared = None if index.keys.dense else index.keys.inner_products(vectors)
-            mean, spread = index.keys.score_statistics(vectors) if compared is None else row_statistics(compared)
+            dense = index.keys.dense
+            compared = vectors if dense else index.keys.inner_products(vectors)
+            mean, spread = index.keys.score_statistics(vectors) if dense else row_statistics(compared)
             self.vector_scale = _over(mix, spread)
             self.centre = self.centre + self.vector_scale * mean
-            if compared is None:
-                self.query = (vectors * self.vector_scale[:, None]).astype(np.float32)
-                self.key = index.keys.rows
+            scaled = (compared * self.vector_scale[:, None]).astype(np.float32)
+            if dense:
+                self.query, self.key = scaled, index.keys.rows
             else:
-                self.bias += (compared * self.vector_scale[:, None]).astype(np.float32)
-            known |= (vectors if compared is None else compared).any(axis=1)
+                self.bias += scaled
+            known |= compared.any(axis=1)
         self.found: np.ndarray = np.asarray(known)
 
     def score(self, row: int) -> float:
@@ -352,9 +354,3 @@ def _are_documents(source: object) -> TypeGuard[Sequence[Document]]:
         and not isinstance(source, str)
         and all(isinstance(each, Document) for each in source)
     )
-
-
-def _some_words(texts: list[Sequence[str]]) -> list[Sequence[str]]:
-    if not any(texts):
-        raise DataError("the texts must contain words other than stop words such as “the” and “of”. Give other texts.")
-    return texts

@@ -122,20 +122,18 @@ def read_index(path: Path) -> dict[str, Any]:
         table = pa.ipc.open_file(mapped).read_all()
     words = read_arrays(folder / "words.npz")
     scores = csc_array((words["data"], words["indices"], words["indptr"]), shape=tuple(words["shape"]))
-    dense = (folder / "keys.npy").is_file()
-    if dense:
-        held_moments = read_arrays(folder / "moments.npz")
-        moments = held_moments["mean"], held_moments["covariance"]
-        keys = PassageVectors(np.load(folder / "keys.npy", mmap_mode="r"), moments)
+    if (folder / "keys.npy").is_file():
+        moments = read_arrays(folder / "moments.npz")
+        rows = np.load(folder / "keys.npy", mmap_mode="r")
+        keys = PassageVectors(rows, (moments["mean"], moments["covariance"]))
     else:
         keys = PassageVectors(load_npz(folder / "keys.npz"))
     metric = np.load(folder / "metric.npy") if (folder / "metric.npy").is_file() else None
-    bm25 = BM25(scores, words["known"].tolist())
     return {
         "table": table,
         "encoder": encoder,
         "keys": keys,
-        "words": bm25,
+        "words": BM25(scores, words["known"].tolist()),
         "splitter": Vocabulary(held["stem"]),
         "mix": held["mix"],
         "metric": metric,
@@ -154,7 +152,7 @@ def _write_parts(index: Index, folder: Path) -> None:
         writer.write_table(table)
     if index.keys.dense:
         np.save(folder / "keys.npy", np.ascontiguousarray(index.keys.rows))
-        mean, covariance = index.keys.moments()
+        mean, covariance = index.keys.moments
         np.savez(folder / "moments.npz", mean=mean, covariance=covariance)
     else:
         save_npz(folder / "keys.npz", index.keys.rows, compressed=False)

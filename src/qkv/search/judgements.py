@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from qkv.errors import DataError
-from qkv.search.text_sources import read_file
+from qkv.search.text_sources import parse_lines
 
 __all__ = ["Judgements", "read_judgements", "read_run"]
 
@@ -27,28 +26,20 @@ def read_judgements(path: Path) -> Judgements:
     Raises:
         DataError: a line has none of these formats, or the file has no judgement.
     """
+
+    def parse(line: str) -> tuple[str, str, int]:
+        if path.suffix == ".tsv" and line.count("\t") == 2:
+            query, document, grade = map(str.strip, line.split("\t"))
+            return query, document, round(float(grade))
+        cells = line.split()
+        if len(cells) in (2, 3) or (len(cells) == 4 and "." in cells[3]):
+            return cells[0].lstrip("0"), cells[1].lstrip("0"), 1
+        return cells[0], cells[2], int(cells[3])
+
+    remedy = "a query, a document and a grade in the format of TREC, BEIR or SMART"
     found: Judgements = {}
-    for number, line in enumerate(read_file(path).split("\n"), 1):
-        tabs = path.suffix == ".tsv" and line.count("\t") == 2
-        cells = [cell.strip() for cell in (line.split("\t") if tabs else line.split())]
-        if not any(cells) or (number == 1 and cells[0].lower() in ("query-id", "query_id", "qid")):
-            continue
-        smart = not tabs and (len(cells) in (2, 3) or (len(cells) == 4 and "." in cells[3]))
-        try:
-            if smart:
-                query, document, grade = cells[0].lstrip("0"), cells[1].lstrip("0"), 1
-            elif tabs:
-                query, document, grade = cells[0], cells[1], round(float(cells[2]))
-            else:
-                query, document, grade = cells[0], cells[2], int(cells[3])
-        except (IndexError, ValueError):
-            raise DataError(
-                f"line {number} of {str(path)!r} must be a judgement, got {line[:60]!r}. Write a query, a "
-                "document and a grade in the format of TREC, BEIR or SMART."
-            ) from None
+    for query, document, grade in parse_lines(path, "judgement", remedy, parse, ("query-id", "query_id", "qid")):
         found.setdefault(query, {})[document] = grade
-    if not found:
-        raise DataError(f"{str(path)!r} contains no judgement. Give another file.")
     return found
 
 
@@ -58,17 +49,14 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
     Raises:
         DataError: a line does not have that format, or the file has no ranking.
     """
+
+    def parse(line: str) -> tuple[str, str, float]:
+        query, _, document, _, score, _ = line.split()
+        if not re.fullmatch(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", score):
+            raise ValueError("the score must be a number")
+        return query, document, float(score)
+
     found: dict[str, dict[str, float]] = {}
-    for number, line in enumerate(read_file(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        cells = line.split()
-        if len(cells) != 6 or not re.fullmatch(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", cells[4]):
-            raise DataError(
-                f"line {number} of {str(path)!r} must be of a TREC run, got {line[:60]!r}. Write: "
-                "query Q0 document rank score name."
-            )
-        found.setdefault(cells[0], {})[cells[2]] = float(cells[4])
-    if not found:
-        raise DataError(f"{str(path)!r} contains no ranking. Give another file.")
+    for query, document, score in parse_lines(path, "line of a TREC run", "query Q0 document rank score name", parse):
+        found.setdefault(query, {})[document] = score
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +26,8 @@ class PassageVectors:
     def __init__(self, rows: np.ndarray | csr_array, moments: tuple[np.ndarray, np.ndarray] | None = None) -> None:
         self.rows = rows
         self.dense = isinstance(rows, np.ndarray)
-        self._moments = moments
+        if moments is not None:
+            self.moments = moments
 
     def __len__(self) -> int:
         return int(self.rows.shape[0])
@@ -40,17 +42,13 @@ class PassageVectors:
 
         They follow from the mean and covariance of the rows, as qᵀμ and √(qᵀΣq).
         """
-        mean, covariance = self.moments()
+        mean, covariance = self.moments
         queries = queries.astype(np.float64)
         return queries @ mean, np.sqrt(np.maximum(((queries @ covariance) * queries).sum(axis=1), 0))
 
+    @cached_property
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the mean `(width,)` and covariance `(width, width)` of dense rows, computed once."""
-        if self._moments is None:
-            self._moments = self._measured()
-        return self._moments
-
-    def _measured(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean `(width,)` and covariance `(width, width)` of dense rows."""
         width = self.rows.shape[1]
         total, products = np.zeros(width), np.zeros((width, width))
         for begin in range(0, len(self), _BLOCK):

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import gzip
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Document", "read_file", "read_texts"]
+__all__ = ["Document", "parse_lines", "read_file", "read_texts"]
+
+T = TypeVar("T")
 
 _SUFFIXES = (".txt", ".md", ".markdown", ".text", ".rst")
 _TEXT_NAMES = ("text", "body", "content", "abstract", "document", "passage", "description")
@@ -65,7 +67,10 @@ def read_texts(source: object, column: str | None = None) -> list[Document]:
         if not path.exists():
             raise DataError(f"the file or folder {str(source)!r} does not exist. Check the name.")
         if _is_text(path):
-            return [Document(path.name, _filled(read_file(path), path))]
+            text = read_file(path)
+            if not text.strip():
+                raise DataError(f"{str(path)!r} is empty. Give a text.")
+            return [Document(path.name, text)]
     elif isinstance(source, Sequence) and source and all(isinstance(text, str) for text in source):
         return [Document(str(number), text) for number, text in enumerate(source, 1)]
     return _table(source, column)
@@ -88,15 +93,36 @@ def read_file(path: Path) -> str:
     return text.replace("\r\n", "\n")
 
 
+def parse_lines(path: Path, kind: str, remedy: str, parse: Callable[[str], T], header: Sequence[str] = ()) -> list[T]:
+    """Parse each line of a text file that is not blank.
+
+    Args:
+        path: the file.
+        kind: what a line holds, in error messages.
+        remedy: the format of a line, in error messages.
+        parse: returns the value of a line; a TypeError, LookupError, AttributeError or ValueError refuses the line.
+        header: first cells of a first line that is skipped.
+
+    Raises:
+        DataError: the file cannot be read or has no such line, or `parse` refuses a line.
+    """
+    found = []
+    for number, line in enumerate(read_file(path).split("\n"), 1):
+        if not line.strip() or (number == 1 and line.split()[0].lower() in header):
+            continue
+        try:
+            found.append(parse(line))
+        except (AttributeError, LookupError, TypeError, ValueError):
+            raise DataError(
+                f"line {number} of {str(path)!r} must be a {kind}, got {line[:60]!r}. Write {remedy}."
+            ) from None
+    if not found:
+        raise DataError(f"{str(path)!r} contains no {kind}. Give another file.")
+    return found
+
+
 def _is_text(path: Path) -> bool:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    return (suffixes[:-1] if suffixes[-1:] == [".gz"] else suffixes)[-1:] in [[s] for s in _SUFFIXES]
-
-
-def _filled(text: str, path: Path) -> str:
-    if not text.strip():
-        raise DataError(f"{str(path)!r} is empty. Give a text.")
-    return text
+    return Path(path.name.lower().removesuffix(".gz")).suffix in _SUFFIXES
 
 
 def _folder(folder: Path) -> list[Document]:
@@ -147,12 +173,9 @@ def _text_column(table: pa.Table, where: str) -> str:
     texts = [
         field.name for field in table.schema if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     ]
-    for wanted in _TEXT_NAMES:
-        for name in texts:
-            if name.lower() == wanted:
-                return str(name)
-    if len(texts) == 1:
-        return str(texts[0])
+    named = [name for wanted in _TEXT_NAMES for name in texts if name.lower() == wanted]
+    if named or len(texts) == 1:
+        return str((named or texts)[0])
     names = ", ".join(table.column_names[:20])
     raise DataError(
         f"{where} has no column called text, and {len(texts) or 'none'} of its columns "
