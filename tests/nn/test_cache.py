@@ -483,8 +483,8 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "kind", "words"),
     [
-        (lambda c, x: KeyValueCache(chunk=0), OptionError, "chunk=0"),
-        (lambda c, x: KeyValueCache(window=0), OptionError, "window=0"),
+        (lambda c, x: KeyValueCache(chunk=0), OptionError, "chunk must be an integer of at least 1, got 0"),
+        (lambda c, x: KeyValueCache(window=0), OptionError, "window must be an integer of at least 1, got 0"),
         (lambda c, x: KeyValueCache(lengths=torch.ones(2)), KindError, "integers"),
         (lambda c, x: KeyValueCache(lengths=torch.ones(2, 2, dtype=torch.int64)), ShapeError, "batch"),
         (lambda c, x: c.append(x[:, :2], x[:, :3]), ShapeError, "value must have the batch and length of key"),

@@ -424,8 +424,8 @@ def test_self_attention_takes_one_sequence_and_cross_attention_two() -> None:
     [
         ({"heads": 5}, "divisible by heads=5"),
         ({"heads": 4, "key_heads": 3}, "must divide heads=4, got 3"),
-        ({"heads": 0}, "heads must be a positive integer, got 0"),
-        ({"heads": True}, "heads must be a positive integer, got True"),
+        ({"heads": 0}, "heads must be an integer of at least 1, got 0"),
+        ({"heads": True}, "heads must be an integer of at least 1, got True"),
         ({"maps": "all"}, "'both', 'shared'"),
         ({"maps": "none", "key_width": 5}, "Choose key_width=12"),
         ({"maps": "shared", "key_width": 5}, "Make them equal"),

@@ -147,13 +147,13 @@ def test_only_the_learned_table_is_in_the_state_dict() -> None:
     [
         (lambda: Rotary(7), OptionError, "in pairs"),
         (lambda: Rotary(8, rotated=12), OptionError, "at most the width"),
-        (lambda: Rotary(8)(torch.zeros(3, 6)), ShapeError, r"\(\*batch, n, 8\)"),
+        (lambda: Rotary(8)(torch.zeros(3, 6)), ShapeError, r"x must have shape \(\*batch, length, 8\)"),
         (lambda: Rotary(4).rotate(torch.zeros(3, 4), torch.zeros(2, 4)), ShapeError, "key_positions"),
         (lambda: Rotary(4)(torch.zeros(3, 4), torch.zeros(3)), KindError, "tensor of integers"),
         (lambda: Rotary(4)(torch.zeros(2, 3, 4), torch.tensor([0, 5])), ShapeError, r"position_ids\(start, 3\)"),
         (lambda: Learned(5, 4)(torch.zeros(1, 6, 4)), ShapeError, "from 0 to 4, got 0 to 5"),
         (lambda: Learned(5, 4)(torch.zeros(1, 2, 4), 4), ShapeError, "got 4 to 5"),
-        (lambda: Sinusoidal(4)(torch.zeros(1, 2, 5)), ShapeError, r"\(\*batch, n, 4\)"),
+        (lambda: Sinusoidal(4)(torch.zeros(1, 2, 5)), ShapeError, r"x must have shape \(\*batch, length, 4\)"),
         (lambda: sinusoidal_table(3, 4, base=0.0), OptionError, "positive"),
     ],
 )

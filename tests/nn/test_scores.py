@@ -153,8 +153,8 @@ def test_additive_takes_a_query_and_a_key_of_different_widths() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "said"),
     [
-        (lambda: nn.Additive(0), OptionError, "query_width=0"),
-        (lambda: nn.Additive(4, heads=-1), OptionError, "heads=-1"),
+        (lambda: nn.Additive(0), OptionError, "query_width must be an integer of at least 1, got 0"),
+        (lambda: nn.Additive(4, heads=-1), OptionError, "heads must be an integer of at least 1, got -1"),
         (lambda: nn.Gaussian(4, bandwidth=-2.0), OptionError, "bandwidth=-2.0"),
         (lambda: nn.SumOf(4, score=()), OptionError, "tuple"),
         (lambda: nn.MultiHeadAttention(8, 2, score="additive"), KindError, "nn.Additive"),

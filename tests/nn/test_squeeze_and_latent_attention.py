@@ -114,8 +114,12 @@ def test_every_parameter_of_latent_attention_gets_a_gradient() -> None:
     [
         (lambda: nn.SqueezeExcitation(0), OptionError, "channels=0"),
         (lambda: nn.SqueezeExcitation(4)(torch.zeros(2, 5, 3)), ShapeError, r"\(batch, 4, \*positions\)"),
-        (lambda: nn.LatentAttention(0, 8), OptionError, "latents=0"),
-        (lambda: nn.LatentAttention(2, 8)(torch.zeros(2, 5, 3)), ShapeError, r"\(\*batch, n, 8\)"),
+        (lambda: nn.LatentAttention(0, 8), OptionError, "latents must be an integer of at least 1, got 0"),
+        (
+            lambda: nn.LatentAttention(2, 8)(torch.zeros(2, 5, 3)),
+            ShapeError,
+            r"x must have shape \(\*batch, length, 8\)",
+        ),
         (
             lambda: nn.LatentAttention(2, 8).read(torch.zeros(2, 5, 3), torch.zeros(2, 2, 8)),
             ShapeError,

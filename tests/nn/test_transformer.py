@@ -266,8 +266,8 @@ def test_each_call_of_a_module_is_observed_and_its_own_readouts_are_kept() -> No
     [
         (lambda: nn.EncoderLayer(8, 2, norm="middle"), OptionError, '"pre" or "post"'),
         (lambda: nn.FeedForward(8, activation="sine"), OptionError, "'relu', 'gelu', 'silu'"),
-        (lambda: nn.FeedForward(8, 0), OptionError, "positive"),
-        (lambda: nn.Encoder(0, 8, 2), OptionError, "from 1"),
+        (lambda: nn.FeedForward(8, 0), OptionError, "hidden must be an integer of at least 1, got 0"),
+        (lambda: nn.Encoder(0, 8, 2), OptionError, "layers must be an integer of at least 1, got 0"),
         (lambda: nn.Encoder(2, 8, 2)(torch.zeros(1, 2, 8), cache=[None]), ShapeError, "2 layers"),
         (lambda: nn.EncoderLayer.from_torch(torch.nn.Linear(2, 2)), KindError, "TransformerEncoderLayer"),
         (lambda: nn.observe(small(), {"encoder": [readouts.Dense()]}), OptionError, "encoder.layers.0.att"),

@@ -17,27 +17,28 @@ from qkv.nn.latent_attention import LatentAttention
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.observe_model import ModelObservation, observe
 from qkv.nn.protocols import AttentionOutput, Cache, KeyValue, Rotation
-from qkv.nn.scores import (
+from qkv.nn.scores.base import LearnedScore, WrapperScore
+from qkv.nn.scores.learned import (
     Additive,
-    ALiBi,
-    Biased,
     Bilinear,
-    ClassTable,
     Cosine,
     Custom,
     Epanechnikov,
     Gated,
     Gaussian,
     Laplace,
-    LearnedScore,
+    SeparableGate,
+    SumOf,
+    Triangular,
+)
+from qkv.nn.scores.wrappers import (
+    ALiBi,
+    Biased,
+    ClassTable,
     Projected,
     QuadraticPosition,
     RelativePosition,
-    SeparableGate,
     Softcap,
-    SumOf,
-    Triangular,
-    WrapperScore,
 )
 from qkv.nn.self_cross_attention import CrossAttention, SelfAttention
 from qkv.nn.squeeze_excitation import SqueezeExcitation

@@ -34,7 +34,8 @@ def align_batch(part: T, batch_axes: int, groups: Groups, per_head: bool) -> T:
         groups: (key_heads, group) where heads are two axes of the call.
         per_head: whether a single batch axis is the heads (scores, normalizers) rather than the module's batch.
     """
-    return _align(part, None, (batch_axes, groups, per_head))
+    aligned: T = _align(part, None, (batch_axes, groups, per_head))
+    return aligned
 
 
 def _align(value: Any, axes: tuple[str, ...] | None, rule: tuple[int, Groups, bool]) -> Any:

@@ -12,11 +12,12 @@ from qkv import scores
 from qkv.core.positions import Positions
 from qkv.core.typing import Float
 from qkv.engine import attend, observe
-from qkv.errors import KindError, OptionError
+from qkv.errors import KindError
 from qkv.kernels.chunked.kernel import ChunkedTensor, attend_chunked, concat_chunks
 from qkv.masks import Mask
 from qkv.masks.base import require_mask
 from qkv.nn.align_batch import align_batch
+from qkv.nn.checks import check_probability
 from qkv.nn.part_module import PartModule
 from qkv.nn.protocols import AttentionOutput, Cache
 from qkv.nn.scores.base import ScoreLike, build_score
@@ -25,7 +26,7 @@ from qkv.plan import Spec
 from qkv.readouts import Readout
 from qkv.scores import Score
 
-__all__ = ["Attention", "CallOptions", "and_masks", "check_probability", "run_attention"]
+__all__ = ["Attention", "CallOptions", "and_masks", "run_attention"]
 
 
 class CallOptions(TypedDict):
@@ -183,14 +184,3 @@ def and_masks(one: Mask | None, other: Mask | None) -> Mask | None:
     if other is None:
         return one
     return require_mask(other) if one is None else one & require_mask(other)
-
-
-def check_probability(dropout: float) -> float:
-    """Return the dropout probability as a float.
-
-    Raises:
-        OptionError: if it is not in [0, 1).
-    """
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
-        raise OptionError(f"dropout must be a number in [0, 1), got {dropout!r}.")
-    return float(dropout)

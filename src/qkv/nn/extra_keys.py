@@ -65,7 +65,8 @@ class ExtraKeysMask(Mask):
         shape = (*allowed.shape[:-2], tile.rows[1] - tile.rows[0])
         allowed = xp.broadcast_to(allowed, (*shape, inner.cols[1] - inner.cols[0]))
         always = xp.ones_like(allowed[..., :1]) if allowed.shape[-1] else xp.ones((*shape, 1), dtype=xp.bool)
-        return xp.concat([allowed, xp.broadcast_to(always, (*shape, extra))], axis=-1)
+        joined: Array = xp.concat([allowed, xp.broadcast_to(always, (*shape, extra))], axis=-1)
+        return joined
 
     def __str__(self) -> str:
         return f"({self.mask} and {self.extra} extra keys)"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from qkv.core.typing import Float
 from qkv.errors import OptionError
+from qkv.nn.checks import check_integers
 
 __all__ = ["Activation", "FeedForward"]
 
@@ -70,8 +71,7 @@ class FeedForward(nn.Module):
         if isinstance(activation, str) and activation not in ACTIVATIONS:
             names = ", ".join(map(repr, ACTIVATIONS))
             raise OptionError(f"activation must be one of {names}, or a function, got {activation!r}.")
-        if width < 1 or hidden < 1:
-            raise OptionError(f"width and hidden must be positive, got width={width}, hidden={hidden}.")
+        check_integers(width=width, hidden=hidden)
         self.activation = activation
         self.inward = nn.Linear(width, hidden, bias, device, dtype)
         self.gate = nn.Linear(width, hidden, bias, device, dtype) if gated else None

@@ -1,4 +1,4 @@
-"""Hard attention: sample one key per query and return its value (mission A9).
+"""Hard attention: sample one key per query and return its value.
 
     j ~ softmax(score / T)          output = v_j
 

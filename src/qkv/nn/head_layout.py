@@ -11,7 +11,7 @@ from torch import Tensor
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
-from qkv.errors import OptionError, ShapeError
+from qkv.errors import OptionError
 from qkv.kernels.chunked.kernel import ChunkedTensor, concat_chunks
 from qkv.nn.align_batch import Groups
 from qkv.nn.protocols import Cache, Rotation
@@ -24,7 +24,6 @@ __all__ = [
     "apply_rotation",
     "check_head_index",
     "check_kernel",
-    "check_width",
     "group_heads",
     "head_groups",
     "head_rows",
@@ -65,20 +64,6 @@ def head_rows(linear: torch.nn.Linear | None, head: int, heads: int) -> tuple[Te
     width = linear.weight.shape[0] // heads
     rows = slice(head * width, (head + 1) * width)
     return linear.weight[rows], None if linear.bias is None else linear.bias[rows]
-
-
-def check_width(name: str, x: Tensor, width: int) -> Tensor:
-    """Return `x` if it has shape `(*batch, length, width)`.
-
-    Raises:
-        ShapeError: if it has another shape.
-    """
-    if x.ndim < 2 or x.shape[-1] != width:
-        raise ShapeError(
-            f"{name} must have shape (*batch, length, {width}), got {tuple(x.shape)}. Project it, or build the "
-            "module for its width."
-        )
-    return x
 
 
 def split_heads(

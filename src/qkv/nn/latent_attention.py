@@ -1,4 +1,4 @@
-"""Latent attention: learned queries read a long input, at a cost linear in its length (mission C10).
+"""Latent attention: learned queries read a long input, at a cost linear in its length.
 
     z = latents + attend(norm(latents), norm(input))          z = z + feed_forward(norm(z))
     z = encoder(z)                                            self-attention among the latents
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from qkv.core.typing import Float
-from qkv.errors import OptionError, ShapeError
 from qkv.masks import Mask
+from qkv.nn.checks import check_integers, check_width
 from qkv.nn.feed_forward import Activation, FeedForward
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.multihead_options import FactoryKwargs
@@ -79,10 +79,8 @@ class LatentAttention(nn.Module):
         **attention: Any,
     ) -> None:
         super().__init__()
-        if latents < 1 or layers < 0:
-            raise OptionError(
-                f"latents must be at least 1 and layers at least 0, got latents={latents}, layers={layers}."
-            )
+        check_integers(latents=latents)
+        check_integers(0, layers=layers)
         factory_kwargs: FactoryKwargs = {"device": device, "dtype": dtype}
         self.input_width = width if input_width is None else input_width
         self.query_width = width if query_width is None else query_width
@@ -116,8 +114,7 @@ class LatentAttention(nn.Module):
             x: the input.
             mask: mask of the input, such as `masks.Lengths`.
         """
-        if x.ndim < 2 or x.shape[-1] != self.input_width:
-            raise ShapeError(f"x must have shape (*batch, n, {self.input_width}), got {tuple(x.shape)}.")
+        check_width("x", x, self.input_width)
         latents = self.latents.expand(*x.shape[:-2], *self.latents.shape)
         z: Tensor = latents + self.attention(self.latent_norm(latents), self.input_norm(x), mask=mask)
         z = z + self.feed_forward(self.feed_forward_norm(z))
@@ -132,8 +129,6 @@ class LatentAttention(nn.Module):
             query: queries.
             latents: latents that `forward` returned.
         """
-        if query.ndim < 2 or query.shape[-1] != self.query_width:
-            raise ShapeError(f"query must have shape (*batch, q, {self.query_width}), got {tuple(query.shape)}.")
-        projected = self.query_map(query)
+        projected = self.query_map(check_width("query", query, self.query_width))
         output: Tensor = projected + self.reading(self.query_norm(projected), self.memory_norm(latents))
         return output

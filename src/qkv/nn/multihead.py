@@ -16,7 +16,8 @@ from qkv.masks import Mask
 from qkv.masks.base import require_mask
 from qkv.nn import head_layout, torch_interop
 from qkv.nn.align_batch import Groups, align_array, align_batch
-from qkv.nn.attention import and_masks, check_probability, run_attention
+from qkv.nn.attention import and_masks, run_attention
+from qkv.nn.checks import check_probability, check_width
 from qkv.nn.extra_keys import append_extra_keys
 from qkv.nn.head_layout import Head, head_rows
 from qkv.nn.multihead_options import (
@@ -265,7 +266,7 @@ class MultiHeadAttention(torch.nn.Module):
 
     def queries(self, query: Float[Tensor, "*batch q width"]) -> Float[Tensor, "*batch heads q head_width"]:
         """Return the projected and normalised queries, before any rotation by position."""
-        query = head_layout.check_width("query", query, self.width)
+        query = check_width("query", query, self.width)
         projected = query if self.query_map is None else self.query_map(query)
         return head_layout.apply_norm(self.query_norm, head_layout.split_heads(projected, self.heads, self.head_width))
 
@@ -276,8 +277,8 @@ class MultiHeadAttention(torch.nn.Module):
 
         A decoder projects the output of its encoder once this way, instead of at every step.
         """
-        value = head_layout.check_width("value", key if value is None else value, self.value_width)
-        key = head_layout.check_width("key", key, self.key_width)
+        value = check_width("value", key if value is None else value, self.value_width)
+        key = check_width("key", key, self.key_width)
         key_map = self.query_map if self.maps == "shared" else self.key_map
         key = key if key_map is None else key_map(key)
         value = value if self.value_map is None else self.value_map(value)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qkv.errors import OptionError
+from qkv.nn.checks import check_integers
 from qkv.normalizers import Normalizer, Softmax
 
 __all__ = ["FactoryKwargs", "Maps", "Widths", "add_softmax_parameters", "build_norm", "check_softmax", "check_widths"]
@@ -56,18 +57,15 @@ def check_widths(
     key_heads = heads if key_heads is None else key_heads
     key_width = width if key_width is None else key_width
     value_width = key_width if value_width is None else value_width
-    numbers = {
-        "width": width,
-        "heads": heads,
-        "key_heads": key_heads,
-        "key_width": key_width,
-        "value_width": value_width,
-        "head_width": head_width,
-        "head_value_width": head_value_width,
-    }
-    for name, number in numbers.items():
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
-            raise OptionError(f"{name} must be a positive integer, got {number!r}.")
+    check_integers(
+        width=width,
+        heads=heads,
+        key_heads=key_heads,
+        key_width=key_width,
+        value_width=value_width,
+        head_width=head_width,
+        head_value_width=head_value_width,
+    )
     if heads % key_heads:
         raise OptionError(f"key_heads must divide heads={heads}, got {key_heads}.")
     if head_width is None:

@@ -1,4 +1,4 @@
-"""Position encodings: sinusoidal, learned and rotary (mission C14).
+"""Position encodings: sinusoidal, learned and rotary.
 
 Attention itself ignores order: permuting keys and values together changes nothing. A position encoding is added to
 each token (`Sinusoidal`, `Learned`), or rotates queries and keys so that their inner product depends on their distance
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from qkv.core.typing import Float, Int
 from qkv.errors import KindError, OptionError, ShapeError
+from qkv.nn.checks import check_integers, check_width
 
 __all__ = ["Learned", "Rotary", "Sinusoidal", "sinusoidal_table", "position_ids"]
 
@@ -42,7 +43,7 @@ def sinusoidal_table(
                 [ 0.8415,  0.5403,  0.0100,  1.0000],
                 [ 0.9093, -0.4161,  0.0200,  0.9998]], dtype=torch.float64)
     """
-    _require_integer("length", length, 0)
+    check_integers(0, length=length)
     return _sines_and_cosines(torch.arange(start, start + length), width, base)
 
 
@@ -104,7 +105,7 @@ class Sinusoidal(nn.Module):
             x: tokens.
             positions: position of the first token, or integers `(n,)` or `(*batch, n)`.
         """
-        _require_width("Sinusoidal", x, self.width)
+        check_width("x", x, self.width)
         if isinstance(positions, int) and x.dtype in _TABLE_DTYPES:
             stop = positions + x.shape[-2]
             if positions >= 0 and stop <= self.table.shape[0]:
@@ -149,8 +150,7 @@ class Learned(nn.Module):
         self, length: int, width: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        _require_integer("length", length, 1)
-        _require_integer("width", width, 1)
+        check_integers(length=length, width=width)
         self.table = nn.Parameter(torch.empty(length, width, device=device, dtype=dtype))
         self.reset_parameters()
 
@@ -163,7 +163,7 @@ class Learned(nn.Module):
     ) -> Float[Tensor, "*batch n width"]:
         """Return x + table[positions]; `positions` as in `Sinusoidal`."""
         length, width = self.table.shape
-        _require_width("Learned", x, width)
+        check_width("x", x, width)
         if isinstance(positions, int):
             stop = positions + x.shape[-2]
             if positions < 0 or stop > length:
@@ -217,9 +217,9 @@ class Rotary(nn.Module):
         self, width: int, *, theta: float = 10_000.0, rotated: int | None = None, interleaved: bool = False
     ) -> None:
         super().__init__()
-        _require_integer("width", width, 1)
+        check_integers(width=width)
         rotated = width if rotated is None else rotated
-        _require_integer("rotated", rotated, 2)
+        check_integers(2, rotated=rotated)
         if rotated % 2 or rotated > width:
             raise OptionError(
                 f"rotated must be even and at most the width {width}, because elements are rotated in pairs, got "
@@ -251,7 +251,7 @@ class Rotary(nn.Module):
             raise ShapeError(
                 f"key_positions must be given for {query.shape[-2]} queries and {key.shape[-2]} keys, got None."
             )
-        _require_width("Rotary", key, self.width)
+        check_width("key", key, self.width)
         angles = self.angles(query, positions)
         return self._rotate(query, angles), self._rotate(key, angles)
 
@@ -263,7 +263,7 @@ class Rotary(nn.Module):
 
     def angles(self, x: Float[Tensor, "*batch n width"], positions: int | Tensor = 0) -> Tensor:
         """Return the angles φ, `(n, rotated/2)` or `(*batch, n, rotated/2)`, in float64 to be precise far away."""
-        _require_width("Rotary", x, self.width)
+        check_width("x", x, self.width)
         positions = _token_positions(x, positions)
         rates = torch.arange(0, self.rotated, 2, device=x.device, dtype=torch.float64) / self.rotated
         return positions[..., None] * self.theta**-rates
@@ -292,7 +292,7 @@ class Rotary(nn.Module):
 
 def _sines_and_cosines(positions: Tensor, width: int, base: float) -> Tensor:
     """Return alternating sines and cosines, `(*positions, width)` float64."""
-    _require_integer("width", width, 1)
+    check_integers(width=width)
     if base <= 0:
         raise OptionError(f"base must be positive, got {base}.")
     rates = torch.arange(0, width, 2, device=positions.device, dtype=torch.float64) / width
@@ -314,13 +314,3 @@ def _token_positions(x: Tensor, positions: int | Tensor) -> Tensor:
             f"start per batch element, give position_ids(start, {n})."
         )
     return positions
-
-
-def _require_width(owner: str, x: Tensor, width: int) -> None:
-    if x.ndim < 2 or x.shape[-1] != width:
-        raise ShapeError(f"{owner} needs an input of shape (*batch, n, {width}), got {tuple(x.shape)}.")
-
-
-def _require_integer(name: str, n: object, minimum: int) -> None:
-    if isinstance(n, bool) or not isinstance(n, int) or n < minimum:
-        raise OptionError(f"{name} must be an integer from {minimum}, got {n!r}.")

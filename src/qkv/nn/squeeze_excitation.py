@@ -1,4 +1,4 @@
-"""Squeeze-and-excitation as attention over channels (mission A12).
+"""Squeeze-and-excitation as attention over channels.
 
     squeeze       z_c = mean of channel c over its positions          a constant score under Mean
     excitation    g = σ(W₂ relu(W₁ z + b₁) + b₂)          logits of the channels under Sigmoid

@@ -10,7 +10,8 @@ weights     readouts see the weights before dropout, PyTorch returns them after 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+import copy
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,21 +20,19 @@ from qkv.core.typing import Float
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.masks import Keys, Mask, Pairs
 from qkv.nn.attention import and_masks
-from qkv.normalizers import Normalizer, Softmax
+from qkv.normalizers import Softmax
 from qkv.scores import ScaledDot
 
 if TYPE_CHECKING:
-    from qkv.nn.feed_forward import Activation
     from qkv.nn.multihead import MultiHeadAttention
     from qkv.nn.transformer import Decoder, Encoder
-    from qkv.nn.transformer_layers import DecoderLayer, EncoderLayer, Norm
+    from qkv.nn.transformer_layers import DecoderLayer, EncoderLayer
 
 __all__ = [
     "TorchMasks",
-    "copy_layer",
+    "convert_layer",
     "copy_stack",
     "from_torch",
-    "layer_options",
     "require_module",
     "to_torch",
     "torch_masks",
@@ -49,21 +48,6 @@ class TorchMasks(TypedDict):
 
     mask: Mask | None
     bias: Tensor | None
-
-
-class LayerOptions(TypedDict):
-    """Arguments of `EncoderLayer` and `DecoderLayer`, read from a layer of PyTorch."""
-
-    width: int
-    heads: int
-    hidden: int
-    norm: Norm
-    activation: Activation
-    dropout: float
-    epsilon: float
-    bias: bool
-    device: torch.device
-    dtype: torch.dtype
 
 
 def torch_masks(
@@ -169,7 +153,7 @@ def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
     unsupported = {
         "a learned score": any(True for _ in ours.score.parameters()),
         str(ours.score): ours.score().signature() != ScaledDot().signature(),
-        str(normalizer): not (normalizer is None or _is_plain_softmax(normalizer)),
+        str(normalizer): (normalizer or Softmax()).signature() != Softmax().signature(),
         "a mask of the module": ours.mask() is not None,
         f"{ours.key_heads} key heads": ours.key_heads != ours.heads,
         f"maps={ours.maps!r}": ours.maps != "both",
@@ -226,29 +210,47 @@ def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
     return theirs.train(ours.training)
 
 
-def layer_options(layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> LayerOptions:
-    """Read the constructor arguments of the equivalent layer of this library."""
-    weight = layer.linear1.weight
-    return {
-        "width": weight.shape[1],
-        "heads": layer.self_attn.num_heads,
-        "hidden": weight.shape[0],
-        "norm": "pre" if layer.norm_first else "post",
-        "activation": layer.activation,
-        "dropout": layer.dropout1.p,
-        "epsilon": layer.norm1.eps,
-        "bias": layer.linear1.bias is not None,
-        "device": weight.device,
-        "dtype": weight.dtype,
-    }
+def convert_layer(
+    cls: type[L],
+    kind: type[nn.TransformerEncoderLayer | nn.TransformerDecoderLayer],
+    theirs: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer,
+    attentions: dict[str, str],
+    **options: Any,
+) -> L:
+    """Build a layer of class `cls` with a copy of the parameters of PyTorch's layer.
 
+    Args:
+        cls: class of the new layer.
+        kind: class that PyTorch's layer must have.
+        theirs: PyTorch's layer.
+        attentions: name of each attention module in PyTorch's layer, with its name in the new layer.
+        options: further arguments of `cls`.
 
-def copy_layer(ours: L, theirs: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer, *norms: nn.Module) -> L:
-    """Copy the feed-forward network and the norms, given in PyTorch's order, of a layer."""
-    _copy_state(ours.feed_forward.inward, theirs.linear1)
-    _copy_state(ours.feed_forward.outward, theirs.linear2)
-    for number, norm in enumerate(norms, 1):
-        _copy_state(norm, getattr(theirs, f"norm{number}"))
+    Raises:
+        KindError: if PyTorch's layer is of another class.
+    """
+    require_module(theirs, kind)
+    weight = theirs.linear1.weight
+    ours = cls(
+        weight.shape[1],
+        theirs.self_attn.num_heads,
+        weight.shape[0],
+        norm="pre" if theirs.norm_first else "post",
+        activation=theirs.activation,
+        dropout=theirs.dropout1.p,
+        epsilon=theirs.norm1.eps,
+        bias=theirs.linear1.bias is not None,
+        device=weight.device,
+        dtype=weight.dtype,
+        **options,
+    )
+    for torch_name, name in attentions.items():
+        attention = from_torch(getattr(theirs, torch_name), type(ours.attention))
+        attention.mask = getattr(ours, name).mask
+        setattr(ours, name, attention)
+    norms = {f"norm{number}": f"{name}_norm" for number, name in enumerate([*attentions.values(), "feed_forward"], 1)}
+    for torch_name, name in {"linear1": "feed_forward.inward", "linear2": "feed_forward.outward", **norms}.items():
+        ours.get_submodule(name).load_state_dict(theirs.get_submodule(torch_name).state_dict())
     ours.feed_forward.dropout.p = theirs.dropout.p
     return ours.train(theirs.training)
 
@@ -260,11 +262,7 @@ def copy_stack(ours: S, layers: list[L], theirs: nn.TransformerEncoder | nn.Tran
     if theirs.norm is not None:
         require_module(theirs.norm, nn.LayerNorm)
         assert isinstance(theirs.norm, nn.LayerNorm)
-        weight, bias = theirs.norm.weight, theirs.norm.bias is not None
-        ours.final_norm = nn.LayerNorm(
-            weight.shape[0], theirs.norm.eps, bias=bias, device=weight.device, dtype=weight.dtype
-        )
-        _copy_state(ours.final_norm, theirs.norm)
+        ours.final_norm = copy.deepcopy(theirs.norm).requires_grad_()
     return ours.train(theirs.training)
 
 
@@ -286,14 +284,3 @@ def _copy_linear(
         linear.weight.copy_(weight)
         if bias is not None:
             linear.bias.copy_(bias)
-
-
-def _copy_state(ours: nn.Module, theirs: nn.Module) -> None:
-    with torch.no_grad():
-        ours.load_state_dict(theirs.state_dict())
-
-
-def _is_plain_softmax(normalizer: Normalizer) -> bool:
-    if type(normalizer) is not Softmax or normalizer.arrays():
-        return False
-    return bool(normalizer.temperature == 1 and normalizer.sink is None)

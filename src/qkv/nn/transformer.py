@@ -17,9 +17,10 @@ from typing import Any, ClassVar, TypeVar
 from torch import Tensor, nn
 
 from qkv.core.typing import Float
-from qkv.errors import OptionError, ShapeError
+from qkv.errors import ShapeError
 from qkv.masks import Mask
 from qkv.nn.cache import KeyValueCache
+from qkv.nn.checks import check_integers
 from qkv.nn.protocols import Cache, KeyValue
 from qkv.nn.torch_interop import copy_stack, require_module
 from qkv.nn.transformer_layers import DecoderLayer, EncoderLayer
@@ -45,8 +46,7 @@ class _Stack(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 1:
-            raise OptionError(f"layers must be an integer from 1, got {layers!r}.")
+        check_integers(layers=layers)
         self.layers = nn.ModuleList([self.layer(width, heads, hidden, **options) for _ in range(layers)])
         if final_norm is None:
             final_norm = options.get("norm", "pre") == "pre"

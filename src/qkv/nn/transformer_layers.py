@@ -8,18 +8,19 @@ pre-norm     x = x + sublayer(norm(x))          Xiong et al. (2020), https://arx
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from qkv.core.typing import Float
-from qkv.errors import OptionError, ShapeError
+from qkv.errors import OptionError
 from qkv.masks import Causal, Mask
+from qkv.nn.checks import check_width
 from qkv.nn.feed_forward import Activation, FeedForward
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.protocols import Cache, KeyValue, Rotation
-from qkv.nn.torch_interop import copy_layer, layer_options, require_module
+from qkv.nn.torch_interop import convert_layer
 
 __all__ = ["DecoderLayer", "EncoderLayer", "Norm"]
 
@@ -27,35 +28,44 @@ Norm = Literal["pre", "post"]
 
 
 class _Layer(nn.Module):
-    """Feed-forward network and residual connections of an encoder or decoder layer."""
+    """Self-attention, feed-forward network and residual connections of an encoder or decoder layer."""
 
     def __init__(
         self,
         width: int,
-        hidden: int | None,
-        norm: Norm,
-        activation: Activation,
-        dropout: float,
-        epsilon: float,
-        factory_kwargs: dict[str, Any],
+        heads: int = 1,
+        hidden: int | None = None,
+        *,
+        norm: Norm = "pre",
+        activation: Activation = "relu",
+        dropout: float = 0.0,
+        attention_dropout: float | None = None,
+        epsilon: float = 1e-5,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **attention: Any,
     ) -> None:
         super().__init__()
         if norm not in ("pre", "post"):
             raise OptionError(f'norm must be "pre" or "post", got {norm!r}.')
         self.norm, self.width = norm, width
+        factory_kwargs: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
         self.feed_forward = FeedForward(width, hidden, activation=activation, dropout=dropout, **factory_kwargs)
         self.feed_forward_norm = nn.LayerNorm(width, epsilon, **factory_kwargs)
         self.dropout = nn.Dropout(dropout)
+        weight_dropout = dropout if attention_dropout is None else attention_dropout
+        self.attention = MultiHeadAttention(width, heads, dropout=weight_dropout, **factory_kwargs, **attention)
+        self.attention_norm = nn.LayerNorm(width, epsilon, **factory_kwargs)
 
     def _residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
-        if self.norm == "pre":
-            return x + self.dropout(sublayer(norm(x)))
-        post: Tensor = norm(x + self.dropout(sublayer(x)))
-        return post
+        pre = self.norm == "pre"
+        x = x + self.dropout(sublayer(norm(x) if pre else x))
+        return x if pre else cast(Tensor, norm(x))
 
-    def _check_width(self, x: Tensor) -> None:
-        if x.ndim < 2 or x.shape[-1] != self.width:
-            raise ShapeError(f"x must have shape (*batch, n, {self.width}), got {tuple(x.shape)}.")
+    def _self_attention(self, x: Tensor, mask: Mask | None, cache: Cache | None) -> Tensor:
+        check_width("x", x, self.width)
+        return self._residual(x, self.attention_norm, lambda y: self.attention(y, mask=mask, cache=cache))
 
     def extra_repr(self) -> str:
         """Return the placement of the norms for `print`."""
@@ -98,28 +108,6 @@ class EncoderLayer(_Layer):
         torch.Size([2, 5, 8])
     """
 
-    def __init__(
-        self,
-        width: int,
-        heads: int = 1,
-        hidden: int | None = None,
-        *,
-        norm: Norm = "pre",
-        activation: Activation = "relu",
-        dropout: float = 0.0,
-        attention_dropout: float | None = None,
-        epsilon: float = 1e-5,
-        bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **attention: Any,
-    ) -> None:
-        factory_kwargs: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
-        super().__init__(width, hidden, norm, activation, dropout, epsilon, factory_kwargs)
-        weight_dropout = dropout if attention_dropout is None else attention_dropout
-        self.attention = MultiHeadAttention(width, heads, dropout=weight_dropout, **factory_kwargs, **attention)
-        self.attention_norm = nn.LayerNorm(width, epsilon, **factory_kwargs)
-
     def forward(
         self, x: Float[Tensor, "*batch n width"], *, mask: Mask | None = None, cache: Cache | None = None
     ) -> Float[Tensor, "*batch n width"]:
@@ -130,8 +118,7 @@ class EncoderLayer(_Layer):
             mask: further mask, combined with the mask of the attention module.
             cache: keys and values of earlier tokens; `x` continues that sequence and is appended.
         """
-        self._check_width(x)
-        x = self._residual(x, self.attention_norm, lambda y: self.attention(y, mask=mask, cache=cache))
+        x = self._self_attention(x, mask, cache)
         return self._residual(x, self.feed_forward_norm, self.feed_forward)
 
     @classmethod
@@ -141,10 +128,7 @@ class EncoderLayer(_Layer):
         Raises:
             KindError: if `layer` is of another class.
         """
-        require_module(layer, nn.TransformerEncoderLayer)
-        ours = cls(**layer_options(layer))
-        ours.attention = MultiHeadAttention.from_torch(layer.self_attn)
-        return copy_layer(ours, layer, ours.attention_norm, ours.feed_forward_norm)
+        return convert_layer(cls, nn.TransformerEncoderLayer, layer, {"self_attn": "attention"})
 
 
 class DecoderLayer(_Layer):
@@ -202,15 +186,16 @@ class DecoderLayer(_Layer):
         positions: Rotation | None = None,
         **attention: Any,
     ) -> None:
-        factory_kwargs: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
-        super().__init__(width, hidden, norm, activation, dropout, epsilon, factory_kwargs)
         if causal:
             mask = Causal() if mask is None else Causal() & mask
-        weight_dropout = dropout if attention_dropout is None else attention_dropout
-        options: dict[str, Any] = {"dropout": weight_dropout, **factory_kwargs, **attention}
-        self.attention = MultiHeadAttention(width, heads, mask=mask, positions=positions, **options)
-        self.attention_norm = nn.LayerNorm(width, epsilon, **factory_kwargs)
-        self.cross = MultiHeadAttention(width, heads, key_width=memory_width, **options)
+        factory_kwargs: dict[str, Any] = {"bias": bias, "device": device, "dtype": dtype}
+        super().__init__(
+            width, heads, hidden, norm=norm, activation=activation, dropout=dropout,
+            attention_dropout=attention_dropout, epsilon=epsilon, mask=mask, positions=positions, **factory_kwargs,
+            **attention,
+        )  # fmt: skip
+        attention = {"dropout": self.attention.dropout, **factory_kwargs, **attention}
+        self.cross = MultiHeadAttention(width, heads, key_width=memory_width, **attention)
         self.cross_norm = nn.LayerNorm(width, epsilon, **factory_kwargs)
 
     def forward(
@@ -232,8 +217,7 @@ class DecoderLayer(_Layer):
             memory_mask: mask of the cross-attention.
             cache: keys and values of earlier tokens of the self-attention; `x` is appended.
         """
-        self._check_width(x)
-        x = self._residual(x, self.attention_norm, lambda y: self.attention(y, mask=mask, cache=cache))
+        x = self._self_attention(x, mask, cache)
         x = self._residual(x, self.cross_norm, lambda y: self.cross(y, memory, mask=memory_mask))
         return self._residual(x, self.feed_forward_norm, self.feed_forward)
 
@@ -248,10 +232,5 @@ class DecoderLayer(_Layer):
         Raises:
             KindError: if `layer` is of another class.
         """
-        require_module(layer, nn.TransformerDecoderLayer)
-        ours = cls(causal=causal, **layer_options(layer))
-        mask = ours.attention.mask
-        ours.attention = MultiHeadAttention.from_torch(layer.self_attn)
-        ours.attention.mask = mask
-        ours.cross = MultiHeadAttention.from_torch(layer.multihead_attn)
-        return copy_layer(ours, layer, ours.attention_norm, ours.cross_norm, ours.feed_forward_norm)
+        attentions = {"self_attn": "attention", "multihead_attn": "cross"}
+        return convert_layer(cls, nn.TransformerDecoderLayer, layer, attentions, causal=causal)

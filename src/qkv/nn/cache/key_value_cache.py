@@ -10,11 +10,12 @@ from torch import Tensor
 
 from qkv.core.positions import Positions
 from qkv.core.typing import Float, Int
-from qkv.errors import DataError, GradientError, KindError, OptionError, RefusedError, ShapeError
+from qkv.errors import DataError, GradientError, KindError, RefusedError, ShapeError
 from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.masks import Lengths, Mask, Window
 from qkv.nn.cache.chunk import Chunk, next_chunk_size
 from qkv.nn.cache.safetensors_file import CacheFacts, read_cache, write_cache
+from qkv.nn.checks import check_integers
 from qkv.plan.cost import memory_bytes, memory_text
 
 __all__ = ["KeyValueCache"]
@@ -60,9 +61,7 @@ class KeyValueCache:
         memory: int | str | None = None,
         lengths: Int[Tensor, " batch"] | None = None,
     ) -> None:
-        for name, n in (("chunk", chunk), ("window", window)):
-            if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 1):
-                raise OptionError(f"{name} of KeyValueCache must be an integer from 1, got {name}={n!r}.")
+        check_integers(chunk=chunk, window=window)
         self.chunk, self.window, self.int8 = chunk, window, int8
         self.memory = None if memory is None else memory_bytes(memory)
         self.chunks: list[Chunk] = []

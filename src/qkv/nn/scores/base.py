@@ -1,4 +1,4 @@
-"""Base of learned scores: modules that declare their parameters and the score that these are passed to.
+"""Base of learned scores: modules that declare the fields of a score, some of them as parameters.
 
 Called without arguments, a learned score returns a value of `qkv.scores` that holds its parameters. All learned
 scores have one signature, so that a class can be an argument: `MultiHeadAttention(64, 8, score=nn.Additive)`.
@@ -7,47 +7,34 @@ scores have one signature, so that a class can be an argument: `MultiHeadAttenti
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypedDict, Union, Unpack
+from typing import Any, ClassVar, NamedTuple, Union
 
 import torch
 from torch import Tensor
 
 from qkv import scores
 from qkv.errors import KindError, OptionError
+from qkv.nn.checks import check_integers
 from qkv.nn.multihead_options import FactoryKwargs
 from qkv.nn.part_module import PartModule
 
-__all__ = ["Common", "Initial", "LearnedScore", "ScoreLike", "WrapperCommon", "WrapperScore", "build_score"]
+__all__ = ["Initial", "LearnedScore", "ScoreLike", "WrapperScore", "build_score"]
 
 ScoreLike = Union[scores.Score, type[scores.Score], "LearnedScore", Callable[..., object], None]
 """A score, a learned score, or a callable that builds one from `(query_width, key_width, heads=heads)`."""
 
 
-class Common(TypedDict, total=False):
-    """Options of every learned score; see `LearnedScore`."""
-
-    heads: int | None
-    device: torch.device | str | None
-    dtype: torch.dtype | None
-
-
-class WrapperCommon(Common, total=False):
-    """Options of every learned score around another one; see `WrapperScore`."""
-
-    score: ScoreLike
-
-
 class Initial(NamedTuple):
-    """Declaration of one parameter.
+    """Declaration of a parameter.
 
     Attributes:
-        shape: shape for one head; None: the score has no such parameter.
+        shape: shape for one head.
         fill: function that sets the initial values of the stored tensor in place.
         learned: whether the parameter gets a gradient.
         log: whether the stored tensor, `log_<name>`, is the logarithm, which keeps the array positive.
     """
 
-    shape: tuple[int, ...] | None
+    shape: tuple[int, ...]
     fill: Callable[[Tensor], object]
     learned: bool = True
     log: bool = False
@@ -56,8 +43,8 @@ class Initial(NamedTuple):
 class LearnedScore(torch.nn.Module):
     """Score with parameters.
 
-    To write one, set `core` to a class of `qkv.scores` and declare its arrays in `__init__` with `declare`.
-    Override `forward` where the score takes more arguments than these arrays.
+    To write one, set `core` to a class of `qkv.scores` and override `_fields`, which declares the fields of that
+    class. Override `forward` if the score cannot be built from its fields alone.
 
     Args:
         query_width: width of the queries.
@@ -65,6 +52,7 @@ class LearnedScore(torch.nn.Module):
         heads: number of heads, each with its own parameters; None means one set of parameters for all heads.
         device: device of the parameters.
         dtype: dtype of the parameters.
+        options: options of the subclass, as its `_fields` takes them.
 
     Raises:
         OptionError: if a width or the number of heads is not a positive integer.
@@ -80,50 +68,63 @@ class LearnedScore(torch.nn.Module):
         heads: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        **options: Any,
     ) -> None:
         super().__init__()
         key_width = query_width if key_width is None else key_width
-        for name, number in (("query_width", query_width), ("key_width", key_width), ("heads", heads)):
-            if number is not None and (not isinstance(number, int) or number < 1):
-                raise OptionError(f"{name} of {type(self).__name__} must be a positive integer, got {name}={number!r}.")
+        check_integers(query_width=query_width, key_width=key_width, heads=heads)
         self.query_width, self.key_width, self.heads = query_width, key_width, heads
         self.factory_kwargs: FactoryKwargs = {"device": device, "dtype": dtype}
-        self.initial: dict[str, Initial] = {}
+        self.initial: dict[str, Initial | None] = {}
+        self.build(**options)
 
-    def declare(self, **initial: Initial) -> None:
-        """Create the parameters, each of shape `(heads, *shape)`, or `shape` without heads, and fill them."""
+    def _fields(self, *args: Any, **options: Any) -> dict[str, Any]:
+        """Return the fields of the score by name, given the options of this class.
+
+        An `Initial` declares a parameter; tensors and other values are constants.
+        """
+        return {}
+
+    def build(self, *args: Any, **options: Any) -> None:
+        """Create the parameters and constants of this module, given the options of this class."""
+        self.declare(**self._fields(**options))
+
+    def declare(self, **fields: Any) -> None:
+        """Create the given fields, and fill the parameters.
+
+        A parameter has shape `(heads, *shape)`, or `shape` without heads. Tensors become buffers.
+        """
         lead = () if self.heads is None else (self.heads,)
-        for name, one in initial.items():
-            parameter = None
-            if one.shape is not None:
-                empty = torch.empty((*lead, *one.shape), **self.factory_kwargs)
-                parameter = torch.nn.Parameter(empty, requires_grad=one.learned)
-            self.register_parameter(f"log_{name}" if one.log else name, parameter)
-        self.initial = initial
+        for name, field in fields.items():
+            self.initial[name] = field if isinstance(field, Initial) else None
+            if isinstance(field, Initial):
+                empty = torch.empty((*lead, *field.shape), **self.factory_kwargs)
+                parameter = torch.nn.Parameter(empty, requires_grad=field.learned)
+                self.register_parameter(f"log_{name}" if field.log else name, parameter)
+            elif isinstance(field, Tensor):
+                self.register_buffer(name, field.to(self.factory_kwargs["device"]))
+            else:
+                setattr(self, name, field)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Set the parameters to their initial values."""
         with torch.no_grad():
-            for name, one in self.initial.items():
-                parameter = getattr(self, f"log_{name}" if one.log else name)
-                if parameter is not None:
-                    one.fill(parameter)
+            for name, initial in self.initial.items():
+                if initial is not None:
+                    initial.fill(getattr(self, f"log_{name}" if initial.log else name))
 
-    def parameters_by_name(self) -> dict[str, Tensor | None]:
-        """Return the declared arrays of the score, by name; None for those that it does not have."""
-        arrays = {}
-        for name, one in self.initial.items():
-            arrays[name] = getattr(self, f"log_{name}").exp() if one.log else getattr(self, name)
-        return arrays
-
-    def build_inner(self, score: ScoreLike) -> LearnedScore | PartModule[scores.Score]:
-        """Build an inner score for the widths and heads of this one; see `build_score`."""
-        return build_score(score, self.query_width, self.key_width, self.heads, **self.factory_kwargs)
+    def current_fields(self) -> dict[str, Any]:
+        """Return the declared fields of the score by name, with the current parameters."""
+        values = {}
+        for name, initial in self.initial.items():
+            log = initial is not None and initial.log
+            values[name] = getattr(self, f"log_{name}").exp() if log else getattr(self, name)
+        return values
 
     def forward(self) -> scores.Score:
-        """Return the score with the parameters of this module."""
-        return type(self).core(**self.parameters_by_name())
+        """Return the score with the current parameters."""
+        return type(self).core(**self.current_fields())
 
     def extra_repr(self) -> str:
         """Return widths and heads for `print`."""
@@ -139,14 +140,14 @@ class WrapperScore(LearnedScore):
         key_width: width of the keys; None means `query_width`.
         score: the inner score: a score, a learned score, or a callable that builds one; None means
             `ScaledDot()`.
-        common: `heads`, `device` and `dtype`, as in `LearnedScore`; they are passed on to the inner score.
+        options: `heads`, `device` and `dtype`, as in `LearnedScore`, which are passed on to the inner score, and
+            options of the subclass.
     """
 
-    def __init__(
-        self, query_width: int, key_width: int | None = None, *, score: ScoreLike = None, **common: Unpack[Common]
-    ) -> None:
-        super().__init__(query_width, key_width, **common)
-        self.score = self.build_inner(score)
+    def build(self, *, score: ScoreLike = None, **options: Any) -> None:
+        """Create the inner score, then the parameters and constants of this module."""
+        self.score = build_score(score, self.query_width, self.key_width, self.heads, **self.factory_kwargs)
+        super().build(**options)
 
     def reset_parameters(self) -> None:
         """Set the parameters of this module and of the inner score to their initial values."""
@@ -154,8 +155,8 @@ class WrapperScore(LearnedScore):
         super().reset_parameters()
 
     def forward(self) -> scores.Score:
-        """Return the score with the inner score and the parameters of this module."""
-        return type(self).core(self.score(), **self.parameters_by_name())
+        """Return the score with the inner score and the current parameters."""
+        return type(self).core(self.score(), **self.current_fields())
 
 
 def build_score(

@@ -1,17 +1,16 @@
 """Scores of `qkv.scores` with learned parameters.
 
-Each class declares the parameters of its score: shape, initial values, and whether the logarithm is stored. All
-take the arguments of `LearnedScore`; `Args` lists the further ones.
+Each class declares the fields of its score; for a parameter the shape, the initial values, and whether the logarithm
+is stored. All take the arguments of `LearnedScore`; `Args` lists further keyword arguments.
 `Boxcar` is absent: its logits are 0 or −inf, so its bandwidth would get no gradient.
 """
 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Unpack
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from torch.nn.init import constant_, normal_, uniform_, zeros_
 from qkv import scores
 from qkv.errors import OptionError
 from qkv.nn.part_module import PartModule
-from qkv.nn.scores.base import Common, Initial, LearnedScore, ScoreLike
+from qkv.nn.scores.base import Initial, LearnedScore, ScoreLike, build_score
 
 __all__ = [
     "Additive",
@@ -78,24 +77,15 @@ class Additive(LearnedScore):
 
     core = scores.Additive
 
-    def __init__(
-        self,
-        query_width: int,
-        key_width: int | None = None,
-        *,
-        hidden: int | None = None,
-        bias: bool = True,
-        **common: Unpack[Common],
-    ) -> None:
-        super().__init__(query_width, key_width, **common)
+    def _fields(self, *, hidden: int | None = None, bias: bool = True) -> dict[str, Any]:
         self.hidden = hidden = max(self.query_width, self.key_width) if hidden is None else hidden
         bound = math.sqrt(3 / hidden)
-        self.declare(
-            query_weight=Initial((hidden, self.query_width), partial(glorot_, hidden=hidden)),
-            key_weight=Initial((hidden, self.key_width), partial(glorot_, hidden=hidden)),
-            vector=Initial((hidden,), partial(uniform_, a=-bound, b=bound)),
-            bias=Initial((hidden,) if bias else None, zeros_),
-        )
+        return {
+            "query_weight": Initial((hidden, self.query_width), partial(glorot_, hidden=hidden)),
+            "key_weight": Initial((hidden, self.key_width), partial(glorot_, hidden=hidden)),
+            "vector": Initial((hidden,), partial(uniform_, a=-bound, b=bound)),
+            "bias": Initial((hidden,), zeros_) if bias else None,
+        }
 
 
 class Bilinear(LearnedScore):
@@ -115,23 +105,15 @@ class Bilinear(LearnedScore):
 
     core = scores.Bilinear
 
-    def __init__(
-        self,
-        query_width: int,
-        key_width: int | None = None,
-        *,
-        rank: int | None = None,
-        **common: Unpack[Common],
-    ) -> None:
-        super().__init__(query_width, key_width, **common)
+    def _fields(self, *, rank: int | None = None) -> dict[str, Any]:
         q, k = self.query_width, self.key_width
         self.rank = rank
         if rank is None:
-            weight, key_factor = Initial((q, k), partial(normal_, std=(q * k) ** -0.5)), Initial(None, zeros_)
-        else:
-            weight = Initial((q, rank), partial(normal_, std=q**-0.5 * rank**-0.25))
-            key_factor = Initial((k, rank), partial(normal_, std=k**-0.5 * rank**-0.25))
-        self.declare(weight=weight, key_factor=key_factor)
+            return {"weight": Initial((q, k), partial(normal_, std=(q * k) ** -0.5)), "key_factor": None}
+        return {
+            "weight": Initial((q, rank), partial(normal_, std=q**-0.5 * rank**-0.25)),
+            "key_factor": Initial((k, rank), partial(normal_, std=k**-0.5 * rank**-0.25)),
+        }
 
 
 class Gated(LearnedScore):
@@ -148,13 +130,12 @@ class Gated(LearnedScore):
 
     core = scores.Gated
 
-    def __init__(self, query_width: int, key_width: int | None = None, **common: Unpack[Common]) -> None:
-        super().__init__(query_width, key_width, **common)
-        self.declare(
-            query_weight=Initial((self.query_width,), zeros_),
-            key_weight=Initial((self.key_width,), zeros_),
-            bias=Initial((), partial(constant_, val=_gate_bias(self.query_width**-0.5))),
-        )
+    def _fields(self) -> dict[str, Any]:
+        return {
+            "query_weight": Initial((self.query_width,), zeros_),
+            "key_weight": Initial((self.key_width,), zeros_),
+            "bias": Initial((), partial(constant_, val=_gate_bias(self.query_width**-0.5))),
+        }
 
 
 class SeparableGate(LearnedScore):
@@ -171,15 +152,14 @@ class SeparableGate(LearnedScore):
 
     core = scores.SeparableGate
 
-    def __init__(self, query_width: int, key_width: int | None = None, **common: Unpack[Common]) -> None:
-        super().__init__(query_width, key_width, **common)
+    def _fields(self) -> dict[str, Any]:
         bias = Initial((), partial(constant_, val=_gate_bias(self.query_width**-0.25)))
-        self.declare(
-            query_weight=Initial((self.query_width,), zeros_),
-            key_weight=Initial((self.key_width,), zeros_),
-            query_bias=bias,
-            key_bias=bias,
-        )
+        return {
+            "query_weight": Initial((self.query_width,), zeros_),
+            "key_weight": Initial((self.key_width,), zeros_),
+            "query_bias": bias,
+            "key_bias": bias,
+        }
 
 
 def _gate_bias(gate: float) -> float:
@@ -205,33 +185,15 @@ class Cosine(LearnedScore):
 
     core = scores.Cosine
 
-    def __init__(
-        self,
-        query_width: int,
-        key_width: int | None = None,
-        *,
-        temperature: float | None = None,
-        **common: Unpack[Common],
-    ) -> None:
-        super().__init__(query_width, key_width, **common)
-        self.declare(temperature=positive("temperature", temperature, self.query_width**-0.5))
+    def _fields(self, *, temperature: float | None = None) -> dict[str, Any]:
+        return {"temperature": positive("temperature", temperature, self.query_width**-0.5)}
 
 
 class _DistanceScore(LearnedScore):
-    @staticmethod
-    @abstractmethod
-    def default_bandwidth(width: int) -> float: ...
+    default_bandwidth: ClassVar[staticmethod[[int], float]]
 
-    def __init__(
-        self,
-        query_width: int,
-        key_width: int | None = None,
-        *,
-        bandwidth: float | None = None,
-        **common: Unpack[Common],
-    ) -> None:
-        super().__init__(query_width, key_width, **common)
-        self.declare(bandwidth=positive("bandwidth", bandwidth, self.default_bandwidth(self.query_width)))
+    def _fields(self, *, bandwidth: float | None = None) -> dict[str, Any]:
+        return {"bandwidth": positive("bandwidth", bandwidth, type(self).default_bandwidth(self.query_width))}
 
 
 class Gaussian(_DistanceScore):
@@ -248,11 +210,7 @@ class Gaussian(_DistanceScore):
     """
 
     core = scores.Gaussian
-
-    @staticmethod
-    def default_bandwidth(width: int) -> float:
-        """Return width^(1/4)."""
-        return float(width**0.25)
+    default_bandwidth = staticmethod(lambda width: width**0.25)
 
 
 class Laplace(_DistanceScore):
@@ -266,17 +224,11 @@ class Laplace(_DistanceScore):
     """
 
     core = scores.Laplace
-
-    @staticmethod
-    def default_bandwidth(width: int) -> float:
-        """Return 1."""
-        return 1.0
+    default_bandwidth = staticmethod(lambda width: 1.0)
 
 
 class _CompactDistanceScore(_DistanceScore):
-    @staticmethod
-    def default_bandwidth(width: int) -> float:
-        return 2 * math.sqrt(2 * width)
+    default_bandwidth = staticmethod(lambda width: 2 * math.sqrt(2 * width))
 
 
 class Epanechnikov(_CompactDistanceScore):
@@ -321,22 +273,14 @@ class Custom(LearnedScore):
         (-4.0, ['parameters_given.0'])
     """
 
-    def __init__(
-        self,
-        query_width: int,
-        key_width: int | None = None,
-        *,
-        function: Callable[..., Tensor],
-        parameters: tuple[Tensor, ...] = (),
-        elements: int | None = None,
-        **common: Unpack[Common],
+    def build(
+        self, *, function: Callable[..., Tensor], parameters: tuple[Tensor, ...] = (), elements: int | None = None
     ) -> None:
-        super().__init__(query_width, key_width, **common)
+        """Store the function, and copy the parameters."""
         self.function, self.elements = function, elements
         self.starts = tuple(x.detach().clone() for x in parameters)
-        device, dtype = common.get("device"), common.get("dtype")
         self.parameters_given = torch.nn.ParameterList(
-            [torch.nn.Parameter(x.clone().to(device=device, dtype=dtype)) for x in self.starts]
+            [torch.nn.Parameter(x.clone().to(**self.factory_kwargs)) for x in self.starts]
         )
 
     def reset_parameters(self) -> None:
@@ -365,18 +309,13 @@ class SumOf(LearnedScore):
         torch.Size([2, 5])
     """
 
-    def __init__(
-        self,
-        query_width: int,
-        key_width: int | None = None,
-        *,
-        score: tuple[ScoreLike, ...],
-        **common: Unpack[Common],
-    ) -> None:
-        super().__init__(query_width, key_width, **common)
+    def build(self, *, score: tuple[ScoreLike, ...]) -> None:
+        """Build the inner scores."""
         if not isinstance(score, (tuple, list)) or not score:
             raise OptionError(f"score of SumOf must be a non-empty tuple of scores, got {score!r}.")
-        self.score = torch.nn.ModuleList([self.build_inner(one) for one in score])
+        self.score = torch.nn.ModuleList(
+            [build_score(one, self.query_width, self.key_width, self.heads, **self.factory_kwargs) for one in score]
+        )
 
     def reset_parameters(self) -> None:
         """Set the parameters of each score to their initial values."""

@@ -1,20 +1,21 @@
 """Scores of `qkv.scores` that modify another score, with learned parameters.
 
-All take the arguments of `WrapperScore`; `Args` lists the further ones.
+All take the arguments of `WrapperScore`; `Args` lists further keyword arguments.
 """
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.init import normal_, trunc_normal_, zeros_
 
 from qkv import scores
-from qkv.nn.scores.base import Common, Initial, ScoreLike, WrapperCommon, WrapperScore
+from qkv.nn.checks import check_integers
+from qkv.nn.scores.base import Initial, ScoreLike, WrapperScore, build_score
 from qkv.nn.scores.learned import glorot_, positive
 
 __all__ = ["ALiBi", "Biased", "ClassTable", "Projected", "QuadraticPosition", "RelativePosition", "Softcap"]
@@ -36,11 +37,8 @@ class Softcap(WrapperScore):
 
     core = scores.Softcap
 
-    def __init__(
-        self, query_width: int, key_width: int | None = None, *, cap: float = 50.0, **common: Unpack[WrapperCommon]
-    ) -> None:
-        super().__init__(query_width, key_width, **common)
-        self.declare(cap=positive("cap", cap, 50.0))
+    def _fields(self, *, cap: float = 50.0) -> dict[str, Any]:
+        return {"cap": positive("cap", cap, 50.0)}
 
 
 class Biased(WrapperScore):
@@ -60,19 +58,10 @@ class Biased(WrapperScore):
 
     bias: Tensor
 
-    def __init__(
-        self,
-        query_width: int,
-        key_width: int | None = None,
-        *,
-        k: int,
-        q: int | None = None,
-        **common: Unpack[WrapperCommon],
-    ) -> None:
-        super().__init__(query_width, key_width, **common)
+    def _fields(self, *, k: int, q: int | None = None) -> dict[str, Any]:
         self.per_key = q is None
         shape = (k,) if q is None else (q, k)
-        self.declare(bias=Initial(shape, partial(trunc_normal_, std=0.02, a=-0.04, b=0.04)))
+        return {"bias": Initial(shape, partial(trunc_normal_, std=0.02, a=-0.04, b=0.04))}
 
     def forward(self) -> scores.Score:
         """Return the score with the current bias."""
@@ -97,16 +86,8 @@ class ALiBi(WrapperScore):
 
     core = scores.ALiBi
 
-    def __init__(
-        self,
-        query_width: int,
-        key_width: int | None = None,
-        *,
-        learned: bool = True,
-        **common: Unpack[WrapperCommon],
-    ) -> None:
-        super().__init__(query_width, key_width, **common)
-        self.declare(slope=Initial((), _fill_log_slopes, learned, log=True))
+    def _fields(self, *, learned: bool = True) -> dict[str, Any]:
+        return {"slope": Initial((), _fill_log_slopes, learned, log=True)}
 
 
 class QuadraticPosition(WrapperScore):
@@ -122,9 +103,8 @@ class QuadraticPosition(WrapperScore):
 
     core = scores.QuadraticPosition
 
-    def __init__(self, query_width: int, key_width: int | None = None, **common: Unpack[WrapperCommon]) -> None:
-        super().__init__(query_width, key_width, **common)
-        self.declare(coefficient=Initial((), _fill_log_coefficients, log=True))
+    def _fields(self) -> dict[str, Any]:
+        return {"coefficient": Initial((), _fill_log_coefficients, log=True)}
 
 
 def _slopes(x: Tensor) -> Tensor:
@@ -157,25 +137,11 @@ class RelativePosition(WrapperScore):
         torch.Size([2, 32])
     """
 
-    table: Tensor
+    core = scores.RelativePosition
 
-    def __init__(
-        self,
-        query_width: int,
-        key_width: int | None = None,
-        *,
-        buckets: int = 32,
-        bidirectional: bool = True,
-        max_distance: int = 128,
-        **common: Unpack[WrapperCommon],
-    ) -> None:
-        super().__init__(query_width, key_width, **common)
-        self.bidirectional, self.max_distance = bidirectional, max_distance
-        self.declare(table=Initial((buckets,), partial(normal_, std=self.query_width**-0.5)))
-
-    def forward(self) -> scores.Score:
-        """Return the score with the current table."""
-        return scores.RelativePosition(self.score(), self.table, self.bidirectional, self.max_distance)
+    def _fields(self, *, buckets: int = 32, bidirectional: bool = True, max_distance: int = 128) -> dict[str, Any]:
+        table = Initial((buckets,), partial(normal_, std=self.query_width**-0.5))
+        return {"table": table, "bidirectional": bidirectional, "max_distance": max_distance}
 
 
 class ClassTable(WrapperScore):
@@ -193,31 +159,15 @@ class ClassTable(WrapperScore):
         torch.Size([2, 3, 3])
     """
 
-    query_classes: Tensor
-    key_classes: Tensor
-    table: Tensor
+    core = scores.ClassTable
 
-    def __init__(
-        self,
-        query_width: int,
-        key_width: int | None = None,
-        *,
-        query_classes: Tensor,
-        key_classes: Tensor | None = None,
-        classes: tuple[int, int] | None = None,
-        **common: Unpack[WrapperCommon],
-    ) -> None:
-        super().__init__(query_width, key_width, **common)
+    def _fields(
+        self, *, query_classes: Tensor, key_classes: Tensor | None = None, classes: tuple[int, int] | None = None
+    ) -> dict[str, Any]:
         key_classes = query_classes if key_classes is None else key_classes
         if classes is None:
             classes = (int(query_classes.max()) + 1, int(key_classes.max()) + 1)
-        self.register_buffer("query_classes", query_classes.to(common.get("device")))
-        self.register_buffer("key_classes", key_classes.to(common.get("device")))
-        self.declare(table=Initial(classes, zeros_))
-
-    def forward(self) -> scores.Score:
-        """Return the score with the current table."""
-        return scores.ClassTable(self.score(), self.table, self.query_classes, self.key_classes)
+        return {"table": Initial(classes, zeros_), "query_classes": query_classes, "key_classes": key_classes}
 
 
 class Projected(WrapperScore):
@@ -237,20 +187,16 @@ class Projected(WrapperScore):
 
     core = scores.Projected
 
-    def __init__(
-        self,
-        query_width: int,
-        key_width: int | None = None,
-        *,
-        hidden: int | None = None,
-        score: ScoreLike = None,
-        **common: Unpack[Common],
-    ) -> None:
-        key_width = query_width if key_width is None else key_width
-        hidden = min(query_width, key_width) if hidden is None else hidden
-        super().__init__(hidden, hidden, score=score, **common)
-        self.query_width, self.key_width, self.hidden = query_width, key_width, hidden
-        self.declare(
-            query_weight=Initial((hidden, query_width), partial(glorot_, hidden=hidden)),
-            key_weight=Initial((hidden, key_width), partial(glorot_, hidden=hidden)),
-        )
+    def build(self, *, score: ScoreLike = None, hidden: int | None = None, **options: Any) -> None:
+        """Build the inner score for the projected width, then create the projections."""
+        self.hidden = hidden = min(self.query_width, self.key_width) if hidden is None else hidden
+        check_integers(hidden=hidden)
+        self.score = build_score(score, hidden, hidden, self.heads, **self.factory_kwargs)
+        self.declare(**self._fields(**options))
+
+    def _fields(self) -> dict[str, Any]:
+        fill = partial(glorot_, hidden=self.hidden)
+        return {
+            "query_weight": Initial((self.hidden, self.query_width), fill),
+            "key_weight": Initial((self.hidden, self.key_width), fill),
+        }

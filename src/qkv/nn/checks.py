@@ -1,0 +1,45 @@
+"""Checks of the arguments of modules; each error names the argument, its condition and the given value."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from qkv.errors import OptionError, ShapeError
+
+__all__ = ["check_integers", "check_probability", "check_width"]
+
+
+def check_integers(minimum: int = 1, **numbers: int | None) -> None:
+    """Check that each number is an integer of at least `minimum`, or None.
+
+    Raises:
+        OptionError: if one is not.
+    """
+    for name, n in numbers.items():
+        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < minimum):
+            raise OptionError(f"{name} must be an integer of at least {minimum}, got {n!r}.")
+
+
+def check_probability(dropout: float) -> float:
+    """Return the dropout probability as a float.
+
+    Raises:
+        OptionError: if it is not in [0, 1).
+    """
+    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
+        raise OptionError(f"dropout must be a number in [0, 1), got {dropout!r}.")
+    return float(dropout)
+
+
+def check_width(name: str, x: Tensor, width: int) -> Tensor:
+    """Return `x` if it has shape `(*batch, length, width)`.
+
+    Raises:
+        ShapeError: if it has another shape.
+    """
+    if x.ndim < 2 or x.shape[-1] != width:
+        raise ShapeError(
+            f"{name} must have shape (*batch, length, {width}), got {tuple(x.shape)}. Project it, or build the "
+            "module for its width."
+        )
+    return x
