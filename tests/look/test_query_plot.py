@@ -1,7 +1,6 @@
 """Pictures of answers: what is drawn, and that a file is there whole or not at all."""
 
 import datetime as dt
-import sys
 
 import numpy as np
 import pytest
@@ -113,6 +112,6 @@ def test_several_queries_are_refused():
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr("qkv.core.extras._installed", lambda package: package != "matplotlib")
     with pytest.raises(MissingPackageError, match=r'pip install "qkv\[look\]"'):
         picture(NAMES, "Jon Smith")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from qkv.errors import OptionError
 from qkv.look.tiled_map import TiledView
@@ -13,6 +15,7 @@ __all__ = ["THUMBNAIL_SIZE", "Page"]
 
 THUMBNAIL_SIZE = 32
 """Pixels along each side of a thumbnail: 144 heads take 147 kB."""
+_ViewKind = TypeVar("_ViewKind", View, TiledView)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +61,30 @@ class Page:
             "views": [view.meta() for view in self.views],
         }
 
+    def read(self, what: str, place: Sequence[str | int]) -> bytes:
+        """Answer a request of the browser for one array.
+
+        Args:
+            what: the method that gives the array: `thumbs`, `map`, `tile` or `row`.
+            place: its arguments.
+
+        Returns:
+            The codes; for a row, JSON.
+
+        Raises:
+            LookupError: the request has another name or other arguments, or the array does not exist.
+        """
+        methods: dict[str, Callable[..., bytes]] = {
+            "thumbs": self.thumbs,
+            "map": self.map,
+            "tile": self.tile,
+            "row": lambda *query: json.dumps(self.row(*query)).encode(),
+        }
+        try:
+            return methods[what](*map(int, place))
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise LookupError(f"there is no such map: {error}") from None
+
     def thumbs(self, view: int) -> bytes:
         """Return the codes of the thumbnails of all heads of a view.
 
@@ -72,11 +99,8 @@ class Page:
         Raises:
             IndexError: the view, layer or head does not exist, or the view is tiled.
         """
-        one = self.views[_checked(view, self.views)]
-        if isinstance(one, TiledView):
-            raise IndexError(f"view {view} is tiled")
-        heads = one.layers[_checked(layer, one.layers)].heads
-        return one.map(layer, _checked(head, heads))
+        one = self._view(View, view)
+        return one.map(_checked(layer, one.layers), _checked(head, one.layers[layer].heads))
 
     def tile(self, view: int, layer: int, head: int, level: int, y: int, x: int) -> bytes:
         """Return the codes of one tile: the maximum, then the mean of each of 256 × 256 cells.
@@ -84,7 +108,7 @@ class Page:
         Raises:
             IndexError: the tile does not exist, or the view is not tiled.
         """
-        return self._tiled_view(view).tile(layer, head, level, y, x)
+        return self._view(TiledView, view).tile(layer, head, level, y, x)
 
     def row(self, view: int, layer: int, head: int, query: int) -> list[tuple[int, float]]:
         """Return the keys of largest weight of a query of a tiled view, with their weights.
@@ -92,12 +116,12 @@ class Page:
         Raises:
             IndexError: the query does not exist, or the view is not tiled.
         """
-        return self._tiled_view(view).row(layer, head, query)
+        return self._view(TiledView, view).row(layer, head, query)
 
-    def _tiled_view(self, view: int) -> TiledView:
+    def _view(self, kind: type[_ViewKind], view: int) -> _ViewKind:
         one = self.views[_checked(view, self.views)]
-        if not isinstance(one, TiledView):
-            raise IndexError(f"view {view} is not tiled")
+        if not isinstance(one, kind):
+            raise IndexError(f"view {view} must be a {kind.__name__}, got a {type(one).__name__}")
         return one
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qkv.core.extras import missing_package
+from qkv.core.extras import require_packages
 from qkv.core.typing import ArrayLike, Float
 from qkv.errors import OptionError, ShapeError
 
@@ -83,11 +83,10 @@ def flow(weights: ArrayLike, residual: float = 0.5, *, queries: list[int] | None
         >>> flow(np.stack([previous, previous])[:, None])[2].tolist()
         [0.5, 1.0, 0.5]
     """
-    try:
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import maximum_flow
-    except ImportError:
-        raise missing_package("flow needs", "scipy", "look") from None
+    require_packages("flow needs", "look", "scipy")
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import maximum_flow
+
     mixed = _mixed_with_identity(weights, residual)
     layers, tokens = mixed.shape[:2]
     level, above, below = np.nonzero(mixed > 0)

@@ -7,7 +7,6 @@ only the files and maps of the page, and the page may load nothing from elsewher
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import socket
 import threading
@@ -16,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from qkv.core.extras import missing_package
+from qkv.core.extras import require_packages
 from qkv.core.progress import Progress
 from qkv.errors import OptionError
 from qkv.look.bundle import WEB_FILES, read_web_file
@@ -25,9 +24,9 @@ from qkv.look.page import Page
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
+    from starlette.middleware.base import RequestResponseEndpoint
     from starlette.requests import Request
     from starlette.responses import Response
-    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 __all__ = ["ServedPage", "create_app", "serve_in_thread", "serve"]
 
@@ -89,27 +88,30 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
     Raises:
         MissingPackageError: starlette is not installed.
     """
-    try:
-        from starlette.applications import Starlette
-        from starlette.middleware import Middleware
-        from starlette.responses import JSONResponse, Response
-        from starlette.routing import Route
-    except ImportError:
-        raise missing_package("the page needs", "starlette and uvicorn", "look") from None
+    require_packages("the page needs", "look", "starlette", "uvicorn")
+    from starlette.applications import Starlette
+    from starlette.middleware import Middleware
+    from starlette.middleware.base import BaseHTTPMiddleware
+    from starlette.responses import JSONResponse, Response
+    from starlette.routing import Route
 
-    def respond(request: Request, get: Callable[[Page, dict[str, int]], bytes]) -> Response:
-        if served.page is None:
-            return Response("the page is not ready", 503)
-        try:
-            return Response(get(served.page, request.path_params), media_type="application/octet-stream")
-        except IndexError as error:
-            return Response(f"there is no such map: {error}", 404)
-
-    def front(_: Request) -> Response:
-        return Response(read_web_file("page.html"), media_type="text/html")
+    async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        """Refuse requests with another host or token before routing, and add the security headers to all responses."""
+        host, path = request.headers.get("host", ""), request.scope["path"]
+        if host not in hosts:
+            response = Response(f"this page is not served as {host!r}", 403, media_type="text/plain")
+        elif not secrets.compare_digest(path.split("/")[1].encode(), served.token.encode()):
+            reason = "the address is incomplete: copy it from the terminal, token included"
+            response = Response(reason, 403, media_type="text/plain")
+        elif len(path) > _MAX_PATH:
+            response = Response("there is no such address", 414, media_type="text/plain")
+        else:
+            response = await call_next(request)
+        response.headers.update(_HEADERS)
+        return response
 
     def web(request: Request) -> Response:
-        name = request.path_params["name"]
+        name = request.path_params.get("name", "page.html")
         if name not in WEB_FILES:
             return Response("no such file", 404)
         return Response(read_web_file(name), media_type=_TYPES[name.rsplit(".", 1)[1]])
@@ -117,82 +119,32 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
     def meta(_: Request) -> Response:
         return JSONResponse(served.state(), status_code=500 if served.error else 200)
 
-    def thumbs(request: Request) -> Response:
-        return respond(request, lambda page, place: page.thumbs(place["view"]))
+    def data(request: Request) -> Response:
+        if served.page is None:
+            return Response("the page is not ready", 503)
+        _, _, what, *place = request.scope["path"].split("/")
+        try:
+            return Response(served.page.read(what, place), media_type="application/octet-stream")
+        except LookupError as error:
+            return Response(str(error), 404)
 
-    def head(request: Request) -> Response:
-        return respond(request, lambda page, place: page.map(place["view"], place["layer"], place["head"]))
-
-    def tile(request: Request) -> Response:
-        names = ("view", "layer", "head", "level", "y", "x")
-        return respond(request, lambda page, place: page.tile(*(place[name] for name in names)))
-
-    def row(request: Request) -> Response:
-        names = ("view", "layer", "head", "query")
-        return respond(request, lambda page, place: json.dumps(page.row(*(place[name] for name in names))).encode())
-
-    def file(_: Request) -> Response:
+    def export(_: Request) -> Response:
         if served.page is None:
             return Response("the page is not ready", 503)
         if served.page.tiled:
             return Response("a tiled map cannot be exported", 404)
-        return Response(
-            page_html(served.page),
-            media_type="text/html",
-            headers={"Content-Disposition": 'attachment; filename="attention.html"'},
-        )
+        download = {"Content-Disposition": 'attachment; filename="attention.html"'}
+        return Response(page_html(served.page), media_type="text/html", headers=download)
 
     base = f"/{served.token}"
     routes = [
-        Route(f"{base}/", front),
+        Route(f"{base}/", web),
         Route(f"{base}/web/{{name}}", web),
         Route(f"{base}/meta.json", meta),
-        Route(f"{base}/thumbs/{{view:int}}", thumbs),
-        Route(f"{base}/map/{{view:int}}/{{layer:int}}/{{head:int}}", head),
-        Route(f"{base}/tile/{{view:int}}/{{layer:int}}/{{head:int}}/{{level:int}}/{{y:int}}/{{x:int}}", tile),
-        Route(f"{base}/row/{{view:int}}/{{layer:int}}/{{head:int}}/{{query:int}}", row),
-        Route(f"{base}/export.html", file),
+        Route(f"{base}/export.html", export),
+        *(Route(f"{base}/{what}/{{place:path}}", data) for what in ("thumbs", "map", "tile", "row")),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(_Guard, token=served.token, hosts=hosts)])
-
-
-class _Guard:
-    """Refuses requests with another host or token before routing, and adds the security headers to every response."""
-
-    def __init__(self, app: ASGIApp, token: str, hosts: set[str]) -> None:
-        self.app = app
-        self.token = token.encode()
-        self.hosts = hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self.app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        host = headers.get(b"host", b"").decode("latin-1")
-        token = scope["path"].split("/")[1].encode()
-
-        async def send_guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                extra = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
-                message = {**message, "headers": [*message.get("headers", []), *extra]}
-            await send(message)
-
-        if host not in self.hosts:
-            await _refuse(send_guarded, f"this page is not served as {host!r}")
-        elif not secrets.compare_digest(token, self.token):
-            await _refuse(send_guarded, "the address is incomplete: copy it from the terminal, token included")
-        elif len(scope["path"]) > _MAX_PATH:
-            await _refuse(send_guarded, "there is no such address", 414)
-        else:
-            await self.app(scope, receive, send_guarded)
-
-
-async def _refuse(send: Send, reason: str, status: int = 403) -> None:
-    headers = [(b"content-type", b"text/plain")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": reason.encode()})
+    return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
 
 
 @contextlib.contextmanager
@@ -207,10 +159,9 @@ def serve_in_thread(served: ServedPage, port: int = 0) -> Iterator[str]:
         OptionError: the port is in use.
         MissingPackageError: starlette or uvicorn is not installed.
     """
-    try:
-        import uvicorn
-    except ImportError:
-        raise missing_package("the page needs", "starlette and uvicorn", "look") from None
+    require_packages("the page needs", "look", "starlette", "uvicorn")
+    import uvicorn
+
     listener = socket.socket()
     try:
         listener.bind(("127.0.0.1", port))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from qkv.core.extras import missing_package
+from qkv.core.extras import require_packages
 from qkv.look.bundle import bundle, read_web_file
 from qkv.look.page import Page
 from qkv.look.tiled_map import TiledView
@@ -39,11 +39,9 @@ def widget(page: Page | View | TiledView | Sequence[View | TiledView]) -> AnyWid
 
 @cache
 def _widget_class() -> Callable[[Page], AnyWidget]:
-    try:
-        import anywidget
-        import traitlets
-    except ImportError:
-        raise missing_package("the widget needs", "anywidget", "look") from None
+    require_packages("the widget needs", "look", "anywidget")
+    import anywidget
+    import traitlets
 
     class HeadsWidget(anywidget.AnyWidget):
         """Sends maps to the page on request."""
@@ -74,14 +72,9 @@ def respond(page: Page, message: object) -> tuple[dict[str, object], list[bytes]
     Returns:
         The JSON part of the answer, and its binary buffers.
     """
-    requests: dict[str, Callable[..., bytes]] = {"thumbs": page.thumbs, "map": page.map, "tile": page.tile}
-    if not isinstance(message, dict):
-        return {"id": None, "error": "there is no such map: the request must be an object"}, []
-    number = message.get("id")
+    request = message if isinstance(message, dict) else {}
+    number = request.get("id")
     try:
-        place = [int(each) for each in message["place"]]
-        if message["what"] == "row":
-            return {"id": number, "row": page.row(*place)}, []
-        return {"id": number}, [requests[message["what"]](*place)]
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        return {"id": number, "error": f"there is no such map: {error}"}, []
+        return {"id": number}, [page.read(request.get("what", ""), request.get("place", ()))]
+    except LookupError as error:
+        return {"id": number, "error": str(error)}, []

@@ -18,10 +18,7 @@ export function fromServer(base) {
     thumbs: (view) => bytes(`thumbs/${view}`),
     map: (view, layer, head) => bytes(`map/${view}/${layer}/${head}`),
     tile: (view, layer, head, level, y, x) => bytes(`tile/${view}/${layer}/${head}/${level}/${y}/${x}`),
-    row: async (view, layer, head, query) => {
-      const answer = await fetch(`${base}row/${view}/${layer}/${head}/${query}`);
-      return answer.json();
-    },
+    row: async (view, layer, head, query) => fromJson(await bytes(`row/${view}/${layer}/${head}/${query}`)),
   };
 }
 
@@ -55,6 +52,12 @@ async function unpack(text) {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
+/** Parse the bytes of a JSON text.
+ *  @param {any} bytes */
+function fromJson(bytes) {
+  return JSON.parse(new TextDecoder().decode(bytes));
+}
+
 /** Send requests to the kernel of a notebook, which answers in any order.
  *  @param {any} model of anywidget @returns {Source} */
 export function fromKernel(model) {
@@ -66,7 +69,6 @@ export function fromKernel(model) {
     if (!request) return;
     pending.delete(message.id);
     if (message.error) request.reject(new Error(message.error));
-    else if (message.row) request.resolve(message.row);
     else request.resolve(new Uint8Array(buffers[0].buffer, buffers[0].byteOffset, buffers[0].byteLength));
   });
   const send = (/** @type {string} */ what, /** @type {number[]} */ ...place) =>
@@ -78,6 +80,6 @@ export function fromKernel(model) {
     thumbs: (view) => /** @type {any} */ (send("thumbs", view)),
     map: (view, layer, head) => /** @type {any} */ (send("map", view, layer, head)),
     tile: (...place) => /** @type {any} */ (send("tile", ...place)),
-    row: (...place) => send("row", ...place),
+    row: async (...place) => fromJson(await send("row", ...place)),
   };
 }
