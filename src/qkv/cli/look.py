@@ -177,18 +177,12 @@ def _read_arrays(paths: tuple[str, str], memory: str) -> tuple[str, np.ndarray, 
 def _texts(file: str | None, whole: bool) -> list[str]:
     if file is None:
         return []
-    path = Path(file)
-    if not path.is_file():
+    if not Path(file).is_file():
         raise DataError(f"there is no file {file!r}. For a text on the command line, use --text.")
-    try:
-        content = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise DataError(f"{path.name!r} is not text in UTF-8. Convert it.") from None
-    except PermissionError:
-        raise DataError(f"{file!r} may not be read by this user. Change its permissions.") from None
-    if whole:
-        return [content.strip()] if content.strip() else []
-    return [line.strip() for line in content.splitlines() if line.strip()]
+    from qkv.search.text_sources import read_file
+
+    content = read_file(Path(file))
+    return [text.strip() for text in ([content] if whole else content.splitlines()) if text.strip()]
 
 
 def _draw(page: Page, layer: int, head: int) -> None:

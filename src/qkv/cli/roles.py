@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from qkv.cli.shared_options import ModelFolder
-from qkv.errors import DataError, OptionError
+from qkv.errors import OptionError
 
 __all__ = ["roles"]
 
@@ -71,6 +71,7 @@ def roles(
         read_winobias,
     )
     from qkv.look.text_model import load_text_model
+    from qkv.search.text_sources import read_file
 
     target = None if plot is None else check_figure_path(plot)
     if json is not None:
@@ -83,8 +84,9 @@ def roles(
             return read_conllu(path)
         if kind == "winobias":
             condition = Path(path).name.split(".")[0].replace("_stereotyped", "").replace("_", " ")
-            return read_winobias(path, [line for each in occupations or [] for line in _lines(each)], condition)
-        return plain_sentences(_lines(path))
+            names = [name for each in occupations or [] for name in read_file(Path(each)).splitlines()]
+            return read_winobias(path, names, condition)
+        return plain_sentences(read_file(Path(path)).splitlines())
 
     sentences = [sentence for path in files for sentence in (read(path)[:most] if most else read(path))]
     with ProgressBar() as progress:
@@ -94,12 +96,3 @@ def roles(
         table.save(json)
     if target is not None:
         save_figure(table.plot(), target)
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise DataError(f"{path!r} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise DataError(f"{path!r} is not text in UTF-8. Convert it, or name its format by --kind.") from None

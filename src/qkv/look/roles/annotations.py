@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path
 
 from qkv.errors import DataError
+from qkv.search.text_sources import read_file
 
 __all__ = [
     "AnnotatedSentence",
@@ -172,21 +173,17 @@ def _tree(lines: list[tuple[int, str]], kept: set[str] | None, name: str) -> Ann
         if len(cells) != 10:
             raise DataError(f"line {number} of {name!r} is not in CoNLL-U: it has {len(cells)} columns, not 10.")
         glue = "" if "SpaceAfter=No" in cells[9].split("|") else " "
-        if "-" in cells[0]:  # several words written as one: all of them share its span
-            first, last = map(int, cells[0].split("-"))
-            span = (len(text), len(text) + len(cells[1]))
-            words.update(dict.fromkeys(range(first, last + 1), span))
-            text += cells[1] + glue
-            covered = last
-            continue
         if "." in cells[0]:  # an empty node has no text
             continue
-        at = int(cells[0])
-        if at > covered:
-            words[at] = (len(text), len(text) + len(cells[1]))
+        # Several words written as one, such as 1-2, share its span, and their own lines repeat parts of its text.
+        first, _, last = cells[0].partition("-")
+        if int(first) > covered:
+            covered = int(last or first)
+            span = (len(text), len(text) + len(cells[1]))
+            words.update(dict.fromkeys(range(int(first), covered + 1), span))
             text += cells[1] + glue
-        if cells[6] not in ("0", "_"):
-            heads.append((at, int(cells[6]), cells[7].split(":")[0]))
+        if not last and cells[6] not in ("0", "_"):
+            heads.append((int(first), int(cells[6]), cells[7].split(":")[0]))
     questions = tuple(
         Question(relation, words[at], words[head])
         for at, head, relation in heads
@@ -196,26 +193,18 @@ def _tree(lines: list[tuple[int, str]], kept: set[str] | None, name: str) -> Ann
 
 
 def _paragraphs(path: str | os.PathLike[str]) -> Iterator[list[tuple[int, str]]]:
-    lines: list[tuple[int, str]] = []
-    for number, line in enumerate([*_text(path).splitlines(), ""], 1):
-        if line.strip() and not line.startswith("#"):
-            lines.append((number, line))
-        elif not line.strip() and lines:
-            yield lines
-            lines = []
+    """Yield the lines of each sentence, with their numbers and without comments."""
+    numbered = enumerate(_text(path).splitlines(), 1)
+    for empty, lines in groupby(numbered, key=lambda line: not line[1].strip()):
+        if not empty:
+            yield [(number, line) for number, line in lines if not line.startswith("#")]
 
 
 def _unmarked(marked: str) -> tuple[str, list[Span]]:
     """Return a text without its brackets, and the spans that they enclosed."""
-    text, spans, start = "", [], 0
-    for letter in marked:
-        if letter == "[":
-            start = len(text)
-        elif letter == "]":
-            spans.append((start, len(text)))
-        else:
-            text += letter
-    return text, spans
+    pieces = re.split(r"[][]", marked)
+    ends = list(accumulate(map(len, pieces)))
+    return "".join(pieces), list(zip(ends[::2], ends[1::2], strict=False))
 
 
 def _overlap(a: Span, b: Span) -> bool:
@@ -223,11 +212,6 @@ def _overlap(a: Span, b: Span) -> bool:
 
 
 def _text(path: str | os.PathLike[str]) -> str:
-    file = Path(path)
-    if not file.is_file():
+    if not Path(path).is_file():
         raise DataError(f"there is no file {str(path)!r}. Check the name.")
-    try:
-        data = file.read_bytes()
-        return (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8-sig")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{file.name!r} cannot be read: {error}.") from None
+    return read_file(Path(path))

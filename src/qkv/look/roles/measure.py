@@ -106,12 +106,14 @@ def _run(text_model: TextModel, text: str) -> tuple[EncodedSentence, list[Float[
 
 
 def _position_rows(role: str, group: str, heads: list[tuple[int, int]], measured: list[_Mass]) -> list[HeadScore]:
+    from scipy.stats import t
+
     values = np.stack([mass for mass, _ in measured])
     baseline = float(np.mean([uniform for _, uniform in measured]))
     count = len(values)
     mean = values.mean(axis=0)
     error = values.std(axis=0, ddof=1) / np.sqrt(count) if count > 1 else np.full(len(mean), np.inf)
-    margin = _student_quantile(count) * error
+    margin = t.ppf(0.975, max(1, count - 1)) * error
     return [
         HeadScore(role, group, layer, head, float(m), float(max(0.0, m - r)), float(min(1.0, m + r)), count, baseline)
         for (layer, head), m, r in zip(heads, mean, margin, strict=True)
@@ -136,9 +138,3 @@ def _question_rows(
         score, low, high = float(hits / count), interval.low, interval.high
         rows.append(HeadScore(role, group, layer, head, score, low, high, count, baseline, nearest, fixed))
     return rows
-
-
-def _student_quantile(count: int) -> float:
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, max(1, count - 1)))

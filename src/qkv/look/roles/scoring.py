@@ -10,7 +10,7 @@ import numpy as np
 from qkv.core.typing import Bool, Float, Int
 from qkv.look.roles.annotations import Question, Span
 
-__all__ = ["POSITION_ROLES", "EncodedSentence", "QuestionResult", "position_scores", "score_question"]
+__all__ = ["EncodedSentence", "QuestionResult", "position_scores", "score_question"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,38 +29,27 @@ class EncodedSentence:
 
     def tokens(self, span: Span) -> Int[np.ndarray, " m"]:
         """Return the indices of the tokens that overlap a span of characters."""
-        indices = [
-            i
-            for i, (start, stop) in enumerate(self.spans)
-            if start < span[1] and span[0] < stop and not self.special[i]
-        ]
-        return np.array(indices, int)
+        starts, stops = np.reshape(self.spans, (-1, 2)).T
+        return np.flatnonzero((starts < span[1]) & (span[0] < stops) & ~self.special)
 
 
-def _target(encoded: EncodedSentence, role: str) -> Bool[np.ndarray, "n n"]:
-    """Return the keys that a role expects each query to attend to; a row may be empty."""
+def _targets(encoded: EncodedSentence) -> dict[str, Bool[np.ndarray, "n n"]]:
+    """Return for each role the keys that it expects each query to attend to; a row may be empty."""
     n = len(encoded.ids)
-    at = np.arange(n)
-    same = encoded.ids[:, None] == encoded.ids[None, :]
-    if role == "previous":
-        return np.eye(n, k=-1, dtype=bool)
-    if role == "next":
-        return np.eye(n, k=1, dtype=bool)
-    if role == "self":
-        return np.eye(n, dtype=bool)
-    if role == "first":
-        return np.broadcast_to(at == 0, (n, n))
-    if role == "separator":
-        return np.broadcast_to(encoded.special & (at > 0), (n, n))
-    if role == "duplicate":
-        return np.asarray(same & ~np.eye(n, dtype=bool) & ~encoded.special)
-    # induction: the token after an earlier occurrence of the query's token
+    key, query = np.arange(n), np.arange(n)[:, None]
+    same = encoded.ids[:, None] == encoded.ids
     after_same = np.zeros((n, n), bool)
     after_same[:, 1:] = same[:, :-1]
-    return np.asarray(after_same & (at[None, :] <= at[:, None]) & ~encoded.special)
-
-
-POSITION_ROLES = ("previous", "next", "self", "first", "separator", "duplicate", "induction", "broad")
+    return {
+        "previous": key == query - 1,
+        "next": key == query + 1,
+        "self": key == query,
+        "first": np.broadcast_to(key == 0, (n, n)),
+        "separator": np.broadcast_to(encoded.special & (key > 0), (n, n)),
+        "duplicate": same & (key != query) & ~encoded.special,
+        # The token after an earlier occurrence of the query's token.
+        "induction": after_same & (key <= query) & ~encoded.special,
+    }
 
 
 def position_scores(
@@ -81,8 +70,7 @@ def position_scores(
     """
     n = weights.shape[-1]
     scores = {}
-    for role in POSITION_ROLES[:-1]:
-        target = _target(encoded, role)
+    for role, target in _targets(encoded).items():
         queries = target.any(axis=1) & ~encoded.special
         if queries.any():
             mass = (weights * target).sum(axis=-1)[:, queries].mean(axis=1)
