@@ -7,11 +7,12 @@ the weights of that run equal those of the single steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 from qkv.errors import DataError
-from qkv.look.text_model import TextModel, token_axis
-from qkv.look.views import LayerMaps, TokenAxis, View
+from qkv.look.text_model import TextModel, run_dense, token_axis
+from qkv.look.views import TokenAxis, View
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,9 +43,6 @@ def generation_views(
     """
     import torch
 
-    from qkv.interop import record
-    from qkv.readouts import Dense
-
     model = text_model.model
     if not getattr(model, "can_generate", lambda: False)():
         raise DataError(
@@ -59,33 +57,24 @@ def generation_views(
         start = 1 if encoder_decoder else encoded["input_ids"].shape[1]
         if generated.shape[1] <= start:
             raise DataError(f"{text_model.name} generated no tokens after {name!r}. Try another text.")
-        inputs, outputs = generated[:, :-1], generated[:, start:]
-        arguments = {**encoded, "decoder_input_ids": inputs} if encoder_decoder else {"input_ids": inputs}
-        with record(model, [Dense()]) as recorded:
-            model(**arguments, use_cache=False)
+    inputs, outputs = generated[:, :-1], generated[:, start:]
+    arguments = {**encoded, "decoder_input_ids": inputs} if encoder_decoder else {"input_ids": inputs}
     steps, previous = (token_axis(text_model.tokenizer, {"input_ids": numbers}) for numbers in (outputs, inputs))
-    groups: dict[str, list[Float[np.ndarray, "heads q k"]]] = {}
-    for layer, calls in recorded.layers.items():
-        last = calls[-1]
+    groups: dict[str, list[Float[np.ndarray, "heads q k"]]] = {"cross": [], "decoder": [], "self": []}
+    for layer, call, weights in run_dense(model, arguments, use_cache=False):
         in_decoder = not encoder_decoder or "decoder" in layer
-        kind = "cross" if last.kind == "cross" else "decoder" if in_decoder else "encoder"
-        groups.setdefault(kind, []).append(last.readouts[0][0].float().numpy())
-
-    def view(
-        kind: str, title: str, queries: TokenAxis, keys: TokenAxis | None, maps: list[Float[np.ndarray, "heads q k"]]
-    ) -> View:
-        layers = tuple(LayerMaps.from_weights(f"layer {i}", weights) for i, weights in enumerate(maps))
-        return View(title, text_model.name, kind, queries, keys, layers, steps=keys is not None)
-
+        kind = "cross" if call.kind == "cross" else "decoder" if in_decoder else "self"
+        groups[kind].append(weights[:, -len(steps.tokens) :] if kind == "decoder" else weights)
+    parts = {
+        "cross": ("generated: attention to the text", steps, tokens),
+        "decoder": ("generated: attention to previous tokens", steps, previous),
+        "self": ("encoder", tokens, None),
+    }
     views = []
-    if "cross" in groups:
-        views.append(view("cross", f"{name} (generated: attention to the text)", steps, tokens, groups["cross"]))
-    maps = [weights[:, -len(steps.tokens) :] for weights in groups.get("decoder", [])]
-    if maps:
-        title = f"{name} (generated: attention to previous tokens)"
-        views.append(view("decoder", title, steps, previous, maps))
-    if "encoder" in groups:
-        views.append(view("self", f"{name} (encoder)", tokens, None, groups["encoder"]))
+    for kind, (part, queries, keys) in parts.items():
+        if groups[kind]:
+            view = View.from_weights(groups[kind], queries, keys, name=f"{name} ({part})", model=text_model.name)
+            views.append(replace(view, kind=kind, steps=keys is not None))
     return views
 
 

@@ -13,10 +13,14 @@ from qkv.errors import DataError
 from qkv.look.views import TokenAxis
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["TextModel", "load_text_model", "model_folder", "token_axis"]
+    from qkv.core.typing import Float
+    from qkv.interop.huggingface.attention_record import AttentionRecord
+
+__all__ = ["TextModel", "load_text_model", "model_folder", "run_dense", "token_axis"]
 
 _WORD_STARTS = ("▁", "Ġ")
 """Prefixes of the first token of a word in SentencePiece and in byte-pair encodings."""
@@ -79,6 +83,30 @@ def load_text_model(path: str | os.PathLike[str] | None = None) -> TextModel:
     tokenizer, model = load_model(folder, lm_head=True)
     name = "all-MiniLM-L6-v2" if path is None else folder.resolve().name
     return TextModel(model, tokenizer, name)
+
+
+def run_dense(
+    model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], **options: bool
+) -> list[tuple[str, AttentionRecord, Float[np.ndarray, "heads q k"]]]:
+    """Run a model without gradients on one input.
+
+    Args:
+        model: a transformers model.
+        inputs: tensors for its `forward`.
+        options: other arguments for its `forward`.
+
+    Returns:
+        The name, the last call and the dense weights of each attention layer.
+    """
+    import torch
+
+    from qkv.interop import record
+    from qkv.readouts import Dense
+
+    with torch.no_grad(), record(model, [Dense()]) as recorded:
+        model(**inputs, **options)
+    last = [(name, calls[-1]) for name, calls in recorded.layers.items()]
+    return [(name, call, call.readouts[0][0].float().numpy()) for name, call in last]
 
 
 def token_axis(tokenizer: PreTrainedTokenizerBase, encoded: BatchEncoding | Mapping[str, torch.Tensor]) -> TokenAxis:

@@ -12,7 +12,7 @@ from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 from qkv.look.generation import generation_views
 from qkv.look.rollout import flow, rollout
-from qkv.look.text_model import TextModel, token_axis
+from qkv.look.text_model import TextModel, run_dense, token_axis
 from qkv.look.tiled_map import TiledView
 from qkv.look.tiled_views import check_memory, heads_required_bytes, model_dimensions, recorded_view
 from qkv.look.views import LayerMaps, TokenAxis, View
@@ -21,8 +21,6 @@ from qkv.plan.cost import memory_bytes, memory_text
 if TYPE_CHECKING:
     import torch
     from transformers import BatchEncoding
-
-    from qkv.core.typing import Float
 
 __all__ = ["text_views"]
 
@@ -143,20 +141,11 @@ def _tokenize(text_model: TextModel, text: str) -> tuple[BatchEncoding, TokenAxi
 def _dense_view(
     text_model: TextModel, name: str, inputs: Mapping[str, torch.Tensor], tokens: TokenAxis, all_heads: bool
 ) -> View:
-    import torch
-
-    from qkv.interop import record
-    from qkv.readouts import Dense
-
     model = text_model.model
     if getattr(model.config, "is_encoder_decoder", False):
         # The text gives no input to the decoder; `generate` shows what that attends to.
         model = model.get_encoder()
-    with torch.no_grad(), record(model, [Dense()]) as recorded:
-        model(**inputs)
-    maps: list[Float[np.ndarray, "heads q k"]] = [
-        calls[-1].readouts[0][0].float().numpy() for calls in recorded.layers.values()
-    ]
+    maps = [weights for _, _, weights in run_dense(model, inputs)]
     layers = [LayerMaps.from_weights(f"layer {i}", weights) for i, weights in enumerate(maps)]
     note = ""
     if all_heads and len({weights.shape for weights in maps}) == 1:

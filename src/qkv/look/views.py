@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -122,7 +122,7 @@ class View:
     @classmethod
     def from_weights(
         cls,
-        weights: ArrayLike,
+        weights: ArrayLike | Sequence[ArrayLike],
         queries: Sequence[str] | TokenAxis,
         keys: Sequence[str] | TokenAxis | None = None,
         *,
@@ -133,7 +133,7 @@ class View:
         """Create a view from weights `(layers, heads, q, k)` of any array library.
 
         Args:
-            weights: of one input.
+            weights: of one input; the layers of a sequence may have different numbers of heads.
             queries: tokens of the rows.
             keys: tokens of the columns; None: those of the rows.
             name: title of the view.
@@ -150,14 +150,14 @@ class View:
         """
         rows = queries if isinstance(queries, TokenAxis) else TokenAxis.from_words(queries)
         columns = keys if isinstance(keys, TokenAxis) or keys is None else TokenAxis.from_words(keys)
-        shape = tuple(np.shape(weights))
         q, k = len(rows.tokens), len((columns or rows).tokens)
-        if len(shape) != 4 or shape[-2:] != (q, k) or 0 in shape:
+        shapes = [tuple(np.shape(layer)) for layer in weights]
+        if not shapes or any(len(shape) != 3 or shape[1:] != (q, k) or 0 in shape for shape in shapes):
             raise ShapeError(
-                f"weights must be (layers, heads, {q}, {k}) for {q} queries and {k} keys, got {shape}. "
-                "Select one input of the batch."
+                f"weights must be (layers, heads, {q}, {k}) for {q} queries and {k} keys, got "
+                f"{len(shapes)} layers of the shapes {sorted(set(shapes))}. Select one input of the batch."
             )
-        names = layers or [f"layer {i}" for i in range(shape[0])]
+        names = layers or [f"layer {i}" for i in range(len(shapes))]
         maps = tuple(LayerMaps.from_weights(*layer) for layer in zip(names, weights, strict=True))
         return cls(name, model, "self" if columns is None else "cross", rows, columns, maps)
 
@@ -200,9 +200,7 @@ class View:
                 f"record must hold the dense weights of {kind}-attention, and it does not. "
                 "Run the model within record(model, [Dense()])."
             )
-        view = cls.from_weights(maps[0][None], queries, keys, name=name, model=model)
-        layers = tuple(LayerMaps.from_weights(f"layer {i}", weights) for i, weights in enumerate(maps))
-        return replace(view, layers=layers)
+        return cls.from_weights(maps, queries, keys, name=name, model=model)
 
     def weights(self, layer: int, head: int) -> Float[np.ndarray, "q k"]:
         """Return the dequantized weights of one head."""

@@ -13,7 +13,7 @@ from qkv.errors import DataError
 from qkv.look.roles.annotations import AnnotatedSentence
 from qkv.look.roles.role_table import HeadScore, RoleTable
 from qkv.look.roles.scoring import EncodedSentence, QuestionResult, position_scores, score_question
-from qkv.look.text_model import TextModel
+from qkv.look.text_model import TextModel, run_dense
 
 __all__ = ["measure_roles"]
 
@@ -83,11 +83,6 @@ _Mass = tuple[Float[np.ndarray, " heads"], float]
 
 def _run(text_model: TextModel, text: str) -> tuple[EncodedSentence, list[Float[np.ndarray, "heads n n"]]]:
     """Run the model on a sentence, truncated to its context length; return the weights of each layer."""
-    import torch
-
-    from qkv.interop import record
-    from qkv.readouts import Dense
-
     encoded = text_model.tokenizer(
         text,
         return_tensors="pt",
@@ -98,10 +93,7 @@ def _run(text_model: TextModel, text: str) -> tuple[EncodedSentence, list[Float[
     )
     spans = tuple((int(a), int(b)) for a, b in encoded.pop("offset_mapping")[0])
     special = encoded.pop("special_tokens_mask")[0].bool().numpy()
-    with torch.no_grad(), record(text_model.model, [Dense()]) as recorded:
-        text_model.model(**encoded)
-    last = [calls[-1] for calls in recorded.layers.values()]
-    maps = [call.readouts[0][0].float().numpy() for call in last if call.kind == "self"]
+    maps = [weights for _, call, weights in run_dense(text_model.model, encoded) if call.kind == "self"]
     return EncodedSentence(encoded["input_ids"][0].numpy(), special, spans), maps
 
 
