@@ -24,7 +24,7 @@ from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, DType, Float, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
-from qkv.kernels.runtime.tile_loop import fully_masked, row_weights
+from qkv.kernels.runtime.tile_loop import Limits, fully_masked, row_weights
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
 from qkv.normalizers.base import Normalizer
 from qkv.plan.checks import check_problem, read_problem
@@ -37,8 +37,6 @@ from qkv.plan.spec import Spec
 from qkv.readouts import Readout
 
 __all__ = ["CHUNKED_KERNEL", "ChunkedCall", "ChunkedKernel", "ChunkedTensor", "attend_chunked", "concat_chunks"]
-
-Limits = tuple[int, int]
 
 
 @dataclass(frozen=True)

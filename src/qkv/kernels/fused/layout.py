@@ -56,6 +56,10 @@ class Layout:
             x = x.contiguous()
         return x if own == target else x.expand((*target, *core))
 
+    def sides(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value with four axes."""
+        return self.to_four_axes(query, 0), self.to_four_axes(key, 1), self.to_four_axes(value, 2)
+
     def from_four_axes(
         self, gradient: Float[Tensor, "b heads n width"], side: Side, like: Float[Tensor, "*own n width"]
     ) -> Float[Tensor, "*own n width"]:

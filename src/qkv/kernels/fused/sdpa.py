@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.compiled.saved import current_saved
 from qkv.kernels.fused.layout import Layout, Side
+from qkv.kernels.runtime.gradients import autograd_function
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -185,7 +186,7 @@ def attend(attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor)
         key: lifted keys, as wide as the queries.
         value: values, padded to the same width.
     """
-    output: Tensor = _function().apply(attention, query, key, value)
+    output: Tensor = autograd_function(_attend, _backward)(attention, query, key, value)
     return output
 
 
@@ -193,8 +194,7 @@ def attend_without_gradient(
     attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
     """Return output and log-sum-exp; arguments as in `attend`."""
-    four = attention.layout.to_four_axes
-    return attention.forward(four(query, 0), four(key, 1), four(value, 2))
+    return attention.forward(*attention.layout.sides(query, key, value))
 
 
 def attend_public(
@@ -213,7 +213,7 @@ def attend_public(
     from torch.nn.functional import scaled_dot_product_attention
 
     layout = attention.layout
-    sides = layout.to_four_axes(query, 0), layout.to_four_axes(key, 1), layout.to_four_axes(value, 2)
+    sides = layout.sides(query, key, value)
     options: dict[str, Any] = {"attn_mask": attention.bias, "is_causal": attention.offset is not None}
     if layout.grouped:
         options["enable_gqa"] = True
@@ -223,38 +223,30 @@ def attend_public(
         return scaled_dot_product_attention(*sides, scale=attention.scale, **options)
 
 
-@cache
-def _function() -> Any:
-    """Return the autograd function, defined on first use since torch is optional."""
+def _attend(ctx: _Context, attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    layout, saved = attention.layout, current_saved()
+    sides = layout.sides(query, key, value)
+    if saved is not None and (known := saved.take()) is not None:
+        output, log_sum_exp = layout.restore(known[0], known[1][0], sides[2].shape[-1])
+    else:
+        output, log_sum_exp = attention.forward(*sides)
+    if saved is not None:
+        saved.note([log_sum_exp.reshape((*layout.batch, log_sum_exp.shape[-1], 1))])
+    ctx.save_for_backward(query, key, value, output, log_sum_exp)
+    ctx.attention = attention
+    return output
+
+
+def _backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
     import torch
 
-    class AttendFused(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: _Context, attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            layout, saved = attention.layout, current_saved()
-            sides = layout.to_four_axes(query, 0), layout.to_four_axes(key, 1), layout.to_four_axes(value, 2)
-            if saved is not None and (known := saved.take()) is not None:
-                output, log_sum_exp = layout.restore(known[0], known[1][0], sides[2].shape[-1])
-            else:
-                output, log_sum_exp = attention.forward(*sides)
-            if saved is not None:
-                saved.note([log_sum_exp.reshape((*layout.batch, log_sum_exp.shape[-1], 1))])
-            ctx.save_for_backward(query, key, value, output, log_sum_exp)
-            ctx.attention = attention
-            return output
-
-        @staticmethod
-        def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
-            query, key, value, output, log_sum_exp = ctx.saved_tensors
-            attention, layout = ctx.attention, ctx.attention.layout
-            if torch.is_grad_enabled():
-                return (None, *attention.double_backward(query, key, value, gradient))
-            if gradient.stride(-1) != 1:
-                gradient = gradient.contiguous()
-            sides = layout.to_four_axes(query, 0), layout.to_four_axes(key, 1), layout.to_four_axes(value, 2)
-            found = attention.backward(gradient, *sides, output, log_sum_exp)
-            given: tuple[tuple[Side, Tensor], ...] = ((0, query), (1, key), (2, value))
-            wanted = zip(ctx.needs_input_grad[1:], found, given, strict=True)
-            return (None, *(layout.from_four_axes(g, side, x) if w else None for w, g, (side, x) in wanted))
-
-    return AttendFused
+    query, key, value, output, log_sum_exp = ctx.saved_tensors
+    attention, layout = ctx.attention, ctx.attention.layout
+    if torch.is_grad_enabled():
+        return (None, *attention.double_backward(query, key, value, gradient))
+    if gradient.stride(-1) != 1:
+        gradient = gradient.contiguous()
+    found = attention.backward(gradient, *layout.sides(query, key, value), output, log_sum_exp)
+    given: tuple[tuple[Side, Tensor], ...] = ((0, query), (1, key), (2, value))
+    wanted = zip(ctx.needs_input_grad[1:], found, given, strict=True)
+    return (None, *(layout.from_four_axes(g, side, x) if w else None for w, g, (side, x) in wanted))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from qkv.core.arrays import requires_gradient
@@ -26,9 +26,17 @@ from qkv.kernels.row_blocks.candidates import (
     consecutive,
     find_candidates,
 )
-from qkv.kernels.row_blocks.gradients import accumulate, block_tensors, leaves_of
 from qkv.kernels.row_blocks.rows import RowLogits, padded_row_logits, row_logits_buffer, visible_range
 from qkv.kernels.row_blocks.thresholds import sparse_weights_
+from qkv.kernels.runtime.gradients import (
+    accumulate,
+    autograd_function,
+    block_tensors,
+    call_tensors,
+    gradients_of,
+    leaves_of,
+    traced_logits,
+)
 from qkv.kernels.runtime.tile_loop import Limits, fully_masked, ranges, weigh_rows
 from qkv.readouts import Readout, Reduction
 from qkv.readouts.base import flatten, unflatten
@@ -122,23 +130,15 @@ class RowBlocks:
     search: CandidateSearch | None = None
 
     @cached_property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All arrays that may need a gradient."""
-        call = self.call
-        arrays = cast("tuple[Tensor, ...]", (*call.score.arrays(), *call.normalizer.arrays()))
-        return (call.query, call.key, call.value, *arrays)
-
-    @cached_property
     def result_types(self) -> list[type]:
         """Type of each readout's result, an array or a named tuple; filled by `weigh`."""
         return [object] * len(self.readouts)
 
     def attend(self) -> tuple[Tensor | None, tuple[Any, ...]]:
         """Return the output (None where it is not computed) and the results of the readouts."""
-        if any(requires_gradient(x) for x in self.tensors):
-            queue = list(_function().apply(self, *self.tensors))
-        else:
-            queue = self.forward().results
+        tensors = call_tensors(self.call)
+        trained = any(requires_gradient(x) for x in tensors)
+        queue = list(autograd_function(_attend, _backward)(self, *tensors)) if trained else self.forward().results
         output = queue.pop(0) if self.with_output else None
         results = []
         for readout, result_type in zip(self.readouts, self.result_types, strict=True):
@@ -197,7 +197,7 @@ class RowBlocks:
         import torch
         from torch.utils.checkpoint import checkpoint
 
-        query, *tensors = self.tensors
+        query, *tensors = call_tensors(self.call)
         call, cols, count = self.call, (0, self.call.tile.k_total), len(self.call.score.arrays())
 
         def block(rows: Limits, query: Tensor, key: Tensor, value: Tensor, *arrays: Tensor) -> tuple[Tensor, ...]:
@@ -231,14 +231,10 @@ class RowBlocks:
         """
         import torch
 
-        query, key, value, *arrays = tensors
-        count = len(call.score.arrays())
-        score = call.score.slice(slice(*rows), slice(*cols)).replace_arrays(tuple(arrays[:count]))
-        call = replace(call, value=value, normalizer=call.normalizer.replace_arrays(tuple(arrays[count:])))
-        with torch.autocast(value.device.type, enabled=False):
-            logits: Array | None = call.logits(rows, cols, query, key, score)
-            if logits is None:
-                logits = fully_masked(call, rows, cols[1] - cols[0])
+        with torch.autocast(call.value.device.type, enabled=False):
+            traced, normalizer = traced_logits(call, rows, cols, tensors)
+            logits: Array = fully_masked(call, rows, cols[1] - cols[0]) if traced is None else traced
+            call = replace(call, value=tensors[2], normalizer=normalizer)
             output, read = weigh_rows(call, rows, logits, self.readouts, self.with_output, cols)
         found: list[Array] = [] if output is None else [output]
         for n, result in enumerate(read):
@@ -323,15 +319,8 @@ def double_backward(blocks: RowBlocks, tensors: Sequence[Tensor], gradients: Seq
         tensors: the call's tensors.
         gradients: gradients of the results.
     """
-    import torch
-
     results = replace(blocks, call=blocks.call.with_arrays(tensors), search=None).checkpointed()
-    pairs = [(x, g) for x, g in zip(results, gradients, strict=True) if x.requires_grad]
-    trained = [x for x in tensors if x.requires_grad]
-    found = iter(
-        torch.autograd.grad([x for x, _ in pairs], trained, [g for _, g in pairs], create_graph=True, allow_unused=True)
-    )
-    return [next(found) if x.requires_grad else None for x in tensors]
+    return gradients_of(results, gradients, tensors, create_graph=True)
 
 
 def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> Tensor:
@@ -357,31 +346,26 @@ def _merged(whole: Tensor, reduction: Reduction, part: Tensor) -> Tensor:
     return torch.cat([before, cast("Tensor", reduction.combine(target, part)), after], dim=axis)
 
 
-@cache
-def _function() -> Any:
-    """Return the autograd function, defined on first use since torch is optional."""
+def _attend(ctx: _Context, blocks: RowBlocks, *tensors: Tensor) -> tuple[Tensor, ...]:
     import torch
 
-    class AttendRowBlocks(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: _Context, blocks: RowBlocks, *tensors: Tensor) -> tuple[Tensor, ...]:
-            with torch.autocast(blocks.call.value.device.type, enabled=False):
-                saved = blocks.forward()
-            results, saved.results = tuple(saved.results), []
-            ctx.blocks, ctx.saved = blocks, saved
-            ctx.save_for_backward(*tensors)
-            ctx.mark_non_differentiable(*(x for x in results if not x.is_floating_point()))
-            return results
+    with torch.autocast(blocks.call.value.device.type, enabled=False):
+        saved = blocks.forward()
+    results, saved.results = tuple(saved.results), []
+    ctx.blocks, ctx.saved = blocks, saved
+    ctx.save_for_backward(*tensors)
+    ctx.mark_non_differentiable(*(x for x in results if not x.is_floating_point()))
+    return results
 
-        @staticmethod
-        def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-            blocks, wanted = ctx.blocks, ctx.needs_input_grad[1:]
-            found: Sequence[Tensor | None]
-            with torch.autocast(blocks.call.value.device.type, enabled=False):
-                if torch.is_grad_enabled():
-                    found = double_backward(blocks, ctx.saved_tensors, gradients)
-                else:
-                    found = blocks.backward(ctx.saved, ctx.saved_tensors, gradients, wanted)
-            return (None, *(g if needed else None for g, needed in zip(found, wanted, strict=True)))
 
-    return AttendRowBlocks
+def _backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    import torch
+
+    blocks, wanted = ctx.blocks, ctx.needs_input_grad[1:]
+    found: Sequence[Tensor | None]
+    with torch.autocast(blocks.call.value.device.type, enabled=False):
+        if torch.is_grad_enabled():
+            found = double_backward(blocks, ctx.saved_tensors, gradients)
+        else:
+            found = blocks.backward(ctx.saved, ctx.saved_tensors, gradients, wanted)
+    return (None, *(g if needed else None for g, needed in zip(found, wanted, strict=True)))

@@ -18,9 +18,9 @@ from typing import cast
 
 from qkv.core.equation import TorchCall, apply_dropout, side
 from qkv.core.typing import Float, Int, Tensor
-from qkv.kernels.row_blocks.gradients import accumulate, block_tensors, leaves_of
 from qkv.kernels.row_blocks.rows import RowLogits, visible_range
 from qkv.kernels.row_blocks.top_k import can_pack, select_top_k
+from qkv.kernels.runtime.gradients import accumulate, block_tensors, leaves_of, traced_logits
 from qkv.kernels.runtime.tile_loop import Limits, ranges, row_weights
 from qkv.normalizers import Normalizer
 
@@ -256,7 +256,7 @@ def _backward_score(
     """Add the gradients of query, key and the score's arrays, by autograd of each tile of logits."""
     import torch
 
-    count, first = len(call.score.arrays()), blocks[0][0][0]
+    first = blocks[0][0][0]
     for rows, _ in blocks:
         visible = visible_range(call, rows)
         part = slice(rows[0] - first, rows[1] - first)
@@ -265,9 +265,8 @@ def _backward_score(
         for start, stop in ranges(visible[1] - visible[0], tile_keys):
             cols = (visible[0] + start, visible[0] + stop)
             leaves = leaves_of(block_tensors(call, rows, cols))
-            score = call.score.slice(slice(*rows), slice(*cols)).replace_arrays(tuple(leaves[3 : 3 + count]))
             with torch.enable_grad():
-                logits = call.logits(rows, cols, leaves[0], leaves[1], score)
+                logits, _ = traced_logits(call, rows, cols, leaves)
             if logits is not None:
                 accumulate([logits], [dense[:, slice(*cols)]], leaves, block_tensors(sums, rows, cols))
 

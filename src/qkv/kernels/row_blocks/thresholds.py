@@ -14,10 +14,10 @@ Source: Martins, Astudillo (2016), https://arxiv.org/abs/1602.02068, proposition
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qkv.core.typing import Float, Tensor
+from qkv.kernels.runtime.gradients import autograd_function
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -44,7 +44,7 @@ def sparse_weights(logits: Float[Tensor, "*batch q k"], power: int, scale: float
     The rules are those of the portable definition: −inf gets weight 0, a row without keys is 0, a row with NaN or
     +inf is NaN.
     """
-    weights: Tensor = _function().apply(logits, power, scale)
+    weights: Tensor = autograd_function(_forward, _backward)(logits, power, scale)
     return weights
 
 
@@ -166,21 +166,12 @@ def _logit_gradient(weights: Tensor, gradient: Tensor, power: int, scale: float)
     return found
 
 
-@cache
-def _function() -> Any:
-    """Return the autograd function, defined on first use since torch is optional."""
-    import torch
+def _forward(ctx: _Context, logits: Tensor, power: int, scale: float) -> Tensor:
+    weights = _weights(logits, power, scale)
+    ctx.save_for_backward(weights)
+    ctx.power, ctx.scale = power, scale
+    return weights
 
-    class SparseWeights(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: _Context, logits: Tensor, power: int, scale: float) -> Tensor:
-            weights = _weights(logits, power, scale)
-            ctx.save_for_backward(weights)
-            ctx.power, ctx.scale = power, scale
-            return weights
 
-        @staticmethod
-        def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
-            return _logit_gradient(ctx.saved_tensors[0], gradient, ctx.power, ctx.scale), None, None
-
-    return SparseWeights
+def _backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor, None, None]:
+    return _logit_gradient(ctx.saved_tensors[0], gradient, ctx.power, ctx.scale), None, None

@@ -7,12 +7,12 @@ under autocast.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, cast
 
 from qkv.core.arrays import requires_gradient
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Tensor
+from qkv.kernels.runtime.gradients import autograd_function, gradients_of
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -63,64 +63,38 @@ def isolated_autograd(function: Callable[..., Sequence[Tensor]], *tensors: Tenso
             results = function(*tensors)
             return [results[n] for n in computed]
 
-        nodes = _isolated()(computed_only, ([outputs[n] for n in computed], leaves), *tensors)
+        nodes = autograd_function(_forward, _backward)(
+            computed_only, ([outputs[n] for n in computed], leaves), *tensors
+        )
         for n, x in zip(computed, nodes, strict=True):
             outputs[n] = x
     return outputs
 
 
-@cache
-def _isolated() -> Callable[..., tuple[Tensor, ...]]:
-    """Return the autograd function, which is defined when PyTorch is first needed."""
+def _forward(
+    ctx: _Context, function: Callable[..., list[Tensor]], graph: tuple[list[Tensor], list[Tensor]], *tensors: Tensor
+) -> tuple[Tensor, ...]:
+    ctx.save_for_backward(*tensors)
+    ctx.set_materialize_grads(False)
+    ctx.function, ctx.graph = function, graph
+    return tuple(x.detach() for x in graph[0])
+
+
+def _backward(ctx: _Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
     import torch
 
-    class IsolatedAutograd(torch.autograd.Function):
-        @staticmethod
-        def forward(
-            ctx: _Context,
-            function: Callable[..., list[Tensor]],
-            graph: tuple[list[Tensor], list[Tensor]],
-            *tensors: Tensor,
-        ) -> tuple[Tensor, ...]:
-            ctx.save_for_backward(*tensors)
-            ctx.set_materialize_grads(False)
-            ctx.function, ctx.graph = function, graph
-            return tuple(x.detach() for x in graph[0])
-
-        @staticmethod
-        def backward(ctx: _Context, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-            twice = torch.is_grad_enabled()
-            needed = ctx.needs_input_grad[2:]
-            with torch.enable_grad(), torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
-                if twice:
-                    leaves: Sequence[Tensor] = [x.view_as(x) for x in ctx.saved_tensors]
-                    outputs = ctx.function(*leaves)
-                elif ctx.graph is None:  # an earlier backward pass used it
-                    leaves = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
-                    outputs = ctx.function(*leaves)
-                else:
-                    outputs, leaves = ctx.graph
-                    ctx.graph = None
-                results = iter(_gradients(outputs, leaves, gradients, needed, twice))
-            return (None, None, *(next(results) if n else None for n in needed))
-
-    return IsolatedAutograd.apply
-
-
-def _gradients(
-    outputs: Sequence[Tensor],
-    leaves: Sequence[Tensor],
-    gradients: Sequence[Tensor | None],
-    needed: Sequence[bool],
-    twice: bool,
-) -> Sequence[Tensor | None]:
-    """Return the gradient of each leaf that needs one."""
-    import torch
-
-    inputs = [x for x, n in zip(leaves, needed, strict=True) if n]
-    pairs = [(x, g) for x, g in zip(outputs, gradients, strict=True) if g is not None and x.requires_grad]
-    if not pairs:
-        return [None] * len(inputs)
-    return torch.autograd.grad(
-        [x for x, _ in pairs], inputs, [g for _, g in pairs], allow_unused=True, create_graph=twice
-    )
+    twice = torch.is_grad_enabled()
+    needed = ctx.needs_input_grad[2:]
+    with torch.enable_grad(), torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
+        if twice:
+            leaves: Sequence[Tensor] = [x.view_as(x) for x in ctx.saved_tensors]
+            outputs = ctx.function(*leaves)
+        elif ctx.graph is None:  # an earlier backward pass used it
+            leaves = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+            outputs = ctx.function(*leaves)
+        else:
+            outputs, leaves = ctx.graph
+            ctx.graph = None
+        inputs = [x for x, n in zip(leaves, needed, strict=True) if n]
+        results = iter(gradients_of(outputs, gradients, inputs, create_graph=twice))
+    return (None, None, *(next(results) if n else None for n in needed))

@@ -10,8 +10,7 @@ rows. If the gradient itself is differentiated, the call runs again in row block
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from qkv.core.batch import BatchIndex, take_batch
@@ -19,8 +18,9 @@ from qkv.core.equation import TorchCall, side
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.compiled.saved import current_saved
 from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
+from qkv.kernels.runtime.gradients import autograd_function, call_tensors
 from qkv.kernels.runtime.tile_sizes import TileSizes
-from qkv.kernels.runtime.workers import run_on_workers, worker
+from qkv.kernels.runtime.workers import run_on_workers
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.generic import GenericTiles
 from qkv.kernels.tiled.logits.base import Gradients, tensors_of
@@ -40,53 +40,50 @@ if TYPE_CHECKING:
         needs_input_grad: tuple[bool, ...]
 
 
-__all__ = ["attention", "forward"]
+__all__ = ["attend_tiled", "forward"]
 
 
-@cache
-def attention() -> Callable[..., Tensor]:
-    """Return the autograd function, which is defined when PyTorch is first needed.
+def attend_tiled(call: TorchCall, sizes: TileSizes, row_block: int, notes: list[str]) -> Tensor:
+    """Return the output, differentiable.
 
-    Its arguments are the call, the sizes of its tiles, the queries in a row block of a second derivative, a list to
-    which guard notes are appended, and query, key, value and the arrays of score and normalizer. It returns the output.
+    Args:
+        call: the call.
+        sizes: sizes of its tiles.
+        row_block: number of queries in a row block of a second derivative.
+        notes: guard notes are appended to it.
     """
+    output: Tensor = autograd_function(_attend, _backward)(call, sizes, row_block, notes, *call_tensors(call))
+    return output
+
+
+def _attend(
+    ctx: _Context, call: TorchCall, sizes: TileSizes, row_block: int, notes: list[str], *tensors: Tensor
+) -> Tensor:
+    saved = current_saved()
+    known = saved.take() if saved is not None else None
+    output, *summary = forward(call, sizes, notes) if known is None else (known[0], *known[1])
+    if saved is not None:
+        saved.note(summary)
+    ctx.save_for_backward(output, *summary, *tensors)
+    ctx.call, ctx.sizes, ctx.row_block, ctx.summaries = call, sizes, row_block, len(summary)
+    return output
+
+
+def _backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
     import torch
 
-    class TiledAttention(torch.autograd.Function):
-        @staticmethod
-        def forward(
-            ctx: _Context,
-            call: TorchCall,
-            sizes: TileSizes,
-            row_block: int,
-            notes: list[str],
-            *tensors: Tensor,
-        ) -> Tensor:
-            saved = current_saved()
-            known = saved.take() if saved is not None else None
-            output, *summary = forward(call, sizes, notes) if known is None else (known[0], *known[1])
-            if saved is not None:
-                saved.note(summary)
-            ctx.save_for_backward(output, *summary, *tensors)
-            ctx.call, ctx.sizes, ctx.row_block, ctx.summaries = call, sizes, row_block, len(summary)
-            return output
-
-        @staticmethod
-        def backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
-            output, *rest = ctx.saved_tensors
-            summary, tensors = rest[: ctx.summaries], rest[ctx.summaries :]
-            needed = ctx.needs_input_grad[4:]
-            with torch.autocast(output.device.type, enabled=False):
-                if torch.is_grad_enabled():  # the gradient itself will be differentiated
-                    blocks = RowBlocks(ctx.call, (), ctx.row_block, with_output=True)
-                    gradients: Sequence[Tensor | None] = double_backward(blocks, tensors, [gradient])
-                else:
-                    call = ctx.call.with_arrays([x.detach() for x in tensors])
-                    logits_needed = any(needed[:2]) or any(needed[3:])
-                    gradients = backward(call, ctx.sizes, output, summary, gradient, logits_needed)
-            return (None, None, None, None, *(g if n else None for g, n in zip(gradients, needed, strict=True)))
-
-    return TiledAttention.apply
+    output, *rest = ctx.saved_tensors
+    summary, tensors = rest[: ctx.summaries], rest[ctx.summaries :]
+    needed = ctx.needs_input_grad[4:]
+    with torch.autocast(output.device.type, enabled=False):
+        if torch.is_grad_enabled():  # the gradient itself will be differentiated
+            blocks = RowBlocks(ctx.call, (), ctx.row_block, with_output=True)
+            gradients: Sequence[Tensor | None] = double_backward(blocks, tensors, [gradient])
+        else:
+            call = ctx.call.with_arrays([x.detach() for x in tensors])
+            logits_needed = any(needed[:2]) or any(needed[3:])
+            gradients = backward(call, ctx.sizes, output, summary, gradient, logits_needed)
+    return (None, None, None, None, *(g if n else None for g, n in zip(gradients, needed, strict=True)))
 
 
 def forward(
@@ -105,17 +102,12 @@ def forward(
         shares = shares_by_rows(call, sizes)
     else:
         shares = shares_by_element(call, sizes, collector.in_parallel)
-    if len(shares) == 1:
-        with worker() as workspace:
-            for index, rows in shares[0]:
-                out.write(index, rows, elements(index).forward(rows, workspace))
-    else:
 
-        def on_worker(n: int, workspace: Workspace) -> None:
-            for index, rows in shares[n]:
-                out.write(index, rows, elements(index).forward(rows, workspace))
+    def on_worker(n: int, workspace: Workspace) -> None:
+        for index, rows in shares[n]:
+            out.write(index, rows, elements(index).forward(rows, workspace))
 
-        run_on_workers(on_worker, len(shares))
+    run_on_workers(on_worker, len(shares))
     notes += elements.guard_notes()
     return out.arrays
 
@@ -164,7 +156,7 @@ def backward(
     run_on_workers(on_worker, len(shares))
     total = sums[0]
     for more in sums[1:]:
-        for target, x in zip(total.tensors(), more.tensors(), strict=True):
+        for target, x in zip(call_tensors(total), call_tensors(more), strict=True):
             target += x
     scale = call.normalizer.scale
     if supports_softmax(call) and scale is not None and scale != 1:
@@ -178,7 +170,7 @@ def backward(
             target += cast("Tensor", row_gradient).sum_to_size(target.shape)
     if not call.finite_value:
         total.value.masked_fill_(~call.value.isfinite(), 0.0)
-    gradients = total.tensors()
+    gradients = call_tensors(total)
     del total
     sums.clear()
     for n, x in enumerate(gradients):  # one after the other, so that only one is in memory twice

@@ -12,10 +12,11 @@ from typing import cast
 from qkv.core.equation import TorchCall, apply_dropout, side
 from qkv.core.guard import zero_nonfinite
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.runtime.tile_loop import attend_rows, visible_tiles
+from qkv.kernels.runtime.gradients import block_tensors, leaves_of, traced_logits
+from qkv.kernels.runtime.tile_loop import Limits, attend_rows, visible_tiles
 from qkv.kernels.runtime.workspace import Workspace
-from qkv.kernels.tiled.logits.autograd import add_autograd_gradients, float_leaves
-from qkv.kernels.tiled.logits.base import Gradients, Limits, tensors_of
+from qkv.kernels.tiled.logits.autograd import accumulate_logits
+from qkv.kernels.tiled.logits.base import Gradients
 
 __all__ = ["GenericTiles"]
 
@@ -56,17 +57,10 @@ class GenericTiles:
 
         call = self.call
         value = call.value if call.finite_value else cast("Tensor", zero_nonfinite(call.value))
-        count = len(tensors_of(call.score))
         for cols in visible_tiles(call, rows, self.cols, aligned=True):
-            tile, limits = call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
-            score = call.score.slice(*limits)
-            leaves = float_leaves(
-                [side(call.query, rows), side(call.key, cols), *tensors_of(score), *tensors_of(call.normalizer)]
-            )
+            tile, leaves = call.tile.restrict(rows, cols), leaves_of(block_tensors(call, rows, cols))
             with torch.enable_grad():
-                score = score.replace_arrays(leaves[2 : 2 + count])
-                normalizer = call.normalizer.replace_arrays(leaves[2 + count :])
-                logits = call.logits(rows, cols, leaves[0], leaves[1], score)
+                logits, normalizer = traced_logits(call, rows, cols, leaves)
                 if logits is None:
                     continue
                 prepared = cast("Tensor", normalizer.prepare(logits))
@@ -80,10 +74,4 @@ class GenericTiles:
             d_logits = cast(
                 "Tensor", call.normalizer.logit_gradient(constant, weights, d_weights, row_dot, summary, tile)
             )
-            targets = [
-                gradients.queries(rows),
-                gradients.keys(cols),
-                *tensors_of(gradients.score.slice(*limits)),
-                *tensors_of(gradients.normalizer),
-            ]
-            add_autograd_gradients(prepared, d_logits, leaves, targets)
+            accumulate_logits(prepared, d_logits, leaves, block_tensors(gradients, rows, cols))

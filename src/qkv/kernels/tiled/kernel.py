@@ -110,14 +110,14 @@ class TiledKernel(Kernel):
 
         from qkv.kernels.compiled.saved import current_saved
         from qkv.kernels.row_blocks.autograd import RowBlocks
+        from qkv.kernels.runtime.gradients import call_tensors
         from qkv.kernels.runtime.isolated_autograd import project_call
-        from qkv.kernels.tiled.autograd import attention
+        from qkv.kernels.tiled.autograd import attend_tiled
         from qkv.kernels.tiled.softmax import supports_softmax
         from qkv.kernels.tiled.unchecked_forward import supports_unchecked, unchecked_forward
 
         with torch.autocast(call.value.device.type, enabled=False):
-            tensors = (call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays())
-            if any(requires_gradient(x) for x in tensors) or torch.is_grad_enabled():
+            if torch.is_grad_enabled() or any(requires_gradient(x) for x in call_tensors(call)):
                 refuse_closure_gradients(call)
             notes: list[str] = []
             if current_saved() is None and supports_unchecked(call, problem):
@@ -132,8 +132,7 @@ class TiledKernel(Kernel):
             in_forward = readable_in_forward(problem.readouts, call.normalizer)
             if problem.readouts and in_forward and not (nonfinite or problem.gradient):
                 return _collect(call, problem, sizes)
-            tensors = (call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays())
-            output = attention()(call, sizes, self._row_block(problem), notes, *tensors)
+            output = attend_tiled(call, sizes, self._row_block(problem), notes)
             readouts: tuple[Any, ...] = ()
             if problem.readouts:
                 _, readouts = RowBlocks(call, problem.readouts, self._row_block(problem), with_output=False).attend()

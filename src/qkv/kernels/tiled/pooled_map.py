@@ -31,13 +31,12 @@ from typing import cast
 from qkv.core.batch import BatchIndex
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Tensor
+from qkv.kernels.runtime.tile_loop import Limits
 from qkv.normalizers.base import Normalizer
 from qkv.readouts import PooledMap, Readout
 from qkv.readouts.cells import cell_range, cell_start, pool_cells
 
 __all__ = ["ElementMaps", "PooledMaps", "align_to_cells", "supports_pooling"]
-
-Limits = tuple[int, int]
 
 
 def supports_pooling(readout: Readout, normalizer: Normalizer) -> bool:

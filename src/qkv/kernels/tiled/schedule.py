@@ -13,13 +13,12 @@ from qkv.core.batch import BatchIndex, batch_indices, take_batch
 from qkv.core.equation import TorchCall, side
 from qkv.core.tile import Tile
 from qkv.core.typing import Tensor
-from qkv.kernels.runtime.tile_loop import ranges
+from qkv.kernels.runtime.tile_loop import Limits, ranges
 from qkv.kernels.runtime.tile_sizes import TileSizes
 from qkv.kernels.runtime.workers import split_evenly, worker_count
 
 __all__ = ["ElementCache", "OutputBuffers", "Task", "shares_by_element", "shares_by_rows"]
 
-Limits = tuple[int, int]
 Task = tuple[BatchIndex, Limits]
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from qkv.core.arrays import requires_gradient
 from qkv.core.equation import TorchCall
 from qkv.core.typing import Tensor
+from qkv.kernels.runtime.gradients import call_tensors
 from qkv.kernels.runtime.tile_sizes import TileSizes
 from qkv.kernels.tiled.autograd import forward
 from qkv.plan.problem import Problem
@@ -22,7 +23,6 @@ __all__ = ["supports_unchecked", "unchecked_forward"]
 def supports_unchecked(call: TorchCall, problem: Problem) -> bool:
     """Return whether the sums of this call would show every number that is not finite."""
     normalizer = call.normalizer
-    tensors = (call.query, call.key, call.value, *call.score.arrays(), *normalizer.arrays())
     return (
         normalizer.log_sum_exp
         and normalizer.online
@@ -32,7 +32,7 @@ def supports_unchecked(call: TorchCall, problem: Problem) -> bool:
         and call.score.is_inner_product
         and not (problem.gradient or problem.readouts or problem.traced)
         and 0 not in (problem.axes.pairs, *call.value.shape)
-        and not any(requires_gradient(x) for x in tensors)
+        and not any(requires_gradient(x) for x in call_tensors(call))
     )
 
 

@@ -7,11 +7,12 @@ from typing import cast
 
 from qkv.core.equation import side
 from qkv.core.typing import Float, Tensor
+from qkv.kernels.runtime.gradients import accumulate, leaves_of
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, scale_and_shift_, tensors_of
 from qkv.scores.base import Score
 
-__all__ = ["AutogradLogits", "add_autograd_gradients", "float_leaves"]
+__all__ = ["AutogradLogits", "accumulate_logits"]
 
 
 class AutogradLogits(TileLogits):
@@ -33,15 +34,13 @@ class AutogradLogits(TileLogits):
 
         tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
         score = self.call.score.slice(*limits)
-        leaves = float_leaves([side(self.call.query, rows), side(self.call.key, cols), *tensors_of(score)])
+        leaves = leaves_of([side(self.call.query, rows), side(self.call.key, cols), *tensors_of(score)])
         with torch.enable_grad():
             traced = self._function(score.replace_arrays(leaves[2:]))(leaves[0], leaves[1], tile)
 
         def backward(gradient: Tensor, gradients: Gradients) -> None:
-            if traced.requires_grad:
-                arrays = tensors_of(gradients.score.slice(*limits))
-                targets = [gradients.queries(rows), gradients.keys(cols), *arrays]
-                add_autograd_gradients(traced, gradient, leaves, targets)
+            sums = [gradients.queries(rows), gradients.keys(cols), *tensors_of(gradients.score.slice(*limits))]
+            accumulate_logits(traced, gradient, leaves, sums)
 
         return self._copy(traced.detach(), rows, cols, workspace, shift), backward
 
@@ -60,21 +59,7 @@ class AutogradLogits(TileLogits):
         return scale_and_shift_(out.copy_(logits), self.factor, shift)
 
 
-def float_leaves(arrays: Sequence[Tensor]) -> list[Tensor]:
-    """Return a leaf that requires a gradient for each floating-point array; other arrays are returned as they are."""
-    return [x.detach().requires_grad_() if x.is_floating_point() else x for x in arrays]
-
-
-def add_autograd_gradients(
-    output: Tensor, gradient: Tensor, leaves: Sequence[Tensor], targets: Sequence[Tensor]
-) -> None:
-    """Add to each target the gradient of its leaf, given the gradient of `output`."""
-    import torch
-
-    needed = [x for x in leaves if x.requires_grad]
-    gradient = gradient.sum_to_size(output.shape).to(output.dtype)
-    gradients = iter(torch.autograd.grad(output, needed, gradient, allow_unused=True))
-    for leaf, target in zip(leaves, targets, strict=True):
-        more = next(gradients) if leaf.requires_grad else None
-        if more is not None:
-            target += more
+def accumulate_logits(logits: Tensor, gradient: Tensor, leaves: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
+    """Add the gradient of each leaf to its sum, given that of logits, which may broadcast to the tile."""
+    if logits.requires_grad:
+        accumulate([logits], [gradient.sum_to_size(logits.shape).to(logits.dtype)], leaves, sums)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
@@ -25,22 +25,20 @@ from qkv.core.equation import TorchCall
 from qkv.core.parts import Part
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import FasterOps
+from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
 
 __all__ = ["Backward", "Gradients", "Limits", "RowSlices", "TileLogits", "scale_and_shift_", "tensors_of"]
 
-Limits = tuple[int, int]
-"""First query or key of a range, and one past the last."""
 
-
+@dataclass
 class RowSlices:
     """Ranges of rows of an array; each view is created once, because many tiles ask for the same rows."""
 
-    def __init__(self, array: Tensor) -> None:
-        self.array = array
-        self._views: dict[Limits, Tensor] = {}
+    array: Tensor
+    _views: dict[Limits, Tensor] = field(default_factory=dict)
 
     def __call__(self, limits: Limits) -> Tensor:
         """Return the view of the rows within `limits`."""
@@ -107,10 +105,6 @@ class Gradients:
         query, key, value = (take_batch(x, index, 2) for x in (self.query, self.key, self.value))
         return Gradients(query, key, value, self.score.select_batch(index), self.normalizer.select_batch(index))
 
-    def tensors(self) -> list[Tensor]:
-        """Return all arrays in the order query, key, value, those of the score, those of the normalizer."""
-        return [self.query, self.key, self.value, *tensors_of(self.score), *tensors_of(self.normalizer)]
-
 
 def tensors_of(part: Part) -> list[Tensor]:
     """Return the arrays of a part of a call on PyTorch."""
@@ -121,6 +115,7 @@ Backward = Callable[[Tensor, Gradients], None]
 """Adds the gradients of query, key and the score's arrays, given the gradient of a tile's unscaled logits."""
 
 
+@dataclass
 class TileLogits(ABC):
     """The logits of the tiles of a call, and their gradients.
 
@@ -130,8 +125,9 @@ class TileLogits(ABC):
         ops: the faster of equivalent operations on this machine.
     """
 
-    def __init__(self, call: TorchCall, factor: float, ops: FasterOps) -> None:
-        self.call, self.factor, self.ops = call, factor, ops
+    call: TorchCall
+    factor: float
+    ops: FasterOps
 
     def guard_notes(self) -> tuple[str, ...]:
         """Return one sentence for each guard on the data, which says how it was decided."""

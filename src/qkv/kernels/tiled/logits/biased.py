@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import cast
 
-from qkv.core.equation import TorchCall
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.runtime.microbenchmarks import FasterOps
+from qkv.kernels.runtime.gradients import leaves_of
 from qkv.kernels.runtime.workspace import Workspace
-from qkv.kernels.tiled.logits.autograd import add_autograd_gradients, float_leaves
+from qkv.kernels.tiled.logits.autograd import accumulate_logits
 from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, tensors_of
 from qkv.scores.base import PointwiseScore
 
 __all__ = ["BiasedLogits"]
 
 
+@dataclass
 class BiasedLogits(TileLogits):
     """Logits of a score that adds an offset to those of its inner score.
 
@@ -26,10 +26,11 @@ class BiasedLogits(TileLogits):
         inner: the logits of the inner score, multiplied by the same factor.
     """
 
-    def __init__(self, call: TorchCall, factor: float, ops: FasterOps, inner: TileLogits) -> None:
-        super().__init__(call, factor, ops)
-        self._inner = inner
-        self._score = cast("PointwiseScore", call.score)  # `adds_offset` says so
+    inner: TileLogits
+
+    @property
+    def _score(self) -> PointwiseScore:
+        return cast("PointwiseScore", self.call.score)  # `adds_offset` says so
 
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
@@ -37,7 +38,7 @@ class BiasedLogits(TileLogits):
         """Return the inner logits with the offset added in place."""
         tile, score = self.call.tile.restrict(rows, cols), self._score.slice(slice(*rows), slice(*cols))
         offset = cast("Tensor", score.offset(tile, self.call.value))
-        return self._inner.logits(rows, cols, workspace, shift).add_(offset, alpha=self.factor)
+        return self.inner.logits(rows, cols, workspace, shift).add_(offset, alpha=self.factor)
 
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
@@ -47,14 +48,13 @@ class BiasedLogits(TileLogits):
 
         tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
         score = self._score.slice(*limits)
-        leaves = float_leaves(tensors_of(score))
+        leaves = leaves_of(tensors_of(score))
         with torch.enable_grad():
             offset = cast("Tensor", score.replace_arrays(leaves).offset(tile, self.call.value))
-        logits, inner_backward = self._inner.trace(rows, cols, workspace, shift)
+        logits, inner_backward = self.inner.trace(rows, cols, workspace, shift)
 
         def backward(gradient: Tensor, gradients: Gradients) -> None:
-            if offset.requires_grad:
-                add_autograd_gradients(offset, gradient, leaves, tensors_of(gradients.score.slice(*limits)))
+            accumulate_logits(offset, gradient, leaves, tensors_of(gradients.score.slice(*limits)))
             assert gradients.score.inner is not None
             inner_backward(gradient, replace(gradients, score=gradients.score.inner))
 

@@ -32,6 +32,7 @@ from itertools import product
 from typing import TYPE_CHECKING, cast
 
 from qkv.core.typing import DType, Float, Tensor
+from qkv.kernels.runtime.tile_loop import Limits
 from qkv.kernels.runtime.tile_sizes import MAX_PATTERN_BYTES
 from qkv.kernels.runtime.workspace import Workspace, borrow_workspace
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TanhExpansion", "expand_tanh", "expansion_limit"]
 
-Limits = tuple[int, int]
 
 GROUP_SIZES = {1: (4, 3, 2), 2: (2, 1)}
 """Units in a group, the fastest first, for one draw of every sign (the logits) and two (their gradient)."""
