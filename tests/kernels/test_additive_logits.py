@@ -63,7 +63,7 @@ def logits_of(prepared, rows=(0, 53), cols=(0, 71), workspace=None, dtype=torch.
 
 def by_tiles(left, right, vector, d_logits, rows=20, cols=32):
     """The same by the kernel, in tiles that do not divide the call."""
-    prepared, workspace = prepare_units(left, right, vector, train=True), Workspace()
+    prepared, workspace = prepare_units(left, right, vector), Workspace()
     found = left.new_full((len(left), len(right)), NAN)
     to = tuple(torch.zeros_like(x) for x in (left, right, vector))
     for i in range(0, len(left), rows):
@@ -244,7 +244,7 @@ def test_no_array_of_a_pair_and_unit_is_ever_made():
         "from qkv.kernels.runtime.workspace import Workspace\n"
         "to = tuple(torch.zeros_like(x) for x in (a, b, v)); workspace = Workspace()\n"
         "def run(n):\n"
-        "    prepared = prepare_units(a[:n], b[:n], v, train=True)\n"
+        "    prepared = prepare_units(a[:n], b[:n], v)\n"
         "    for i in range(0, n, 512):\n"
         "        for j in range(0, n, 512):\n"
         "            r, c = (i, min(i + 512, n)), (j, min(j + 512, n))\n"

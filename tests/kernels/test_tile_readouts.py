@@ -37,7 +37,8 @@ def forward(query: Any, key: Any, readouts: Sequence[Readout], rows: int, cols: 
             logits = logits.where(allowed, -math.inf)
         for r in range(0, tile.q_total, rows):
             some = logits[r : r + rows]
-            blocks.start((r, r + len(some)))
+            for one in blocks:
+                one.start((r, r + len(some)))
             maximum = torch.full((len(some), 1), -math.inf, dtype=query.dtype)
             total = torch.zeros_like(maximum)
             for c in range(0, tile.k_total, cols):
@@ -49,12 +50,14 @@ def forward(query: Any, key: Any, readouts: Sequence[Readout], rows: int, cols: 
                 shift = maximum.where(maximum > -math.inf, 0.0)
                 e = exp(piece - (shift if bound is None else bound))
                 total = total * exp(old - shift) + e.sum(-1, keepdim=True)
-                blocks.update(e, (c, c + piece.shape[1]), maximum if bound is None else None)
+                for one in blocks:
+                    one.update(e, (c, c + piece.shape[1]), maximum if bound is None else None)
                 e.zero_()  # kernels use it again
             shift = maximum.where(maximum > -math.inf, 0.0)
             if bound is not None:
                 shift, total = torch.full_like(maximum, bound), exp(some - bound).sum(-1, keepdim=True)
-            blocks.finalize(shift, total, exp)
+            for one in blocks:
+                one.finalize(shift, total, exp)
     return maps.results()
 
 

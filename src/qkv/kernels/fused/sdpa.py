@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.compiled.saved import current_saved
 from qkv.kernels.fused.layout import Layout, Side
-from qkv.kernels.runtime.gradients import autograd_function
+from qkv.kernels.runtime.autograd_function import autograd_function
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx

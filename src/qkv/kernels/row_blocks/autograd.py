@@ -28,9 +28,9 @@ from qkv.kernels.row_blocks.candidates import (
 )
 from qkv.kernels.row_blocks.rows import RowLogits, padded_row_logits, row_logits_buffer, visible_range
 from qkv.kernels.row_blocks.thresholds import sparse_weights_
+from qkv.kernels.runtime.autograd_function import autograd_function
 from qkv.kernels.runtime.gradients import (
     accumulate,
-    autograd_function,
     block_tensors,
     call_tensors,
     gradients_of,

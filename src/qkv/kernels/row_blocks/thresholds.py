@@ -17,7 +17,7 @@ import math
 from typing import TYPE_CHECKING
 
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.runtime.gradients import autograd_function
+from qkv.kernels.runtime.autograd_function import autograd_function
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx

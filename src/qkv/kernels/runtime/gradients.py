@@ -1,10 +1,9 @@
-"""Gradients in PyTorch: custom autograd functions, and gradients of tiles, added to arrays shaped like the call's."""
+"""Gradients of tiles in PyTorch, which are added to arrays of the same shapes as those of the call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
-from typing import Any, Protocol, cast
+from collections.abc import Sequence
+from typing import Protocol, cast
 
 from qkv.core.equation import TorchCall, side
 from qkv.core.typing import Array, Tensor
@@ -15,7 +14,6 @@ from qkv.scores.base import Score
 __all__ = [
     "CallArrays",
     "accumulate",
-    "autograd_function",
     "block_tensors",
     "call_tensors",
     "gradients_of",
@@ -46,21 +44,6 @@ class CallArrays(Protocol):
     @property
     def normalizer(self) -> Normalizer:
         """Normalizer, which may hold arrays."""
-
-
-@cache
-def autograd_function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function whose gradient is `backward`, an autograd function that is defined on first use.
-
-    Args:
-        forward: takes the context and the arguments.
-        backward: takes the context and the gradients of the results, and returns the gradient of each argument.
-    """
-    import torch
-
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    function: Any = type(forward.__name__.strip("_"), (torch.autograd.Function,), methods)
-    return cast("Callable[..., Any]", function.apply)
 
 
 def call_tensors(call: CallArrays) -> list[Tensor]:

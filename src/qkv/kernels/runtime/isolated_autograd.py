@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, cast
 from qkv.core.arrays import requires_gradient
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Tensor
-from qkv.kernels.runtime.gradients import autograd_function, gradients_of
+from qkv.kernels.runtime.autograd_function import autograd_function
+from qkv.kernels.runtime.gradients import gradients_of
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx

@@ -26,7 +26,14 @@ from qkv.normalizers.base import Normalizer, Summary
 from qkv.readouts import Readout
 from qkv.readouts.base import flatten, unflatten
 
-__all__ = ["ReadoutAccumulator", "read_rows", "readable_by_tile", "readable_in_forward"]
+__all__ = [
+    "ReadoutAccumulator",
+    "read_rows",
+    "readable_by_tile",
+    "readable_in_forward",
+    "result_batch",
+    "result_indices",
+]
 
 
 def readable_by_tile(readouts: Sequence[Readout], normalizer: Normalizer) -> bool:
@@ -37,6 +44,24 @@ def readable_by_tile(readouts: Sequence[Readout], normalizer: Normalizer) -> boo
 def readable_in_forward(readouts: Sequence[Readout], normalizer: Normalizer) -> bool:
     """Return whether these readouts can be collected during a forward pass without gradient, in PyTorch."""
     return normalizer.log_sum_exp and readable_by_tile(readouts, normalizer)
+
+
+def result_batch(readout: Readout, batch: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the batch axes of a readout's result: those of the call, or the last one restricted to some heads."""
+    return batch if readout.head_indices is None else (*batch[:-1], len(readout.head_indices))
+
+
+def result_indices(readout: Readout, batch: tuple[int, ...], index: BatchIndex) -> list[BatchIndex]:
+    """Return the indices in a readout's result to which one batch element of the call belongs.
+
+    Args:
+        readout: the readout.
+        batch: batch axes of the call.
+        index: index of the batch element.
+    """
+    if readout.head_indices is None:
+        return [index]
+    return [(*index[:-1], n) for n, head in enumerate(readout.head_indices) if head % batch[-1] == index[-1]]
 
 
 class ReadoutAccumulator:
@@ -85,7 +110,7 @@ class _Accumulator:
     def __init__(self, readout: Readout, tile: Tile) -> None:
         self.readout, self.tile = readout, tile
         self.heads = readout.head_indices
-        self.batch = tile.batch if self.heads is None else (*tile.batch[:-1], len(self.heads))
+        self.batch = result_batch(readout, tile.batch)
         self.arrays: list[Any] = []
         self.kind: type = object
 

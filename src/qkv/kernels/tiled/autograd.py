@@ -18,7 +18,8 @@ from qkv.core.equation import TorchCall, side
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.compiled.saved import current_saved
 from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
-from qkv.kernels.runtime.gradients import autograd_function, call_tensors
+from qkv.kernels.runtime.autograd_function import autograd_function
+from qkv.kernels.runtime.gradients import call_tensors
 from qkv.kernels.runtime.tile_sizes import TileSizes
 from qkv.kernels.runtime.workers import run_on_workers
 from qkv.kernels.runtime.workspace import Workspace

@@ -10,12 +10,11 @@ For maxima, the largest exponential of each cell replaces the sum. The loop over
 
     maps = PooledMaps(readouts, tile, like=value)           once per call
     for each batch element:
-        element = maps.element(index)
-        for each row block:
-            element.start(rows)
+        for each row block, with every element_map of maps.element(index):
+            element_map.start(rows)
             for each tile of keys:                          except those that the mask excludes
-                element.update(e, cols, maximum)            e before dropout, 0 where excluded
-            element.finalize(shift, total)
+                element_map.update(e, cols, maximum)        e before dropout, 0 where excluded
+            element_map.finalize(shift, total)
     maps.results()
 
 Tiles whose sides are multiples of the cells' are summed fastest: `align_to_cells` returns such a side.
@@ -26,17 +25,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 from qkv.core.batch import BatchIndex
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.tile_loop import Limits
+from qkv.kernels.runtime.tile_readouts import result_batch, result_indices
 from qkv.normalizers.base import Normalizer
 from qkv.readouts import PooledMap, Readout
 from qkv.readouts.cells import cell_range, cell_start, pool_cells
 
-__all__ = ["ElementMaps", "PooledMaps", "align_to_cells", "supports_pooling"]
+__all__ = ["ElementMap", "PooledMaps", "align_to_cells", "supports_pooling"]
 
 
 def supports_pooling(readout: Readout, normalizer: Normalizer) -> bool:
@@ -77,25 +78,17 @@ class PooledMaps:
         self.readouts, self.tile = tuple(readouts), tile
         self.whole = []
         for readout in self.readouts:
-            batch = tile.batch
-            if readout.head_indices is not None:
-                batch = (*batch[:-1], len(readout.head_indices))
             sides = _pooled_map(readout).sides(tile.q_total, tile.k_total)
-            self.whole.append(like.new_zeros((*batch, *sides)))
+            self.whole.append(like.new_zeros((*result_batch(readout, tile.batch), *sides)))
 
-    def element(self, index: BatchIndex) -> ElementMaps:
+    def element(self, index: BatchIndex) -> list[ElementMap]:
         """Return the maps of the batch element at `index`; elements may be computed at the same time."""
         maps = []
         for readout, whole in zip(self.readouts, self.whole, strict=True):
-            if readout.head_indices is None:
-                maps.append(_Map(readout.pooling == "mean", [whole[index]], self.tile))
-                continue
-            count = self.tile.batch[-1]
-            heads = [n for n, head in enumerate(readout.head_indices) if head % count == index[-1]]
-            if heads:
-                targets = [whole[(*index[:-1], n)] for n in heads]
-                maps.append(_Map(readout.pooling == "mean", targets, self.tile))
-        return ElementMaps(maps)
+            targets = [whole[at] for at in result_indices(readout, self.tile.batch, index)]
+            if targets:
+                maps.append(ElementMap(readout.pooling == "mean", targets, self.tile))
+        return maps
 
     def results(self) -> tuple[Tensor, ...]:
         """Return the maps in the order of the readouts."""
@@ -103,16 +96,50 @@ class PooledMaps:
         return tuple(cast("Tensor", readout.finalize(whole, self.tile)) for readout, whole in pairs)
 
 
-class ElementMaps:
-    """The pooled maps of one batch element."""
+@dataclass
+class _TileCells:
+    """The cells that a tile of keys cuts.
 
-    def __init__(self, maps: list[_Map]) -> None:
-        self.maps = maps
+    Attributes:
+        number: number of the tile.
+        entries: columns of the table that belong to the tile, one for each cell.
+        cells: range of the cells in the map.
+        edges: first key of each cell within the tile, and one past the last.
+        indicator: 1 where a key belongs to a cell, `(keys, cells)`; computed when it is first needed.
+    """
+
+    number: int
+    entries: Limits
+    cells: Limits
+    edges: list[int]
+    indicator: Tensor | None = None
+
+
+class ElementMap:
+    """One pooled map of one batch element, written to all of `targets`.
+
+    Args:
+        mean: whether weights are averaged; otherwise the largest is kept.
+        targets: parts of the results.
+        tile: the tile that covers the whole call.
+    """
+
+    def __init__(self, mean: bool, targets: list[Tensor], tile: Tile) -> None:
+        self.mean, self.targets, self.tile = mean, targets, tile
+        self.sides = tuple(targets[0].shape)
+        self.tiles: dict[Limits, _TileCells] = {}
+        self.width = 0
+        self.table = targets[0].new_zeros((0, 0))
+        self.maxima = self.table
+        self.rows: Limits = (0, 0)
+        self.has_maxima = False
 
     def start(self, rows: Limits) -> None:
         """Start a block of rows."""
-        for one in self.maps:
-            one.start(rows)
+        self.rows, self.has_maxima = rows, False
+        # Entries of tiles that are skipped stay so.
+        self.table.zero_()
+        self.maxima.fill_(-math.inf)
 
     def update(self, e: Float[Tensor, "q k"], cols: Limits, maximum: Float[Tensor, "q 1"] | None = None) -> None:
         """Add a tile.
@@ -122,8 +149,21 @@ class ElementMaps:
             cols: range of the tile's keys; every row block must be cut at the same keys.
             maximum: m of each row in e = exp(l − m). None: it is the `shift` of `finalize`, for all tiles.
         """
-        for one in self.maps:
-            one.update(e, cols, maximum)
+        import torch
+
+        if not len(e):
+            return
+        cells = self.tiles.get(cols) or self._new_tile(cols)
+        entries = self._entries(e, cells)
+        if len({stop - start for start, stop in itertools.pairwise(cells.edges)}) > 1:
+            entries.copy_(self._pool_unevenly(e, cols, cells))
+        elif self.mean:
+            torch.sum(e.view(len(e), entries.shape[1], -1), -1, out=entries)
+        else:
+            torch.amax(e.view(len(e), entries.shape[1], -1), -1, out=entries)
+        if maximum is not None:
+            self.has_maxima = True
+            self.maxima[: len(e), cells.number] = maximum[:, 0]
 
     def finalize(
         self,
@@ -140,108 +180,53 @@ class ElementMaps:
         """
         import torch
 
-        for one in self.maps:
-            one.finalize(shift, total, exp or torch.exp)
-
-
-class _TileCells:
-    """The table entries of a tile's cells: `count` of them from `first` on."""
-
-    def __init__(self, number: int, first: int, cells: Limits, edges: list[int]) -> None:
-        self.number, self.first, self.cells, self.edges = number, first, cells, edges
-        self.count = cells[1] - cells[0]
-        self.even = len({stop - start for start, stop in itertools.pairwise(edges)}) <= 1
-        self.indicator: Tensor | None = None
-
-
-class _Map:
-    """One map of one batch element, written to all of `targets`."""
-
-    def __init__(self, mean: bool, targets: list[Tensor], tile: Tile) -> None:
-        self.mean, self.targets, self.tile = mean, targets, tile
-        self.sides = tuple(targets[0].shape)
-        self.tiles: dict[Limits, _TileCells] = {}
-        self.width = 0
-        self.table: Tensor | None = None
-        self.maxima: Tensor | None = None
-        self.rows: Limits = (0, 0)
-        self.has_maxima = False
-
-    def start(self, rows: Limits) -> None:
-        self.rows, self.has_maxima = rows, False
-        if self.table is not None and self.maxima is not None:
-            # Entries of tiles that are skipped stay so.
-            self.table.zero_()
-            self.maxima.fill_(-math.inf)
-
-    def update(self, e: Tensor, cols: Limits, maximum: Tensor | None) -> None:
-        import torch
-
-        if not len(e):
-            return
-        cells = self.tiles.get(cols) or self._new_tile(cols)
-        entries = self._entries(e, cells)
-        if not cells.even:
-            entries.copy_(self._pool_unevenly(e, cols, cells))
-        elif self.mean:
-            torch.sum(e.view(len(e), cells.count, -1), -1, out=entries)
-        else:
-            torch.amax(e.view(len(e), cells.count, -1), -1, out=entries)
-        if maximum is not None and self.maxima is not None:
-            self.has_maxima = True
-            self.maxima[: len(e), cells.number] = maximum[:, 0]
-
-    def finalize(self, shift: Tensor, total: Tensor, exp: Callable[[Tensor], Tensor]) -> None:
-        import torch
-
-        if self.table is None or self.maxima is None:
+        if not self.tiles:
             return
         rows = self.rows[1] - self.rows[0]
         table = self.table[:rows, : self.width]
         scale = total.where(total != 0, 1.0).reciprocal()
         if self.has_maxima:
-            counts = [cells.count for cells in self.tiles.values()]
-            scale = exp(self.maxima[:rows, : len(counts)] - shift).mul_(scale)
+            counts = [stop - start for start, stop in (cells.entries for cells in self.tiles.values())]
+            scale = (exp or torch.exp)(self.maxima[:rows, : len(counts)] - shift).mul_(scale)
             scale = scale.repeat_interleave(torch.tensor(counts, device=table.device), 1, output_size=self.width)
         table.mul_(scale)
         at = cell_range(self.rows, self.sides[0], self.tile.q_total)
-        pooled = cast(
-            "Tensor", pool_cells(table, -2, self.rows, self.sides[0], self.tile.q_total, "sum" if self.mean else "max")
-        )
+        how = "sum" if self.mean else "max"
+        pooled = cast("Tensor", pool_cells(table, -2, self.rows, self.sides[0], self.tile.q_total, how))
         for target in self.targets:
             for cells in self.tiles.values():
                 # One tile after the other, because two tiles may cut one cell.
                 old = target[slice(*at), slice(*cells.cells)]
-                new = pooled[:, cells.first : cells.first + cells.count]
+                new = pooled[:, slice(*cells.entries)]
                 old.copy_(old + new if self.mean else old.maximum(new))
 
     def _new_tile(self, cols: Limits) -> _TileCells:
         length, count = self.tile.k_total, self.sides[1]
         cells = cell_range(cols, count, length)
         edges = [min(max(cell_start(c, count, length), cols[0]), cols[1]) for c in range(cells[0], cells[1] + 1)]
-        tile = self.tiles[cols] = _TileCells(len(self.tiles), self.width, cells, edges)
-        self.width += tile.count
+        entries = (self.width, self.width + cells[1] - cells[0])
+        tile = self.tiles[cols] = _TileCells(len(self.tiles), entries, cells, edges)
+        self.width = entries[1]
         return tile
 
     def _entries(self, e: Tensor, cells: _TileCells) -> Tensor:
         """Return the tile's part of the table, which grows on first use."""
-        stop = cells.first + cells.count
-        if self.table is None or self.table.shape[0] < len(e) or self.table.shape[1] < stop:
+        old = self.table
+        if old.shape[0] < len(e) or old.shape[1] < cells.entries[1]:
             tiles = -(-self.tile.k_total // max(1, e.shape[1])) + 1
             # Each cell, and one more entry for each cell that two tiles cut.
-            width = max(stop, self.sides[1] + tiles)
-            table, maxima = e.new_zeros((len(e), width)), e.new_full((len(e), width), -math.inf)
-            if self.table is not None and self.maxima is not None:
-                old = self.table.shape
-                table[: old[0], : old[1]], maxima[: old[0], : old[1]] = self.table, self.maxima
-            self.table, self.maxima = table, maxima
-        return self.table[: len(e), cells.first : stop]
+            shape = (len(e), max(cells.entries[1], self.sides[1] + tiles))
+            self.table = e.new_zeros(shape)
+            maxima = e.new_full(shape, -math.inf)
+            self.table[: old.shape[0], : old.shape[1]], maxima[: old.shape[0], : old.shape[1]] = old, self.maxima
+            self.maxima = maxima
+        return self.table[: len(e), slice(*cells.entries)]
 
     def _pool_unevenly(self, e: Tensor, cols: Limits, cells: _TileCells) -> Tensor:
         if not self.mean:
             return cast("Tensor", pool_cells(e, -1, cols, self.sides[1], self.tile.k_total, "max"))
         if cells.indicator is None:
-            cells.indicator = e.new_zeros((e.shape[1], cells.count))
+            cells.indicator = e.new_zeros((e.shape[1], len(cells.edges) - 1))
             for n, (start, stop) in enumerate(itertools.pairwise(cells.edges)):
                 cells.indicator[start - cols[0] : stop - cols[0], n] = 1
         # NaN and Inf spread to the whole row, as they do in the total.

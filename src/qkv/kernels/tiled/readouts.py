@@ -12,9 +12,9 @@ from typing import Literal
 
 from qkv.core.batch import BatchIndex
 from qkv.core.equation import TorchCall
-from qkv.core.typing import Float, Tensor
-from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
-from qkv.kernels.tiled.pooled_map import ElementMaps, PooledMaps, supports_pooling
+from qkv.core.typing import Tensor
+from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, result_batch, result_indices
+from qkv.kernels.tiled.pooled_map import ElementMap, PooledMaps, supports_pooling
 from qkv.readouts import Readout
 
 __all__ = ["ReadoutCollector"]
@@ -39,8 +39,12 @@ class ReadoutCollector:
         def of(kind: Kind) -> list[Readout]:
             return [readout for readout, other in zip(readouts, self._kinds, strict=True) if other == kind]
 
-        self._maps = PooledMaps(of("map"), call.tile, like=call.value) if "map" in self._kinds else None
-        self._log_totals = [_LogTotal(readout, call) for readout in of("log total")]
+        self._maps = PooledMaps(of("map"), call.tile, like=call.value)
+        self._batch = call.tile.batch
+        self._log_totals = [
+            (readout, call.value.new_empty((*result_batch(readout, self._batch), call.tile.q_total)))
+            for readout in of("log total")
+        ]
         self.accumulator = ReadoutAccumulator(of("tiles"), call.tile) if "tiles" in self._kinds else None
 
     @property
@@ -48,20 +52,21 @@ class ReadoutCollector:
         """Whether batch elements may be computed at the same time."""
         return self.accumulator is None
 
-    def element_maps(self, index: BatchIndex) -> ElementMaps | None:
-        """Return the maps of the batch element at `index`; None if there are none."""
-        return None if self._maps is None else self._maps.element(index)
+    def element_maps(self, index: BatchIndex) -> list[ElementMap]:
+        """Return the maps of the batch element at `index`."""
+        return self._maps.element(index)
 
     def add_log_totals(self, index: BatchIndex, rows: tuple[int, int], log_total: Callable[[], Tensor]) -> None:
         """Store the log-sum-exp of some queries, `(rows, 1)`, which `log_total` computes if it is needed."""
-        for readout in self._log_totals:
-            readout.write(index, rows, log_total())
+        for readout, whole in self._log_totals:
+            for at in result_indices(readout, self._batch, index):
+                whole[(*at, slice(*rows))] = log_total()[..., 0]
 
     def results(self) -> tuple[object, ...]:
         """Return the results in the order of the readouts."""
         results = {
-            "map": iter(self._maps.results() if self._maps else ()),
-            "log total": iter([readout.whole for readout in self._log_totals]),
+            "map": iter(self._maps.results()),
+            "log total": iter([whole for _, whole in self._log_totals]),
             "tiles": iter(self.accumulator.results() if self.accumulator else ()),
         }
         return tuple(next(results[kind]) for kind in self._kinds)
@@ -71,22 +76,3 @@ def _kind(readout: Readout, call: TorchCall) -> Kind:
     if supports_pooling(readout, call.normalizer):
         return "map"
     return "log total" if readout.is_log_sum_exp else "tiles"
-
-
-class _LogTotal:
-    """The log-sum-exp of each query, of all heads or of some."""
-
-    def __init__(self, readout: Readout, call: TorchCall) -> None:
-        tile = call.tile
-        self.heads = readout.head_indices
-        self.count = tile.batch[-1] if tile.batch else 1
-        batch = tile.batch if self.heads is None else (*tile.batch[:-1], len(self.heads))
-        self.whole = call.value.new_empty((*batch, tile.q_total))
-
-    def write(self, index: BatchIndex, rows: tuple[int, int], log_total: Float[Tensor, "*batch q 1"]) -> None:
-        if self.heads is None:
-            self.whole[(*index, slice(*rows))] = log_total[..., 0]
-            return
-        for n, head in enumerate(self.heads):
-            if head % self.count == index[-1]:
-                self.whole[(*index[:-1], n, slice(*rows))] = log_total[..., 0]

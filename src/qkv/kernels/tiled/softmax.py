@@ -133,7 +133,7 @@ class SoftmaxTiles:
     def __post_init__(self) -> None:
         normalizer = self.call.normalizer
         assert normalizer.scale is not None
-        self._maps = None if self.collector is None else self.collector.element_maps(self.index)
+        self._maps = [] if self.collector is None else self.collector.element_maps(self.index)
         self._ops = faster_ops(self.call.value)
         self.bounded = normalizer.shift_invariant and self.bound <= BOUND
         # `exp` takes a hundred times as long where its result is nearly 0, and without a bound some results are; `exp2`
@@ -161,8 +161,8 @@ class SoftmaxTiles:
         if not (self.bounded or running or _is_moderate(sums)):
             sums = self._accumulate(rows, workspace, running=True)
         output, shift, total = self._finalize(rows, sums)
-        if self._maps is not None:
-            self._maps.finalize(shift, total, torch.exp2 if self._base2 else torch.exp)
+        for pooled in self._maps:
+            pooled.finalize(shift, total, torch.exp2 if self._base2 else torch.exp)
         if self.collector is not None:
             self.collector.add_log_totals(self.index, rows, lambda: self._log_total(shift, total))
             if self.collector.accumulator is not None:
@@ -183,8 +183,8 @@ class SoftmaxTiles:
         weighted = value.new_zeros((*shape, value.shape[-1]))
         maximum = value.new_full((*shape, 1), 0.0 if self.bounded else -math.inf)
         shift: Tensor | None = None
-        if self._maps is not None:
-            self._maps.start(rows)
+        for pooled in self._maps:
+            pooled.start(rows)
         for cols, excluded in self._tiles(rows, workspace):
             known = None if self.bounded or running else shift
             logits = self._logits.logits(rows, cols, workspace, known)
@@ -203,8 +203,8 @@ class SoftmaxTiles:
             if self.bounded and excluded is not None:
                 # Afterwards: `exp` of −inf takes ten times as long as of a number.
                 exponentials.masked_fill_(excluded, 0.0)
-            if self._maps is not None:
-                self._maps.update(exponentials, cols, shift)
+            for pooled in self._maps:
+                pooled.update(exponentials, cols, shift)
             total += exponentials.sum(dim=-1, keepdim=True)
             dropped = _apply_dropout(exponentials, self._dropout_mask(rows, cols), workspace)
             add_matmul_(weighted, dropped, self._values(cols))

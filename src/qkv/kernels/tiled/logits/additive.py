@@ -13,15 +13,16 @@ appendix A.1.2, https://arxiv.org/abs/1409.0473, for the score.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast
 
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import faster_ops
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, TileLogits, scale_and_shift_
+from qkv.kernels.tiled.logits.centring import centre_sides
 from qkv.kernels.tiled.logits.tanh_expansion import TanhExpansion, expand_tanh, expansion_limit
 
 __all__ = ["AdditiveLogits", "HiddenUnits", "prepare_units"]
@@ -47,30 +48,21 @@ class AdditiveLogits(TileLogits):
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
         """Return the logits and their backward function."""
-        out = workspace.take("logits", (rows[1] - rows[0], cols[1] - cols[0]), self.call.value).zero_()
-        for units in self._trained_units.forward:
-            units.add_logits(rows, cols, out, workspace)
 
         def backward(gradient: Tensor, gradients: Gradients) -> None:
             vector = cast("Tensor", gradients.score.tanh_vector)
-            for units in self._trained_units.backward:
+            for units in self._units.backward:
                 units.add_gradient(rows, cols, gradient, gradients.query, gradients.key, vector, workspace)
 
-        return scale_and_shift_(out, self.factor, shift), backward
+        return self.logits(rows, cols, workspace, shift), backward
 
     def guard_notes(self) -> tuple[str, ...]:
         """Return how the guard on the range of the hidden units was decided."""
         return (self._units.note,)
 
-    # Two preparations: a forward pass without gradient needs no expansion of the derivative.
-
     @cached_property
     def _units(self) -> HiddenUnits:
         return prepare_units(self.call.query, self.call.key, cast("Tensor", self.call.score.tanh_vector))
-
-    @cached_property
-    def _trained_units(self) -> HiddenUnits:
-        return prepare_units(self.call.query, self.call.key, cast("Tensor", self.call.score.tanh_vector), train=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,20 +71,25 @@ class HiddenUnits:
 
     Attributes:
         forward: the logits are the sum of these, each over some of the units.
-        backward: likewise the gradients; empty if they were not prepared.
+        expand: returns the expansion of the units of moderate range, which is first in `forward`, for one or two
+            draws; None: there are no such units.
         note: how the guard on the range of the units was decided.
     """
 
     forward: tuple[TanhExpansion | ElementwiseTanh, ...]
-    backward: tuple[TanhExpansion | ElementwiseTanh, ...]
+    expand: Callable[[int], TanhExpansion] | None
     note: str
+
+    @cached_property
+    def backward(self) -> tuple[TanhExpansion | ElementwiseTanh, ...]:
+        """Terms whose gradients add up to that of the logits."""
+        return self.forward if self.expand is None else (self.expand(2), *self.forward[1:])
 
 
 def prepare_units(
     left: Float[Tensor, "q hidden"],
     right: Float[Tensor, "k hidden"],
     vector: Float[Tensor, " hidden"],
-    train: bool = False,
 ) -> HiddenUnits:
     """Check the range of each hidden unit and prepare its terms, in O((q + k) h).
 
@@ -100,7 +97,6 @@ def prepare_units(
         left: W₁ q + b, float32 or float64.
         right: W₂ k.
         vector: v.
-        train: prepare gradients too.
 
     Example:
         >>> import torch
@@ -111,33 +107,28 @@ def prepare_units(
     import torch
 
     left, right, vector = left.detach(), right.detach(), vector.detach()
-    centre, reach = _centre_units(left, right)
+    centre, half_ranges = centre_sides(left, right)
+    reach: list[float] = half_ranges.tolist()
     most = expansion_limit(left.element_size())
     # NaN in v would spread to the other units of its group, and a huge number would overflow the numerator.
     moderate_vector = bool((vector.abs() < 2.0**30).all())
     near = [h for h, width in enumerate(reach) if moderate_vector and width <= most]
     far = [h for h, width in enumerate(reach) if not (moderate_vector and width <= most)]
     forward: list[TanhExpansion | ElementwiseTanh] = []
-    backward: list[TanhExpansion | ElementwiseTanh] = []
-    notes = []
+    expand, notes = None, []
     if near:
-        expanded = (left, right, centre, vector, near, [reach[h] for h in near])
-        expansion = expand_tanh(*expanded, draws=1)
+        expand = partial(expand_tanh, left, right, centre, vector, near, [reach[h] for h in near])
+        expansion = expand(1)
         forward.append(expansion)
-        if train:
-            backward.append(expand_tanh(*expanded, draws=2))
         notes.append(f"{len(near)} of {len(reach)} hidden units within exponentials: {expansion.group_size} at a time")
     if far or not near:
         index = torch.tensor(far, device=left.device) if near else None
         # 2 σ(2s) − 1 leaves Σ v to be subtracted, which must be finite.
         sigmoid = moderate_vector and faster_ops(left).sigmoid_tanh
-        elementwise = ElementwiseTanh.of_units(left, right, vector, sigmoid, index)
-        forward.append(elementwise)
-        if train:
-            backward.append(elementwise)
+        forward.append(ElementwiseTanh.of_units(left, right, vector, sigmoid, index))
         function = "sigmoid" if sigmoid else "tanh"
         notes.append(f"{len(far)} of {len(reach)} hidden units beyond: {function} of every pair")
-    return HiddenUnits(tuple(forward), tuple(backward), f"range of {', '.join(notes)}")
+    return HiddenUnits(tuple(forward), expand, f"range of {', '.join(notes)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,25 +219,3 @@ class ElementwiseTanh:
             tanh = workspace.take("tanh", (len(left), stop - start, right.shape[2]), left)
             torch.add(left, right, out=tanh)
             yield start, stop, tanh.sigmoid_() if self.sigmoid else tanh.tanh_()
-
-
-def _centre_units(left: Tensor, right: Tensor) -> tuple[Tensor, list[float]]:
-    """Return what to add to left and subtract from right, and min(max|left|, max|right|) of each unit afterwards."""
-    import torch
-
-    middles, halves = [], []
-    for side in (left, right):
-        if not side.shape[0]:
-            middles.append(side.new_zeros(side.shape[1]))
-            halves.append(side.new_zeros(side.shape[1]))
-            continue
-        low, high = torch.aminmax(side, dim=0)
-        if bool((low + high).isnan().any()):  # NaN must not change the range of the other rows
-            low, high = torch.aminmax(side.masked_fill(side.isnan(), 0), dim=0)
-        # Whole numbers: shifting by them keeps the digits of small numbers.
-        middle = ((low + high) / 2).round().nan_to_num(0.0, 0.0, 0.0)
-        middles.append(middle)
-        halves.append(torch.maximum(high - middle, middle - low))
-    narrow = halves[1] <= halves[0]
-    centre = torch.where(narrow, middles[1], -middles[0])
-    return centre, torch.where(narrow, halves[1], halves[0]).tolist()

@@ -13,6 +13,7 @@ from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.microbenchmarks import FasterOps, add_matmul_
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, RowSlices, TileLogits, scale_and_shift_
+from qkv.kernels.tiled.logits.centring import centre_sides
 
 __all__ = ["GatedLogits", "bounded_exponentials"]
 
@@ -122,22 +123,12 @@ def bounded_exponentials(
         tensor([[0.5000, 1.0000],
                 [0.2689, 1.0000]])
     """
-    import torch
-
     if not (left.numel() and right.numel()):
         return None
-    middles, halves = [], []
-    for side in (left, right):
-        low, high = (float(x) for x in torch.aminmax(side))
-        if not (low > -_EXACT_INTEGERS and high < _EXACT_INTEGERS):  # also if one is NaN
-            return None
-        # A whole number: shifting by it keeps the digits of small numbers.
-        middle = float(round((low + high) / 2))
-        middles.append(middle)
-        halves.append(max(high - middle, middle - low))
-    if not min(halves) <= NARROW:
+    shift, half_range = centre_sides(left.reshape(-1, 1), right.reshape(-1, 1))
+    exact = all(float(x.abs().amax()) < _EXACT_INTEGERS for x in (left, right))  # False for NaN
+    if not (exact and float(half_range) <= NARROW):
         return None
-    shift = middles[1] if halves[1] <= halves[0] else -middles[0]
     return (left + shift).clamp_(-CLAMP, CLAMP).neg_().exp_(), (right - shift).clamp_(-CLAMP, CLAMP).neg_().exp_()
 
 

@@ -1,0 +1,24 @@
+"""Custom autograd functions of PyTorch, defined on first use because PyTorch is optional."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, cast
+
+__all__ = ["autograd_function"]
+
+
+@cache
+def autograd_function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that computes `forward` and is differentiated by `backward`.
+
+    Args:
+        forward: takes the context and the arguments.
+        backward: takes the context and the gradients of the results, and returns the gradient of each argument.
+    """
+    import torch
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    function: Any = type(forward.__name__.strip("_"), (torch.autograd.Function,), methods)
+    return cast("Callable[..., Any]", function.apply)
