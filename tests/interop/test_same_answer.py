@@ -59,6 +59,6 @@ def test_every_library_gives_the_same_answer(score: str) -> None:
         for library in OTHERS:
             got = run_eagerly(call, Setting(library, "float32"), None)
             # What should be 0 is a rounding away from it: values are of the size of 1.
-            assert_close(got.output, wanted, 1e-5, said=f"{library} {got.plan.kernel.name}", least=1e-2)
+            assert_close(got.output, wanted, 1e-5, message=f"{library} {got.plan.kernel.name}", min_scale=1e-2)
 
     check()

@@ -74,7 +74,7 @@ class CallSemanticsContract(KernelHarness):
             aligned = replace(call, mask=masks.Causal(align))  # type: ignore[arg-type]
             if self.accepts(aligned, setting):
                 got = self.observe(aligned, setting).output
-                assert_close(got, wanted, max(1e-12, setting.tolerance), said=align)
+                assert_close(got, wanted, max(1e-12, setting.tolerance), message=align)
 
     # -- 5. Lengths that do not fit ----------------------------------------------------------------------
 
@@ -99,7 +99,9 @@ class CallSemanticsContract(KernelHarness):
                     continue
                 seen = run_eagerly(call, setting, self.kernel, readouts=[readout])
                 assert ((to_float64(seen.output) == 0) == (plain == 0)).all(), f"{name}, {readout}"
-                assert_close(seen.output, plain, max(1e-12, setting.tolerance), said=f"{name}, {readout}:", least=0.1)
+                assert_close(
+                    seen.output, plain, max(1e-12, setting.tolerance), message=f"{name}, {readout}:", min_scale=0.1
+                )
 
     # -- 9. Nothing falls to quadratic memory silently ---------------------------------------------------
 

@@ -100,7 +100,7 @@ class DataSemanticsContract(KernelHarness):
             call = Call(query, key, value, score, normalizer)
             if self.accepts(call, setting):
                 assert_close(
-                    self.observe(call, setting).output, [[wanted]], max(1e-12, setting.tolerance), said=str(call)
+                    self.observe(call, setting).output, [[wanted]], max(1e-12, setting.tolerance), message=str(call)
                 )
 
     def is_empty(self, call: Call, setting: Setting, name: str) -> None:
@@ -190,7 +190,7 @@ class DataSemanticsContract(KernelHarness):
             value[..., 4, 1], value[..., 5, 2], value[..., 6, 3] = math.nan, math.inf, -math.inf
             got = to_float64(self.observe(replace(call, value=value), setting).output)
             wanted = oracle_of(replace(call, value=value), setting).output
-            assert_close(got, wanted, max(1e-11, 5 * setting.tolerance), said=name, least=0.1)
+            assert_close(got, wanted, max(1e-11, 5 * setting.tolerance), message=name, min_scale=0.1)
             if name == "softmax":
                 assert np.isnan(got[..., 1]).all()
                 assert (got[..., 2] == math.inf).all()
@@ -205,7 +205,7 @@ class DataSemanticsContract(KernelHarness):
         for normalizer, kept in ((normalizers.Hard(), [2]), (normalizers.TopK(3), [2, 3, 7])):
             wanted = np.where(np.isin(np.arange(11), kept), 1 / len(kept), 0.0)
             got = self.observe(replace(call, normalizer=normalizer), setting).output
-            assert_close(got, wanted[None, :], max(1e-12, setting.tolerance), said=str(normalizer))
+            assert_close(got, wanted[None, :], max(1e-12, setting.tolerance), message=str(normalizer))
 
     # -- 12. A zero vector has cosine 0 with everything --------------------------------------------------
 

@@ -51,7 +51,7 @@ class DrawSemanticsContract(KernelHarness):
         for name, call in self.each_normalizer(setting, dropout=0.4):
             dropped = run_eagerly(call, setting, self.kernel, readouts=[readouts.Dense()])
             whole = run_eagerly(replace(call, dropout=0.0), setting, self.kernel, readouts=[readouts.Dense()])
-            assert_close(dropped.readouts[0], to_float64(whole.readouts[0]), 0.0, said=name)
+            assert_close(dropped.readouts[0], to_float64(whole.readouts[0]), 0.0, message=name)
 
     def test_sampled_key_is_the_same_draw_whatever_the_tiles(self, setting: Setting) -> None:
         if setting.dtype in ("float16", "bfloat16"):

@@ -53,4 +53,4 @@ def assert_jax_agrees(function: Callable[..., ArrayLike], inputs: list[ArrayLike
         arrays = [setting.array(x) for x in inputs]
         got = jax.jit(jax.grad(function, argnums=tuple(range(len(arrays)))))(*arrays)
         for n, (mine, theirs) in enumerate(zip(got, wanted, strict=True)):
-            assert_close(mine, theirs, tolerance, said=f"gradient of input {n}:", least=1.0)
+            assert_close(mine, theirs, tolerance, message=f"gradient of input {n}:", min_scale=1.0)

@@ -49,9 +49,9 @@ def settings_of_kernel(kernel: Kernel, drawn: bool = False) -> list[ArrayLike]:
 def assert_agrees(got: Outcome, wanted: Outcome, setting: Setting, said: str = "", slack: float = 1.0) -> None:
     """Assert that output and gradients agree with the oracle to `slack` times the dtype's rounding."""
     said = f"{said} {setting}"
-    assert_close(got.output, wanted.output, slack * OUTPUT[setting.dtype], said=f"{said}, output:", least=0.1)
+    assert_close(got.output, wanted.output, slack * OUTPUT[setting.dtype], message=f"{said}, output:", min_scale=0.1)
     for n, (mine, theirs) in enumerate(zip(got.gradients, wanted.gradients, strict=False)):
-        assert_close(mine, theirs, slack * GRADIENT[setting.dtype], said=f"{said}, gradient {n}:", least=0.1)
+        assert_close(mine, theirs, slack * GRADIENT[setting.dtype], message=f"{said}, gradient {n}:", min_scale=0.1)
 
 
 def allow_refusal(test: Callable[..., ArrayLike]) -> Callable[..., ArrayLike]:

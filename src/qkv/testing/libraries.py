@@ -119,27 +119,33 @@ def to_float64(x: Array) -> ArrayLike:
 
 
 def assert_close(
-    got: Array, wanted: ArrayLike, tolerance: float, where: ArrayLike = True, said: str = "", least: float = 0.0
+    actual: Array,
+    expected: ArrayLike,
+    tolerance: float,
+    where: ArrayLike = True,
+    message: str = "",
+    min_scale: float = 0.0,
 ) -> None:
     """Assert that two arrays agree: in shape, −inf, inf and NaN, and within a relative tolerance.
 
     Args:
-        got: array of any library.
-        wanted: expected values in float64 NumPy.
+        actual: array of any library.
+        expected: expected values in float64 NumPy.
         tolerance: largest allowed error relative to the largest magnitude.
         where: booleans that select the compared elements.
-        said: prefix of the message.
-        least: smallest magnitude used for the relative error, since zeros are often subject to rounding.
+        message: prefix of the error message.
+        min_scale: smallest magnitude that errors are divided by, since zeros are often subject to rounding.
     """
-    got, wanted = to_float64(got) if is_floating(got) else np.asarray(got), np.asarray(wanted)
-    assert got.shape == wanted.shape, f"{said} shape {got.shape}, wanted {wanted.shape}"
-    where = np.broadcast_to(where, wanted.shape)
+    actual, expected = to_float64(actual) if is_floating(actual) else np.asarray(actual), np.asarray(expected)
+    assert actual.shape == expected.shape, f"{message} shape must be {expected.shape}, got {actual.shape}."
+    where = np.broadcast_to(where, expected.shape)
     for name, test in (("-inf", np.isneginf), ("inf", np.isposinf), ("NaN", np.isnan)):
-        differ = where & (test(got) != test(wanted))
-        assert not differ.any(), f"{said} {name} stands elsewhere, first at {tuple(np.argwhere(differ)[0])}"
-    compared = where & np.isfinite(wanted)
-    if not compared.any():
-        return
-    error = np.max(np.abs(got[compared] - wanted[compared]))
-    scale = max(np.max(np.abs(wanted[compared])), least, np.finfo(np.float64).tiny)
-    assert error <= tolerance * scale, f"{said} error {error / scale:.3g} of the largest, allowed {tolerance:.3g}"
+        differ = where & (test(actual) != test(expected))
+        assert not differ.any(), (
+            f"{message} {name} in only one of the arrays, first at {tuple(np.argwhere(differ)[0])}."
+        )
+    compared = where & np.isfinite(expected)
+    if compared.any():
+        error = np.max(np.abs(actual[compared] - expected[compared]))
+        error /= max(np.max(np.abs(expected[compared])), min_scale, np.finfo(np.float64).tiny)
+        assert error <= tolerance, f"{message} relative error must be at most {tolerance:.3g}, got {error:.3g}."

@@ -16,17 +16,16 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qkv.core.arrays import ignore_numpy_warnings, is_floating, namespace
+from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.tile import Tile
 from qkv.core.typing import ArrayLike
 from qkv.normalizers import Normalizer
 from qkv.testing.accumulation import AccumulationContract
-from qkv.testing.examples import Draw, RowAt, element, floats, rebuilt, with_floats
-from qkv.testing.gradients import assert_jax_agrees, assert_numerical, torch_gradients
+from qkv.testing.examples import Draw, RowAt, element, floats
+from qkv.testing.gradients import torch_gradients
 from qkv.testing.libraries import Setting, assert_close
 
 __all__ = ["NormalizerContract", "example_logits"]
@@ -50,7 +49,6 @@ class NormalizerContract(AccumulationContract):
 
     reads_logits: ClassVar[bool] = True
     """Whether the weights depend on the logits beyond which keys are excluded."""
-    second_derivatives: ClassVar[bool] = True
 
     def formula(self, normalizer: Normalizer, row: ArrayLike, at: RowAt) -> list[float]:
         """Return the weights of one row of logits without excluded keys, computed independently."""
@@ -84,18 +82,13 @@ class NormalizerContract(AccumulationContract):
                         at = RowAt(flat, row, keys, SEED)
                         own = element(exact, batch, index)
                         wanted[(*index, row, keys)] = self.formula(own, rounded[(*index, row, keys)], at)
-            assert_close(got, wanted, setting.tolerance, said=f"{setting}, {shape}:")
+            assert_close(got, wanted, setting.tolerance, message=f"{setting}, {shape}:")
 
     def test_no_key_at_all_is_no_error(self) -> None:
         normalizer = self.make(Draw(1))
         with ignore_numpy_warnings():
             assert normalizer.weights(np.zeros((2, 0)), Tile.whole(2, 0, seed=1)).shape == (2, 0)
             assert normalizer.weights(np.zeros((0, 3)), Tile.whole(0, 3, seed=1)).shape == (0, 3)
-
-    def test_numbers_mean_the_same_as_arrays_of_one_number(self) -> None:
-        normalizer = self.make(Draw(1))
-        plain = normalizer.map_arrays(lambda a: a.item() if a.ndim == 0 else a)
-        assert_close(self._weights(plain, self._logits()), self._weights(normalizer, self._logits()), 1e-15)
 
     # -- properties -----------------------------------------------------------------------------------------
 
@@ -106,7 +99,7 @@ class NormalizerContract(AccumulationContract):
         normalizer = self.make(Draw(1))
         logits = np.array([[-np.inf if x is None else float(x) for x in row] for row in rows])
         logits = np.where(logits == -np.inf, logits, np.abs(logits)) if self.non_negative_logits else logits
-        weights = self._weights(normalizer, logits)
+        weights = self.evaluate(normalizer, logits)
         assert (weights[logits == -np.inf] == 0).all()
         if not self.signed:
             assert (weights >= 0).all()
@@ -117,13 +110,13 @@ class NormalizerContract(AccumulationContract):
             elif normalizer.sums_to_one:
                 assert abs(own.sum() - 1) < 1e-12
         if normalizer.shift_invariant:
-            assert_close(self._weights(normalizer, logits + 3), weights, 1e-12)
+            assert_close(self.evaluate(normalizer, logits + 3), weights, 1e-12)
 
     def test_row_that_excludes_every_key_has_weights_and_gradients_zero(self) -> None:
         logits = np.full((2, 5), -np.inf)
         logits[0] = np.abs(Draw(2).rng.normal(size=5))
         normalizer = self.make(Draw(1))
-        assert (self._weights(normalizer, logits)[1] == 0).all()
+        assert (self.evaluate(normalizer, logits)[1] == 0).all()
         _, gradients = torch_gradients(self._scalar(normalizer), [logits, *floats(normalizer)])
         assert (gradients[0][1] == 0).all()
         assert all(np.isfinite(gradient).all() for gradient in gradients)
@@ -132,60 +125,23 @@ class NormalizerContract(AccumulationContract):
 
     def test_a_nan_that_is_read_shows_in_its_row_and_in_no_other(self) -> None:
         if self.reads_logits:
-            logits = self._logits()
+            (logits,) = self.inputs()
             logits[0, 2] = np.nan
-            seen = np.isnan(self._weights(self.make(Draw(1)), logits)).any(axis=-1)
+            seen = np.isnan(self.evaluate(self.make(Draw(1)), logits)).any(axis=-1)
             assert seen.tolist() == [True, False, False, False, False]
 
     def test_logits_beyond_the_range_of_the_exponential_do_not_overflow(self) -> None:
-        weights = self._weights(self.make(Draw(1)), np.array([[5e4, 3e4, 1e4], [3e4, 1e4, 5e4]]))
+        weights = self.evaluate(self.make(Draw(1)), np.array([[5e4, 3e4, 1e4], [3e4, 1e4, 5e4]]))
         assert np.isfinite(weights).all()
 
-    # -- gradients ------------------------------------------------------------------------------------------
+    # -- inputs and evaluation, which `DifferentiableContract` needs ----------------------------------------
 
-    def test_gradients_agree_with_differences(self) -> None:
-        normalizer = self.make(Draw(1, batch=(2,)))
-        if normalizer.differentiable:
-            pytest.importorskip("torch")
-            logits = example_logits(Draw(2, batch=(2,)), self.non_negative_logits)
-            excluded, inputs = self._excluded(logits)
-            template = Setting("torch", "float64").part(normalizer)
+    def inputs(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ...]:
+        """Return example logits."""
+        return (example_logits(Draw(2, batch=batch), self.non_negative_logits),)
 
-            def weights(logits: ArrayLike, *arrays: ArrayLike) -> ArrayLike:
-                shown = namespace(logits).where(excluded(logits), -np.inf, logits)
-                return with_floats(template, arrays).weights(shown, Tile.whole(5, 7, (2,), seed=SEED))
-
-            assert_numerical(weights, [inputs, *floats(normalizer)], self.second_derivatives)
-
-    def test_gradients_of_closed_over_arrays_under_jit_are_those_of_torch(self) -> None:
-        normalizer = self.make(Draw(1))
-        if normalizer.differentiable:
-            assert_jax_agrees(self._scalar(normalizer), [self._logits(), *floats(normalizer)])
-
-    # -- helpers --------------------------------------------------------------------------------------------
-
-    def _excluded(self, logits: ArrayLike) -> tuple[ArrayLike, ArrayLike]:
-        out = logits == -np.inf
-
-        def excluded(like: ArrayLike) -> ArrayLike:
-            return namespace(like).asarray(out)
-
-        return excluded, np.where(out, 0.0, logits)
-
-    def _logits(self) -> ArrayLike:
-        return example_logits(Draw(2), self.non_negative_logits)
-
-    def _weights(self, normalizer: Normalizer, logits: ArrayLike) -> ArrayLike:
+    def evaluate(self, part: Normalizer, *inputs: ArrayLike) -> ArrayLike:
+        """Return the weights."""
+        (logits,) = inputs
         with ignore_numpy_warnings():
-            return normalizer.weights(logits, Tile.whole(*logits.shape, seed=SEED))
-
-    def _scalar(self, normalizer: Normalizer) -> ArrayLike:
-        def scalar(logits: ArrayLike, *arrays: ArrayLike) -> ArrayLike:
-            xp = namespace(logits)
-            part = normalizer.map_arrays(lambda array: array if is_floating(array) else xp.asarray(array))
-            part = rebuilt(with_floats(part, arrays))
-            weights = part.weights(logits, Tile.whole(*logits.shape, seed=SEED))
-            by = np.cos(np.arange(np.prod(weights.shape)).reshape(weights.shape))
-            return xp.sum(weights * xp.asarray(by))
-
-        return scalar
+            return part.weights(logits, Tile.whole(*logits.shape[-2:], tuple(logits.shape[:-2]), seed=SEED))

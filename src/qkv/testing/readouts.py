@@ -129,7 +129,7 @@ class ReadoutContract:
             except RefusedError:
                 continue
             alone = run_eagerly(call, setting, READERS[reader]).output
-            assert_close(seen.output, to_float64(alone), 1e-13, said=name, least=1.0)
+            assert_close(seen.output, to_float64(alone), 1e-13, message=name, min_scale=1.0)
             assert np.array_equal(to_float64(seen.output) == 0, to_float64(alone) == 0), name
 
     def test_every_kernel_reads_what_the_dense_one_reads(self, reader: str, setting: Setting) -> None:
@@ -155,7 +155,7 @@ class ReadoutContract:
                 wanted = self.formula(_softmax(logits[index]), logits[index])
                 if wanted is not None:
                     said = f"{name} {index}:"
-                    assert_close(got[index], np.asarray(wanted), 10 * setting.tolerance, said=said, least=1.0)
+                    assert_close(got[index], np.asarray(wanted), 10 * setting.tolerance, message=said, min_scale=1.0)
 
     def test_dropout_is_not_in_what_is_read(self) -> None:
         for name, call in self.calls():
@@ -197,7 +197,7 @@ class ReadoutContract:
             assert len(found) >= 2, name
             for other in found[1:]:
                 for n, (mine, theirs) in enumerate(zip(other, found[0], strict=True)):
-                    assert_close(mine, to_float64(theirs), 1e-9, said=f"{name}, gradient {n}:", least=0.1)
+                    assert_close(mine, to_float64(theirs), 1e-9, message=f"{name}, gradient {n}:", min_scale=0.1)
 
     def test_gradient_is_that_of_small_differences_and_so_is_its_own(self) -> None:
         pytest.importorskip("torch")
@@ -260,6 +260,6 @@ def _same(got: ArrayLike, wanted: ArrayLike, said: str) -> None:
         for mine, theirs in zip(got, wanted, strict=True):
             _same(mine, theirs, said)
     elif wanted.dtype.kind == "f":
-        assert_close(got, wanted, 1e-11, said=said, least=0.1)
+        assert_close(got, wanted, 1e-11, message=said, min_scale=0.1)
     else:
         assert np.array_equal(got, wanted), f"{said}: {got}, wanted {wanted}"

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qkv.core.arrays import is_floating, namespace
+from qkv.core.arrays import namespace
 from qkv.core.equation import attend_dense
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
@@ -31,26 +31,23 @@ from qkv.errors import ShapeError
 from qkv.masks import Pairs
 from qkv.normalizers import NORMALIZERS, Softmax
 from qkv.scores import Score
-from qkv.testing.examples import At, Draw, element, floats, rebuilt, with_floats
-from qkv.testing.gradients import assert_jax_agrees, assert_numerical, torch_gradients
+from qkv.testing.differentiable import DifferentiableContract
+from qkv.testing.examples import At, Draw, element, floats, with_floats
+from qkv.testing.gradients import assert_jax_agrees, torch_gradients
 from qkv.testing.libraries import Setting, assert_close
-from qkv.testing.parts import PartContract
 
 __all__ = ["ScoreContract"]
 
 END = Positions(align="end")
 
 
-class ScoreContract(PartContract):
+class ScoreContract(DifferentiableContract):
     """Contract of scores: inherit, define `part`, `make` and `formula`, and set the class attributes."""
 
     widths: ClassVar[tuple[int, int]] = (3, 3)
     """Widths of query and key."""
     compares_widths: ClassVar[bool] = True
     """Whether query and key must have matching widths."""
-    differentiable: ClassVar[bool] = True
-    """Whether the logits have non-zero gradients."""
-    second_derivatives: ClassVar[bool] = True
 
     def formula(self, score: Score, q: ArrayLike, k: ArrayLike, at: At) -> float:
         """Return the logit of one pair, computed independently; the score's arrays are those of one batch element."""
@@ -59,6 +56,22 @@ class ScoreContract(PartContract):
     def edge(self, score: Score, q: ArrayLike, k: ArrayLike, at: At) -> bool:
         """Return whether to skip a pair that is too close to a discontinuity or pole to be compared."""
         return False
+
+    def inputs(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ...]:
+        """Return queries with these batch axes, and keys without, which all batch elements share."""
+        return self._sides(batch)[0], self._sides()[1]
+
+    def special_inputs(self) -> tuple[ArrayLike, ...]:
+        """Return queries and keys that include an equal pair and zero vectors."""
+        sides = self._sides()
+        for side in sides:
+            side[-2], side[-1] = 1.0, 0.0
+        return sides
+
+    def evaluate(self, part: Score, *inputs: ArrayLike) -> ArrayLike:
+        """Return the logits of all pairs."""
+        query, key = inputs
+        return part(query, key, END)
 
     def rows(self, draw: Draw, length: int, width: int) -> ArrayLike:
         """Return example queries or keys."""
@@ -80,11 +93,11 @@ class ScoreContract(PartContract):
                     return score.replace_arrays(arrays)(query, key, END)
 
                 if self.libraries == ("numpy",):
-                    got = logits(query, key, arrays)
+                    got = logits(query, key, arrays)  # texts have no dtype to convert to
                 else:
                     got = setting.call(logits, setting.array(query), setting.array(key), arrays)
                     assert setting.dtype in str(got.dtype)
-            assert_close(got, wanted, setting.tolerance, where=compared, said=f"{setting}, {batch}:")
+            assert_close(got, wanted, setting.tolerance, where=compared, message=f"{setting}, {batch}:")
 
     def _wanted(
         self, setting: Setting, score: Score, batch: tuple[int, ...], query: ArrayLike, key: ArrayLike
@@ -109,17 +122,9 @@ class ScoreContract(PartContract):
             wanted[index], compared[index] = self.formula(*pair), not self.edge(*pair)
         return wanted, compared
 
-    def test_numbers_mean_the_same_as_arrays_of_one_number(self) -> None:
-        score = self.make(Draw(1))
-        plain = score.map_arrays(lambda a: a.item() if a.ndim == 0 else a)
-        query, key = self._sides()
-        assert_close(plain(query, key, END), score(query, key, END), 1e-15)
-
     def test_lengths_of_zero_and_one_work(self) -> None:
         for q, k in ((0, 3), (3, 0), (1, 1), (0, 0)):
-            score = self.make(Draw(1, q, k))
-            query, key = self.rows(Draw(2), q, self.widths[0]), self.rows(Draw(3), k, self.widths[1])
-            assert score(query, key, END).shape == (q, k)
+            assert self.make(Draw(1, q, k))(*self._sides(q=q, k=k), END).shape == (q, k)
 
     def test_widths_that_cannot_be_compared_are_refused_by_naming_both(self) -> None:
         score, (left, right) = self.make(Draw(1)), self.widths
@@ -141,8 +146,7 @@ class ScoreContract(PartContract):
         rows, cols = (min(r), max(r)), (min(c), max(c))
         batch = (2,) if b else ()
         score = self.make(Draw(1, 5, 7, batch))
-        query = self.rows(Draw(2, batch=batch), 5, self.widths[0])
-        key = self.rows(Draw(3, batch=batch), 7, self.widths[1])
+        query, key = self._sides(batch, 5, 7)
         tile = Tile.whole(5, 7, batch, END)
         logits = score.logits(query, key, tile)
         where = (slice(*rows), slice(*cols))
@@ -169,10 +173,7 @@ class ScoreContract(PartContract):
     ) -> None:
         for batch in ((), (2,)):
             score = self.make(Draw(1, 4, 6, batch))
-            query, key = (
-                self.rows(Draw(2, batch=batch), 4, self.widths[0]),
-                self.rows(Draw(3, batch=batch), 6, self.widths[1]),
-            )
+            query, key = self._sides(batch)
             tile = Tile.whole(4, 6, batch, END)
             logits = score.logits(query, key, tile)
             left, right = score.project(query, key, tile)
@@ -198,30 +199,10 @@ class ScoreContract(PartContract):
 
     # -- gradients ------------------------------------------------------------------------------------------
 
-    def test_gradients_agree_with_differences(self) -> None:
-        if self.differentiable:
-            pytest.importorskip("torch")
-            score = self.make(Draw(1, 2, 3, (2,)))
-            inputs = [
-                self.rows(Draw(2, batch=(2,)), 2, self.widths[0]),
-                self.rows(Draw(3), 3, self.widths[1]),
-            ]
-            template = Setting("torch", "float64").part(score)
-
-            def logits(query: ArrayLike, key: ArrayLike, *arrays: ArrayLike) -> ArrayLike:
-                return _finite(with_floats(template, arrays)(query, key, END))
-
-            assert_numerical(logits, [*inputs, *floats(score)], self.second_derivatives)
-
-    def test_gradients_of_closed_over_arrays_under_jit_are_those_of_torch(self) -> None:
-        if self.differentiable:
-            score = self.make(Draw(1))
-            assert_jax_agrees(self._scalar(score), [*self._special_sides(), *floats(score)])
-
     def test_gradients_are_finite_where_query_and_key_coincide_or_are_zero(self) -> None:
         if self.differentiable:
             score = self.make(Draw(1))
-            inputs = [*self._special_sides(), *floats(score)]
+            inputs = [*self.special_inputs(), *floats(score)]
             assert all(np.isfinite(gradient).all() for gradient in torch_gradients(self._scalar(score), inputs)[1])
 
     def test_what_is_masked_is_never_read_forward_or_backward(self) -> None:
@@ -231,7 +212,7 @@ class ScoreContract(PartContract):
             got, gradients = torch_gradients(loss, [*hurt, *floats(score)])
             assert np.isfinite(got)
             for mine, theirs in zip(gradients, wanted, strict=True):
-                assert_close(mine, theirs, 1e-12, said="gradient beside a masked NaN:", least=1.0)
+                assert_close(mine, theirs, 1e-12, message="gradient beside a masked NaN:", min_scale=1.0)
 
     @pytest.mark.long
     def test_what_is_masked_is_never_read_under_jit(self) -> None:
@@ -269,31 +250,6 @@ class ScoreContract(PartContract):
 
         return score, loss, (clean_query, clean_key), (query, key)
 
-    def _sides(self, batch: tuple[int, ...] = ()) -> tuple[ArrayLike, ArrayLike]:
-        return (
-            self.rows(Draw(2, batch=batch), 4, self.widths[0]),
-            self.rows(Draw(3, batch=batch), 6, self.widths[1]),
-        )
-
-    def _special_sides(self) -> tuple[ArrayLike, ArrayLike]:
-        """Return queries and keys that include an equal pair and zero vectors."""
-        sides = self._sides()
-        for side in sides:
-            side[-2], side[-1] = 1.0, 0.0
-        return sides
-
-    def _scalar(self, score: Score) -> ArrayLike:
-        def scalar(query: ArrayLike, key: ArrayLike, *arrays: ArrayLike) -> ArrayLike:
-            xp = namespace(query)
-            part = score.map_arrays(lambda array: array if is_floating(array) else xp.asarray(array))
-            part = rebuilt(with_floats(part, arrays))
-            logits = _finite(part(query, key, END))
-            weights = np.cos(np.arange(np.prod(logits.shape)).reshape(logits.shape))
-            return xp.sum(logits * xp.asarray(weights))
-
-        return scalar
-
-
-def _finite(logits: ArrayLike) -> ArrayLike:
-    xp = namespace(logits)
-    return xp.where(logits == -xp.inf, xp.zeros_like(logits), logits)
+    def _sides(self, batch: tuple[int, ...] = (), q: int = 4, k: int = 6) -> tuple[ArrayLike, ArrayLike]:
+        left, right = self.widths
+        return self.rows(Draw(2, batch=batch), q, left), self.rows(Draw(3, batch=batch), k, right)
