@@ -205,6 +205,10 @@ def test_kernels_that_exclude_keys_find_and_miss_as_in_memory(folder, score):
     same(folder, "x", "value", [0.2, 50.0], score=score)
 
 
+def test_several_columns_under_a_given_bandwidth_answer_as_in_memory(whole):
+    same(whole, "x,y", "value", QUERIES["x,y"], score="gaussian:2")
+
+
 def test_a_score_that_is_an_object_of_its_own_is_taken(folder):
     score = scores.SumOf((scores.Gaussian(1.0), scores.Dot()))
     same(folder, "x", "value", [0.2, -1.0], score=score)

@@ -17,13 +17,10 @@ from os import PathLike
 from typing import TYPE_CHECKING, overload
 
 from qkv.core.progress import Progress
-from qkv.database.answer import Answer
-from qkv.database.execute.base import AskOptions
 from qkv.database.execute.in_memory import InMemoryExecutor
 from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds
 from qkv.database.io.sources import describe, read
-from qkv.database.keys.columns import Column
 from qkv.database.protocol import Queryable
 from qkv.database.storage.create import create_database, open_database
 from qkv.database.storage.stored import StoredDatabase
@@ -51,8 +48,9 @@ class Database(Queryable):
     """
 
     def __init__(self, table: pa.Table, key: str | Sequence[str], value: str, name: str, fold: bool = True) -> None:
-        self._executor = InMemoryExecutor(table, key, value, name, fold)
-        self.key, self.value, self.name = self._executor.key, value, name
+        self._in_memory = InMemoryExecutor(table, key, value, name, fold)
+        self.key, self.value, self.name = self._in_memory.key, value, name
+        self.votes = self._in_memory.aggregator.votes
 
     # -- construction -----------------------------------------------------------------------------------
 
@@ -211,8 +209,8 @@ class Database(Queryable):
 
     # -- Queryable --------------------------------------------------------------------------------------
 
-    def _ask(self, queries: object, options: AskOptions) -> Answer:
-        return self._executor.ask(queries, options)
+    def _executor(self) -> InMemoryExecutor:
+        return self._in_memory
 
     def swap(self) -> Database:
         """Return the same table with key and value exchanged; nothing is copied.
@@ -220,33 +218,7 @@ class Database(Queryable):
         Raises:
             DataError: There are several key columns, and a value is one column.
         """
-        return Database(self.table, self.value, self._single_key(), self.name, self._executor.fold)
-
-    @property
-    def table(self) -> pa.Table:
-        """The pyarrow table."""
-        return self._executor.table
-
-    @property
-    def left_out(self) -> dict[str, int]:
-        """The number of missing cells of each column that lacks some; rows with one take no part."""
-        return self._executor.left_out
-
-    @property
-    def votes(self) -> bool:
-        """Whether values are put to the vote (texts, categories, booleans) rather than averaged."""
-        return self._executor.aggregator.votes
-
-    def column(self, name: str) -> Column:
-        """Return a key column or the value column as arrays.
-
-        Raises:
-            DataError: The column is neither.
-        """
-        return self._executor.column(name)
-
-    def __len__(self) -> int:
-        return len(self._executor)
+        return Database(self._in_memory.table, self.value, self._single_key(), self.name, self._in_memory.fold)
 
     def __repr__(self) -> str:
         rows = f"{len(self):,} row{'s' * (len(self) != 1)}"

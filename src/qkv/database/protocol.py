@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer
-from qkv.database.execute.base import AskOptions
+from qkv.database.execute.base import AskOptions, Executor
 from qkv.database.keys.columns import Column
 from qkv.errors import DataError, OptionError
 from qkv.masks.base import Mask
@@ -31,11 +31,13 @@ class Queryable(ABC):
         key: the names of the key columns.
         value: the name of the value column.
         name: the table's name in messages.
+        votes: whether values are put to the vote (texts, categories, booleans) rather than averaged.
     """
 
     key: tuple[str, ...]
     value: str
     name: str
+    votes: bool
 
     def ask(
         self,
@@ -86,7 +88,10 @@ class Queryable(ABC):
         return self._ask(queries, AskOptions(score, normalizer, mask, where, top, threshold, seed, progress))
 
     @abstractmethod
-    def _ask(self, queries: object, options: AskOptions) -> Answer: ...
+    def _executor(self) -> Executor: ...
+
+    def _ask(self, queries: object, options: AskOptions) -> Answer:
+        return self._executor().ask(queries, options)
 
     @abstractmethod
     def swap(self) -> Queryable:
@@ -97,31 +102,26 @@ class Queryable(ABC):
         """
 
     @property
-    @abstractmethod
     def table(self) -> pa.Table | StoredRows:
         """The rows: a pyarrow table, or an object that reads them when it is sliced."""
+        return self._executor().table
 
     @property
-    @abstractmethod
     def left_out(self) -> dict[str, int]:
         """The number of missing cells of each column that lacks some; rows with one take no part."""
+        return self._executor().left_out
 
-    @property
-    @abstractmethod
-    def votes(self) -> bool:
-        """Whether values are put to the vote (texts, categories, booleans) rather than averaged."""
-
-    @abstractmethod
     def column(self, name: str) -> Column:
         """Return a key column or the value column as arrays; of a sample of the rows if they exceed the memory.
 
         Raises:
             DataError: The column is neither.
         """
+        return self._executor().column(name)
 
-    @abstractmethod
     def __len__(self) -> int:
         """Return the number of rows with key and value."""
+        return self._executor().complete_rows
 
     def _single_key(self) -> str:
         if len(self.key) > 1:

@@ -69,7 +69,7 @@ class Accumulator(ABC):
         Args:
             logits: −inf where a row takes no part; overwritten.
             first: the index of the first row.
-            values: as returned by `StreamedAggregator.slice`.
+            values: their values, as returned by `StreamedAggregator.read`.
         """
 
     @abstractmethod

@@ -65,10 +65,12 @@ class Aggregator(ABC):
     def __init__(self, column: Column) -> None:
         self.column = column
 
-    @property
     @abstractmethod
     def matrix(self) -> Float[np.ndarray, "rows n"]:
-        """The matrix that the engine averages; its last column is 1, so that its average is the total weight."""
+        """Return the matrix that the engine averages.
+
+        Its last column is 1, so that its average is the total weight.
+        """
 
     @abstractmethod
     def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
@@ -101,15 +103,9 @@ class _Averages(Aggregator):
             center = present.mean(axis=0) if len(present) else np.zeros(column.cells.shape[1:])
         self.center = center
 
-    @property
     def matrix(self) -> Float[np.ndarray, "rows n"]:
-        # The value itself is a column too: where one row has all the weight, the answer is exactly that cell.
-        cells = _as_matrix(self.column.cells)
-        deviation = np.where(self.column.missing[:, None], 0.0, cells - self.center)
-        square = np.square(deviation)
-        if square.shape[1] > 1:
-            square = square.sum(axis=1, keepdims=True)
-        return np.concatenate([cells, deviation, square, np.ones((len(cells), 1))], axis=1)
+        """Return the moments of the cells: `(rows, 2 width + 2)`."""
+        return _moments(_filled(self.column, self.center), self.center)
 
     def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
         """Return the numbers, or the sixteen dimensions of largest variance of the vectors."""
@@ -143,8 +139,8 @@ class _Votes(Aggregator):
         self.labels: dict[object, int] = {}
         self.codes = _label_codes(column, self.labels)
 
-    @property
     def matrix(self) -> Float[np.ndarray, "rows n"]:
+        """Return one column of 1."""
         return np.ones((len(self.codes), 1))
 
     def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
@@ -176,6 +172,23 @@ def _as_matrix(cells: Float[np.ndarray, "rows ..."]) -> Float[np.ndarray, "rows 
     return cells[:, None] if cells.ndim == 1 else cells
 
 
+def _filled(column: Column, center: float | Float[np.ndarray, " width"]) -> Float[np.ndarray, "rows width"]:
+    """Return the cells as a matrix, with `center` in place of missing ones."""
+    return np.where(column.missing[:, None], center, _as_matrix(column.cells))
+
+
+def _moments(
+    cells: Float[np.ndarray, "rows width"], center: float | Float[np.ndarray, " width"]
+) -> Float[np.ndarray, "rows n"]:
+    """Return the columns v, v − center, |v − center|² and 1."""
+    # The value itself is a column too: where one row has all the weight, the answer is exactly that cell.
+    deviation = cells - center
+    square = np.square(deviation)
+    if square.shape[1] > 1:
+        square = square.sum(axis=1, keepdims=True)
+    return np.concatenate([cells, deviation, square, np.ones((len(cells), 1))], axis=1)
+
+
 def _spreads(
     deviation: Float[np.ndarray, "q width"], square: Float[np.ndarray, " q"], total: Float[np.ndarray, " q"]
 ) -> list[float | None]:
@@ -197,12 +210,13 @@ def _spreads(
 
 # -- over a store -------------------------------------------------------------------------------------------
 
-TileValues = Column | Float[np.ndarray, " rows"] | tuple[Int[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]
-"""The values of one tile: a column, numbers as stored, or label codes with the mask of missing values."""
-
 
 class StreamedAggregator(ABC):
     """Unfinished weighted sums of the values.
+
+    Args:
+        like: some rows of the column.
+        folded: whether texts are folded.
 
     Fields:
         sums: `(q, n)`, for weights that may still be rescaled.
@@ -210,17 +224,23 @@ class StreamedAggregator(ABC):
 
     sums: Float[np.ndarray, "q n"]
 
-    @abstractmethod
-    def read(self, table: pa.Table, complete: bool) -> TileValues:
-        """Read the values of a tile; `complete`: no cell is missing."""
+    def __init__(self, like: Column, folded: bool) -> None:
+        self.like, self.folded = like, folded
+
+    def read(
+        self, table: pa.Table, complete: bool
+    ) -> tuple[Num[np.ndarray, "rows ..."], Bool[np.ndarray, " rows"] | None]:
+        """Return the values of a tile for `add`, and which of them are missing, or None if none is.
+
+        Args:
+            table: the rows of the tile.
+            complete: whether it is known that no cell is missing.
+        """
+        column = Column.from_table(table, self.like.name, self.folded, self.like)
+        return self._values(column), column.missing if column.missing.any() else None
 
     @abstractmethod
-    def missing(self, values: TileValues) -> Bool[np.ndarray, " rows"] | None:
-        """Return which values of a tile are missing, or None if none is."""
-
-    @abstractmethod
-    def slice(self, values: TileValues, start: int, stop: int) -> Num[np.ndarray, "rows ..."]:
-        """Return the values of some rows of the tile, for `add`."""
+    def _values(self, column: Column) -> Num[np.ndarray, "rows ..."]: ...
 
     @abstractmethod
     def add(
@@ -254,33 +274,28 @@ class StreamedAverages(StreamedAggregator):
     """Weighted sums of numbers, timestamps and vectors: Σ w v, Σ w (v − center), Σ w (v − center)²."""
 
     def __init__(self, like: Column, folded: bool, mean: list[float], queries: int) -> None:
-        self.like, self.folded = like, folded
+        super().__init__(like, folded)
         vector = np.array(mean or [0.0])
         # The spread does not depend on the center from which deviations are measured.
         self.center: float | np.ndarray = vector if like.kind == "vector" else float(vector[0])
         self.averages = _Averages(like, self.center)
-        self.sums = np.zeros((queries, self.averages.matrix.shape[1]))
+        self.sums = np.zeros((queries, self.averages.matrix().shape[1]))
         self._workspace = np.empty(0)
 
-    def read(self, table: pa.Table, complete: bool) -> TileValues:
+    def read(
+        self, table: pa.Table, complete: bool
+    ) -> tuple[Num[np.ndarray, "rows ..."], Bool[np.ndarray, " rows"] | None]:
+        """Return one axis of floats as stored, where that is possible, otherwise a matrix in float64."""
         column = table.column(self.like.name)
         if complete and self.like.kind == "number" and column.num_chunks == 1:
             (chunk,) = arrow_columns.decoded_chunks(column)
             cells = arrow_columns.stored_numbers(chunk)
             if not chunk.null_count and cells.dtype.kind == "f":
-                return cells
-        return Column.from_table(table, self.like.name, self.folded, self.like)
+                return cells, None
+        return super().read(table, complete)
 
-    def missing(self, values: TileValues) -> Bool[np.ndarray, " rows"] | None:
-        return values.missing if isinstance(values, Column) and values.missing.any() else None
-
-    def slice(self, values: TileValues, start: int, stop: int) -> Num[np.ndarray, "rows ..."]:
-        if isinstance(values, Column):
-            cells, missing = values.cells[start:stop], values.missing[start:stop]
-            part = Column(values.name, values.kind, cells, missing, values.type, values.origin)
-            return _Averages(part, self.center).matrix
-        assert isinstance(values, np.ndarray)
-        return values[start:stop]
+    def _values(self, column: Column) -> Num[np.ndarray, "rows ..."]:
+        return _filled(column, self.center)
 
     def add(
         self,
@@ -290,8 +305,8 @@ class StreamedAverages(StreamedAggregator):
     ) -> None:
         # In float64; for one query over plain numbers, in their own dtype.
         if values.ndim == 2 or len(weights) > 1:
-            cells = values if values.ndim == 2 else self._matrix(values)
-            self.sums += weights.astype(np.float64, copy=False) @ cells
+            moments = _moments(_as_matrix(values).astype(np.float64, copy=False), self.center)
+            self.sums += weights.astype(np.float64, copy=False) @ moments
             return
         dtype = np.result_type(weights, values)
         row, cells = weights[0].astype(dtype, copy=False), values.astype(dtype, copy=False)
@@ -306,11 +321,6 @@ class StreamedAverages(StreamedAggregator):
             np.multiply(deviation, deviation, out=deviation)
             self.sums[0, 2] += np.dot(some, deviation)
         self.sums[:, 3] += total[:, 0]
-
-    def _matrix(self, values: Float[np.ndarray, " rows"]) -> Float[np.ndarray, "rows 4"]:
-        cells = values.astype(np.float64)
-        deviation = cells - self.center
-        return np.stack([cells, deviation, deviation * deviation, np.ones_like(cells)], axis=1)
 
     def _recenter(self) -> None:
         """Move the center to the mean so far: float32 sums of squares then keep the digits of a small spread."""
@@ -338,24 +348,15 @@ class VoteCounts(StreamedAggregator):
     """The weight of each label of texts, categories and booleans, and the first row that votes for it."""
 
     def __init__(self, like: Column, folded: bool, queries: int) -> None:
-        self.like, self.folded = like, folded
+        super().__init__(like, folded)
         self.labels: dict[object, int] = {}
         self.sums = np.zeros((queries, 0))
         self.first_row = np.zeros((queries, 0), np.int64)
         self.any_negative = np.zeros(queries, bool)
         self.rows = 0
 
-    def read(self, table: pa.Table, complete: bool) -> TileValues:
-        column = Column.from_table(table, self.like.name, self.folded, self.like)
-        return _label_codes(column, self.labels), column.missing
-
-    def missing(self, values: TileValues) -> Bool[np.ndarray, " rows"] | None:
-        assert isinstance(values, tuple)
-        return values[1] if values[1].any() else None
-
-    def slice(self, values: TileValues, start: int, stop: int) -> Num[np.ndarray, "rows ..."]:
-        assert isinstance(values, tuple)
-        return values[0][start:stop]
+    def _values(self, column: Column) -> Num[np.ndarray, "rows ..."]:
+        return _label_codes(column, self.labels)
 
     def add(
         self,

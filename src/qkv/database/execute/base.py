@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,8 @@ from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.answer import Answer, Entry
 from qkv.database.execute.aggregates import Aggregate
+from qkv.database.execute.row_reader import StoredRows
+from qkv.database.io import duckdb_reader
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
@@ -27,7 +28,6 @@ from qkv.scores.base import Score
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from qkv.database.execute.row_reader import StoredRows
     from qkv.database.execute.stream_plan import StreamedPlan
     from qkv.plan.plan import Plan
 
@@ -57,15 +57,21 @@ class Executor(ABC):
         table: the rows.
         key, value: names of the key columns and the value column.
         name: the table's name in messages.
+        title: the table's name in notes.
         fold: whether texts are folded.
         left_out: number of missing cells by column; rows with one take no part.
+        complete_rows: number of rows with key and value.
+        query_columns: the key columns by which queries are parsed.
     """
 
     table: pa.Table | StoredRows
     left_out: dict[str, int]
+    complete_rows: int
+    query_columns: tuple[Column, ...]
 
     def __init__(self, key: tuple[str, ...], value: str, name: str, fold: bool) -> None:
-        self.key, self.value, self.name, self.fold = key, value, name, fold
+        self.key, self.value, self.fold = key, value, fold
+        self.name = self.title = name
         self._comparison: tuple[object, Comparison] | None = None
         self._filter: tuple[str, np.ndarray] | None = None
 
@@ -78,15 +84,6 @@ class Executor(ABC):
     @abstractmethod
     def chooser(self) -> ComparisonChooser:
         """Chooses the comparison."""
-
-    @property
-    def query_columns(self) -> Sequence[Column]:
-        """The key columns by which queries are parsed."""
-        return self.columns[:-1]
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of complete rows."""
 
     @abstractmethod
     def run(
@@ -123,21 +120,16 @@ class Executor(ABC):
     def _filtered(self, where: str) -> Bool[np.ndarray, " rows"]:
         """Return which rows satisfy a predicate; the last result is cached."""
         if self._filter is None or self._filter[0] != where:
-            self._filter = (where, self._match(where))
+            rows = self.table
+            matches = rows.match(where) if isinstance(rows, StoredRows) else duckdb_reader.matching_rows(rows, where)
+            self._filter = (where, matches)
         return self._filter[1]
 
-    @abstractmethod
-    def _match(self, where: str) -> Bool[np.ndarray, " rows"]: ...
-
-    @property
-    def _title(self) -> str:
-        return self.name
-
     def _rows_note(self, matching: int | None) -> str:
-        note = f"{len(self):,} rows of {self._title}"
+        note = f"{self.complete_rows:,} rows of {self.title}"
         if self.left_out:
             missing = ", ".join(f"{name} missing in {count:,}" for name, count in self.left_out.items())
-            note += f"; {self.table.num_rows - len(self):,} left out ({missing})"
+            note += f"; {self.table.num_rows - self.complete_rows:,} left out ({missing})"
         return note if matching is None else f"{note}; {matching:,} rows satisfy the predicate"
 
 

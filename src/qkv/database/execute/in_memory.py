@@ -14,7 +14,6 @@ from qkv.core.typing import Bool, Float, Shaped
 from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import Aggregator, aggregator_for
 from qkv.database.execute.base import NO_MATCHING_ROW, AskOptions, Executor, QueryResults, build_entries
-from qkv.database.io import duckdb_reader
 from qkv.database.io.sources import require_columns
 from qkv.database.keys.choose import ComparisonChooser
 from qkv.database.keys.columns import Column, key_names
@@ -44,45 +43,52 @@ _MOST_WEIGHTS = 4 * 2**20
 class InMemoryExecutor(Executor):
     """Answers queries over a pyarrow table in memory.
 
+    Args:
+        table: the rows.
+        key, value, name, fold: as in `Executor`.
+        hidden: columns that are compared but not shown.
+
     Raises:
         DataError: A column is missing, or no row has both key and value.
     """
 
     table: pa.Table
 
-    def __init__(self, table: pa.Table, key: str | Sequence[str], value: str, name: str, fold: bool = True) -> None:
+    def __init__(
+        self,
+        table: pa.Table,
+        key: str | Sequence[str],
+        value: str,
+        name: str,
+        fold: bool = True,
+        hidden: Sequence[str] = (),
+    ) -> None:
         super().__init__(key_names(key, table.column_names), value, name, fold)
         if not isinstance(value, str):
             raise DataError(f"value must be one column name, got {value!r}. Ask once for each column.")
         require_columns(table, (*self.key, value), name)
         if not table.num_rows:
             raise DataError(f"{name} has no rows. Add rows before asking.")
-        self.table = table
-        self._columns = tuple(Column.from_table(table, column, fold) for column in self.key)
+        self.table = table.select([name for name in table.column_names if name not in hidden]) if hidden else table
+        self.query_columns = tuple(Column.from_table(table, column, fold) for column in self.key)
         self.aggregator = aggregator_for(Column.from_table(table, value, fold))
         columns = {column.name: column for column in self.columns}
         self.left_out = {n: int(column.missing.sum()) for n, column in columns.items() if column.missing.any()}
         self.complete = ~np.logical_or.reduce([column.missing for column in columns.values()])
-        if not self.complete.any():
+        self.complete_rows = int(self.complete.sum())
+        if not self.complete_rows:
             names = ", ".join(columns)
             raise DataError(f"no row of {name} has all of {names}. Choose columns that are filled together.")
 
     @property
     def columns(self) -> tuple[Column, ...]:
         """The key columns and the value column."""
-        return (*self._columns, self.aggregator.column)
+        return (*self.query_columns, self.aggregator.column)
 
     @cached_property
     def chooser(self) -> ComparisonChooser:
         """Chooses the comparison from all complete rows."""
-        return ComparisonChooser(self._columns, self.complete, lambda: self.aggregator.targets(self.complete))
-
-    def hide(self, columns: Sequence[str]) -> None:
-        """Remove columns from `table`; they are still compared."""
-        self.table = self.table.select([name for name in self.table.column_names if name not in columns])
-
-    def __len__(self) -> int:
-        return int(self.complete.sum())
+        return ComparisonChooser(self.query_columns, self.complete, lambda: self.aggregator.targets(self.complete))
 
     def run(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
@@ -93,10 +99,7 @@ class InMemoryExecutor(Executor):
             present = present & self._filtered(options.where)
             matching = int(present.sum())
         entries, plan = attend_to_rows(queries, comparison, normalizer, self.aggregator, present, options)
-        return entries, plan, None if matching == len(self) else matching
-
-    def _match(self, where: str) -> Bool[np.ndarray, " rows"]:
-        return duckdb_reader.matching_rows(self.table, where)
+        return entries, plan, None if matching == self.complete_rows else matching
 
 
 def attend_to_rows(
@@ -158,7 +161,7 @@ class _Call:
         sums_to_one = self.normalizer.sums_to_one
         readouts: list[Readout] = [TopWeights(top)]
         readouts += [Entropy()] * sums_to_one + [Dense()] * self.aggregator.votes
-        observed = self._observe(query, self.aggregator.matrix, self.normalizer, readouts)
+        observed = self._observe(query, self.aggregator.matrix(), self.normalizer, readouts)
         top_weights = observed.readouts[0]
         weights, rows = np.asarray(top_weights.weights), np.asarray(top_weights.keys)
         support = np.exp(np.asarray(observed.readouts[1])) if sums_to_one else None

@@ -86,12 +86,15 @@ class StreamedExecutor(Executor):
     ) -> None:
         super().__init__(tuple(key), value, name, fold)
         self.table = StoredRows(store, hidden)
+        self.title = f"{name}, version {self.table.store.version}"
         self.statistics = load_statistics(self.table, key, value, fold, progress)
-        if not self.statistics.complete:
+        self.complete_rows = self.statistics.complete
+        if not self.complete_rows:
             names = ", ".join(dict.fromkeys((*key, value)))
             raise DataError(f"no row of {name} has all of {names}. Choose columns that are filled together.")
         self.left_out = {n: column.missing for n, column in self.statistics.columns.items() if column.missing}
         self.examples = self.read_columns(self.table.take(self.statistics.examples))
+        self.query_columns = self.examples[:-1]
         self.norms = VectorNorms()
 
     @cached_property
@@ -105,14 +108,6 @@ class StreamedExecutor(Executor):
         numeric = any(column.kind in ("number", "timestamp", "boolean") for column in self.query_columns)
         columns = self.columns[:-1] if numeric else self.query_columns
         return SampledChooser(columns, self.statistics, self._targets)
-
-    @property
-    def query_columns(self) -> Sequence[Column]:
-        """The key columns of a few rows."""
-        return self.examples[:-1]
-
-    def __len__(self) -> int:
-        return self.statistics.complete
 
     def run(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
@@ -170,13 +165,6 @@ class StreamedExecutor(Executor):
         mask.check(1, self.table.num_rows)
         array = np.broadcast_to(np.asarray(mask.array), self.table.num_rows)
         return array if present is None else present & array
-
-    def _match(self, where: str) -> Bool[np.ndarray, " rows"]:
-        return self.table.match(where)
-
-    @property
-    def _title(self) -> str:
-        return f"{self.name}, version {self.table.store.version}"
 
 
 class _Call:
@@ -305,8 +293,8 @@ class _Call:
             if logits_of is None or rows is None:
                 logits_of, rows = cell_logits, cell_logits.load(tile)
             count = tile.table.num_rows
-            cells = values.read(tile.table, complete) if aggregator is not None or not complete else None
-            missing_values = None if cells is None else values.missing(cells)
+            reads = aggregator is not None or not complete
+            cells, missing_values = values.read(tile.table, complete) if reads else (None, None)
             excluded = self._excluded(tile.number, count, logits_of.missing(rows), missing_values)
             step = max(1, _TILE_NUMBERS // (len(query) * (self.elements if logits_of is cell_logits else 1)))
             step = min(step, _ROWS_AT_ONCE)
@@ -317,8 +305,7 @@ class _Call:
                 logits = logits_of.compute(rows, start, stop)
                 if excluded is not None:
                     logits[:, excluded[start:stop]] = -np.inf
-                part = values.slice(cells, start, stop) if aggregator is not None and cells is not None else None
-                consume(logits, tile.number + start, part)
+                consume(logits, tile.number + start, None if cells is None else cells[start:stop])
             if progress is not None:
                 progress("reading blocks", tile.number + count, self.rows.num_rows)
 

@@ -33,7 +33,6 @@ from qkv.database.keys.comparisons import (
     MixedComparison,
     ScoreComparison,
     SimilarityComparison,
-    VectorDistanceComparison,
     in_days,
     structured,
 )
@@ -109,33 +108,27 @@ class ComparisonChooser:
 
     def _by_score(self, score: Score, every: tuple[int, ...], threshold: float | None) -> Comparison:
         notes: tuple[str, ...] = (f"compared by {score}",)
-        first = self.columns[0]
-        if isinstance(score, ByColumn) or (len(self.columns) > 1 and not all(map(_is_numeric, self.columns))):
-            key = structured({c.name: in_days(c, c.cells) for c in self.columns})
-            return ScoreComparison(every, score, None, key, notes, self.columns, structured=True)
-        if self._one("text", "category"):
-            if score.accepts == "text" and score.default_normalizer == "sum":
-                return self._texts(0, score, threshold, notes)
-            return ScoreComparison(every, score, None, first.cells, notes, self.columns)
-        if self._one("vector"):
-            if isinstance(score, Cosine) and score.temperature == 1.0:
-                return self._vectors(0, threshold)
-            if threshold is None or not isinstance(getattr(score, "bandwidth", None), float | int):
-                return ScoreComparison(every, score, None, first.cells, notes, self.columns)
-            notes += (f"no match beyond a distance of {threshold:.3g}",)
-            zero = np.zeros(1)
-            return VectorDistanceComparison(
-                every, score, None, first.cells, notes, zero, zero + 1, 1.0, "", threshold, self.columns
-            )
-        stacked = self._stacked(every)
+        first, columns = self.columns[0], self.columns
+        if isinstance(score, ByColumn) or (len(columns) > 1 and not all(map(_is_numeric, columns))):
+            key = structured({c.name: in_days(c, c.cells) for c in columns})
+            return ScoreComparison(every, columns, score, None, key, notes, structured=True)
+        if self._one("text", "category") and score.accepts == "text" and score.default_normalizer == "sum":
+            return self._texts(0, score, threshold, notes)
+        if self._one("vector") and isinstance(score, Cosine) and score.temperature == 1.0:
+            return self._vectors(0, threshold)
+        points = first.cells if self._one("text", "category", "vector") else self._stacked(every)
         width = getattr(score, "bandwidth", None)
-        if not isinstance(width, float | int):
-            return ScoreComparison(every, score, None, stacked, notes, self.columns)
-        ones = np.ones(len(every))
-        limit = self._max_distance(stacked, 3.0 * width, "own") if threshold is None else threshold
+        limit = threshold
+        if self._one("text", "category") or not isinstance(width, float | int):
+            limit = None
+        elif limit is None and not self._one("vector"):
+            limit = self._max_distance(points, 3.0 * width, "own")
+        if limit is None:
+            return ScoreComparison(every, columns, score, None, points, notes)
         notes += (f"no match beyond a distance of {limit:.3g}",)
-        unit = _unit_name(self.columns)
-        return DistanceComparison(every, score, None, stacked, notes, ones * 0.0, ones, 1.0, unit, limit, self.columns)
+        zeros = np.zeros(len(every))
+        unit = _unit_name(columns)
+        return DistanceComparison(every, columns, score, None, points, notes, zeros, zeros + 1, 1.0, unit, limit)
 
     # -- default comparisons ----------------------------------------------------------------------------
 
@@ -148,27 +141,24 @@ class ComparisonChooser:
             return self._vectors(index, threshold)
         notes = ("compared by equality",)
         cells = column.cells if column.kind == "category" else column.cells[:, None]
-        return ScoreComparison((index,), Exact(), None, cells, notes, (column,))
+        return ScoreComparison((index,), (column,), Exact(), None, cells, notes)
 
     def _texts(self, index: int, score: Score, threshold: float | None, notes: tuple[str, ...]) -> Comparison:
         column = self.columns[index]
-        assert column.original is not None
         top = max(_TOP, self.most_repeats(column))
         least = _TEXT_THRESHOLD if threshold is None else threshold
         spelling = isinstance(score, Spelling)
         limit = f"no match under a similarity of {least:g}" + ", unless the query begins the key" * spelling
         notes += (f"the {top} best keys take part", limit)
         normalizer = TopK(top, normalizer=Softmax(temperature=_TEXT_TEMPERATURE))
-        labels = tuple(column.original)
-        return SimilarityComparison(
-            (index,), score, normalizer, column.cells, notes, least, labels, True, accept_prefixes=spelling
-        )
+        return SimilarityComparison((index,), (column,), score, normalizer, column.cells, notes, least, spelling)
 
     def _vectors(self, index: int, threshold: float | None) -> Comparison:
+        column = self.columns[index]
         least = _VECTOR_THRESHOLD if threshold is None else threshold
         notes = (f"compared by cosine; the {_TOP} best keys take part", f"no match under a cosine of {least:g}")
         normalizer = TopK(_TOP, normalizer=Softmax(temperature=_VECTOR_TEMPERATURE))
-        return SimilarityComparison((index,), Cosine(), normalizer, self.columns[index].cells, notes, least, ())
+        return SimilarityComparison((index,), (column,), Cosine(), normalizer, column.cells, notes, least)
 
     def _numeric(
         self,
@@ -189,9 +179,7 @@ class ComparisonChooser:
         score = named.build(width) if named is not None else Gaussian(width)
         alone = len(columns) == 1
         unit = float(scale[0]) if alone else 1.0
-        limit = threshold
-        if limit is None:
-            limit = self._max_distance(key, min(3.0 * width, 1.0), "standard") * unit
+        limit = self._max_distance(key, min(3.0 * width, 1.0), "standard") * unit if threshold is None else threshold
         own = ", ".join(
             f"{width * s:.3g} {c.name}" + " days" * (c.kind == "timestamp") for c, s in zip(columns, scale, strict=True)
         )
@@ -201,7 +189,7 @@ class ComparisonChooser:
             f"bandwidth {_method_text(chosen)}",
             f"no match beyond a distance of {limit:.3g}{unit_name}",
         )
-        return DistanceComparison(indices, score, None, key, notes, mean, scale, unit, unit_name, limit, columns)
+        return DistanceComparison(indices, columns, score, None, key, notes, mean, scale, unit, unit_name, limit)
 
     def _mixed(self, threshold: float | None) -> MixedComparison:
         parts: list[tuple[str, Comparison, float]] = []
@@ -217,14 +205,13 @@ class ComparisonChooser:
             weight = 1.0 / (_VECTOR_TEMPERATURE if column.kind == "vector" else _TEXT_TEMPERATURE)
             own = self._single_column(index, threshold if column.kind == "text" else None)
             if column.kind == "category":
-                labels = () if column.original is None else tuple(column.original)
-                own = SimilarityComparison((index,), Exact(), None, column.cells, own.notes, 1.0, labels, True)
+                own = SimilarityComparison((index,), (column,), Exact(), None, column.cells, own.notes, 1.0)
             parts.append((column.name, own, weight / texts if column.kind == "text" else weight))
         score = ByColumn(tuple((name, part.score, weight) for name, part, weight in parts))
         key = structured({name: part.key for name, part, _ in parts})
         notes = tuple(f"{name}: {note}" for name, part, _ in parts for note in part.notes if "take part" not in note)
         named_parts = tuple((name, part) for name, part, _ in parts)
-        return MixedComparison((), score, Softmax(), key, notes, named_parts)
+        return MixedComparison((), (), score, Softmax(), key, notes, named_parts)
 
     # -- statistics of the rows; `SampledChooser` has them for all rows of a store ----------------------
 

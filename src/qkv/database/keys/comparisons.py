@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
@@ -25,16 +24,16 @@ __all__ = [
     "MixedComparison",
     "ScoreComparison",
     "SimilarityComparison",
-    "VectorDistanceComparison",
 ]
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison(ABC):
+class Comparison:
     """The key array, score and normalizer with which the engine compares queries and keys.
 
     Fields:
         columns: indices of the key columns that are compared.
+        key_columns: these columns, in the same order.
         score: the score.
         normalizer: the normalizer; None for the score's own.
         key: the engine's key array.
@@ -42,6 +41,7 @@ class Comparison(ABC):
     """
 
     columns: tuple[int, ...]
+    key_columns: tuple[Column, ...]
     score: Score
     normalizer: Normalizer | None
     key: Shaped[np.ndarray, "rows ..."]
@@ -49,13 +49,18 @@ class Comparison(ABC):
     measure: ClassVar[str] = ""
     """The unit of `nearness`: "similarity", "distance", or "" where there is no single number."""
 
-    @abstractmethod
     def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q ..."]:
-        """Return the engine's query array for the parsed cells of all key columns."""
+        """Return the engine's query array for the parsed cells of all key columns.
+
+        These are the compared cells side by side, with timestamps in days.
+        """
+        own = self._compared(cells)
+        return own[0] if own[0].dtype == object or own[0].ndim == 2 else np.stack(own, axis=1)
 
     def with_rows(self, columns: Sequence[Column]) -> Self:
         """Return the same comparison over other rows of these key columns."""
-        return replace(self, key=self.query_array([column.cells for column in columns]))
+        own = tuple(columns[index] for index in self.columns)
+        return replace(self, key=self.query_array([column.cells for column in columns]), key_columns=own)
 
     def nearness(
         self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]
@@ -72,29 +77,26 @@ class Comparison(ABC):
         """The reason for "no match" when no key has any weight."""
         return "no key equals it" if isinstance(self.score, Exact) else "no key has any weight"
 
+    def _compared(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> list[Shaped[np.ndarray, "q ..."]]:
+        return [in_days(column, cells[index]) for index, column in zip(self.columns, self.key_columns, strict=True)]
+
 
 @dataclass(frozen=True, eq=False)
 class ScoreComparison(Comparison):
     """Comparison by a score alone: a query has no match only if no key gets any weight.
 
     Fields:
-        key_columns: the columns in the order of `columns`.
         structured: whether the key is a structured array with a field per column.
     """
 
-    key_columns: tuple[Column, ...]
     structured: bool = False
 
     def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q ..."]:
-        """Return the cells unchanged, but timestamps in days."""
-        own = [in_days(column, cells[index]) for index, column in zip(self.columns, self.key_columns, strict=True)]
-        if self.structured:
-            return structured({column.name: each for column, each in zip(self.key_columns, own, strict=True)})
-        return own[0] if own[0].dtype == object or own[0].ndim == 2 else np.stack(own, axis=1)
-
-    def with_rows(self, columns: Sequence[Column]) -> Self:
-        """Replace the key array and the columns."""
-        return replace(super().with_rows(columns), key_columns=tuple(columns[index] for index in self.columns))
+        """Return the cells side by side, or as fields of a structured array; timestamps in days."""
+        if not self.structured:
+            return super().query_array(cells)
+        names = [column.name for column in self.key_columns]
+        return structured(dict(zip(names, self._compared(cells), strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,26 +104,13 @@ class SimilarityComparison(Comparison):
     """Comparison by a score that is a similarity of at most 1: spelling of texts, cosine of vectors.
 
     Fields:
-        threshold: the least similarity of a match; None for no limit.
-        labels: the key of each row as in the table, for messages; empty for vectors.
-        has_labels: whether rows have labels.
+        threshold: the least similarity of a match.
         accept_prefixes: whether a query that begins its nearest key matches it, however long the rest is.
     """
 
-    threshold: float | None
-    labels: tuple[str, ...]
-    has_labels: bool = False
+    threshold: float
     accept_prefixes: bool = False
     measure: ClassVar[str] = "similarity"
-
-    def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q ..."]:
-        """Return the cells of the one compared column."""
-        return cells[self.columns[0]]
-
-    def with_rows(self, columns: Sequence[Column]) -> Self:
-        """Replace the key array and the labels."""
-        labels = columns[self.columns[0]].original if self.has_labels else None
-        return replace(super().with_rows(columns), labels=() if labels is None else tuple(labels))
 
     def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
         """Return the score of each query with its rows."""
@@ -129,8 +118,7 @@ class SimilarityComparison(Comparison):
 
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
         """Return a reason where the similarity is under the threshold and no prefix is accepted."""
-        if self.threshold is None:
-            return [None] * len(nearest)
+        labels = self.key_columns[0].original
         best = self.nearness(query, nearest[:, None])[:, 0]
         reasons: list[str | None] = []
         for text, row, similarity in zip(query, nearest, best, strict=True):
@@ -139,39 +127,32 @@ class SimilarityComparison(Comparison):
             if similarity >= self.threshold or prefix:
                 reasons.append(None)
                 continue
-            subject = f"the nearest key, {self.labels[row]!r}," if self.labels else "the nearest key"
+            subject = "the nearest key" if labels is None else f"the nearest key, {labels[row]!r},"
             reasons.append(f"{subject} has similarity {similarity:.2f}, under {self.threshold:g}")
         return reasons
 
 
 @dataclass(frozen=True, eq=False)
 class DistanceComparison(Comparison):
-    """Comparison of numbers, timestamps and booleans as points, by their distance.
+    """Comparison of numbers, timestamps and booleans, or of one column of vectors, as points by their distance.
 
     Fields:
         offset, scale: each column is standardised as `(cells - offset) / scale` before the score.
         unit: the displayed distance of one unit of standardised distance.
         unit_name: the name of that unit, such as " days".
-        max_distance: the largest displayed distance of a match; None for no limit.
-        key_columns: the columns in the order of `columns`.
+        max_distance: the largest displayed distance of a match.
     """
 
     offset: Float[np.ndarray, " width"]
     scale: Float[np.ndarray, " width"]
     unit: float
     unit_name: str
-    max_distance: float | None
-    key_columns: tuple[Column, ...]
+    max_distance: float
     measure: ClassVar[str] = "distance"
 
     def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q width"]:
         """Return the columns side by side, standardised like the key."""
-        own = [in_days(column, cells[i]) for column, i in zip(self.key_columns, self.columns, strict=True)]
-        return np.asarray((np.stack(own, axis=1) - self.offset) / self.scale)
-
-    def with_rows(self, columns: Sequence[Column]) -> Self:
-        """Replace the key array and the columns."""
-        return replace(super().with_rows(columns), key_columns=tuple(columns[index] for index in self.columns))
+        return np.asarray((super().query_array(cells) - self.offset) / self.scale)
 
     def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
         """Return Euclidean distances, from differences so that equal keys have distance 0."""
@@ -180,8 +161,6 @@ class DistanceComparison(Comparison):
 
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
         """Return a reason where the nearest key is beyond the largest distance of a match."""
-        if self.max_distance is None:
-            return [None] * len(nearest)
         limit = f"no match beyond a distance of {self.max_distance:.3g}"
         reasons: list[str | None] = []
         for row, distance in zip(nearest, self.nearness(query, nearest[:, None])[:, 0], strict=True):
@@ -191,22 +170,12 @@ class DistanceComparison(Comparison):
         return reasons
 
     def _key_text(self, row: int) -> str:
+        if self.key_columns[0].kind == "vector":
+            return ""
         cells = [
             c.timestamp(c.cells[row]) if c.kind == "timestamp" else f"{c.cells[row]:.6g}" for c in self.key_columns
         ]
         return f", {', '.join(str(cell) for cell in cells)},"
-
-
-@dataclass(frozen=True, eq=False)
-class VectorDistanceComparison(DistanceComparison):
-    """Comparison of one column of vectors by their distance, without standardisation."""
-
-    def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q width"]:
-        """Return the cells of the one compared column."""
-        return cells[self.columns[0]]
-
-    def _key_text(self, row: int) -> str:
-        return ""
 
 
 @dataclass(frozen=True, eq=False)

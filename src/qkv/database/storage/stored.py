@@ -17,7 +17,7 @@ from qkv.core.typing import Bool
 from qkv.database.answer import Answer
 from qkv.database.execute.base import AskOptions, Executor
 from qkv.database.execute.in_memory import InMemoryExecutor
-from qkv.database.execute.row_reader import StoredRows, match_blocks
+from qkv.database.execute.row_reader import match_blocks
 from qkv.database.execute.streamed import StreamedExecutor
 from qkv.database.io.sources import iterate_tables, report_rows, require_columns
 from qkv.database.keys.columns import Column, key_names
@@ -89,6 +89,7 @@ class StoredDatabase(Queryable):
         require_columns(store.empty(self._visible), (*self.key, value), self.name)
         for column in (*self.key, value):
             self._empty_column(column)  # raises if its cells can be neither compared nor averaged
+        self.votes = self._empty_column(value).kind in ("text", "category", "boolean")
         self._executors: dict[bool, tuple[int, Executor]] = {}
         self._examples: tuple[int, list[Column]] = (-1, [])
 
@@ -125,21 +126,6 @@ class StoredDatabase(Queryable):
         """Whether `ask` reads block by block, because the rows exceed the memory limit."""
         return self._exceeds_memory(self._compares_vectors(self.score))
 
-    @property
-    def table(self) -> pa.Table | StoredRows:
-        """The rows: a pyarrow table, or an object that reads them when it is sliced."""
-        return self._executor().table
-
-    @property
-    def left_out(self) -> dict[str, int]:
-        """The number of missing cells of each column that lacks some; rows with one take no part."""
-        return self._executor().left_out
-
-    @property
-    def votes(self) -> bool:
-        """Whether values are put to the vote (texts, categories, booleans) rather than averaged."""
-        return self._empty_column(self.value).kind in ("text", "category", "boolean")
-
     def column(self, name: str) -> Column:
         """Return a key column or the value column as arrays; of a sample of the rows if they exceed the memory.
 
@@ -150,7 +136,7 @@ class StoredDatabase(Queryable):
         return self._executor(False if name in self.key else None).column(name)
 
     def __len__(self) -> int:
-        return len(self._executor()) if len(self.store) else 0
+        return super().__len__() if len(self.store) else 0
 
     def __repr__(self) -> str:
         count = len(self.store)
@@ -300,8 +286,8 @@ class StoredDatabase(Queryable):
                 executor = StreamedExecutor(self.store, key, self.value, self.name, self.fold, progress, hidden)
             else:
                 columns = [*visible, *hidden] if vectors else visible
-                executor = InMemoryExecutor(self.store.to_table(columns), key, self.value, self.name, self.fold)
-                executor.hide(hidden)
+                table = self.store.to_table(columns)
+                executor = InMemoryExecutor(table, key, self.value, self.name, self.fold, hidden)
             # A row lacks its vector if it lacks its key.
             names = dict.fromkeys(hidden, ", ".join(self.key))
             executor.left_out = {names.get(name, name): count for name, count in executor.left_out.items()}
