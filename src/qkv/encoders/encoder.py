@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import IO, TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
@@ -32,46 +32,45 @@ class Encoder(ABC):
     Attributes:
         name: name in files and on the command line.
         input_kind: `"texts"` for a list of strings, or `"table"` for a table or dict of columns.
-        trainable: whether `fit_encode` learns anything; if not, `encode` works without it.
     """
 
     name: str
     input_kind = "texts"
-    trainable = True
-
-    @abstractmethod
-    def fit_encode(self, things: Any, progress: Progress | None = None) -> Vectors:
-        """Learn from texts or rows, and return their vectors, the keys."""
-
-    @abstractmethod
-    def encode(self, things: Any) -> Vectors:
-        """Return the vectors of other texts or rows, the queries."""
-
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as JSON values."""
-
-    @abstractmethod
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return the fitted state, or data that identifies it, as arrays without Python objects."""
-
-    @abstractmethod
-    def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Restore the state that `arrays` returned.
-
-        Raises:
-            DataError: the arrays belong to another encoder.
-        """
 
     @property
-    @abstractmethod
     def fitted(self) -> bool:
         """Whether the encoder is ready to encode."""
+        return True
 
     @property
     @abstractmethod
     def width(self) -> int:
         """Width of the vectors, once fitted."""
+
+    @abstractmethod
+    def fit_encode(self, inputs: Any, progress: Progress | None = None) -> Vectors:
+        """Learn from texts or rows, and return their vectors, the keys."""
+
+    @abstractmethod
+    def encode(self, inputs: Any) -> Vectors:
+        """Return the vectors of other texts or rows, the queries."""
+
+    def settings(self) -> dict[str, Any]:
+        """Return the arguments of the constructor, as JSON values."""
+        return {}
+
+    @abstractmethod
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the fitted state, or data that identifies it, as arrays without Python objects."""
+
+    @classmethod
+    @abstractmethod
+    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
+        """Restore an encoder from its `settings` and `arrays`.
+
+        Raises:
+            DataError: the arrays belong to another encoder.
+        """
 
     @classmethod
     def missing_resources(cls, settings: dict[str, Any]) -> str:
@@ -89,14 +88,6 @@ class TextEncoder(Encoder):
 
     dense = True
     vocabulary: Vocabulary | None = None
-
-    @abstractmethod
-    def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> Vectors:
-        """Learn from texts, and return their vectors, the keys."""
-
-    @abstractmethod
-    def encode(self, things: Sequence[str]) -> Vectors:
-        """Return the vectors of other texts, the queries."""
 
     @abstractmethod
     def word_contributions(self, text: str) -> WordContributions:

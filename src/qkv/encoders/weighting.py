@@ -14,6 +14,7 @@ scikit-learn, so that words in every document keep a weight).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self, TypeAlias
 
@@ -49,10 +50,10 @@ class Weighting:
         """Return the weighted counts; sparse if the counts are."""
         if self.words is None:
             return counts
-        if isinstance(counts, np.ndarray):
-            return self.local_weights(counts) * self.words
-        weighted = counts.copy()
-        weighted.data = self.local_weights(counts.data) * self.words[counts.indices]
+        weighted = _map_cells(self.local_weights, counts)
+        if isinstance(weighted, np.ndarray):
+            return weighted * self.words
+        weighted.data = weighted.data * self.words[weighted.indices]
         return weighted
 
     def global_weights(self, counts: Counts) -> np.ndarray | None:
@@ -72,10 +73,12 @@ class _TfIdf(Weighting):
 
 class _LogEntropy(Weighting):
     def global_weights(self, counts: Counts) -> np.ndarray:
+        from scipy.special import xlogy
+
         documents = counts.shape[0]
         totals = np.asarray(counts.sum(axis=0)).reshape(-1)
         # Σ p log p = Σ tf log tf / total − log total
-        spread = np.asarray(_times_log(counts).sum(axis=0)).reshape(-1)
+        spread = np.asarray(_map_cells(lambda cells: xlogy(cells, cells), counts).sum(axis=0)).reshape(-1)
         present = totals > 0
         safe = np.where(present, totals, 1.0)
         entropy = np.where(present, spread / safe - np.log(safe), 0.0)
@@ -86,12 +89,13 @@ class _LogEntropy(Weighting):
         return np.asarray(np.log1p(counts))
 
 
-def _times_log(counts: Counts) -> Counts:
+def _map_cells(function: Callable[[np.ndarray], np.ndarray], counts: Counts) -> Counts:
+    """Apply an elementwise function, which maps 0 to 0, to counts; sparse counts stay sparse."""
     if isinstance(counts, np.ndarray):
-        return counts * np.log(np.where(counts > 0, counts, 1.0))
-    logs = counts.copy()
-    logs.data = counts.data * np.log(np.where(counts.data > 0, counts.data, 1.0))
-    return logs
+        return function(counts)
+    mapped = counts.copy()
+    mapped.data = function(counts.data)
+    return mapped
 
 
 WEIGHTINGS: dict[str | None, type[Weighting]] = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, cast
 
@@ -31,13 +32,11 @@ def read_word_vectors(
     if limit is not None and limit < 1:
         raise OptionError(f"limit must be an integer of at least 1, got {limit}.")
     suffixes = [suffix.lower() for suffix in path.suffixes]
-    zipped = suffixes[-1:] == [".gz"]
-    binary = format == "binary" or (format is None and ".bin" in suffixes[-2:])
+    if format is None and ".bin" in suffixes[-2:]:
+        format = "binary"
     try:
-        with gzip.open(path, "rb") if zipped else path.open("rb") as stream:
-            if binary:
-                return _read_binary(cast("IO[bytes]", stream), path.name, limit, progress)
-            return _read_text(cast("IO[bytes]", stream), path.name, format, limit, progress)
+        with gzip.open(path, "rb") if suffixes[-1:] == [".gz"] else path.open("rb") as stream:
+            return _read(cast("IO[bytes]", stream), path.name, format, limit, progress)
     except FileNotFoundError:
         raise DataError(f"path must be an existing file, got {str(path)!r}. Check the name.") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -46,111 +45,86 @@ def read_word_vectors(
         raise DataError(f"{str(path)!r} could not be read: {error.strerror or error}. Check the path.") from None
 
 
-def _read_text(
+def _read(
     stream: IO[bytes], name: str, format: str | None, limit: int | None, progress: Progress | None
 ) -> tuple[tuple[str, ...], np.ndarray]:
-    lines = enumerate(iter(stream.readline, b""), start=1)
-    first = next(lines, (1, b""))[1]
+    binary = format == "binary"
+    first = stream.readline(64 if binary else -1)
+    sizes = _sizes(first) if format != "glove" else None
+    if binary and sizes is None:
+        raise DataError(f"{name}, byte 0 must be the number of words and their width, got {_quote(first)}.")
     if not first.strip():
         raise DataError(f"the first line of {name} must hold a word and numbers, got an empty line.")
-    sizes = _sizes(first) if format != "glove" else None
     if format == "word2vec" and sizes is None:
         raise DataError(
             f"{name}, line 1 must be the number of words and their width, got {_quote(first)}. Pass "
             "format='glove' for a GloVe file."
         )
-    rows = _Rows(None if sizes is None else sizes[1])
-    expected = limit if sizes is None else min(sizes[0], limit or sizes[0])
-
-    def numbered_lines() -> Iterator[tuple[int, bytes]]:
-        if sizes is None:
-            yield 1, first
-        yield from lines
-
-    for number, line in numbered_lines():
-        if expected is not None and rows.count == expected:
-            break
-        if not line.strip():
-            continue
-        rows.parse(line, f"{name}, line {number}")
-        if progress is not None and rows.count % _PROGRESS_INTERVAL == 0:
-            progress("reading", rows.count, expected or rows.count)
-    if sizes is not None and rows.count < (expected or 0):
+    stated, width = sizes or (None, None)
+    expected = min((number for number in (stated, limit) if number is not None), default=None)
+    if binary and sizes is not None:
+        rows = _binary_rows(stream, name, len(first), *sizes)
+    else:
+        lines = enumerate(chain([b"" if sizes else first], stream), start=1)
+        rows = _text_rows(lines, name, width)
+    words: dict[str, int] = {}
+    # Grown while reading, so that a damaged first line cannot allocate too much.
+    vectors = np.zeros((0, width or 0), np.float32)
+    count = 0
+    for count, (word, vector, where) in enumerate(islice(rows, expected), start=1):
+        if not np.isfinite(vector).all():
+            raise DataError(f"{where}: the vector of {word!r} must be finite.")
+        if word not in words:  # of repeated words the first is kept
+            row = words[word] = len(words)
+            if row == len(vectors):
+                # Resized in place, so that a large file is in memory only once.
+                vectors.resize((max(2 * row, 1024), len(vector)), refcheck=False)
+            vectors[row] = vector
+        if progress is not None and (count % _PROGRESS_INTERVAL == 0 or count == expected):
+            progress("reading", count, expected or count)
+    if stated is not None and count < (expected or 0):
         raise DataError(
-            f"{name} must hold {sizes[0]:,} words, as its first line states, but ends after {rows.count:,} words. "
+            f"{name} must hold {stated:,} words, as its first line states, but ends after {count:,} words. "
             "Download it again."
         )
-    return rows.result()
+    vectors.resize((len(words), vectors.shape[1]), refcheck=False)
+    return tuple(words), vectors
 
 
-class _Rows:
-    """Collects words and vectors of one width; of repeated words the first is kept."""
-
-    def __init__(self, width: int | None) -> None:
-        self.width = width
-        self.count = 0
-        self.words: dict[str, int] = {}
-        self._rows = np.zeros((0, 0), np.float32)
-
-    def parse(self, line: bytes, where: str) -> None:
-        """Add a line: a word, which may contain spaces, followed by numbers."""
+def _text_rows(
+    lines: Iterable[tuple[int, bytes]], name: str, width: int | None
+) -> Iterator[tuple[str, np.ndarray, str]]:
+    """Yield word, vector and place of each line: a word, which may contain spaces, followed by numbers."""
+    for number, line in lines:
+        if not line.strip():
+            continue
+        where = f"{name}, line {number}"
         cells = line.rstrip(b"\r\n ").split(b" ")
-        width = len(cells) - 1 if self.width is None else self.width
+        width = len(cells) - 1 if width is None else width
         if width < 1 or len(cells) < width + 1:
             raise DataError(f"{where} must hold {max(width, 1)} numbers, got {len(cells) - 1}.")
-        self.width = width
+        word = _decode(b" ".join(cells[:-width]), where)
         try:
-            word = b" ".join(cells[:-width]).decode("utf-8")
-        except UnicodeDecodeError:
-            raise DataError(f"{where}: the word must be valid UTF-8.") from None
-        try:
-            row = np.array(cells[-width:]).astype(np.float32)
+            vector = np.array(cells[-width:]).astype(np.float32)
         except ValueError:
             raise DataError(f"{where} must be a word and {width} numbers, got {_quote(line)}.") from None
-        self.add(word, row, where)
-
-    def add(self, word: str, row: np.ndarray, where: str) -> None:
-        """Add the vector of a word."""
-        if not np.isfinite(row).all():
-            raise DataError(f"{where}: the vector of {word!r} must be finite.")
-        self.count += 1
-        if word in self.words:
-            return
-        place = self.words[word] = len(self.words)
-        if place >= len(self._rows):
-            # Resized in place, so that a large file is in memory only once.
-            self._rows.resize((max(2 * place, 1024), len(row)), refcheck=False)
-        self._rows[place] = row
-
-    def result(self) -> tuple[tuple[str, ...], np.ndarray]:
-        """Return the words and their vectors."""
-        self._rows.resize((len(self.words), self.width or 0), refcheck=False)
-        return tuple(self.words), self._rows
+        yield word, vector, where
 
 
-def _read_binary(
-    stream: IO[bytes], name: str, limit: int | None, progress: Progress | None
-) -> tuple[tuple[str, ...], np.ndarray]:
-    head = stream.readline(64)
-    sizes = _sizes(head)
-    if sizes is None:
-        raise DataError(f"{name}, byte 0 must be the number of words and their width, got {_quote(head)}.")
-    count, width = min(sizes[0], limit or sizes[0]), sizes[1]
-    # Grown while reading, so that a damaged first line cannot allocate too much.
-    rows, place = _Rows(width), len(head)
+def _binary_rows(
+    stream: IO[bytes], name: str, place: int, count: int, width: int
+) -> Iterator[tuple[str, np.ndarray, str]]:
+    """Yield word, vector and place of each entry, from the byte `place` of a file that states `count` words."""
     for number in range(count):
-        word, place = _binary_word(stream, name, place, number, sizes[0])
+        word, place = _binary_word(stream, name, place, number, count)
         content = stream.read(4 * width)
         if len(content) < 4 * width:
             raise DataError(
-                f"{name} must hold {sizes[0]:,} words, but ends at byte {place + len(content)}, within the vector of "
+                f"{name} must hold {count:,} words, but ends at byte {place + len(content)}, within the vector of "
                 f"word {number + 1:,}. Download it again."
             )
-        rows.add(word, np.frombuffer(content, "<f4"), f"{name}, byte {place}")
+        yield word, np.frombuffer(content, "<f4"), f"{name}, byte {place}"
         place += 4 * width
-        if progress is not None and ((number + 1) % _PROGRESS_INTERVAL == 0 or number + 1 == count):
-            progress("reading", number + 1, count)
-    return rows.result()
 
 
 def _binary_word(stream: IO[bytes], name: str, place: int, number: int, count: int) -> tuple[str, int]:
@@ -172,10 +146,14 @@ def _binary_word(stream: IO[bytes], name: str, place: int, number: int, count: i
             raise DataError(
                 f"{name}, byte {start}: a word must end within {_MAX_WORD_BYTES:,} bytes. Check the format."
             )
+    return _decode(bytes(letters), f"{name}, byte {start}"), place
+
+
+def _decode(word: bytes, where: str) -> str:
     try:
-        return letters.decode("utf-8"), place
+        return word.decode("utf-8")
     except UnicodeDecodeError:
-        raise DataError(f"{name}, byte {start}: the word must be valid UTF-8.") from None
+        raise DataError(f"{where}: the word must be valid UTF-8.") from None
 
 
 def _sizes(line: bytes) -> tuple[int, int] | None:

@@ -17,14 +17,16 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.core.typing import Float
+from qkv.encoders.encoder import Encoder, pack_words, unpack_words
 from qkv.encoders.word_vector_files import read_word_vectors, write_word_vectors
 from qkv.errors import DataError, KindError
 
@@ -35,8 +37,8 @@ _BATCH = 10_000
 
 
 @dataclass(frozen=True, eq=False)
-class WordVectors:
-    """Words and their vectors.
+class WordVectors(Encoder):
+    """Words and their vectors, which encode a text as the mean of the vectors of its words.
 
     A word is looked up as written, then in lower case, then capitalized. Unknown words are left out of the mean
     of a text; a text without known words is encoded as zeros, whose cosine with every vector is 0.
@@ -60,6 +62,7 @@ class WordVectors:
         (True, False)
     """
 
+    name = "words"
     words: tuple[str, ...]
     vectors: np.ndarray
     weights: np.ndarray | None = None
@@ -117,6 +120,19 @@ class WordVectors:
     def width(self) -> int:
         """Width of the vectors."""
         return int(self.vectors.shape[1])
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Return the words, their vectors and their weights."""
+        arrays = {"words": pack_words(self.words), "vectors": self.vectors}
+        return arrays if self.weights is None else arrays | {"weights": self.weights}
+
+    @classmethod
+    def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
+        """Restore words, vectors and weights."""
+        return cls(tuple(unpack_words(arrays["words"])), arrays["vectors"], arrays.get("weights"))
+
+    def __str__(self) -> str:
+        return f"the mean of word vectors ({len(self):,} words), {self.width} numbers"
 
     def __len__(self) -> int:
         return len(self.words)
@@ -188,28 +204,32 @@ class WordVectors:
             count += 1
         return replace(self, weights=np.log((1.0 + count) / (1.0 + frequency)) + 1.0)
 
+    def fit_encode(self, inputs: Sequence[str | None], progress: Progress | None = None) -> np.ndarray:
+        """Return the vectors of texts; nothing is learned."""
+        return self.encode(inputs, progress=progress)
+
     def encode(
-        self, texts: Sequence[str | None], *, progress: Progress | None = None
+        self, inputs: Sequence[str | None], *, progress: Progress | None = None
     ) -> Float[np.ndarray, "texts width"]:
         """Encode each text as the weighted mean of the vectors of its known words, in float32.
 
         Args:
-            texts: texts; None is a text without words.
+            inputs: texts; None is a text without words.
             progress: called after each batch.
 
         Raises:
-            KindError: `texts` is a single string, or an element is not a string.
+            KindError: `inputs` is a single string, or an element is not a string.
         """
-        if isinstance(texts, str):
-            raise KindError(f"texts must be a list of texts, got the string {texts[:40]!r}.")
-        encoded = np.zeros((len(texts), self.width), np.float32)
-        for index, text in enumerate(texts):
+        if isinstance(inputs, str):
+            raise KindError(f"inputs must be a list of texts, got the string {inputs[:40]!r}.")
+        encoded = np.zeros((len(inputs), self.width), np.float32)
+        for index, text in enumerate(inputs):
             rows = self._known_rows(text)
             if rows:
                 weights = np.ones(len(rows)) if self.weights is None else self.weights[rows]
                 encoded[index] = weights @ self.vectors[rows].astype(np.float64) / weights.sum()
-            if progress is not None and ((index + 1) % _BATCH == 0 or index + 1 == len(texts)):
-                progress("encoding", index + 1, len(texts))
+            if progress is not None and ((index + 1) % _BATCH == 0 or index + 1 == len(inputs)):
+                progress("encoding", index + 1, len(inputs))
         return encoded
 
     def coverage(self, texts: Sequence[str]) -> float:

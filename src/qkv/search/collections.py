@@ -100,31 +100,25 @@ def judged_collection(
     Raises:
         DataError: a file is not given or missing, or the files do not belong together.
     """
-    if queries is None:
-        raise DataError(f"{name!r} contains no queries. Name their file: --queries FILE.")
-    if relevant is None:
-        raise DataError(f"{name!r} contains no judgements. Name their file: --relevant FILE.")
-    for kind, path in (("queries", queries), ("judgements", relevant)):
-        if not Path(path).is_file():
-            raise DataError(f"the file {str(path)!r} of {kind} does not exist. Check the name.")
-    asked, judged, notes = _queries(Path(queries)), read_judgements(Path(relevant)), []
-    if not set(judged) <= {query.name for query in asked}:
-        numbers = {str(at) for at in range(1, len(asked) + 1)}
-        if set(judged) <= numbers:
-            # Cranfield's judgements number its queries from 1, regardless of their .I lines.
-            asked = [Document(str(at), query.text, query.title) for at, query in enumerate(asked, 1)]
-            notes.append("queries are numbered by their order, as in the judgements")
-    queries = [query for query in asked if any(grade > 0 for grade in judged.get(query.name, {}).values())]
-    if not queries:
+    queries_file = _require_file(queries, "queries", "--queries", name)
+    judged = read_judgements(_require_file(relevant, "judgements", "--relevant", name))
+    given, notes = _queries(queries_file), []
+    numbered = set(judged) <= {str(at) for at in range(1, len(given) + 1)}
+    if numbered and not set(judged) <= {query.name for query in given}:
+        # Cranfield's judgements number its queries from 1, regardless of their .I lines.
+        given = [Document(str(at), query.text, query.title) for at, query in enumerate(given, 1)]
+        notes.append("queries are numbered by their order, as in the judgements")
+    kept = [query for query in given if any(grade > 0 for grade in judged.get(query.name, {}).values())]
+    if not kept:
         raise DataError(
             f"no query of {name} has a relevant document: judgements are for {_first_names(judged)}, queries are "
-            f"{_first_names([query.name for query in asked])}. Do both files belong together?"
+            f"{_first_names([query.name for query in given])}. Do both files belong together?"
         )
-    if left := len(asked) - len(queries):
-        notes.append(f"{left:,} of {len(asked):,} queries are not judged and are skipped")
+    if left := len(given) - len(kept):
+        notes.append(f"{left:,} of {len(given):,} queries are not judged and are skipped")
     there = {document.name for document in documents}
-    relevant = {query.name: judged[query.name] for query in queries}
-    listed = {name for grades in relevant.values() for name, grade in grades.items() if grade > 0}
+    grades = {query.name: judged[query.name] for query in kept}
+    listed = {name for judgements in grades.values() for name, grade in judgements.items() if grade > 0}
     if not listed & there:
         raise DataError(
             f"no judged document of {name} is among its documents: judged is {_first_names(sorted(listed))}, "
@@ -134,7 +128,15 @@ def judged_collection(
         notes.append(f"{lost:,} judged documents are missing from the collection and count as not found")
     if empty := sum(not document.whole.strip() for document in documents):
         notes.append(f"{empty:,} documents have no text")
-    return Collection(name, documents, queries, relevant, tuple(notes))
+    return Collection(name, documents, kept, grades, tuple(notes))
+
+
+def _require_file(path: str | PathLike[str] | None, kind: str, option: str, name: str) -> Path:
+    if path is None:
+        raise DataError(f"{name!r} contains no {kind}. Name their file: {option} FILE.")
+    if not Path(path).is_file():
+        raise DataError(f"the file {str(path)!r} of {kind} does not exist. Check the name.")
+    return Path(path)
 
 
 def _first_names(names: Iterable[str]) -> str:

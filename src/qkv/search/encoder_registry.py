@@ -17,13 +17,14 @@ import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.encoders.encoder import TextEncoder as Encoder
-from qkv.encoders.text_encoders import BagOfWordsEncoder, LatentEncoder, SentenceEncoder, default_rank
+from qkv.encoders.sentence_model import SentenceModel
+from qkv.encoders.text_encoders import BagOfWordsEncoder, LatentEncoder, default_rank
 from qkv.errors import OptionError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["ENCODERS", "Encoder", "LatentEncoder", "SentenceEncoder", "TermEncoder", "default_rank", "build_encoder"]
+__all__ = ["ENCODERS", "Encoder", "LatentEncoder", "SentenceModel", "TermEncoder", "default_rank", "build_encoder"]
 
 
 class TermEncoder(BagOfWordsEncoder):
@@ -37,29 +38,25 @@ class TermEncoder(BagOfWordsEncoder):
     name = "terms"
     dense = False
 
-    def __init__(self, weighting: str | None = "tfidf", stem: str | None = None) -> None:
-        super().__init__(weighting, stem)
-
-    def fit_encode(self, things: Sequence[str], progress: Progress | None = None) -> csr_array:
+    def fit_encode(self, inputs: Sequence[str], progress: Progress | None = None) -> csr_array:
         """Learn vocabulary and weights, and return the encoded texts."""
-        return _sparse_unit(self._weighting_of(self._learn(things)))
+        return self._unit_vectors(self._learn(inputs))
 
-    def encode(self, things: Sequence[str]) -> csr_array:
-        """Return sparse rows of unit length."""
-        return _sparse_unit(self._weighting_of(self.vocabulary.transform(things)))
+    def _unit_vectors(self, counts: csr_array) -> csr_array:
+        from sklearn.preprocessing import normalize
 
-    def _weighting_of(self, counts: csr_array) -> csr_array:
-        return self._weighting.apply(counts)
+        return normalize(self._weighting.apply(counts))
 
     def _word_vectors(self, row: csr_array) -> csr_array:
         from scipy.sparse import csr_array
+        from sklearn.preprocessing import normalize
 
-        row = _sparse_unit(row)
+        row = normalize(row)
         cells = len(row.indices)
         return csr_array((row.data, row.indices, np.arange(cells + 1)), shape=(cells, row.shape[1]))
 
 
-ENCODERS: dict[str, type[Encoder]] = {kind.name: kind for kind in (LatentEncoder, TermEncoder, SentenceEncoder)}
+ENCODERS: dict[str, type[Encoder]] = {kind.name: kind for kind in (LatentEncoder, TermEncoder, SentenceModel)}
 
 
 def build_encoder(name: str, *, rank: int | None = None, stem: str | None = None) -> Encoder:
@@ -82,19 +79,10 @@ def build_encoder(name: str, *, rank: int | None = None, stem: str | None = None
     if name in weighted:
         return TermEncoder(weighted[name], stem)
     if name == "sentences":
-        return SentenceEncoder()
+        return SentenceModel()
     from pathlib import Path
 
     if not Path(name).is_dir():
         known = ", ".join(("latent", "latent-tfidf", *weighted, "sentences"))
         raise OptionError(f"encoder must be one of {known}, or the folder of a sentence model, got {name!r}.")
-    return SentenceEncoder(name)
-
-
-def _sparse_unit(rows: csr_array) -> csr_array:
-    from scipy.sparse import csr_array
-
-    rows = csr_array(rows)
-    lengths = np.sqrt(np.asarray(rows.multiply(rows).sum(axis=1)).reshape(-1))
-    rows.data = rows.data / np.repeat(np.maximum(lengths, 1e-12), np.diff(rows.indptr))
-    return rows
+    return SentenceModel(name)

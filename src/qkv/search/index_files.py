@@ -116,8 +116,7 @@ def read_index(path: Path) -> dict[str, Any]:
             raise DamagedStoreError(
                 f"the index {str(path)!r} is damaged: {folder.name}/{name} is {problem}. Build it again."
             )
-    encoder: Any = ENCODERS[held["encoder"]](**held["settings"])
-    encoder.restore(read_arrays(folder / "encoder.npz"))
+    encoder = ENCODERS[held["encoder"]].from_state(held["settings"], read_arrays(folder / "encoder.npz"))
     with pa.memory_map(str(folder / "passages.arrow")) as mapped:
         table = pa.ipc.open_file(mapped).read_all()
     words = read_arrays(folder / "words.npz")

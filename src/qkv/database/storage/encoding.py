@@ -269,7 +269,7 @@ def _check(encoder: Encoder, columns: Sequence[str], table: pa.Table) -> None:
                 f"the encoder {encoder.name!r} reads texts, and the key {columns[0]!r} holds "
                 f"{kinds[columns[0]]}s. Use encoder='table', or none."
             )
-    fitted = getattr(encoder, "columns", ())
+    fitted = [column.name for column in getattr(encoder, "fitted_columns", ())]
     if fitted and set(fitted) != set(columns):
         raise OptionError(
             f"the table vectors were fitted to {', '.join(fitted)}, and the key is {', '.join(columns)}. "
