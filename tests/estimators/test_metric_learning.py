@@ -14,6 +14,7 @@ from qkv.estimators.metric_learning import (
     _split_rows,
     _Trainer,
     _TrainingRows,
+    as_tensors,
     embed_rows,
     train_metric,
 )
@@ -127,7 +128,7 @@ def test_keys_of_many_rows_are_those_of_the_rows_one_by_one(monkeypatch):
 
     metric = metric_of("network", 1, trend="network")
     parameters = metric.initial_parameters(2, torch.Generator().manual_seed(0))
-    whole = embed_rows(metric, parameters, FEATURES)
+    whole = embed_rows(metric, parameters, *as_tensors(FEATURES))
     monkeypatch.setattr(learning, "_EMBEDDING_BLOCK", 9)
-    for found, wanted in zip(embed_rows(metric, parameters, FEATURES), whole, strict=True):
+    for found, wanted in zip(embed_rows(metric, parameters, *as_tensors(FEATURES)), whole, strict=True):
         np.testing.assert_allclose(found, wanted, atol=1e-6)

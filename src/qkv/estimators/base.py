@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -15,13 +16,13 @@ from qkv.estimators.features import Features, encode_columns, encoding_sizes, fi
 try:
     import torch
     from sklearn.base import BaseEstimator
-    from sklearn.utils import Tags, check_random_state
+    from sklearn.utils import Tags, check_consistent_length, check_random_state
     from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
     from qkv.estimators.bandwidth_search import LOCAL_GRID, WIDE_GRID, search_bandwidth
     from qkv.estimators.fitted_rows import FittedRows, RowExplanation
     from qkv.estimators.metric import METRICS, Metric, Parameters
-    from qkv.estimators.metric_learning import TrainedMetric, TrainingOptions, embed_rows, train_metric
+    from qkv.estimators.metric_learning import TrainedMetric, TrainingOptions, as_tensors, embed_rows, train_metric
 except ImportError as error:
     raise MissingPackageError(
         f'estimators need scikit-learn and PyTorch, and there is no {error.name}. Run: pip install "qkv[learn]"'
@@ -37,6 +38,9 @@ _MAX_MEMBERS = 8
 _MIN_TRAINING_ROWS = 16
 _STEPS = 600, 1000
 _SEARCH_ROWS = 4096
+_AUTOMATIC = {"members": 1, "max_steps": 0, "batch_size": 1}
+_MINIMA = {"width": 1, "hidden": 1, "layers": 1, "patience": 1, "candidates": 2, **_AUTOMATIC}
+"""Smallest values of the options that are integers; those of `_AUTOMATIC` may also be "auto"."""
 
 _FORMER_NAMES = {
     "moved_": "residuals_",
@@ -47,49 +51,28 @@ _FORMER_NAMES = {
 """Attributes of models that were pickled before 2026-11-22, and their names now."""
 
 
+@dataclass(eq=False, repr=False)
 class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
-    """Base of `AttentionRegressor` and `AttentionClassifier`."""
+    """Base of `AttentionRegressor` and `AttentionClassifier`: their options, as the fields of a dataclass."""
+
+    metric: str = "network"
+    _: KW_ONLY
+    width: int = 16
+    hidden: int = 128
+    layers: int = 2
+    members: int | str = "auto"
+    max_steps: int | str = "auto"
+    patience: int = 150
+    batch_size: int | str = "auto"
+    candidates: int = 3072
+    learning_rate: float | str = "auto"
+    weight_decay: float = 1e-3
+    dropout: float = 0.1
+    bandwidth: float | None = None
+    verbose: bool = False
+    random_state: RandomState = None
 
     _classification = False
-    keys_: Float[np.ndarray, "members rows width"]
-    residuals_: Float[np.ndarray, "members rows outputs"]
-    sample_weight_: Float[np.ndarray, " rows"] | None
-    parameters_: dict[str, np.ndarray]
-
-    def __init__(
-        self,
-        metric: str = "network",
-        *,
-        width: int = 16,
-        hidden: int = 128,
-        layers: int = 2,
-        members: int | str = "auto",
-        max_steps: int | str = "auto",
-        patience: int = 150,
-        batch_size: int | str = "auto",
-        candidates: int = 3072,
-        learning_rate: float | str = "auto",
-        weight_decay: float = 1e-3,
-        dropout: float = 0.1,
-        bandwidth: float | None = None,
-        verbose: bool = False,
-        random_state: RandomState = None,
-    ) -> None:
-        self.metric = metric
-        self.width = width
-        self.hidden = hidden
-        self.layers = layers
-        self.members = members
-        self.max_steps = max_steps
-        self.patience = patience
-        self.batch_size = batch_size
-        self.candidates = candidates
-        self.learning_rate = learning_rate
-        self.weight_decay = weight_decay
-        self.dropout = dropout
-        self.bandwidth = bandwidth
-        self.verbose = verbose
-        self.random_state = random_state
 
     # -- fit --------------------------------------------------------------------------------------------
 
@@ -134,7 +117,7 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             trained = train_metric(metric, features, values, weights, options, seed, progress if self.verbose else None)
         self._search_bandwidth(metric, trained, features, values, weights, seed)
         self.rows_ = {"numbers": features.numbers, "codes": features.codes, "values": values}
-        self.sample_weight_ = weights
+        self.sample_weight_: Float[np.ndarray, " rows"] | None = weights
         self.n_steps_ = trained.steps
         return self
 
@@ -143,10 +126,9 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         columns, y = self._read_table(X, y, reset=False)
         features, values = encode_columns(self.features_, columns), self._encode_targets(y)
         metric = self._build_metric(values.shape[1])
-        keys, trends = embed_rows(metric, self._tensors(np.float32), features)
-        residuals = values[None] if trends is None else values[None] - trends.numpy()
+        keys, trends = embed_rows(metric, self._tensors(np.float32), *as_tensors(features))
         self.keys_ = np.concatenate([self.keys_, keys.numpy()], axis=1)
-        self.residuals_ = np.concatenate([self.residuals_, residuals], axis=1)
+        self.residuals_ = np.concatenate([self.residuals_, _residuals(values, trends)], axis=1)
         added = {"numbers": features.numbers, "codes": features.codes, "values": values}
         self.rows_ = {name: np.concatenate([self.rows_[name], added[name]]) for name in added}
         if self.sample_weight_ is not None:
@@ -159,8 +141,7 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return self._fitted_rows().predict(self._query_features(X))
 
     def _explain(self, X: ArrayLike | Features, top: int, output: int) -> RowExplanation:
-        if isinstance(top, bool) or not isinstance(top, int | np.integer) or top < 1:
-            raise OptionError(f"top must be an integer from 1, got {top!r}.")
+        check_integer("top", top, 1)
         return self._fitted_rows().explain(self._query_features(X), int(top), output)
 
     def _query_features(self, X: ArrayLike | Features) -> Features:
@@ -208,19 +189,17 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
                     f"feature(s) while a minimum of 1 is required by {type(self).__name__}."
                 )
             return columns
+        checks = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
         if _has_objects(X):
-            array = validate_data(self, X, reset=reset, dtype=object, ensure_all_finite=False)
-        else:
-            array = validate_data(self, X, reset=reset, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
-        return read_columns(array)
+            checks = {"dtype": object, "ensure_all_finite": False}
+        return read_columns(validate_data(self, X, reset=reset, **checks))
 
     def _read_table(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[list[np.ndarray], np.ndarray]:
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None.")
         columns = self._read_columns(X, reset)
         y = self._check_y(y)
-        if len(y) != len(columns[0]):
-            raise ValueError(f"Found input variables with inconsistent numbers of samples: {[len(columns[0]), len(y)]}")
+        check_consistent_length(columns[0], y)
         return columns, y
 
     def _build_metric(self, outputs: int) -> Metric:
@@ -239,7 +218,6 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         )
 
     def _training_options(self, rows: int) -> TrainingOptions:
-        nothing_to_learn = self.metric == "none" and self._trend() == "none"
         rate = self.learning_rate
         if rate == "auto":
             # Factors and directions start at 1 and change much; the weights of a network change less.
@@ -252,7 +230,7 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         if steps == "auto":
             # Between one and thirty epochs.
             steps = max(_STEPS[0], min(_STEPS[1], 30 * rows // int(batch)), -(-rows // int(batch)))
-        if nothing_to_learn or rows < _MIN_TRAINING_ROWS:
+        if rows < _MIN_TRAINING_ROWS or self.metric == self._trend() == "none":
             members, steps = 1, 0
         return TrainingOptions(
             int(members),
@@ -274,7 +252,7 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         weights: np.ndarray | None,
         seed: int,
     ) -> None:
-        keys, trends = embed_rows(metric, trained.parameters, features)
+        keys, trends = embed_rows(metric, trained.parameters, *as_tensors(features))
         out_of_bag = torch.from_numpy(trained.held_out)
         bandwidth = trained.parameters["log_bandwidth"].detach().exp()
         factors: tuple[float, ...] = LOCAL_GRID
@@ -290,11 +268,10 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         found = search_bandwidth(
             keys, trends, targets, sample_weight, out_of_bag, bandwidth, factors, metric.classification
         )
-        parameters = {name: each.detach().numpy() for name, each in trained.parameters.items()}
-        parameters["log_bandwidth"] = found.bandwidth.log().numpy()
-        self.parameters_ = parameters
-        self.keys_ = keys.numpy()
-        self.residuals_ = (targets[None] if trends is None else targets[None] - trends).numpy()
+        parameters = trained.parameters | {"log_bandwidth": found.bandwidth.log()}
+        self.parameters_: dict[str, np.ndarray] = {name: each.detach().numpy() for name, each in parameters.items()}
+        self.keys_: Float[np.ndarray, "members rows width"] = keys.numpy()
+        self.residuals_: Float[np.ndarray, "members rows outputs"] = _residuals(values, trends)
         self.out_of_bag_rows_, self.out_of_bag_errors_ = found.rows.numpy(), found.squared_errors.numpy()
         self.validation_loss_ = found.loss.numpy().astype(np.float64)
 
@@ -304,19 +281,14 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _check_options(self) -> None:
         if self.metric not in METRICS:
             raise OptionError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}.")
-        required = ("width", 1), ("hidden", 1), ("layers", 1), ("patience", 1), ("candidates", 2)
-        automatic = ("members", 1), ("max_steps", 0), ("batch_size", 1)
-        for name, minimum in (*required, *automatic):
+        for name, minimum in _MINIMA.items():
             n = getattr(self, name)
-            if (name, minimum) in automatic and n == "auto":
-                continue
-            if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < minimum:
-                raise OptionError(f"{name} must be an integer from {minimum}, got {n!r}.")
-        if isinstance(self.learning_rate, str) and self.learning_rate != "auto":
-            raise OptionError(f"learning_rate must be a positive number or 'auto', got {self.learning_rate!r}.")
+            if not (n == "auto" and name in _AUTOMATIC):
+                check_integer(name, n, minimum)
         rate, decay, dropout, h = self.learning_rate, self.weight_decay, self.dropout, self.bandwidth
+        positive_rate = rate == "auto" if isinstance(rate, str) else rate > 0
         for name, number, allowed, condition in (
-            ("learning_rate", rate, isinstance(rate, str) or rate > 0, "a positive number"),
+            ("learning_rate", rate, positive_rate, "a positive number or 'auto'"),
             ("weight_decay", decay, decay >= 0, "a non-negative number"),
             ("dropout", dropout, 0 <= dropout < 1, "a number in [0, 1)"),
             ("bandwidth", h, h is None or h > 0, "a positive number or None"),
@@ -334,6 +306,16 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         tags.input_tags.categorical = True
         tags.target_tags.multi_output = not self._classification
         return tags
+
+
+def check_integer(name: str, number: object, minimum: int) -> None:
+    """Raise an OptionError unless an option is an integer of at least `minimum`."""
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < minimum:
+        raise OptionError(f"{name} must be an integer from {minimum}, got {number!r}.")
+
+
+def _residuals(values: np.ndarray, trends: torch.Tensor | None) -> np.ndarray:
+    return values[None] if trends is None else values[None] - trends.numpy()
 
 
 def _has_objects(X: ArrayLike) -> bool:

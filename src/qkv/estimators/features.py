@@ -118,7 +118,7 @@ def fit_encoding(columns: Sequence[np.ndarray], repeats: bool = False) -> Encodi
     for index, column in enumerate(columns):
         if column.dtype == object:
             categories.append(index)
-            levels.append(_frequent_levels(column))
+            levels.append(_most_frequent(column.astype(str))[0])
             continue
         present = column[~np.isnan(column)]
         if len(present) < len(column):
@@ -249,18 +249,18 @@ def _require_numbers(column: np.ndarray, index: int) -> np.ndarray:
     return column
 
 
-def _frequent_levels(column: np.ndarray) -> np.ndarray:
-    known, counts = np.unique(column.astype(str), return_counts=True)
-    common = np.argsort(-counts, kind="stable")[:MAX_LEVELS]
-    return np.asarray(np.sort(known[common]))
+def _most_frequent(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the most frequent values, sorted, and how often they occur."""
+    known, counts = np.unique(cells, return_counts=True)
+    common = np.sort(np.argsort(-counts, kind="stable")[:MAX_LEVELS])
+    return known[common], counts[common]
 
 
 def _repeated_values(present: np.ndarray) -> np.ndarray:
     """Return the most frequent values, sorted, if they make up most of the column, otherwise none."""
-    known, counts = np.unique(present, return_counts=True)
-    common = np.argsort(-counts, kind="stable")[:MAX_LEVELS]
-    common = common[counts[common] >= _MIN_REPEATS]
-    return np.asarray(np.sort(known[common]) if 2 * counts[common].sum() > len(present) else known[:0])
+    values, counts = _most_frequent(present)
+    repeated = counts >= _MIN_REPEATS
+    return values[repeated] if 2 * counts[repeated].sum() > len(present) else values[:0]
 
 
 def _encode_levels(cells: np.ndarray, known: np.ndarray) -> np.ndarray:

@@ -67,7 +67,7 @@ class FittedRows:
     def predict(self, features: Features) -> Float[np.ndarray, "queries outputs"]:
         """Return the prediction for each query, averaged over the ensemble."""
         weights = None if self.sample_weight is None else self.sample_weight[None]
-        parts = [torch.zeros(0, self.values.shape[-1], dtype=torch.float64)]
+        parts = []
         for query, trend in self._query_blocks(features):
             mean = weighted_mean(query, self.keys, self.values, self.bandwidth, weights)
             parts.append((mean if trend is None else mean + trend).mean(dim=0))
@@ -77,12 +77,12 @@ class FittedRows:
         self, features: Features, rows: Int[Tensor, "members n"], squared_errors: Float[Tensor, "members n outputs"]
     ) -> Float[np.ndarray, "queries outputs"]:
         """Return the weighted mean of the out-of-bag rows' squared errors, with the weights of a prediction."""
-        member = torch.arange(len(rows))[:, None]
-        keys = self.keys[member, rows]
+        keys = self.keys[torch.arange(len(rows))[:, None], rows]
         weights = None if self.sample_weight is None else self.sample_weight[rows]
-        parts = [torch.zeros(0, squared_errors.shape[-1], dtype=torch.float64)]
-        for query, _ in self._query_blocks(features):
-            parts.append(weighted_mean(query, keys, squared_errors, self.bandwidth, weights).mean(dim=0))
+        parts = [
+            weighted_mean(query, keys, squared_errors, self.bandwidth, weights).mean(dim=0)
+            for query, _ in self._query_blocks(features)
+        ]
         return torch.cat(parts).numpy()
 
     def explain(self, features: Features, top: int, output: int) -> RowExplanation:
@@ -117,9 +117,6 @@ class FittedRows:
             rows.append(index)
             weights.append(mean)
             values.append(value)
-        if not rows:
-            empty = np.zeros((0, top))
-            return RowExplanation(empty.astype(np.int64), empty, empty)
         all_values = torch.cat(values).numpy()
         return RowExplanation(
             torch.cat(rows).numpy(),

@@ -141,13 +141,11 @@ class Metric:
             codes: categorical features.
             dropout_mask: factors of the hidden units.
         """
-        u = plain = torch.cat([numbers, *_one_hot(codes, self.sizes)], dim=-1)
-        hidden = None
+        u = hidden = plain = torch.cat([numbers, *_one_hot(codes, self.sizes)], dim=-1)
         if self.has_network:
             members = parameters["wave"].shape[0]
             u = u.expand(members, -1, -1)
-            u = torch.cat([self._periodic_features(parameters, numbers), u], dim=-1) * parameters["scale"]
-            hidden = u
+            u = hidden = torch.cat([self._periodic_features(parameters, numbers), u], dim=-1) * parameters["scale"]
             for layer in range(self.layers):
                 hidden = torch.baddbmm(parameters[f"b{layer}"], hidden, parameters[f"W{layer}"])
                 hidden = torch.nn.functional.silu(hidden)
@@ -157,7 +155,6 @@ class Metric:
         if self.trend != "none":
             trend = u @ parameters["C"]
             if self.trend == "network":
-                assert hidden is not None
                 trend = torch.baddbmm(trend, hidden, parameters["D"])
         if self.kind == "none":
             return plain.expand(len(parameters["log_bandwidth"]), -1, -1), trend
@@ -165,7 +162,6 @@ class Metric:
             return plain * parameters["diagonal"], trend
         keys = (u if self.kind == "network" else plain) @ parameters["A"]
         if self.kind == "network":
-            assert hidden is not None
             keys = torch.baddbmm(keys, hidden, parameters["B"])
         return keys, trend
 

@@ -23,7 +23,15 @@ from qkv.estimators.metric import Metric, Parameters
 from qkv.estimators.nadaraya_watson import Embedded, weighted_mean_with_trend
 from qkv.masks import Documents, Mask
 
-__all__ = ["TrainedMetric", "TrainingOptions", "TrainingProgress", "embed_rows", "row_losses", "train_metric"]
+__all__ = [
+    "TrainedMetric",
+    "TrainingOptions",
+    "TrainingProgress",
+    "as_tensors",
+    "embed_rows",
+    "row_losses",
+    "train_metric",
+]
 
 TrainingProgress = Callable[[int, int, float], None]
 """Called as `progress(step, max_steps, validation_loss)`."""
@@ -119,18 +127,22 @@ def row_losses(
     return (predicted - target).square().mean(dim=-1)
 
 
+def as_tensors(features: Features) -> tuple[Tensor, Tensor]:
+    """Return numbers `(1, rows, columns)` and codes `(1, rows, categories)`."""
+    return torch.from_numpy(features.numbers)[None], torch.from_numpy(features.codes)[None]
+
+
 @torch.no_grad()
-def embed_rows(metric: Metric, parameters: Parameters, features: Features) -> Embedded:
+def embed_rows(
+    metric: Metric,
+    parameters: Parameters,
+    numbers: Float[Tensor, "#members rows numbers"],
+    codes: Int[Tensor, "#members rows categories"],
+) -> Embedded:
     """Return keys and trends of all rows, computed block by block."""
-    keys, trends = [], []
-    for start in range(0, max(len(features), 1), _EMBEDDING_BLOCK):
-        block = slice(start, start + _EMBEDDING_BLOCK)
-        numbers, codes = torch.from_numpy(features.numbers[block]), torch.from_numpy(features.codes[block])
-        key, trend = metric(parameters, numbers[None], codes[None])
-        keys.append(key)
-        if trend is not None:
-            trends.append(trend)
-    return torch.cat(keys, dim=1), torch.cat(trends, dim=1) if trends else None
+    blocks = zip(numbers.split(_EMBEDDING_BLOCK, dim=1), codes.split(_EMBEDDING_BLOCK, dim=1), strict=True)
+    keys, trends = zip(*(metric(parameters, *block) for block in blocks), strict=True)
+    return torch.cat(keys, dim=1), None if trends[0] is None else torch.cat(trends, dim=1)
 
 
 @dataclass(frozen=True)
@@ -284,13 +296,7 @@ class _Trainer:
 
     def _validation_losses(self, parameters: Parameters) -> Tensor:
         index, rows = self.validation_keys, self.rows
-        keys, trends = [], []
-        for block in torch.split(index, _EMBEDDING_BLOCK, dim=1):
-            key, trend = self.metric(parameters, rows.numbers[block], rows.codes[block])
-            keys.append(key)
-            if trend is not None:
-                trends.append(trend)
-        known = torch.cat(keys, dim=1), torch.cat(trends, dim=1) if trends else None
+        known = embed_rows(self.metric, parameters, rows.numbers[index], rows.codes[index])
         query = self.metric(parameters, rows.numbers[self.held_out], rows.codes[self.held_out])
         bandwidth = parameters["log_bandwidth"].exp()
         predicted = weighted_mean_with_trend(query, known, rows.values[index], bandwidth, rows.weight_of(index))

@@ -286,36 +286,24 @@ def _relevant_pairs(
     if len(relevant) != queries:
         raise ShapeError(f"relevant must have one list for each of {queries} queries, got {len(relevant)} lists.")
     order = np.argsort(document_ids, kind="stable")
-    sorted_ids = document_ids[order]
-    query: list[int] = []
-    key: list[int] = []
-    group: list[int] = []
-    group_query: list[int] = []
-    for index, numbers in enumerate(relevant):
-        ids = np.asarray(numbers, dtype=np.int64)
-        starts, ends = np.searchsorted(sorted_ids, ids), np.searchsorted(sorted_ids, ids, side="right")
-        if (starts == ends).any():
-            raise DataError(
-                f"relevant[{index}] must hold numbers of documents, got {ids[starts == ends][0]}. Number documents "
-                "from 0."
-            )
-        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            if not (one_group and number):
-                group_query.append(index)
-            query += [index] * (end - start)
-            key += order[start:end].tolist()
-            group += [len(group_query) - 1] * (end - start)
-    if not group_query:
+    numbers = np.array([number for each in relevant for number in each], np.int64)
+    owner = np.repeat(np.arange(queries), [len(each) for each in relevant])  # the query of each number
+    if not len(numbers):
         raise DataError("relevant must name at least one document, got only empty lists.")
-    counts = np.bincount(group_query)
-    weights = 1.0 / counts[group_query] / np.count_nonzero(counts)
-    return _RelevantPairs(
-        np.array(query),
-        np.array(key),
-        np.array(group),
-        np.searchsorted(np.unique(group_query), group_query),
-        weights.astype(np.float32),
-    )
+    starts, ends = (np.searchsorted(document_ids[order], numbers, side=side) for side in ("left", "right"))
+    if (starts == ends).any():
+        unknown = np.argmax(starts == ends)
+        raise DataError(
+            f"relevant[{owner[unknown]}] must hold numbers of documents, got {numbers[unknown]}. Number documents "
+            "from 0."
+        )
+    rows = [order[start:end] for start, end in zip(starts, ends, strict=True)]
+    pair = np.repeat(np.arange(len(numbers)), ends - starts)  # the number of each pair
+    used, position = np.unique(owner, return_inverse=True)
+    group = position if one_group else np.arange(len(numbers))
+    group_query = np.arange(len(used)) if one_group else position
+    weights = 1.0 / np.bincount(group_query)[group_query] / len(used)
+    return _RelevantPairs(owner[pair], np.concatenate(rows), group[pair], group_query, weights.astype(np.float32))
 
 
 def _rows(array: ArrayLike, name: str) -> Float[np.ndarray, "rows width"]:

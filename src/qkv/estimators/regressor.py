@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
 from qkv.core.typing import ArrayLike, Float
 from qkv.errors import OptionError
-from qkv.estimators.base import AttentionEstimator, RandomState
+from qkv.estimators.base import AttentionEstimator
 
 # After the base, whose error names the extra to install where scikit-learn is missing.
 from sklearn.base import RegressorMixin  # isort: skip
@@ -21,6 +22,7 @@ __all__ = ["AttentionRegressor"]
 _TRENDS = ("auto", "none", "linear", "network")
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[misc]
     """Nadaraya–Watson regression with a learned metric.
 
@@ -80,44 +82,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         array([1.])
     """
 
-    def __init__(
-        self,
-        metric: str = "network",
-        *,
-        trend: str = "auto",
-        width: int = 16,
-        hidden: int = 128,
-        layers: int = 2,
-        members: int | str = "auto",
-        max_steps: int | str = "auto",
-        patience: int = 150,
-        batch_size: int | str = "auto",
-        candidates: int = 3072,
-        learning_rate: float | str = "auto",
-        weight_decay: float = 1e-3,
-        dropout: float = 0.1,
-        bandwidth: float | None = None,
-        verbose: bool = False,
-        random_state: RandomState = None,
-    ) -> None:
-        super().__init__(
-            metric,
-            width=width,
-            hidden=hidden,
-            layers=layers,
-            members=members,
-            max_steps=max_steps,
-            patience=patience,
-            batch_size=batch_size,
-            candidates=candidates,
-            learning_rate=learning_rate,
-            weight_decay=weight_decay,
-            dropout=dropout,
-            bandwidth=bandwidth,
-            verbose=verbose,
-            random_state=random_state,
-        )
-        self.trend = trend
+    trend: str = "auto"
 
     def predict(self, X: ArrayLike) -> Float[np.ndarray, " queries *outputs"]:
         """Return predictions `(queries,)` or `(queries, outputs)`, as y was given, exact over all fitted rows."""
