@@ -15,6 +15,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
+from scipy.special import expit
 
 from qkv.join.blocking import top_per_row
 
@@ -43,7 +44,7 @@ class CandidateMatches:
     @property
     def probabilities(self) -> np.ndarray:
         """Probability of each pair alone."""
-        return np.asarray(1.0 / (1.0 + np.exp(-self.logits)))
+        return np.asarray(expit(self.logits))
 
 
 def collect_matches(strips: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: int) -> CandidateMatches:

@@ -8,14 +8,15 @@ other pairs are missed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
 from qkv.core.progress import Progress
 from qkv.join.agreement_levels import agreement, mean_agreement
 from qkv.join.compared_columns import ComparedColumn
-from qkv.join.comparison_vectors import ComparisonVectors, tfidf_rows
-from qkv.join.pair_sets import PairGrid, PairList, PairSet
+from qkv.join.comparison_vectors import ComparisonVectors, join_cells, tfidf_rows
+from qkv.join.pair_sets import PairGrid, PairList
 
 __all__ = ["CandidatePairs"]
 
@@ -75,7 +76,7 @@ class CandidatePairs:
                 found = self.measures.compute(PairGrid(start, stop)).reshape(-1, width)
                 rows = np.repeat(np.arange(start, stop), self.keys)
                 keys = np.tile(np.arange(self.keys), stop - start)
-                kept = wanted[rows] & ((rows != keys) | (not self.itself))
+                kept = wanted[rows] & self._allowed(rows, keys)
                 if not kept.all():
                     rows, keys, found = rows[kept], keys[kept], found[kept]
                 yield rows, keys, found
@@ -88,14 +89,11 @@ class CandidatePairs:
             rows, keys = rows[wanted[rows]], keys[wanted[rows]]
         most = max(1, _BYTES // (8 * width * self.count)) * self.count
         # A batch ends with the last pair of a left row.
-        ends = np.searchsorted(rows, rows[most - 1 :: most], side="right") if len(rows) else np.zeros(0, int)
-        start = 0
-        for stop in [*dict.fromkeys(ends.tolist()), len(rows)]:
-            if stop > start:
-                pairs: PairSet = PairList(rows[start:stop], keys[start:stop])
-                yield rows[start:stop], keys[start:stop], self.measures.compute(pairs)
-                _say(progress, "comparing", int(rows[stop - 1]) + 1, self.rows)
-            start = stop
+        ends = np.searchsorted(rows, rows[most - 1 :: most], side="right")
+        for start, stop in pairwise(np.unique([0, *ends, len(rows)]).tolist()):
+            pairs = PairList(rows[start:stop], keys[start:stop])
+            yield pairs.rows, pairs.keys, self.measures.compute(pairs)
+            _say(progress, "comparing", int(rows[stop - 1]) + 1, self.rows)
 
     def top_candidates(
         self, count: int, of: np.ndarray | None = None, progress: Progress | None = None
@@ -120,10 +118,12 @@ class CandidatePairs:
         """Return the comparison vectors of random pairs of different rows."""
         draw = np.random.default_rng(seed)
         rows, keys = draw.integers(self.rows, size=count), draw.integers(self.keys, size=count)
-        if self.itself:
-            apart = rows != keys
-            rows, keys = rows[apart], keys[apart]
-        return self.measures.compute(PairList(rows, keys))
+        allowed = self._allowed(rows, keys)
+        return self.measures.compute(PairList(rows[allowed], keys[allowed]))
+
+    def _allowed(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        """Return which pairs may be compared: of one table with itself, those of different rows."""
+        return (rows != keys) | (not self.itself)
 
     def _near(self, count: int, progress: Progress | None) -> tuple[np.ndarray, np.ndarray]:
         """Return the right rows with the most similar records for each left row, by sparse products."""
@@ -135,12 +135,8 @@ class CandidatePairs:
         rows, keys = [np.zeros(0, int)], [np.zeros(0, int)]
         for start in range(0, self.rows, _STRIP):
             product = (a[start : start + _STRIP] @ b).tocoo()
-            own, other, near = product.row + start, product.col, product.data
-            if self.itself:
-                apart = own != other
-                own, other, near = own[apart], other[apart], near[apart]
-            order = np.argsort(own, kind="stable")
-            own, other, near = own[order], other[order], near[order]
+            allowed = self._allowed(product.row + start, product.col)
+            own, other, near = product.row[allowed] + start, product.col[allowed], product.data[allowed]
             best = top_per_row(own, near, count)
             rows.append(own[best].astype(np.int64))
             keys.append(other[best].astype(np.int64))
@@ -149,7 +145,7 @@ class CandidatePairs:
 
 
 def top_per_row(rows: np.ndarray, score: np.ndarray, count: int) -> np.ndarray:
-    """Return the indices of the `count` largest scores of each row, grouped by row; `rows` must be sorted.
+    """Return the indices of the `count` largest scores of each row, grouped by row.
 
     Example:
         >>> top_per_row(np.array([0, 0, 0, 2]), np.array([1.0, 3.0, 2.0, 0.0]), 2).tolist()
@@ -168,7 +164,7 @@ def _records(fields: list[ComparedColumn], side: str) -> np.ndarray:
         cells, missing = getattr(field, side), getattr(field, f"{side}_missing")
         shown = cells if cells.dtype == object else [f"{cell:.10g}" for cell in cells]
         columns.append(["" if absent else cell for cell, absent in zip(shown, missing, strict=True)])
-    return np.array([" ".join(filter(None, row)) for row in zip(*columns, strict=True)], dtype=object)
+    return join_cells(columns)
 
 
 def _say(progress: Progress | None, what: str, done: int, total: int) -> None:

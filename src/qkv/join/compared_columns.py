@@ -99,13 +99,8 @@ def _field(left: Column, right: Column, kind: Kind | None) -> ComparedColumn:
         if column.kind == "vector":
             raise DataError(f"column {column.name!r} must hold texts, numbers or dates, got vectors. Leave it out.")
     wanted = kind or _kind(left, right)
-    cells: list[np.ndarray] = []
-    missing: list[np.ndarray] = []
-    for column in (left, right):
-        own, absent = _as(column, wanted)
-        cells.append(own)
-        missing.append(absent)
-    return ComparedColumn(left.name, wanted, cells[0], cells[1], missing[0], missing[1])
+    (left_cells, left_missing), (right_cells, right_missing) = (_as(column, wanted) for column in (left, right))
+    return ComparedColumn(left.name, wanted, left_cells, right_cells, left_missing, right_missing)
 
 
 def _kind(left: Column, right: Column) -> Kind:
@@ -113,12 +108,12 @@ def _kind(left: Column, right: Column) -> Kind:
         return "date"
     if {left.kind, right.kind} <= {"number", "boolean"}:
         return "code" if _long_whole(left) and _long_whole(right) else "number"
-    texts = [text for column in (left, right) for text in _raw(column)[~_absent(_raw(column))]]
+    texts = [text for column in (left, right) for text in _raw(column) if _WORD.search(text)]
     if not texts:
         return "text"
-    if np.mean([_number(text) is not None for text in texts]) >= _MOST and not _codes(texts):
-        return "number"
-    return "code" if _codes(texts) else "text"
+    if _codes(texts):
+        return "code"
+    return "number" if np.mean([_number(text) is not None for text in texts]) >= _MOST else "text"
 
 
 def _long_whole(column: Column) -> bool:
@@ -150,14 +145,9 @@ def _raw(column: Column) -> np.ndarray:
     """Return the cells as texts."""
     if column.original is not None:
         return np.array(["" if text is None else str(text) for text in column.original], dtype=object)
-    if column.kind == "timestamp":
-        moments = [column.timestamp(cell) for cell in column.cells]
-        return np.where(column.missing, "", np.array([str(moment) for moment in moments], dtype=object))
-    return np.where(column.missing, "", np.array([f"{cell:.15g}" for cell in column.cells], dtype=object))
-
-
-def _absent(texts: np.ndarray) -> np.ndarray:
-    return np.array([not _WORD.search(text) for text in texts], dtype=bool)
+    timestamps = column.kind == "timestamp"
+    texts = [str(column.timestamp(cell)) if timestamps else f"{cell:.15g}" for cell in column.cells]
+    return np.where(column.missing, "", np.array(texts, dtype=object))
 
 
 def _as(column: Column, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
@@ -172,9 +162,8 @@ def _as(column: Column, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
         return column.cells, column.missing
     raw = _raw(column)
     if kind == "number":
-        read = [_number(text) for text in raw]
-        absent = np.array([number is None for number in read], dtype=bool)
-        return np.array([0.0 if number is None else number for number in read]), absent
+        numbers = np.array([_number(text) for text in raw], dtype=np.float64)  # NaN for None
+        return np.nan_to_num(numbers), np.isnan(numbers)
     keep = clean if kind == "text" else _digits
     cells = np.array([keep(text) for text in raw], dtype=object)
     return cells, cells == ""

@@ -23,6 +23,7 @@ Equal cells have 1 in all but `missing`. Inverse document frequencies are comput
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,13 +34,13 @@ from qkv.join.pair_sets import PairSet
 
 try:
     import scipy.sparse as sparse
-    from sklearn.feature_extraction.text import CountVectorizer
+    from sklearn.feature_extraction.text import TfidfVectorizer
 except ImportError:
     raise MissingPackageError(
         'a join needs scikit-learn, which is not installed. Run: pip install "qkv[sklearn]"'
     ) from None
 
-__all__ = ["ComparisonVectors", "TfidfRows", "tfidf_rows"]
+__all__ = ["ComparisonVectors", "TfidfRows", "join_cells", "tfidf_rows"]
 
 _MEASURES = {
     "text": ("spelling", "words", "letters", "contained", "shared", "part", "digits", "missing"),
@@ -71,24 +72,18 @@ class TfidfRows:
 
 def tfidf_rows(left: np.ndarray, right: np.ndarray, letters: bool) -> TfidfRows:
     """Return the tf-idf of words, or of letter trigrams if `letters`, over both tables."""
-    count = CountVectorizer(
+    texts = np.concatenate([left, right])
+    vectorizer = TfidfVectorizer(
         analyzer="char_wb" if letters else "word",
         ngram_range=(3, 3) if letters else (1, 1),
         token_pattern=None if letters else r"\S+",
         lowercase=False,
-        dtype=np.float64,
     )
     try:
-        counts = count.fit_transform(np.concatenate([left, right])).tocsr()
+        unit, idf = vectorizer.fit_transform(texts), vectorizer.idf_
     except ValueError:  # no text contains a word
-        counts = sparse.csr_matrix((len(left) + len(right), 1))
-    there = counts.copy()
-    there.data[:] = 1.0
-    idf = np.log((1 + counts.shape[0]) / (1 + np.asarray(there.sum(axis=0)).reshape(-1))) + 1.0
-    tfidf = counts @ sparse.diags(idf)
-    length = np.sqrt(np.asarray(tfidf.multiply(tfidf).sum(axis=1)).reshape(-1))
-    unit = (sparse.diags(1.0 / np.where(length > 0, length, 1.0)) @ tfidf).tocsr()
-    there = (there @ sparse.diags(np.sqrt(idf))).tocsr()
+        unit, idf = sparse.csr_matrix((len(texts), 1)), np.ones(1)
+    there = ((unit != 0) @ sparse.diags(np.sqrt(idf))).tocsr()
     total = np.asarray(there.multiply(there).sum(axis=1)).reshape(-1)
     n = len(left)
     return TfidfRows(unit[:n], unit[n:], there[:n], there[n:], total[:n], total[n:])
@@ -110,9 +105,14 @@ class ComparisonVectors:
         self._digits = {f.name: tfidf_rows(_digit_words(f.left), _digit_words(f.right), letters=False) for f in texts}
         self.record: tuple[TfidfRows, TfidfRows] | None = None
         if len(texts) > 1:
-            left, right = (_together([getattr(f, side) for f in texts]) for side in ("left", "right"))
+            left, right = (join_cells([getattr(f, side) for f in texts]) for side in ("left", "right"))
             self.record = (tfidf_rows(left, right, letters=True), tfidf_rows(left, right, letters=False))
             self.names += tuple(("", measure) for measure in _MEASURES["record"])
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """Kind of each compared column, by its left name."""
+        return {field.name: field.kind for field in self.fields}
 
     @staticmethod
     def count(kinds: list[Kind]) -> int:
@@ -178,7 +178,8 @@ _KINDS = {
 }
 
 
-def _together(columns: list[np.ndarray]) -> np.ndarray:
+def join_cells(columns: Sequence[Sequence[str]]) -> np.ndarray:
+    """Join the cells of each row, separated by spaces; empty cells are left out."""
     return np.array([" ".join(filter(None, row)) for row in zip(*columns, strict=True)], dtype=object)
 
 

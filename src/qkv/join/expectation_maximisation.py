@@ -14,6 +14,7 @@ computation in the Fellegi–Sunter model of record linkage.
 from __future__ import annotations
 
 import numpy as np
+from scipy.special import expit, logit
 
 from qkv.core.progress import Progress
 from qkv.join.agreement_levels import LEVELS, agreement, agreement_levels
@@ -36,10 +37,11 @@ _MOST_ROWS = 20_000
 def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = None) -> tuple[np.ndarray, float]:
     """Return the log odds of each level, `(columns, levels)` with 0 for missing cells, and the prior log odds."""
     measures = candidates.measures
-    asked = None
-    if candidates.rows > _MOST_ROWS:
-        asked = np.random.default_rng(0).choice(candidates.rows, _MOST_ROWS, replace=False)
-    rows, keys, found = candidates.top_candidates(_CLOSEST, asked, progress)
+    count = min(candidates.rows, _MOST_ROWS)
+    sample = None
+    if candidates.rows > count:
+        sample = np.random.default_rng(0).choice(candidates.rows, count, replace=False)
+    rows, keys, found = candidates.top_candidates(_CLOSEST, sample, progress)
     level = agreement_levels(agreement(measures, found))
     drawn, often = np.unique(
         agreement_levels(agreement(measures, candidates.random(_DRAWN))), axis=0, return_counts=True
@@ -47,10 +49,9 @@ def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = No
     columns = level.shape[-1]
     chance = _chance(drawn, often)
     same = np.tile(np.array(_START), (columns, 1))
-    asking = min(candidates.rows, _MOST_ROWS)
-    pairs = max(asking * candidates.keys, 1)
-    share = max(min(asking, candidates.keys) / 2, 0.5) / pairs
-    log_odds, prior = _log_odds(same, chance), float(np.log(share / (1 - share)))
+    pairs = max(count * candidates.keys, 1)
+    share = max(min(count, candidates.keys) / 2, 0.5) / pairs
+    log_odds, prior = _log_odds(same, chance), float(logit(share))
     for step in range(_STEPS):
         logits = prior + _total(log_odds, level)
         counted = np.minimum(attention_weights(rows, logits)[0], attention_weights(keys, logits)[0])
@@ -58,10 +59,10 @@ def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = No
         same = _shares(level, counted) + _PSEUDOCOUNT * np.array(_START)
         same /= same.sum(axis=1, keepdims=True)
         # Random pairs of small tables include some matches, which are discounted.
-        chance = _chance(drawn, often / (1.0 + np.exp((prior + _total(log_odds, drawn)).clip(-700, 700))))
+        chance = _chance(drawn, often * expit(-prior - _total(log_odds, drawn)))
         # At least half a pair is counted, so that tables without matches have a finite prior.
         share = min(max(float(counted.sum()), 0.5) / pairs, 0.5)
-        log_odds, prior = _log_odds(same, chance), float(np.log(share / (1 - share)))
+        log_odds, prior = _log_odds(same, chance), float(logit(share))
         if progress is not None:
             progress("estimating", step + 1, _STEPS)
         if np.abs(same - before).max() < 1e-5 and abs(prior - old) < 1e-5:
@@ -77,8 +78,7 @@ def _chance(drawn: np.ndarray, counted: np.ndarray) -> np.ndarray:
 
 def _shares(level: np.ndarray, counted: np.ndarray) -> np.ndarray:
     """Return the weighted count of pairs by column and level, without missing cells."""
-    found = [np.bincount(column, counted, len(LEVELS) + 2)[1:] for column in level.T]
-    return np.array(found)
+    return np.array([np.bincount(column, counted, len(LEVELS) + 2)[1:] for column in level.T])
 
 
 def _log_odds(same: np.ndarray, chance: np.ndarray) -> np.ndarray:

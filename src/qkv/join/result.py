@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from scipy.special import expit
 
 from qkv.errors import OptionError
 from qkv.join.attention_weights import CandidateMatches, solve_assignment
@@ -163,7 +164,7 @@ def matched(
     rows, keys, logits, weights = edges.rows, edges.keys, edges.logits, edges.weights
     if itself:
         rows, keys, logits, weights = _once(rows, keys, logits, weights)
-    probability = 1.0 / (1.0 + np.exp(-logits))
+    probability = expit(logits)
     if one_to_one:
         needed = np.log(threshold / (1.0 - threshold)) if threshold < 1.0 else np.inf
         kept = _paired(rows, keys, logits - needed, itself)

@@ -27,8 +27,6 @@ from qkv.join.supervised import LabelledSample, fit_labelled
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from qkv.join.compared_columns import Kind
-
 __all__ = ["SoftJoin"]
 
 ColumnPairs: TypeAlias = tuple[tuple[str, str], ...]
@@ -90,13 +88,11 @@ class SoftJoin:
             DataError: a table, column or label cannot be used.
         """
         tables, on, ids = self._read(left, right)
-        measures = self._measures(tables, on, None)
-        around = CandidatePairs(measures, tables[0] is tables[1], candidates)
-        kinds = {field.name: field.kind for field in measures.fields}
+        around = _candidate_pairs(tables, on, None, candidates)
         if pairs is None:
             if valid is not None:
                 raise OptionError("pairs must be given together with valid, got None. Give training pairs too.")
-            self.model = _estimated_model(around, on, kinds, progress)
+            self.model = _estimated_model(around, on, progress)
             return self
         sizes = tables[0].num_rows, tables[1].num_rows
         train = read_labels(pairs, sizes, ids)
@@ -118,7 +114,7 @@ class SoftJoin:
             f"prior of strength {found.strength:g} and threshold {found.threshold:.2f} chosen on pairs that "
             f"were not fitted ({counted}): cross-entropy {found.loss:.3f}, F1 {found.f1:.3f}",
         )
-        self.model = JoinModel(on, kinds, log_odds, found.weights, found.bias, found.threshold, notes)
+        self.model = JoinModel(on, around.measures.kinds, log_odds, found.weights, found.bias, found.threshold, notes)
         return self
 
     def join(
@@ -152,19 +148,16 @@ class SoftJoin:
             OptionError: the threshold is outside (0, 1], or options exclude each other.
         """
         tables, on, ids = self._read(left, right)
-        itself = tables[0] is tables[1]
-        measures = self._measures(tables, on, self.model)
-        around = CandidatePairs(measures, itself, candidates)
-        kinds = {field.name: field.kind for field in measures.fields}
-        model = self.model or _estimated_model(around, on, kinds, progress)
+        around = _candidate_pairs(tables, on, self.model, candidates)
+        model = self.model or _estimated_model(around, on, progress)
         threshold = model.threshold if threshold is None else threshold
 
         def scored() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
             for rows, keys, found in around.batches(progress):
-                yield rows, keys, model.logits(measures, found)
+                yield rows, keys, model.logits(around.measures, found)
 
         edges = collect_matches(scored(), around.rows)
-        pairs = matched(edges, threshold, one_to_one, many, itself)
+        pairs = matched(edges, threshold, one_to_one, many, around.itself)
         return JoinResult(*tables, *pairs, edges.no_match, threshold, (*model.notes, around.note), on, ids)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -209,22 +202,22 @@ class SoftJoin:
                     f"{places[0]} and {places[1]} have no column in common: {', '.join(first.column_names)}; "
                     f"{', '.join(second.column_names)}. Name the pairs of columns, as in --on city=town."
                 )
-        require_columns(first, [name for name, _ in on], places[0])
-        require_columns(second, [name for _, name in on], places[1])
-        if self.id is not None:
-            require_columns(first, [self.id], places[0])
-            require_columns(second, [self.id], places[1])
+        identified = [] if self.id is None else [self.id]
+        require_columns(first, [name for name, _ in on] + identified, places[0])
+        require_columns(second, [name for _, name in on] + identified, places[1])
         ids = row_numbers(first, self.id, places[0]), row_numbers(second, self.id, places[1])
         return (first, second), on, ids
 
-    def _measures(
-        self, tables: tuple[pa.Table, pa.Table], on: tuple[tuple[str, str], ...], model: JoinModel | None
-    ) -> ComparisonVectors:
-        left, right = tables
-        kinds = None if model is None else model.kinds
-        # The right columns get the names of the left ones.
-        renamed = right.select([name for _, name in on]).rename_columns([name for name, _ in on])
-        return ComparisonVectors(read_columns(left, renamed, tuple(name for name, _ in on), kinds))
+
+def _candidate_pairs(
+    tables: tuple[pa.Table, pa.Table], on: ColumnPairs, model: JoinModel | None, candidates: int | None
+) -> CandidatePairs:
+    left, right = tables
+    names = tuple(name for name, _ in on)
+    # The right columns get the names of the left ones.
+    renamed = right.select([name for _, name in on]).rename_columns(list(names))
+    columns = read_columns(left, renamed, names, None if model is None else model.kinds)
+    return CandidatePairs(ComparisonVectors(columns), left is right, candidates)
 
 
 def _names(on: Sequence[str | tuple[str, str]] | str) -> tuple[tuple[str, str], ...]:
@@ -239,12 +232,10 @@ def _names(on: Sequence[str | tuple[str, str]] | str) -> tuple[tuple[str, str], 
     return tuple(pairs)
 
 
-def _estimated_model(
-    around: CandidatePairs, on: ColumnPairs, kinds: dict[str, Kind], progress: Progress | None
-) -> JoinModel:
+def _estimated_model(around: CandidatePairs, on: ColumnPairs, progress: Progress | None) -> JoinModel:
     log_odds, prior = estimate_log_odds(around, progress)
     notes = ("scores estimated from the tables alone, by expectation–maximisation",)
-    return JoinModel(on, kinds, log_odds, None, prior, _HALF, notes)
+    return JoinModel(on, around.measures.kinds, log_odds, None, prior, _HALF, notes)
 
 
 def _samples(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
+from scipy.special import expit
 
 from qkv.core.progress import Progress
 from qkv.join.attention_weights import attention_weights
@@ -74,7 +75,7 @@ def fit_labelled(
     folds = [_folds(train.labels, seed) for seed in range(_REPEATS)]
     steps, done = len(_STRENGTHS) * (_REPEATS * _FOLDS + 1), 0
     labels = np.concatenate([*[train.labels] * _REPEATS, *([] if valid is None else [valid.labels])])
-    best: tuple[float, float, np.ndarray, np.ndarray] | None = None
+    results: list[tuple[float, float, np.ndarray, np.ndarray]] = []
     # Descending order, so that ties go to the stronger regularization.
     for strength in reversed(_STRENGTHS):
         parts = []
@@ -96,10 +97,8 @@ def fit_labelled(
         weights = np.concatenate(parts)
         likelihood = np.where(labels == 1, weights, 1.0 - weights)
         loss = float(-np.log(likelihood.clip(1e-9)).mean())
-        if best is None or loss < best[0]:
-            best = (loss, strength, whole, weights)
-    assert best is not None
-    loss, strength, whole, weights = best
+        results.append((loss, strength, whole, weights))
+    loss, strength, whole, weights = min(results, key=lambda result: result[0])
     threshold, f1 = best_threshold(labels, weights)
     return FittedWeights(whole[:-1], float(whole[-1]), threshold, strength, loss, f1)
 
@@ -129,7 +128,7 @@ def _fit(measures: np.ndarray, labels: np.ndarray, strength: float) -> np.ndarra
         a, b = solution[:-1], solution[-1]
         logits = measures @ a + b
         value = (np.logaddexp(0.0, logits) - labels * logits).sum() + strength / 2 * (a @ a)
-        wrong = 1.0 / (1.0 + np.exp(-logits)) - labels
+        wrong = expit(logits) - labels
         return float(value), np.append(measures.T @ wrong + strength * a, wrong.sum())
 
     width = measures.shape[1]
