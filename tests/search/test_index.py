@@ -1,11 +1,11 @@
 """An index: its scores are their formula, its weights their softmax, and its evidence adds up."""
 
-import builtins
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from qkv.core import extras
 from qkv.core.equation import attend_dense
 from qkv.errors import DamagedStoreError, DataError, MissingPackageError, OptionError, StoreBusyError
 from qkv.normalizers import Softmax
@@ -225,14 +225,7 @@ def test_texts_without_words_are_refused():
 
 @pytest.mark.parametrize(("package", "named"), [("bm25s", "bm25s"), ("sklearn", "scikit-learn")])
 def test_a_missing_package_is_named_with_the_extra(library, monkeypatch, package, named):
-    found = builtins.__import__
-
-    def without(name, *arguments, **options):
-        if name.split(".")[0] == package:
-            raise ImportError(name)
-        return found(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr(extras, "_installed", lambda name: name != package)
     with pytest.raises(MissingPackageError, match=rf'{named}.*pip install "qkv\[search\]"'):
         Index.from_texts(library)
 

@@ -9,7 +9,7 @@ from qkv.errors import MissingPackageError
 
 __all__ = ["missing_package", "require_packages"]
 
-_DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+_DISTRIBUTIONS = {"ir_measures": "ir-measures", "sklearn": "scikit-learn"}
 """Names on a package index, where they differ from the names to import."""
 
 

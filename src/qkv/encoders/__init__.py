@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from qkv.core.extras import require_packages
+
 __all__ = ["Encoder", "LatentEncoder", "LatentSemantics", "SentenceModel", "TableVectors", "WordVectors"]
 
 if TYPE_CHECKING:
@@ -28,4 +30,6 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in ("LatentSemantics", "TableVectors"):
+        require_packages(f"{name} requires", "sklearn", "sklearn")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -10,23 +10,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
+import scipy.sparse as sparse
+from scipy.linalg import qr, svd
+from scipy.sparse.linalg import LinearOperator, svds
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.extmath import randomized_svd, svd_flip
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from qkv.core.typing import ArrayLike, Float
 from qkv.encoders.weighting import Weighting, get_weighting
-from qkv.errors import MissingPackageError, OptionError
-
-try:
-    import scipy.sparse as sparse
-    from scipy.linalg import qr, svd
-    from scipy.sparse.linalg import LinearOperator, svds
-    from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
-    from sklearn.utils import check_random_state
-    from sklearn.utils.extmath import randomized_svd, svd_flip
-    from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError:
-    raise MissingPackageError(
-        'LatentSemantics requires scikit-learn, which is not installed. Run: pip install "qkv[sklearn]"'
-    ) from None
+from qkv.errors import OptionError
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qkv.core.extras import require_packages
 from qkv.errors import DataError, MissingPackageError
 
 if TYPE_CHECKING:
@@ -46,13 +47,9 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
         DataError: the folder holds no model with a tokenizer.
         MissingPackageError: transformers or torch is not installed.
     """
-    try:
-        import torch  # noqa: F401
-        from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
-    except ImportError:
-        raise MissingPackageError(
-            'loading a model requires transformers and torch, which are not installed. Run: pip install "qkv[hf]"'
-        ) from None
+    require_packages("loading a model requires", "hf", "transformers", "torch")
+    from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+
     if not (folder / "config.json").is_file():
         raise DataError(
             f"folder must hold a model that save_pretrained wrote, got {str(folder)!r}, which has no config.json."

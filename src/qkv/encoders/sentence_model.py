@@ -117,7 +117,7 @@ class SentenceModel(TextEncoder):
             inputs = self._tokenize([text])
             states = self._model(**inputs).last_hidden_state[0].double().numpy()
         states = states / max(float(np.linalg.norm(states.sum(axis=0))), 1e-12)
-        tokens = self._tokenizer(text, truncation=True, max_length=self.longest, return_offsets_mapping=True)
+        tokens = self._tokenizer(text, truncation=True, max_length=self.longest)
         vectors: dict[str, np.ndarray] = {}
         for state, word in zip(states, _token_words(text, tokens), strict=True):
             vectors[word] = vectors.get(word, 0) + state
@@ -175,14 +175,8 @@ def _describe_model(path: str | None) -> str:
 
 def _token_words(text: str, tokens: BatchEncoding) -> list[str]:
     """Return the word that each token belongs to, in lower case; "" for special tokens."""
-    numbers, spans = tokens.word_ids(), tokens["offset_mapping"]
-    limits: dict[int, tuple[int, int]] = {}
-    for number, (start, end) in zip(numbers, spans, strict=True):
-        if number is not None:
-            first, last = limits.get(number, (start, end))
-            limits[number] = min(first, start), max(last, end)
-    words = {number: text[start:end].strip().lower() for number, (start, end) in limits.items()}
-    return ["" if number is None else words[number] for number in numbers]
+    spans = [None if number is None else tokens.word_to_chars(number) for number in tokens.word_ids()]
+    return ["" if span is None else text[span.start : span.end].strip().lower() for span in spans]
 
 
 def _read_json(path: Path) -> dict[str, object]:

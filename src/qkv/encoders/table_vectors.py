@@ -40,6 +40,8 @@ _OPTIONS = {"text_width": "text_width", "max_categories": "few"}
 _FORMAT_1_NAMES = {"place": "mean", "moment": "timestamp"}
 """Names in files of format 1, which are still read."""
 
+_ARRAYS = ("weights", "components")
+"""Attributes of a `FittedColumn` that are saved as arrays; the others are saved as JSON."""
 _TOKEN = r"(?u)\b\w+\b"
 _MAX_WORDS = 50_000
 _DAYS_PER_YEAR = 365.2425
@@ -253,13 +255,11 @@ class TableVectors(Encoder):
         """
         if not self.fitted:
             raise OptionError("TableVectors must be fitted first, got an unfitted one. Call fit.")
-        arrays: dict[str, np.ndarray] = {}
-        heads = []
-        for index, column in enumerate(self.fitted_columns):
-            heads.append({key: value for key, value in vars(column).items() if key not in ("weights", "components")})
-            for part in ("weights", "components"):
-                if getattr(column, part) is not None:
-                    arrays[f"{part}{index}"] = getattr(column, part)
+        parts = {
+            f"{part}{i}": getattr(column, part) for i, column in enumerate(self.fitted_columns) for part in _ARRAYS
+        }
+        arrays = {name: part for name, part in parts.items() if part is not None}
+        heads = [{k: v for k, v in vars(column).items() if k not in _ARRAYS} for column in self.fitted_columns]
         options = {"text_width": self.text_width, "max_categories": self.max_categories}
         content = {"format": _FORMAT, **options, "columns": heads}
         arrays["head"] = np.frombuffer(json.dumps(content).encode(), np.uint8)

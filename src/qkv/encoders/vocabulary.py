@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from qkv.core.extras import require_packages
 from qkv.errors import DataError, MissingPackageError, OptionError
 
 if TYPE_CHECKING:
@@ -43,12 +44,9 @@ class Vocabulary:
     """
 
     def __init__(self, stem: str | None = None, terms: Sequence[str] | None = None) -> None:
-        try:
-            from sklearn.feature_extraction.text import CountVectorizer
-        except ImportError:
-            raise MissingPackageError(
-                'counting words requires scikit-learn, which is not installed. Run: pip install "qkv[search]"'
-            ) from None
+        require_packages("counting words requires", "search", "sklearn")
+        from sklearn.feature_extraction.text import CountVectorizer
+
         if stem not in _STEMS:
             raise OptionError(f"stem must be None or 'english', got {stem!r}.")
         self.stem = stem

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO, cast
@@ -179,20 +180,16 @@ def write_word_vectors(path: Path, words: tuple[str, ...], vectors: np.ndarray, 
             raise DataError(f"words must not contain separators of the format, got {word!r}. Rename it.")
     rows = np.asarray(vectors, np.float32)
 
-    def fill(stream: IO[bytes]) -> None:
-        if path.suffix.lower() == ".gz":
-            with gzip.open(stream, "wb") as zipped:
-                _write(cast("IO[bytes]", zipped), words, rows, format)
-        else:
-            _write(stream, words, rows, format)
+    def write(stream: IO[bytes]) -> None:
+        zipped = path.suffix.lower() == ".gz"
+        with gzip.open(stream, "wb") if zipped else nullcontext(stream) as target:
+            if format != "glove":
+                target.write(f"{len(words)} {rows.shape[1]}\n".encode())
+            for word, row in zip(words, rows, strict=True):
+                # Nine significant digits represent a float32 exactly.
+                numbers = (
+                    row.astype("<f4").tobytes() if format == "binary" else " ".join(f"{x:.9g}" for x in row).encode()
+                )
+                target.write(word.encode() + b" " + numbers + b"\n")
 
-    write_atomic(path, fill, "the word vectors")
-
-
-def _write(stream: IO[bytes], words: tuple[str, ...], rows: np.ndarray, format: str) -> None:
-    if format != "glove":
-        stream.write(f"{len(words)} {rows.shape[1]}\n".encode())
-    for word, row in zip(words, rows, strict=True):
-        # Nine significant digits represent a float32 exactly.
-        numbers = row.astype("<f4").tobytes() if format == "binary" else " ".join(f"{x:.9g}" for x in row).encode()
-        stream.write(word.encode() + b" " + numbers + b"\n")
+    write_atomic(path, write, "the word vectors")

@@ -7,26 +7,19 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import Tags, check_consistent_length, check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from qkv.core.progress import ProgressBar
 from qkv.core.typing import ArrayLike, Float
-from qkv.errors import DataError, MissingPackageError, OptionError
+from qkv.errors import DataError, OptionError
+from qkv.estimators.bandwidth_search import LOCAL_GRID, WIDE_GRID, search_bandwidth
 from qkv.estimators.features import Features, encode_columns, encoding_sizes, fit_encoding, is_frame, read_columns
-
-try:
-    import torch
-    from sklearn.base import BaseEstimator
-    from sklearn.utils import Tags, check_consistent_length, check_random_state
-    from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-
-    from qkv.estimators.bandwidth_search import LOCAL_GRID, WIDE_GRID, search_bandwidth
-    from qkv.estimators.fitted_rows import FittedRows, RowExplanation
-    from qkv.estimators.metric import METRICS, Metric, Parameters
-    from qkv.estimators.metric_learning import TrainedMetric, TrainingOptions, as_tensors, embed_rows, train_metric
-except ImportError as error:
-    raise MissingPackageError(
-        f'estimators need scikit-learn and PyTorch, and there is no {error.name}. Run: pip install "qkv[learn]"'
-    ) from None
+from qkv.estimators.fitted_rows import FittedRows, RowExplanation
+from qkv.estimators.metric import METRICS, Metric, Parameters
+from qkv.estimators.metric_learning import TrainedMetric, TrainingOptions, as_tensors, embed_rows, train_metric
 
 __all__ = ["AttentionEstimator", "RandomState"]
 

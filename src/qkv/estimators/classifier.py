@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import Self
 
 import numpy as np
+from sklearn.base import ClassifierMixin
+from sklearn.utils import assert_all_finite
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
 
 from qkv.core.typing import ArrayLike, Float, Shaped
 from qkv.errors import DataError
 from qkv.estimators.base import AttentionEstimator
-
-# After the base, whose error names the extra to install where scikit-learn is missing.
-from sklearn.base import ClassifierMixin  # isort: skip
-from sklearn.utils import assert_all_finite  # isort: skip
-from sklearn.utils.multiclass import check_classification_targets  # isort: skip
-from sklearn.utils.validation import column_or_1d  # isort: skip
-
-from qkv.estimators.fitted_rows import RowExplanation  # isort: skip
+from qkv.estimators.fitted_rows import RowExplanation
 
 __all__ = ["AttentionClassifier"]
 

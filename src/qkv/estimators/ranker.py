@@ -16,18 +16,12 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 
 from qkv.core.progress import Progress
 from qkv.core.typing import ArrayLike, Float, Int
-from qkv.errors import DataError, MissingPackageError, OptionError, ShapeError
-
-try:
-    from sklearn.base import BaseEstimator
-    from sklearn.utils.validation import check_is_fitted
-except ImportError:
-    raise MissingPackageError(
-        'a ranker needs scikit-learn, which is not installed. Run: pip install "qkv[learn]"'
-    ) from None
+from qkv.errors import DataError, OptionError, ShapeError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,7 +60,7 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
         losses_: loss after each evaluation.
 
     Raises:
-        MissingPackageError: if PyTorch is not installed.
+        MissingPackageError: when imported, if PyTorch or scikit-learn is not installed.
         OptionError: when fitted, if an option is not allowed.
         ShapeError: when fitted, if shapes do not match.
         DataError: when fitted, if there is nothing to learn from.
@@ -194,12 +188,8 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
         penalty: float,
         progress: Progress | None,
     ) -> tuple[np.ndarray, np.ndarray, list[float]]:
-        try:
-            import torch
-        except ImportError:
-            raise MissingPackageError(
-                'learning needs PyTorch, which is not installed. Run: pip install "qkv[torch]"'
-            ) from None
+        import torch
+
         losses: list[float] = []
         # Memory-mapped keys are read-only, and PyTorch warns about read-only arrays.
         query, key = (torch.from_numpy(np.require(rows, requirements="W")) for rows in (queries, documents))

@@ -6,16 +6,13 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d
 
 from qkv.core.typing import ArrayLike, Float
 from qkv.errors import OptionError
 from qkv.estimators.base import AttentionEstimator
-
-# After the base, whose error names the extra to install where scikit-learn is missing.
-from sklearn.base import RegressorMixin  # isort: skip
-from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d  # isort: skip
-
-from qkv.estimators.fitted_rows import RowExplanation  # isort: skip
+from qkv.estimators.fitted_rows import RowExplanation
 
 __all__ = ["AttentionRegressor"]
 

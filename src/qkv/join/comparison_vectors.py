@@ -27,18 +27,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.sparse as sparse
+from sklearn.feature_extraction.text import TfidfVectorizer
 
-from qkv.errors import MissingPackageError
 from qkv.join.compared_columns import ComparedColumn, Kind
 from qkv.join.pair_sets import PairSet
-
-try:
-    import scipy.sparse as sparse
-    from sklearn.feature_extraction.text import TfidfVectorizer
-except ImportError:
-    raise MissingPackageError(
-        'a join needs scikit-learn, which is not installed. Run: pip install "qkv[sklearn]"'
-    ) from None
 
 __all__ = ["ComparisonVectors", "TfidfRows", "join_cells", "tfidf_rows"]
 

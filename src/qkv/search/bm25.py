@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.extras import missing_package
+from qkv.core.extras import require_packages
 from qkv.encoders.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -47,10 +47,8 @@ class BM25:
         Raises:
             MissingPackageError: bm25s is not installed.
         """
-        try:
-            import bm25s  # type: ignore[import-untyped]
-        except ImportError:
-            raise missing_package("search needs", "bm25s", "search") from None
+        require_packages("search needs", "search", "bm25s")
+        import bm25s  # type: ignore[import-untyped]
         from scipy.sparse import csc_array
 
         index = bm25s.BM25(k1=1.2, b=0.75, method="lucene")

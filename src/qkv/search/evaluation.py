@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.core.extras import missing_package
+from qkv.core.extras import require_packages
 from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 from qkv.search.collections import Collection
@@ -53,10 +53,9 @@ def measure(run: Run, relevant: Judgements, measures: Sequence[str] = MEASURES) 
         >>> measure({"q": {"a": 2.0, "b": 1.0}}, {"q": {"b": 1}}, ["MAP"]).means
         {'MAP': 0.5}
     """
-    try:
-        import ir_measures
-    except ImportError:
-        raise missing_package("search needs", "ir-measures", "search") from None
+    require_packages("search needs", "search", "ir_measures")
+    import ir_measures
+
     parsed = {}
     for name in measures:
         try:
