@@ -14,10 +14,8 @@ The renaming of a manifest commits a version. A crash before it leaves files tha
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,9 +26,8 @@ from qkv.core.typing import Bool
 from qkv.errors import DamagedStoreError
 from qkv.store import row_files
 from qkv.store.attachments import attached_damages
-from qkv.store.base import Block, BlockSelector, Damage, Metadata, Store, Version, check_keep
+from qkv.store.base import Block, BlockSelector, Damage, Metadata, Store, Version
 from qkv.store.disk import TEMPORARY, sync_folder
-from qkv.store.locking import writer_lock
 from qkv.store.manifest import Manifest, RowFile, latest, manifest_path, numbers, read_manifest
 
 if TYPE_CHECKING:
@@ -55,6 +52,8 @@ class ArrowStore(Store):
         DamagedStoreError: Files are missing, cut off or changed.
         DataError: There is no such store or version.
     """
+
+    _row_folders = ("rows",)
 
     def __init__(self, path: Path, version: int | None = None, damaged: str = "refuse") -> None:
         super().__init__(path, version, damaged)
@@ -84,29 +83,15 @@ class ArrowStore(Store):
                 table = block.table if columns is None else block.table.select(list(columns))
                 yield Block(block.name, table, block.present)
 
-    def versions(self) -> list[Version]:
-        """Return every version whose manifest can be read, oldest first."""
-        versions = []
-        for number in numbers(self._versions):
-            try:
-                versions.append(read_manifest(self._versions, number).version)
-            except DamagedStoreError:
-                continue
-        return versions
-
-    def at(self, version: int) -> ArrowStore:
-        """Return the store at an older version."""
-        return ArrowStore(self.path, version, "skip" if self._skip else "refuse")
-
     def verify(self, progress: Progress | None = None) -> list[Damage]:
         """Compare every byte of this version with its checksum; return the damaged files."""
         damages, intact = [], []
         files = self._manifest.row_files
         for done, row_file in enumerate(files):
-            problems = self._problems(row_file, read=lambda name: True)
-            damages += problems
-            if not problems:
-                intact += [row_file, *([row_file.deleted] if row_file.deleted else [])]
+            found = row_files.find_damages(self._rows, row_file, read=lambda name: True)
+            damages += found
+            if not found:
+                intact += row_files.with_deleted([row_file])
             if progress is not None:
                 progress("verifying", done + 1, len(files))
         damages += attached_damages(self.path, self.metadata, read=True)
@@ -114,30 +99,7 @@ class ArrowStore(Store):
             row_files.save_verified(self._rows, intact)
         return damages
 
-    def refresh(self) -> bool:
-        """Open the newest version; return True if there was a newer one."""
-        if self._pinned or latest(self._versions) == self.version:
-            return False
-        self._load_newest()
-        return True
-
-    def __len__(self) -> int:
-        return sum(len(block) for block in self.blocks())
-
     # -- writing ----------------------------------------------------------------------------------------
-
-    def append(self, table: pa.Table | Iterable[pa.Table]) -> int:
-        """Append rows as new files; see `Store.append`."""
-        tables = self.fit_all(table)
-        # A table that does not fit is refused before the lock is acquired.
-        first = next(tables, None)
-        if first is None:
-            return self.version
-        with self._writing():
-            parts = (part for rows in chain([first], tables) for part in row_files.split_table(rows))
-            if files := row_files.write_rows(self._rows, parts):
-                self._commit("append", self._manifest.row_files + files)
-        return self.version
 
     def delete_chosen(self, choose: BlockSelector) -> int:
         """Delete rows by writing the indices of all deleted rows of each block."""
@@ -158,16 +120,6 @@ class ArrowStore(Store):
                 self._commit("delete", tuple(remaining))
         return deleted
 
-    def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
-        """Rewrite small files, and files with deleted rows, into full ones; see `Store.compact`."""
-        check_keep(keep)
-        with self._writing():
-            files = self._compacted(progress)
-            if files != self._manifest.row_files:
-                self._commit("compact", files)
-            self.clear_cache()
-            return self._sweep(keep)
-
     # -- private ----------------------------------------------------------------------------------------
 
     @property
@@ -177,6 +129,12 @@ class ArrowStore(Store):
     @property
     def _rows(self) -> Path:
         return self.path / "rows"
+
+    def _numbers(self) -> list[int]:
+        return numbers(self._versions)
+
+    def _describe(self, number: int) -> Version:
+        return read_manifest(self._versions, number).version
 
     def _load_newest(self) -> None:
         while True:
@@ -193,14 +151,18 @@ class ArrowStore(Store):
         """Map the files of a version; files that are mapped already are not mapped again."""
         import pyarrow as pa
 
-        modified = row_files.modified_files(self._rows, _with_deleted(manifest.row_files))
-        damages = [damage for file in manifest.row_files for damage in self._problems(file, modified.__contains__)]
+        modified = row_files.modified_files(self._rows, row_files.with_deleted(manifest.row_files))
+        damages = [
+            damage
+            for file in manifest.row_files
+            for damage in row_files.find_damages(self._rows, file, modified.__contains__)
+        ]
         damages += attached_damages(self.path, manifest.metadata)
         self._report(damages)
         broken = {damage.file for damage in damages}
         blocks = {}
         for row_file in manifest.row_files:
-            if row_file.name in broken or (row_file.deleted and row_file.deleted.name in broken):
+            if any(file.name in broken for file in row_files.with_deleted([row_file])):
                 continue
             old = self._blocks.get(row_file.name)
             table = old.table if old else row_files.load(self._rows, row_file)
@@ -209,28 +171,10 @@ class ArrowStore(Store):
         self.version, self.metadata = manifest.number, manifest.metadata
         self.schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(manifest.schema)))
 
-    def _problems(self, row_file: RowFile, read: Callable[[str], bool]) -> list[Damage]:
-        damages = []
-        for file in _with_deleted((row_file,)):
-            problem = row_files.find_problem(self._rows, file, read(file.name))
-            if problem:
-                damages.append(Damage(file.name, problem, row_file.present_rows))
-        return damages
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Hold the writer's lock with the newest version open; remove new files if the block raises."""
-        self._check_newest()
-        with writer_lock(self.path):
-            self.refresh()
-            before, version = set(self._rows.iterdir()), self.version
-            try:
-                yield
-            except BaseException:
-                if latest(self._versions) == version:
-                    for unnamed in set(self._rows.iterdir()) - before:
-                        unnamed.unlink()
-                raise
+    def _append(self, tables: Iterator[pa.Table]) -> None:
+        parts = (part for rows in tables for part in row_files.split_table(rows))
+        if files := row_files.write_rows(self._rows, parts):
+            self._commit("append", self._manifest.row_files + files)
 
     def _commit(self, operation: str, files: tuple[RowFile, ...]) -> None:
         manifest = self._manifest.next(operation, files)
@@ -244,7 +188,7 @@ class ArrowStore(Store):
         (deleted,) = row_files.write_rows(self._rows, [table])
         return replace(row_file, deleted=deleted)
 
-    def _compacted(self, progress: Progress | None) -> tuple[RowFile, ...]:
+    def _compact(self, progress: Progress | None) -> None:
         import pyarrow as pa
 
         done: list[RowFile] = []
@@ -273,10 +217,10 @@ class ArrowStore(Store):
             if progress is not None:
                 progress("compacting", number + 1, len(files))
         flush()
-        return tuple(done)
+        if tuple(done) != files:
+            self._commit("compact", tuple(done))
 
-    def _sweep(self, keep: int | None) -> int:
-        """Remove old versions, and files that no version names; return the number of bytes freed."""
+    def _remove_unneeded(self, keep: int | None) -> int:
         if keep is not None:
             for number in numbers(self._versions)[:-keep]:
                 manifest_path(self._versions, number).unlink()
@@ -300,8 +244,3 @@ def _present_after(block: Block, chosen: Bool[np.ndarray, " rows"] | None) -> Bo
     before = np.ones(block.table.num_rows, bool) if block.present is None else block.present
     after = before & ~np.asarray(chosen, bool)
     return None if after.sum() == before.sum() else after
-
-
-def _with_deleted(files: Sequence[RowFile]) -> list[RowFile]:
-    """Return the files of rows and those of deleted rows."""
-    return [file for rows in files for file in (rows, rows.deleted) if file is not None]

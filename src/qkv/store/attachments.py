@@ -6,7 +6,7 @@ STORE/attached/encoder.npz       its size and checksum are in the metadata, whic
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from qkv.errors import DamagedStoreError, DataError
@@ -51,16 +51,14 @@ def attached_damages(path: Path, metadata: Metadata, read: bool = False) -> list
         metadata: the store's metadata.
         read: whether every byte is compared; otherwise only those of files modified since they were written.
     """
-    damages = []
-    for file in _files(metadata):
-        try:
-            modified = (path / FOLDER / file.name).stat().st_mtime_ns != file.changed
-        except FileNotFoundError:
-            modified = False
-        problem = row_files.find_problem(path / FOLDER, file, read or modified)
-        if problem:
-            damages.append(Damage(f"{FOLDER}/{file.name}", problem, 0))
-    return damages
+    folder, files = path / FOLDER, _files(metadata)
+    modified = row_files.modified_files(folder, files)
+    damages = [
+        damage
+        for file in files
+        for damage in row_files.find_damages(folder, file, lambda name: read or name in modified)
+    ]
+    return [replace(damage, file=f"{FOLDER}/{damage.file}") for damage in damages]
 
 
 def read_attached(path: Path, metadata: Metadata, name: str) -> bytes:

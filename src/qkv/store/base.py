@@ -6,8 +6,10 @@ import copy
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -16,6 +18,7 @@ import numpy as np
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Int
 from qkv.errors import DamagedStoreError, DataError, OptionError
+from qkv.store.locking import writer_lock
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -133,6 +136,8 @@ class Store(ABC):
     damages: list[Damage]
     _pinned: bool
     _skip: bool
+    _row_folders: tuple[str, ...]
+    """The folders whose files are written by an operation before it is committed."""
 
     def __init__(self, path: Path, version: int | None, damaged: str) -> None:
         if damaged not in ("refuse", "skip"):
@@ -141,6 +146,7 @@ class Store(ABC):
         self._pinned = version is not None
         self._skip = damaged == "skip"
         self.damages = []
+        self._before: set[Path] = set()
 
     @abstractmethod
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
@@ -153,7 +159,6 @@ class Store(ABC):
             DamagedStoreError: A block is damaged, and the store was not opened to skip it.
         """
 
-    @abstractmethod
     def append(self, table: pa.Table | Iterable[pa.Table]) -> int:
         """Append rows; they are on the disk when this returns.
 
@@ -169,6 +174,13 @@ class Store(ABC):
             StoreBusyError: Another process is writing.
             StoreFullError: The disk is full; the store is unchanged.
         """
+        tables = self.fit_all(table)
+        # A table that does not fit is refused before the lock is acquired.
+        first = next(tables, None)
+        if first is not None:
+            with self._writing():
+                self._append(chain([first], tables))
+        return self.version
 
     def delete(self, predicate: RowPredicate) -> int:
         """Delete rows from the newest version; older versions keep them.
@@ -185,7 +197,6 @@ class Store(ABC):
     def delete_chosen(self, choose: BlockSelector) -> int:
         """Delete rows from the newest version, selected from all of its blocks at once; see `delete`."""
 
-    @abstractmethod
     def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
         """Rewrite small blocks, and blocks with deleted rows, into full ones.
 
@@ -197,26 +208,43 @@ class Store(ABC):
         Returns:
             The number of bytes freed on the disk.
         """
+        if keep is not None and keep < 1:
+            raise OptionError(
+                f"keep must be at least 1, as the newest version always remains, got {keep}. Give 1 or more."
+            )
+        with self._writing():
+            self._compact(progress)
+            self.clear_cache()
+            return self._remove_unneeded(keep)
 
-    @abstractmethod
     def versions(self) -> list[Version]:
         """Return every readable version, oldest first."""
+        versions = []
+        for number in self._numbers():
+            try:
+                versions.append(self._describe(number))
+            except DamagedStoreError:
+                continue
+        return versions
 
-    @abstractmethod
-    def at(self, version: int) -> Store:
+    def at(self, version: int) -> Self:
         """Return the store at an older version, which can be read but not written."""
+        return type(self)(self.path, version, "skip" if self._skip else "refuse")
 
     @abstractmethod
     def verify(self, progress: Progress | None = None) -> list[Damage]:
         """Compare every byte of this version with its checksum; return the damaged files."""
 
-    @abstractmethod
     def refresh(self) -> bool:
         """Open the newest version; return True if there was a newer one. A store opened by `at` stays."""
+        if self._pinned or self._latest() == self.version:
+            return False
+        self._load_newest()
+        return True
 
-    @abstractmethod
     def __len__(self) -> int:
         """Return the number of rows of this version."""
+        return sum(self.block_lengths())
 
     def snapshot(self) -> Self:
         """Return this version as a store that later changes of this object do not affect."""
@@ -311,6 +339,56 @@ class Store(ABC):
 
     # -- for implementations ----------------------------------------------------------------------------
 
+    @abstractmethod
+    def _numbers(self) -> list[int]:
+        """Return the numbers of the versions whose manifests exist, ascending."""
+
+    @abstractmethod
+    def _describe(self, number: int) -> Version:
+        """Return the description of a version, or raise a `DamagedStoreError`."""
+
+    @abstractmethod
+    def _load_newest(self) -> None:
+        """Open the newest readable version."""
+
+    @abstractmethod
+    def _append(self, tables: Iterator[pa.Table]) -> None:
+        """Write the rows of tables of this schema and commit them, if there are any."""
+
+    @abstractmethod
+    def _compact(self, progress: Progress | None) -> None:
+        """Rewrite small files, and files with deleted rows, and commit the change, if there is one."""
+
+    @abstractmethod
+    def _remove_unneeded(self, keep: int | None) -> int:
+        """Remove all but the newest `keep` versions, and files of no version; return the number of bytes freed."""
+
+    def _latest(self) -> int:
+        return max(self._numbers(), default=0)
+
+    def _row_paths(self) -> set[Path]:
+        folders = (self.path / name for name in self._row_folders)
+        return {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Hold the writer's lock with the newest version open; remove new files if the block raises."""
+        if self._pinned:
+            raise OptionError(
+                f"version {self.version} of {self.path.name!r} cannot be written: only the newest can. "
+                "Open the store without a version."
+            )
+        with writer_lock(self.path):
+            self.refresh()
+            self._before, version = self._row_paths(), self.version
+            try:
+                yield
+            except BaseException:
+                if self._latest() == version:
+                    for unnamed in self._row_paths() - self._before:
+                        unnamed.unlink(missing_ok=True)
+                raise
+
     def _report(self, damages: list[Damage]) -> None:
         """Raise if files are damaged and damaged files are not skipped."""
         if damages and not self._skip:
@@ -319,16 +397,3 @@ class Store(ABC):
                 f"{self.path.name!r} is damaged: {'; '.join(map(str, damages[:5]))}{more}. "
                 "Restore these files from a copy, or open it with damaged='skip' to read the other rows."
             )
-
-    def _check_newest(self) -> None:
-        if self._pinned:
-            raise OptionError(
-                f"version {self.version} of {self.path.name!r} cannot be written: only the newest can. "
-                "Open the store without a version."
-            )
-
-
-def check_keep(keep: int | None) -> None:
-    """Raise an `OptionError` unless `keep` is None or positive."""
-    if keep is not None and keep < 1:
-        raise OptionError(f"keep must be at least 1, as the newest version always remains, got {keep}. Give 1 or more.")

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +30,7 @@ from qkv.errors import (
 )
 from qkv.store import row_files
 from qkv.store.attachments import attached_damages
-from qkv.store.base import Block, BlockSelector, Damage, Metadata, Store, Version, check_keep
+from qkv.store.base import Block, BlockSelector, Damage, Metadata, Store, Version
 from qkv.store.disk import sync_folder
 from qkv.store.lance_files import (
     FOLDERS,
@@ -41,11 +39,9 @@ from qkv.store.lance_files import (
     file_name,
     first_line,
     fragment_name,
-    list_files,
     sync_all,
     translate_errors,
 )
-from qkv.store.locking import writer_lock
 
 if TYPE_CHECKING:
     import lance
@@ -98,10 +94,11 @@ class LanceStore(Store):
         MissingPackageError: pylance is not installed.
     """
 
+    _row_folders = FOLDERS
+
     def __init__(self, path: Path, version: int | None = None, damaged: str = "refuse") -> None:
         super().__init__(path, version, damaged)
         self._lance = import_lance()
-        self._before: set[Path] = set()
         self._load(self._newest() if version is None else self._at(version))
 
     @classmethod
@@ -147,24 +144,6 @@ class LanceStore(Store):
         with translate_errors(self.path):
             return self._dataset.take(rows.tolist(), columns=names).cast(self.empty(names).schema)
 
-    def versions(self) -> list[Version]:
-        """Return every readable version, oldest first."""
-        versions = []
-        for number in self._numbers():
-            try:
-                dataset = self._at(number)
-            except DamagedStoreError:
-                continue
-            (written,) = (each["timestamp"] for each in dataset.versions() if each["version"] == number)
-            assert isinstance(written, datetime)
-            written = written.astimezone(UTC)
-            versions.append(Version(number, self._operation(dataset), dataset.count_rows(), written))
-        return versions
-
-    def at(self, version: int) -> LanceStore:
-        """Return the store at an older version."""
-        return LanceStore(self.path, version, "skip" if self._skip else "refuse")
-
     def verify(self, progress: Progress | None = None) -> list[Damage]:
         """Decode all rows of this version; return the damaged files."""
         fragments, damages = self._dataset.get_fragments(), []
@@ -181,35 +160,7 @@ class LanceStore(Store):
                 progress("verifying", done + 1, len(fragments))
         return damages + attached_damages(self.path, self.metadata, read=True)
 
-    def refresh(self) -> bool:
-        """Open the newest version; return True if there was a newer one."""
-        if self._pinned or max(self._numbers(), default=0) == self.version:
-            return False
-        self._load(self._newest())
-        return True
-
-    def __len__(self) -> int:
-        return sum(self.block_lengths())
-
     # -- writing ----------------------------------------------------------------------------------------
-
-    def append(self, table: pa.Table | Iterable[pa.Table]) -> int:
-        """Append rows as new fragments; see `Store.append`."""
-        tables = self.fit_all(table)
-        first = next(tables, None)
-        if first is None:
-            return self.version
-        with self._writing():
-            fragments: list[FragmentMetadata] = []
-            for rows in chain([first], tables):
-                for part in row_files.split_table(rows):
-                    with translate_errors(self.path):
-                        fragments += self._lance.fragment.write_fragments(
-                            part, self._dataset, mode="append", max_rows_per_file=max(1, part.num_rows)
-                        )
-            if fragments:
-                self._commit(self._lance.LanceOperation.Append(fragments), "data")
-        return self.version
 
     def delete_chosen(self, choose: BlockSelector) -> int:
         """Delete rows, selected from all fragments at once."""
@@ -234,43 +185,56 @@ class LanceStore(Store):
                 self._commit(operation, "_deletions")
         return deleted
 
-    def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
-        """Rewrite small fragments, and those with deleted rows, into full ones; see `Store.compact`."""
-        check_keep(keep)
-        with self._writing():
-            rows = max(1, len(self))
-            each = max(1, int(row_files.BYTES / max(1.0, self.size_of(self.schema.names) / rows)))
-            compaction = self._lance.optimize.Compaction
-            options = {"target_rows_per_fragment": each, "materialize_deletions_threshold": 0.0}
-            tasks = compaction.plan(self._dataset, options).tasks
-            done = []
-            with translate_errors(self.path):
-                for number, task in enumerate(tasks):
-                    done.append(task.execute(self._dataset))
-                    if progress is not None:
-                        progress("compacting", number + 1, len(tasks))
-            if done:
-                sync_all(self.path / "data", self._before)
-                with translate_errors(self.path):
-                    compaction.commit(self._dataset, done, options)
-                self._sync_commit()
-                self._load(self._newest())
-            self.clear_cache()
-            if keep is None:
-                return 0
-            freed = self._dataset.cleanup_old_versions(
-                older_than=timedelta(0), retain_versions=keep, delete_unverified=True
-            )
-            return int(freed.bytes_removed)
-
     # -- private ----------------------------------------------------------------------------------------
+
+    def _append(self, tables: Iterator[pa.Table]) -> None:
+        fragments: list[FragmentMetadata] = []
+        for rows in tables:
+            for part in row_files.split_table(rows):
+                with translate_errors(self.path):
+                    fragments += self._lance.fragment.write_fragments(
+                        part, self._dataset, mode="append", max_rows_per_file=max(1, part.num_rows)
+                    )
+        if fragments:
+            self._commit(self._lance.LanceOperation.Append(fragments), "data")
+
+    def _compact(self, progress: Progress | None) -> None:
+        rows = max(1, len(self))
+        each = max(1, int(row_files.BYTES / max(1.0, self.size_of(self.schema.names) / rows)))
+        compaction = self._lance.optimize.Compaction
+        options = {"target_rows_per_fragment": each, "materialize_deletions_threshold": 0.0}
+        tasks = compaction.plan(self._dataset, options).tasks
+        done = []
+        with translate_errors(self.path):
+            for number, task in enumerate(tasks):
+                done.append(task.execute(self._dataset))
+                if progress is not None:
+                    progress("compacting", number + 1, len(tasks))
+        if done:
+            sync_all(self.path / "data", self._before)
+            with translate_errors(self.path):
+                compaction.commit(self._dataset, done, options)
+            self._finish_commit()
+
+    def _remove_unneeded(self, keep: int | None) -> int:
+        if keep is None:
+            return 0
+        freed = self._dataset.cleanup_old_versions(
+            older_than=timedelta(0), retain_versions=keep, delete_unverified=True
+        )
+        return int(freed.bytes_removed)
+
+    def _describe(self, number: int) -> Version:
+        dataset = self._at(number)
+        (written,) = (each["timestamp"] for each in dataset.versions() if each["version"] == number)
+        assert isinstance(written, datetime)
+        return Version(number, self._operation(dataset), dataset.count_rows(), written.astimezone(UTC))
 
     def _fragments(self) -> Iterator[LanceFragment]:
         broken = {damage.file for damage in self.damages}
         return (each for each in self._dataset.get_fragments() if file_name(each) not in broken)
 
     def _numbers(self) -> list[int]:
-        """Return the numbers of the versions whose manifests exist, ascending."""
         found = []
         for path in (self.path / "_versions").iterdir():
             stem = path.name.removesuffix(".manifest")
@@ -278,6 +242,9 @@ class LanceStore(Store):
                 # Twenty digits count down, so that the newest comes first in a listing.
                 found.append(_NEWEST - int(stem) if len(stem) == 20 else int(stem))
         return sorted(found)
+
+    def _load_newest(self) -> None:
+        self._load(self._newest())
 
     def _newest(self) -> lance.LanceDataset:
         """Return the newest readable version; unreadable newer ones are renamed."""
@@ -356,30 +323,14 @@ class LanceStore(Store):
             return "unknown"
         return _OPERATIONS.get(kind, kind.lower())
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Hold the writer's lock with the newest version open; remove new files if the block raises."""
-        self._check_newest()
-        with writer_lock(self.path):
-            self.refresh()
-            before, version = list_files(self.path), self.version
-            self._before = before
-            try:
-                yield
-            except BaseException:
-                if max(self._numbers(), default=0) == version:
-                    for unnamed in list_files(self.path) - before:
-                        unnamed.unlink(missing_ok=True)
-                raise
-
     def _commit(self, operation: lance.LanceOperation.BaseOperation, folder: str) -> None:
         sync_all(self.path / folder, self._before)
         with translate_errors(self.path):
             self._lance.LanceDataset.commit(str(self.path), operation, read_version=self.version)
-        self._sync_commit()
-        self._load(self._newest())
+        self._finish_commit()
 
-    def _sync_commit(self) -> None:
+    def _finish_commit(self) -> None:
         for folder in FOLDERS[:2]:
             sync_all(self.path / folder, self._before)
         sync_folder(self.path)
+        self._load_newest()

@@ -22,7 +22,6 @@ __all__ = [
     "file_name",
     "first_line",
     "fragment_name",
-    "list_files",
     "sync_all",
     "translate_errors",
 ]
@@ -44,11 +43,6 @@ def sync_all(folder: Path, known: set[Path]) -> None:
         with translate_errors(folder):
             fsync(path)
     sync_folder(folder)
-
-
-def list_files(path: Path) -> set[Path]:
-    """Return all files of a dataset."""
-    return {file for name in FOLDERS if (path / name).is_dir() for file in (path / name).iterdir()}
 
 
 @contextmanager

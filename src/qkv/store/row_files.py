@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from qkv.core.typing import Bool
+from qkv.store.base import Damage
 from qkv.store.disk import checksum, sync_folder, write_synced
 from qkv.store.manifest import RowFile
 
@@ -20,12 +21,14 @@ if TYPE_CHECKING:
 __all__ = [
     "BYTES",
     "VERIFIED",
+    "find_damages",
     "find_problem",
     "load",
     "load_present",
     "modified_files",
     "save_verified",
     "split_table",
+    "with_deleted",
     "write_rows",
 ]
 
@@ -104,6 +107,27 @@ def find_problem(folder: Path, file: RowFile, read: bool) -> str | None:
             if checksum(mapped.read_buffer()) != file.check:
                 return "bytes changed"
     return None
+
+
+def find_damages(folder: Path, row_file: RowFile, read: Callable[[str], bool]) -> list[Damage]:
+    """Return the damages of a file of rows and of its file of deleted rows.
+
+    Args:
+        folder: their folder.
+        row_file: the file of rows as recorded.
+        read: whether every byte of the file of a name is compared.
+    """
+    damages = []
+    for file in with_deleted([row_file]):
+        problem = find_problem(folder, file, read(file.name))
+        if problem:
+            damages.append(Damage(file.name, problem, row_file.present_rows))
+    return damages
+
+
+def with_deleted(files: Iterable[RowFile]) -> list[RowFile]:
+    """Return the files of rows and those of their deleted rows."""
+    return [file for rows in files for file in (rows, rows.deleted) if file is not None]
 
 
 def modified_files(folder: Path, files: Iterable[RowFile]) -> set[str]:
