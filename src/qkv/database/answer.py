@@ -65,6 +65,11 @@ class Entry:
     nearness: Num[np.ndarray, " n"] | None = None
 
 
+def _entry_field(name: str, doc: str) -> property:
+    """Return a property of `Answer`: this field of the single entry, or the list of it for all entries."""
+    return property(lambda answer: answer._one_or_list([getattr(entry, name) for entry in answer.entries]), doc=doc)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Answer:
     """The answer to one query, with single fields, or to many, with lists.
@@ -92,40 +97,21 @@ class Answer:
 
     # -- fields -----------------------------------------------------------------------------------------
 
-    @property
-    def query(self) -> OneOrList:
-        """The query as given."""
-        return self._one_or_list([entry.query for entry in self.entries])
-
-    @property
-    def value(self) -> OneOrList:
-        """The weighted average, or the text or category with the most weight; None without a match."""
-        return self._one_or_list([entry.value for entry in self.entries])
-
-    @property
-    def spread(self) -> OneOrList:
-        """The weighted standard deviation of the values (for texts and categories, of one-hot vectors)."""
-        return self._one_or_list([entry.spread for entry in self.entries])
-
-    @property
-    def support(self) -> OneOrList:
-        """The effective number of rows, exp(entropy) of the weights; None if they do not sum to 1."""
-        return self._one_or_list([entry.support for entry in self.entries])
-
-    @property
-    def found(self) -> OneOrList:
-        """Whether some key matches the query."""
-        return self._one_or_list([entry.found for entry in self.entries])
-
-    @property
-    def reason(self) -> OneOrList:
-        """The reason for "no match"; empty if there is a match."""
-        return self._one_or_list([entry.reason for entry in self.entries])
-
-    @property
-    def probabilities(self) -> OneOrList:
-        """Shares of the vote for texts, categories and booleans, the largest first; else empty."""
-        return self._one_or_list([entry.probabilities for entry in self.entries])
+    query = _entry_field("query", "The query as given.")
+    value = _entry_field(
+        "value", "The weighted average, or the text or category with the most weight; None without a match."
+    )
+    spread = _entry_field(
+        "spread", "The weighted standard deviation of the values (for texts and categories, of one-hot vectors)."
+    )
+    support = _entry_field(
+        "support", "The effective number of rows, exp(entropy) of the weights; None if they do not sum to 1."
+    )
+    found = _entry_field("found", "Whether some key matches the query.")
+    reason = _entry_field("reason", 'The reason for "no match"; empty if there is a match.')
+    probabilities = _entry_field(
+        "probabilities", "Shares of the vote for texts, categories and booleans, the largest first; else empty."
+    )
 
     @property
     def rows(self) -> OneOrList:
@@ -166,9 +152,8 @@ class Answer:
         ]
         if any(entry.probabilities for entry in self.entries):
             columns["probability"] = [entry.probabilities.get(entry.value) for entry in self.entries]
-        columns["spread"] = [entry.spread for entry in self.entries]
-        columns["support"] = [entry.support for entry in self.entries]
-        columns["found"] = [entry.found for entry in self.entries]
+        for name in ("spread", "support", "found"):
+            columns[name] = [getattr(entry, name) for entry in self.entries]
         columns["reason"] = [entry.reason or None for entry in self.entries]
         return pa.table(columns)
 

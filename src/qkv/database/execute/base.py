@@ -75,6 +75,15 @@ class Executor(ABC):
         self._comparison: tuple[object, Comparison] | None = None
         self._filter: tuple[str, np.ndarray] | None = None
 
+    def _set_counts(self, missing: dict[str, int], complete_rows: int) -> None:
+        """Set the counts of rows from the number of missing cells of each column, or refuse a table without rows."""
+        if not complete_rows:
+            raise DataError(
+                f"no row of {self.name} has all of {', '.join(missing)}. Choose columns that are filled together."
+            )
+        self.left_out = {name: count for name, count in missing.items() if count}
+        self.complete_rows = complete_rows
+
     @property
     @abstractmethod
     def columns(self) -> tuple[Column, ...]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Float, Shaped
 from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import Aggregator, aggregator_for
@@ -73,12 +72,9 @@ class InMemoryExecutor(Executor):
         self.query_columns = tuple(Column.from_table(table, column, fold) for column in self.key)
         self.aggregator = aggregator_for(Column.from_table(table, value, fold))
         columns = {column.name: column for column in self.columns}
-        self.left_out = {n: int(column.missing.sum()) for n, column in columns.items() if column.missing.any()}
         self.complete = ~np.logical_or.reduce([column.missing for column in columns.values()])
-        self.complete_rows = int(self.complete.sum())
-        if not self.complete_rows:
-            names = ", ".join(columns)
-            raise DataError(f"no row of {name} has all of {names}. Choose columns that are filled together.")
+        missing = {name: int(column.missing.sum()) for name, column in columns.items()}
+        self._set_counts(missing, int(self.complete.sum()))
 
     @property
     def columns(self) -> tuple[Column, ...]:
@@ -124,17 +120,15 @@ def attend_to_rows(
     chunk = _QUERIES_AT_ONCE
     if aggregator.votes:
         chunk = max(1, min(chunk, _MOST_WEIGHTS // len(present)))
-    entries, plan = call.answer(queries.slice(0, chunk))  # also for no queries, so that there is a plan
-    _report(options.progress, len(entries), len(queries))
-    for start in range(chunk, len(queries), chunk):
-        entries += call.answer(queries.slice(start, start + chunk))[0]
-        _report(options.progress, len(entries), len(queries))
-    return entries, plan
-
-
-def _report(progress: Progress | None, done: int, total: int) -> None:
-    if progress is not None:
-        progress("answering", done, total)
+    entries: list[Entry] = []
+    plans = []
+    for start in range(0, max(1, len(queries)), chunk):  # once also for no queries, so that there is a plan
+        answered, plan = call.answer(queries.slice(start, start + chunk))
+        entries += answered
+        plans.append(plan)
+        if options.progress is not None:
+            options.progress("answering", len(entries), len(queries))
+    return entries, plans[0]
 
 
 def _rows_mask(present: Bool[np.ndarray, " rows"], mask: Mask | None) -> Mask | None:

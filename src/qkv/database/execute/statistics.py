@@ -6,6 +6,7 @@ commonest text, and the indices of evenly spaced rows from which bandwidths are 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -102,13 +103,11 @@ class TableStatistics:
         }
         data = io.BytesIO()
         np.savez(data, record=np.array(json.dumps(record)), sample=self.sample, incomplete_tiles=self.incomplete_tiles)
-        try:
+        with contextlib.suppress(OSError, StoreFullError):
             self.path.parent.mkdir(exist_ok=True)
             write_synced(self.path, data.getvalue())
             for older in sorted(self.path.parent.glob("*.npz"))[:-_MOST_SAVED]:
                 older.unlink(missing_ok=True)
-        except (OSError, StoreFullError):
-            return
 
 
 def load_statistics(

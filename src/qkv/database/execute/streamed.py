@@ -35,7 +35,7 @@ from qkv.database.keys.columns import Column
 from qkv.database.keys.comparisons import Comparison
 from qkv.database.keys.queries import Queries
 from qkv.engine import explain
-from qkv.errors import DataError, KindError, OptionError, QueryError, RefusedError, ShapeError
+from qkv.errors import KindError, OptionError, QueryError, RefusedError, ShapeError
 from qkv.masks import Keys as KeysMask
 from qkv.normalizers.base import Normalizer
 from qkv.store import Store
@@ -88,11 +88,8 @@ class StreamedExecutor(Executor):
         self.table = StoredRows(store, hidden)
         self.title = f"{name}, version {self.table.store.version}"
         self.statistics = load_statistics(self.table, key, value, fold, progress)
-        self.complete_rows = self.statistics.complete
-        if not self.complete_rows:
-            names = ", ".join(dict.fromkeys((*key, value)))
-            raise DataError(f"no row of {name} has all of {names}. Choose columns that are filled together.")
-        self.left_out = {n: column.missing for n, column in self.statistics.columns.items() if column.missing}
+        missing = {name: column.missing for name, column in self.statistics.columns.items()}
+        self._set_counts(missing, self.statistics.complete)
         self.examples = self.read_columns(self.table.take(self.statistics.examples))
         self.query_columns = self.examples[:-1]
         self.norms = VectorNorms()

@@ -14,7 +14,7 @@ import numpy as np
 
 from qkv.core.typing import Bool
 from qkv.database.io import arrow_columns
-from qkv.errors import DataError, QueryError
+from qkv.errors import DataError, QkvError, QueryError
 
 if TYPE_CHECKING:
     import duckdb
@@ -34,10 +34,20 @@ _ROW = "__qkv_row"
 _PRESENT = "__qkv_present"
 
 
-def _connect(settings: dict[str, str]) -> duckdb.DuckDBPyConnection:
+@contextmanager
+def _connection(
+    settings: dict[str, str], error_class: type[QkvError], failure: str, remedy: str
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield a connection; an error of DuckDB becomes `error_class` with what failed, why, and what to do."""
     import duckdb
 
-    return duckdb.connect(config=settings)
+    connection = duckdb.connect(config=settings)
+    try:
+        yield connection
+    except duckdb.Error as error:
+        raise error_class(f"{failure}: {_first_sentence(error)}. {remedy}") from None
+    finally:
+        connection.close()
 
 
 def _first_sentence(error: Exception) -> str:
@@ -87,27 +97,19 @@ def read_parts(path: str, kind: str) -> Iterator[pa.Table]:
 @contextmanager
 def _reading(path: str, kind: str) -> Iterator[Callable[..., duckdb.DuckDBPyRelation]]:
     """Yield a function that opens the file, while the connection is open."""
-    import duckdb
-
-    connection = _connect(_OFFLINE)
     # A path with glob characters means that one file: each is written as a class of one character.
     literal = "".join(f"[{c}]" if c in "*?[" else c for c in path)
     options = {"delimiter": "\t"} if kind == ".tsv" else {}
+    failure = f"{path!r} cannot be read as {kind[1:]}"
+    remedy = "Check the file, or rename it to the format that it has."
+    with _connection(_OFFLINE, DataError, failure, remedy) as connection:
 
-    def relation(**more: bool) -> duckdb.DuckDBPyRelation:
-        if kind in PARQUET:
-            return connection.read_parquet(literal)
-        return connection.read_json(literal) if kind in JSON else connection.read_csv(literal, **options, **more)
+        def relation(**more: bool) -> duckdb.DuckDBPyRelation:
+            if kind in PARQUET:
+                return connection.read_parquet(literal)
+            return connection.read_json(literal) if kind in JSON else connection.read_csv(literal, **options, **more)
 
-    try:
         yield relation
-    except duckdb.Error as error:
-        raise DataError(
-            f"{path!r} cannot be read as {kind[1:]}: {_first_sentence(error)}. "
-            "Check the file, or rename it to the format that it has."
-        ) from None
-    finally:
-        connection.close()
 
 
 def run_sql(query: str, tables: Mapping[str, pa.Table]) -> pa.Table:
@@ -118,8 +120,8 @@ def run_sql(query: str, tables: Mapping[str, pa.Table]) -> pa.Table:
     """
     import duckdb
 
-    connection = _connect(_OFFLINE)
-    try:
+    remedy = "Correct it and run it again."
+    with _connection(_OFFLINE, QueryError, "the SQL query failed", remedy) as connection:
         for name, table in tables.items():
             connection.register(name, table)
         statements = connection.extract_statements(query)
@@ -127,10 +129,6 @@ def run_sql(query: str, tables: Mapping[str, pa.Table]) -> pa.Table:
         if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
             raise QueryError(f"sql must be one SELECT, got {query!r}. Write a SELECT that returns the rows.")
         return connection.sql(query).to_arrow_table()
-    except duckdb.Error as error:
-        raise QueryError(f"the SQL query failed: {_first_sentence(error)}. Correct it and run it again.") from None
-    finally:
-        connection.close()
 
 
 def matching_rows(
@@ -149,28 +147,20 @@ def matching_rows(
     Raises:
         QueryError: The predicate does not parse, names an unknown column, or accesses other data.
     """
-    import duckdb
-
     numbered = table.append_column(_ROW, arrow_columns.row_numbers(table.num_rows))
     if present is not None:
         import pyarrow as pa
 
         numbered = numbered.append_column(_PRESENT, pa.array(present))
-    connection = _connect(_CLOSED)
-    try:
+    failure = f"the predicate {predicate!r} failed"
+    remedy = f"Write SQL over the columns {', '.join(table.column_names)}, such as city = 'Oslo'."
+    with _connection(_CLOSED, QueryError, failure, remedy) as connection:
         relation = connection.from_arrow(numbered)
         if present is not None:
             relation = relation.filter(_PRESENT).project(f"* exclude ({_PRESENT})")
         relation.create_view("data")
         # `filter` parses one expression, so a predicate cannot end the statement and begin another.
         matches = relation.filter(predicate).select(_ROW).to_arrow_table()
-    except duckdb.Error as error:
-        raise QueryError(
-            f"the predicate {predicate!r} failed: {_first_sentence(error)}. "
-            f"Write SQL over the columns {', '.join(table.column_names)}, such as city = 'Oslo'."
-        ) from None
-    finally:
-        connection.close()
     mask = np.zeros(table.num_rows, bool)
     for chunk in matches.column(0).chunks:
         mask[arrow_columns.stored_numbers(chunk)] = True

@@ -178,15 +178,14 @@ def _read_vectors(chunked: pa.ChunkedArray, name: str, width: int | None) -> Col
             "Cut or pad them."
         )
     width = max(widths, default=getattr(chunked.type, "list_size", 1))
-    cells = np.full((len(chunked), width), np.nan)
-    start = 0
-    for chunk in rows:
-        if isinstance(chunk, np.ndarray):
-            cells[start : start + len(chunk)] = chunk
-        else:
-            for index, row in enumerate(chunk):
-                cells[start + index] = np.nan if row is None else np.array(row, dtype=np.float64)
-        start += len(chunk)
+    blank = [np.nan] * width
+    matrices = [
+        chunk
+        if isinstance(chunk, np.ndarray)
+        else np.array([blank if row is None else row for row in chunk], np.float64).reshape(len(chunk), width)
+        for chunk in rows
+    ]
+    cells = np.concatenate([np.zeros((0, width)), *matrices])
     missing = ~np.asarray(np.isfinite(cells).all(axis=1))
     return Column(name, "vector", np.where(missing[:, None], 0.0, cells), missing, chunked.type)
 

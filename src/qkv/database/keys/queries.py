@@ -23,8 +23,10 @@ from qkv.errors import QueryError
 
 __all__ = ["Queries", "split_queries"]
 
-_TRUE = {"true", "t", "yes", "y", "1"}
-_FALSE = {"false", "f", "no", "n", "0"}
+_BOOLEANS = {
+    **dict.fromkeys(("true", "t", "yes", "y", "1", 1), 1.0),
+    **dict.fromkeys(("false", "f", "no", "n", "0", 0), 0.0),
+}
 
 Cell = str | float | np.ndarray | None
 """One parsed part of a query; None where it is missing."""
@@ -159,8 +161,10 @@ def _parse_cell(value: Any, column: Column, folded: bool) -> Cell:
             return _vector(value, column)
         if column.kind == "timestamp":
             return float(arrow_columns.to_units(value, column.type) - column.origin)
-        return _boolean(value) if column.kind == "boolean" else _number(value)
-    except (ValueError, TypeError, OverflowError):
+        if column.kind == "boolean":
+            return _BOOLEANS[value.strip().lower() if isinstance(value, str) else value]
+        return _number(value)
+    except (ValueError, TypeError, OverflowError, KeyError):
         raise _kind_error(value, column) from None
 
 
@@ -169,17 +173,6 @@ def _number(value: str | float) -> float:
     if not math.isfinite(number):
         raise ValueError
     return number
-
-
-def _boolean(value: str | float) -> float:
-    if isinstance(value, str):
-        word = value.strip().lower()
-        if word not in _TRUE | _FALSE:
-            raise ValueError
-        return float(word in _TRUE)
-    if value not in (0, 1):
-        raise ValueError
-    return float(value)
 
 
 def _vector(value: str | Sequence[float], column: Column) -> Float[np.ndarray, " width"]:

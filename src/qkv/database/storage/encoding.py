@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,30 +51,24 @@ class EncodedQueries:
     unknown: Bool[np.ndarray, " q"]
 
 
+@dataclass(frozen=True, eq=False)
 class Encoding:
     """The encoder of a store's key columns, loaded on first use.
 
-    Args:
+    Fields:
         columns: the key columns that are encoded.
         name, settings: of the encoder.
         width: of the vectors.
         description: the encoder in words.
-        load: returns the encoder.
+        load_encoder: returns the encoder.
     """
 
-    def __init__(
-        self,
-        columns: Sequence[str],
-        name: str,
-        settings: Mapping[str, object],
-        width: int,
-        description: str,
-        load: Callable[[], Encoder],
-    ) -> None:
-        self.columns = tuple(columns)
-        self.name, self.settings, self.width, self.description = name, settings, width, description
-        self._load = load
-        self._encoder: Encoder | None = None
+    columns: tuple[str, ...]
+    name: str
+    settings: Mapping[str, object]
+    width: int
+    description: str
+    load_encoder: Callable[[], Encoder]
 
     @classmethod
     def learn(
@@ -93,7 +88,7 @@ class Encoding:
                     "Give the first rows, or a fitted encoder."
                 )
             encoder.fit_encode(_inputs(encoder, columns, table, _has_key(encoder, columns, table)), progress)
-        return cls(columns, encoder.name, encoder.settings(), encoder.width, str(encoder), load=lambda: encoder)
+        return cls(tuple(columns), encoder.name, encoder.settings(), encoder.width, str(encoder), lambda: encoder)
 
     @classmethod
     def load(cls, store: Store, record: Mapping[str, Any], use: bool = True) -> Encoding:
@@ -119,17 +114,21 @@ class Encoding:
                 "with damaged='skip' to read its rows."
             )
 
-        def load() -> Encoder:
-            return unpack(name, settings, read_attached(store.path, store.metadata, FILE))
-
-        return cls(record["columns"], name, settings, record["width"], record["said"], load=load)
+        return cls(
+            tuple(record["columns"]),
+            name,
+            settings,
+            record["width"],
+            record["said"],
+            lambda: unpack(name, settings, read_attached(store.path, store.metadata, FILE)),
+        )
 
     def record(self) -> dict[str, object]:
         """Return the description of the encoding for the metadata of a store."""
         record = {"columns": list(self.columns), "name": self.name, "settings": self.settings}
         return {**record, "width": self.width, "said": self.description}
 
-    @property
+    @cached_property
     def encoder(self) -> Encoder:
         """The encoder.
 
@@ -137,9 +136,7 @@ class Encoding:
             DamagedStoreError: Its file is damaged.
             DataError: The model it needs does not exist or has changed.
         """
-        if self._encoder is None:
-            self._encoder = self._load()
-        return self._encoder
+        return self.load_encoder()
 
     @property
     def vector(self) -> str:
