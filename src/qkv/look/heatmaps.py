@@ -19,6 +19,7 @@ import numpy as np
 from qkv.core.typing import ArrayLike, Float, Num
 from qkv.errors import OptionError, ShapeError
 from qkv.look.figure import DARK, INK, PAPER, new_figure
+from qkv.look.quantize import to_numpy
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -160,8 +161,8 @@ def attention(
             f"keys, got {tuple(np.shape(weights))}. Choose a head, or average over heads."
         )
     side = [min(9.0, max(2.6, 1.3 + 0.19 * len(labels))) for labels in (tokens, queries)]
-    options.setdefault("figsize", (side[0] + 0.6, side[1]))
     titles = None if title is None else [title]
+    options = {"figsize": (side[0] + 0.6, side[1])} | options
     return heatmaps(panel, titles=titles, keys=tokens, queries=queries, **options)
 
 
@@ -182,9 +183,8 @@ def alignment(source: Sequence[str], target: Sequence[str], weights: ArrayLike, 
         >>> alignment(["the", "cat"], ["le", "chat"], np.eye(2)).axes[0].get_ylabel()
         'translation (queries)'
     """
-    options.setdefault("xlabel", "source (keys)")
-    options.setdefault("ylabel", "translation (queries)")
-    return attention(source, weights, queries=target, **options)
+    labels = {"xlabel": "source (keys)", "ylabel": "translation (queries)"}
+    return attention(source, weights, queries=target, **labels | options)
 
 
 def heads(weights: ArrayLike, *, layers: Sequence[str] | None = None, **options: Any) -> Figure:
@@ -208,13 +208,8 @@ def heads(weights: ArrayLike, *, layers: Sequence[str] | None = None, **options:
             f"weights must be (layers, heads, queries, keys), got {np.ndim(weights)} axes. Select one input."
         )
     down, across = np.shape(weights)[:2]
-    options.setdefault("scale", "sqrt")
-    return heatmaps(
-        weights,
-        titles=[f"head {j}" for j in range(across)],
-        rows=[f"layer {i}" for i in range(down)] if layers is None else layers,
-        **options,
-    )
+    rows = [f"layer {i}" for i in range(down)] if layers is None else layers
+    return heatmaps(weights, titles=[f"head {j}" for j in range(across)], rows=rows, **{"scale": "sqrt"} | options)
 
 
 def max_pool(panel: Num[np.ndarray, "q k"], rows: int, columns: int) -> Num[np.ndarray, "rows columns"]:
@@ -233,9 +228,7 @@ def max_pool(panel: Num[np.ndarray, "q k"], rows: int, columns: int) -> Num[np.n
 
 
 def _panels(weights: ArrayLike) -> Float[np.ndarray, "rows columns q k"]:
-    if hasattr(weights, "detach"):
-        weights = weights.detach().cpu()
-    array = np.asarray(weights, np.float64)
+    array = to_numpy(weights, np.float64)
     if not 2 <= array.ndim <= 4 or not array.size:
         raise ShapeError(
             f"weights must be a non-empty array (rows, columns, queries, keys) of two to four axes, got {array.shape}. "

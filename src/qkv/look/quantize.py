@@ -27,7 +27,7 @@ def quantize(weights: ArrayLike) -> tuple[Num[np.ndarray, "*maps q k"], Float[np
         >>> codes.tolist(), float(scale)
         ([[128, 221], [0, 255]], 1.0)
     """
-    clean = np.nan_to_num(to_numpy(weights).astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0).clip(min=0.0)
+    clean = np.nan_to_num(to_numpy(weights, np.float32), nan=0.0, posinf=0.0, neginf=0.0).clip(min=0.0)
     scale = clean.max(axis=(-2, -1), initial=0.0)
     share = clean / np.where(scale > 0, scale, 1.0)[..., None, None]
     return np.rint(255.0 * np.sqrt(share)).astype(np.uint8), scale
@@ -55,8 +55,13 @@ def thumbnails(codes: Num[np.ndarray, "heads q k"], size: int) -> Num[np.ndarray
     return codes
 
 
-def to_numpy(array: ArrayLike) -> Num[np.ndarray, "*shape"]:
-    """Convert an array of any library to NumPy; a tensor is detached, copied to the CPU and cast to float32."""
+def to_numpy(array: ArrayLike, dtype: type[np.floating] | None = None) -> Num[np.ndarray, "*shape"]:
+    """Convert an array of any library to NumPy; half precision of PyTorch becomes float32.
+
+    Args:
+        array: an array, a tensor, or nested lists of numbers.
+        dtype: the type of the result; None: that of the array.
+    """
     if hasattr(array, "detach"):
-        array = array.detach().float().cpu()
-    return np.asarray(array)
+        array = (array if array.element_size() > 2 else array.float()).detach().cpu()
+    return np.asarray(array, dtype)

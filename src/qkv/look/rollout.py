@@ -16,6 +16,7 @@ import numpy as np
 from qkv.core.extras import require_packages
 from qkv.core.typing import ArrayLike, Float
 from qkv.errors import OptionError, ShapeError
+from qkv.look.quantize import to_numpy
 
 __all__ = ["flow", "gradient_weighted", "norm_weighted", "rollout"]
 
@@ -123,7 +124,7 @@ def gradient_weighted(weights: ArrayLike, gradients: ArrayLike) -> Float[np.ndar
         >>> gradient_weighted([[0.5, 0.5]], [[2.0, -2.0]]).tolist()
         [[1.0, 0.0]]
     """
-    weights, gradients = _float64(weights), _float64(gradients)
+    weights, gradients = to_numpy(weights, np.float64), to_numpy(gradients, np.float64)
     if weights.shape != gradients.shape:
         raise ShapeError(
             f"gradients must have the shape of the weights, {weights.shape}, got {gradients.shape}. "
@@ -155,8 +156,8 @@ def norm_weighted(
         >>> norm_weighted([[[0.5, 0.5]]], [[[3.0, 4.0], [0.0, 0.0]]]).tolist()
         [[[2.5, 0.0]]]
     """
-    weights, values = _float64(weights), _float64(values)
-    transported = values if output_map is None else _project(values, _float64(output_map))
+    weights, values = to_numpy(weights, np.float64), to_numpy(values, np.float64)
+    transported = values if output_map is None else _project(values, to_numpy(output_map, np.float64))
     if transported.shape[:-1] != (*weights.shape[:-2], weights.shape[-1]):
         raise ShapeError(
             f"values must be (*batch, heads, k, value_width) for weights (*batch, heads, q, k), got values of shape "
@@ -178,7 +179,7 @@ def _project(
 
 def _mixed_with_identity(weights: ArrayLike, residual: float) -> Float[np.ndarray, "layers tokens tokens"]:
     """Average over heads and mix with the identity, which represents the residual connection."""
-    array = _float64(weights)
+    array = to_numpy(weights, np.float64)
     if array.ndim != 4 or array.shape[-1] != array.shape[-2] or not array.size:
         raise ShapeError(
             f"weights must be (layers, heads, tokens, tokens), got {array.shape}. "
@@ -187,9 +188,3 @@ def _mixed_with_identity(weights: ArrayLike, residual: float) -> Float[np.ndarra
     if not 0.0 <= residual <= 1.0:
         raise OptionError(f"residual must be between 0 and 1, got {residual!r}. The usual value is 0.5.")
     return np.asarray(residual * np.eye(array.shape[-1]) + (1.0 - residual) * array.mean(axis=1))
-
-
-def _float64(array: ArrayLike) -> Float[np.ndarray, "*shape"]:
-    if hasattr(array, "detach"):
-        array = array.detach().cpu()
-    return np.asarray(array, np.float64)

@@ -37,15 +37,14 @@ if TYPE_CHECKING:
 
     from qkv.interop.huggingface.attention_record import AttentionRecord
 
-__all__ = ["TILE_SIZE", "TiledMap", "TiledView"]
+__all__ = ["TILE_SIZE", "TiledMap", "TiledView", "overview_size"]
 
 TILE_SIZE = 256
 """Cells along each side of a tile."""
 _BLOCK_WEIGHTS = 2**18
 """Weights computed at a time for a tile of a coarse level: 1 MiB of float32, which fits the cache."""
 _CELL_TOKENS = 32
-"""Tokens per cell of the overview, while it has at most `_MAX_OVERVIEW` cells: a finer tile takes about 0.1 s."""
-_MIN_OVERVIEW, _MAX_OVERVIEW = 1024, 2048
+"""Tokens per cell of the overview, unless it would have too many cells: a finer tile takes about 0.1 s."""
 _LOG2_E = math.log2(math.e)
 
 
@@ -164,7 +163,7 @@ class TiledMap:
         """The coarsest level, which has a single tile."""
         return self.base + max(0, math.ceil(math.log2(max(self.mean_overview.shape) / TILE_SIZE)))
 
-    @property
+    @cached_property
     def max_weight(self) -> float:
         """The largest weight of the map: the scale of every tile."""
         return float(self.max_overview.max(initial=0.0))
@@ -207,7 +206,18 @@ class TiledMap:
         """
         if not 0 <= level <= self.levels:
             raise IndexError(f"level must be between 0 and {self.levels}, got {level}")
-        pooled = self._coarse_tile(level, y, x) if level >= self.base else self._fine_tile(level, y, x)
+        coarse = level >= self.base
+        factor = 2 ** (level - self.base if coarse else level)
+        height, width = self.mean_overview.shape if coarse else self.shape
+        top, left = y * TILE_SIZE * factor, x * TILE_SIZE * factor
+        if not (0 <= top < height and 0 <= left < width):
+            raise IndexError(f"level {level} has no tile {y}, {x}")
+        rows, cols = (top, min(height, top + TILE_SIZE * factor)), (left, min(width, left + TILE_SIZE * factor))
+        if coarse:
+            part = slice(*rows), slice(*cols)
+            pooled = _pool(self.max_overview[part], factor)[0], _pool(self.mean_overview[part], factor)[1]
+        else:
+            pooled = self._pooled_weights(rows, cols, factor)
         codes = np.zeros((2, TILE_SIZE, TILE_SIZE), np.uint8)
         for channel, cells in enumerate(pooled):
             share = cells / self.max_weight if self.max_weight > 0 else cells
@@ -228,32 +238,17 @@ class TiledMap:
         order = np.argsort(-weights, kind="stable")[:count]
         return [(int(key), float(weights[key])) for key in order]
 
-    def _coarse_tile(self, level: int, y: int, x: int) -> _Pooled:
-        """Pool cells of the overview."""
-        factor = 2 ** (level - self.base)
-        top, left = y * TILE_SIZE * factor, x * TILE_SIZE * factor
-        if top >= len(self.mean_overview) or left >= self.mean_overview.shape[1] or y < 0 or x < 0:
-            raise IndexError(f"level {level} has no tile {y}, {x}")
-        part = np.s_[top : top + TILE_SIZE * factor, left : left + TILE_SIZE * factor]
-        return _pool(self.max_overview[part], factor)[0], _pool(self.mean_overview[part], factor)[1]
-
-    def _fine_tile(self, level: int, y: int, x: int) -> _Pooled:
+    def _pooled_weights(self, rows: tuple[int, int], cols: tuple[int, int], factor: int) -> _Pooled:
         """Compute weights from query, key and log-sum-exp, some rows of cells at a time, and pool them."""
-        factor = 2**level
-        q, k = self.shape
-        top, left = y * TILE_SIZE * factor, x * TILE_SIZE * factor
-        if top >= q or left >= k or y < 0 or x < 0:
-            raise IndexError(f"level {level} has no tile {y}, {x}")
-        bottom, right = min(q, top + TILE_SIZE * factor), min(k, left + TILE_SIZE * factor)
-        step = max(1, _BLOCK_WEIGHTS // ((right - left) * factor)) * factor
-        shape = -(-(bottom - top) // factor), -(-(right - left) // factor)
-        maximum, mean = np.zeros(shape), np.zeros(shape)
+        top, bottom = rows
+        step = max(1, _BLOCK_WEIGHTS // ((cols[1] - cols[0]) * factor)) * factor
+        maximum, mean = np.zeros((2, -(-(bottom - top) // factor), -(-(cols[1] - cols[0]) // factor)))
         for start in range(top, bottom, step):
             stop = min(bottom, start + step)
-            weights = self._weights((start, stop), (left, right))
+            weights = self._weights((start, stop), cols)
             if weights is not None:
-                rows = slice((start - top) // factor, -(-(stop - top) // factor))
-                maximum[rows], mean[rows] = _pool(weights, factor)
+                cells = slice((start - top) // factor, -(-(stop - top) // factor))
+                maximum[cells], mean[cells] = _pool(weights, factor)
         return maximum, mean
 
 
@@ -281,7 +276,7 @@ class TiledView:
         Raises:
             IndexError: the head does not exist.
         """
-        if layer < 0 or head < 0:
+        if min(layer, head) < 0:
             raise IndexError(f"layer and head must not be negative, got {layer} and {head}")
         return list(self.layers[layer][1].values())[head]
 
@@ -320,9 +315,13 @@ _Pooled = tuple[Float[np.ndarray, "rows columns"], Float[np.ndarray, "rows colum
 """Maximum and mean of each cell."""
 
 
+def overview_size(tokens: int, least: int = 1024, most: int = 2048) -> int:
+    """Return the cells along each side of the overview of a map with this number of queries or keys."""
+    return min(most, max(least, -(-tokens // _CELL_TOKENS)))
+
+
 def _readouts(size: int | None, q: int, k: int) -> list[Readout]:
-    if size is None:
-        size = min(_MAX_OVERVIEW, max(_MIN_OVERVIEW, -(-max(q, k) // _CELL_TOKENS)))
+    size = size or overview_size(max(q, k))
     return [PooledMap(size), PooledMap(size, "max"), LogSumExp()]
 
 

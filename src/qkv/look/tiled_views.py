@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -15,7 +16,7 @@ import numpy as np
 from qkv.core.progress import Progress
 from qkv.core.typing import Array, Float
 from qkv.errors import DataError, RefusedError, ShapeError
-from qkv.look.tiled_map import TiledMap, TiledView
+from qkv.look.tiled_map import TiledMap, TiledView, overview_size
 from qkv.look.views import TokenAxis
 from qkv.masks import Causal, Mask
 from qkv.plan.cost import memory_text
@@ -69,8 +70,8 @@ def arrays_required_bytes(
     """Predict the bytes that `arrays_view` allocates beside the arrays."""
     heads = query.shape[0] if query.ndim == 3 else 1
     q, k = query.shape[-2], key.shape[-2]
-    one = TiledMap.required_bytes(q, k, query.shape[-1], library=_preferred_library())
-    return one + (heads - 1) * _overview_bytes(q, k, None)
+    one = TiledMap.required_bytes(q, k, query.shape[-1], library="torch" if find_spec("torch") else "numpy")
+    return one + (heads - 1) * _overview_bytes(q, k, overview_size(max(q, k)))
 
 
 def arrays_view(
@@ -128,12 +129,12 @@ def model_dimensions(model: PreTrainedModel) -> tuple[int, int, int]:
 
 def heads_required_bytes(tokens: int, width: int, heads: int) -> int:
     """Predict the bytes of `recorded_view`: query, key, log-sum-exp and overview of each head."""
-    return heads * (4 * tokens * (2 * width + 1) + _overview_bytes(tokens, tokens, overview_size(tokens)))
+    return heads * (4 * tokens * (2 * width + 1) + _overview_bytes(tokens, tokens, _model_overview_size(tokens)))
 
 
-def overview_size(tokens: int) -> int:
-    """Return the cells along each side of the overview of one of many heads."""
-    return min(1024, max(256, -(-tokens // 32)))
+def _model_overview_size(tokens: int) -> int:
+    """Return a smaller size of the overview than that of a single map, because a model has many heads."""
+    return overview_size(tokens, 256, 1024)
 
 
 def recorded_view(
@@ -163,7 +164,7 @@ def recorded_view(
     from qkv.interop import record
     from qkv.readouts import PooledMap
 
-    size = overview_size(len(tokens.tokens))
+    size = _model_overview_size(len(tokens.tokens))
     readouts = [PooledMap(size), PooledMap(size, "max")]
     with torch.no_grad(), record(model, readouts, layers=layers, save_inputs=True) as recorded:
         model(**inputs)
@@ -193,20 +194,13 @@ def check_memory(required: int, allowed: int, subject: str, advice: str) -> None
         )
 
 
-def _overview_bytes(q: int, k: int, size: int | None) -> int:
-    cells = size or min(2048, max(1024, -(-max(q, k) // 32)))
-    return 8 * min(cells, q) * min(cells, k) + 4 * q
-
-
-def _preferred_library() -> str:
-    from importlib.util import find_spec
-
-    return "torch" if find_spec("torch") else "numpy"
+def _overview_bytes(q: int, k: int, size: int) -> int:
+    return 8 * min(size, q) * min(size, k) + 4 * q
 
 
 def _as_preferred(rows: Float[np.ndarray, "tokens width"]) -> Float[Array, "tokens width"]:
     """Convert to a tensor if PyTorch is installed, which is three times as fast."""
-    if _preferred_library() != "torch":
+    if not find_spec("torch"):
         return rows
     import torch
 
