@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import html
 import json
 import os
 from pathlib import Path
@@ -80,11 +81,13 @@ def page_html(page: Page) -> str:
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
+    # A token may hold "</script>"; in a script element only "<" can start a tag.
+    data = json.dumps({"meta": page.meta(), "parts": parts}, ensure_ascii=False, separators=(",", ":"))
     return _HEAD.format(
         policy=policy,
-        title=_escaped(page.title),
+        title=html.escape(page.title, quote=False),
         style=style,
-        data=_json({"meta": page.meta(), "parts": parts}),
+        data=data.replace("<", "\\u003c"),
         script=script,
     )
 
@@ -95,12 +98,3 @@ def _compressed(data: bytes) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _json(value: object) -> str:
-    # A token may hold "</script>"; in a script element only "<" can start a tag.
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -8,6 +8,7 @@ any other key                   one bar per row of the evidence, as long as its 
 from __future__ import annotations
 
 import os
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,7 +113,7 @@ def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
 
     rows = answer.rows[:_MAX_BARS]
     if not rows:
-        text = _wrapped(answer.reason or "no row")
+        text = textwrap.fill(answer.reason or "no row", 60)
         axes.text(0.5, 0.5, text, ha="center", va="center", transform=axes.transAxes, color=ink)
         axes.set_axis_off()
         return
@@ -139,7 +140,8 @@ def _plot_one_key(figure: Figure, database: Queryable, answer: Answer, options: 
     key, value = database.column(database.key[0]), database.column(database.value)
     present = ~(key.missing | value.missing)
     x, y = _coordinates(key, key.cells[present]), _coordinates(value, value.cells[present])
-    axes.plot(x, y, "o", ms=3.5, color=DATA_COLOUR, alpha=_opacity(present.sum()), mew=0, zorder=1)
+    opacity = float(np.clip(30 / np.sqrt(max(present.sum(), 1)), 0.15, 0.9))
+    axes.plot(x, y, "o", ms=3.5, color=DATA_COLOUR, alpha=opacity, mew=0, zorder=1)
     grid = np.linspace(key.cells[present].min(), key.cells[present].max(), 160)
     queries = [key.timestamp(cell) if key.kind == "timestamp" else cell for cell in grid]
     curve = [one for one in database.ask(queries, **options, top=1) if one.found]
@@ -151,7 +153,7 @@ def _plot_one_key(figure: Figure, database: Queryable, answer: Answer, options: 
             axes.fill_between(along, lower, upper, color=CURVE_COLOUR, alpha=0.13, lw=0, zorder=2, label="± spread")
     keys, values = ([row.record[name] for row in answer.rows] for name in (key.name, value.name))
     draw_weighted_points(figure, axes, keys, values, np.array([row.weight for row in answer.rows]))
-    place = _coordinate(key, answer.query)
+    (place,) = _query_coordinates(answer.query, key)
     axes.axvline(place, color=ANSWER_COLOUR, lw=1, ls=(0, (4, 3)), zorder=4)
     bar = None if answer.spread is None else [answer.spread]
     style: dict[str, Any] = {"fmt": "o", "ms": 8, "color": ANSWER_COLOUR, "mec": "white", "capsize": 4, "zorder": 6}
@@ -171,7 +173,7 @@ def _plot_two_keys(figure: Figure, database: Queryable, answer: Answer) -> list[
     present = ~(across.missing | up.missing | value.missing)
     x, y = _coordinates(across, across.cells[present]), _coordinates(up, up.cells[present])
     size = float(np.clip(4000 / max(1, present.sum()), 1.5, 20))
-    centre = _query_coordinates(answer.query, (across, up))
+    centre = _query_coordinates(answer.query, across, up)
     records = [row.record for row in answer.rows]
     share = np.array([row.weight for row in answer.rows]) / answer.rows[0].weight
     points = [record[across.name] for record in records], [record[up.name] for record in records]
@@ -187,9 +189,9 @@ def _plot_two_keys(figure: Figure, database: Queryable, answer: Answer) -> list[
         distances = [abs(cell - middle) for cell, counts in zip(along, heavy, strict=True) if counts]
         if max(distances):
             set_limits(middle - 1.3 * max(distances), middle + 1.3 * max(distances))
-    for axis in (near.xaxis, near.yaxis):
+    for axis, column in ((near.xaxis, across), (near.yaxis, up)):
         # Full numbers at the ticks: an offset in the corner is easily overlooked.
-        if hasattr(axis.get_major_formatter(), "set_useOffset"):
+        if column.kind == "number":
             axis.get_major_formatter().set_useOffset(False)
             axis.set_major_locator(MaxNLocator(3))
     near.set_title("around the query, rings by weight", loc="left", fontsize=9, color=INK)
@@ -203,28 +205,13 @@ def _coordinates(column: Column, cells: Float[np.ndarray, " n"]) -> Any:
     return [column.timestamp(cell) for cell in cells] if column.kind == "timestamp" else cells
 
 
-def _query_coordinates(query: object, columns: tuple[Column, ...]) -> list[Any]:
-    parts = query.split(",") if isinstance(query, str) else list(query)  # type: ignore[call-overload]
-    return [_coordinate(column, part) for column, part in zip(columns, parts, strict=True)]
-
-
-def _coordinate(column: Column, part: object) -> Any:
-    """Convert one part of a query, a string or a value, to a coordinate of the column's axis."""
+def _query_coordinates(query: object, *columns: Column) -> list[Any]:
+    """Return the coordinate of a query, a text or values, on the axis of each column."""
     from qkv.database.keys.queries import Queries
 
-    parsed = Queries.parse([part], [column]).cells[0][0]
-    return column.timestamp(parsed) if column.kind == "timestamp" else float(parsed)
-
-
-def _opacity(count: int) -> float:
-    return float(np.clip(30 / np.sqrt(max(count, 1)), 0.15, 0.9))
+    cells = Queries.parse([query], columns).cells
+    return [_coordinates(column, parsed)[0] for column, parsed in zip(columns, cells, strict=True)]
 
 
 def _truncated(text: str, length: int) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _wrapped(text: str) -> str:
-    import textwrap
-
-    return "\n".join(textwrap.wrap(text, 60))
