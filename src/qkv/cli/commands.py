@@ -35,14 +35,17 @@ app = typer.Typer(
 )
 # Unknown options are passed on: a query may be a negative number, -122.23,37.88.
 app.command("ask", short_help="Query a table by similarity.", context_settings={"ignore_unknown_options": True})(ask)
-app.command("explain", short_help="Show the execution plan of a call.")(explain)
-app.command("look", short_help="Show what the attention heads of a model attend to.")(look)
-app.command("search", short_help="Search texts and show the matching words.")(search)
-app.command("evaluate", short_help="Evaluate rankings against relevance judgements.")(evaluate)
-app.command("join", short_help="Match the rows of two tables by similarity.")(join)
+for command, summary in (
+    (explain, "Show the execution plan of a call."),
+    (look, "Show what the attention heads of a model attend to."),
+    (roles, "Measure the roles of attention heads."),
+    (search, "Search texts and show the matching words."),
+    (evaluate, "Evaluate rankings against relevance judgements."),
+    (join, "Match the rows of two tables by similarity."),
+):
+    app.command(short_help=summary)(command)
 app.add_typer(fit, name="fit", short_help="Train a search index or a join model.")
 app.add_typer(store, name="store", short_help="Create and maintain a database on disk.")
-app.command("roles", short_help="Measure the roles of attention heads.")(roles)
 
 
 def _print_version(requested: bool) -> None:

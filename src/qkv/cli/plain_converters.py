@@ -6,7 +6,8 @@ query. This module replaces the conversion of plain types; other versions of Typ
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 import typer
 
@@ -63,12 +64,6 @@ def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
 
 def _plain_kind(annotation: Any) -> Any:
     """Return the plain type of an annotation, which may be optional; None if it has no single plain type."""
-    kinds = [kind for kind in (get_args(annotation) or (annotation,)) if kind is not type(None)]
-    if annotation is not None and getattr(annotation, "__origin__", None) is list:
-        return list
-    if len(kinds) != 1:
-        return None
-    kind = kinds[0]
-    if getattr(kind, "__origin__", None) is list:
-        return list
-    return kind if kind in (int, float, str, bool) else None
+    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    kinds = [get_origin(option) or option for option in options if option is not NoneType]
+    return kinds[0] if len(kinds) == 1 and kinds[0] in (int, float, str, bool, list) else None

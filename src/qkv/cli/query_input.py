@@ -38,13 +38,11 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
     if path is None and sys.stdin.isatty():
         print("One query per line; end with Ctrl-D.", file=sys.stderr)
     header = ",".join(keys).lower()
-    first = True
-    for chunk in read_lines(path):
-        if first:
+    for number, chunk in enumerate(read_lines(path)):
+        if number == 0:
             chunk[0] = chunk[0].removeprefix("\ufeff")
             if chunk[0].replace(" ", "").lower() == header:
                 chunk = chunk[1:]
-        first = False
         queries = [line for line in chunk if line.strip()]
         for start in range(0, len(queries), _MAX_CHUNK):
             yield queries[start : start + _MAX_CHUNK]

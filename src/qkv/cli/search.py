@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,6 +79,7 @@ def search(
         raise DataError("there is no SOURCE. Name a folder of texts, a table, or an index.")
     queries_given = list(query or [])
 
+    from qkv.cli.query_input import read_queries
     from qkv.core.progress import ProgressBar
 
     if save is not None:
@@ -101,7 +102,7 @@ def search(
             if not queries_given and queries is None:
                 return
         write = _print_json if json_ else _HitsWriter(index).write
-        for one in _read(queries_given, queries):
+        for one in chain.from_iterable(read_queries(queries_given, queries, ("query",))):
             hits = index.search(one, top, mix=mix, temperature=temperature)
             progress.clear()
             write(one, hits)
@@ -172,13 +173,6 @@ def build_index(
         mix=0.5 if mix is None else mix,
         progress=progress,
     )
-
-
-def _read(given: list[str], path: str | None) -> Iterator[str]:
-    from qkv.cli.query_input import read_queries
-
-    for chunk in read_queries(given, path, ("query",)):
-        yield from chunk
 
 
 def _print_json(query: str, hits: list[Hit]) -> None:

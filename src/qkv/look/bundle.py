@@ -63,17 +63,14 @@ def bundle(entry: str) -> str:
         if name in added:
             return
         added.append(name)
-        text = read_web_file(name)
-        defaults = {}
-        for alias, _, target in _IMPORT.findall(text):
+        source = read_web_file(name)
+        text = _EXPORT.sub("", _IMPORT.sub("", source))
+        for alias, _, target in _IMPORT.findall(source):
             add(target)
             if alias:
-                defaults[alias] = target
-        text = _EXPORT.sub("", _IMPORT.sub("", text))
+                text = re.sub(rf"\b{alias}\.", f"{_default_name(target)}.", text)
         if name != entry:
             text = _DEFAULT.sub(f"const {_default_name(name)} = ", text)
-        for alias, target in defaults.items():
-            text = re.sub(rf"\b{alias}\.", f"{_default_name(target)}.", text)
         texts.append(f"// {name}\n{text}")
 
     add(entry)

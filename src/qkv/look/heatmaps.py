@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.core.typing import ArrayLike, Float, Num
+from qkv.core.typing import ArrayLike, Float
 from qkv.errors import OptionError, ShapeError
 from qkv.look.figure import DARK, INK, PAPER, new_figure
-from qkv.look.quantize import to_numpy
+from qkv.look.quantize import max_pool, to_numpy
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
@@ -96,30 +96,28 @@ def heatmaps(
     figure = new_figure((width, height), _DPI, paper)
     grid = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False)
     cells = max(1, int(min(width / across, height / down) * _DPI / _MIN_CELL_PIXELS))
-    for i in range(down):
-        for j in range(across):
-            axes = grid[i, j]
-            image = axes.imshow(
-                max_pool(panels[i, j], cells, cells),
-                cmap=cmap,
-                norm=norm,
-                interpolation="nearest",
-                aspect="auto" if min(q, k) * 4 < max(q, k) else "equal",
-                extent=(-0.5, k - 0.5, q - 0.5, -0.5),
-            )
-            if i == down - 1:
-                axes.set_xlabel(xlabel, color=ink)
-            if j == 0:
-                axes.set_ylabel(ylabel if rows is None else f"{rows[i]}\n{ylabel}", color=ink)
-            if i == 0 and titles is not None:
-                axes.set_title(titles[j], color=ink, fontsize=10)
-            axes.tick_params(colors=ink, labelsize=8)
-            for side in axes.spines.values():
-                side.set_color(ink)
-                side.set_linewidth(0.5)
-            axes.set_facecolor(paper)
-            _label_axis(axes.xaxis, keys, width / across, rotation=90)
-            _label_axis(axes.yaxis, queries, height / down, rotation=0)
+    for (i, j), axes in np.ndenumerate(grid):
+        image = axes.imshow(
+            max_pool(panels[i, j], cells, cells),
+            cmap=cmap,
+            norm=norm,
+            interpolation="nearest",
+            aspect="auto" if min(q, k) * 4 < max(q, k) else "equal",
+            extent=(-0.5, k - 0.5, q - 0.5, -0.5),
+        )
+        if i == down - 1:
+            axes.set_xlabel(xlabel, color=ink)
+        if j == 0:
+            axes.set_ylabel(ylabel if rows is None else f"{rows[i]}\n{ylabel}", color=ink)
+        if i == 0 and titles is not None:
+            axes.set_title(titles[j], color=ink, fontsize=10)
+        axes.tick_params(colors=ink, labelsize=8)
+        for side in axes.spines.values():
+            side.set_color(ink)
+            side.set_linewidth(0.5)
+        axes.set_facecolor(paper)
+        _label_axis(axes.xaxis, keys, width / across, rotation=90)
+        _label_axis(axes.yaxis, queries, height / down, rotation=0)
     bar = figure.colorbar(image, ax=grid, shrink=0.8 if down == 1 else 0.6)
     # Left-aligned: centred on such narrow axes, the label would overlap the map.
     bar.ax.set_xlabel("weight", color=ink, fontsize=8, loc="left")
@@ -210,21 +208,6 @@ def heads(weights: ArrayLike, *, layers: Sequence[str] | None = None, **options:
     down, across = np.shape(weights)[:2]
     rows = [f"layer {i}" for i in range(down)] if layers is None else layers
     return heatmaps(weights, titles=[f"head {j}" for j in range(across)], rows=rows, **{"scale": "sqrt"} | options)
-
-
-def max_pool(panel: Num[np.ndarray, "q k"], rows: int, columns: int) -> Num[np.ndarray, "rows columns"]:
-    """Reduce a map to at most `rows` × `columns` cells, each the maximum of the weights it covers.
-
-    Example:
-        >>> max_pool(np.diag([0.0, 0.0, 0.0, 1.0]), 2, 2).tolist()
-        [[0.0, 0.0], [0.0, 1.0]]
-    """
-    for axis, cells in enumerate((rows, columns)):
-        length = panel.shape[axis]
-        if length > cells:
-            starts = np.arange(cells) * length // cells
-            panel = np.maximum.reduceat(panel, starts, axis=axis)
-    return panel
 
 
 def _panels(weights: ArrayLike) -> Float[np.ndarray, "rows columns q k"]:

@@ -1,4 +1,4 @@
-"""Quantization of attention weights to one byte each: code = 255 · √(weight / scale).
+"""Quantization of attention weights to one byte each, code = 255 · √(weight / scale), and maps at smaller sizes.
 
 The largest error of a dequantized weight is 1/255 of its scale. The square root gives small weights, which are
 the most frequent, more of the 256 codes: at 1/100 of the scale the error is a tenth as large.
@@ -10,7 +10,7 @@ import numpy as np
 
 from qkv.core.typing import ArrayLike, Float, Num
 
-__all__ = ["dequantize", "quantize", "thumbnails", "to_numpy"]
+__all__ = ["dequantize", "max_pool", "quantize", "thumbnails", "to_numpy"]
 
 
 def quantize(weights: ArrayLike) -> tuple[Num[np.ndarray, "*maps q k"], Float[np.ndarray, "*maps"] | np.float32]:
@@ -45,14 +45,23 @@ def thumbnails(codes: Num[np.ndarray, "heads q k"], size: int) -> Num[np.ndarray
         >>> thumbnails(np.diag([1, 2, 3, 4]).astype(np.uint8)[None], 2).tolist()
         [[[2, 0], [0, 4]]]
     """
-    for axis in (1, 2):
-        length = codes.shape[axis]
-        starts = np.arange(size) * length // size
-        if length >= size:
-            codes = np.maximum.reduceat(codes, starts, axis=axis)
-        else:
-            codes = np.take(codes, starts, axis=axis)
-    return codes
+    codes = max_pool(codes, size, size)
+    rows, columns = (np.arange(size) * length // size for length in codes.shape[1:])
+    return codes[:, rows[:, None], columns]
+
+
+def max_pool(panel: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> Num[np.ndarray, "*maps rows columns"]:
+    """Reduce a map to at most `rows` × `columns` cells, each the maximum of the weights it covers.
+
+    Example:
+        >>> max_pool(np.diag([0.0, 0.0, 0.0, 1.0]), 2, 2).tolist()
+        [[0.0, 0.0], [0.0, 1.0]]
+    """
+    for axis, cells in ((-2, rows), (-1, columns)):
+        length = panel.shape[axis]
+        if length > cells:
+            panel = np.maximum.reduceat(panel, np.arange(cells) * length // cells, axis=axis)
+    return panel
 
 
 def to_numpy(array: ArrayLike, dtype: type[np.floating] | None = None) -> Num[np.ndarray, "*shape"]:

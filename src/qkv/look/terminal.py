@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import numpy as np
 
 from qkv.core.typing import Float
-from qkv.look.heatmaps import max_pool
+from qkv.look.quantize import max_pool
 
 __all__ = ["text_map"]
 
@@ -55,21 +56,15 @@ def text_map(
     columns = cells.shape[1]
     lines = [f"query ↓ key →   maximum {maximum:.2f}"]
     if colour:
-        for top in range(0, len(cells), 2):
-            pair = cells[top : top + 2]
-            row = "".join(
-                _block(pair[0, j], pair[1, j] if len(pair) > 1 else None) * cell_width for j in range(columns)
-            )
-            lines.append(f"{_aligned(names[top // 2], margin)}  {row}\x1b[0m")
+        pairs = zip_longest(cells[::2], cells[1::2], fillvalue=[None] * columns)
+        rows = ["".join(_block(*pair) * cell_width for pair in zip(*both, strict=True)) + "\x1b[0m" for both in pairs]
     else:
-        for values, name in zip(cells, names, strict=True):
-            digits = "".join(str(min(9, int(10 * value))) for value in values)
-            lines.append(f"{_aligned(name, margin)}  {digits}")
+        rows = ["".join(str(min(9, int(10 * value))) for value in values) for values in cells]
+    lines += [f"{_aligned(name, margin)}  {row}" for name, row in zip(names, rows, strict=True)]
     if len(keys) == columns:
-        height = min(12, max((len(key) for key in keys), default=0))
-        for at in range(height):
-            letters = "".join((key[at] if at < len(key) else " ").ljust(cell_width) for key in keys)
-            lines.append(" " * (margin + 2) + letters.rstrip())
+        for letters in zip_longest(*(key[:12] for key in keys), fillvalue=" "):
+            labels = "".join(letter.ljust(cell_width) for letter in letters)
+            lines.append(" " * (margin + 2) + labels.rstrip())
     return "\n".join(lines)
 
 

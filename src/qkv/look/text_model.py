@@ -125,15 +125,11 @@ def token_axis(tokenizer: PreTrainedTokenizerBase, encoded: BatchEncoding | Mapp
     ]
     tokens, pieces = [], []
     for i, (number, token) in enumerate(zip(numbers, raw, strict=True)):
-        if number in special:
-            tokens.append(token)
-            pieces.append(token)
-            continue
         decoded = tokenizer.convert_tokens_to_string([token]).strip() if token else ""
         # WordPiece marks continuations with ##; tokens of byte-level models are decoded to text.
-        piece = token[2:] if token.startswith("##") else decoded or token
+        piece = token if number in special else token[2:] if token.startswith("##") else decoded or token
         continues = i > 0 and words[i] >= 0 and words[i] == words[i - 1]
-        tokens.append(f"##{piece}" if continues and not token.startswith("##") else token if continues else piece)
+        tokens.append(f"##{piece}" if continues else piece)
         pieces.append(piece)
     return TokenAxis(tuple(tokens), tuple(pieces), tuple(words), tuple(number in special for number in numbers))
 
