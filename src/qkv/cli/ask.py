@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,7 @@ from qkv.cli.shared_options import KeyColumns, NormalizerName, ScoreName, Thresh
 from qkv.errors import DataError, OptionError, QueryError
 
 if TYPE_CHECKING:
-    from qkv.database.answer import Answer
+    from qkv.cli.answer_writer import AnswerWriter
     from qkv.database.protocol import Queryable
 
 __all__ = ["ask"]
@@ -104,7 +104,9 @@ def ask(
     if version is not None and not stored:
         raise OptionError("--version needs a store, and FILE is not one. Leave it out.")
 
+    from qkv.cli.json_csv import CsvWriter, JsonWriter
     from qkv.cli.query_input import read_queries
+    from qkv.cli.text_output import TableWriter
     from qkv.core.progress import ProgressBar
     from qkv.database.database import Database
 
@@ -120,7 +122,8 @@ def ask(
         chunks = _check_single(chunks)
     default_rows = 10 if len(arguments) == 1 or plot is not None else 3 if arguments else 0
     rows = default_rows if top is None else top
-    writer = _writer(format_, database, rows, explain)
+    writers: dict[str, type[AnswerWriter]] = {"table": TableWriter, "json": JsonWriter, "csv": CsvWriter}
+    writer = writers[format_](database, rows, explain)
     with ProgressBar() as progress:
         for chunk in chunks:
             answer = database.ask(
@@ -142,21 +145,6 @@ def ask(
             writer.write(answer)
             sys.stdout.flush()
     writer.finish()
-
-
-class _Writer(Protocol):
-    def write(self, answer: Answer) -> None: ...
-    def finish(self) -> None: ...
-
-
-def _writer(format_: str, database: Queryable, rows: int, explain: bool) -> _Writer:
-    if format_ == "table":
-        from qkv.cli.text_output import TableWriter
-
-        return TableWriter(rows, explain)
-    from qkv.cli.json_csv import CsvWriter, JsonWriter
-
-    return JsonWriter(rows, explain) if format_ == "json" else CsvWriter(database.votes, explain)
 
 
 def _open_store(path: str, key: str, value: str, version: int | None, memory: str) -> Queryable:

@@ -112,16 +112,8 @@ def evaluate(
             mix = index.mix if mix is None else mix
             _evaluate_systems(index, read, mix, names, rows, progress)
             if learned:
-                options = {"penalty": penalty, "loss": loss}
-                gained = _evaluate_learned(
-                    index,
-                    read,
-                    mix,
-                    repeats,
-                    names,
-                    progress,
-                    {name: value for name, value in options.items() if value is not None},
-                )
+                given = {name: value for name, value in (("penalty", penalty), ("loss", loss)) if value is not None}
+                gained = _evaluate_learned(index, read, mix, repeats, names, progress, given)
     if json_:
         print(json.dumps(_to_json(rows, gained, notes), ensure_ascii=False))
         return
@@ -176,22 +168,16 @@ def open_judged(
         split: split of a BEIR collection.
     """
     from qkv.cli.search import build_index
-    from qkv.search.collections import read_collection
-
-    if index is not None:
-        return index, _judged_index(index, collection, queries, relevant)
-    read = read_collection(collection, queries=queries, relevant=relevant, column=text, split=split)
-    return build_index(read.documents, progress, **build), read
-
-
-def _judged_index(index: Index, name: str, queries: str | None, relevant: str | None) -> collections.Collection:
-    from qkv.search.collections import judged_collection
+    from qkv.search.collections import judged_collection, read_collection
     from qkv.search.text_sources import Document
 
+    if index is None:
+        read = read_collection(collection, queries=queries, relevant=relevant, column=text, split=split)
+        return build_index(read.documents, progress, **build), read
     # Judgements need the names of documents, but not their texts.
     names, titles = index.table.column("name").to_pylist(), index.table.column("title").to_pylist()
     documents = {name: Document(name, name, title) for name, title in zip(names, titles, strict=True)}
-    return judged_collection(name, list(documents.values()), queries, relevant)
+    return index, judged_collection(collection, list(documents.values()), queries, relevant)
 
 
 def _evaluate_systems(

@@ -11,9 +11,12 @@ import decimal
 import json
 import math
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from qkv.cli.answer_writer import AnswerWriter
 
 if TYPE_CHECKING:
     from qkv.database.answer import Answer
@@ -21,63 +24,41 @@ if TYPE_CHECKING:
 __all__ = ["CsvWriter", "JsonWriter"]
 
 
-class _ProgramWriter:
-    """Keeps the plan for stderr, because stdout holds the answers only."""
-
-    def __init__(self, explain: bool) -> None:
-        self._explain = explain
-        self._plan: object = None
-
-    def finish(self) -> None:
-        """Print the plan to stderr."""
-        if self._explain:
-            print(self._plan, file=sys.stderr)
-
-
-class JsonWriter(_ProgramWriter):
+class JsonWriter(AnswerWriter):
     """Prints one JSON object per query: query, value, spread, support, found, and the rows with their weights."""
 
-    def __init__(self, rows: int, explain: bool) -> None:
-        super().__init__(explain)
-        self._rows = rows
-
-    def write(self, answer: Answer) -> None:
-        """Print the answers to several queries."""
-        self._plan = self._plan or answer.plan
-        for one in answer:
-            line: dict[str, object] = {"query": one.query, "value": one.value, "spread": one.spread}
-            line |= {"support": one.support, "found": one.found}
-            if one.probabilities:
-                line["probabilities"] = {_json_key(label): share for label, share in one.probabilities.items()}
-            if not one.found:
-                line["reason"] = one.reason
-            if self._rows:
-                line["rows"] = [
-                    {"weight": row.weight}
-                    | ({one.measure: getattr(row, one.measure)} if one.measure else {})
-                    | {"record": row.record}
-                    for row in one.rows
-                ]
-            print(json.dumps(_to_json(line), ensure_ascii=False, allow_nan=False))
+    def write_one(self, one: Answer) -> None:
+        """Print the answer to one query."""
+        line: dict[str, object] = {"query": one.query, "value": one.value, "spread": one.spread}
+        line |= {"support": one.support, "found": one.found}
+        if one.probabilities:
+            line["probabilities"] = {_json_key(label): share for label, share in one.probabilities.items()}
+        if not one.found:
+            line["reason"] = one.reason
+        if self.rows:
+            line["rows"] = [
+                {"weight": row.weight}
+                | ({one.measure: getattr(row, one.measure)} if one.measure else {})
+                | {"record": row.record}
+                for row in one.rows
+            ]
+        print(json.dumps(_to_json(line), ensure_ascii=False, allow_nan=False))
 
 
-class CsvWriter(_ProgramWriter):
+@dataclass
+class CsvWriter(AnswerWriter):
     """Prints a header, then one row per query."""
 
-    def __init__(self, votes: bool, explain: bool) -> None:
-        super().__init__(explain)
-        self._votes = votes
+    def __post_init__(self) -> None:
         self._writer = csv.writer(sys.stdout, lineterminator="\n")
-        probability = ["probability"] if votes else []
+        probability = ["probability"] if self.database.votes else []
         self._writer.writerow(["query", "value", *probability, "spread", "support", "found", "reason"])
 
-    def write(self, answer: Answer) -> None:
-        """Print the answers to several queries."""
-        self._plan = self._plan or answer.plan
-        for one in answer:
-            probability = [one.probabilities.get(one.value)] if self._votes else []
-            cells = [one.query, one.value, *probability, one.spread, one.support, one.found, one.reason]
-            self._writer.writerow([_to_csv(cell) for cell in cells])
+    def write_one(self, one: Answer) -> None:
+        """Print the answer to one query."""
+        probability = [one.probabilities.get(one.value)] if self.database.votes else []
+        cells = [one.query, one.value, *probability, one.spread, one.support, one.found, one.reason]
+        self._writer.writerow([_to_csv(cell) for cell in cells])
 
 
 def _to_json(value: object) -> object:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from qkv.cli.answer_writer import AnswerWriter
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,33 +35,28 @@ def new_console(width: int = 140) -> Console:
     return console
 
 
-class TableWriter:
+@dataclass
+class TableWriter(AnswerWriter):
     """Prints answers as tables for people."""
 
-    def __init__(self, rows: int, explain: bool) -> None:
-        self._rows = rows
-        self._explain = explain
+    def __post_init__(self) -> None:
         self._console = new_console()
-        self._notes: tuple[str, ...] = ()
-        self._plan: object = None
 
-    def write(self, answer: Answer) -> None:
-        """Print the answers to several queries."""
-        self._notes, self._plan = answer.notes, self._plan or answer.plan
-        for one in answer:
-            self._print_headline(one)
-            if self._rows and one.found:
-                self._print_evidence(one)
+    def write_one(self, one: Answer) -> None:
+        """Print the answer to one query."""
+        self._print_headline(one)
+        if self.rows and one.found:
+            self._print_evidence(one)
 
     def finish(self) -> None:
         """Print the notes and the plan."""
-        if self._notes:
+        if self.notes:
             self._console.print()
-        for note in self._notes:
+        for note in self.notes:
             self._console.print(f"· {note}", style="dim", markup=False, soft_wrap=True)
-        if self._explain and self._plan is not None:
+        if self.explain and self.plan is not None:
             self._console.print()
-            self._console.print(str(self._plan), markup=False)
+            self._console.print(str(self.plan), markup=False)
 
     def _print_headline(self, one: Answer) -> None:
         from rich.text import Text

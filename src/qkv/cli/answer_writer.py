@@ -1,0 +1,48 @@
+"""Base class of the output formats of `qkv ask`."""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qkv.database.answer import Answer
+    from qkv.database.protocol import Queryable
+
+__all__ = ["AnswerWriter"]
+
+
+@dataclass
+class AnswerWriter(ABC):
+    """Prints answers to stdout as they are computed.
+
+    Fields:
+        database: the database that gives the answers.
+        rows: rows of evidence to show per query.
+        explain: print the execution plan at the end.
+        plan: the execution plan of the first answers.
+        notes: the notes of the last answers.
+    """
+
+    database: Queryable
+    rows: int
+    explain: bool
+    plan: object = None
+    notes: tuple[str, ...] = ()
+
+    def write(self, answers: Answer) -> None:
+        """Print the answers to several queries."""
+        self.plan, self.notes = self.plan or answers.plan, answers.notes
+        for answer in answers:
+            self.write_one(answer)
+
+    @abstractmethod
+    def write_one(self, one: Answer) -> None:
+        """Print the answer to one query."""
+
+    def finish(self) -> None:
+        """Print the plan to stderr, because stdout holds the answers only."""
+        if self.explain:
+            print(self.plan, file=sys.stderr)
