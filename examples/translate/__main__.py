@@ -118,12 +118,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(asked: argparse.Namespace) -> int:
-    from examples.translate.showing import Shown
+    from examples.translate.showing import TrainingProgress
     from examples.translate.training import stopping, train
 
     options = _options(asked)
     _at_least(1, save_every=asked.save_every)
-    with Shown(options.steps) as shown, stopping() as stop:
+    with TrainingProgress(options.steps) as shown, stopping() as stop:
         state = train(asked.pairs_file, asked.out, options, asked.save_every, shown, stop)
     if state.step < options.steps:
         print(f"interrupted after step {state.step:,}, and saved. Give the same line to go on.", file=sys.stderr)

@@ -2,40 +2,28 @@
 
 import sys
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from examples.translate.checkpoints import State
+from qkv.core.progress import ProgressBar
 
-__all__ = ["Shown"]
+__all__ = ["TrainingProgress"]
 
 
-class Shown:
-    """Callback that writes progress to stderr.
+class TrainingProgress:
+    """Callback of training that writes the step, the loss and the speed to stderr.
 
     Args:
-        steps: to the end.
+        steps: total number of steps.
     """
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
-        self._bar: Any = None
+        self._terminal = sys.stderr.isatty()
+        self._bar = ProgressBar(always=self._terminal)
         self._line = ""
 
     def __enter__(self) -> Self:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            self._bar = Progress(
-                TextColumn("training"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[line]}"),
-                console=Console(stderr=True),
-            )
-            self._bar.add_task("training", total=self._steps, line="")
-            self._bar.start()
         return self
 
     def __call__(self, state: State, report: dict[str, float] | None) -> None:
@@ -45,13 +33,12 @@ class Shown:
             self._line = f"loss {report['loss']:.3f}, {speed:,.0f} subwords/s"
             if "watched_loss" in report:
                 self._line += f", watched {report['watched_loss']:.3f}"
-        if self._bar is not None:
-            self._bar.update(0, completed=state.step, line=self._line)
-        elif report is not None:
-            print(f"step {state.step:,} of {self._steps:,}: {self._line}", file=sys.stderr, flush=True)
+        step = f"step {state.step:,} of {self._steps:,}: {self._line}"
+        self._bar("training", state.step, self._steps, step)
+        if report is not None and not self._terminal:
+            print(step, file=sys.stderr, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        self._bar.clear()

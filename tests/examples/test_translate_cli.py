@@ -22,7 +22,7 @@ from examples.translate.pairs import Asked
 from examples.translate.racing import race
 from examples.translate.reading import Reader
 from examples.translate.recorded import RUNS
-from examples.translate.showing import Shown
+from examples.translate.showing import TrainingProgress
 from examples.translate.training import train
 
 from qkv.errors import DataError
@@ -209,10 +209,10 @@ def test_on_a_terminal_a_bar_shows_steps_loss_and_speed(monkeypatch):
     monkeypatch.setattr("sys.stderr", Terminal())
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    with Shown(7) as shown:
+    with TrainingProgress(7) as shown:
         shown(State(step=7, said=1000, cpu_seconds=2.0), {"loss": 1.5, "watched_loss": 2.25})
         written = sys.stderr
-    for part in ("training", "7/7", "loss 1.500", "500 subwords/s", "watched 2.250"):
+    for part in ("training", "step 7 of 7", "loss 1.500", "500 subwords/s", "watched 2.250"):
         assert part in written.getvalue()
 
 
