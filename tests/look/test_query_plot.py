@@ -1,6 +1,7 @@
 """Pictures of answers: what is drawn, and that a file is there whole or not at all."""
 
 import datetime as dt
+import sys
 
 import numpy as np
 import pytest
@@ -112,6 +113,6 @@ def test_several_queries_are_refused():
 
 
 def test_without_matplotlib_the_extra_is_named(monkeypatch):
-    monkeypatch.setattr("qkv.core.extras._installed", lambda package: package != "matplotlib")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingPackageError, match=r'pip install "qkv\[look\]"'):
         picture(NAMES, "Jon Smith")

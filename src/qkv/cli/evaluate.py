@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
@@ -219,7 +220,7 @@ def _evaluate_learned(
     repeats: int,
     names: list[str],
     progress: Progress,
-    options: dict[str, object],
+    options: Mapping[str, object],
 ) -> dict[str, Gain]:
     from qkv.search.evaluation import gains
 

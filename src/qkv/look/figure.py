@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.extras import require_packages
+from qkv.core.extras import missing_package
 from qkv.core.files import check_writable, write_atomic
 from qkv.core.typing import ArrayLike, Float
 from qkv.errors import DataError
@@ -56,9 +56,10 @@ def new_figure(size: tuple[float, float], dpi: int = 150, paper: str = PAPER) ->
     Raises:
         MissingPackageError: matplotlib is not installed.
     """
-    require_packages("plots need", "look", "matplotlib")
-    from matplotlib.figure import Figure
-
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise missing_package("plots need", "matplotlib", "look") from None
     return _notebook_figure(Figure)(figsize=size, dpi=dpi, layout="constrained", facecolor=paper)
 
 

@@ -187,7 +187,7 @@ class TiledMap:
             return None
         prepared, divisor = self.call.normalizer.prepare(logits), self._divisor[rows[0] : rows[1], None]
         if library(prepared) != "torch":
-            return to_numpy(namespace(prepared).exp(prepared - divisor))
+            return cast("Array", to_numpy(namespace(prepared).exp(prepared - divisor)))
         # PyTorch's `exp` is 100 times slower where the result is subnormal; `exp2` is not.
         return cast("Array", cast("torch.Tensor", prepared).sub(cast("torch.Tensor", divisor)).mul_(_LOG2_E).exp2_())
 

@@ -238,7 +238,7 @@ export class Detail {
     const low = scale === "log" ? mapData.maximum / 10000 : 0;
     this.bar.replaceChildren(
       createElement("span", { text: formatWeight(low) }), colours, createElement("span", { text: formatWeight(mapData.maximum) }),
-      createElement("span", { class: "middle", text: `middle ${formatWeight(half)}` }),
+      createElement("span", { class: "middle", text: `middle colour: ${formatWeight(half)}` }),
     );
   }
 }
