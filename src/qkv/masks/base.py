@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 from qkv.core.arrays import dtype_name, is_array
@@ -17,7 +18,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Shaped
 from qkv.errors import KindError
 
-__all__ = ["And", "Coverage", "Mask", "Not", "Or", "require_boolean", "require_mask"]
+__all__ = ["And", "Coverage", "Mask", "Not", "Or", "and_masks", "require_boolean", "require_mask"]
 
 Coverage = Literal["all", "none", "part"]
 
@@ -194,6 +195,12 @@ class Not(Mask):
 
     def __str__(self) -> str:
         return f"~({self.mask})" if isinstance(self.mask, And) else f"~{self.mask}"
+
+
+def and_masks(*masks: Mask | None) -> Mask | None:
+    """Return the mask of the pairs that all masks allow; None, as an argument or as the result, allows all pairs."""
+    given = [require_mask(mask) for mask in masks if mask is not None]
+    return reduce(And, given) if given else None
 
 
 def require_mask(mask: object) -> Mask:

@@ -15,7 +15,7 @@ from qkv.engine import attend, observe
 from qkv.errors import KindError
 from qkv.kernels.chunked.kernel import ChunkedTensor, attend_chunked, concat_chunks
 from qkv.masks import Mask
-from qkv.masks.base import require_mask
+from qkv.masks.base import and_masks, require_mask
 from qkv.nn.align_batch import align_batch
 from qkv.nn.checks import check_probability
 from qkv.nn.part_module import PartModule
@@ -26,7 +26,7 @@ from qkv.plan import Spec
 from qkv.readouts import Readout
 from qkv.scores import Score
 
-__all__ = ["Attention", "CallOptions", "and_masks", "run_attention"]
+__all__ = ["Attention", "CallOptions", "run_attention"]
 
 
 class CallOptions(TypedDict):
@@ -177,10 +177,3 @@ def run_attention(
         return cast(Tensor, attend(query, key, value, **options))
     observed = observe(query, key, value, readouts=readouts, **options)
     return AttentionOutput(cast(Tensor, observed.output), observed.readouts, observed.plan)
-
-
-def and_masks(one: Mask | None, other: Mask | None) -> Mask | None:
-    """Return the mask of the pairs that both masks allow; None allows all pairs."""
-    if other is None:
-        return one
-    return require_mask(other) if one is None else one & require_mask(other)

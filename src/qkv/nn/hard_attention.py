@@ -31,8 +31,8 @@ from qkv.core.typing import Float, Int
 from qkv.engine import attend, observe
 from qkv.errors import OptionError, ShapeError
 from qkv.masks import Mask
+from qkv.masks.base import and_masks
 from qkv.nn.align_batch import align_batch
-from qkv.nn.attention import and_masks
 from qkv.nn.part_module import PartModule
 from qkv.nn.scores.base import ScoreLike, build_score
 from qkv.normalizers import Sample, Softmax

@@ -13,10 +13,10 @@ from qkv.core.positions import Positions
 from qkv.core.typing import Float
 from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.masks import Mask
-from qkv.masks.base import require_mask
+from qkv.masks.base import and_masks, require_mask
 from qkv.nn import head_layout, torch_interop
 from qkv.nn.align_batch import Groups, align_array, align_batch
-from qkv.nn.attention import and_masks, run_attention
+from qkv.nn.attention import run_attention
 from qkv.nn.checks import check_probability, check_width
 from qkv.nn.extra_keys import append_extra_keys
 from qkv.nn.head_layout import Head, head_rows

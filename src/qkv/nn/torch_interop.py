@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from qkv.core.typing import Float
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.masks import Keys, Mask, Pairs
-from qkv.nn.attention import and_masks
+from qkv.masks.base import and_masks
 from qkv.normalizers import Softmax
 from qkv.scores import ScaledDot
 

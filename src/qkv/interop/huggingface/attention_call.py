@@ -26,7 +26,7 @@ from qkv.errors import OptionError, RefusedError, ShapeError
 from qkv.interop.huggingface.indexed_mask import IndexedMask
 from qkv.interop.huggingface.lazy_mask import LazyMask
 from qkv.masks import Causal, Keys, Pairs, Window
-from qkv.masks.base import And, Mask
+from qkv.masks.base import And, Mask, and_masks
 from qkv.normalizers import Normalizer, Softmax
 from qkv.scores import Biased, ScaledDot, Score, Softcap
 
@@ -153,11 +153,11 @@ class AttentionCall:
         if mask is not None and layout.group_size > 1:
             mask = mask.map_arrays(layout.split_heads if _per_head(mask) else layout.insert_group_axis)  # type: ignore[arg-type]
         if indices is not None:
-            mask = _and(mask, IndexedMask(layout.split_pairs(indices[:, None])))
+            mask = and_masks(mask, IndexedMask(layout.split_pairs(indices[:, None])))
         if block_indices is not None:
             per_head = block_indices.repeat_interleave(heads // block_indices.shape[1], dim=1)
             block_size = int(module.indexer.block_size)  # type: ignore[union-attr, arg-type]
-            mask = _and(mask, IndexedMask(layout.split_pairs(per_head), block_size))
+            mask = and_masks(mask, IndexedMask(layout.split_pairs(per_head), block_size))
         memory = registration.memory or 2**28 + 16 * (query.nbytes + key.nbytes + value.nbytes)
         options = AttendOptions(
             score=score,
@@ -292,10 +292,6 @@ def _parse_mask(
 
 def _per_head(mask: Mask) -> bool:
     return isinstance(mask, Pairs) and mask.array.shape[1] != 1
-
-
-def _and(mask: Mask | None, other: Mask) -> Mask:
-    return other if mask is None else And(mask, other)
 
 
 def is_causal(mask: Mask | None) -> bool:

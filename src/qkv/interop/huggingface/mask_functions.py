@@ -25,7 +25,7 @@ from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Int, Shaped, Tensor
 from qkv.masks import Causal, Documents, Keys, Window
-from qkv.masks.base import And, Mask, Or
+from qkv.masks.base import And, Mask, Or, and_masks
 
 __all__ = ["FunctionMask", "MaskContext", "MaskFunction", "simplify_mask", "translate_mask"]
 
@@ -143,7 +143,7 @@ def translate_mask(function: MaskFunction, context: MaskContext) -> Mask | None:
 def simplify_mask(mask: Mask | None, tile: Tile) -> Mask | None:
     """Drop the operands of an intersection that allow every pair of the tile, such as absent padding."""
     if isinstance(mask, And):
-        return _intersection([simplify_mask(mask.left, tile), simplify_mask(mask.right, tile)])
+        return and_masks(simplify_mask(mask.left, tile), simplify_mask(mask.right, tile))
     return None if mask is None or mask.coverage(tile) == "all" else mask
 
 
@@ -167,13 +167,8 @@ def _function_mask(function: MaskFunction, context: MaskContext) -> Mask:
     return FunctionMask(function, elements, context.q_start, context.k_start, context.vmapped)
 
 
-def _intersection(masks: list[Mask | None]) -> Mask | None:
-    present = [mask for mask in masks if mask is not None]
-    return reduce(And, present) if present else None
-
-
 def _and(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask | None:
-    return _intersection([translate_mask(operand, context) for operand in closure["mask_functions"]])
+    return and_masks(*[translate_mask(operand, context) for operand in closure["mask_functions"]])
 
 
 def _or(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask | None:

@@ -11,7 +11,7 @@ from qkv.core.tile import Tile
 from qkv.interop.huggingface.lazy_mask import LazyMask
 from qkv.interop.huggingface.mask_functions import MaskContext, MaskFunction, simplify_mask, translate_mask
 from qkv.masks import Keys
-from qkv.masks.base import And
+from qkv.masks.base import and_masks
 
 __all__ = ["build_mask"]
 
@@ -70,8 +70,7 @@ def build_mask(
         if (unused := context.k_start + kv_length - real.shape[-1]) > 0:
             # Slots of a static cache that have not been written yet.
             real = torch.nn.functional.pad(real, (0, unused))
-        padding = Keys(context.slice_keys(real))
-        mask = padding if mask is None else And(mask, padding)
+        mask = and_masks(mask, Keys(context.slice_keys(real)))
     mask = simplify_mask(mask, Tile.whole(q_length, kv_length, (batch_size, 1), context.positions))
     if mask is None and allow_is_bidirectional_skip:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, TypeAlias, TypedDict, cast
 
@@ -20,7 +21,7 @@ from qkv.normalizers import NORMALIZERS, Normalizer
 from qkv.readouts import Dense
 from qkv.scores import Score
 
-__all__ = ["EngineOptions", "OptionsConfig", "Weighted", "and_masks", "attend", "next_seed"]
+__all__ = ["EngineLayer", "EngineOptions", "Weighted"]
 
 _START = Positions(align="start")
 
@@ -31,18 +32,11 @@ Weighted = tuple[Float[Array, "*batch q value_width"], Float[Array, "*batch q k"
 """An output, and the weights before dropout if they were requested."""
 
 
-class OptionsConfig(TypedDict):
-    """The configuration of `EngineOptions` in the files of Keras."""
-
-    normalizer: str
-    kernel: str | None
-    memory: int | str
-
-
+@dataclass(frozen=True)
 class EngineOptions:
     """The arguments that the layers accept in addition to those of Keras, and save in their configuration.
 
-    Args:
+    Attributes:
         normalizer: name of a normalizer in `qkv.normalizers`, such as "sparsemax".
         kernel: name of the kernel to run; None lets the planner choose.
         memory: memory limit beyond inputs and output, as in `qkv.attend`.
@@ -51,18 +45,67 @@ class EngineOptions:
         OptionError: there is no such normalizer.
     """
 
-    def __init__(self, normalizer: str, kernel: str | None, memory: int | str) -> None:
-        if normalizer not in NORMALIZERS:
-            raise OptionError(f"normalizer must be one of {', '.join(NORMALIZERS)}, got {normalizer!r}.")
-        self.normalizer, self.kernel, self.memory = normalizer, kernel, memory
+    normalizer: str
+    kernel: str | None
+    memory: int | str
 
-    def build_normalizer(self) -> Normalizer:
-        """Return a new normalizer of the chosen type."""
-        return NORMALIZERS[self.normalizer]()
+    def __post_init__(self) -> None:
+        if self.normalizer not in NORMALIZERS:
+            raise OptionError(f"normalizer must be one of {', '.join(NORMALIZERS)}, got {self.normalizer!r}.")
 
-    def config(self) -> OptionsConfig:
-        """Return the arguments, for `get_config` of a layer."""
-        return {"normalizer": self.normalizer, "kernel": self.kernel, "memory": self.memory}
+
+class EngineLayer:
+    """Mixin before an attention layer of Keras: the options and the call of the engine.
+
+    Args:
+        args: arguments of the layer of Keras.
+        normalizer: name of a normalizer in `qkv.normalizers`.
+        kernel: name of the kernel to run; None lets the planner choose.
+        memory: memory limit beyond inputs and output.
+        kwargs: arguments of the layer of Keras.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        normalizer: str = "softmax",
+        kernel: str | None = None,
+        memory: int | str = "4 GiB",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.engine = EngineOptions(normalizer, kernel, memory)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the configuration of the layer: that of Keras and the options of the engine."""
+        return {**super().get_config(), **asdict(self.engine)}  # type: ignore[misc]
+
+    def attend(
+        self,
+        query: Float[Array, "*batch q width"],
+        key: Float[Array, "*batch k width"],
+        value: Float[Array, "*batch k value_width"],
+        score: Score,
+        mask: Mask | None,
+        dropout: float,
+        seed: Seed | None,
+        return_weights: bool,
+    ) -> Weighted:
+        """Return the output and, if requested, the weights before dropout; query 0 is aligned with key 0."""
+        normalizer = NORMALIZERS[self.engine.normalizer]()
+        if not all(isinstance(n, int) for x in (query, key, value) for n in ops.shape(x)):
+            return _attend_unknown_lengths(query, key, value, score, normalizer, mask, dropout, seed, return_weights)
+        call: _Call = {
+            "score": score,
+            "normalizer": normalizer,
+            "mask": mask,
+            "positions": _START,
+            "dropout": dropout,
+            "seed": seed,
+            "kernel": self.engine.kernel,
+            "memory": self.engine.memory,
+        }
+        return _observe_function()(query, key, value, call, return_weights)
 
 
 class _Call(TypedDict):
@@ -76,34 +119,6 @@ class _Call(TypedDict):
     seed: Seed | None
     kernel: str | None
     memory: int | str
-
-
-def attend(
-    query: Float[Array, "*batch q width"],
-    key: Float[Array, "*batch k width"],
-    value: Float[Array, "*batch k value_width"],
-    score: Score,
-    mask: Mask | None,
-    options: EngineOptions,
-    dropout: float,
-    seed: Seed | None,
-    return_weights: bool,
-) -> Weighted:
-    """Compute the output and, if requested, the weights before dropout; query 0 is aligned with key 0."""
-    normalizer = options.build_normalizer()
-    if not all(isinstance(n, int) for x in (query, key, value) for n in ops.shape(x)):
-        return _attend_unknown_lengths(query, key, value, score, normalizer, mask, dropout, seed, return_weights)
-    call: _Call = {
-        "score": score,
-        "normalizer": normalizer,
-        "mask": mask,
-        "positions": _START,
-        "dropout": dropout,
-        "seed": seed,
-        "kernel": options.kernel,
-        "memory": options.memory,
-    }
-    return _observe_function()(query, key, value, call, return_weights)
 
 
 def _observe(query: Array, key: Array, value: Array, call: _Call, return_weights: bool) -> Weighted:
@@ -147,13 +162,3 @@ def _attend_unknown_lengths(
     tile = Tile.whole(q, k, tuple(batch), _START, seed=seed)
     result = dense(BoundCall(query, key, value, score, normalizer, mask, tile, dropout, dtype))
     return result.output, ops.cast(result.weights, dtype) if return_weights else None
-
-
-def and_masks(left: Mask | None, right: Mask | None) -> Mask | None:
-    """Return the mask of the pairs that both masks allow; None allows all pairs."""
-    return right if left is None else left if right is None else left & right
-
-
-def next_seed(generator: keras.random.SeedGenerator) -> Seed:
-    """Return a new seed for the engine from a Keras generator, which advances its state."""
-    return generator.next()  # two integers, which the engine accepts as a seed

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import keras
 from keras import ops
 
 from qkv.core.typing import Array
-from qkv.interop.keras.engine_call import EngineOptions, and_masks, attend, next_seed
+from qkv.interop.keras.engine_call import EngineLayer
 from qkv.masks import Causal, Mask, Pairs, Window
+from qkv.masks.base import and_masks
 from qkv.scores import ScaledDot
 
 __all__ = ["MultiHeadAttention"]
 
 
 @keras.saving.register_keras_serializable(package="qkv")
-class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc, name-defined, unused-ignore]
+class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type: ignore[misc, name-defined, unused-ignore]
     """Multi-head attention, as `keras.layers.MultiHeadAttention`.
 
     Causal masks and windows are not allocated as arrays. The weighted sum of a query that is masked or has no
@@ -32,21 +32,6 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc,
     """
 
     _sliding_window: int | None
-
-    def __init__(
-        self,
-        *args: Any,
-        normalizer: str = "softmax",
-        kernel: str | None = None,
-        memory: int | str = "4 GiB",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self.engine = EngineOptions(normalizer, kernel, memory)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the configuration of the layer: that of Keras and the options of the engine."""
-        return {**super().get_config(), **self.engine.config()}
 
     def _compute_attention_mask(
         self,
@@ -110,18 +95,10 @@ class MultiHeadAttention(keras.layers.MultiHeadAttention):  # type: ignore[misc,
             attention_mask = self._pair_mask(attention_mask, len(query.shape))
         if use_causal_mask:
             attention_mask = and_masks(attention_mask, Causal("start"))
-        drop = bool(training) and self._dropout > 0
-        output, weights = attend(
-            self._to_heads(query),
-            self._to_heads(key),
-            self._to_heads(value),
-            ScaledDot(),
-            attention_mask,
-            self.engine,
-            self._dropout if drop else 0.0,
-            next_seed(self._dropout_layer.seed_generator) if drop else None,
-            return_attention_scores,
-        )
+        dropout = self._dropout if training else 0.0
+        seed = self._dropout_layer.seed_generator.next() if dropout else None
+        heads = [self._to_heads(x) for x in (query, key, value)]
+        output, weights = self.attend(*heads, ScaledDot(), attention_mask, dropout, seed, return_attention_scores)
         if weights is not None and len(self._attention_axes) > 1:
             sides = [ops.shape(x)[n] for x in (query, key) for n in self._attention_axes]
             weights = ops.reshape(weights, (*ops.shape(weights)[:-2], *sides))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import reduce
 from typing import NamedTuple
 
 from qkv.core.arrays import (
@@ -33,6 +32,7 @@ from qkv.engine import attend, observe
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.interop.onnx.attributes import Attributes
 from qkv.masks import Causal, Keys, Lengths, Mask, Pairs, Window
+from qkv.masks.base import and_masks
 from qkv.normalizers import Normalizer
 from qkv.readouts import Dense
 from qkv.scores import Biased, Constant, ScaledDot, Score, Softcap
@@ -325,7 +325,7 @@ def _mask_and_bias(
             bias = xp.where(excluded, xp.zeros_like(array), array)
         else:
             bias = _compute_dtype(array, node)
-    return reduce(lambda left, right: left & right, masks) if masks else None, bias
+    return and_masks(*masks), bias
 
 
 def _broadcastable_mask(mask: Array, call: _CallShape, opset: int) -> Shaped[Array, "#batch #heads #q #k"]:
