@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
+from qkv.core import extras
 from qkv.errors import MissingPackageError
 from qkv.interop import huggingface
 
@@ -26,11 +25,6 @@ def test_importing_the_border_loads_neither_torch_nor_transformers() -> None:
 def test_a_missing_package_is_named_with_the_command_that_installs_it(
     missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = importlib.util.find_spec
-
-    def found(name: str, *more: Any) -> Any:
-        return None if name == missing else find(name, *more)
-
-    monkeypatch.setattr(importlib.util, "find_spec", found)
+    monkeypatch.setattr(extras, "_installed", lambda package: package != missing)
     with pytest.raises(MissingPackageError, match=rf'{missing}, which is not installed.*"qkv\[hf\]"'):
         huggingface.__getattr__("register")

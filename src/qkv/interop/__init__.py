@@ -8,8 +8,9 @@ onnx            the `Attention` operator of ONNX, and export of models to ONNX
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from qkv.interop import huggingface
 
 __all__ = ["record"]
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    # Import on first access: recording imports torch and transformers.
     if name not in __all__:
-        raise AttributeError(f"module 'qkv.interop' has no attribute {name!r}")
-    globals()[name] = member = getattr(importlib.import_module("qkv.interop.huggingface"), name)
-    return member
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(huggingface, name)  # on first use, because recording imports torch and transformers

@@ -1,11 +1,8 @@
 """PyTorch modules for attention: learned parameters and options; `qkv.engine` computes the output."""
 
-from qkv.errors import MissingPackageError
+from qkv.core.extras import require_packages
 
-try:
-    import torch as _torch  # noqa: F401
-except ImportError:
-    raise MissingPackageError('qkv.nn needs PyTorch, which is not installed. Run: pip install "qkv[torch]"') from None
+require_packages("qkv.nn needs", "torch", "torch")
 
 from qkv.nn import positions
 from qkv.nn.attention import Attention

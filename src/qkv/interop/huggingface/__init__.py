@@ -8,11 +8,10 @@ record            collect readouts of every layer and head while the model runs
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from qkv.errors import MissingPackageError
+from qkv.core.extras import require_packages
 
 __all__ = [
     "AttentionRecord",
@@ -46,12 +45,7 @@ _MODULES = {
 def __getattr__(name: str) -> object:
     # Import on first access: the modules behind these names import torch and transformers.
     if name not in _MODULES:
-        raise AttributeError(f"module 'qkv.interop.huggingface' has no attribute {name!r}")
-    for package in ("torch", "transformers"):
-        if importlib.util.find_spec(package) is None:
-            raise MissingPackageError(
-                f'qkv.interop.huggingface requires {package}, which is not installed. Run: pip install "qkv[hf]"'
-            )
-    module = importlib.import_module(f"qkv.interop.huggingface.{_MODULES[name]}")
-    globals()[name] = member = getattr(module, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    require_packages("qkv.interop.huggingface needs", "hf", "torch", "transformers")
+    globals()[name] = member = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     return member

@@ -105,11 +105,15 @@ class AttentionCall:
         is_causal: bool | None = None,
         softcap: float | None = None,
         position_bias: torch.Tensor | None = None,
-        sink: torch.Tensor | None = None,
+        s_aux: torch.Tensor | None = None,
+        sinks: torch.Tensor | None = None,
         indices: Int[Tensor, "batch q n"] | None = None,
         block_indices: Int[Tensor, "batch index_heads q n"] | None = None,
+        **ignored: object,
     ) -> AttentionCall:
         """Translate the arguments of transformers' attention interface.
+
+        The arguments in `ignored`, such as sliding windows and sequence lengths, are part of the mask already.
 
         Raises:
             ShapeError: the number of query heads is not a multiple of the number of key heads.
@@ -137,6 +141,7 @@ class AttentionCall:
         if score.positional and positions is None:
             positions = Positions(align="end")
         normalizer = registration.layer_normalizer(module)
+        sink = sinks if s_aux is None else s_aux
         if sink is not None:
             if normalizer is not None and not isinstance(normalizer, Softmax):
                 raise OptionError(
@@ -182,19 +187,17 @@ class AttentionCall:
         """Return the same call with the keys expanded, so that heads are the last batch axis."""
         if not self.grouped:
             return self
-        batch, group_size = self.query.shape[:3], self.query.shape[2]
-        key, value = (x.expand((x.shape[0], batch[1], group_size, *x.shape[3:])) for x in (self.key, self.value))
+        heads = self.query.shape[1:3]
 
-        def merge(array: torch.Tensor, names: tuple[str, ...] | None) -> torch.Tensor:
-            batch_axes = array.ndim - len(names or ())
-            if names is None or batch_axes != 3:
+        def merge(array: torch.Tensor) -> torch.Tensor:
+            return array.expand((array.shape[0], *heads, *array.shape[3:])).flatten(1, 2)
+
+        def merge_field(array: torch.Tensor, names: tuple[str, ...] | None) -> torch.Tensor:
+            if names is None or array.ndim - len(names) != 3:
                 return array
-            if array.shape[1] == array.shape[2] == 1:
-                return array[:, 0]
-            return array.expand((array.shape[0], batch[1], group_size, *array.shape[3:])).flatten(1, 2)
+            return array[:, 0] if array.shape[1] == array.shape[2] == 1 else merge(array)
 
-        options = self._map_parts(lambda part: part._map(merge))  # type: ignore[arg-type]
-        return AttentionCall(self.query.flatten(1, 2), key.flatten(1, 2), value.flatten(1, 2), options, self.heads)
+        return self._map(merge, lambda part: part._map(merge_field), self.heads)  # type: ignore[arg-type]
 
     def select_head(self, head: int) -> AttentionCall:
         """Return the call of a single head; its only batch axis is (batch,)."""
@@ -202,18 +205,22 @@ class AttentionCall:
         index: tuple[slice | int, ...] = (slice(None), head)
         if self.grouped:
             index = (slice(None), head // group_size, head % group_size)
-        query, key, value = (take_batch(x, index, 2) for x in (self.query, self.key, self.value))
-        return AttentionCall(query, key, value, self._map_parts(lambda part: part.select_batch(index)), 1)
+        return self._map(lambda x: take_batch(x, index, 2), lambda part: part.select_batch(index), 1)
 
     def detached(self) -> AttentionCall:
         """Return the same call, detached from the autograd graph."""
-        query, key, value = (x.detach() for x in (self.query, self.key, self.value))
-        options = self._map_parts(lambda part: part.map_arrays(lambda x: x.detach()))  # type: ignore[attr-defined]
-        return AttentionCall(query, key, value, options, self.heads)
 
-    def _map_parts(self, function: Callable[[Part], Part]) -> AttendOptions:
-        mapped = {name: function(x) if isinstance(x, Part) else x for name, x in self.options.items()}
-        return cast(AttendOptions, mapped)
+        def detach(x: torch.Tensor) -> torch.Tensor:
+            return x.detach()
+
+        return self._map(detach, lambda part: part.map_arrays(detach), self.heads)  # type: ignore[arg-type]
+
+    def _map(
+        self, array: Callable[[torch.Tensor], torch.Tensor], part: Callable[[Part], Part], heads: int
+    ) -> AttentionCall:
+        options = {name: part(x) if isinstance(x, Part) else x for name, x in self.options.items()}
+        query, key, value = map(array, (self.query, self.key, self.value))
+        return AttentionCall(query, key, value, cast(AttendOptions, options), heads)
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,16 @@ Some models of transformers compute attention themselves, and silently accept an
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from qkv.errors import OptionError
 from qkv.interop.huggingface.attention_call import AttentionCall
 from qkv.interop.huggingface.model_layers import attention_configs, is_attention, module_names, nested
-from qkv.interop.huggingface.registration import LISTENERS, REGISTERED, register, remove_listener
+from qkv.interop.huggingface.registration import REGISTERED, add_listener, register
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -66,23 +65,16 @@ class CallCounter:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.names = module_names(model)
-        self.calls: dict[str, int] = {}
-        self.runs: dict[str, int] = {}
-        self._hooks: list[RemovableHandle] = []
-        for module, name in self.names.items():
-            LISTENERS.setdefault(module, []).append(self._count_call)
-            if is_attention(module):
-                self._hooks.append(module.register_forward_pre_hook(self._run_counter(name)))
+        self.calls: Counter[str] = Counter()
+        self.runs: Counter[str] = Counter()
+        self._hooks = [add_listener(module, self._count_call) for module in self.names]
+        self._hooks += [x.register_forward_pre_hook(self._count_run) for x in self.names if is_attention(x)]
 
-    def _run_counter(self, name: str) -> Callable[[torch.nn.Module, tuple[object, ...]], None]:
-        def count(module: torch.nn.Module, args: tuple[object, ...]) -> None:
-            self.runs[name] = self.runs.get(name, 0) + 1
-
-        return count
+    def _count_run(self, module: torch.nn.Module, args: tuple[object, ...]) -> None:
+        self.runs[self.names[module]] += 1
 
     def _count_call(self, module: torch.nn.Module, call: AttentionCall, dropout: float) -> None:
-        name = self.names[module]
-        self.calls[name] = self.calls.get(name, 0) + 1
+        self.calls[self.names[module]] += 1
 
     def result(self) -> LayerCoverage:
         """Return the coverage counted so far."""
@@ -95,9 +87,6 @@ class CallCounter:
         """Remove all hooks and listeners."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks.clear()
-        for module in self.names:
-            remove_listener(module, self._count_call)
 
 
 def save_implementations(model: torch.nn.Module) -> list[tuple[PretrainedConfig, str | None]]:

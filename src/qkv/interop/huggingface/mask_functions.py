@@ -134,10 +134,14 @@ class FunctionMask(Mask):
 
 def translate_mask(function: MaskFunction, context: MaskContext) -> Mask | None:
     """Return the mask that a mask function of transformers describes; None if it allows all pairs."""
-    translate = _TRANSLATIONS.get(_name(function))
-    if translate is None:
-        return _function_mask(function, context)
-    return translate(function, _closure(function), context)
+    name = _name(function)
+    if name in _DISTANCE_MASKS:
+        mask = _DISTANCE_MASKS[name](_closure(function))
+        # Indices restart within packed sequences, so distances are not those of the call.
+        return mask if mask is None or context.ids is None else _function_mask(function, context)
+    if name in _TRANSLATIONS:
+        return _TRANSLATIONS[name](function, _closure(function), context)
+    return _function_mask(function, context)
 
 
 def simplify_mask(mask: Mask | None, tile: Tile) -> Mask | None:
@@ -174,27 +178,6 @@ def _and(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask
 def _or(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask | None:
     masks = [translate_mask(operand, context) for operand in closure["mask_functions"]]
     return None if None in masks else reduce(Or, masks)  # type: ignore[arg-type]
-
-
-def _relative(mask: Mask, function: MaskFunction, context: MaskContext) -> Mask:
-    """Return a mask of distances; within packed sequences the function itself, since their indices restart."""
-    return mask if context.ids is None else _function_mask(function, context)
-
-
-def _causal(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask:
-    return _relative(Causal(), function, context)
-
-
-def _bidirectional(function: MaskFunction, closure: Closure, context: MaskContext) -> None:
-    return None
-
-
-def _sliding(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask:
-    return _relative(Window(closure["sliding_window"] - 1, None), function, context)
-
-
-def _sliding_both_ways(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask:
-    return _relative(Window(closure["sliding_window"], closure["sliding_window"]), function, context)
 
 
 def _chunks(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask:
@@ -239,16 +222,22 @@ def _depends_on_distance(function: MaskFunction) -> bool:
     name = _name(function)
     if name.startswith("and_masks."):
         return all(map(_depends_on_distance, _closure(function)["mask_functions"]))
-    return _TRANSLATIONS.get(name) in (_causal, _bidirectional, _sliding, _sliding_both_ways)
+    return name in _DISTANCE_MASKS
 
+
+_DISTANCE_MASKS: dict[str, Callable[[Closure], Mask | None]] = {
+    "causal_mask_function": lambda closure: Causal(),
+    "bidirectional_mask_function": lambda closure: None,
+    "sliding_window_overlay.<locals>.inner_mask": lambda closure: Window(closure["sliding_window"] - 1, None),
+    "sliding_window_bidirectional_overlay.<locals>.inner_mask": lambda closure: Window(
+        closure["sliding_window"], closure["sliding_window"]
+    ),
+}
+"""Masks that depend on the distance of query and key alone, by the name of the mask function."""
 
 _TRANSLATIONS: dict[str, Callable[[MaskFunction, Closure, MaskContext], Mask | None]] = {
-    "causal_mask_function": _causal,
-    "bidirectional_mask_function": _bidirectional,
     "and_masks.<locals>.and_mask": _and,
     "or_masks.<locals>.or_mask": _or,
-    "sliding_window_overlay.<locals>.inner_mask": _sliding,
-    "sliding_window_bidirectional_overlay.<locals>.inner_mask": _sliding_both_ways,
     "chunked_overlay.<locals>.inner_mask": _chunks,
     "blockwise_overlay.<locals>.inner_mask": _blocks,
     "padding_mask_function.<locals>.inner_mask": _padding,

@@ -25,7 +25,7 @@ from qkv.interop.huggingface.coverage import (
 from qkv.interop.huggingface.model_layers import attention_kind, is_attention, module_names, nested, uses_interface
 from qkv.interop.huggingface.observe import ObservedCall, observe_call
 from qkv.interop.huggingface.output_attentions import find_weights, read_weights, request_weights
-from qkv.interop.huggingface.registration import LISTENERS, REGISTERED, remove_listener
+from qkv.interop.huggingface.registration import REGISTERED, add_listener
 from qkv.readouts import LogSumExp, Readout
 
 __all__ = ["Recorder", "record"]
@@ -136,8 +136,7 @@ class Recorder:
             config = getattr(model, "config", None)
             if getattr(config, "_attn_implementation", None) not in REGISTERED:
                 switch_implementation(model, self._name)
-            for module in self._names:
-                LISTENERS.setdefault(module, []).append(self._on_call)
+            self._hooks += [add_listener(module, self._on_call) for module in self._names]
             self._hooks.append(model.register_forward_pre_hook(self._on_run))
             attention = [x for x in self._names if is_attention(x)]
             innermost = [x for x in attention if not any(y is not x and is_attention(y) for y in x.modules())]
@@ -172,9 +171,6 @@ class Recorder:
     def _stop(self) -> None:
         for hook in self._hooks:
             hook.remove()
-        self._hooks.clear()
-        for module in self._names:
-            remove_listener(module, self._on_call)
         self._counter.stop()
         self._found_weights.clear()
         restore_implementations(self._saved_implementations)

@@ -7,11 +7,13 @@ ignore padding and causality.
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from qkv.core.typing import Array, Float, Tensor
 from qkv.engine import attend, observe
@@ -22,7 +24,7 @@ from qkv.normalizers import Normalizer
 from qkv.readouts import Dense
 from qkv.scores import Score
 
-__all__ = ["LISTENERS", "REGISTERED", "Listener", "register", "remove_listener"]
+__all__ = ["LISTENERS", "REGISTERED", "Listener", "add_listener", "register"]
 
 REGISTERED: dict[str, Registration] = {}
 """The options of each registered name."""
@@ -30,8 +32,8 @@ REGISTERED: dict[str, Registration] = {}
 Listener = Callable[[torch.nn.Module, AttentionCall, float], torch.Tensor | None]
 """A function of an attention layer, its call and the dropout probability; it may return the output of the call."""
 
-LISTENERS: WeakKeyDictionary[torch.nn.Module, list[Listener]] = WeakKeyDictionary()
-"""The functions to notify of the calls of each attention layer."""
+LISTENERS: WeakKeyDictionary[torch.nn.Module, OrderedDict[int, Listener]] = WeakKeyDictionary()
+"""The functions to notify of the calls of each attention layer, by the number of their handle."""
 
 _RESERVED = ("eager", "sdpa", "flex_attention")
 
@@ -86,13 +88,12 @@ def register(
     return name
 
 
-def remove_listener(module: torch.nn.Module, listener: Listener) -> None:
-    """Stop notifying a listener of the calls of an attention layer."""
-    others = [other for other in LISTENERS.get(module, ()) if other != listener]
-    if others:
-        LISTENERS[module] = others
-    else:
-        LISTENERS.pop(module, None)
+def add_listener(module: torch.nn.Module, listener: Listener) -> RemovableHandle:
+    """Notify a listener of the calls of an attention layer, until `remove` of the returned handle is called."""
+    listeners = LISTENERS.setdefault(module, OrderedDict())
+    handle = RemovableHandle(listeners)
+    listeners[handle.id] = listener
+    return handle
 
 
 def _attention(
@@ -102,40 +103,18 @@ def _attention(
     key: Float[Tensor, "batch key_heads k width"],
     value: Float[Tensor, "batch key_heads k value_width"],
     attention_mask: torch.Tensor | None,
-    scaling: float | torch.Tensor | None = None,
     dropout: float = 0.0,
-    is_causal: bool | None = None,
-    softcap: float | None = None,
-    position_bias: torch.Tensor | None = None,
-    s_aux: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
-    indices: torch.Tensor | None = None,
-    block_indices: torch.Tensor | None = None,
     output_attentions: bool | None = False,
-    **kwargs: object,
+    **arguments: Any,
 ) -> tuple[Float[Tensor, "batch q heads value_width"], Float[Tensor, "batch heads q k"] | None]:
     """Implement the attention interface of transformers; return the output, and the weights if requested.
 
-    `kwargs` collects arguments that the mask already includes, such as sliding windows and sequence lengths.
+    `arguments` are the further arguments of that interface, as in `AttentionCall.from_interface`.
     """
-    call = AttentionCall.from_interface(
-        registration,
-        module,
-        query,
-        key,
-        value,
-        attention_mask,
-        scaling=scaling,
-        is_causal=is_causal,
-        softcap=softcap,
-        position_bias=position_bias,
-        sink=s_aux if s_aux is not None else sinks,
-        indices=indices,
-        block_indices=block_indices,
-    )
+    call = AttentionCall.from_interface(registration, module, query, key, value, attention_mask, **arguments)
     output: Array | None = None
     weights: torch.Tensor | None = None
-    for listener in LISTENERS.get(module, ()):
+    for listener in tuple(LISTENERS.get(module, {}).values()):
         computed = listener(module, call, dropout)
         output = computed if computed is not None else output
     if output_attentions:

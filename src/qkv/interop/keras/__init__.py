@@ -9,8 +9,10 @@ sequences run in memory linear in their length.
 
 from __future__ import annotations
 
-import importlib
+from importlib import import_module
 from typing import TYPE_CHECKING
+
+from qkv.core.extras import missing_package
 
 __all__ = ["AdditiveAttention", "Attention", "MultiHeadAttention"]
 
@@ -19,26 +21,21 @@ if TYPE_CHECKING:
     from qkv.interop.keras.multi_head import MultiHeadAttention
 
 _MODULES = {
-    "AdditiveAttention": "qkv.interop.keras.attention_layers",
-    "Attention": "qkv.interop.keras.attention_layers",
-    "MultiHeadAttention": "qkv.interop.keras.multi_head",
+    "AdditiveAttention": "attention_layers",
+    "Attention": "attention_layers",
+    "MultiHeadAttention": "multi_head",
 }
 
 
 def __getattr__(name: str) -> object:
     # Import on first access: Keras loads its backend, which takes seconds.
     if name not in _MODULES:
-        raise AttributeError(f"module 'qkv.interop.keras' has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = importlib.import_module(_MODULES[name])
+        module = import_module(f"{__name__}.{_MODULES[name]}")
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] in ("keras", "tensorflow", "jax", "torch"):
-            from qkv.errors import MissingPackageError
-
-            raise MissingPackageError(
-                f"{name} requires Keras and its backend, but {error.name} is not installed. Run: pip install "
-                '"qkv[keras]"'
-            ) from None
+            raise missing_package(f"{name} of qkv.interop.keras needs", error.name, "keras") from None
         raise
     globals()[name] = member = getattr(module, name)
     return member

@@ -97,8 +97,16 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
             attention_mask = and_masks(attention_mask, Causal("start"))
         dropout = self._dropout if training else 0.0
         seed = self._dropout_layer.seed_generator.next() if dropout else None
-        heads = [self._to_heads(x) for x in (query, key, value)]
-        output, weights = self.attend(*heads, ScaledDot(), attention_mask, dropout, seed, return_attention_scores)
+        output, weights = self.attend(
+            self._to_heads(query),
+            self._to_heads(key),
+            self._to_heads(value),
+            ScaledDot(),
+            attention_mask,
+            dropout,
+            seed,
+            return_attention_scores,
+        )
         if weights is not None and len(self._attention_axes) > 1:
             sides = [ops.shape(x)[n] for x in (query, key) for n in self._attention_axes]
             weights = ops.reshape(weights, (*ops.shape(weights)[:-2], *sides))
@@ -107,11 +115,10 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
     def _to_heads(self, x: Array) -> Array:
         """Transpose `(batch, *axes, heads, width)` to `(batch, *other axes, heads, length, width)`."""
         x = ops.transpose(x, self._order(len(x.shape)))
-        lengths = ops.shape(x)
-        count = len(self._attention_axes)
-        if count == 1:
-            return x
-        return ops.reshape(x, (*lengths[: -count - 1], math.prod(lengths[-count - 1 : -1]), lengths[-1]))
+        lengths, count = ops.shape(x), len(self._attention_axes)
+        if count > 1:
+            x = ops.reshape(x, (*lengths[: -count - 1], math.prod(lengths[-count - 1 : -1]), lengths[-1]))
+        return x
 
     def _from_heads(self, output: Array, query: Array) -> Array:
         """Transpose the output back to the axes of the query."""
@@ -120,7 +127,8 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
         if len(self._attention_axes) > 1:
             sides = [lengths[n] for n in self._attention_axes]
             output = ops.reshape(output, (*ops.shape(output)[:-2], *sides, ops.shape(output)[-1]))
-        return ops.transpose(output, [order.index(n) for n in range(rank)])
+        restored: Array = ops.transpose(output, [order.index(n) for n in range(rank)])
+        return restored
 
     def _order(self, rank: int) -> list[int]:
         inner = list(self._attention_axes)

@@ -131,7 +131,7 @@ def attention(
     mode, matrix = node.qk_matmul_output_mode, None
     if mode in (2, 3):
         # The requested output is quadratic, so the memory limit must allow it.
-        memory = 2**29 + 4 * shape.pairs * max(4, itemsize(dtype_name(query)))
+        memory = 2**29 + 4 * shape.batch * shape.heads * shape.q * shape.k * max(4, itemsize(dtype_name(query)))
         readout = Dense() if mode == 3 else _Logits()
         result = observe(*grouped, score=score, mask=mask, positions=positions, readouts=[readout], memory=memory)
         output, matrix = result.output, result.readouts[0]
@@ -142,8 +142,8 @@ def attention(
             matrix = (product if mode == 0 else capped)(left, right)
     xp = namespace(output)
     if matrix is not None:
-        matrix = cast(xp.reshape(matrix, (*shape.batch_heads, shape.q, shape.k)), Q.dtype)
-    output = xp.reshape(cast(output, Q.dtype), (*shape.batch_heads, shape.q, output.shape[-1]))
+        matrix = cast(xp.reshape(matrix, (shape.batch, shape.heads, shape.q, shape.k)), Q.dtype)
+    output = xp.reshape(cast(output, Q.dtype), (shape.batch, shape.heads, shape.q, output.shape[-1]))
     if three_axes:
         output = xp.reshape(xp.permute_dims(output, (0, 2, 1, 3)), (Q.shape[0], shape.q, -1))
     return OperatorOutputs(output, *present, matrix)
@@ -195,27 +195,18 @@ class _CallShape:
         """Whether heads must be split; a single key head broadcasts without it."""
         return self.kv_heads not in (1, self.heads)
 
-    @property
-    def batch_heads(self) -> tuple[int, int]:
-        """Batch axes of the outputs."""
-        return self.batch, self.heads
-
-    @property
-    def pairs(self) -> int:
-        """Number of pairs of query and key."""
-        return self.batch * self.heads * self.q * self.k
-
     def split(self, x: Shaped[Array, "batch heads rows cols"], per_head: bool) -> Array:
         """Reshape `(batch, heads, rows, cols)` to `(batch, kv_heads, group, rows, cols)` if heads are grouped."""
-        if not self.grouped:
-            return x
-        xp, (batch, heads, *matrix) = namespace(x), x.shape
-        split = (self.kv_heads, self.heads // self.kv_heads) if per_head and heads != 1 else (heads, 1)
-        return xp.reshape(x, (batch, *split, *matrix))
+        if self.grouped:
+            batch, heads, *matrix = x.shape
+            split = (self.kv_heads, self.heads // self.kv_heads) if per_head and heads != 1 else (heads, 1)
+            x = namespace(x).reshape(x, (batch, *split, *matrix))
+        return x
 
     def per_batch(self, x: Array) -> Array:
         """Reshape `(batch,)` so that it broadcasts over the heads of the call."""
-        return namespace(x).reshape(x, (-1, 1, 1) if self.grouped else (-1, 1))
+        reshaped: Array = namespace(x).reshape(x, (-1, 1, 1) if self.grouped else (-1, 1))
+        return reshaped
 
 
 def _check_kinds(inputs: dict[str, Array | None]) -> None:
@@ -344,10 +335,10 @@ def _broadcastable_mask(mask: Array, call: _CallShape, opset: int) -> Shaped[Arr
             f"shape {tuple(mask.shape)}."
         )
     mask = xp.reshape(mask, shape)
-    if not short:
-        return mask
-    rest = zeros(mask, (*shape[:3], call.k - shape[-1]))
-    return xp.concat([mask, rest - math.inf if is_floating(mask) else rest], axis=-1)
+    if short:
+        rest = zeros(mask, (*shape[:3], call.k - shape[-1]))
+        mask = xp.concat([mask, rest - math.inf if is_floating(mask) else rest], axis=-1)
+    return mask
 
 
 def _positions(shape: _CallShape, past_key: Array | None, lengths: Array | None) -> Positions:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,9 +18,6 @@ __all__ = ["OPSETS", "Attributes", "require_opset"]
 
 OPSETS = (23, 24, 25)
 """Versions of the operator; a version holds until the next one."""
-
-_SINCE = {"left_window_size": 25, "right_window_size": 25}
-_PRECISIONS = {1: "float32", 10: "float16", 11: "float64", 16: "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -49,14 +47,14 @@ class Attributes:
             OptionError: the opset has no such attribute, or a value is out of range.
         """
         require_opset(opset)
-        known = [field.name for field in fields(cls) if _SINCE.get(field.name, 0) <= opset]
+        known = [name for name, rule in _RULES.items() if rule.since <= opset]
         for name in attributes:
             if name not in known:
-                since = f" It requires opset {_SINCE[name]}." if name in _SINCE else ""
+                since = f" It requires opset {_RULES[name].since}." if name in _RULES else ""
                 raise OptionError(
                     f"attributes of Attention in opset {opset} must be {', '.join(known)}, got {name!r}.{since}"
                 )
-        checked = {name: _CHECKS[name](name, value) for name, value in attributes.items() if value is not None}
+        checked = {name: _RULES[name].check(name, value) for name, value in attributes.items() if value is not None}
         return cls(**checked)  # type: ignore[arg-type]
 
     @property
@@ -81,60 +79,45 @@ def require_opset(opset: int) -> None:
         )
 
 
-def _integer(name: str, value: object, minimum: int, condition: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < minimum:
-        raise OptionError(f"{name} must be {condition}, got {value!r}.")
-    return int(value)
+class _Rule(NamedTuple):
+    """The valid values of an attribute, and the opset that introduced it."""
+
+    convert: Callable[[Any], bool | int | float]
+    valid: Callable[[Any], bool]
+    condition: str
+    since: int = 23
+
+    def check(self, name: str, value: Any) -> bool | int | float:
+        """Return the value in the type of the attribute; raise an `OptionError` if it is not valid."""
+        flag = isinstance(value, (bool, np.bool_)) and self.convert is not bool
+        if flag or not isinstance(value, _ACCEPTED[self.convert]) or not self.valid(value):
+            raise OptionError(f"{name} must be {self.condition}, got {value!r}.")
+        return self.convert(value)
 
 
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, (bool, int, np.integer, np.bool_)) or value not in (0, 1):
-        raise OptionError(f"{name} must be 0 or 1, got {value!r}.")
-    return bool(value)
+_ACCEPTED: dict[Callable[[Any], bool | int | float], tuple[type, ...]] = {
+    bool: (bool, np.bool_, int, np.integer),
+    int: (int, np.integer),
+    float: (int, np.integer, float, np.floating),
+}
 
-
-def _heads(name: str, value: object) -> int:
-    return _integer(name, value, 1, "an integer of at least 1")
-
-
-def _window_size(name: str, value: object) -> int:
-    return _integer(name, value, -1, "an integer of at least 0, or -1 for all keys on that side")
-
-
-def _number(name: str, value: object) -> float:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float, np.integer, np.floating))
-        or not 0 <= float(value) < math.inf
-    ):
-        raise OptionError(f"{name} must be a finite number of at least 0, got {value!r}.")
-    return float(value)
-
-
-def _mode(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value not in (0, 1, 2, 3):
-        raise OptionError(
-            f"{name} must be 0 (product of query and key), 1 (after softcap), 2 (with bias) or 3 (weights), got "
-            f"{value!r}."
-        )
-    return int(value)
-
-
-def _precision(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value not in _PRECISIONS:
-        choices = ", ".join(f"{number} ({dtype})" for number, dtype in _PRECISIONS.items())
-        raise OptionError(f"{name} must be one of {choices}, got {value!r}.")
-    return int(value)
-
-
-_CHECKS: dict[str, Callable[[str, object], float]] = {
-    "is_causal": _flag,
-    "kv_num_heads": _heads,
-    "left_window_size": _window_size,
-    "q_num_heads": _heads,
-    "qk_matmul_output_mode": _mode,
-    "right_window_size": _window_size,
-    "scale": _number,
-    "softcap": _number,
-    "softmax_precision": _precision,
+_HEADS = _Rule(int, lambda n: n >= 1, "an integer of at least 1")
+_WINDOW = _Rule(int, lambda n: n >= -1, "an integer of at least 0, or -1 for all keys on that side", since=25)
+_NUMBER = _Rule(float, lambda n: 0 <= n < math.inf, "a finite number of at least 0")
+_RULES = {
+    "is_causal": _Rule(bool, lambda n: n in (0, 1), "0 or 1"),
+    "kv_num_heads": _HEADS,
+    "left_window_size": _WINDOW,
+    "q_num_heads": _HEADS,
+    "qk_matmul_output_mode": _Rule(
+        int,
+        lambda n: n in (0, 1, 2, 3),
+        "0 (product of query and key), 1 (after softcap), 2 (with bias) or 3 (weights)",
+    ),
+    "right_window_size": _WINDOW,
+    "scale": _NUMBER,
+    "softcap": _NUMBER,
+    "softmax_precision": _Rule(
+        int, lambda n: n in (1, 10, 11, 16), "1 (float32), 10 (float16), 11 (float64) or 16 (bfloat16)"
+    ),
 }

@@ -130,6 +130,7 @@ def _translations() -> Translations:
     ) -> tuple[TensorType, TensorType]:
         # TopK of all elements takes the first of equal elements, so it is a stable sort.
         size = op.Shape(x, start=dim, end=None if dim == -1 else dim + 1)
-        return op.TopK(x, size, axis=dim, largest=int(descending), sorted=1)
+        values, indices = op.TopK(x, size, axis=dim, largest=int(descending), sorted=1)
+        return values, indices
 
     return {torch.ops.aten.sort.stable: sort}
