@@ -51,9 +51,12 @@ class Kernel(ABC):
     casts_tiles: ClassVar[bool] = False
     traceable: ClassVar[bool] = False
 
-    @abstractmethod
     def refuse(self, problem: Problem) -> str | None:
-        """Return why this kernel cannot run the problem, as a sentence; None if it can."""
+        """Return why this kernel cannot run the problem, as a sentence; None if it can.
+
+        By default a kernel runs every problem on arrays of its libraries.
+        """
+        return self.refuse_library(problem)
 
     @abstractmethod
     def cost(self, problem: Problem) -> Cost:

@@ -31,10 +31,6 @@ class DenseKernel(Kernel):
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch", "jax", "tensorflow")
     traceable: ClassVar[bool] = True
 
-    def refuse(self, problem: Problem) -> str | None:
-        """Refuse arrays of other libraries."""
-        return self.refuse_library(problem)
-
     def cost(self, problem: Problem) -> Cost:
         """Estimate that every array of pairs is written to and read from main memory."""
         elements = problem.elements_per_logit if problem.elements_per_logit > 1 else 0

@@ -6,6 +6,7 @@ an earlier tile already covers is excluded from it.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
@@ -26,13 +27,11 @@ __all__ = [
     "DynamicTile",
     "Start",
     "UnprojectedSides",
-    "add_rows",
     "add_to_slice",
     "axis_names",
+    "slice_array",
     "slice_axis",
     "slice_part",
-    "slice_rows",
-    "write_rows",
 ]
 
 Start = Array | int | np.integer
@@ -128,7 +127,7 @@ class DynamicCall:
         if call.mask is None:
             return uncovered
         mask: Mask = slice_part(call.mask, window)
-        return jnp.logical_and(uncovered, mask.allowed(tile, call.value))
+        return typing.cast("Array", jnp.logical_and(uncovered, mask.allowed(tile, call.value)))
 
     def logits(
         self, window: DynamicTile, query: Array, key: Array, score: Score, allowed: Bool[Array, " ..."]
@@ -152,17 +151,17 @@ class DynamicCall:
             raw = self.unprojected
             nonfinite_query = slice_axis(raw.nonfinite_query, window.rows, -1)[..., :, None]
             nonfinite_key = slice_axis(raw.nonfinite_key, window.cols, -1)[..., None, :]
-            raw_query, raw_key = slice_rows(raw.query, window.rows), slice_rows(raw.key, window.cols)
+            raw_query, raw_key = slice_axis(raw.query, window.rows, -2), slice_axis(raw.key, window.cols, -2)
             constant = score.map_arrays(jax.lax.stop_gradient)
 
             def with_nonfinite(logits: Array) -> Array:
                 raw_logits = cast(constant.logits(raw_query, raw_key, tile), call.dtype)
-                return jnp.where(nonfinite_query | nonfinite_key, raw_logits, logits)
+                return typing.cast("Array", jnp.where(nonfinite_query | nonfinite_key, raw_logits, logits))
 
             # As `core.guard.guarded_logits`; the second computation runs only where it is needed.
             some = jnp.any(nonfinite_query) | jnp.any(nonfinite_key)
             logits = jax.lax.cond(some, with_nonfinite, lambda logits: logits, logits)
-        return jnp.where(allowed, logits, -jnp.inf)
+        return typing.cast("Array", jnp.where(allowed, logits, -jnp.inf))
 
     def if_finite(self, function: Callable[[bool], Result], value: Array) -> Result:
         """Return `function(finite)`; the loop checks whether these values are finite unless that is known."""
@@ -171,8 +170,8 @@ class DynamicCall:
 
         if self.call.finite_value:
             return function(True)
-        result: Result = jax.lax.cond(jnp.all(jnp.isfinite(value)), lambda: function(True), lambda: function(False))
-        return result
+        finite = jnp.all(jnp.isfinite(value))
+        return typing.cast("Result", jax.lax.cond(finite, lambda: function(True), lambda: function(False)))
 
 
 def slice_axis(x: Array, window: Window, axis: int) -> Array:
@@ -181,46 +180,24 @@ def slice_axis(x: Array, window: Window, axis: int) -> Array:
 
     if x.shape[axis] == 1:
         return x
-    return jax.lax.dynamic_slice_in_dim(x, window[0], window[1], axis % x.ndim)
+    return typing.cast("Array", jax.lax.dynamic_slice_in_dim(x, window[0], window[1], axis % x.ndim))
 
 
-def slice_rows(x: Float[Array, "*batch n width"], window: Window) -> Float[Array, "*batch rows width"]:
-    """Return some of the rows."""
-    import jax
-
-    return jax.lax.dynamic_slice_in_dim(x, window[0], window[1], x.ndim - 2)
-
-
-def write_rows(whole: Array, rows: Array, start: Start, axis: int) -> Array:
-    """Return the whole with these rows written into it."""
-    import jax
-
-    return jax.lax.dynamic_update_slice_in_dim(whole, rows, start, axis)
-
-
-def add_rows(whole: Float[Array, "*batch n width"], rows: Float[Array, "*batch rows width"], start: Start) -> Array:
-    """Return the whole with these rows added to it."""
-    import jax
-
-    axis = whole.ndim - 2
-    old = jax.lax.dynamic_slice_in_dim(whole, start, rows.shape[axis], axis)
-    return jax.lax.dynamic_update_slice_in_dim(whole, old + rows, start, axis)
+def slice_array(array: Array, names: Axes, window: DynamicTile) -> Array:
+    """Return an array for a tile, cut along its axes named "q" and "k"."""
+    for back, name in enumerate(reversed(names or ()), start=1):
+        if name in ("q", "k"):
+            array = slice_axis(array, window.rows if name == "q" else window.cols, -back)
+    return array
 
 
 def slice_part(part: AnyPart, window: DynamicTile) -> AnyPart:
     """Return the part for a tile: `Part.slice` at a dynamic position."""
-
-    def cut(array: Array, names: Axes) -> Array:
-        for back, name in enumerate(reversed(names or ()), start=1):
-            if name in ("q", "k"):
-                array = slice_axis(array, window.rows if name == "q" else window.cols, -back)
-        return array
-
-    return part._map(cut)
+    return part._map(lambda array, names: slice_array(array, names, window))
 
 
 def add_to_slice(whole: Array, more: Array, names: Axes, window: DynamicTile) -> Array:
-    """Return the array of a part with the contribution of a tile added: the inverse of `slice_part`."""
+    """Return the array with the contribution of a tile added: the inverse of `slice_array`."""
     import jax
 
     starts: list[Start] = [np.int32(0)] * whole.ndim
@@ -230,7 +207,7 @@ def add_to_slice(whole: Array, more: Array, names: Axes, window: DynamicTile) ->
     if whole.shape == more.shape:
         return whole + more
     old = jax.lax.dynamic_slice(whole, starts, more.shape)
-    return jax.lax.dynamic_update_slice(whole, old + more, starts)
+    return typing.cast("Array", jax.lax.dynamic_update_slice(whole, old + more, starts))
 
 
 def axis_names(part: Part) -> list[Axes]:

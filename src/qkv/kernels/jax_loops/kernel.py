@@ -9,8 +9,9 @@ others tile by tile (`tiles.py`).
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
 
@@ -118,6 +119,7 @@ class JaxLoopsKernel(Kernel):
             row_block=(rows, self._cols(problem, rows)) if (rows := self._rows(problem)) else None,
             finite=(call.finite_sides, call.finite_value),
             readouts=tuple(problem.readouts),
+            signatures=tuple(readout.signature() for readout in problem.readouts),
         )
         parts = (call.score, call.normalizer, call.mask, tile.positions)
         output, readouts = _compiled()(static, call.query, call.key, call.value, parts, seed)
@@ -159,18 +161,9 @@ class _StaticCall:
     tile_shape: tuple[int, int] | None
     row_block: tuple[int, int] | None
     finite: tuple[bool, bool]
-    readouts: tuple[Readout, ...]
-
-    def __hash__(self) -> int:
-        return hash(self._key())
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _StaticCall) and self._key() == other._key()
-
-    def _key(self) -> Hashable:
-        # Readouts hold no arrays, so their signatures identify them.
-        readouts = tuple(readout.signature() for readout in self.readouts)
-        return (self.lengths, self.batch, self.dropout, self.tile_shape, self.row_block, self.finite, readouts)
+    readouts: tuple[Readout, ...] = field(compare=False)
+    signatures: tuple[Hashable, ...]
+    """Of the readouts, which hold no arrays: equal signatures mean equal readouts."""
 
 
 def _seed_word(number: int | Array) -> np.uint32 | Array:
@@ -183,8 +176,7 @@ def _compiled() -> Callable[..., tuple[Array, tuple[Any, ...]]]:
     """Return the function that JAX compiles, defined on first use since JAX is optional."""
     import jax
 
-    compiled: Callable[..., tuple[Array, tuple[Any, ...]]] = jax.jit(_attend, static_argnums=0)
-    return compiled
+    return typing.cast("Callable[..., tuple[Array, tuple[Any, ...]]]", jax.jit(_attend, static_argnums=0))
 
 
 def _attend(

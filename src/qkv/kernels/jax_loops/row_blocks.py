@@ -5,10 +5,9 @@ Each block is computed again in backward, and within it each tile of logits, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from qkv.core.equation import BoundCall, apply_dropout
 from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
-from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, Start, slice_part, slice_rows
+from qkv.kernels.jax_loops.dynamic_tiles import DynamicCall, DynamicTile, Start, slice_axis, slice_part
 from qkv.readouts import Readout
 from qkv.readouts.base import Reduction, flatten, unflatten
 from qkv.readouts.cells import pool_cells
@@ -90,7 +89,7 @@ class RowBlockLoop:
         def step(carried: list[Array], number: Start) -> tuple[list[Array], list[Array]]:
             output, read = checkpointed(number)
             queue, new, own = iter(carried), [], [output]
-            for x, reduction, kind in zip(_concat(read), reductions, kinds, strict=True):
+            for x, reduction, kind in zip(chain(*read), reductions, kinds, strict=True):
                 if kind == "rows":
                     own.append(x)
                 elif kind == "cells":
@@ -101,13 +100,15 @@ class RowBlockLoop:
 
         initial = [
             self._allocate(reduction, x, kind)
-            for x, reduction, kind in zip(_concat(shapes), reductions, kinds, strict=True)
+            for x, reduction, kind in zip(chain(*shapes), reductions, kinds, strict=True)
             if kind != "rows"
         ]
         carried, (output, *blocks) = jax.lax.scan(step, initial, np.arange(count, dtype=np.int32))
         queues = iter(carried), iter(blocks)
         arrays = iter(
-            _join(next(queues[1]), reduction.shape) if kind == "rows" else _trim(next(queues[0]), reduction)
+            _join(next(queues[1]), reduction.shape)
+            if kind == "rows"
+            else next(queues[0])[(..., *(slice(0, n) for n in reduction.shape))]
             for reduction, kind in zip(reductions, kinds, strict=True)
         )
         wholes = []
@@ -123,7 +124,7 @@ class RowBlockLoop:
         batch, shape = block.shape[: len(block.shape) - len(reduction.shape)], reduction.shape
         if kind == "cells":
             shape = (shape[0] + self._touched_cells(shape[0]), *shape[1:])
-        return jnp.full((*batch, *shape), reduction.initial, block.dtype)
+        return cast("Array", jnp.full((*batch, *shape), reduction.initial, block.dtype))
 
     def _touched_cells(self, cells: int) -> int:
         """Return how many rows of cells a block touches at most."""
@@ -150,9 +151,10 @@ class RowBlockLoop:
             # By index, so that the gradient goes to the first of equals.
             index = jnp.argmax(of_cell, axis=-2, keepdims=True)
             rows_of_cells.append(jnp.take_along_axis(of_cell, index, axis=-2)[..., 0, :])
-        new = jnp.stack(rows_of_cells, axis=-2)
-        old = jax.lax.dynamic_slice_in_dim(whole, first, new.shape[-2], whole.ndim - 2)
-        return jax.lax.dynamic_update_slice_in_dim(whole, reduction.combine(old, new), first, whole.ndim - 2)
+        new, axis = jnp.stack(rows_of_cells, axis=-2), whole.ndim - 2
+        old = jax.lax.dynamic_slice_in_dim(whole, first, new.shape[-2], axis)
+        updated = jax.lax.dynamic_update_slice_in_dim(whole, reduction.combine(old, new), first, axis)
+        return cast("Array", updated)
 
     def _block(self, dynamic: DynamicCall, number: Start) -> tuple[Array, list[Any]]:
         """Return the output and the readouts of the block with this number."""
@@ -187,27 +189,18 @@ class RowBlockLoop:
 
         call, (q, k) = dynamic.call, (self.call.tile.q_total, self.call.tile.k_total)
         if 0 in (q, k):
-            return jnp.zeros((*call.batch, self.rows if q else 0, k), call.dtype)
+            return cast("Array", jnp.zeros((*call.batch, self.rows if q else 0, k), call.dtype))
 
         def tile(col: Start) -> Array:
             window = DynamicTile.of((number, col), (self.rows, self.cols), (q, k))
-            query, key = slice_rows(call.query, window.rows), slice_rows(call.key, window.cols)
+            query, key = slice_axis(call.query, window.rows, -2), slice_axis(call.key, window.cols, -2)
             return dynamic.logits(window, query, key, slice_part(call.score, window), dynamic.allowed(window))
 
         count = -(-k // self.cols)
         if count == 1:
             return tile(0)
         tiles = jax.lax.map(jax.checkpoint(tile, prevent_cse=False), np.arange(count, dtype=np.int32))
-        return jnp.swapaxes(_join(jnp.swapaxes(tiles, -1, -2), (k, self.rows)), -1, -2)
-
-
-def _concat(groups: Iterable[tuple[Array, ...]]) -> list[Array]:
-    return list(chain.from_iterable(groups))
-
-
-def _trim(x: Array, reduction: Reduction) -> Array:
-    """Return the part of an allocated array that belongs to the result."""
-    return x[(..., *(slice(0, n) for n in reduction.shape))]
+        return _join(tiles.mT, (k, self.rows)).mT
 
 
 def _join(blocks: Array, shape: tuple[int, ...]) -> Array:
@@ -224,4 +217,4 @@ def _join(blocks: Array, shape: tuple[int, ...]) -> Array:
     first = jnp.moveaxis(blocks[:-1], 0, axis)
     first = first.reshape((*first.shape[:axis], (count - 1) * length, *first.shape[axis + 2 :]))
     rest = jnp.take(blocks[-1], np.arange(count * length - total, length), axis=axis)
-    return jnp.concatenate([first, rest], axis=axis)
+    return cast("Array", jnp.concatenate([first, rest], axis=axis))

@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -28,12 +28,11 @@ from qkv.core.typing import Array, Bool, Float, Int
 from qkv.kernels.jax_loops.dynamic_tiles import (
     DynamicCall,
     DynamicTile,
-    add_rows,
     add_to_slice,
     axis_names,
+    slice_array,
+    slice_axis,
     slice_part,
-    slice_rows,
-    write_rows,
 )
 from qkv.kernels.runtime.tile_loop import fully_masked
 from qkv.masks.base import Mask
@@ -90,8 +89,7 @@ def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batc
         return loop(floats, constants).backward(output, summary, gradient), None
 
     attend.defvjp(forward, backward)
-    output: Array = attend([x for x, is_float in zip(arrays, floating, strict=True) if is_float], constants)
-    return output
+    return cast("Array", attend([x for x, is_float in zip(arrays, floating, strict=True) if is_float], constants))
 
 
 @dataclass(frozen=True)
@@ -111,6 +109,18 @@ class _TileLoop:
     @property
     def call(self) -> BoundCall:
         return self.dynamic.call
+
+    @cached_property
+    def arrays(self) -> list[Array]:
+        """Query, key, value and the arrays of both parts."""
+        call = self.call
+        return [call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays()]
+
+    @cached_property
+    def names(self) -> list[tuple[str, ...] | None]:
+        """Names of the axes of each array after the batch axes."""
+        sides = ("q", "width"), ("k", "width"), ("k", "value_width")
+        return [*sides, *axis_names(self.call.score), *axis_names(self.call.normalizer)]
 
     @cached_property
     def lengths(self) -> tuple[int, int]:
@@ -146,45 +156,36 @@ class _TileLoop:
                 return _arrays(_with_arrays(empty, old).merge(_with_arrays(empty, new)))
 
             new = self._where_allowed(window, merged, lambda allowed: old)
-            return [write_rows(x, y, window.rows[0], axis) for x, y in zip(carried, new, strict=True)], None
+            write = jax.lax.dynamic_update_slice_in_dim
+            return [write(x, y, window.rows[0], axis) for x, y in zip(carried, new, strict=True)], None
 
         carried = _scan(step, _arrays(empty), self.numbers)
-        output, summary = normalizer.finalize(_with_arrays(empty, carried), tile, call.dropout)
-        return output, summary
+        return normalizer.finalize(_with_arrays(empty, carried), tile, call.dropout)
 
     def backward(self, output: Array, summary: Summary, gradient: Array) -> list[Array]:
         """Return the gradients of the floating-point arrays: query, key, value, those of score and normalizer."""
         import jax.numpy as jnp
 
-        call, normalizer = self.call, self.call.normalizer
+        call = self.call
         row_dot = jnp.sum(gradient * output, axis=-1, keepdims=True)
-        arrays = [call.query, call.key, call.value, *call.score.arrays(), *normalizer.arrays()]
-        names = [None, None, None, *axis_names(call.score), *axis_names(normalizer)]
+        names = self._floats(self.names)
 
         def step(totals: list[Array], number: Array) -> tuple[list[Array], None]:
             window = DynamicTile.of((number[0], number[1]), self.sides, self.lengths)
             of_tile = self._tile_arrays(window)
-            rows = [slice_rows(x, window.rows) for x in (gradient, row_dot, *summary)]
+            rows = [slice_axis(x, window.rows, -2) for x in (gradient, row_dot, *summary)]
             more = self._where_allowed(
                 window,
                 lambda allowed: self._gradients(window, of_tile, allowed, rows[0], rows[1], tuple(rows[2:])),
                 lambda allowed: self._floats([jnp.zeros_like(x) for x in of_tile]),
             )
-            added = [
-                add_rows(x, y, window.rows[0] if n == 0 else window.cols[0])
-                if n < 3
-                else add_to_slice(x, y, name, window)
-                for n, name, x, y in zip(
-                    self._floats(range(len(names))), self._floats(names), totals, more, strict=True
-                )
-            ]
-            return added, None
+            return [add_to_slice(x, y, of_x, window) for x, y, of_x in zip(totals, more, names, strict=True)], None
 
-        totals = list(_scan(step, self._floats([jnp.zeros_like(x) for x in arrays]), self.numbers))
-        floating = self._floats(range(len(names)))
+        totals = list(_scan(step, self._floats([jnp.zeros_like(x) for x in self.arrays]), self.numbers))
+        floating = self._floats(range(len(self.arrays)))
         # Gradients that do not pass through the normalizer's `prepare`; its arrays come last.
-        rest = normalizer.array_gradients(summary, row_dot)
-        for n, x in enumerate(rest, start=len(names) - len(rest)):
+        rest = call.normalizer.array_gradients(summary, row_dot)
+        for n, x in enumerate(rest, start=len(self.arrays) - len(rest)):
             if x is not None and n in floating:
                 at = floating.index(n)
                 totals[at] = totals[at] + _sum_to(x, (*totals[at].shape, 1, 1))[..., 0, 0]
@@ -225,14 +226,7 @@ class _TileLoop:
 
     def _tile_arrays(self, window: DynamicTile) -> list[Array]:
         """Return query, key, value and the arrays of both parts, cut to a tile."""
-        call = self.call
-        return [
-            slice_rows(call.query, window.rows),
-            slice_rows(call.key, window.cols),
-            slice_rows(call.value, window.cols),
-            *slice_part(call.score, window).arrays(),
-            *call.normalizer.arrays(),
-        ]
+        return [slice_array(x, names, window) for x, names in zip(self.arrays, self.names, strict=True)]
 
     def _floats(self, items: Iterable[Item]) -> list[Item]:
         """Return those of query, key, value and the arrays of the parts that are floating-point arrays."""
@@ -252,8 +246,7 @@ class _TileLoop:
         if mask is None or not mask.arrays():
             # Without arrays the mask's coverage has removed empty tiles already.
             return compute(allowed)
-        found: list[Array] = jax.lax.cond(jnp.any(allowed), compute, skip, allowed)
-        return found
+        return cast("list[Array]", jax.lax.cond(jnp.any(allowed), compute, skip, allowed))
 
 
 def tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Int[np.ndarray, "n 2"]:
@@ -289,8 +282,7 @@ def _scan(
     if not len(numbers):
         # JAX traces a step even if none is taken, and its slices would not fit.
         return first
-    last: list[Array] = jax.lax.scan(step, first, numbers)[0]
-    return last
+    return cast("list[Array]", jax.lax.scan(step, first, numbers)[0])
 
 
 def _arrays(partial: PartialResult) -> list[Array]:
@@ -301,8 +293,7 @@ def _arrays(partial: PartialResult) -> list[Array]:
 def _with_arrays(partial: Partial, arrays: Sequence[Array]) -> Partial:
     """Return the partial result with other arrays."""
     names = [f.name for f in dataclasses.fields(partial) if is_array(getattr(partial, f.name))]  # type: ignore[arg-type]
-    replaced: Partial = dataclasses.replace(partial, **dict(zip(names, arrays, strict=True)))  # type: ignore[type-var]
-    return replaced
+    return dataclasses.replace(partial, **dict(zip(names, arrays, strict=True)))  # type: ignore[type-var]
 
 
 def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
@@ -310,4 +301,5 @@ def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
     import jax.numpy as jnp
 
     x = jnp.sum(x, axis=tuple(range(x.ndim - len(shape))))
-    return jnp.sum(x, axis=tuple(n for n, m in enumerate(shape) if m == 1 and x.shape[n] != 1), keepdims=True)
+    broadcast = tuple(n for n, m in enumerate(shape) if m == 1 and x.shape[n] != 1)
+    return cast("Array", jnp.sum(x, axis=broadcast, keepdims=True))

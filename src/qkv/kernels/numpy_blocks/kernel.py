@@ -41,10 +41,6 @@ class NumpyBlocksKernel(Kernel):
     budget: int = 2**18
     row_block_budget: int = ROW_BLOCK_BUDGET
 
-    def refuse(self, problem: Problem) -> str | None:
-        """Refuse arrays of other libraries; NumPy has no gradients."""
-        return self.refuse_library(problem)
-
     def describe(self, problem: Problem) -> str:
         """Describe the size of a tile or row block."""
         if _uses_softmax(problem):

@@ -46,10 +46,6 @@ class RowBlocksKernel(Kernel):
     budget: int = ROW_BLOCK_BUDGET
     max_candidates: int = 128
 
-    def refuse(self, problem: Problem) -> str | None:
-        """Refuse arrays of other libraries."""
-        return self.refuse_library(problem)
-
     def describe(self, problem: Problem) -> str:
         """Describe the size of a row block."""
         return f"row blocks of {size_text(self._rows(problem), problem.axes.k)}"
