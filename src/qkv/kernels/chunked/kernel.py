@@ -24,7 +24,7 @@ from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, DType, Float, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
-from qkv.kernels.runtime.tile_loop import Limits, fully_masked, row_weights
+from qkv.kernels.runtime.tile_loop import Limits, fully_masked, restrict_mask, row_weights
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
 from qkv.normalizers.base import Normalizer
 from qkv.plan.checks import check_problem, read_problem
@@ -285,12 +285,10 @@ def _row_logits(call: ChunkedCall) -> Float[Tensor, "*batch q k"]:
 
 def _chunk_logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Tensor:
     """Return the logits of one chunk, −inf where a key is excluded."""
-    tile, score, mask = call.tile.restrict(call.tile.rows, cols), call.score, call.mask
-    if mask is not None:
-        coverage = mask.coverage(tile)
-        if coverage == "none":
-            return typing.cast("Tensor", fully_masked(call, call.tile.rows, cols[1] - cols[0]))
-        mask = mask.slice(slice(*tile.rows), slice(*cols)) if coverage == "part" else None
+    tile, score = call.tile.restrict(call.tile.rows, cols), call.score
+    coverage, mask = restrict_mask(call.mask, tile)
+    if coverage == "none":
+        return typing.cast("Tensor", fully_masked(call, call.tile.rows, cols[1] - cols[0]))
     if score.arrays():
         score = score.slice(slice(*tile.rows), slice(*cols))
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
@@ -50,7 +50,8 @@ def compiled_attend(
     import torch
 
     arguments = operator_arguments(query, key, value, fields, seed, run, *more)  # first: this defines the operator
-    return torch.ops.qkv.attend(*arguments)[0]
+    output: Tensor = torch.ops.qkv.attend(*arguments)[0]
+    return output
 
 
 def operator_arguments(
@@ -158,20 +159,12 @@ class _Call:
         query, key, value, *arrays = tensors
         # The plan cache recognises parts without arrays by their identity.
         fields = _unflatten(self.structure, arrays, list(self.leaves)) if arrays else self._fields_without_arrays
-        return self.run(query, key, value, fields, None if seed is None else int(seed), *self.more)
+        output = self.run(query, key, value, fields, None if seed is None else int(seed), *self.more)
+        return cast("Tensor", output)
 
     @cached_property
     def _fields_without_arrays(self) -> SpecFields:
-        fields: SpecFields = _unflatten(self.structure, [], list(self.leaves))
-        return fields
-
-    def draws(self) -> bool:
-        """Return whether the call draws at random."""
-        placeholders = [None] * str(self.structure).count("'tensor'")
-        score, normalizer, _, _, dropout = _unflatten(self.structure, placeholders, list(self.leaves))
-        if normalizer is None:
-            normalizer = NORMALIZERS[score.default_normalizer] if score is not None else Softmax
-        return bool(dropout) or bool(normalizer.stochastic)
+        return cast("SpecFields", _unflatten(self.structure, [], list(self.leaves)))
 
 
 _CALLS: dict[str, _Call] = {}
@@ -205,7 +198,13 @@ def _find_call(name: str) -> _Call:
 
 
 def _draws(name: str) -> bool:
-    return _CALLS[name].draws()
+    """Return whether a call draws at random."""
+    call = _CALLS[name]
+    placeholders = [None] * str(call.structure).count("'tensor'")
+    score, normalizer, _, _, dropout = _unflatten(call.structure, placeholders, list(call.leaves))
+    if normalizer is None:
+        normalizer = NORMALIZERS[score.default_normalizer] if score is not None else Softmax
+    return bool(dropout) or bool(normalizer.stochastic)
 
 
 def _in_functorch() -> bool:
@@ -321,10 +320,8 @@ def _with_autograd() -> AbstractContextManager[object]:
     excluded = inner._dispatch_tls_local_exclude_set()
     for name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor"):
         excluded = excluded.remove(getattr(inner.DispatchKey, name))
-    guard: AbstractContextManager[object] = inner._ForceDispatchKeyGuard(
-        inner._dispatch_tls_local_include_set(), excluded
-    )
-    return guard
+    guard = inner._ForceDispatchKeyGuard(inner._dispatch_tls_local_include_set(), excluded)
+    return cast("AbstractContextManager[object]", guard)
 
 
 def _own(x: Tensor, others: Sequence[Tensor]) -> Tensor:

@@ -8,9 +8,10 @@ If it is 0, the backward operator runs forward once more.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 
 from qkv.core.typing import Tensor
 
@@ -20,6 +21,7 @@ COLUMNS = 4
 """Width of the tensor of saved numbers."""
 
 
+@dataclass
 class SavedNumbers:
     """Numbers of each query, recorded in forward or restored in backward.
 
@@ -27,15 +29,8 @@ class SavedNumbers:
         restored: the output and the tensor of saved numbers; None in forward.
     """
 
-    def __init__(self, restored: tuple[Tensor, Tensor] | None = None) -> None:
-        self._recorded: list[Sequence[Tensor]] = []
-        self._restored: tuple[Tensor, list[Tensor]] | None = None
-        if restored is not None and restored[1].numel():
-            output, table = restored
-            count = int(table.flatten()[0])
-            if count:
-                columns = [table[..., n + 1 : n + 2].contiguous() for n in range(count)]
-                self._restored = output, columns
+    restored: tuple[Tensor, Tensor] | None = None
+    _recorded: list[Sequence[Tensor]] = field(default_factory=list)
 
     def note(self, columns: Sequence[Tensor]) -> None:
         """Record these numbers, each `(*batch, q, 1)`."""
@@ -43,8 +38,11 @@ class SavedNumbers:
 
     def take(self) -> tuple[Tensor, list[Tensor]] | None:
         """Return the output and numbers of forward, once; None if they have to be computed."""
-        restored, self._restored = self._restored, None
-        return restored
+        restored, self.restored = self.restored, None
+        if restored is None or not restored[1].numel() or not (count := int(restored[1].flatten()[0])):
+            return None
+        output, table = restored
+        return output, [table[..., n : n + 1].contiguous() for n in range(1, count + 1)]
 
     def table(self, output: Tensor) -> Tensor:
         """Return the tensor of saved numbers for this output."""
@@ -59,23 +57,19 @@ class SavedNumbers:
         return table
 
 
-class _State(threading.local):
-    saved: SavedNumbers | None = None
-
-
-_STATE = _State()
+_SAVED: ContextVar[SavedNumbers | None] = ContextVar("saved", default=None)
 
 
 @contextmanager
 def saving(saved: SavedNumbers) -> Iterator[SavedNumbers]:
     """Let kernels that run within, on this thread, record to `saved` and restore from it."""
-    before, _STATE.saved = _STATE.saved, saved
+    token = _SAVED.set(saved)
     try:
         yield saved
     finally:
-        _STATE.saved = before
+        _SAVED.reset(token)
 
 
 def current_saved() -> SavedNumbers | None:
     """Return where the running kernel records and restores; None outside of operators."""
-    return _STATE.saved
+    return _SAVED.get()

@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 from qkv.core.arrays import cast, is_array
@@ -62,19 +63,8 @@ def _run_shortcut(
     attention: FusedAttention, gradient: bool, query: Tensor, key: Tensor, value: Tensor
 ) -> Result | None:
     """Return the result of `run`; None where only `run` can compute it."""
-    if not value.is_cpu:
-        return None
-    if gradient:
-        if not math.isfinite(sum(x.detach().sum() for x in (query, key, value))):
-            return None
-        output = attend(attention, query, key, value)
-    else:
-        if not attention.reveals_nonfinite(value):
-            return None
-        output, log_sum_exp = attend_without_gradient(attention, query, key, value)
-        if not results_are_finite(output, log_sum_exp):
-            return None
-    return Result(attention.layout.output(output, value.shape[-1]), (), _FINITE)
+    output = _attend_finite(attention, (query, key, value), gradient) if value.is_cpu else None
+    return None if output is None else Result(attention.layout.output(output, value.shape[-1]), (), _FINITE)
 
 
 def run(call: TorchCall, problem: Problem) -> Result | None:
@@ -82,15 +72,32 @@ def run(call: TorchCall, problem: Problem) -> Result | None:
     fused = _LiftedCall.of(call, problem)
     if problem.traced:
         return Result(cast(fused.traced(), call.out_dtype), (), ("traced: data not checked",))
-    output = fused.checked_output()
-    if output is not None:
-        return Result(cast(output, call.out_dtype), (), _FINITE)
+    output, guards = fused.output(), _FINITE
     keys = split_mask(call.mask, call.tile)[0]
-    if keys is not None and (cleaned := _zero_masked(call, keys)) is not None:
-        fused = _LiftedCall.of(cleaned, problem)
-        if fused.inputs_finite():
-            return Result(cast(fused.output(), call.out_dtype), (), ("finite but for masked keys: fused",))
-    return None
+    if output is None and keys is not None and (cleaned := _zero_masked(call, keys)) is not None:
+        output, guards = _LiftedCall.of(cleaned, problem).output(), ("finite but for masked keys: fused",)
+    return None if output is None else Result(cast(output, call.out_dtype), (), guards)
+
+
+def _attend_finite(
+    attention: FusedAttention, sides: tuple[Tensor, Tensor, Tensor], needs_gradient: bool
+) -> Float[Tensor, "b heads q width"] | None:
+    """Return the output; None if it may be wrong because an input is not finite."""
+    if not needs_gradient and attention.reveals_nonfinite(sides[2]):
+        # The results are checked: they are smaller than the inputs.
+        output, log_sum_exp = attend_without_gradient(attention, *sides)
+        return output if results_are_finite(output, log_sum_exp) or _all_finite(sides) else None
+    if not _all_finite(sides):
+        return None
+    if operators(sides[2].device.type) is None:
+        return attend_public(attention, *sides, traced=False)
+    return attend(attention, *sides) if needs_gradient else attend_without_gradient(attention, *sides)[0]
+
+
+def _all_finite(tensors: Sequence[Tensor]) -> bool:
+    tensors = [x.detach() for x in tensors]
+    # A finite sum has finite terms; it may overflow, though.
+    return math.isfinite(sum(x.sum() for x in tensors)) or all(bool(x.isfinite().all()) for x in tensors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,21 +118,14 @@ class _LiftedCall:
         import torch
 
         device = call.value.device.type
-        if not torch.is_autocast_enabled(device):
-            return cls._of(call, problem)
-        with torch.autocast(device, enabled=False):
-            return cls._of(call, problem)
-
-    @classmethod
-    def _of(cls, call: TorchCall, problem: Problem) -> _LiftedCall:
-        query, key, scale = _lift(call)
-        sides = [query, key, call.value]
-        width = max(query.shape[-1], call.value.shape[-1])
-        for n, x in enumerate(sides):
-            if x.shape[-1] != width:
-                import torch
-
-                sides[n] = torch.nn.functional.pad(x, (0, width - x.shape[-1]))
+        no_autocast = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+        with no_autocast:
+            query, key, scale = _lift(call)
+            sides = [query, key, call.value]
+            width = max(query.shape[-1], call.value.shape[-1])
+            for n, x in enumerate(sides):
+                if x.shape[-1] != width:
+                    sides[n] = torch.nn.functional.pad(x, (0, width - x.shape[-1]))
         batch = call.tile.batch
         layout = layout_of(batch, *(tuple(x.shape[:-2]) for x in sides))
         if layout is None:
@@ -135,35 +135,14 @@ class _LiftedCall:
             assert layout is not None
         return cls(call, problem, layout, sides[0], sides[1], sides[2], scale)
 
-    def inputs_finite(self) -> bool:
-        """Return whether everything that would be multiplied is finite."""
-        sides = [x.detach() if x.requires_grad else x for x in (self.query, self.key, self.value)]
-        # A finite sum has finite terms; it may overflow, though.
-        if math.isfinite(sum(x.sum() for x in sides)):
-            return True
-        return all(bool(x.isfinite().all()) for x in sides)
+    def output(self) -> Tensor | None:
+        """Return the output; None if it may be wrong because an input is not finite."""
+        import torch
 
-    def checked_output(self) -> Tensor | None:
-        """Return the output; None where it may be wrong because an input is not finite."""
-        attention = self._attention()
-        if self._needs_gradient() or not attention.reveals_nonfinite(self.value):
-            return self.output() if self.inputs_finite() else None
-        # Without a gradient the results are checked: they are smaller than the inputs.
-        output, log_sum_exp = attend_without_gradient(attention, self.query, self.key, self.value)
-        if not results_are_finite(output, log_sum_exp) and not self.inputs_finite():
-            return None
-        return self.layout.output(output, self.call.value.shape[-1])
-
-    def output(self) -> Tensor:
-        """Return the output without checking it."""
-        attention, sides = self._attention(), (self.query, self.key, self.value)
-        if operators(self.value.device.type) is None:
-            output = attend_public(attention, *sides, traced=False)
-        elif self._needs_gradient():
-            output = attend(attention, *sides)
-        else:
-            output, _ = attend_without_gradient(attention, *sides)
-        return self.layout.output(output, self.call.value.shape[-1])
+        sides = self.query, self.key, self.value
+        needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in sides)
+        output = _attend_finite(self._attention(), sides, needs_gradient)
+        return None if output is None else self.layout.output(output, self.call.value.shape[-1])
 
     def traced(self) -> Tensor:
         """Return the output where the data cannot be checked: masked keys and values are always set to 0."""
@@ -177,11 +156,6 @@ class _LiftedCall:
         output = attend_public(fused._attention(), fused.query, fused.key, fused.value, traced=True)
         output = fused.layout.output(output, self.call.value.shape[-1])
         return output if poison is None else output + poison
-
-    def _needs_gradient(self) -> bool:
-        import torch
-
-        return torch.is_grad_enabled() and any(x.requires_grad for x in (self.query, self.key, self.value))
 
     def _zero_nonfinite(self) -> tuple[_LiftedCall, Tensor]:
         """Return the call with non-finite keys and values set to 0, and NaN for each query that may attend to one."""

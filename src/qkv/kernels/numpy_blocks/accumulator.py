@@ -71,18 +71,16 @@ class ExponentialAccumulator:
             value: values of the tile's keys.
             ones: a column of ones, at least as long as the tile.
         """
-        e = write_logits(self.shift if self._shifted else None)
-        if not self._all_have_keys and not self._move_shift(e):
-            return
-        total = self._exponentials(e, ones)
-        if not _fits(total):
+        for again in (False, True):
             e = write_logits(self.shift if self._shifted else None)
-            if not self._move_shift(e):
+            if (again or not self._all_have_keys) and not self._move_shift(e):
                 return
             total = self._exponentials(e, ones)
-            if not _fits(total):
-                self.non_finite = True
-                return
+            if total.max(initial=0) <= _MAX_TILE_SUM:  # False for NaN
+                break
+        else:
+            self.non_finite = True
+            return
         self.total += total
         for start in range(0, e.shape[-1], _CHUNK):
             chunk = slice(start, start + _CHUNK)
@@ -131,7 +129,3 @@ class ExponentialAccumulator:
         self._has_key |= exists
         self._all_have_keys = bool(self._has_key.all())
         return True
-
-
-def _fits(total: Float[np.ndarray, "*batch q 1"]) -> bool:
-    return bool(total.max(initial=0) <= _MAX_TILE_SUM)  # False for NaN

@@ -8,13 +8,13 @@ normal number are a hundred times slower, and so are products with them: they ar
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from qkv.core.typing import Float
+from qkv.kernels.runtime.microbenchmarks import is_faster
 
 __all__ = ["BINARY", "NATURAL", "Exponential", "exponential"]
 
@@ -69,11 +69,5 @@ def exponential(dtype: str) -> Exponential:
     """
     sample = np.linspace(-20, 0, 4096, dtype=dtype)
     out = np.empty_like(sample)
-
-    def seconds(function: np.ufunc) -> float:
-        start = time.perf_counter()
-        function(sample, out=out)
-        return time.perf_counter() - start
-
-    natural, binary = (min(seconds(each.function) for _ in range(9)) for each in (NATURAL, BINARY))
-    return BINARY if binary < natural else NATURAL
+    faster = is_faster(lambda: np.exp2(sample, out=out), lambda: np.exp(sample, out=out))
+    return BINARY if faster else NATURAL

@@ -136,7 +136,8 @@ class InnerProductLogits(BlockLogits):
         """Compute one matrix product, and one subtraction where the keys have no column of ones."""
         vectors = queries.vectors
         if keys.shape[-1] == vectors.shape[-1]:
-            _set_last_column(queries, shift)
+            term = 0.0 if queries.term is None else queries.term
+            vectors[..., -1:] = term if shift is None else term - shift
             np.matmul(keys, vectors.swapaxes(-1, -2), out=out.swapaxes(-1, -2))
             return
         np.matmul(keys, vectors[..., :-1].swapaxes(-1, -2), out=out.swapaxes(-1, -2))
@@ -187,12 +188,3 @@ def _centre(call: BoundCall) -> Centre:
         return None
     key = call.key[..., :: max(1, -(-call.key.shape[-2] // _CENTRE_KEYS)), :]
     return call.score.centre(zero_nonfinite(key if call.score.keeps_dtype else cast(key, call.dtype)))
-
-
-def _set_last_column(queries: ProjectedQueries, shift: Float[np.ndarray, "*batch q 1"] | None) -> None:
-    """Set the last column to term − shift."""
-    if queries.term is None and shift is None:
-        return
-    queries.vectors[..., -1:] = 0.0 if queries.term is None else queries.term
-    if shift is not None:
-        queries.vectors[..., -1:] -= shift

@@ -23,7 +23,7 @@ from qkv.core.typing import Float, Shaped
 from qkv.kernels.numpy_blocks.accumulator import ExponentialAccumulator
 from qkv.kernels.numpy_blocks.logits import BlockLogits, ProjectedQueries, block_logits
 from qkv.kernels.numpy_blocks.tile_shapes import SoftmaxTiles
-from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges
+from qkv.kernels.runtime.tile_loop import Limits, attend_rows, ranges, restrict_mask
 from qkv.masks.base import Mask
 
 __all__ = ["attend_softmax"]
@@ -56,16 +56,6 @@ class _Block:
     sums: ExponentialAccumulator
 
 
-@dataclass
-class _BlockTile:
-    """A block and some keys, with the mask where it allows some of the pairs."""
-
-    block: _Block
-    cols: Limits
-    tile: Tile
-    mask: Mask | None
-
-
 def _attend_group(
     call: BoundCall, group: Limits, sizes: SoftmaxTiles, output: Float[np.ndarray, "*batch q value_width"]
 ) -> None:
@@ -82,44 +72,35 @@ def _attend_group(
         keys: np.ndarray | None = None
         value: np.ndarray | None = None
         for block in blocks:
-            tile = _visible_tile(call, block, cols)
-            if tile is None:
+            if block.queries is None or block.sums.non_finite or block.rows[0] == block.rows[1]:
+                continue
+            tile = call.tile.restrict(block.rows, cols)
+            coverage, mask = restrict_mask(call.mask, tile)
+            if coverage == "none":
                 continue
             if keys is None or value is None:  # projected for the first block that may attend to them
                 keys, value = logits.project_keys(cols, sizes.rows), np.asarray(call.values(cols))
-            block.sums.update(partial(_write_logits, logits, keys, tile, buffer), value, ones)
+            # No variable holds the function: it would keep these keys while the next are projected.
+            block.sums.update(partial(_write_logits, logits, block.queries, keys, mask, tile, buffer), value, ones)
     for block in blocks:
         output[..., slice(*block.rows), :] = _finalize(call, block, sizes)
 
 
-def _visible_tile(call: BoundCall, block: _Block, cols: Limits) -> _BlockTile | None:
-    if block.sums.non_finite or cols[0] == cols[1] or block.rows[0] == block.rows[1]:
-        return None
-    if call.mask is None:
-        return _BlockTile(block, cols, call.tile, None)
-    tile = call.tile.restrict(block.rows, cols)
-    coverage = call.mask.coverage(tile)
-    if coverage == "none":
-        return None
-    mask = call.mask.slice(slice(*block.rows), slice(*cols)) if coverage == "part" else None
-    return _BlockTile(block, cols, tile, mask)
-
-
 def _write_logits(
     logits: BlockLogits,
+    queries: ProjectedQueries,
     keys: Shaped[np.ndarray, " ..."],
-    tile: _BlockTile,
+    mask: Mask | None,
+    tile: Tile,
     buffer: Float[np.ndarray, " size"],
     shift: Float[np.ndarray, "*batch q 1"] | None,
 ) -> Float[np.ndarray, "*batch q k"]:
     """Return the logits of the tile minus the shift, −inf where the mask excludes a key."""
-    block, batch = tile.block, tile.tile.batch
-    shape = (*batch, tile.cols[1] - tile.cols[0], block.rows[1] - block.rows[0])
+    shape = (*tile.batch, tile.cols[1] - tile.cols[0], tile.rows[1] - tile.rows[0])
     e: np.ndarray = buffer[: math.prod(shape)].reshape(shape).swapaxes(-1, -2)
-    assert block.queries is not None
-    logits.write(block.queries, keys, block.rows, tile.cols, shift, e)
-    if tile.mask is not None:
-        np.copyto(e, -np.inf, where=~np.asarray(tile.mask.allowed(tile.tile, e)))
+    logits.write(queries, keys, tile.rows, tile.cols, shift, e)
+    if mask is not None:
+        np.copyto(e, -np.inf, where=~np.asarray(mask.allowed(tile, e)))
     return e
 
 

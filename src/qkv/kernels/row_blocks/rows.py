@@ -13,7 +13,7 @@ from typing import cast
 
 from qkv.core.equation import TorchCall, side
 from qkv.core.typing import Float, Tensor
-from qkv.kernels.runtime.tile_loop import Limits, ranges
+from qkv.kernels.runtime.tile_loop import Limits, ranges, restrict_mask
 
 __all__ = ["RowLogits", "padded_row_logits", "row_logits_buffer", "visible_range"]
 
@@ -116,12 +116,11 @@ def _apply_mask(call: TorchCall, padded: Float[Tensor, "rows width"], rows: Limi
     for chunk in _chunks(cols, _coverage_step(call)):
         tile = call.tile.restrict(rows, chunk)
         target = padded[:, chunk[0] - cols[0] : chunk[1] - cols[0]]
-        coverage = call.mask.coverage(tile)
+        coverage, mask = restrict_mask(call.mask, tile)
         if coverage == "none":
             target.fill_(-math.inf)
-        elif coverage == "part":
-            allowed = call.mask.slice(slice(*rows), slice(*chunk)).allowed(tile, target)
-            target.masked_fill_(~cast("Tensor", allowed), -math.inf)
+        elif mask is not None:
+            target.masked_fill_(~cast("Tensor", mask.allowed(tile, target)), -math.inf)
 
 
 def _ranks(

@@ -18,7 +18,7 @@ import numpy as np
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.workspace import Workspace
 
-__all__ = ["FasterOps", "add_matmul_", "faster_ops", "onednn_matmul_nt"]
+__all__ = ["FasterOps", "add_matmul_", "faster_ops", "is_faster", "onednn_matmul_nt"]
 
 _SIZE = 384
 _MARGIN = 0.9
@@ -104,14 +104,14 @@ def _faster_ops(dtype: str, device: str) -> FasterOps:
     kind = getattr(torch, dtype.removeprefix("torch."))
     x = torch.linspace(-1.0, 1.0, _SIZE * _SIZE, dtype=kind).reshape(_SIZE, _SIZE)
     out = torch.empty_like(x)
-    exp2 = _is_faster(lambda: torch.exp2(x, out=out), lambda: torch.exp(x, out=out))
-    sigmoid_tanh = _is_faster(
+    exp2 = is_faster(lambda: torch.exp2(x, out=out), lambda: torch.exp(x, out=out))
+    sigmoid_tanh = is_faster(
         lambda: torch.sigmoid(x, out=out).mul_(2.0).sub_(1.0).mul_(2.0), lambda: torch.tanh(x, out=out)
     )
     side = x[:, :64].contiguous()
     onednn = dtype == "torch.float32" and _has_onednn(side)
     if onednn:
-        onednn = _is_faster(lambda: onednn_matmul_nt(side, side), lambda: torch.mm(side, side.mT, out=out), _MARGIN)
+        onednn = is_faster(lambda: onednn_matmul_nt(side, side), lambda: torch.mm(side, side.mT, out=out), _MARGIN)
     return FasterOps(exp2, sigmoid_tanh, onednn)
 
 
@@ -124,15 +124,12 @@ def _has_onednn(side: Tensor) -> bool:
         return False
 
 
-def _is_faster(one: Callable[[], Tensor], other: Callable[[], Tensor], margin: float = 1.0) -> bool:
+def is_faster(one: Callable[[], object], other: Callable[[], object], margin: float = 1.0) -> bool:
     """Return whether `one` takes less than `margin` times as long: the best of 9 interleaved runs of each."""
-    import torch
-
     best = [math.inf, math.inf]
-    with torch.no_grad():
-        for _ in range(9):
-            for n, run in enumerate((one, other)):
-                start = time.perf_counter()
-                run()
-                best[n] = min(best[n], time.perf_counter() - start)
+    for _ in range(9):
+        for n, run in enumerate((one, other)):
+            start = time.perf_counter()
+            run()
+            best[n] = min(best[n], time.perf_counter() - start)
     return best[0] < margin * best[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -11,10 +12,20 @@ from qkv.core.guard import apply_weights
 from qkv.core.online_softmax import PartialResult
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float, Tensor
+from qkv.masks.base import Coverage, Mask
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.readouts import Readout
 
-__all__ = ["attend_rows", "fully_masked", "ranges", "row_logits", "row_weights", "visible_tiles", "weigh_rows"]
+__all__ = [
+    "attend_rows",
+    "fully_masked",
+    "ranges",
+    "restrict_mask",
+    "row_logits",
+    "row_weights",
+    "visible_tiles",
+    "weigh_rows",
+]
 
 Limits = tuple[int, int]
 """First query or key of a range, and one past the last."""
@@ -47,6 +58,14 @@ def visible_tiles(call: BoundCall, rows: Limits, cols: int, aligned: bool = Fals
         yield start + first, start + last
 
 
+def restrict_mask(mask: Mask | None, tile: Tile) -> tuple[Coverage, Mask | None]:
+    """Return how many pairs of a tile the mask allows, and where these are some, the mask cut to the tile."""
+    coverage = "all" if mask is None else mask.coverage(tile)
+    if mask is None or coverage != "part":
+        return coverage, None
+    return coverage, mask.slice(slice(*tile.rows), slice(*tile.cols))
+
+
 def attend_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[Float[Array, "*batch q value_width"], Summary]:
     """Return the output of some queries and the normalizer's summary, from partial results of tiles of `cols` keys."""
     partial: PartialResult | None = None
@@ -68,7 +87,7 @@ def _accumulate(call: BoundCall, logits: Array, rows: Limits, cols: Limits) -> P
 def fully_masked(call: BoundCall, rows: Limits, keys: int) -> Float[Array, "*batch q k"]:
     """Return logits of −inf for some queries and so many keys."""
     shape = (*call.batch, rows[1] - rows[0], keys)
-    return zeros(call.value, shape, call.dtype) - namespace(call.value).inf
+    return zeros(call.value, shape, call.dtype) - math.inf
 
 
 def row_logits(call: BoundCall, rows: Limits, cols: int) -> Float[Array, "*batch q k"]:
@@ -77,7 +96,7 @@ def row_logits(call: BoundCall, rows: Limits, cols: int) -> Float[Array, "*batch
     for limits in ranges(call.tile.k_total, cols):
         logits = call.logits(rows, limits)
         tiles.append(fully_masked(call, rows, limits[1] - limits[0]) if logits is None else logits)
-    return tiles[0] if len(tiles) == 1 else namespace(call.value).concat(tiles, axis=-1)
+    return tiles[0] if len(tiles) == 1 else cast("Array", namespace(call.value).concat(tiles, axis=-1))
 
 
 def weigh_rows(

@@ -309,17 +309,12 @@ class SoftmaxTiles:
 
     def _tiles(self, rows: Limits, workspace: Workspace) -> Iterator[tuple[Limits, Tensor | None]]:
         """Yield the keys of each tile that is not empty, and which of its pairs are excluded (None: no pair)."""
-        mask, tile = self.call.mask, self.call.tile
+        mask = self.call.mask
         for cols in visible_tiles(self.call, rows, self.cols, aligned=self.collector is not None):
-            if mask is None:
-                yield cols, None
-                continue
-            here = tile.restrict(rows, cols)
-            coverage = mask.coverage(here)
-            if coverage == "part":
-                yield cols, self._excluded(mask, here, workspace)
-            elif coverage == "all":
-                yield cols, None
+            here = self.call.tile.restrict(rows, cols)
+            coverage = "all" if mask is None else mask.coverage(here)
+            if coverage != "none":
+                yield cols, None if mask is None or coverage == "all" else self._excluded(mask, here, workspace)
 
     def _excluded(self, mask: Mask, here: Tile, workspace: Workspace) -> Tensor:
         """Return which pairs of a tile the mask excludes."""
