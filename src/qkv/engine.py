@@ -261,21 +261,22 @@ def prepare(
         >>> run(np.zeros((1, 2)), np.ones((3, 2)), np.array([[1.0], [2.0], [6.0]])).output
         array([[3.]])
     """
-    plan = explain(
-        *shapes,
-        readouts=readouts,
-        score=spec.score,
-        normalizer=spec.normalizer,
-        mask=spec.mask,
-        positions=spec.positions,
-        dropout=spec.dropout,
-        kernel=kernel,
-        memory=memory,
-        library=library,
-        dtype=dtype,
-        gradient=gradient,
+    return Prepared(
+        explain(
+            *shapes,
+            readouts=readouts,
+            score=spec.score,
+            normalizer=spec.normalizer,
+            mask=spec.mask,
+            positions=spec.positions,
+            dropout=spec.dropout,
+            kernel=kernel,
+            memory=memory,
+            library=library,
+            dtype=dtype,
+            gradient=gradient,
+        )
     )
-    return Prepared(plan)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def read_problem(
     """
     kind = library(query, key, value)
     texts = (is_text(query), is_text(key))
-    assert spec.score is not None
+    assert spec.score is not None and spec.normalizer is not None
     spec.score.check_kind(*texts)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if (is_text(x) and name == "value") or "complex" in dtype_name(x):
@@ -54,7 +54,7 @@ def read_problem(
     numbers = (value,) if texts[0] else (query, key, value)
     out = result_dtype(*numbers)
     dtype = str(getattr(out, "name", out)).removeprefix("torch.")
-    gradient = _gradient(query, key, value, spec)
+    gradient = any(requires_gradient(x) for x in (*numbers, *spec.score.arrays(), *spec.normalizer.arrays()))
     return Problem(spec, axes, kind, dtype, gradient, readouts, memory_bytes(memory), traced)
 
 
@@ -84,13 +84,6 @@ def check_problem(problem: Problem) -> None:
         if sentence := readout.refuse(problem.normalizer):
             raise RefusedError(sentence)
         readout.check(problem.tile)
-
-
-def _gradient(query: Array, key: Array, value: Array, spec: Spec) -> bool:
-    numbers = (value,) if is_text(query) else (query, key, value)
-    assert spec.score is not None
-    assert spec.normalizer is not None
-    return any(requires_gradient(x) for x in (*numbers, *spec.score.arrays(), *spec.normalizer.arrays()))
 
 
 def read_seed(problem: Problem, seed: Any) -> Any:

@@ -43,7 +43,7 @@ class Plan:
         return replace(self, guards_taken=guards_taken) if guards_taken else self
 
     def __str__(self) -> str:
-        requested, axes = self.requested, self.requested.axes
+        requested, spec, axes = self.requested, self.requested.spec, self.requested.axes
         batch = f"{'×'.join(map(str, axes.batch))} × " if axes.batch else ""
         widths = (
             "text"
@@ -61,25 +61,20 @@ class Plan:
             ("", f"{requested.dtype} in {requested.library}{', with gradient' if requested.gradient else ''}"),
             ("score", f"{requested.score}   {_score_fact(requested)}"),
             ("normalizer", f"{requested.normalizer}   {_passes(requested)}"),
-            ("mask", str(requested.spec.mask) if requested.spec.mask is not None else "none"),
+            ("mask", "none" if spec.mask is None else str(spec.mask)),
+            ("positions", "" if spec.positions is None else str(spec.positions)),
+            ("dropout", f"{spec.dropout:g} of the weights, from the seed" if spec.dropout else ""),
+            ("readouts", ", ".join(map(str, requested.readouts))),
+            *(("rewrites" if n == 0 else "", text) for n, text in enumerate(self.rewrites or ("none",))),
+            ("kernel", f"{self.kernel.name}   {self.reason}"),
+            ("", self.kernel.describe(self.problem)),
+            *(("guard", text) for text in self.kernel.guards),
+            *(("guard taken", text) for text in self.guards_taken),
+            ("cost", _cost(self.cost) + f"; {memory_text(requested.memory)} allowed"),
+            *(("slower", f"{name}: {_cost(cost)}") for name, cost in self.slower),
+            *(("refused", f"{name}: {sentence}") for name, sentence in self.refused),
         ]
-        if requested.spec.positions is not None:
-            rows.append(("positions", str(requested.spec.positions)))
-        if requested.spec.dropout:
-            rows.append(("dropout", f"{requested.spec.dropout:g} of the weights, from the seed"))
-        if requested.readouts:
-            rows.append(("readouts", ", ".join(map(str, requested.readouts))))
-        rows += [("rewrites" if n == 0 else "", text) for n, text in enumerate(self.rewrites or ("none",))]
-        rows.append(("kernel", f"{self.kernel.name}   {self.reason}"))
-        described = self.kernel.describe(self.problem)
-        if described:
-            rows.append(("", described))
-        rows += [("guard", text) for text in self.kernel.guards]
-        rows += [("guard taken", text) for text in self.guards_taken]
-        rows.append(("cost", _cost(self.cost) + f"; {memory_text(requested.memory)} allowed"))
-        rows += [("slower", f"{name}: {_cost(cost)}") for name, cost in self.slower]
-        rows += [("refused", f"{name}: {sentence}") for name, sentence in self.refused]
-        return "\n".join(_row(name, text) for name, text in rows)
+        return "\n".join(_row(name, text) for name, text in rows if text)
 
     __repr__ = __str__
 

@@ -12,6 +12,7 @@ How a kernel is chosen:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from qkv.errors import OptionError, RefusedError
 from qkv.plan.cost import Cost, memory_text
@@ -29,7 +30,7 @@ def rewrite(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
     for rule in REWRITES:
         changed = rule(problem)
         if changed is not None:
-            problem = problem.with_spec(changed[0])
+            problem = replace(problem, spec=changed[0])
             sentences.append(changed[1])
     return problem, tuple(sentences)
 

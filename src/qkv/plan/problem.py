@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from qkv.core.arrays import itemsize
 from qkv.core.axes import Axes
@@ -92,7 +92,3 @@ class Problem:
             inputs = math.prod(axes.key) + math.prod(axes.query) + math.prod(axes.value)
             numbers += (inputs + math.prod(axes.output)) * (2 if self.gradient else 1)
         return numbers * self.itemsize
-
-    def with_spec(self, spec: Spec) -> Problem:
-        """Return the same problem with another spec."""
-        return replace(self, spec=spec)

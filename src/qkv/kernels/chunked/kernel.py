@@ -16,18 +16,18 @@ import dataclasses
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import ClassVar, Literal
 
 from qkv.core.arrays import cast, namespace
 from qkv.core.equation import BoundCall, TorchCall, apply_dropout, bind_call, masked_logits
 from qkv.core.guard import apply_weights
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, DType, Float, Tensor
+from qkv.core.typing import Array, DType, Float, Tensor
 from qkv.kernels.runtime.closure_gradients import refuse_closure_gradients
 from qkv.kernels.runtime.tile_loop import Limits, fully_masked, restrict_mask, row_weights
 from qkv.kernels.runtime.tile_sizes import ROW_BLOCK_BUDGET, row_block_arrays, row_block_size
-from qkv.normalizers.base import Normalizer
-from qkv.plan.checks import check_problem, read_problem
+from qkv.plan.checks import check_problem, read_problem, read_seed
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.plan import Plan
@@ -69,11 +69,7 @@ class ChunkedTensor:
     @property
     def ranges(self) -> list[Limits]:
         """First row of each chunk and one past its last."""
-        ranges, start = [], 0
-        for x in self.chunks:
-            ranges.append((start, start + x.shape[-2]))
-            start = ranges[-1][1]
-        return ranges
+        return list(pairwise(accumulate((x.shape[-2] for x in self.chunks), initial=0)))
 
     def dequantized(self, n: int) -> Tensor:
         """Return one chunk, with its scale applied."""
@@ -144,8 +140,6 @@ def attend_chunked(
     # Plans are not cached: every step of decoding has another length.
     plan = plan_problem(problem, (CHUNKED_KERNEL,))
     problem, spec = plan.problem, plan.problem.spec
-    if seed is None and (spec.dropout or problem.normalizer.stochastic):
-        seed = int(torch.randint(2**62, ()).item())
     with torch.autocast(query.device.type, enabled=False):
         call = bind_call(
             query,
@@ -155,7 +149,7 @@ def attend_chunked(
             mask=spec.mask,
             positions=spec.positions,
             dropout=spec.dropout,
-            seed=seed,
+            seed=read_seed(problem, seed),
             cast_tiles=True,
             axes=problem.axes,
         )
@@ -236,8 +230,8 @@ class ChunkedKernel(Kernel):
             call = dataclasses.replace(call, mask=None)
         tile, normalizer = call.tile, call.normalizer
         logits = _row_logits(call)
-        scale = normalizer.scale
-        if _is_plain(call) and call.finite_sides and _is_plain_softmax(normalizer) and scale is not None:
+        scale = normalizer.scale if normalizer.log_sum_exp and normalizer.shift_invariant else None
+        if _is_plain(call) and call.finite_sides and scale is not None:  # PyTorch's softmax gives the weights
             weights = (logits * scale).softmax(-1)
         else:
             weights = typing.cast("Tensor", row_weights(normalizer, logits, tile))
@@ -245,8 +239,11 @@ class ChunkedKernel(Kernel):
         support = None if call.finite_value else normalizer.support(logits, weights)
         output = None
         for n, (start, stop) in enumerate(call.ranges):
-            read = None if support is None else typing.cast("Tensor", support)[..., start:stop]
-            part = _apply_weights(dropped[..., start:stop], call.chunk(1, n), read, call.finite_value)
+            weights_of_chunk, values = dropped[..., start:stop], call.chunk(1, n)
+            if support is None:
+                part = _product(weights_of_chunk, values)
+            else:
+                part = typing.cast("Tensor", apply_weights(weights_of_chunk, values, support[..., start:stop], False))
             output = part if output is None else output.add_(part)
         readouts = tuple(
             readout.finalize(readout.read(logits, weights, normalizer, tile), tile) for readout in problem.readouts
@@ -262,11 +259,6 @@ CHUNKED_KERNEL = ChunkedKernel()
 
 def _is_plain(call: ChunkedCall) -> bool:
     return call.score.is_scaled_dot and call.mask is None
-
-
-def _is_plain_softmax(normalizer: Normalizer) -> bool:
-    """Return whether PyTorch's softmax of finite, scaled logits gives the weights."""
-    return normalizer.log_sum_exp and normalizer.shift_invariant
 
 
 def _row_logits(call: ChunkedCall) -> Float[Tensor, "*batch q k"]:
@@ -300,17 +292,6 @@ def _chunk_logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Ten
 
     reference, finite = query.new_zeros(0, dtype=call.dtype), mask is None or call.finite_sides
     return typing.cast("Tensor", masked_logits(compare, mask, query, call.chunk(0, n), tile, reference, finite))
-
-
-def _apply_weights(
-    weights: Float[Tensor, "*batch q k"],
-    value: Float[Tensor, "*#batch k value_width"],
-    support: Bool[Tensor, "*batch q k"] | None,
-    finite: bool,
-) -> Float[Tensor, "*batch q value_width"]:
-    if finite:
-        return _product(weights, value)
-    return typing.cast("Tensor", apply_weights(weights, value, support, finite))
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
@@ -70,13 +69,10 @@ def _peak_arrays(problem: Problem, elements: int) -> int:
     return 4 + 2 * elements + 3 * sorts
 
 
-@contextlib.contextmanager
-def _no_autocast(reference: Array) -> Iterator[None]:
+def _no_autocast(reference: Array) -> AbstractContextManager[object]:
     """Disable PyTorch's autocast: half precision follows from the caller's dtypes, and accumulates in float32."""
     if library(reference) != "torch":
-        yield
-        return
+        return nullcontext()
     import torch
 
-    with torch.autocast(cast("Tensor", reference).device.type, enabled=False):
-        yield
+    return torch.autocast(cast("Tensor", reference).device.type, enabled=False)

@@ -61,14 +61,11 @@ def consecutive(
     group: list[CandidateBlock] = []
     total = 0
     for rows, candidates in blocks:
-        if candidates is None:
-            if group:
-                yield group
-            yield [(rows, None)]
+        if candidates is None and group:
+            yield group
             group, total = [], 0
-            continue
         group.append((rows, candidates))
-        total += size(candidates)
+        total += limit if candidates is None else size(candidates)
         if total >= limit:
             yield group
             group, total = [], 0

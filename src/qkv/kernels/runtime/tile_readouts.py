@@ -73,7 +73,6 @@ class ReadoutAccumulator:
     """
 
     def __init__(self, readouts: Sequence[Readout], tile: Tile) -> None:
-        self.tile = tile
         self._accumulators = [_Accumulator(readout, tile) for readout in readouts]
 
     def update(self, logits: Array, weights: Array, normalizer: Normalizer, tile: Tile, index: BatchIndex = ()) -> None:
@@ -155,7 +154,7 @@ class _Accumulator:
             self.kind = kind
             self.arrays = [reduction.allocate(x, self.batch) for reduction, x in zip(reductions, arrays, strict=True)]
         targets: tuple[Any, ...] = tuple(
-            reduction.slice(_element(whole, index)) for reduction, whole in zip(reductions, self.arrays, strict=True)
+            reduction.slice(whole[index]) for reduction, whole in zip(reductions, self.arrays, strict=True)
         )
         if any(reduction.op != "set" for reduction in reductions):
             arrays = readout.merge(targets, arrays, tile)
@@ -169,15 +168,11 @@ class _Accumulator:
             if reduction.masked is None:
                 continue
             for at in indices:
-                target: Any = reduction.slice(_element(self.arrays[n], at))
+                target: Any = reduction.slice(self.arrays[n][at])
                 target[...] = reduction.combine(target, zeros(target, target.shape) + reduction.masked)
 
     def result(self) -> Any:
         return self.readout.finalize(unflatten(tuple(self.arrays), self.kind), self.tile)
-
-
-def _element(x: Array, index: BatchIndex) -> Array:
-    return x[index] if index else x
 
 
 def read_rows(

@@ -66,20 +66,10 @@ class Gradients:
     score: Score
     normalizer: Normalizer
 
-    @cached_property
-    def queries(self) -> RowSlices:
-        """The gradients of ranges of queries."""
-        return RowSlices(self.query)
-
-    @cached_property
-    def keys(self) -> RowSlices:
-        """The gradients of ranges of keys."""
-        return RowSlices(self.key)
-
-    @cached_property
-    def values(self) -> RowSlices:
-        """The gradients of ranges of values."""
-        return RowSlices(self.value)
+    # The gradients of ranges of queries, keys and values.
+    queries = cached_property(lambda self: RowSlices(self.query))
+    keys = cached_property(lambda self: RowSlices(self.key))
+    values = cached_property(lambda self: RowSlices(self.value))
 
     @classmethod
     def zeros(cls, call: TorchCall) -> Gradients:

@@ -70,12 +70,13 @@ EXPONENT_RANGES = {4: ExponentRange(spread=80, drop=106, scale=43), 8: ExponentR
 """The ranges of float32 and float64, by bytes of a number."""
 
 
-def expansion_limit(itemsize: int) -> float:
-    """Return the largest min(max|a_h|, max|b_h|) of a unit whose gradient can be expanded, for a size in bytes."""
-    return _group_limit(itemsize, 2)
+def expansion_limit(itemsize: int, draws: int = 2) -> float:
+    """Return the largest sum of min(max|a_h|, max|b_h|) over the units of a group that can be expanded.
 
-
-def _group_limit(itemsize: int, draws: int) -> float:
+    Args:
+        itemsize: bytes of a number.
+        draws: 1 for the logits, 2 for their gradient. One unit within the limit of 2 can always be expanded.
+    """
     return EXPONENT_RANGES[itemsize].spread * math.log(2) / 2 / draws
 
 
@@ -335,7 +336,7 @@ def expand_tanh(
     """
     import torch
 
-    size, slots = _group_units(reach, _group_limit(left.element_size(), draws), GROUP_SIZES[draws])
+    size, slots = _group_units(reach, expansion_limit(left.element_size(), draws), GROUP_SIZES[draws])
     empty = [n for n, at in enumerate(slots) if at >= len(units)]
     filled = torch.tensor([n for n, at in enumerate(slots) if at < len(units)], device=left.device)
     order = torch.tensor([units[at] if at < len(units) else units[0] for at in slots], device=left.device)
