@@ -1,4 +1,4 @@
-"""Additive scores by tiles: against tanh in float64, over the ranges that break exponentials."""
+"""Additive scores by tiles, compared with tanh in float64, also where exponentials overflow."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ INF, NAN = float("inf"), float("nan")
 
 
 def sides(name, q=53, k=71, h=7, dtype=torch.float32):
-    """Both sides and v, drawn as the name says."""
+    """Return both sides and v in the range with this name."""
     draw = torch.Generator().manual_seed(5)
     left, right, vector = (torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((q, h), (k, h), (h,)))
     if name == "offset":
@@ -62,7 +62,7 @@ def logits_of(prepared, rows=(0, 53), cols=(0, 71), workspace=None, dtype=torch.
 
 
 def by_tiles(left, right, vector, d_logits, rows=20, cols=32):
-    """The same by the kernel, in tiles that do not divide the call."""
+    """Return the same from the kernel, in tiles whose sizes do not divide the lengths."""
     prepared, workspace = prepare_units(left, right, vector), Workspace()
     found = left.new_full((len(left), len(right)), NAN)
     to = tuple(torch.zeros_like(x) for x in (left, right, vector))
@@ -125,7 +125,7 @@ def test_every_size_of_group_gives_the_same(size, h, monkeypatch):
     assert f"{size} at a time" in prepared.note
 
 
-def test_patterns_made_tile_by_tile_give_the_same_as_those_kept(monkeypatch):
+def test_patterns_computed_per_tile_equal_stored_patterns(monkeypatch):
     left, right, vector = sides("plain")
     kept = by_tiles(left, right, vector, torch.ones(53, 71))
     monkeypatch.setattr(tanh_expansion, "MAX_PATTERN_BYTES", 0)
@@ -195,7 +195,7 @@ def test_an_infinite_side_saturates_and_harms_no_other_pair(name, sign):
     assert torch.allclose(found.double(), wanted, atol=2e-5, equal_nan=True)
 
 
-def test_both_sides_infinite_in_one_unit_are_as_tanh_has_them():
+def test_unit_with_two_infinite_sides_equals_tanh():
     left, right, vector = sides("plain")
     left[3, 1], right[5, 1], right[6, 1] = INF, INF, -INF
     found = logits_of(prepare_units(left, right, vector))
@@ -203,7 +203,7 @@ def test_both_sides_infinite_in_one_unit_are_as_tanh_has_them():
     assert torch.allclose(found.double(), wanted, atol=2e-5, equal_nan=True)
 
 
-def test_a_vector_that_is_not_finite_is_as_tanh_has_it():
+def test_nonfinite_vector_equals_tanh():
     left, right, vector = sides("plain")
     vector[2] = INF
     found = logits_of(prepare_units(left, right, vector))
@@ -235,7 +235,7 @@ def test_empty_and_single_sides_work(q, k):
     assert not any(x.isnan().any() for x in to)
 
 
-def test_no_array_of_a_pair_and_unit_is_ever_made():
+def test_memory_stays_below_an_array_of_all_pairs_and_units():
     # Peak of a fresh process beyond its sides: a quarter of the q · k · h numbers of one tanh.
     program = (
         "import resource, torch; from qkv.kernels.tiled.logits.additive import prepare_units\n"

@@ -1,4 +1,4 @@
-"""Corners where kernels once differed from the equation: each was found by random calls."""
+"""Regression tests: calls found by random search for which kernels once differed from the equation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_query_of_nan_gives_nan_where_a_value_is_infinite(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("kernel", ["dense", "tiled", "row_blocks"])
-def test_kept_key_of_a_weight_too_small_for_a_number_is_read(kernel: str) -> None:
+def test_key_with_a_weight_that_underflows_is_read(kernel: str) -> None:
     query, key = torch.ones((1, 1), dtype=torch.float64), torch.tensor([[0.0], [2000.0], [1.0]]).double()
     value = torch.tensor([[1.0, 1.0], [2.0, 2.0], [3.0, torch.nan]]).double()
     parts = {"score": scores.Dot(), "normalizer": normalizers.TopK(2)}
@@ -50,7 +50,7 @@ def test_kept_key_of_a_weight_too_small_for_a_number_is_read(kernel: str) -> Non
 
 
 @pytest.mark.parametrize("normalizer", [normalizers.Sparsemax(), normalizers.TopK(4)], ids=str)
-def test_strips_of_few_keys_do_not_follow_autocast(normalizer: normalizers.Normalizer) -> None:
+def test_row_blocks_of_few_keys_ignore_autocast(normalizer: normalizers.Normalizer) -> None:
     rng = np.random.default_rng(1)
     draw = [torch.tensor(rng.normal(size=shape), dtype=torch.float32) for shape in ((2, 40, 8),) * 3]
     arrays = [torch.tensor(rng.normal(size=n), dtype=torch.float32) for n in ((6, 8), (6, 8), 6, 6)]
@@ -120,7 +120,7 @@ RUN += [(kernel, n) for kernel in ("tiled", "row_blocks") for n in (normalizers.
 
 @pytest.mark.parametrize(("kernel", "normalizer"), RUN, ids=str)
 @pytest.mark.parametrize("score", ["bilinear", "gated", "additive", "softcap"])
-def test_a_backward_pass_does_not_follow_autocast(score: str, normalizer: normalizers.Normalizer, kernel: str) -> None:
+def test_backward_pass_ignores_autocast(score: str, normalizer: normalizers.Normalizer, kernel: str) -> None:
     torch.manual_seed(0)
     sides = [torch.randn(2, 40, 8, requires_grad=True) for _ in range(3)]
     parameters = [torch.randn(8, 8, requires_grad=True), torch.randn(8, requires_grad=True)]

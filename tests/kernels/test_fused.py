@@ -1,4 +1,4 @@
-"""The fused kernel: PyTorch's fused attention, with batch axes mapped, masks split and data looked at."""
+"""The fused kernel: PyTorch's fused attention, with mapped batch axes, split masks and a finiteness check."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TestFused(KernelContract):
     kernel = FusedKernel()
 
     @pytest.mark.parametrize("case", TWICE, ids=str)
-    def test_second_derivatives_of_what_it_takes_are_right(self, case: Case) -> None:
+    def test_second_derivatives_of_supported_calls_are_right(self, case: Case) -> None:
         assert self.accepts(case.call(), FLOAT64)
         self.test_second_derivatives_are_right(case)
 
@@ -57,7 +57,7 @@ BATCHES: list[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]] = [
 
 
 def made(*shape: int) -> Any:
-    """Normal numbers that want a gradient."""
+    """Return normally distributed numbers that require a gradient."""
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)
 
 
@@ -107,7 +107,7 @@ def test_causal_and_a_mask_of_keys_together_are_right(batch: tuple[int, ...]) ->
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("gradient", [True, False])
-def test_what_is_not_finite_is_read_as_the_oracle_reads_it(side: str, bad: float, dtype: Any, gradient: bool) -> None:
+def test_nonfinite_inputs_give_the_result_of_the_oracle(side: str, bad: float, dtype: Any, gradient: bool) -> None:
     # Few keys, so that no vector of the operator is full, and many; one element, and a whole row.
     for k, width, mask in itertools.product((5, 33), (slice(1, 2), slice(None)), (None, masks.Causal())):
         arrays = {name: torch.randn(1, 2, k, 8).to(dtype) for name in ("query", "key", "value")}
@@ -117,7 +117,7 @@ def test_what_is_not_finite_is_read_as_the_oracle_reads_it(side: str, bad: float
         torch.testing.assert_close(*seen, equal_nan=True, rtol=2e-2, atol=2e-2)
 
 
-def test_padding_that_is_not_finite_runs_fused_and_leaks_nothing() -> None:
+def test_nonfinite_padding_runs_fused_without_leaking() -> None:
     query, key, value = (torch.randn(2, 3, 6, 4, dtype=torch.float64) for _ in range(3))
     mask = masks.Lengths(torch.tensor([[4], [6]]))
     wanted = qkv.attend(query, key, value, mask=mask, kernel="dense")
@@ -201,7 +201,7 @@ def test_transforms_of_torch_func_give_what_the_oracle_gives(options: dict[str, 
 
 
 @pytest.mark.parametrize("mask", [masks.Causal(), masks.Lengths(4)], ids=str)
-def test_what_is_masked_does_not_leak_where_the_data_cannot_be_looked_at(mask: masks.Mask) -> None:
+def test_masked_data_does_not_leak_in_traced_calls(mask: masks.Mask) -> None:
     query, key, value = (torch.randn(2, 6, 4, dtype=torch.float64) for _ in range(3))
     wanted = qkv.attend(query, key, value, mask=mask, kernel="dense")
     key[:, 5], value[:, 5, 0] = torch.nan, torch.inf
@@ -211,7 +211,7 @@ def test_what_is_masked_does_not_leak_where_the_data_cannot_be_looked_at(mask: m
         assert seen[:, 5].isnan().all()
 
 
-def test_a_kernel_that_looks_at_data_is_refused_where_there_is_none_to_see() -> None:
+def test_kernels_that_read_data_are_refused_in_traced_calls() -> None:
     x = torch.randn(2, 4, 3)
     with pytest.raises(RefusedError, match=r"transforms of torch\.func cannot trace it"):
         torch.func.vmap(lambda x: qkv.attend(x, x, x, kernel="tiled"))(x)

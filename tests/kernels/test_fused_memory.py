@@ -1,4 +1,4 @@
-"""Nothing quadratic: what makes PyTorch hold all pairs is made linear, proven by peak memory, or refused.
+"""The fused kernel needs linear memory, measured by peaks; calls that would need quadratic memory are refused.
 
 The list is of what `scaled_dot_product_attention` silently takes to its array of all pairs on a CPU. Each
 call runs forward and backward in a process of its own, forked after the imports; its peak is read as VmHWM.
@@ -104,7 +104,7 @@ def test_peak_is_far_below_an_array_of_all_pairs(case: str, peaks: dict[str, int
     assert peaks[case] < N * N * 4 / 4
 
 
-def test_plain_call_that_is_forced_to_the_quadratic_backend_is_seen_by_this_measure() -> None:
+def test_measure_detects_the_quadratic_backend() -> None:
     code = "(torch.nn.functional.scaled_dot_product_attention(made(1, 1, n, 16), made(1, 1, n, 16), made(1, 1, n, 24)))"
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps([N, {"quadratic": code}])],
@@ -124,6 +124,6 @@ def test_plain_call_that_is_forced_to_the_quadratic_backend_is_seen_by_this_meas
         ("would need an array of 64 × 64", {"mask": ~masks.Causal()}),
     ],
 )
-def test_what_cannot_be_made_linear_is_refused_in_a_sentence(sentence: str, options: dict[str, Any]) -> None:
+def test_calls_without_a_linear_form_are_refused(sentence: str, options: dict[str, Any]) -> None:
     with pytest.raises(RefusedError, match=sentence):
         qkv.explain((64, 4), (64, 4), (64, 4), library="torch", kernel="fused", **options)

@@ -1,4 +1,4 @@
-"""Gated products by tiles: against the sigmoid in float64, over the ranges that break exponentials."""
+"""Gated products by tiles, compared with the sigmoid in float64, also where exponentials overflow."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_output_and_gradients_are_those_of_the_sigmoid_at_every_range(name, dtyp
 
 
 @pytest.mark.parametrize("name", RANGES)
-def test_exponentials_are_taken_where_one_side_is_narrow(name):
+def test_exponentials_are_used_if_one_side_has_a_small_range(name):
     query, key, *_ = problem(name, torch.float32)
     left, right = query[:, :1], key[:, 1:2]
     found = bounded_exponentials(left, right)
@@ -72,7 +72,7 @@ def test_exponentials_are_taken_where_one_side_is_narrow(name):
         assert (1 / divisor.double() - wanted).abs().max() < 3e-7
 
 
-def test_what_is_no_number_or_not_there_takes_the_sigmoid():
+def test_nan_and_empty_sides_use_the_sigmoid():
     some, nothing = torch.zeros(3, 1), torch.zeros(0, 1)
     assert bounded_exponentials(some, torch.tensor([[torch.nan]])) is None
     assert bounded_exponentials(torch.tensor([[torch.nan], [0.0]]), some) is None
@@ -82,7 +82,7 @@ def test_what_is_no_number_or_not_there_takes_the_sigmoid():
 
 
 @pytest.mark.parametrize("name", ["moderate", "both wide"])
-def test_batches_masks_and_temperatures_meet_the_gate_as_the_formula_says(name):
+def test_batches_masks_and_temperatures_of_gated_scores_agree_with_the_formula(name):
     arrays = problem(name, torch.float64, batch=(2, 3))
     arrays[1] = arrays[1][:1]  # keys that batch elements share
     parts = {"mask": masks.Causal(align="end"), "normalizer": normalizers.Softmax(temperature=0.3)}
@@ -92,7 +92,7 @@ def test_batches_masks_and_temperatures_meet_the_gate_as_the_formula_says(name):
         assert torch.allclose(mine, theirs, rtol=1e-9, atol=1e-10)
 
 
-def test_the_plan_says_how_the_guard_on_the_gate_went():
+def test_plan_reports_the_guard_on_the_gate():
     for name, said in (("moderate", "within exponentials"), ("both wide", "beyond exponentials")):
         query, key, value, *weights = problem(name, torch.float32)
         seen = qkv.observe(query, key, value, score=scores.Gated(*weights), kernel="tiled", readouts=[])

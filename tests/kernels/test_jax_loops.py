@@ -104,7 +104,7 @@ def test_readouts_are_those_of_the_dense_weights() -> None:
         assert_close(got, to_float64(wanted), 1e-5)
 
 
-def test_readout_that_no_loop_shows_is_refused_by_name() -> None:
+def test_readout_that_a_loop_cannot_combine_is_refused_by_name() -> None:
     with pytest.raises(RefusedError, match=r"a compiled loop cannot combine the parts of the readout Rows"):
         qkv.explain(*LONG, library="jax", kernel="jax_loops", readouts=[readouts.Rows((0,))])
 
@@ -120,7 +120,7 @@ def test_readout_that_no_loop_shows_is_refused_by_name() -> None:
     ],
     ids=str,
 )
-def test_planner_chooses_it_where_dense_would_need_more_memory(options: dict[str, Any]) -> None:
+def test_planner_chooses_it_if_dense_needs_more_memory_than_allowed(options: dict[str, Any]) -> None:
     plan = qkv.explain(*LONG, library="jax", **options)
     assert plan.kernel.name == "jax_loops"
     assert "more than the 512 MiB allowed" in dict(plan.refused)["dense"]
@@ -136,7 +136,7 @@ def test_call_that_is_traced_counts_the_memory_of_a_gradient() -> None:
     assert [plan.requested.gradient for plan in seen] == [True, False]
 
 
-def test_seed_may_be_an_array_and_another_one_is_another_draw() -> None:
+def test_seed_may_be_an_array_and_other_seeds_give_other_draws() -> None:
     import jax.numpy as jnp
 
     x = jnp.ones((6, 2)) * jnp.arange(6.0)[:, None]
@@ -152,7 +152,7 @@ def test_seed_may_be_an_array_and_another_one_is_another_draw() -> None:
 
 
 def _plain(query: Any, key: Any, value: Any, *weights: Any) -> Any:
-    """The formula as it is written on paper."""
+    """Return the output of the formula on whole arrays."""
     import jax.numpy as jnp
 
     left, right, bias, vector = weights
@@ -237,7 +237,7 @@ def test_equinox_module_holds_a_score_and_trains_it() -> None:
 
 
 @pytest.mark.long
-def test_flax_module_makes_a_score_of_its_parameters() -> None:
+def test_flax_module_builds_a_score_from_its_parameters() -> None:
     linen = pytest.importorskip("flax.linen")
     import jax.numpy as jnp
 

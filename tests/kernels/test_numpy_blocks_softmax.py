@@ -38,7 +38,7 @@ def exact(query: Array, key: Array, value: Array, **options: Any) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Watched(scores.Dot):
-    """A dot product that notes which keys it was asked to lift."""
+    """A dot product that records which keys it lifts."""
 
     seen: ClassVar[list[tuple[int, int]]] = []
 
@@ -51,7 +51,7 @@ class Watched(scores.Dot):
 
 
 @pytest.mark.parametrize("queries", [1, 30])
-def test_every_key_is_taken_up_once_however_many_the_queries(queries: int) -> None:
+def test_every_key_is_projected_once_for_any_number_of_queries(queries: int) -> None:
     Watched.seen.clear()
     qkv.attend(drawn(queries, 4), drawn(500, 4), drawn(500, 2), score=Watched(), kernel=SMALL)
     tiles = [cols for cols in Watched.seen if cols != (0, 1)]  # a query is lifted beside the first key
@@ -61,7 +61,7 @@ def test_every_key_is_taken_up_once_however_many_the_queries(queries: int) -> No
 
 
 @pytest.mark.parametrize("mask", [None, masks.Keys(np.arange(50) % 3 > 0), masks.Causal("start")])
-def test_finite_data_is_not_searched_for_what_is_not(monkeypatch: pytest.MonkeyPatch, mask: Any) -> None:
+def test_finiteness_of_data_is_not_checked_beforehand(monkeypatch: pytest.MonkeyPatch, mask: Any) -> None:
     call = (drawn(30, 4), drawn(50, 4), drawn(50, 2))
     monkeypatch.setattr(equation, "all_finite", None)  # to call it would raise
     got = qkv.attend(*call, score=scores.Gaussian(), mask=mask, kernel=SMALL)
@@ -100,7 +100,7 @@ def test_planned_peak_is_within_a_quarter_of_what_is_allocated(score: Any) -> No
 # -- Digits ----------------------------------------------------------------------------------------------
 
 
-def test_float64_values_make_a_float64_answer_of_float32_keys() -> None:
+def test_float64_values_with_float32_keys_give_float64_output() -> None:
     query, key = drawn(1, 2), drawn(300_000, 2)
     value = 1.0 + 1e-9 * np.arange(300_000)[:, None]
     wanted = exact(query, key, value, score=scores.Dot())
@@ -154,7 +154,7 @@ def test_exponentials_are_right_and_none_is_subnormal(exp: Exponential, dtype: s
 
 
 @pytest.mark.parametrize("large", [3e38, -3e38])
-def test_largest_number_in_a_masked_value_leaves_no_trace(large: float) -> None:
+def test_masked_value_of_the_largest_number_has_no_effect(large: float) -> None:
     query, key, value = drawn(20, 4), drawn(40, 4), 1e-6 * drawn(40, 2)
     mask = masks.Keys(np.arange(40) % 5 > 0)
     wanted = qkv.attend(query, key, value, mask=mask, kernel=SMALL)
@@ -164,7 +164,7 @@ def test_largest_number_in_a_masked_value_leaves_no_trace(large: float) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Halves(masks.Mask):
-    """Half of the keys, said by tile; to ask for the pairs of a tile raises."""
+    """A mask that allows or excludes whole tiles; evaluating the pairs of a tile raises."""
 
     def coverage(self, tile: Tile) -> masks.base.Coverage:
         return "none" if tile.cols[0] >= 32 else "all" if tile.cols[1] <= 32 else "part"
@@ -173,7 +173,7 @@ class Halves(masks.Mask):
         raise AssertionError("a tile that is allowed as a whole was looked into")
 
 
-def test_tile_that_the_mask_allows_as_a_whole_is_not_looked_into_and_one_it_does_not_is_skipped() -> None:
+def test_mask_is_not_evaluated_in_tiles_that_it_allows_or_excludes_as_a_whole() -> None:
     query, key, value = drawn(8, 4), drawn(64, 4), drawn(64, 2)
     value[32:] = np.nan
     Watched.seen.clear()
@@ -199,7 +199,7 @@ def test_tile_that_the_mask_allows_as_a_whole_is_not_looked_into_and_one_it_does
     ],
     ids=str,
 )
-def test_score_says_whether_its_pair_is_a_product_without_loss(score: scores.Score, product: bool) -> None:
+def test_scores_declare_whether_they_are_inner_products(score: scores.Score, product: bool) -> None:
     assert score.is_inner_product is product
 
 

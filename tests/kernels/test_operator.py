@@ -80,7 +80,7 @@ def test_output_and_gradients_are_those_of_the_call_without_the_compiler(name: s
             torch.testing.assert_close(got, wanted)
 
 
-def test_parts_made_outside_are_taken_apart_too() -> None:
+def test_parts_created_outside_the_compiled_function_are_flattened_too() -> None:
     a, b, c, _ = inputs = parameters()
     query, key, value = sides()
     part = scores.Additive(a, b, vector=c)
@@ -95,7 +95,7 @@ def test_parts_made_outside_are_taken_apart_too() -> None:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, home: Any, name: str) -> list[str]:
-    """Note each call of a function."""
+    """Record each call of a function."""
     calls, function = [], getattr(home, name)
 
     def noted(*args: Any, **options: Any) -> Any:
@@ -119,7 +119,7 @@ def test_backward_does_not_compute_forward_again(
 
 @pytest.mark.parametrize("mask", [None, masks.Causal(), masks.Keys(torch.arange(9) < 7)], ids=["all", "causal", "keys"])
 @pytest.mark.parametrize("value_width", [3, 4, 6])
-def test_fused_goes_on_where_forward_ended(mask: masks.Mask | None, value_width: int) -> None:
+def test_fused_backward_continues_from_the_saved_numbers(mask: masks.Mask | None, value_width: int) -> None:
     inputs = [torch.randn(shape, requires_grad=True) for shape in ((2, 4, 9, 4), (2, 1, 9, 4), (2, 1, 9, value_width))]
 
     def call(*tensors: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def test_fused_goes_on_where_forward_ended(mask: masks.Mask | None, value_width:
         torch.testing.assert_close(got, wanted)
 
 
-def test_half_precision_and_what_is_not_finite_come_out_as_without_the_compiler() -> None:
+def test_half_precision_and_nonfinite_inputs_give_the_same_as_without_the_compiler() -> None:
     query, key, value = sides()
     key.data[:, 3] = torch.nan
     mask = masks.Keys(torch.arange(20) != 3) & masks.Causal()
@@ -149,7 +149,7 @@ def test_half_precision_and_what_is_not_finite_come_out_as_without_the_compiler(
 
 
 @pytest.mark.parametrize("name", ["additive", "alibi, causal"])
-def test_the_operator_passes_what_pytorch_checks_of_operators(name: str) -> None:
+def test_operators_pass_opcheck(name: str) -> None:
     query, key, value = sides(6)
     a, b, c, d = parameters()
     score = {
@@ -187,7 +187,7 @@ def test_a_second_call_and_other_lengths_are_not_compiled_again() -> None:
             torch.testing.assert_close(call(*more, *inputs), CALLS["alibi, causal"](*more, *inputs))
 
 
-def test_a_number_of_a_part_that_changes_is_seen() -> None:
+def test_changed_number_of_a_part_takes_effect() -> None:
     query, key, value = sides()
 
     def call(cap: float) -> Tensor:
@@ -223,13 +223,13 @@ def test_a_given_seed_draws_the_same_as_without_the_compiler() -> None:
         torch.testing.assert_close(fast(*inputs, seed), call(*inputs, seed))
 
 
-def test_nothing_is_drawn_where_no_draw_is_wanted() -> None:
+def test_calls_without_randomness_leave_the_generator_unchanged() -> None:
     state = torch.get_rng_state()
     compiled(CALLS["fused"])(*[x.detach() for x in (torch.ones(1, 3, 4),) * 7])
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_errors_are_the_same_sentences() -> None:
+def test_error_messages_are_the_same_as_without_the_compiler() -> None:
     query, key, value = sides()
     hidden = torch.full((), 0.5, requires_grad=True)  # what a scaled dot multiplies by
     score = scores.Custom(lambda q, k: q @ k.mT * hidden)
@@ -245,7 +245,7 @@ def test_errors_are_the_same_sentences() -> None:
         torch.testing.assert_close(compiled(closing)(), qkv.attend(query, key, value))
 
 
-def test_what_gives_more_than_an_output_is_refused_in_a_sentence() -> None:
+def test_calls_that_return_more_than_the_output_are_refused() -> None:
     query, key, value = sides()
     ready = qkv.prepare(qkv.Spec(), ((2, 20, 4),) * 3, library="torch")
 
@@ -258,7 +258,7 @@ def test_what_gives_more_than_an_output_is_refused_in_a_sentence() -> None:
         assert isinstance(caught.value, RefusedError) or "RefusedError" in str(caught.value)
 
 
-def test_transforms_of_torch_func_are_refused_in_a_sentence() -> None:
+def test_transforms_of_torch_func_are_refused() -> None:
     query, key, value = sides()
     call = compiled(lambda: torch.func.vmap(qkv.attend)(query, key, value))
     with pytest.raises(Exception, match=r"Transform outside of torch\.compile"):

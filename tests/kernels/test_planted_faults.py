@@ -1,4 +1,4 @@
-"""Each rule has teeth: a kernel that breaks it, and nothing else, is caught by the test of that rule."""
+"""Tests of the contract tests: a kernel that breaks one rule fails the test of that rule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 @dataclass(frozen=True)
 class Fault(TiledKernel):
-    """A sound kernel of small tiles, to be broken in one place."""
+    """A correct kernel with small tiles; each subclass breaks one rule."""
 
     budget: int = 12
     row_block_budget: int = 3000
@@ -29,12 +29,12 @@ class Fault(TiledKernel):
         return super().run(self.broken(call, problem), problem)
 
     def broken(self, call: Any, problem: Any) -> Any:
-        """What the kernel is given instead."""
+        """Return the call that the kernel runs in place of the given one."""
         return call
 
 
 class NanLeaks(Fault):
-    """Multiplies by a weight of 0 where it should not read."""
+    """Multiplies masked values by a weight of 0 instead of leaving them out."""
 
     def broken(self, call: Any, problem: Any) -> Any:
         mask = call.mask
@@ -46,7 +46,7 @@ class NanLeaks(Fault):
 
 
 class MeanOfValuesOnEmptyRow(Fault):
-    """What a mask filled with the lowest finite number gives."""
+    """Returns the mean of the values for rows without keys, as a mask of large negative numbers does."""
 
     def run(self, call: Any, problem: Any) -> Any:
         result = super().run(call, problem)
@@ -55,28 +55,28 @@ class MeanOfValuesOnEmptyRow(Fault):
 
 
 class CausalAtTheWrongEnd(Fault):
-    """Top-left where bottom-right was asked."""
+    """Aligns a causal mask at the start instead of the end."""
 
     def broken(self, call: Any, problem: Any) -> Any:
         return replace(call, mask=Causal("start")) if isinstance(call.mask, Causal) else call
 
 
 class WeightsChangeTheOutput(Fault):
-    """Forgets the mask where a readout is wanted."""
+    """Ignores the mask in calls with readouts."""
 
     def broken(self, call: Any, problem: Any) -> Any:
         return replace(call, mask=None) if problem.readouts else call
 
 
 class MissingGradientOfParameter(Fault):
-    """Treats what the score has learned as constant."""
+    """Returns no gradients for the arrays of the score."""
 
     def broken(self, call: Any, problem: Any) -> Any:
         return replace(call, score=call.score.map_arrays(lambda array: array.detach()))
 
 
 class DropoutRedrawnInBackward(Fault):
-    """Another seed where the gradient is taken."""
+    """Uses another seed in the backward pass."""
 
     def run(self, call: Any, problem: Any) -> Any:
         result = super().run(call, problem)
@@ -88,7 +88,7 @@ class DropoutRedrawnInBackward(Fault):
 
 
 class HalfAccumulation(Fault):
-    """Computes in the dtype of the answer."""
+    """Accumulates in the dtype of the output."""
 
     def broken(self, call: Any, problem: Any) -> Any:
         def narrow(array: Any) -> Any:
@@ -105,21 +105,21 @@ class HalfAccumulation(Fault):
 
 
 class WrongTie(Fault):
-    """The last of equal keys instead of the first."""
+    """Prefers the last of equal keys to the first."""
 
     def broken(self, call: Any, problem: Any) -> Any:
         return replace(call, key=call.key.flip(-2), value=call.value.flip(-2)) if call.mask is None else call
 
 
 class TrueMeansMasked(Fault):
-    """The polarity of the neighbours."""
+    """Reads True in a mask as excluded."""
 
     def broken(self, call: Any, problem: Any) -> Any:
         return call if call.mask is None else replace(call, mask=~call.mask)
 
 
 class NanSwallowed(Fault):
-    """Hides what went wrong."""
+    """Replaces NaN in the output."""
 
     def run(self, call: Any, problem: Any) -> Any:
         result = super().run(call, problem)
@@ -127,7 +127,7 @@ class NanSwallowed(Fault):
 
 
 class OrderOfTilesForgotten(Fault):
-    """Every tile of keys is drawn as if it were the first."""
+    """Draws dropout of every tile of keys as if it were the first."""
 
     def run(self, call: Any, problem: Any) -> Any:
         half = call.tile.k_total // 2

@@ -1,4 +1,4 @@
-"""The row-block kernel: its contract, and rows weighed by the few keys that matter as well as whole."""
+"""The row-block kernel: its contract, with and without a search for candidates."""
 
 import pytest
 

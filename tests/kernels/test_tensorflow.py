@@ -46,7 +46,7 @@ def test_output_and_gradients_are_those_of_the_equation(normalizer: str) -> None
 
 
 @pytest.mark.parametrize("score", ["additive per head", "gaussian", "relative position", "class table", "cosine"])
-def test_scores_and_what_they_learned_have_gradients(score: str) -> None:
+def test_scores_and_their_parameters_have_gradients(score: str) -> None:
     case = Case(score, mask="pairs")
     assert_agrees(run(case.call(), DOUBLE, "dense"), oracle(case, "float64"), DOUBLE, score)
 
@@ -78,7 +78,7 @@ def test_function_that_tensorflow_compiles_gives_the_same_output_and_gradients()
     assert to_float64(tf.function(step)(tf.constant(8))[0]) != to_float64(eager[0])
 
 
-def test_lengths_that_fit_no_memory_are_refused() -> None:
+def test_lengths_that_exceed_the_memory_are_refused() -> None:
     with pytest.raises(RefusedError, match=r"dense: it would allocate .* more than the 512 MiB allowed"):
         qkv.explain((40_000, 8), (40_000, 8), (40_000, 8), library="tensorflow")
 

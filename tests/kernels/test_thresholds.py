@@ -31,7 +31,7 @@ def test_first_and_second_derivatives_are_right(normalizer):
 
 
 @BOTH
-def test_what_is_no_number_shows_in_its_row_and_nowhere_else(normalizer):
+def test_nan_affects_only_its_row(normalizer):
     logits = torch.tensor([[torch.nan, 0.0, -torch.inf], [torch.inf, 0.0, -torch.inf], [0.0, 0.0, -torch.inf]])
     got = sparse_weights(logits, normalizer.power, normalizer.scale)
     assert got.isnan().tolist() == [[True, True, False], [True, True, False], [False] * 3]

@@ -1,4 +1,4 @@
-"""Maps in the pass that makes the output, and readouts of tiles."""
+"""Pooled maps computed with the output, and readouts accumulated tile by tile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 
 
 def forward(query: Any, key: Any, readouts: Sequence[Readout], rows: int, cols: int, **how: Any) -> Any:
-    """A loop over tiles as a kernel may have it, for softmax of inner products; only the maps are kept.
+    """Run a loop over tiles as a kernel does, for softmax of inner products, and return the maps alone.
 
     `base`: 2 for logits in base 2; `bound`: exponentials relative to one number, without running maxima;
     `allowed`: a mask `(q, k)`, whose empty tiles are passed over.
@@ -81,7 +81,7 @@ BOTH = [PooledMap(size, how) for size in (1, 4, 5, 16, 100) for how in ("mean", 
 
 @pytest.mark.parametrize("tile", [(8, 8), (7, 5), (3, 64), (64, 2), (1, 1)], ids=str)
 @pytest.mark.parametrize("shape", [(32, 48), (33, 47), (1, 9), (9, 1)], ids=str)
-def test_maps_of_one_pass_are_those_of_the_weights(shape: tuple[int, int], tile: tuple[int, int]) -> None:
+def test_maps_from_one_pass_equal_maps_of_the_weights(shape: tuple[int, int], tile: tuple[int, int]) -> None:
     query, key = drawn(*shape)
     same(forward(query, key, BOTH, *tile), wanted(query, key, BOTH))
 
@@ -92,7 +92,7 @@ def test_exponentials_may_be_in_base_2_and_relative_to_a_bound(how: Any) -> None
     same(forward(query, key, BOTH, 5, 4, **how), wanted(query, key, BOTH))
 
 
-def test_tiles_passed_over_and_queries_without_keys_count_as_nothing() -> None:
+def test_skipped_tiles_and_queries_without_keys_add_nothing() -> None:
     query, key = drawn(24, 24)
     allowed = torch.ones(24, 24, dtype=torch.bool).tril()
     allowed[3], allowed[6:16] = False, False
@@ -102,7 +102,7 @@ def test_tiles_passed_over_and_queries_without_keys_count_as_nothing() -> None:
     assert found[2][0].any()
 
 
-def test_only_the_heads_named_get_a_map() -> None:
+def test_only_selected_heads_have_a_map() -> None:
     query, key = drawn(12, 20, (2, 3))
     readouts = [Heads(PooledMap(4), (2, 0, 2)), Heads(PooledMap(3, "max"), (-2,)), PooledMap(6)]
     found = forward(query, key, readouts, 5, 7)
@@ -111,7 +111,7 @@ def test_only_the_heads_named_get_a_map() -> None:
     assert found[1].shape == (2, 1, 3, 3)
 
 
-def test_one_pass_is_for_maps_of_softmax() -> None:
+def test_one_pass_supports_softmax_alone() -> None:
     softmax = qkv.normalizers.Softmax(sink=1.0)
     assert supports_pooling(PooledMap(4), softmax)
     assert supports_pooling(Heads(PooledMap(4, "max"), (0,)), softmax)
@@ -124,7 +124,7 @@ def test_one_pass_is_for_maps_of_softmax() -> None:
     ("side", "length", "size", "aligned"),
     [(512, 16_384, 512, 512), (500, 16_384, 512, 480), (500, 16_384, 4, 500), (512, 1000, 512, 512)],
 )
-def test_tiles_cut_no_cell_where_that_is_possible(side: int, length: int, size: int, aligned: int) -> None:
+def test_tiles_are_aligned_to_cells_if_possible(side: int, length: int, size: int, aligned: int) -> None:
     assert align_to_cells(side, length, [PooledMap(size)]) == aligned
 
 
@@ -152,7 +152,7 @@ def test_readouts_of_tiles_may_take_any_number_of_heads_at_once(most: int) -> No
 
 @pytest.mark.parametrize("wide", [1.0, 40.0], ids=["bounded", "with a maximum"])
 @pytest.mark.parametrize("sink", [None, 0.7])
-def test_totals_cost_no_second_pass_over_the_tiles(sink: float | None, wide: float) -> None:
+def test_log_sum_exp_needs_no_second_pass_over_the_tiles(sink: float | None, wide: float) -> None:
     query, key = drawn(300, 520, (2, 3))
     query = query * wide
     total = qkv.readouts.LogSumExp()

@@ -63,7 +63,7 @@ def test_additive_scores_of_any_range_agree_with_the_oracle(size: float) -> None
     assert np.abs(got.numpy() - wanted).max() < 3e-6 * np.abs(key).max()
 
 
-def test_logits_too_large_for_exponentials_without_a_maximum_are_measured_from_it() -> None:
+def test_logits_beyond_the_bound_are_shifted_by_their_maximum() -> None:
     torch.manual_seed(0)
     query, key = torch.randn(300, 8), torch.randn(50, 8) + 100.0
     for scale, taken in ((0.01, "no maximum"), (10.0, "maximum of each row")):
@@ -79,7 +79,7 @@ def test_logits_too_large_for_exponentials_without_a_maximum_are_measured_from_i
         assert (seen.output - wanted).abs().max() < 2e-3
 
 
-def test_keys_far_behind_the_best_one_do_not_spoil_the_result() -> None:
+def test_keys_with_far_smaller_logits_do_not_change_the_result() -> None:
     """Weights below 1e-38 count as 0, on this thread and while the kernel runs alone."""
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 600, 16) for _ in range(3))
@@ -91,7 +91,7 @@ def test_keys_far_behind_the_best_one_do_not_spoil_the_result() -> None:
 
 
 @pytest.mark.parametrize("mask", sorted(MASKS))
-def test_no_tile_out_of_the_reach_of_a_mask_is_computed(mask: str) -> None:
+def test_fully_masked_tiles_are_not_computed(mask: str) -> None:
     seen: list[tuple[int, int]] = []
 
     def product(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -112,7 +112,7 @@ def test_no_tile_out_of_the_reach_of_a_mask_is_computed(mask: str) -> None:
     assert len(seen) - 1 <= 2 * wanted
 
 
-def test_windows_cost_what_their_tiles_cost() -> None:
+def test_cost_of_a_window_counts_its_tiles_only() -> None:
     count = 0
 
     def product(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
@@ -133,7 +133,7 @@ def test_windows_cost_what_their_tiles_cost() -> None:
     assert count < 2048 * (64 + 33 + 64)
 
 
-def test_buffers_made_in_inference_mode_serve_later_calls_outside_it() -> None:
+def test_buffers_from_inference_mode_are_usable_outside_it() -> None:
     x = torch.randn(30, 4)
     with torch.inference_mode():
         first = qkv.attend(x, x, x, kernel=TiledKernel(100))

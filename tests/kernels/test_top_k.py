@@ -1,4 +1,4 @@
-"""The best keys of a row: exactly so many, ties to the first, whatever the ranks."""
+"""Top-k of a row: exactly k keys, ties to the first, for any ranks."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ RANKS = st.sampled_from([-np.inf, -3.5, -1.0, -1e-40, -0.0, 0.0, 1e-40, 0.5, 0.5
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(RANKS, min_size=32, max_size=32), min_size=1, max_size=4), st.integers(1, 20))
-def test_they_are_the_first_of_a_stable_sort(rows, count):
+def test_top_k_equals_the_first_entries_of_a_stable_sort(rows, count):
     ranks = torch.tensor(rows)
     largest = ranks.view(len(ranks), -1, GROUPS).amax(dim=1)
     floor = torch.full((len(ranks), 1), torch.finfo(torch.float32).min)
@@ -33,7 +33,7 @@ def test_they_are_the_first_of_a_stable_sort(rows, count):
         assert (keys[row, ~real] == 0).all()
 
 
-def test_more_keys_at_the_floor_than_allowed_are_not_looked_at():
+def test_too_many_keys_that_reach_the_bound_give_none():
     ranks = torch.zeros(2, 64)
     largest, floor = ranks.view(2, -1, GROUPS).amax(dim=1), torch.zeros(2, 1)
     assert select_top_k(ranks, largest, floor, 4, max_candidates=32) is None
@@ -42,7 +42,7 @@ def test_more_keys_at_the_floor_than_allowed_are_not_looked_at():
 
 @pytest.mark.parametrize("normalizer", [normalizers.TopK(7), normalizers.Hard(), normalizers.Sample(0.7)])
 @pytest.mark.parametrize("levels", [3, 50], ids=["many ties", "few ties"])
-def test_weights_fall_on_the_keys_of_the_equation_to_the_last_tie(normalizer, levels):
+def test_top_k_weights_equal_those_of_the_equation_with_ties(normalizer, levels):
     """Values are rows of the identity: the output is the weights."""
     rng = torch.Generator().manual_seed(0)
     query = torch.randint(-levels, levels, (40, 1), generator=rng).float()

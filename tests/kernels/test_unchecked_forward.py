@@ -1,4 +1,4 @@
-"""Data that the tiled kernel does not look at beforehand: whatever is in it, the answer is the equation's."""
+"""Calls of the tiled kernel without a finiteness check agree with the equation, also for NaN and Inf."""
 
 import pytest
 
@@ -15,7 +15,7 @@ PLANTED = [torch.nan, torch.inf, -torch.inf, 1e38, -1e38]
 @pytest.mark.parametrize("planted", PLANTED)
 @pytest.mark.parametrize("side", range(3), ids=["query", "key", "value"])
 @pytest.mark.parametrize("row", [0, 9, 699])
-def test_one_planted_number_gives_what_the_equation_gives(score, planted, side, row):
+def test_one_nonfinite_number_gives_the_result_of_the_equation(score, planted, side, row):
     rng = torch.Generator().manual_seed(0)
     inputs = [torch.randn(n, 8, generator=rng) for n in (70, 700, 700)]
     inputs[side][row % len(inputs[side]), 3] = planted
@@ -24,7 +24,7 @@ def test_one_planted_number_gives_what_the_equation_gives(score, planted, side, 
     assert torch.allclose(got, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def test_keys_are_not_looked_at_before_finite_ones_are_summed(monkeypatch):
+def test_finiteness_of_keys_is_not_checked_before_the_sums(monkeypatch):
     asked = []
     monkeypatch.setattr("qkv.core.equation.all_finite", lambda x: asked.append(x.shape) or True)
     query, key, value = (torch.randn(n, 8) for n in (64, 700, 700))

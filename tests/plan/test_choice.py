@@ -1,4 +1,4 @@
-"""From problem to plan: which kernel, which refusals, which rewrites. Nothing is run."""
+"""The choice of a kernel, refusals and rewrites, without running anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EXPLAIN, byte for byte; rewrites; the plan cache; prepared plans; amounts of memory."""
+"""The exact text of EXPLAIN, rewrites, the plan cache, prepared plans and amounts of memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TEN_MILLION_KEYS = """\
 call        1 query × 10,000,000 keys, width 64, values 8 wide
             float32 in numpy
 score       ScaledDot()   an inner product
-normalizer  Softmax()   folds in one pass
+normalizer  Softmax()   one pass over the keys
 mask        none
 rewrites    none
 kernel      numpy_blocks   the lowest estimate of 2 that can
@@ -34,7 +34,7 @@ EVERY_LINE = """\
 call        8×12 × 4,096 queries × 4,096 keys, width 64, values 64 wide
             bfloat16 in torch, with gradient
 score       Gaussian(0.5)   an inner product, up to a term of the query
-normalizer  Softmax()   folds in one pass
+normalizer  Softmax()   one pass over the keys
 mask        Causal() & Window(256, after=None)
 positions   Positions('end')
 dropout     0.1 of the weights, from the seed
@@ -46,7 +46,7 @@ ALL_REWRITTEN = """\
 call        5 queries × 9 keys, width 3, values 2 wide
             float32 in jax
 score       Constant()   compares pair by pair, 1 number for each logit
-normalizer  TopK(20)   folds in one pass
+normalizer  TopK(20)   one pass over the keys
 mask        ~~Causal('end')
 rewrites    ~~Causal('end') is Causal('end')
             TopK(20) of 9 keys leaves none out: Softmax()
@@ -55,11 +55,11 @@ kernel      dense   the lowest estimate of 2 that can
             """
 
 
-def test_explain_says_what_was_asked_the_kernel_the_costs_and_the_refusals() -> None:
+def test_explain_shows_call_kernel_costs_and_refusals() -> None:
     assert str(qkv.explain((1, 64), (10_000_000, 64), (10_000_000, 8))) == TEN_MILLION_KEYS
 
 
-def test_explain_has_a_line_for_each_thing_that_was_asked() -> None:
+def test_explain_has_a_line_for_each_argument() -> None:
     plan = qkv.explain(
         (8, 12, 4096, 64),
         (8, 1, 4096, 64),
@@ -103,7 +103,7 @@ def test_explain_computes_nothing() -> None:
     assert "never" in str(plan)
 
 
-def test_explain_shows_guards_before_and_the_way_taken_after() -> None:
+def test_explain_shows_guards_before_the_run_and_guards_taken_after_it() -> None:
     torch = pytest.importorskip("torch")
     x = torch.ones(3, 4)
     guard = "guard       if query, key and value are finite, also when lifted: fused; else, under a mask of keys"
@@ -136,7 +136,7 @@ def test_explain_shows_guards_before_and_the_way_taken_after() -> None:
         ({"score": scores.Constant(), "normalizer": normalizers.Sum()}, ()),  # 0 / 0
     ],
 )  # fmt: skip
-def test_rewrites_are_these(options: dict[str, Any], rewritten: tuple[str, ...]) -> None:
+def test_rewrites_give_the_expected_specs(options: dict[str, Any], rewritten: tuple[str, ...]) -> None:
     positions = qkv.Positions(align="end")
     assert qkv.explain((5, 3), (6, 3), (6, 2), positions=positions, **options).rewrites == rewritten
 
@@ -231,12 +231,12 @@ def test_prepare_refuses_what_cannot_run() -> None:
         (" 3 tib ", 3 * 2**40),
     ],
 )
-def test_memory_is_read(said: Any, amount: int) -> None:
+def test_amounts_of_memory_are_parsed(said: Any, amount: int) -> None:
     assert memory_bytes(said) == amount
 
 
 @pytest.mark.parametrize("said", ["", "MiB", "12 parsecs", "-1 MiB", "0", 0, -5, 1.5, True, None])
-def test_what_is_no_amount_of_memory_is_refused_with_an_example(said: Any) -> None:
+def test_invalid_amounts_of_memory_are_refused_with_an_example(said: Any) -> None:
     with pytest.raises(OptionError, match='"512 MiB" or "2 GB"'):
         memory_bytes(said)
 
@@ -251,14 +251,14 @@ def test_what_is_no_amount_of_memory_is_refused_with_an_example(said: Any) -> No
         (flop_text, 3.2e12, "3.2 Tflop"),
     ],
 )
-def test_amounts_are_written_with_units(text: Any, amount: float, said: str) -> None:
+def test_amounts_are_formatted_with_units(text: Any, amount: float, said: str) -> None:
     assert text(amount) == said
 
 
 @pytest.mark.parametrize("q", [0, 1, 3, 100, 10_000])
 @pytest.mark.parametrize("k", [0, 1, 7, 100_000])
 @pytest.mark.parametrize("pairs", [1, 12, 2**18])
-def test_tiles_have_no_more_pairs_than_said_and_at_least_one(q: int, k: int, pairs: int) -> None:
+def test_tiles_have_at_most_the_given_pairs_and_at_least_one(q: int, k: int, pairs: int) -> None:
     rows, cols = tile_sides(q, k, pairs)
     assert 1 <= rows <= max(1, q)
     assert 1 <= cols <= max(1, k)

@@ -45,7 +45,8 @@ def read_problem(
     """
     kind = library(query, key, value)
     texts = (is_text(query), is_text(key))
-    assert spec.score is not None and spec.normalizer is not None
+    assert spec.score is not None
+    assert spec.normalizer is not None
     spec.score.check_kind(*texts)
     for name, x in (("query", query), ("key", key), ("value", value)):
         if (is_text(x) and name == "value") or "complex" in dtype_name(x):

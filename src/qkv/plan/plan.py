@@ -100,4 +100,4 @@ def _score_fact(problem: Problem) -> str:
 
 
 def _passes(problem: Problem) -> str:
-    return "folds in one pass" if problem.normalizer.online else "needs whole rows"
+    return "one pass over the keys" if problem.normalizer.online else "needs whole rows"
