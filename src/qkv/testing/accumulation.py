@@ -21,10 +21,21 @@ from qkv.testing.examples import Draw, floats, with_floats
 from qkv.testing.gradients import torch_gradients
 from qkv.testing.libraries import Setting, assert_close, to_float64
 
-__all__ = ["AccumulationContract", "accumulate_tiles"]
+__all__ = ["AccumulationContract", "accumulate_tiles", "example_logits"]
 
 Cuts = list[tuple[int, int]]
 """Ranges of keys, one per tile."""
+
+
+def example_logits(draw: Draw, non_negative: bool = False) -> ArrayLike:
+    """Return logits `(*batch, 5, 7)` with rows full, partly excluded, empty, of one key, and wide."""
+    logits = draw(5, 7)
+    logits[..., 4, :] *= 6
+    logits = np.abs(logits) if non_negative else logits
+    logits[..., 1, [0, 3, 4]] = -np.inf
+    logits[..., 2, :] = -np.inf
+    logits[..., 3, [0, 1, 2, 4, 5, 6]] = -np.inf
+    return logits
 
 
 def accumulate_tiles(
@@ -94,13 +105,13 @@ class AccumulationContract(DifferentiableContract):
         batch = (2,) if batched else ()
         draw = Draw(data.draw(st.integers(0, 99)), batch=batch)
         normalizer = self.online(draw)
-        edges = sorted(data.draw(st.lists(st.integers(0, 8), max_size=4)))
-        cuts = list(zip([0, *edges], [*edges, 8], strict=True))
+        edges = sorted(data.draw(st.lists(st.integers(0, 7), max_size=4)))
+        cuts = list(zip([0, *edges], [*edges, 7], strict=True))
 
         def order(n: int) -> ArrayLike:
             return data.draw(st.permutations(range(n)))[:2]
 
-        inputs, tile = (self._row_logits(draw), draw(8, 2)), Tile.whole(4, 8, batch, seed=5)
+        inputs, tile = (example_logits(draw, self.non_negative_logits), draw(7, 2)), Tile.whole(5, 7, batch, seed=5)
         with ignore_numpy_warnings():
             output, by_tile, expected, weights = tiled_and_whole(normalizer, *inputs, tile, cuts, dropout, order)
         assert_close(output, expected, 1e-12, min_scale=1.0)
@@ -108,12 +119,12 @@ class AccumulationContract(DifferentiableContract):
 
     def test_accumulated_tiles_equal_whole_rows_in_every_library(self, few_setting: Setting) -> None:
         draw, setting = Draw(1, batch=(2,)), few_setting
-        normalizer, tile = self.online(draw), Tile.whole(4, 8, (2,), seed=5)
-        logits, value = self._row_logits(draw), draw(8, 2)
+        normalizer, tile = self.online(draw), Tile.whole(5, 7, (2,), seed=5)
+        logits, value = example_logits(draw, self.non_negative_logits), draw(7, 2)
         dropout = 0.0 if setting.library == "jax" else 0.4  # there the draw takes seconds to compile
 
         def both(x: ArrayLike, v: ArrayLike) -> tuple[ArrayLike, ...]:
-            return tiled_and_whole(setting.part(normalizer), x, v, tile, [(0, 3), (3, 8)], dropout)
+            return tiled_and_whole(setting.part(normalizer), x, v, tile, [(0, 3), (3, 7)], dropout)
 
         with setting.active(), ignore_numpy_warnings():
             output, by_tile, expected, weights = setting.call(both, setting.array(logits), setting.array(value))
@@ -127,14 +138,14 @@ class AccumulationContract(DifferentiableContract):
         assert output.tolist() == [[0.0, 0.0]] * 3
 
     def test_value_of_an_excluded_key_is_never_read(self) -> None:
-        normalizer, draw, tile = self.online(Draw(1)), Draw(2), Tile.whole(4, 8, seed=5)
-        logits, value = self._row_logits(draw), draw(8, 2)
+        normalizer, draw, tile = self.online(Draw(1)), Draw(2), Tile.whole(5, 7, seed=5)
+        logits, value = example_logits(draw, self.non_negative_logits), draw(7, 2)
         logits[:, 5] = -np.inf
         damaged = value.copy()
         damaged[5] = [np.nan, np.inf]
         with ignore_numpy_warnings():
             expected, got = (
-                accumulate_tiles(normalizer, logits, v, tile, [(0, 4), (4, 8)], 0.0)[0] for v in (value, damaged)
+                accumulate_tiles(normalizer, logits, v, tile, [(0, 4), (4, 7)], 0.0)[0] for v in (value, damaged)
             )
         assert_close(got, expected, 1e-15)
 
@@ -142,9 +153,9 @@ class AccumulationContract(DifferentiableContract):
         """Compute `logit_gradient` tile by tile, backpropagate through `prepare`, and add `array_gradients`."""
         torch = pytest.importorskip("torch")
         draw = Draw(1, batch=(2,))
-        normalizer, tile, cuts = self.online(draw), Tile.whole(4, 8, (2,), seed=5), [(0, 3), (3, 8)]
-        inputs = [self._row_logits(draw), *floats(normalizer)]
-        template, factors = Setting("torch", "float64").part(normalizer), torch.tensor(draw(4, 8))
+        normalizer, tile, cuts = self.online(draw), Tile.whole(5, 7, (2,), seed=5), [(0, 3), (3, 7)]
+        inputs = [example_logits(draw, self.non_negative_logits), *floats(normalizer)]
+        template, factors = Setting("torch", "float64").part(normalizer), torch.tensor(draw(5, 7))
 
         def weighted_sum(logits: ArrayLike, *arrays: ArrayLike) -> ArrayLike:
             return (with_floats(template, arrays).weights(logits, tile) * factors).sum()
@@ -154,16 +165,16 @@ class AccumulationContract(DifferentiableContract):
         part = with_floats(template, leaves[1:])
         prepared = part.prepare(leaves[0])
         with torch.no_grad():
-            _, summary = accumulate_tiles(part, leaves[0], torch.tensor(draw(8, 2)), tile, cuts, 0.0)
+            _, summary = accumulate_tiles(part, leaves[0], torch.tensor(draw(7, 2)), tile, cuts, 0.0)
             weights = part.weights(leaves[0], tile)
             row_dot = (weights * factors).sum(dim=-1, keepdim=True)
             tiles = []
             for c0, c1 in cuts:
-                piece = tile.restrict((0, 4), (c0, c1))
+                piece = tile.restrict(tile.rows, (c0, c1))
                 logits, own = prepared[..., c0:c1], weights[..., c0:c1]
                 tiles.append(part.logit_gradient(logits, own, factors[..., c0:c1], row_dot, summary, piece))
         got = torch.autograd.grad(prepared, leaves, torch.cat(tiles, -1), allow_unused=True, materialize_grads=True)
-        rest = part.array_gradients(summary, row_dot)
+        rest: Sequence[ArrayLike] = part.array_gradients(summary, row_dot)
         assert len(rest) == len(part.arrays())
         for n, (mine, theirs) in enumerate(zip(got, expected, strict=True)):
             more = rest[n - 1] if n else None
@@ -176,10 +187,3 @@ class AccumulationContract(DifferentiableContract):
         if not normalizer.online and not hasattr(normalizer, "normalizer"):
             with pytest.raises(RefusedError, match=f"{type(normalizer).__name__} must be given whole rows"):
                 normalizer.accumulate(np.zeros((1, 1)), np.zeros((1, 1)), Tile.whole(1, 1), 0.0, True)
-
-    def _row_logits(self, draw: Draw) -> ArrayLike:
-        logits = draw(4, 8) * 3
-        logits = np.abs(logits) if self.non_negative_logits else logits
-        logits[..., 1, draw.rng.random(8) < 0.5] = -np.inf
-        logits[..., 2, :] = -np.inf
-        return logits

@@ -14,8 +14,8 @@ from qkv import masks, normalizers, readouts, scores
 from qkv.core.positions import Positions
 from qkv.errors import PositionError, RefusedError, ShapeError
 from qkv.testing.cases import SHAPES, Call, Case
-from qkv.testing.execution import oracle_of, run_eagerly
-from qkv.testing.kernel_harness import KernelHarness, assert_agrees
+from qkv.testing.execution import run_eagerly
+from qkv.testing.kernel_harness import KernelHarness
 from qkv.testing.libraries import Setting, assert_close, to_float64
 
 __all__ = ["CallSemanticsContract"]
@@ -63,7 +63,7 @@ class CallSemanticsContract(KernelHarness):
             for positions in (Positions(align="start"), Positions(align="end"), Positions(query_start=1)):
                 call = replace(_small(), positions=positions, **POSITIONAL[what])
                 if self.accepts(call, setting):
-                    assert_agrees(self.run(call, setting), oracle_of(call, setting), setting, f"{what}, {positions}")
+                    self.assert_as_oracle(call, setting, f"{what}, {positions}")
 
     def test_causal_says_where_it_is_aligned(self, setting: Setting) -> None:
         call = replace(_small(), value=np.eye(4), score=scores.Dot(), query=np.zeros((2, 2)))
@@ -71,10 +71,7 @@ class CallSemanticsContract(KernelHarness):
             ("start", [[1, 0, 0, 0], [0.5, 0.5, 0, 0]]),
             ("end", [[1 / 3] * 3 + [0], [0.25] * 4]),
         ):
-            aligned = replace(call, mask=masks.Causal(align))  # type: ignore[arg-type]
-            if self.accepts(aligned, setting):
-                got = self.observe(aligned, setting).output
-                assert_close(got, wanted, max(1e-12, setting.tolerance), message=align)
+            self.assert_output(replace(call, mask=masks.Causal(align)), setting, wanted, align)  # type: ignore[arg-type]
 
     # -- 5. Lengths that do not fit ----------------------------------------------------------------------
 
@@ -108,12 +105,16 @@ class CallSemanticsContract(KernelHarness):
     def peak(self, n: int, setting: Setting, memory: int | str = "1 TiB") -> float:
         """Return the peak memory of the plan for n queries and n keys."""
         shape = (2, n, 64)
-        options: Any = {
-            "library": setting.library,
-            "dtype": setting.dtype,
-            "gradient": setting.library == "torch",
-        }
-        return qkv.explain(shape, shape, shape, kernel=self.kernel, memory=memory, **options).cost.peak
+        return qkv.explain(
+            shape,
+            shape,
+            shape,
+            kernel=self.kernel,
+            memory=memory,
+            library=setting.library,
+            dtype=setting.dtype,
+            gradient=setting.library == "torch",
+        ).cost.peak
 
     def test_memory_grows_as_the_kernel_says(self, setting: Setting) -> None:
         growth = self.peak(65_536, setting) / self.peak(32_768, setting)
@@ -143,8 +144,7 @@ class CallSemanticsContract(KernelHarness):
             ):
                 call = Case(score, normalizer, "none", shape).call()
                 if self.accepts(call, setting):
-                    said = f"{score}, {normalizer}, {shape}"
-                    assert_agrees(self.run(call, setting), oracle_of(call, setting), setting, said)
+                    self.assert_as_oracle(call, setting, f"{score}, {normalizer}, {shape}")
 
     def test_million_keys_work(self, setting: Setting) -> None:
         # All keys but one are equal; the query must find that one for any tiling.

@@ -10,8 +10,8 @@ import pytest
 from qkv import normalizers, readouts, scores
 from qkv.errors import OptionError
 from qkv.testing.cases import Call, Case
-from qkv.testing.execution import oracle_of, run_eagerly
-from qkv.testing.kernel_harness import KernelHarness, assert_agrees
+from qkv.testing.execution import run_eagerly
+from qkv.testing.kernel_harness import KernelHarness
 from qkv.testing.libraries import Setting, assert_close, to_float64
 
 __all__ = ["DrawSemanticsContract"]
@@ -27,7 +27,7 @@ class DrawSemanticsContract(KernelHarness):
 
     def test_dropout_is_the_same_draw_whatever_the_tiles(self, setting: Setting) -> None:
         for name, call in self.each_normalizer(setting, dropout=0.4):
-            assert_agrees(self.run(call, setting), oracle_of(call, setting), setting, f"{name}, dropped:")
+            self.assert_as_oracle(call, setting, f"{name}, dropped:")
 
     def test_another_seed_is_another_draw(self, setting: Setting) -> None:
         call = Case(dropout=0.5).call()
@@ -58,7 +58,7 @@ class DrawSemanticsContract(KernelHarness):
             return  # two keys may tie in rounding: float32 and float64 say it
         for score in self.sample(setting, ("dot", "gaussian", "additive")):
             call = Case(score, "sample").call()
-            assert_agrees(self.run(call, setting), oracle_of(call, setting), setting, score)
+            self.assert_as_oracle(call, setting, score)
 
     def test_draws_need_a_seed_where_the_library_has_no_generator(self, setting: Setting) -> None:
         for call in (Case(dropout=0.5).call(), replace(Case().call(), normalizer=normalizers.Sample())):

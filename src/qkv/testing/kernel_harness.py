@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from qkv.errors import RefusedError
 from qkv.plan import Kernel
 from qkv.readouts import Readout
 from qkv.testing.cases import NORMALIZERS, Call, Case
-from qkv.testing.execution import Outcome, run, run_eagerly
+from qkv.testing.execution import Outcome, oracle_of, run, run_eagerly
 from qkv.testing.libraries import Setting, assert_close, installed
 
 __all__ = ["KernelHarness", "assert_agrees", "settings_of_kernel"]
@@ -28,20 +29,14 @@ GRADIENT = {"float64": 1e-9, "float32": 5e-4, "float16": 2e-3, "bfloat16": 1e-2}
 """Largest allowed relative errors; in half precision one rounding of a result accumulated in float32."""
 
 
-def settings_of_kernel(kernel: Kernel, drawn: bool = False) -> list[ArrayLike]:
-    """Return settings of array libraries and dtypes; if `drawn`, one per library, for random examples."""
+def settings_of_kernel(kernel: Kernel) -> list[ArrayLike]:
+    """Return pytest parameters, one per array library and dtype; those that take long are marked."""
     out: list[ArrayLike] = []
-    for library in kernel.libraries:
-        for dtype in DTYPES:
-            if not installed(library) or (library, dtype) == ("numpy", "bfloat16"):
-                continue
-            long = library == "jax" and dtype != "float32"
-            # TensorFlow takes seconds to load: a kernel for it alone says that this is what is to be run.
-            long |= library == "tensorflow" and len(kernel.libraries) > 1
-            if drawn:
-                if dtype == "float64" and library not in ("jax", "tensorflow"):
-                    out.append(Setting(library, dtype))
-                continue
+    for library, dtype in itertools.product(filter(installed, kernel.libraries), DTYPES):
+        long = library == "jax" and dtype != "float32"
+        # TensorFlow takes seconds to load, so that only a kernel for it alone runs it each time.
+        long |= library == "tensorflow" and len(kernel.libraries) > 1
+        if (library, dtype) != ("numpy", "bfloat16"):
             out.append(pytest.param(Setting(library, dtype), marks=[pytest.mark.long] if long else []))
     return out
 
@@ -127,9 +122,19 @@ class KernelHarness:
             return False
         return True
 
-    def run(self, call: Call, setting: Setting, gradient_of: ArrayLike = None) -> Outcome:
+    def run(self, call: Call, setting: Setting) -> Outcome:
         """Return output and gradients."""
-        return run(call, setting, self.kernel, gradient_of=gradient_of)
+        return run(call, setting, self.kernel)
+
+    def assert_as_oracle(self, call: Call, setting: Setting, message: str = "") -> None:
+        """Assert that output and gradients agree with the oracle."""
+        assert_agrees(self.run(call, setting), oracle_of(call, setting), setting, message)
+
+    def assert_output(self, call: Call, setting: Setting, expected: ArrayLike, message: str = "") -> None:
+        """Assert the output of a call, if the kernel accepts it."""
+        if self.accepts(call, setting):
+            got = self.observe(call, setting).output
+            assert_close(got, expected, max(1e-12, setting.tolerance), message=message or str(call))
 
     def observe(self, call: Call, setting: Setting, **options: Any) -> Observation:
         """Return the result of `qkv.observe`."""

@@ -23,25 +23,14 @@ from qkv.core.arrays import ignore_numpy_warnings
 from qkv.core.tile import Tile
 from qkv.core.typing import ArrayLike
 from qkv.normalizers import Normalizer
-from qkv.testing.accumulation import AccumulationContract
+from qkv.testing.accumulation import AccumulationContract, example_logits
 from qkv.testing.examples import Draw, RowAt, element, floats
 from qkv.testing.gradients import torch_gradients
 from qkv.testing.libraries import Setting, assert_close
 
-__all__ = ["NormalizerContract", "example_logits"]
+__all__ = ["NormalizerContract"]
 
 SEED = 11
-
-
-def example_logits(draw: Draw, non_negative: bool = False) -> ArrayLike:
-    """Return logits `(*batch, 5, 7)` with rows full, partly excluded, empty, of one key, and wide."""
-    logits = draw(5, 7)
-    logits[..., 4, :] *= 6
-    logits = np.abs(logits) if non_negative else logits
-    logits[..., 1, [0, 3, 4]] = -np.inf
-    logits[..., 2, :] = -np.inf
-    logits[..., 3, [0, 1, 2, 4, 5, 6]] = -np.inf
-    return logits
 
 
 class NormalizerContract(AccumulationContract):
@@ -143,5 +132,6 @@ class NormalizerContract(AccumulationContract):
     def evaluate(self, part: Normalizer, *inputs: ArrayLike) -> ArrayLike:
         """Return the weights."""
         (logits,) = inputs
+        *batch, q, k = logits.shape
         with ignore_numpy_warnings():
-            return part.weights(logits, Tile.whole(*logits.shape[-2:], tuple(logits.shape[:-2]), seed=SEED))
+            return part.weights(logits, Tile.whole(q, k, tuple(batch), seed=SEED))

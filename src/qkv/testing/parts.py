@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from qkv.core.parts import Part
 from qkv.errors import KindError, ShapeError
 from qkv.testing.examples import Draw, floats
 from qkv.testing.libraries import LIBRARIES, Setting, settings_of
@@ -79,17 +78,16 @@ class PartContract:
         assert (self.printed or self.part.__name__) in said
         assert len(said) < 300
 
-    def test_arrays_with_some_batch_axes_but_not_all_are_refused_with_what_to_do(self) -> None:
+    @pytest.mark.parametrize(
+        ("batch", "message"),
+        [((2, 3), r"none or all of them.*x\[:, None\]"), ((3,), "equal, or 1")],
+        ids=["some but not all axes", "another length"],
+    )
+    def test_arrays_with_batch_axes_that_do_not_fit_are_refused(self, batch: tuple[int, ...], message: str) -> None:
         part = self.make(Draw(0, batch=(2,)))
-        if _has_batch_axes(part):
-            with pytest.raises(ShapeError, match=r"none or all of them.*x\[:, None\]"):
-                part.bind(np.zeros(()), (2, 3))
-
-    def test_arrays_with_batch_axes_of_another_length_are_refused(self) -> None:
-        part = self.make(Draw(0, batch=(2,)))
-        if _has_batch_axes(part):
-            with pytest.raises(ShapeError, match="equal, or 1"):
-                part.bind(np.zeros(()), (3,))
+        if any(names is not None for _, names in part._walk()):
+            with pytest.raises(ShapeError, match=message):
+                part.bind(np.zeros(()), batch)
 
     def test_batch_axes_of_length_one_serve_any_batch(self) -> None:
         assert type(self.make(Draw(0, batch=(1, 1))).bind(np.zeros(()), (2, 3))) is self.part
@@ -102,7 +100,3 @@ class PartContract:
                 part.bind(torch.zeros(()), ())
         elif "torch" in self.libraries:
             assert all(isinstance(array, torch.Tensor) for array in part.bind(torch.zeros(()), ()).arrays())
-
-
-def _has_batch_axes(part: Part) -> bool:
-    return any(names is not None for _, names in part._walk())

@@ -10,7 +10,7 @@ and that it refuses a normalizer with a reason.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import ClassVar
 
@@ -20,18 +20,18 @@ import pytest
 import qkv
 from qkv import masks
 from qkv.core.typing import ArrayLike
+from qkv.engine import Observation
 from qkv.errors import RefusedError
 from qkv.kernels import DenseKernel, NumpyBlocksKernel, RowBlocksKernel, TiledKernel
 from qkv.plan import Kernel
 from qkv.readouts import Readout
 from qkv.testing.cases import NORMALIZERS, SCORES, Call, Case
-from qkv.testing.examples import with_floats
-from qkv.testing.execution import run_eagerly
+from qkv.testing.execution import inputs_of, parts_of, run_eagerly
 from qkv.testing.gradients import assert_numerical
 from qkv.testing.libraries import LIBRARIES, Setting, assert_close, to_float64
 from qkv.testing.tile_reader import TileReader
 
-__all__ = ["ReadoutContract", "read"]
+__all__ = ["ReadoutContract"]
 
 READERS: dict[str, Kernel] = {
     "dense": DenseKernel(),
@@ -51,14 +51,6 @@ PIECEWISE = [
 ]
 
 
-def read(call: Call, setting: Setting, kernel: Kernel | str | None, *readouts: Readout) -> ArrayLike:
-    """Return the results of readouts as NumPy arrays, or tuples of them."""
-    seen = run_eagerly(call, setting, kernel, readouts=readouts)
-    return [
-        tuple(map(np.asarray, result)) if isinstance(result, tuple) else np.asarray(result) for result in seen.readouts
-    ]
-
-
 class ReadoutContract:
     """Contract of readouts: inherit, and define `readout` and `formula`."""
 
@@ -70,7 +62,7 @@ class ReadoutContract:
     needs_queries: ClassVar[bool] = False
 
     def formula(self, weights: ArrayLike, logits: ArrayLike) -> ArrayLike:
-        """Return the result for a row `(k,)` of NumPy weights and logits under softmax, or None."""
+        """Return the result for a row `(k,)` of NumPy weights and logits under softmax; optional."""
         return None
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
@@ -96,132 +88,106 @@ class ReadoutContract:
         allowed[2] = False
         return allowed
 
-    def test_some_normalizer_suits_it(self) -> None:
+    def observe(self, call: Call, setting: Setting, reader: str = "dense") -> Observation:
+        """Return the result of `qkv.observe` with the readout, by a kernel of `READERS`."""
+        return run_eagerly(call, setting, READERS[reader], readouts=[self.readout])
+
+    def accepted(
+        self, calls: Iterable[tuple[str, Call]], setting: Setting, reader: str
+    ) -> Iterator[tuple[str, Call, Observation]]:
+        """Yield the calls that a kernel accepts, with their results."""
+        for name, call in calls:
+            try:
+                seen = self.observe(call, setting, reader)
+            except RefusedError:
+                continue
+            yield name, call, seen
+
+    def assert_as_dense(self, calls: Iterable[tuple[str, Call]], setting: Setting, reader: str) -> None:
+        """Assert that a kernel and the dense kernel agree, for the calls that the kernel accepts."""
+        for name, call, seen in self.accepted(calls, setting, reader):
+            _assert_same(seen, self.observe(call, setting), name)
+
+    def test_some_normalizer_is_accepted(self) -> None:
         assert self.calls()
 
-    def test_scores_of_every_kind_can_be_read(self, reader: str, setting: Setting) -> None:
-        for score in ("additive", "gaussian", "alibi", "class table", "biased"):
-            call = Case(score, self.suits, mask="window").call()
-            try:
-                got = read(call, setting, READERS[reader], self.readout)[0]
-            except RefusedError:
-                continue
-            _same(got, read(call, setting, READERS["dense"], self.readout)[0], score)
+    def test_agrees_with_the_dense_kernel_for_scores_of_every_kind(self, reader: str, setting: Setting) -> None:
+        names = ("additive", "gaussian", "alibi", "class table", "biased")
+        self.assert_as_dense(((name, Case(name, self.suits, "window").call()) for name in names), setting, reader)
 
     @pytest.mark.long
-    def test_every_score_can_be_read_under_every_normalizer(self, reader: str, setting: Setting) -> None:
-        for score in SCORES:
-            for name in NORMALIZERS:
-                case = Case(score, name, mask="pairs")
-                call = case.call()
-                if not case.sensible or self.readout.refuse(call.normalizer) is not None:
-                    continue
-                try:
-                    got = read(call, setting, READERS[reader], self.readout)[0]
-                except RefusedError:
-                    continue
-                _same(got, read(call, setting, READERS["dense"], self.readout)[0], str(case))
+    def test_agrees_with_the_dense_kernel_for_all_combinations(self, reader: str, setting: Setting) -> None:
+        cases = (Case(score, name, mask="pairs") for score in SCORES for name in NORMALIZERS)
+        calls = ((str(case), case.call()) for case in cases if case.sensible)
+        accepted = ((name, call) for name, call in calls if self.readout.refuse(call.normalizer) is None)
+        self.assert_as_dense(accepted, setting, reader)
 
-    def test_asking_leaves_the_output_as_it_is(self, reader: str, setting: Setting) -> None:
+    def test_output_is_the_same_with_and_without_the_readout(self, reader: str, setting: Setting) -> None:
+        for name, call, seen in self.accepted(self.calls(), setting, reader):
+            alone = to_float64(run_eagerly(call, setting, READERS[reader]).output)
+            assert_close(seen.output, alone, 1e-13, message=name, min_scale=1.0)
+            assert np.array_equal(to_float64(seen.output) == 0, alone == 0), name
+
+    def test_agrees_with_the_dense_kernel_for_every_normalizer(self, reader: str, setting: Setting) -> None:
+        variants = (
+            (name, variant)
+            for name, call in self.calls()
+            for variant in (call, replace(call, dropout=0.4), replace(call, mask=None))
+        )
+        self.assert_as_dense(variants, setting, reader)
+
+    def test_agrees_with_its_formula(self, setting: Setting) -> None:
+        call = replace(Case("similarity", "softmax").call(), mask=masks.Pairs(self.allowed()))
+        if type(self).formula is ReadoutContract.formula or self.readout.refuse(call.normalizer) is not None:
+            return
+        (found,) = _results(self.observe(call, setting))
+        with setting.active():
+            logits = call.score(setting.rounded(call.query), setting.rounded(call.key))
+        logits = np.where(self.allowed(), logits, -np.inf)  # type: ignore[call-overload]
+        for index in np.ndindex(*logits.shape[:-1]):
+            expected = np.asarray(self.formula(_softmax(logits[index]), logits[index]))
+            assert_close(found[index], expected, 10 * setting.tolerance, message=f"{index}:", min_scale=1.0)
+
+    def test_weights_are_read_before_dropout(self) -> None:
+        setting = Setting("numpy", "float64")
         for name, call in self.calls():
-            try:
-                seen = run_eagerly(call, setting, READERS[reader], readouts=[self.readout])
-            except RefusedError:
-                continue
-            alone = run_eagerly(call, setting, READERS[reader]).output
-            assert_close(seen.output, to_float64(alone), 1e-13, message=name, min_scale=1.0)
-            assert np.array_equal(to_float64(seen.output) == 0, to_float64(alone) == 0), name
+            _assert_same(self.observe(replace(call, dropout=0.5), setting), self.observe(call, setting), name)
 
-    def test_every_kernel_reads_what_the_dense_one_reads(self, reader: str, setting: Setting) -> None:
-        for name, call in self.calls():
-            for variant in (call, replace(call, dropout=0.4), replace(call, mask=None)):
-                try:
-                    got = read(variant, setting, READERS[reader], self.readout)[0]
-                except RefusedError:
-                    continue
-                wanted = read(variant, setting, READERS["dense"], self.readout)[0]
-                _same(got, wanted, name)
-
-    def test_says_what_its_formula_says(self, setting: Setting) -> None:
-        written = type(self).formula is not ReadoutContract.formula
-        for name, call in self.calls():
-            if name != "softmax" or not written:
-                continue
-            got = read(call, setting, "dense", self.readout)[0]
-            with setting.active():
-                logits = call.score(setting.rounded(call.query), setting.rounded(call.key))
-            logits = np.where(self.allowed(), logits, -np.inf)  # type: ignore[call-overload]
-            for index in np.ndindex(*logits.shape[:-1]):
-                wanted = self.formula(_softmax(logits[index]), logits[index])
-                if wanted is not None:
-                    said = f"{name} {index}:"
-                    assert_close(got[index], np.asarray(wanted), 10 * setting.tolerance, message=said, min_scale=1.0)
-
-    def test_dropout_is_not_in_what_is_read(self) -> None:
-        for name, call in self.calls():
-            whole = read(call, Setting("numpy", "float64"), "dense", self.readout)[0]
-            dropped = read(replace(call, dropout=0.5), Setting("numpy", "float64"), "dense", self.readout)[0]
-            _same(dropped, whole, name)
-
-    def test_gradient_is_that_of_the_dense_kernel(self) -> None:
+    def test_gradients_agree_with_the_dense_kernel(self) -> None:
         torch = pytest.importorskip("torch")
         setting = Setting("torch", "float64")
-        if not self.differentiable:
-            return
-        for name, call in self.calls():
+        for name, call in self.calls() if self.differentiable else ():
             found = []
-            for kernel in (READERS["dense"], READERS["tiled"], READERS["row_blocks"]):
-                leaves = [setting.array(x).requires_grad_() for x in (call.query, call.key, call.value)]
-                normalizer = setting.part(call.normalizer)
-                arrays: Sequence[ArrayLike] = normalizer.arrays()
-                held = [array.requires_grad_() for array in arrays]
+            for reader in ("dense", "tiled", "row_blocks"):
+                leaves = [x.requires_grad_() for x in inputs_of(call, setting)]
                 try:
-                    seen = qkv.observe(
-                        *leaves,
-                        score=call.score,
-                        normalizer=with_floats(normalizer, held),
-                        mask=setting.part(call.mask),  # type: ignore[type-var]
-                        positions=call.positions,
-                        seed=call.seed,
-                        readouts=[self.readout],
-                        kernel=kernel,
-                    )
+                    parts = parts_of(call, setting, leaves[3:])
+                    seen = qkv.observe(*leaves[:3], **parts, readouts=[self.readout], kernel=READERS[reader])
                 except RefusedError:
                     continue
-                result: ArrayLike = seen.readouts[0]
-                result = result[0] if isinstance(result, tuple) else result
+                result = _results(seen)[0]
                 result = torch.where(torch.isfinite(result), result, torch.zeros_like(result))
                 torch.manual_seed(0)
                 total = (result * torch.randn_like(result)).sum() + (seen.output * torch.randn_like(seen.output)).sum()
-                found.append(torch.autograd.grad(total, leaves + held, allow_unused=True, materialize_grads=True))
+                found.append(torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True))
             assert len(found) >= 2, name
             for other in found[1:]:
                 for n, (mine, theirs) in enumerate(zip(other, found[0], strict=True)):
-                    assert_close(mine, to_float64(theirs), 1e-9, message=f"{name}, gradient {n}:", min_scale=0.1)
+                    message = f"{name}, gradient {n}:"
+                    assert_close(mine, to_float64(theirs), 1e-9, message=message, min_scale=0.1)
 
-    def test_gradient_is_that_of_small_differences_and_so_is_its_own(self) -> None:
+    def test_first_and_second_derivatives_agree_with_finite_differences(self) -> None:
         pytest.importorskip("torch")
-        if not self.differentiable:
-            return
-        call = Case("scaled dot", self.suits).call()
-        part = Setting("torch", "float64").part(call.normalizer)
+        setting, call = Setting("torch", "float64"), Case("scaled dot", self.suits).call()
+        parts = parts_of(call, setting, inputs_of(call, setting)[3:])
 
         def result(query: ArrayLike, key: ArrayLike) -> ArrayLike:
-            seen = qkv.observe(
-                query,
-                key,
-                key,
-                normalizer=part,
-                positions=call.positions,
-                seed=call.seed,
-                readouts=[self.readout],
-                kernel=READERS["tiled"],
-            ).readouts[0]
-            return seen[0] if isinstance(seen, tuple) else seen
+            return _results(qkv.observe(query, key, key, **parts, readouts=[self.readout], kernel=READERS["tiled"]))[0]
 
-        assert_numerical(result, [call.query, call.key], second=True)
+        if self.differentiable:
+            assert_numerical(result, [call.query, call.key], second=True)
 
-    def test_refuses_in_a_sentence_what_it_makes_no_sense_of(self) -> None:
+    def test_refuses_a_normalizer_with_a_reason(self) -> None:
         for name in NORMALIZERS:
             call = Case("similarity", name).call()
             sentence = self.readout.refuse(call.normalizer)
@@ -234,20 +200,14 @@ class ReadoutContract:
                 run_eagerly(call, Setting("numpy", "float64"), None, readouts=[self.readout])
             assert str(refusal.value) == sentence
 
-    def test_query_without_keys_reads_finite_numbers_or_minus_infinity(self, reader: str, setting: Setting) -> None:
-        for name, call in self.calls():
-            try:
-                result = read(call, setting, READERS[reader], self.readout)[0]
-            except RefusedError:
-                continue
-            for array in result if isinstance(result, tuple) else [result]:
-                assert not np.isnan(array).any(), name
+    def test_nothing_is_nan_for_a_query_without_keys(self, reader: str, setting: Setting) -> None:
+        for name, _, seen in self.accepted(self.calls(), setting, reader):
+            assert not any(np.isnan(np.asarray(array)).any() for array in _results(seen)), name
 
     def test_no_keys_and_no_queries_work(self, reader: str, setting: Setting) -> None:
         for shape in ("no keys", "no queries")[: 1 if self.needs_queries else 2]:
             call = Case("similarity", self.suits, shape=shape).call()
-            got, wanted = (read(call, setting, READERS[name], self.readout)[0] for name in (reader, "dense"))
-            _same(got, wanted, shape)
+            _assert_same(self.observe(call, setting, reader), self.observe(call, setting), shape)
 
 
 def _softmax(logits: ArrayLike) -> ArrayLike:
@@ -255,11 +215,13 @@ def _softmax(logits: ArrayLike) -> ArrayLike:
     return e / (e.sum() or 1)
 
 
-def _same(got: ArrayLike, wanted: ArrayLike, said: str) -> None:
-    if isinstance(wanted, tuple):
-        for mine, theirs in zip(got, wanted, strict=True):
-            _same(mine, theirs, said)
-    elif wanted.dtype.kind == "f":
-        assert_close(got, wanted, 1e-11, message=said, min_scale=0.1)
-    else:
-        assert np.array_equal(got, wanted), f"{said}: {got}, wanted {wanted}"
+def _results(seen: Observation) -> tuple[ArrayLike, ...]:
+    """Return the arrays of the one readout."""
+    result: ArrayLike = seen.readouts[0]
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _assert_same(seen: Observation, expected: Observation, message: str) -> None:
+    for mine, theirs in zip(_results(seen), map(np.asarray, _results(expected)), strict=True):
+        tolerance = 1e-11 if theirs.dtype.kind == "f" else 0.0  # indices are compared exactly
+        assert_close(mine, theirs, tolerance, message=message, min_scale=0.1)

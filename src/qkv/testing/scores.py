@@ -14,7 +14,7 @@ The inherited tests check agreement with the formula in every array library, gra
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -22,23 +22,25 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qkv.core.arrays import namespace
-from qkv.core.equation import attend_dense
 from qkv.core.positions import Positions
 from qkv.core.tile import Tile
 from qkv.core.typing import ArrayLike
 from qkv.errors import ShapeError
 from qkv.masks import Pairs
-from qkv.normalizers import NORMALIZERS, Softmax
+from qkv.normalizers import NORMALIZERS
 from qkv.scores import Score
+from qkv.testing.cases import Call
 from qkv.testing.differentiable import DifferentiableContract
-from qkv.testing.examples import At, Draw, element, floats, with_floats
-from qkv.testing.gradients import assert_jax_agrees, torch_gradients
+from qkv.testing.examples import At, Draw, element, floats
+from qkv.testing.execution import oracle_of, run
+from qkv.testing.gradients import torch_gradients
+from qkv.testing.kernel_harness import assert_agrees
 from qkv.testing.libraries import Setting, assert_close
 
 __all__ = ["ScoreContract"]
 
 END = Positions(align="end")
+FLOAT64 = Setting("torch", "float64")
 
 
 class ScoreContract(DifferentiableContract):
@@ -107,8 +109,7 @@ class ScoreContract(DifferentiableContract):
         if core == 2:
             query, key = setting.rounded(query), setting.rounded(key)
         shared = np.broadcast_shapes(query.shape[:-core], key.shape[:-core])
-        query = np.broadcast_to(query, (*shared, *query.shape[query.ndim - core :]))
-        key = np.broadcast_to(key, (*shared, *key.shape[key.ndim - core :]))
+        query, key = (np.broadcast_to(side, (*shared, *side.shape[side.ndim - core :])) for side in (query, key))
         q, k = query.shape[len(shared)], key.shape[len(shared)]
         wanted, compared = np.empty((*shared, q, k)), np.empty((*shared, q, k), dtype=bool)
         for index in np.ndindex(*shared, q, k):
@@ -205,50 +206,28 @@ class ScoreContract(DifferentiableContract):
             inputs = [*self.special_inputs(), *floats(score)]
             assert all(np.isfinite(gradient).all() for gradient in torch_gradients(self._scalar(score), inputs)[1])
 
-    def test_what_is_masked_is_never_read_forward_or_backward(self) -> None:
+    def test_masked_inputs_are_never_read_forward_or_backward(self) -> None:
         if self.libraries != ("numpy",):
-            score, loss, clean, hurt = self._masked()
-            _, wanted = torch_gradients(loss, [*clean, *floats(score)])
-            got, gradients = torch_gradients(loss, [*hurt, *floats(score)])
-            assert np.isfinite(got)
-            for mine, theirs in zip(gradients, wanted, strict=True):
-                assert_close(mine, theirs, 1e-12, message="gradient beside a masked NaN:", min_scale=1.0)
+            clean, damaged = (run(call, FLOAT64, "dense") for call in self._masked_calls())
+            assert_agrees(damaged, clean, FLOAT64, "masked NaN and infinity:")
 
     @pytest.mark.long
-    def test_what_is_masked_is_never_read_under_jit(self) -> None:
+    def test_masked_inputs_are_never_read_under_jit(self) -> None:
         if self.libraries != ("numpy",):
-            score, loss, _, hurt = self._masked()
-            assert_jax_agrees(loss, [*hurt, *floats(score)])
+            clean, damaged = self._masked_calls()
+            assert_agrees(run(damaged, replace(FLOAT64, library="jax"), "dense"), oracle_of(clean, FLOAT64), FLOAT64)
 
     # -- helpers --------------------------------------------------------------------------------------------
 
-    def _masked(self) -> tuple[Score, Callable[..., ArrayLike], tuple[ArrayLike, ...], tuple[ArrayLike, ...]]:
-        """Return a score, a loss under a mask, and its inputs without and with NaN in masked places."""
-        score = self.make(Draw(1))
-        clean_query, clean_key = self._sides()
+    def _masked_calls(self) -> tuple[Call, Call]:
+        """Return a masked call with finite inputs, and the same with NaN and infinity in masked places."""
+        (query, key), value = self._sides(), np.arange(12.0).reshape(6, 2)
         allowed = np.ones((4, 6), dtype=bool)
         allowed[:, 2], allowed[3, :], allowed[1, 4] = False, False, False
-        query, key = clean_query.copy(), clean_key.copy()
-        key[2], query[3] = np.nan, np.inf
-        value = np.arange(12.0).reshape(6, 2)
-        value[2] = np.nan
-
-        def loss(query: ArrayLike, key: ArrayLike, *arrays: ArrayLike) -> ArrayLike:
-            xp = namespace(query)
-            setting = Setting("torch" if hasattr(query, "detach") else "jax", "float64")
-            own = with_floats(setting.part(score), arrays)
-            seen = attend_dense(
-                query,
-                key,
-                setting.array(value),
-                score=own,
-                normalizer=Softmax(),
-                mask=Pairs(setting.array(allowed)),
-                positions=END,
-            )
-            return xp.sum(xp.sin(seen.output))
-
-        return score, loss, (clean_query, clean_key), (query, key)
+        clean = Call(query, key, value, self.make(Draw(1)), mask=Pairs(allowed), positions=END)
+        damaged = replace(clean, query=query.copy(), key=key.copy(), value=value.copy())
+        damaged.query[3], damaged.key[2], damaged.value[2] = np.inf, np.nan, np.nan
+        return clean, damaged
 
     def _sides(self, batch: tuple[int, ...] = (), q: int = 4, k: int = 6) -> tuple[ArrayLike, ArrayLike]:
         left, right = self.widths

@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pytest
@@ -79,9 +79,9 @@ class StoreContract:
         """The path of the store."""
         return tmp_path / "store"
 
-    def created(self, path: Path, *ranges: tuple[int, int]) -> stores.Store:
+    def created(self, path: Path, *ranges: tuple[int, int], **options: Any) -> stores.Store:
         """Create a store of numbered rows, with one append for each range."""
-        store = stores.create(path, numbered(0, 1).schema, backend=self.backend)
+        store = stores.create(path, numbered(0, 1).schema, backend=self.backend, **options)
         for span in ranges:
             store.append(numbered(*span))
         return store
@@ -218,16 +218,12 @@ class StoreContract:
 
     def test_metadata_is_saved_with_the_store(self, path: Path) -> None:
         metadata = {"key": ["name"], "value": "income", "größe": 1.5}
-        store = stores.create(path, numbered(0, 1).schema, metadata=metadata, backend=self.backend)
-        store.append(numbered(0, 2))
+        self.created(path, (0, 2), metadata=metadata)
         assert stores.open(path).metadata == metadata
 
     def attached(self, path: Path) -> stores.Store:
         """Create a store of ten rows with an attached file."""
-        files = {"notes.bin": bytes(range(200))}
-        store = stores.create(path, numbered(0, 1).schema, metadata={"a": 1}, backend=self.backend, attached=files)
-        store.append(numbered(0, 10))
-        return store
+        return self.created(path, (0, 10), metadata={"a": 1}, attached={"notes.bin": bytes(range(200))})
 
     def test_an_attached_file_belongs_to_every_version(self, path: Path) -> None:
         store = self.attached(path)

@@ -39,9 +39,8 @@ class TileReader(Kernel):
             return sentence
         if problem.gradient:
             return "it has no gradient"
-        if not readable_by_tile(problem.readouts, problem.normalizer):
-            return "this cannot be read by tiles"
-        return None
+        readable = readable_by_tile(problem.readouts, problem.normalizer)
+        return None if readable else "it computes no readouts that need whole rows"
 
     def cost(self, problem: Problem) -> Cost:
         """Return zero cost: the kernel runs only if it is given by name."""
