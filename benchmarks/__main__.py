@@ -16,7 +16,7 @@ from rich.table import Table
 from benchmarks._claim import CLAIMS, Claim, MissingError, Row, Setting, load
 
 READY = "QKV_BENCHMARK_READY"
-"""Set in processes that were started with one thread and with separate folders for compiled code of peers."""
+"""Environment variable that marks processes with one thread and separate folders for compiled code of peers."""
 CONSOLE = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
 
 

@@ -30,10 +30,10 @@ TIMED = """() => new Promise(resolve => {
 
 @contextlib.contextmanager
 def chromium() -> Iterator[Any]:
-    """A browser.
+    """Yield a Chromium browser.
 
     Raises:
-        MissingError: there is none, or playwright is not installed.
+        MissingError: no browser was found, or playwright is not installed.
     """
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if found is None:
@@ -53,7 +53,7 @@ def timed(page: Any, act: str, done: str) -> float:
 def bertviz_page(browser: Any, weights: Any, tokens: list[str]) -> Iterator[tuple[Any, int]]:
     """Write the head view of BertViz into a page, and return the page with its size in bytes.
 
-    It asks a content network for three libraries, which come from packages on this machine instead.
+    The page requests three libraries from a content delivery network; they are served from installed packages instead.
 
     Args:
         browser: see `chromium`.

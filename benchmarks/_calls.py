@@ -54,11 +54,11 @@ class Call:
     """The inputs, parts and trained parameters of a call.
 
     Attributes:
-        name: of the score, normalizer or readout that is measured.
+        name: name of the measured score, normalizer or readout.
         query, key, value: inputs.
         options: keyword arguments of `qkv.observe`.
-        trained: arrays of the parts that want a gradient.
-        towards: gradient of the output; None: forward only.
+        trained: arrays of the parts that require a gradient.
+        towards: gradient with respect to the output; None: forward only.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Call:
         """Return the difference from the float64 reference on some queries: of the output and of all gradients.
 
         Raises:
-            WrongError: it is more than the tolerance (ten times that for gradients).
+            WrongError: the difference exceeds the tolerance (ten times that for gradients).
         """
         axes = self.plan.requested.axes
         elements = self.options["score"].elements_per_logit(axes.query_width, axes.key_width)
@@ -153,7 +153,7 @@ class Call:
         """Return the difference from the result of a peer, including the gradients that the peer computes.
 
         Raises:
-            WrongError: it is more than the tolerance.
+            WrongError: the difference exceeds the tolerance.
         """
         found = {}
         for n, (one, other) in enumerate(zip(self.run(), result, strict=False)):
@@ -246,7 +246,7 @@ def make(name: str, shape: Shapes, *, gradient: bool = False, library: str = "to
     """Return a call with normally distributed inputs of a fixed seed.
 
     Raises:
-        MissingError: qkv does not have it yet.
+        MissingError: qkv has no such call.
     """
     torch.manual_seed(0)
     query, key, value = (torch.randn(x, requires_grad=gradient) for x in shape)

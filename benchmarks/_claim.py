@@ -133,10 +133,10 @@ class Claim:
     """A sentence that a measurement can refute.
 
     Attributes:
-        says: the claim, in words.
-        goal: the numbers, in words.
+        says: the claim in words.
+        goal: the goals in words.
         peers: libraries that do the same work; "none" if the limit is absolute.
-        rows: measures, and yields each row as soon as it is complete.
+        rows: function that measures and yields each row as soon as it is complete.
     """
 
     says: str

@@ -38,7 +38,7 @@ def _measure(tokens: int, threads: int) -> dict[str, Any]:
     long = TiledMap.from_arrays(query, key)
     seconds, wall = cpu_seconds() - began, time.perf_counter() - wall
     growth = status("VmHWM") - before
-    # Against the equation in float64, on some rows.
+    # Compare some rows with the equation in float64.
     rows = slice(tokens // 3, tokens // 3 + 4)
     logits = query[rows].double() @ key.double().T / 8
     error = float(abs(long.weights((rows.start, rows.stop), (0, tokens)) - logits.softmax(1).numpy()).max())

@@ -21,14 +21,14 @@ class Peak:
     """Memory of the process, in bytes.
 
     Attributes:
-        growth: peak above the start; inputs are before it, output and gradients within it.
+        growth: increase of the peak since the start; it excludes the inputs and includes output and gradients.
         gradients: bytes of all gradients.
         output: bytes of the output.
-        planned: what the plan says beyond inputs and output; 0 for peers.
-        kernel: chosen by qkv.
-        plan: its text.
+        planned: memory beyond inputs and output according to the plan; 0 for peers.
+        kernel: name of the kernel that qkv chose.
+        plan: text of the plan.
         seconds: CPU time of the call.
-        errors: distance to the oracle, where it was asked for.
+        errors: differences from the float64 oracle, if requested.
     """
 
     growth: int
@@ -56,13 +56,13 @@ def peak(
 
     Args:
         call: a name of `_calls.CALLS`.
-        shape: of query, key and value.
-        gradient: forward and backward.
+        shape: shapes of query, key and value.
+        gradient: whether to run the backward pass too.
         library: "torch" or "numpy".
         who: "qkv", or a function of `_peers`.
-        kernel: pinned, or None.
-        memory: allowed by the call.
-        check: compare some queries with the float64 oracle after the peak was read.
+        kernel: name of a fixed kernel; None: the planner chooses.
+        memory: memory limit of the call.
+        check: whether to compare some queries with the float64 oracle after the peak was read.
     """
     asked = dict(locals())  # the arguments
     return Peak(**in_fresh_process("benchmarks._memory", asked))
@@ -103,8 +103,8 @@ def _measure(asked: dict[str, Any]) -> dict[str, Any]:
         call = _calls.make(asked["call"], tuple(tuple(x) for x in shape), **options)
         return call, (lambda: call.run(kernel)) if who == "qkv" else getattr(_peers, who)(call)
 
-    # Lazy imports, the thread pool and one-off timings belong to the start.
-    # It is small, so that the heap it leaves behind hides nothing.
+    # A first call, so that lazy imports, the thread pool and microbenchmarks do not count.
+    # It is small, so that the heap that it leaves behind does not hide later growth.
     for _ in range(2):
         step([(*x[:-2], min(x[-2], 16), x[-1]) for x in asked["shape"]])[1]()
     call, run = step(asked["shape"])

@@ -25,7 +25,7 @@ def peer(name: str) -> Any:
     """Import the module of a peer.
 
     Raises:
-        MissingError: it is not installed.
+        MissingError: the module is not installed.
     """
     try:
         return __import__(name, fromlist=["_"])
@@ -34,13 +34,13 @@ def peer(name: str) -> Any:
 
 
 def sdpa(call: Call) -> Callable[[], tuple[Any, ...]]:
-    """torch's `scaled_dot_product_attention` on the same inputs, with their gradients."""
+    """Run torch's `scaled_dot_product_attention` on the same inputs, with their gradients."""
     heads = [x if x.ndim == 4 else x.reshape(1, *([1] * (3 - x.ndim)), *x.shape) for x in call.leaves[:3]]
     return lambda: call.run_with(lambda q, k, v: scaled_dot_product_attention(*heads), call.leaves[:3])
 
 
 def flex(call: Call) -> Callable[[], tuple[Any, ...]]:
-    """torch flex_attention, compiled into a temporary folder, forward."""
+    """Run the forward pass of torch's flex_attention, compiled into a temporary folder."""
     module = peer("torch.nn.attention.flex_attention")
     _, heads, n, _ = call.query.shape
     change, blocks = None, None
@@ -56,7 +56,7 @@ def flex(call: Call) -> Callable[[], tuple[Any, ...]]:
         def change(s: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
             return s - slope[h] * (i - j).abs()
     elif call.name == "bias_table":
-        # A number per distance: no logarithm within the kernel.
+        # A table with one number per distance avoids logarithms within the kernel.
         distances = torch.zeros(1, 1, 2 * n - 1)
         relative = torch.arange(-(n - 1), n)
         from qkv.scores.relative_position import bucket
@@ -71,7 +71,7 @@ def flex(call: Call) -> Callable[[], tuple[Any, ...]]:
         blocks = module.create_block_mask(
             lambda b, h, i, j: (j <= i) & (j >= i - before), None, None, n, n, device="cpu"
         )
-    # Past a limit of recompilations the calls would fall to the eager, quadratic path without a word.
+    # Beyond a limit of recompilations, calls would silently use the eager path with quadratic memory.
     torch._dynamo.reset()
     compiled = torch.compile(module.flex_attention, dynamic=False, fullgraph=True)
     inputs = [x.detach() for x in call.leaves[:3]]
@@ -84,7 +84,7 @@ def flex(call: Call) -> Callable[[], tuple[Any, ...]]:
 
 
 def keras_additive(call: Call) -> Callable[[], tuple[Any, ...]]:
-    """Keras AdditiveAttention on torch, `Σ scale · tanh(query + key)`; with trained inputs and scale."""
+    """Run Keras' AdditiveAttention on torch, `Σ scale · tanh(query + key)`; with trained inputs and scale."""
     os.environ["KERAS_BACKEND"] = "torch"
     keras = peer("keras")
     if keras.backend.backend() != "torch":
@@ -98,7 +98,7 @@ def keras_additive(call: Call) -> Callable[[], tuple[Any, ...]]:
 
 
 def entmax(call: Call, rows: int = 1024) -> Callable[[], tuple[Any, ...]]:
-    """The entmax package, which sorts; some queries at a time, as its weights are quadratic."""
+    """Run the entmax package, which sorts, on some queries at a time, since it stores all weights."""
     package = peer("entmax")
     function = getattr(package, call.name)
     query, key, value = call.leaves[:3]
@@ -112,7 +112,7 @@ def entmax(call: Call, rows: int = 1024) -> Callable[[], tuple[Any, ...]]:
 
 
 def keops_regression(call: Call) -> Callable[[], tuple[Any, ...]]:
-    """PyKeOps: numerator and denominator in one reduction, compiled into a temporary folder."""
+    """Run PyKeOps: numerator and denominator in one reduction, compiled into a temporary folder."""
     os.environ.setdefault("KEOPS_CACHE_FOLDER", tempfile.mkdtemp(prefix="keops"))
     with contextlib.redirect_stdout(io.StringIO()):
         lazy = peer("pykeops.torch").LazyTensor

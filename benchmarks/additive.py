@@ -1,4 +1,4 @@
-"""Claim: additive attention is many times faster and smaller than as it is usually written."""
+"""Claim: additive attention is many times faster and smaller than the usual implementation."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from benchmarks._claim import AtMost, Claim, Row, Setting
 from benchmarks._memory import peak
 
 FROM = 64e6
-"""Bytes: smaller peaks are not claimed."""
+"""Peaks below this number of bytes are outside the claim."""
 
 
 def _square(length: int, heads: int = 1, width: int = 64) -> Any:

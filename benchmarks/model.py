@@ -82,7 +82,7 @@ def _check(ours: Any, theirs: Any, hidden: int | None, x: Any) -> dict[str, floa
                 wanted = torch.autograd.grad(theirs(x).square().mean(), its.weight)[0]
                 got = torch.autograd.grad(ours(x).square().mean(), own.weight)[0]
                 found["gradient"] = max(found.get("gradient", 0.0), apart(got, wanted))
-            break  # the first layer's gradients have come through all others
+            break  # the gradients of the first layer depend on all other layers
         who = "torch"
     else:
         output, gradients = _gradients(ours, x)
@@ -119,7 +119,7 @@ def rows(setting: Setting) -> Iterator[Row]:
     for width, heads, tokens, batch, hidden in setting.some(CASES, 3):
         ours, theirs = _models(width, heads, hidden)
         x = torch.randn(batch, 64 if setting.quick else tokens, width)
-        # The dense oracle holds n² · hidden numbers for each head: some tokens are enough for it.
+        # The dense oracle stores n² · hidden numbers for each head, so only some tokens are compared.
         errors = _check(ours, theirs, hidden, x[:1, :96])
         told = "scaled dot" if hidden is None else f"additive, {hidden} units a head"
         yield race({"qkv": _step(ours, x), "torch": _step(theirs, x)}, setting.rounds).row(

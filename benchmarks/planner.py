@@ -67,7 +67,7 @@ def rows(setting: Setting) -> Iterator[Row]:
         seconds = _times(call, able, setting)
         order = sorted(seconds.values())
         behind = seconds[plan.kernel.name] / order[0]
-        # A tie at the top is no test of the choice, unless the choice is neither of the two.
+        # If the two fastest kernels tie, the row counts only if the chosen kernel is slower than both.
         counts = order[1] > GAP * order[0] or behind > GAP
         counted += counts
         right += counts and behind <= GAP

@@ -38,7 +38,7 @@ def rows(setting: Setting) -> Iterator[Row]:
             plan=str(call.plan),
             note=NOTE,
         )
-        # Pinned, so that the small call before it loads and times what this kernel needs.
+        # The kernel is fixed, so that the small call before it loads and measures what this kernel needs.
         kernel = call.plan.kernel.name
         del call, plain
         one = peak("pooled_map", shape, kernel=kernel)

@@ -1,4 +1,4 @@
-"""Claim: soft retrieval over a million vectors on disk runs at the speed of reading them, or of multiplying them."""
+"""Claim: soft retrieval over a million vectors on disk is as fast as reading them, or as multiplying them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _mapped(path: Path, shape: tuple[int, ...], seed: int) -> Any:
     written.flush()
     del written
     mapped = np.load(path, mmap_mode="c")
-    mapped.sum()  # in the page cache: what is measured is memory, not the disk
+    mapped.sum()  # in the page cache, so that memory is measured and not the disk
     return mapped
 
 
@@ -91,7 +91,7 @@ def _many(query: Any, keys: Any, values: Any, setting: Setting) -> Iterator[Row]
     def ours() -> Any:
         return qkv.attend(query, keys, values)
 
-    # The same pages, as torch sees them.
+    # A torch tensor over the same memory pages.
     tensors = [torch.from_numpy(x) for x in (query, keys, values)]
     found: dict[str, dict[str, Any]] = {}
     for library, arrays in (("NumPy", [query, keys, values]), ("torch", tensors)):

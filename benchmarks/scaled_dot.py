@@ -12,7 +12,7 @@ from benchmarks._race import race
 from benchmarks._record import onednn_gain
 
 WINS = 1.2
-"""From this gain on the product through oneDNN is said to win."""
+"""Speed-up of a tile product by oneDNN from which the note says that oneDNN wins."""
 
 
 def rows(setting: Setting) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Claim: a database on disk answers at the speed of reading its keys, and writes at that of the disk."""
+"""Claim: a database on disk answers as fast as its keys can be read, and writes as fast as the disk."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Print the named characters of Unicode as a table, from Python's own data.
 
-CJK ideographs and Hangul syllables are left out: their names are numbers and rules, not words.
+CJK ideographs and Hangul syllables are excluded, because their names consist of numbers and syllables, not words.
 """
 
 import sys

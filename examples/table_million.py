@@ -1,14 +1,14 @@
 """Regression on a million rows of 40 columns with exact predictions over all rows.
 
     python -m examples.table_million
-    python -m examples.table_million --rows 50000      a smaller one
+    python -m examples.table_million --rows 50000      a smaller table
 
-The table is made from California housing, in the folder that the variable QKV_DATA names: rows are drawn
-again and again, every number is moved by a tenth of its column's deviation, and the price of the new row is
-what boosted trees that were fitted to the old rows say, with an error drawn from theirs; columns of noise
-fill up to 40. The rows that are asked are made alike from 1,000 old rows that no other row is made from.
-Printed are the seconds of fitting and asking, the memory at its peak above the table, and the root mean
-squared error (in 100,000 dollars) beside that of the metric that is not learned.
+The table is derived from California housing, in the folder given by the variable QKV_DATA: rows are resampled,
+every number is perturbed by a tenth of its column's standard deviation, and the price of the new row is the
+prediction of boosted trees fitted to the original rows, plus one of their residuals; columns of noise are added
+until there are 40. The test rows are derived in the same way from 1,000 original rows that are used for no
+other row. The program prints the seconds of fitting and predicting, the peak memory above the table, and the
+root mean squared error (in 100,000 dollars) with the learned metric and without.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(f"table: {X.shape[0]:,} × {X.shape[1]}, {size / 1e6:,.0f} MB; {len(new):,} rows are asked", flush=True)
     print(f"standard deviation of the prices: {wanted.std():.3f}", flush=True)
     small = slice(0, 200)
-    # Lazy imports belong to the start.
+    # Lazy imports happen before the start.
     AttentionRegressor(max_steps=2).fit(X[small], y[small]).predict(new[small])
     for metric in ("none", "network"):
         gc.collect()

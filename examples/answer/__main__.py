@@ -1,6 +1,6 @@
 """`python -m examples.answer FILE "question"`: print the sentence that answers, with its evidence.
 
-0 answered · 1 nothing in the text answers · 2 a file or option that cannot be used: one sentence on stderr
+Exit codes: 0 answered · 1 no sentence of the text answers · 2 unusable file or option, with one sentence on stderr
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # `| head` has seen enough. What is still buffered must not fail again at exit.
+        # The reader of the pipe, such as `head`, has closed it; flushing at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
 
@@ -85,7 +85,7 @@ def _run(asked: argparse.Namespace) -> int:
     from examples.answer.sentences import read
     from qkv.core.progress import ProgressBar
 
-    sentences = read(asked.file)  # a file that cannot be read is said before the model is loaded
+    sentences = read(asked.file)  # report an unreadable file before the model is loaded
     by = asked.by or ("both" if installed() else "words")
     text = Text(sentences, Meaning() if by == "both" else None)
     with ProgressBar() as bar:
@@ -121,6 +121,6 @@ def _show(found: "Asked") -> None:
 
 if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character shows a question mark, not a traceback.
+        # Print a question mark for a character that the terminal cannot show, instead of failing.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.exit(main())

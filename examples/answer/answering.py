@@ -18,7 +18,7 @@ from qkv.scores import ByColumn, Cosine, Dot
 __all__ = ["Answer", "Asked", "Text"]
 
 _CLOSELY = 100
-"""Sentences that are compared by meaning: those most alike by words. All, where there are no more."""
+"""Maximum number of sentences compared by meaning: those most similar by words."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class Answer:
     """A sentence that answers a question, with its evidence.
 
     Attributes:
-        sentence: that answers.
-        weight: its share of the attention.
+        sentence: the sentence that answers.
+        weight: its attention weight.
         before, after: sentences around it.
-        words: the words it shares with the question, as it writes them, and what each adds to `by_words`.
-        by_words, by_meaning: how alike they are; None where meaning was not compared.
+        words: the words shared with the question, as in the sentence, and their contributions to `by_words`.
+        by_words, by_meaning: similarities with the question; None if meaning was not compared.
     """
 
     sentence: Sentence
@@ -47,9 +47,9 @@ class Asked:
     """Result of a question.
 
     Attributes:
-        question: as it was asked.
-        answers: heaviest first; those heavier than nothing, so none where there is no answer.
-        nothing: the weight on "nothing here answers".
+        question: the question.
+        answers: sentences with a larger weight than `nothing`, largest first; empty if there is no answer.
+        nothing: the weight of the key for "no sentence answers".
     """
 
     question: str
@@ -61,8 +61,8 @@ class Text:
     """Sentences of a text that can be asked questions.
 
     Args:
-        sentences: of the text, in order.
-        meaning: the sentence model; None: words alone are compared.
+        sentences: the sentences in order.
+        meaning: the sentence model; None: compare by words only.
 
     Raises:
         As `Words`.
@@ -92,15 +92,15 @@ class Text:
         """Answer a question by attention to the sentences.
 
         Args:
-            question: in words.
-            top: answers at most.
-            around: sentences of evidence on each side.
-            temperature: T, how far resemblances must differ for the weights to differ.
-            wanted: how much a sentence must resemble the question to be an answer, from 0 to 1.
-            progress: called with sentences read for their meaning, and their number.
+            question: the question.
+            top: maximum number of answers.
+            around: number of sentences of evidence on each side.
+            temperature: T; a larger one spreads the weights over more sentences.
+            wanted: minimum score of an answer, from 0 to 1.
+            progress: called with the number of encoded sentences and their total.
 
         Raises:
-            OptionError: a question without a word that counts, or a number out of range.
+            OptionError: the question has only stop words, or a number is out of range.
         """
         if not words_of(question) and self._meaning is None:
             raise OptionError(f"the question {question!r} has no word to look for. Ask about something.")
@@ -129,7 +129,7 @@ class Text:
             key["meaning"][closely] = vectors[1:]
             by_meaning = Cosine()(vectors[:1], key["meaning"])[0]
             columns = [("words", Dot(), 0.5), ("meaning", Cosine(), 0.5), ("wanted", Dot(), 1.0)]
-        # One key more than there are sentences: it resembles every question as much as is wanted.
+        # One more key than sentences, whose score is the minimum score of an answer.
         query["wanted"], key["wanted"] = np.ones(1), np.zeros((len(self._sentences), 1))
         keys = _rows({name: np.concatenate([rows, np.zeros_like(rows[:1])]) for name, rows in key.items()})
         keys["wanted"][-1] = wanted
@@ -139,7 +139,9 @@ class Text:
         seen = qkv.observe(
             _rows({name: row[None] for name, row in query.items()}),
             keys,
-            np.eye(1, len(keys), len(keys) - 1).T,  # 1 for nothing, so that its weight is the output
+            np.eye(
+                1, len(keys), len(keys) - 1
+            ).T,  # the value is 1 for the additional key, so that its weight is the output
             score=score,
             normalizer=qkv.normalizers.Softmax(),
             mask=Keys(allowed),

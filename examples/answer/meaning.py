@@ -21,7 +21,7 @@ class Meaning:
     """all-MiniLM-L6-v2 from the installed package, with a cache of embeddings.
 
     Raises:
-        MissingPackageError: it is not installed.
+        MissingPackageError: the model is not installed.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,10 @@
 """Evaluation of the answers: python -m examples.answer.measuring [--by words|both]
 
-The questions were written before anything was measured. An answer is right if the sentence holds one of the
-passages listed with the question; two passages that answer, and had been overlooked, were added after the
-first look. Questions about what is in
-neither text must get no answer. The texts (Plato's Republic in Jowett's translation, with his introduction;
-the part of Shakespeare known as tiny Shakespeare) are found through the variable QKV_DATA.
+The questions were written before anything was measured. An answer is correct if the sentence contains one of
+the passages listed with the question; two correct passages that had been overlooked were added after the first
+measurement. Questions that neither text answers must get no answer. The texts (Plato's Republic in Jowett's
+translation, with his introduction; the part of Shakespeare known as tiny Shakespeare) are read from the folder
+given by the variable QKV_DATA.
 """
 
 import argparse
@@ -56,7 +56,7 @@ QUESTIONS = {
         "Which witch grew into a hoop with age and envy?": ("Sycorax",),
     },
 }
-"""By text: questions, and passages of which a right answer holds one."""
+"""Questions by text, with passages one of which a correct answer contains."""
 
 ABSENT = (
     "How does a quantum computer factor integers?",
@@ -68,7 +68,7 @@ ABSENT = (
     "Who painted the Mona Lisa?",
     "How fast does an electric train travel?",
 )
-"""Questions about what is in neither text; they are put to both."""
+"""Questions that neither text answers; they are asked of both."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def folder() -> Path:
     """Return the folder of the texts.
 
     Raises:
-        DataError: QKV_DATA does not say so.
+        DataError: QKV_DATA is not set, or names a folder without the texts.
     """
     where = Path(os.environ.get("QKV_DATA", "")) / "text"
     if not os.environ.get("QKV_DATA") or not where.is_dir():
@@ -105,11 +105,11 @@ def measure(meaning: Meaning | None, report: Callable[[str], None] = lambda line
     """Ask all questions and count correct answers.
 
     Args:
-        meaning: the sentence model; None: words alone.
+        meaning: the sentence model; None: compare by words only.
         report: called with a line for each question.
 
     Raises:
-        DataError: the texts are not there.
+        DataError: the texts do not exist.
     """
     first = three = refused = 0
     for name, questions in QUESTIONS.items():

@@ -13,7 +13,7 @@ __all__ = ["Sentence", "read", "sentences_of"]
 _BLOCK = re.compile(r"(?:[^\n]*\S[^\n]*\n?)+")
 _END = re.compile(r"(?<=[.!?])['\"”’)\]]*(?=\s+['\"“‘(\[]*[A-Z0-9])")
 _SHORT = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|St|Prof|cf|vs|[A-Z])|\b[a-z]\.[a-z])\.$")
-"""Ends in a full stop that ends no sentence."""
+"""Abbreviations, whose full stop does not end a sentence."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def read(path: Path) -> list[Sentence]:
     """Return the sentences of a text file, optionally gzipped.
 
     Raises:
-        DataError: it cannot be read, is no UTF-8, or holds no sentence.
+        DataError: the file cannot be read, is not UTF-8, or contains no sentence.
     """
     try:
         held = path.read_bytes()

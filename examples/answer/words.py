@@ -12,7 +12,7 @@ __all__ = ["Words", "stem", "words_of"]
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*")
 _ASKING = {"did", "do", "does", "say", "says", "said", "tell", "told", "kind"}
-"""Words of a question that say nothing about its answer, and are not among scikit-learn's stop words."""
+"""Further stop words of questions that scikit-learn's list does not contain."""
 
 _A, _B = 1.2, 0.75
 
@@ -49,9 +49,9 @@ class Words:
         s(w, k) = (a + 1) count(w, k) / (count(w, k) + a (1 − b + b length(k) / mean length))
         idf(w) = ln(1 + (n − n(w) + ½) / (n(w) + ½))
 
-    BM25 as a share of what the question asks for: 1 for a sentence of mean length that has every word of the
-    question once. A cosine would be highest for sentences of one word. A word that no sentence has counts
-    below the line alone: nothing resembles a question about what is not there.
+    BM25 divided by the total weight of the question: 1 for a sentence of mean length that contains every word of
+    the question once. A cosine would be highest for sentences of one word. A word that occurs in no sentence
+    counts in the denominator only, so that all scores are low if the text does not mention it.
 
     Source: Robertson and Zaragoza (2009), The probabilistic relevance framework, section 3.4; a and b are
     their k1 = 1.2 and b = 0.75.
@@ -61,7 +61,7 @@ class Words:
 
     Raises:
         MissingPackageError: scikit-learn is not installed.
-        DataError: no sentence has a word that counts.
+        DataError: the sentences contain only stop words.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -84,7 +84,7 @@ class Words:
         """Return vectors of the question and of all sentences whose inner product is the score `by_words`.
 
         Returns:
-            query `(m,)`, keys `(sentences, m)`, and the m words; one column of zeros where there is none.
+            query `(m,)`, keys `(sentences, m)`, and the m words; one column of zeros if there are no words.
         """
         asked = list(dict.fromkeys(stemmed for _, stemmed in words_of(question)))
         shared = [word for word in asked if word in self._known]

@@ -1,13 +1,12 @@
 """Latent vectors of films, and prediction of ratings: python -m examples.films FOLDER
 
 A film is a row of genres, its decade and the people who rated it. `LatentSemantics` decomposes the rows of
-nine films of ten; the tenth is new to it, and folded in. A rating that is not known is asked of those that
-are:
+nine tenths of the films; the other tenth is folded in. Attention over the known ratings predicts a missing one:
 
     logit = a · [same film] + b · [same person] + c · cosine of the two films        weights = softmax
 
-so that the answer is a mean over ratings of the film, of the person, and of films like it. `a`, `b` and `c`
-are chosen on ratings that are held out of the training ratings.
+The prediction is a weighted mean of ratings of the film, of the person and of similar films. `a`, `b` and `c`
+are chosen on a held-out part of the training ratings.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ class Measured:
     """Root mean squared errors of held-out ratings.
 
     Attributes:
-        film_mean: of the mean of the film's other ratings, and of all where it has none.
-        no_space: of attention by same film and same person alone.
-        attention: with the cosine in latent space.
-        new_mean, new_attention: of the ratings of films that were folded in and have no other rating.
-        new: how many those are.
-        chosen: a, b, c.
+        film_mean: error of the mean of the film's other ratings, or of all ratings if it has no other.
+        no_space: error of attention by same film and same person only.
+        attention: error of attention with the cosine in latent space.
+        new_mean, new_attention: errors on ratings of folded-in films without other ratings.
+        new: number of those ratings.
+        chosen: a, b and c.
     """
 
     film_mean: float
@@ -103,16 +102,16 @@ class Films:
     """Latent vectors of films, both decomposed and folded in.
 
     Args:
-        ratings: all ratings; only who rated what is read, and only of `seen`.
-        seen: which ratings may be read.
-        known: which films are decomposed; the others are folded in.
+        ratings: all ratings; only persons and films of `seen` are used, not the ratings themselves.
+        seen: booleans of the ratings that may be used.
+        known: booleans of the films that are decomposed; the others are folded in.
     """
 
     def __init__(self, ratings: Ratings, seen: np.ndarray, known: np.ndarray, components: int = 30) -> None:
         ones = np.ones(int(seen.sum()))
         shape = (len(ratings.titles), int(ratings.person.max()) + 1)
         people = sparse.csr_matrix((ones, (ratings.film[seen], ratings.person[seen])), shape=shape)
-        people.data[:] = 1.0  # who rated a film twice counts once
+        people.data[:] = 1.0  # count a person who rated a film twice once
         rows = sparse.hstack([sparse.csr_matrix(ratings.about), people]).tocsr()
         self.semantics = LatentSemantics(components, weighting="tfidf").fit(rows[known])
         self.points = self.semantics.fold_in(rows)
@@ -129,7 +128,7 @@ def measure(ratings: Ratings, seed: int) -> Measured:
     draw = np.random.default_rng(seed)
     test = draw.random(len(ratings)) < 0.1
     known = draw.random(len(ratings.titles)) >= 0.1
-    # A new film has no rating but those that are asked for.
+    # Half of the ratings of new films are predicted too, so that many new films have no other rating.
     test |= ~known[ratings.film] & (draw.random(len(ratings)) < 0.5)
     train = ~test
     valid = train & (draw.random(len(ratings)) < 0.1)

@@ -2,8 +2,8 @@
 
 `FOLDER` holds the sets as the ER-Magellan benchmark writes them, one pair a line: `COL name VAL … TAB COL
 name VAL … TAB 0 or 1`, or Febrl's records. `OUT` gets `left.csv`, `right.csv` and the pairs `train.csv`,
-`valid.csv` and `test.csv` for each set; Febrl one table, and `same.csv`. The tables hold the records that
-stand in some pair.
+`valid.csv` and `test.csv` for each set; for Febrl one table and `same.csv`. The tables contain the records that
+occur in some pair.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`python -m examples.pictures`: train, evaluate, and draw the attention of some phrases.
 
-0 done · 1 found less than it promises · 2 an option that cannot be used: one sentence on stderr
+Exit codes: 0 done · 1 precision below the documented one · 2 unusable option, with one sentence on stderr
 """
 
 import argparse
@@ -18,7 +18,7 @@ _EXAMPLES = """examples:
   python -m examples.pictures "a seven" three --picture seven.png"""
 
 PROMISED = 0.95
-"""Mean average precision with the steps and the seed that are the default."""
+"""Mean average precision with the default steps and seed."""
 _STEPS = 250
 
 
@@ -67,7 +67,7 @@ def _run(asked: argparse.Namespace) -> int:
         check(asked.picture)
     album = Album.digits_of(asked.seed)
     wordings = album.wordings
-    wordings.numbered(asked.wordings)  # a word that is not known is said before the training
+    wordings.numbered(asked.wordings)  # report an unknown word before the training
     with ProgressBar() as bar:
         model = learn(album, asked.steps, asked.seed, lambda done, total: bar("learning", done, total))
 
@@ -103,6 +103,6 @@ def _run(asked: argparse.Namespace) -> int:
 
 if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show an accent shows a question mark, not a traceback.
+        # Print a question mark for a character that the terminal cannot show, instead of failing.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.exit(main())

@@ -15,7 +15,7 @@ from qkv.readouts import Dense
 __all__ = ["Album", "Found", "ask", "by_pixels", "learn", "measure"]
 
 _ASKED, _REMEMBERED = 128, 384
-"""Pictures of a step whose captions ask, and pictures that answer."""
+"""Numbers of pictures in a step whose captions are queries, and of pictures that are values."""
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,12 @@ class Album:
     """Pictures with captions, and pictures without.
 
     Attributes:
-        wordings: the texts.
-        pictures: `(n, 64)`, those with a caption.
-        captions: index of the wording of each.
-        digits: what each shows, for measuring alone.
-        others: pictures without a caption; other_digits: what they show.
+        wordings: all texts.
+        pictures: the pictures with a caption, `(n, 64)`.
+        captions: index of the wording of each picture.
+        digits: the digit of each picture, used for evaluation only.
+        others: pictures without a caption.
+        other_digits: the digits of those.
     """
 
     wordings: Wordings
@@ -70,10 +71,10 @@ def learn(album: Album, steps: int, seed: int, progress: Callable[[int, int], No
     """Train so that the output for a caption, from the other pictures, resembles its own picture.
 
     Args:
-        album: whose pictures with captions are learned from.
-        steps: of the optimizer.
-        seed: of the parameters and the order.
-        progress: called with steps done and steps in all.
+        album: pictures with captions to train on.
+        steps: number of optimizer steps.
+        seed: seed of the initial parameters and the order.
+        progress: called with the finished steps and the total.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
@@ -83,7 +84,7 @@ def learn(album: Album, steps: int, seed: int, progress: Callable[[int, int], No
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
     for step in range(steps):
         drawn = torch.randperm(len(album.pictures), generator=generator)
-        # Disjoint: a picture that answers to its own caption would teach nothing about others.
+        # The two sets are disjoint: a picture that is retrieved by its own caption would train nothing.
         asked, remembered = drawn[:_ASKED], drawn[_ASKED : _ASKED + _REMEMBERED]
         texts = album.read(model)
         answers = model.look(
@@ -107,8 +108,8 @@ class Found:
 
     Attributes:
         texts: the wordings.
-        weights: of each captioned picture, `(wordings, pictures)`.
-        alike: cosine with each picture without caption, `(wordings, others)`.
+        weights: attention weights of the captioned pictures, `(wordings, pictures)`.
+        alike: cosines with the pictures without caption, `(wordings, others)`.
     """
 
     texts: list[str]
@@ -122,12 +123,12 @@ def ask(album: Album, model: WordsToPictures, texts: list[str], pictures: Tensor
 
     Args:
         album: the pictures.
-        model: that `learn` gave.
+        model: the result of `learn`.
         texts: the wordings.
-        pictures: what stands under the captions instead, to see that the answer comes from there.
+        pictures: values that replace the captioned pictures, to test that the output depends on them.
 
     Raises:
-        OptionError: a word that no caption has.
+        OptionError: a word occurs in no caption.
     """
     values = album.pictures if pictures is None else pictures
     captions = album.read(model)[album.captions]
@@ -140,12 +141,13 @@ def measure(album: Album, found: Found, means: np.ndarray) -> dict[str, float]:
     """Measure the retrieval of pictures without caption by phrases of known meaning.
 
     Args:
-        album, found: what was asked.
+        album: the pictures.
+        found: the result of `ask`.
         means: the digit that each wording means.
 
     Returns:
         first: share of wordings whose first picture is right (precision@1); precision: mean average
-        precision; mass: mean share of the weight that lies on pictures of the digit meant.
+        precision; mass: mean total weight of the pictures of the correct digit.
     """
     from sklearn.metrics import average_precision_score
 
@@ -159,7 +161,7 @@ def measure(album: Album, found: Found, means: np.ndarray) -> dict[str, float]:
 def by_pixels(album: Album, means: np.ndarray) -> np.ndarray:
     """Return the cosine of each picture without caption with the mean captioned picture of the same digit.
 
-    This knows what each wording means, and compares pixel by pixel: what there is without learning.
+    This baseline knows the meaning of each wording and compares pixels, without learning.
     """
     pictures, others = album.pictures.numpy(), album.others.numpy()
     mean = np.stack([pictures[album.digits == digit].mean(0) for digit in means])

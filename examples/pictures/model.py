@@ -17,9 +17,9 @@ class WordsToPictures(torch.nn.Module):
     """Attention with phrases as queries, captions as keys and pictures as values.
 
     Args:
-        words: how many there are, with padding.
-        pixels: of a picture.
-        width: of everything between.
+        words: number of words, including padding.
+        pixels: number of pixels of a picture.
+        width: width of all vectors in between.
 
     Shapes:
         wordings `(n, longest)` -> vectors `(n, width)`; pictures `(k, pixels)` -> `(k, width)`

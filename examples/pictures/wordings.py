@@ -24,7 +24,7 @@ _FRAMES = (
     "{}", "a {}", "the digit {}", "number {}", "a picture of {}", "somebody wrote {} here", "it looks like {}"
 )  # fmt: skip
 _KEPT_OUT = 7
-"""Wordings of each digit, of 28, that are only asked with."""
+"""Number of the 28 wordings of each digit that occur in no caption."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,10 @@ class Wordings:
 
     Attributes:
         texts: every wording.
-        digits: what each means. The model never sees it.
-        captions, asked: indices of the wordings that are captions, and of those that are only asked with.
-        vocabulary: all words; the index of a word is what the model sees.
+        digits: the meaning of each wording, which the model does not get.
+        captions: indices of the wordings that may be captions.
+        asked: indices of the wordings that occur in queries only.
+        vocabulary: all words; the model gets their indices.
     """
 
     texts: list[str]
@@ -62,7 +63,7 @@ class Wordings:
         """Return words as indices `(texts, longest)`, and the number of words of each text.
 
         Raises:
-            OptionError: no word, or one that no caption has.
+            OptionError: a text has no words, or a word that occurs in no caption.
         """
         split = [text.lower().split() for text in texts]
         for text, words in zip(texts, split, strict=True):

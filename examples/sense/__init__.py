@@ -1,9 +1,9 @@
 """Embeddings of an ambiguous word before and after attention: python -m examples.sense
 
-For every sentence the vector of the one word is taken at its place: as it enters the model, where the word
-has the same vector in all sentences but for its position; after each layer; and what the layer's attention
-alone gives. The sense is guessed from the other sentences: that whose mean vector is nearest by cosine. There
-are two baselines: a coin, and the vector before attention, which knows where the word stands and no more.
+The example compares vectors of one word in many sentences: the input of the model, where they differ only by the
+position of the word; the output of each layer; and the output of each layer's attention alone. The predicted
+sense is the one whose mean vector over the other sentences has the largest cosine. There are two baselines: the
+most frequent sense, and the vector before attention, which depends on the position of the word only.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Measured:
     """Accuracy of the predicted senses.
 
     Attributes:
-        word: of several senses.
-        count: sentences.
-        chance: of the most frequent sense.
-        before: from the vector that enters the model.
-        attended: from what the attention of each layer gives.
-        after: from the vector after each layer.
-        toward: how much nearer (cosine) the vector is to the mean of its own sense than to that of the other,
-            itself left out, mean over the sentences: before attention, and after each layer.
+        word: the ambiguous word.
+        count: number of sentences.
+        chance: accuracy of the most frequent sense.
+        before: accuracy from the input vectors of the model.
+        attended: accuracy from the output of each layer's attention.
+        after: accuracy from the output of each layer.
+        toward: mean difference of the cosines with the mean vectors of the correct and the other sense, leaving
+            the sentence itself out: before attention, and after each layer.
     """
 
     word: str
@@ -43,8 +43,8 @@ class Measured:
 
 
 def vectors(model: Any, tokenizer: Any, word: str, sentences: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """The word's vectors: `(sentences, 1 + layers, width)` before and after each layer, and
-    `(sentences, layers, width)` what each layer's attention gives.
+    """Return the vectors of a word: `(sentences, 1 + layers, width)` before and after each layer, and
+    `(sentences, layers, width)` from the attention of each layer.
     """
     import torch
 
@@ -66,7 +66,7 @@ def vectors(model: Any, tokenizer: Any, word: str, sentences: list[str]) -> tupl
 
 
 def guessed(x: np.ndarray, senses: np.ndarray) -> tuple[float, float]:
-    """Return the accuracy of the nearest class mean of the other sentences, and the mean margin.
+    """Return the accuracy of classification by the nearest mean of the other sentences, and the mean margin.
 
     Args:
         x: `(sentences, width)`.

@@ -22,8 +22,8 @@ class Looked:
     """Attention weights of one sentence.
 
     Attributes:
-        tokens: of the sentence, with the model's own at both ends.
-        weights: `(layers, heads, query, key)`; every row adds up to 1.
+        tokens: tokens of the sentence, including the special tokens at both ends.
+        weights: `(layers, heads, query, key)`; every row sums to 1.
     """
 
     tokens: list[str]

@@ -2,13 +2,16 @@
 
 pairs.py        sentence pairs from a file, split by English sentence
 vocabulary.py   subwords
-batches.py      sentences of like length together, in an order that a seed and an epoch number fix
-recurrent.py    a GRU encoder and decoder, with attention of any score or with none
+batches.py      batches of sentences of similar length, in an order determined by seed and epoch number
+recurrent.py    a GRU encoder and decoder, with attention by any score, or without
 transformer.py  a small Transformer, with any score
-models.py       what a model must do, and which there are
-preparing.py    what a training starts from: subwords, and the sentences kept from it
-training.py     the loop        checkpoints.py   what it needs to go on as if never interrupted
-search.py       beam search     measuring.py     BLEU
-aligning.py     is attention where a copied word came from?     pictures.py   alignments to look at
-recorded.py     the runs behind the page; racing.py the speed of each score; page.py writes the tables
+models.py       the interface of models, and their names
+preparing.py    preparation of a run: subwords and held-out sentences
+training.py     the training loop
+checkpoints.py  state from which an interrupted run resumes exactly
+search.py       beam search
+measuring.py    BLEU
+aligning.py     agreement of attention with the origin of copied words
+pictures.py     plots of alignments
+recorded.py     the runs of docs/translate.md; racing.py measures the speed of each score, page.py writes the tables
 """

@@ -1,6 +1,6 @@
 """`python -m examples.translate train | evaluate | translate`: command line and error messages.
 
-0 done · 2 a file, folder or option that cannot be used: one sentence on stderr · 130 interrupted, and saved
+Exit codes: 0 done · 2 unusable file, folder or option, with one sentence on stderr · 130 interrupted and saved
 """
 
 import argparse
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # `| head` has seen enough. What is still buffered must not fail again at exit.
+        # The reader of the pipe, such as `head`, has closed it; flushing at exit must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
 
@@ -219,6 +219,6 @@ def _at_least(least: int, **numbers: int) -> None:
 
 if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show an accent shows a question mark, not a traceback.
+        # Print a question mark for a character that the terminal cannot show, instead of failing.
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     sys.exit(main())

@@ -1,7 +1,7 @@
 """Alignment by attention, measured on words that are copied into the translation, such as names.
 
-A subword of three letters or more that stands once in the source and once in the translation is a copy. It is
-aligned if the step that said it gave its largest weight to it.
+A subword of at least three letters that occurs once in the source and once in the translation is a copy. It is
+aligned if the step that generated it gave its largest weight to it.
 """
 
 from collections.abc import Sequence
@@ -44,10 +44,10 @@ def copies_aligned(
     """Return the numbers of copies, of aligned copies, and of copies aligned by chance; None without attention.
 
     Args:
-        model: in evaluation mode.
+        model: a model in evaluation mode.
         source, target: its vocabularies.
-        read, said: sentences and their translations, as numbers.
-        at_once: sentences in a batch.
+        read, said: token ids of sentences and of their translations.
+        at_once: sentences per batch.
     """
     count = hits = 0
     chance = 0.0

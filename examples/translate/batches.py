@@ -1,6 +1,6 @@
 """Batches of sentences of similar length, in an order determined by a seed and an epoch number.
 
-An interrupted training goes on with the batch that came next, and nothing but two numbers need be kept.
+An interrupted training resumes with the next batch; only two numbers need to be saved for this.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Examples", "padded"]
 
 _POOL = 64
-"""So many batches are sorted by length together: enough to pad little, few enough to mix."""
+"""Number of batches sorted by length together: large enough for little padding, small enough for mixed order."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Batch:
 
     Attributes:
         source: `(batch, source length)`, each ending in END.
-        lengths: of the sources, `(batch,)`.
-        given: what the decoder has read at each step, `(batch, length)`: BEGIN and the translation.
-        wanted: what it is to say there: the translation and END.
+        lengths: lengths of the sources, `(batch,)`.
+        given: input of the decoder at each step, `(batch, length)`: BEGIN and the translation.
+        wanted: targets of each step: the translation and END.
     """
 
     source: "torch.Tensor"
@@ -58,7 +58,7 @@ class Examples:
 
     Args:
         sources, targets: each ending in END.
-        tokens: numbers in a batch at most, padding among them, on the longer side.
+        tokens: maximum number of tokens in a batch, including padding, on the longer side.
     """
 
     def __init__(self, sources: Sequence[list[int]], targets: Sequence[list[int]], tokens: int) -> None:
@@ -73,7 +73,7 @@ class Examples:
         """Return the rows of each batch of one epoch, determined by the seed and the epoch number."""
         draw = np.random.default_rng([seed, number])
         order = draw.permutation(len(self))
-        # About as many rows as the batches of a pool will hold.
+        # About the number of rows in the batches that are sorted together.
         typical = max(1, self._tokens // max(1, int(self._lengths.max(1).mean())))
         pools = [order[start : start + _POOL * typical] for start in range(0, len(order), _POOL * typical)]
         batches = [batch for pool in pools for batch in self._by_length(pool)]
@@ -89,7 +89,7 @@ class Examples:
         wanted, _ = padded([self._targets[row] for row in rows])
         given = wanted.roll(1, 1)
         given[:, 0] = BEGIN
-        # What is rolled in at the front is gone; what END pushed right is only read where nothing is wanted.
+        # BEGIN replaces the column that was rolled to the front; END is read in shorter rows where no target is.
         return Batch(source, lengths, given, wanted)
 
     def _by_length(self, rows: np.ndarray) -> Iterator[np.ndarray]:

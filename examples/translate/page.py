@@ -1,7 +1,7 @@
 """`python -m examples.translate.page`: write the tables of the recorded runs into docs/translate.md.
 
-A table stands between two comments, `<!-- runs: NAME -->` and `<!-- end -->`; the text around it is written
-by hand and stays.
+A table is between two comments, `<!-- runs: NAME -->` and `<!-- end -->`; the text around it is written by hand
+and not changed.
 """
 
 import json
@@ -35,7 +35,7 @@ def filled(text: str, found: dict[str, str]) -> str:
     """Return the page with its tables.
 
     Raises:
-        DataError: the page has no place for a table, or a place for one that there is not.
+        DataError: the tables and the comments of the page do not correspond.
     """
     places = re.findall(r"<!-- runs: (\w+) -->", text)
     if sorted(places) != sorted(found):

@@ -1,8 +1,7 @@
 """Sentence pairs from a file with two columns, and their split by English sentence.
 
-A sentence is asked about once, however many translations the file has of it: all of its rows go to the same
-side of the split, and on the held-out side the translations are references together. Sentences that differ
-in case and punctuation only go to the same side too.
+All translations of a sentence are on the same side of the split; on the held-out side they are the references
+of one test sentence. Sentences that differ only in case and punctuation are on the same side too.
 """
 
 import gzip
@@ -22,7 +21,7 @@ _MARKS = {ord("\u200b"): None, ord("\u2018"): "'", ord("\u2019"): "'"}
 
 
 def clean(sentence: str) -> str:
-    """One way to write what looks the same: composed letters, plain spaces, one kind of apostrophe.
+    """Return the text in a canonical form: composed letters, plain spaces, one kind of apostrophe.
 
     Example:
         >>> clean("Qu’est-ce que c’est\u202f?")
@@ -42,10 +41,10 @@ def words(sentence: str) -> int:
 
 
 def read(path: Path) -> list[tuple[str, str]]:
-    """The pairs of a text file, also gzipped: sentence, tab, sentence. Further columns are not read.
+    """Return the pairs of a text file, optionally gzipped: sentence, tab, sentence. Further columns are ignored.
 
     Raises:
-        DataError: the file cannot be read, is no UTF-8, or a line is no pair; the message says which line.
+        DataError: the file cannot be read, is not UTF-8, or a line is not a pair; the message names the line.
     """
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rb") as stream:
@@ -94,12 +93,12 @@ def split(pairs: Iterable[tuple[str, str]], held_out: int, watched: int, most: i
     """Split by English sentence, in an order that depends on the sentences only: never on seeds or rows.
 
     Args:
-        pairs: English first.
-        held_out, watched: numbers of distinct English sentences.
-        most: pairs to train on, the first in that order; None: all.
+        pairs: pairs with the English sentence first.
+        held_out, watched: numbers of distinct English sentences for test and validation.
+        most: maximum number of training pairs, the first in that order; None: all.
 
     Raises:
-        OptionError: there are not more sentences than are held out and watched.
+        OptionError: no sentences remain for training.
     """
     together: dict[str, dict[str, list[str]]] = {}
     for english, french in pairs:

@@ -10,10 +10,10 @@ __all__ = ["save"]
 
 
 def check(path: Path) -> None:
-    """Check, before any work, that the file name can be written as a picture.
+    """Check before any work that a picture can be written to the file.
 
     Raises:
-        DataError: the name ends otherwise than in .png, .svg or .pdf, or the folder is not there.
+        DataError: the name does not end in .png, .svg or .pdf, or the folder does not exist.
         MissingPackageError: matplotlib is not installed.
     """
     check_figure_path(path)

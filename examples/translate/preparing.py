@@ -57,7 +57,7 @@ def _prepare(folder: Path, options: Options, parts: pairs.Split, digest: str) ->
     for name, side in (("held_out", parts.held_out), ("watched", parts.watched)):
         text = "".join(f"{one.sentence}\t{other}\n" for one in side for other in one.references)
         files.write(folder / f"{name}.tsv", text.encode())
-    # Last: a folder with options is a folder that is ready.
+    # Written last: a folder that contains options is complete.
     files.write_json(folder / "options.json", {"options": asdict(options), "pairs_sha256": digest})
     return source, target
 

@@ -1,7 +1,6 @@
-"""Speed of a training step with each score: all in one process, taking turns on the same batches.
+"""Speed of a training step with each score, measured in turns on the same batches in one process.
 
-The recorded trainings run one after another, while the machine does other things too; this is their speed
-compared fairly.
+The recorded runs share the machine with other work, so their times cannot be compared; these can.
 """
 
 import statistics
@@ -23,9 +22,9 @@ def race(path: Path, folder: Path, options: Options, rounds: int = 7, batches: i
     """Return target subwords per CPU second for each score, and the time of a step relative to `scaled-dot`.
 
     Args:
-        path, folder, options: of a training, as in `train`; its score does not matter.
-        rounds: of which the median counts; the ratios' lowest and highest are given too.
-        batches: that each learns from in each round, after one round that does not count.
+        path, folder, options: as in `train`; the score of the options is ignored.
+        rounds: number of rounds; their median is reported, with the lowest and highest ratio.
+        batches: batches per score and round, after an untimed first round.
     """
     examples, _, sizes = prepared(path, folder, options)
     order = examples.epoch(options.seed, 0)[:batches]

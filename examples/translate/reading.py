@@ -19,8 +19,8 @@ class Aligned:
     """A translation and its attention weights.
 
     Attributes:
-        translation: as text.
-        read, said: subwords of the source, and of the translation.
+        translation: the text.
+        read, said: subwords of the source and of the translation.
         weights: `(said, read)`; each row sums to 1. None without attention.
     """
 
@@ -34,7 +34,7 @@ class Reader:
     """The trained model of a folder.
 
     Args:
-        folder: that `train` made.
+        folder: folder of a finished or interrupted run of `train`.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """`python -m examples.translate.recorded PAIRS FOLDER`: run all experiments of docs/translate.md.
 
-Each run is the two commands that a reader would type, in processes of their own. What is interrupted goes on
-when the same line is given again; what is done is not done again.
+Each run consists of two commands, `train` and `evaluate`, in separate processes. The same command line resumes
+an interrupted experiment and skips finished ones.
 """
 
 import argparse
@@ -35,9 +35,9 @@ RUNS = {
     "short-gated": f"--score gated {_SHORT}",
     "short-gaussian": f"--score gaussian {_SHORT}",
 }
-"""Options of `train` for each run. Those not named here are the defaults of `Options`."""
+"""Options of `train` for each run; all others have the defaults of `Options`."""
 RACE = "race"
-"""The one that is no training: `racing.race` with the options of the short runs."""
+"""Name of the experiment that runs `racing.race` with the options of the short runs."""
 
 
 def main() -> int:

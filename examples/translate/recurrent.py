@@ -6,10 +6,10 @@
     output      yᵢ ~ softmax(E tanh(U [sᵢ; yᵢ₋₁; cᵢ]))
 
 Source: Bahdanau, Cho, Bengio (2015), Neural machine translation by jointly learning to align and translate,
-https://arxiv.org/abs/1409.0473, with its order: the state before step i asks, and what it is answered goes
-into step i. Two things differ: tanh stands where they have maxout, and E is the embedding of the target side
+https://arxiv.org/abs/1409.0473, in its order: the state before step i is the query, and the result is an input
+of step i. Two things differ: tanh replaces maxout, and E is the embedding of the target side
 (Press, Wolf, 2017, https://arxiv.org/abs/1608.05859). With the score "none" the context of every step is
-what both GRUs end with, as in Cho et al. (2014), https://arxiv.org/abs/1406.1078; all else is the same.
+the final state of both GRUs, as in Cho et al. (2014), https://arxiv.org/abs/1406.1078; the rest is the same.
 """
 
 from typing import NamedTuple
@@ -38,9 +38,9 @@ class Recurrent(nn.Module):
 
     Args:
         sources, targets: sizes of the vocabularies.
-        width: of embeddings, annotations and states; even.
+        width: width of embeddings, annotations and states; even.
         score: a name of `scores.SCORES`, or "none" for a model without attention.
-        dropout: on embeddings and before the output.
+        dropout: dropout of embeddings and before the output.
     """
 
     def __init__(self, sources: int, targets: int, width: int, score: str, dropout: float) -> None:
@@ -55,7 +55,7 @@ class Recurrent(nn.Module):
         self.bias = nn.Parameter(torch.zeros(targets))
         self.dropout = nn.Dropout(dropout)
         for embedding in (self.source, self.target):
-            # Tied to the output: logits of a fresh model must be small.
+            # Shared with the output layer: the initial logits must be small.
             nn.init.normal_(embedding.weight, std=width**-0.5)
 
     def encode(self, source: Tensor, lengths: Tensor) -> Memory:

@@ -1,4 +1,4 @@
-"""Scores by name, as `--score` chooses them."""
+"""Scores by name, the values of `--score`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ __all__ = ["SCORES"]
 
 
 def _additive(query_width: int, key_width: int, heads: int | None = None) -> Any:
-    # Half as many hidden units as the width: the score then costs about what the GRU's step does.
+    # With half as many hidden units as the width, the score costs about as much as a GRU step.
     return nn.Additive(query_width, key_width, hidden=max(1, query_width // 2), heads=heads)
 
 
@@ -20,4 +20,4 @@ SCORES: dict[str, Callable[..., Any]] = {
     "gated": nn.Gated,
     "gaussian": nn.Gaussian,
 }
-"""What makes a score, with its parameters, of the widths of query and key and the number of heads."""
+"""Functions that create a score and its parameters from the widths of query and key and the number of heads."""

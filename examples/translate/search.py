@@ -1,8 +1,8 @@
 """Beam search: keep the most likely partial translations at every step.
 
 Source: Graves (2012), Sequence transduction with recurrent neural networks, https://arxiv.org/abs/1211.3711.
-The finished ones compare by log-probability over length^alpha (Wu et al., 2016, section 7, in its shortest
-form, https://arxiv.org/abs/1609.08144); with a beam of 1 this is greedy.
+Finished translations are compared by log-probability / length^alpha (a simple form of Wu et al., 2016,
+section 7, https://arxiv.org/abs/1609.08144); with a beam of 1 the search is greedy.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,15 +36,15 @@ def search(
         model: see `models.Translator`; in evaluation mode.
         source: `(batch, length)`, padded.
         lengths: `(batch,)`.
-        beam: how many are kept at each step.
-        most: subwords in each translation `(batch,)`; None: twice those of its source, and ten.
-        alpha: of the length penalty; 0 compares log-probabilities, which favours short ones.
+        beam: number of partial translations after each step.
+        most: maximum number of subwords of each translation `(batch,)`; None: twice those of its source plus ten.
+        alpha: exponent of the length; 0 compares log-probabilities, which favours short translations.
     """
     count = source.shape[0]
     most = 2 * lengths + 10 if most is None else most
     memory = model.encode(source, lengths)
     state = model.begin(memory)
-    # Sentence by sentence its beam; at first only the first of each is alive.
+    # The beams of all sentences one after another; at first only one entry of each beam is active.
     rows = torch.arange(count).repeat_interleave(beam)
     memory, state = model.pick(memory, state, rows)
     total = torch.full((count, beam), -torch.inf)
@@ -55,7 +55,7 @@ def search(
     for done in range(1, int(most.max()) + 1):
         logits, state = model.step(memory, state, said[:, -1])
         steps = torch.log_softmax(logits.float(), -1).view(count, beam, -1)
-        # PAD and BEGIN are never said, but one that has ended goes on with PAD, at no cost.
+        # PAD and BEGIN are never generated, but a finished translation continues with PAD at no cost.
         steps[:, :, [PAD, BEGIN]] = -torch.inf
         steps[ended] = -torch.inf
         steps[..., PAD].masked_fill_(ended, 0.0)
@@ -89,13 +89,13 @@ def translate(
     at_once: int = 64,
     told: Callable[[int], None] = lambda done: None,
 ) -> list[Found]:
-    """The best translation of each sentence of numbers; those of like length run together.
+    """Return the best translation of each encoded sentence, in batches of similar length.
 
     Args:
         model, beam: as in `search`.
-        sources: each ending in END.
-        at_once: sentences in a batch.
-        told: is called with how many are done.
+        sources: token ids, each ending in END.
+        at_once: sentences per batch.
+        told: called with the number of finished sentences.
     """
     model.eval()
     order = sorted(range(len(sources)), key=lambda place: len(sources[place]))

@@ -1,10 +1,10 @@
 """Training loop: prepare a folder, resume from its checkpoint, save the best model.
 
-options.json                    what was asked, and the digest of the pairs
+options.json                    the options, and the digest of the pairs
 source.json, target.json        subwords
-held_out.tsv, watched.tsv       sentences that are not trained on
-last.pt, best.pt                where it stands; the parameters that knew the watched sentences best
-log.jsonl                       one line for each report
+held_out.tsv, watched.tsv       test and validation sentences
+last.pt, best.pt                the latest checkpoint; the parameters of lowest validation loss
+log.jsonl                       one line per report
 """
 
 import contextlib
@@ -40,7 +40,7 @@ class Stop:
 
 @contextlib.contextmanager
 def stopping() -> Iterator[Stop]:
-    """Stop the run after its current step on Ctrl-C or SIGTERM, with all of it saved."""
+    """Stop and save the run after its current step on Ctrl-C or SIGTERM."""
     stop = Stop()
 
     def ask(*_: Any) -> None:
@@ -65,16 +65,16 @@ def train(
     """Train, or resume an interrupted run, until the last step or until `stop` returns True.
 
     Args:
-        path: of the pairs.
-        folder: for everything that is kept; made where it is missing.
-        options: what is asked. A folder that holds a training must hold one of the same options.
+        path: file of the pairs.
+        folder: folder of all files of the run; created if it does not exist.
+        options: the options; a run that already exists in the folder must have the same.
         save_every: steps between checkpoints.
-        told: is called after each step, and with what is reported where something is.
-        stop: as `stopping` gives it.
+        told: called after each step, with the reported numbers if there are any.
+        stop: condition to stop, such as the result of `stopping`.
 
     Raises:
-        DataError: the pairs, or what is in the folder, cannot be used.
-        OptionError: the folder is of a training with other options or pairs.
+        DataError: the pairs or the files in the folder cannot be used.
+        OptionError: the folder contains a run with other options or pairs.
     """
     examples, watched, sizes = prepared(path, folder, options)
     torch.manual_seed(options.seed)
@@ -138,7 +138,7 @@ def open_model(folder: Path) -> tuple[Any, Vocabulary, Vocabulary, Options, Stat
     """Return a trained model with its best parameters, its vocabularies, its options, and the step of the best.
 
     Raises:
-        DataError: the folder holds no trained model.
+        DataError: the folder contains no trained model.
     """
     options, _ = kept_options(folder)
     source, target = (Vocabulary.load(folder / f"{side}.json") for side in ("source", "target"))
@@ -156,7 +156,7 @@ def _loss(model: Any, batch: Batch, smoothing: float) -> torch.Tensor:
 
 @torch.no_grad()
 def watched_loss(model: Any, examples: Examples) -> float:
-    """Mean over the subwords of all pairs of minus the log-probability."""
+    """Return the mean negative log-probability of the subwords of all pairs."""
     training = model.training
     model.eval()
     total, tokens = 0.0, 0

@@ -3,10 +3,10 @@
     memory = encoder(embedding(source) √width + positions)
     y ~ softmax(E decoder(embedding(said) √width + positions, memory))
 
-Source: Vaswani et al. (2017), Attention is all you need, https://arxiv.org/abs/1706.03762. The norms stand
-before the parts (Xiong et al., 2020, https://arxiv.org/abs/2002.04745), and E is the target's embedding.
-Where it looks while it translates is read from the last decoder layer but one, the mean of its heads: it
-aligns best (Garg et al., 2019, section 4, https://arxiv.org/abs/1909.02074).
+Source: Vaswani et al. (2017), Attention is all you need, https://arxiv.org/abs/1706.03762. The layers are
+pre-norm (Xiong et al., 2020, https://arxiv.org/abs/2002.04745), and E is the embedding of the target side.
+Alignments are the mean over the heads of the last decoder layer but one, which aligns best (Garg et al., 2019,
+section 4, https://arxiv.org/abs/1909.02074).
 """
 
 import math
@@ -34,11 +34,11 @@ class Transformer(nn.Module):
 
     Args:
         sources, targets: sizes of the vocabularies.
-        width: of embeddings and layers.
+        width: width of embeddings and layers.
         score: a name of `scores.SCORES`; each head has parameters of its own.
-        dropout: on embeddings and in every layer, but not of attention weights.
-        layers: of the encoder, and of the decoder.
-        heads: of each attention.
+        dropout: dropout of embeddings and in every layer, but not of attention weights.
+        layers: number of layers of the encoder, and of the decoder.
+        heads: number of heads of each attention module.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Transformer(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.aligning = f"decoder.layers.{max(0, layers - 2)}.cross"
         for embedding in (self.source, self.target):
-            # Tied to the output: logits of a fresh model must be small.
+            # Shared with the output layer: the initial logits must be small.
             nn.init.normal_(embedding.weight, std=width**-0.5)
 
     def encode(self, source: Tensor, lengths: Tensor) -> Memory:

@@ -1,7 +1,7 @@
 """Subwords by byte-pair encoding, learned from the training side only.
 
 Source: Sennrich, Haddow, Birch (2016), Neural machine translation of rare words with subword units,
-https://arxiv.org/abs/1508.07909. It starts from bytes, so that no sentence has an unknown part.
+https://arxiv.org/abs/1508.07909. The base vocabulary is bytes, so that every sentence can be encoded.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,12 +21,12 @@ class Vocabulary:
     """Subword tokenizer.
 
     Args:
-        tokenizer: of the package `tokenizers`, as `learn` and `load` make it.
+        tokenizer: tokenizer of the package `tokenizers`, from `learn` or `load`.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        # "<end>" in a sentence is text, not the sign of the end.
+        # "<end>" in a sentence is text, not the special token.
         self._tokenizer.encode_special_tokens = True
 
     @classmethod
@@ -34,7 +34,7 @@ class Vocabulary:
         """Learn at most `size` subwords, including the special tokens for padding, begin and end.
 
         Raises:
-            OptionError: there is no room for every byte.
+            OptionError: the size is smaller than the number of bytes and special tokens.
             MissingPackageError: tokenizers is not installed.
         """
         if size < _SMALLEST:
@@ -59,12 +59,12 @@ class Vocabulary:
         """Read a vocabulary that `save` wrote.
 
         Raises:
-            DataError: the file is not there, or damaged.
+            DataError: the file does not exist or is damaged.
         """
         tokenizers = _package()
         try:
             return cls(tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8")))
-        except Exception as error:  # tokenizers raises bare Exception
+        except Exception as error:  # tokenizers raises instances of Exception itself
             raise DataError(f"the vocabulary {str(path)!r} cannot be read: {error}.") from None
 
     def save(self, path: Path) -> None:
@@ -85,7 +85,7 @@ class Vocabulary:
         return [text.strip() for text in self._tokenizer.decode_batch([list(one) for one in numbers])]
 
     def pieces(self, numbers: Sequence[int]) -> list[str]:
-        """Return a readable form of each token: "·" marks the begin of a word, "END" the end of the sentence."""
+        """Return a readable form of each token: "·" marks the beginning of a word, "END" the end of the sentence."""
         named = {PAD: "PAD", BEGIN: "BEGIN", END: "END"}
         texts = [self._tokenizer.decode([number]) for number in numbers]
         return [
