@@ -83,9 +83,15 @@ def add_matmul_(
 
 
 def onednn_matmul_nt(left: Float[Tensor, "q width"], right: Float[Tensor, "k width"]) -> Float[Tensor, "q k"]:
-    """Return left @ rightᵀ by oneDNN's operator, which is private to PyTorch and may be missing."""
+    """Return left @ rightᵀ by oneDNN's operator, which is private to PyTorch and may be missing.
+
+    Rows of `right` with gaps between them (one head of keys in the layout batch, tokens, heads, width) are copied
+    first: oneDNN would compute such a product by a reference loop, a thousand times slower.
+    """
     import torch
 
+    if not (right.is_contiguous() or right.mT.is_contiguous()):
+        right = right.contiguous()
     result: Tensor = torch.ops.mkldnn._linear_pointwise(left, right, None, "none", [], "")
     return result
 
