@@ -71,5 +71,5 @@ def saving(saved: SavedNumbers) -> Iterator[SavedNumbers]:
 
 
 def current_saved() -> SavedNumbers | None:
-    """Return where the running kernel records and restores; None outside of operators."""
+    """Return the saved numbers of the running operator; None outside of operators."""
     return _SAVED.get()

@@ -63,7 +63,7 @@ class Layout:
     def from_four_axes(
         self, gradient: Float[Tensor, "b heads n width"], side: Side, like: Float[Tensor, "*own n width"]
     ) -> Float[Tensor, "*own n width"]:
-        """Return the gradient of what `to_four_axes` was given: summed over expanded axes."""
+        """Return the gradient of the argument of `to_four_axes`, summed over expanded axes."""
         own = (*self.own[side], *gradient.shape[-2:])
         if tuple(gradient.shape) != own:
             gradient = gradient.sum_to_size(own)
@@ -78,7 +78,7 @@ class Layout:
     def restore(
         self, output: Float[Tensor, "*batch q value_width"], log_sum_exp: Float[Tensor, "*batch q 1"], width: int
     ) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
-        """Return output and log-sum-exp of the call as the operator gave them, padded to the width."""
+        """Return output and log-sum-exp in the operator's layout, the output padded to the width."""
         import torch
 
         rows = (*self.heads, output.shape[-2])

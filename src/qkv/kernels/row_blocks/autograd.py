@@ -91,7 +91,7 @@ class Saved:
     candidates: list[Candidates | None] = dataclasses.field(default_factory=list)
 
     def add(self, block: int, found: Sequence[Tensor], reductions: Sequence[Reduction], index: BatchIndex) -> None:
-        """Write the results of one block into the whole."""
+        """Combine the results of one block with those of the call."""
         import torch
 
         if not self.results:
@@ -254,7 +254,7 @@ class RowBlocks:
         return ranges(self.call.tile.q_total, self.rows if self.search is None else self.search.rows)
 
     def _reductions(self, rows: Limits) -> list[Reduction]:
-        """Return where each result of a block goes in the whole."""
+        """Return how each result of a block is combined into that of the call."""
         tile = self.call.tile.restrict(rows, (0, self.call.tile.k_total))
         output = Reduction((tile.q_total, self.call.value.shape[-1]), (slice(*rows), slice(None)))
         read = [reduction for readout in self.readouts for reduction in readout.reductions(tile)]
@@ -338,7 +338,7 @@ def _slice(whole: Tensor, reduction: Reduction) -> Tensor:
 
 
 def _merged(whole: Tensor, reduction: Reduction, part: Tensor) -> Tensor:
-    """Return the whole with the result of a block merged into it; not in place, for a graph."""
+    """Return the result of the call with that of a block merged into it; not in place, because autograd records it."""
     import torch
 
     axis, at = -len(reduction.shape), reduction.index[0]

@@ -49,7 +49,7 @@ CandidateBlock = tuple[Limits, Candidates | None]
 def consecutive(
     blocks: Iterable[CandidateBlock], size: Callable[[Candidates], int], limit: int
 ) -> Iterator[list[CandidateBlock]]:
-    """Group consecutive blocks with candidates until their size reaches a limit; other blocks come alone.
+    """Group consecutive blocks with candidates until their size reaches a limit; every other block is its own group.
 
     Example:
         >>> import torch

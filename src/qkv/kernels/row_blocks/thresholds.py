@@ -33,7 +33,7 @@ __all__ = ["newton_threshold", "sparse_weights", "sparse_weights_"]
 CHUNK = 2**17
 """Numbers of the rows processed at once: they and their differences stay in the cache."""
 MAX_STEPS = 60
-"""Maximum number of Newton steps; a dozen is many."""
+"""Maximum number of Newton steps; a dozen usually suffice."""
 GROUP_SIZE = 16
 """Keys in a group whose largest logit gives the first τ."""
 

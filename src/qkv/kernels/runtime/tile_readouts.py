@@ -8,7 +8,7 @@ the tiles:
         read_rows(accumulator, call, summary, rows, cols, index)       after their output is computed
     accumulator.results()
 
-Memory holds the results and what one tile shows. Readouts that need no second pass are in `tiled/pooled_map.py`.
+Memory holds the results and those of one tile. Readouts that need no second pass are in `tiled/pooled_map.py`.
 """
 
 from __future__ import annotations

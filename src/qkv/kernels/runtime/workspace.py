@@ -44,7 +44,7 @@ class Workspace:
         return view
 
     def clear(self) -> None:
-        """Forget what belongs to the finished call; the buffers stay allocated."""
+        """Drop the cached values and views of the finished call; the buffers stay allocated."""
         self.cache.clear()
         self._views.clear()
 

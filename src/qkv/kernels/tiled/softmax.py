@@ -33,7 +33,7 @@ from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator
 from qkv.kernels.runtime.workspace import Workspace
 from qkv.kernels.tiled.logits.additive import AdditiveLogits
 from qkv.kernels.tiled.logits.autograd import AutogradLogits
-from qkv.kernels.tiled.logits.base import Backward, Gradients, Limits, RowSlices, TileLogits
+from qkv.kernels.tiled.logits.base import Gradients, Limits, RowSlices, TileLogits
 from qkv.kernels.tiled.logits.biased import BiasedLogits
 from qkv.kernels.tiled.logits.gated import GatedLogits
 from qkv.kernels.tiled.logits.inner_product import InnerProductLogits
@@ -284,11 +284,8 @@ class SoftmaxTiles:
         gradient, row_dot = gradient * (inverse * self._dropout_scale), row_dot * inverse
         known = None if self.bounded else shift
         for cols, excluded in self._tiles(rows, workspace):
-            logits_backward: Backward | None = None
-            if logits_needed:
-                logits, logits_backward = self._logits.trace(rows, cols, workspace, known)
-            else:
-                logits = self._logits.logits(rows, cols, workspace, known)
+            tile = (rows, cols, workspace, known)
+            logits, logits_backward = self._logits.trace(*tile) if logits_needed else (self._logits.logits(*tile), None)
             exponentials = self._exp_(logits)
             if excluded is not None:
                 exponentials.masked_fill_(excluded, 0.0)

@@ -1,8 +1,8 @@
 """Forward softmax of an inner product without a prior finiteness check; NaN and Inf are detected from the sums.
 
-The check is a pass over all keys and values, and attending few queries to many keys takes hardly longer itself. Without
-a mask every query reads everything, and a number that is not finite shows: NaN stays NaN, an infinite value makes the
-output infinite or NaN, an infinite logit makes a total infinite, 0 or NaN.
+The check is a pass over all keys and values, which takes nearly as long as attending few queries to many keys. Without
+a mask every query reads all of them, so every number that is not finite affects the sums: NaN stays NaN, an infinite
+value makes the output infinite or NaN, an infinite logit makes a total infinite, 0 or NaN.
 """
 
 from __future__ import annotations

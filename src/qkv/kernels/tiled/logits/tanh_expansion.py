@@ -56,8 +56,8 @@ class ExponentRange:
     Attributes:
         spread: range of the denominator Σ p.
         drop: patterns further than this below the largest of their row are set to 0, so that no product of two is
-            subnormal, which is slow. They do not count: those of a pair that count are within `spread` and the
-            digits of the dtype.
+            subnormal, which is slow. They are negligible: the patterns of a pair that matter lie within `spread` and
+            the digits of the dtype.
         scale: exponent of the largest pattern.
     """
 
