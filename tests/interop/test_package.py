@@ -12,7 +12,7 @@ from qkv.errors import MissingPackageError
 from qkv.interop import huggingface
 
 
-def test_importing_the_border_loads_neither_torch_nor_transformers() -> None:
+def test_importing_interop_loads_neither_torch_nor_transformers() -> None:
     code = (
         "import sys, qkv.interop, qkv.interop.huggingface;"
         "print([name for name in ('torch', 'transformers', 'jax', 'keras') if name in sys.modules])"

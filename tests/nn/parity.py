@@ -1,4 +1,4 @@
-"""One configuration of `nn.MultiheadAttention`, run there and here, output and gradients compared."""
+"""Comparison of outputs and gradients with `torch.nn.MultiheadAttention` for one configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 @dataclass(frozen=True)
 class Config:
-    """What `nn.MultiheadAttention` can be asked, apart from dropout."""
+    """The options of `nn.MultiheadAttention`, apart from dropout."""
 
     bias: bool
     kdim: int | None
@@ -37,7 +37,7 @@ MODULES = list(itertools.product((True, False), (None, 6), (None, 10), (False, T
 MASKS = list(itertools.product(("none", "bool 2", "float 2", "bool 3", "float 3"), ("none", "bool", "float")))
 CALLS = list(itertools.product(("no", "average", "per head"), (True, False), (True, False), (True, False)))
 EVERY = [Config(*m, *masks, *call) for m in MODULES for masks in MASKS for call in CALLS]
-# Each module with each pair of masks, the ways to call it in turn; 24 and 15 · 32 + n share no rhythm.
+# Each module with each pair of masks; the ways to call it take turns, with strides that reach all of them.
 SOME = [
     Config(*m, *masks, *CALLS[(7 * i + 5 * j) % len(CALLS)])
     for i, m in enumerate(MODULES)
@@ -46,7 +46,7 @@ SOME = [
 
 
 def compare(config: Config, dtype: torch.dtype) -> None:
-    """Raise where output, weights or any gradient differ by more than the dtype's tolerance."""
+    """Raise an error if output, weights or any gradient differ by more than the dtype's tolerance."""
     theirs = torch.nn.MultiheadAttention(
         WIDTH,
         HEADS,

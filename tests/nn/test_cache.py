@@ -156,13 +156,13 @@ def test_readouts_of_a_step_equal_those_of_the_whole_and_the_plan_names_the_chun
 def test_cached_rows_are_never_copied_again() -> None:
     cache, key = KeyValueCache(chunk=16), sides(2)[0]
     cache.append(key[:, :20], key[:, :20])
-    held = cache.chunks[0].key.data_ptr()
+    held = cache.chunks[0].tensors["key"].data_ptr()
     for t in range(20, 60):
         keys, _ = cache.append(key[:, t : t + 1], key[:, t : t + 1])
     assert isinstance(keys, ChunkedTensor)
     assert keys.chunks[0].data_ptr() == held
     assert torch.equal(keys.concat(), key[:, :60])
-    assert keys.chunks[1].data_ptr() == cache.chunks[1].key.data_ptr()
+    assert keys.chunks[1].data_ptr() == cache.chunks[1].tensors["key"].data_ptr()
 
 
 @pytest.mark.parametrize("step", [5, 64])
@@ -190,7 +190,7 @@ def test_a_chunk_is_added_only_when_the_last_is_full() -> None:
 
 
 class Made(TorchDispatchMode):
-    """Bytes of all arrays that operators make anew, and how often they multiply matrices."""
+    """Count the bytes of newly allocated arrays, and the matrix products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ def test_a_step_copies_no_keys_and_its_work_is_linear_in_the_length(heads: int) 
 
 
 def attention_products(smallest: Made) -> int:
-    """Those of the maps: what is left beside two for each chunk."""
+    """Return the number of matrix products of the projections: all products but two for each chunk."""
     return smallest.products - 2 * 512 // 128
 
 

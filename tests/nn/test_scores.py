@@ -25,7 +25,7 @@ def decayed(query: Tensor, key: Tensor, rate: Tensor) -> Tensor:
 
 
 CLASSES = torch.tensor([0, 1, 2, 1, 0])
-# What makes each learned score of (query_width, key_width, heads=…).
+# Constructors of the learned scores, called with (query_width, key_width, heads=…).
 MADE: dict[str, Any] = {
     "Additive": nn.Additive,
     "Additive, narrow": functools.partial(nn.Additive, hidden=2, bias=False),
@@ -51,8 +51,8 @@ MADE: dict[str, Any] = {
 }
 
 
-def shaken(module: torch.nn.Module) -> Any:
-    """Every parameter moved from its start, so that no gradient is 0 by symmetry."""
+def perturbed(module: torch.nn.Module) -> Any:
+    """Return the module in float64 with every parameter perturbed, so that no gradient is 0 by symmetry."""
     torch.manual_seed(2)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -63,7 +63,7 @@ def shaken(module: torch.nn.Module) -> Any:
 @pytest.mark.parametrize("heads", [None, HEADS], ids=["for all heads", "for each head"])
 @pytest.mark.parametrize("name", MADE)
 def test_gradients_of_the_parameters_are_those_of_finite_differences(name: str, heads: int | None) -> None:
-    score = shaken(MADE[name](WIDTH, WIDTH, heads=heads))
+    score = perturbed(MADE[name](WIDTH, WIDTH, heads=heads))
     module = nn.MultiHeadAttention(HEADS * WIDTH, HEADS, score=score, maps="none", value_map=False, output_map=False)
     names = [key for key, _ in score.named_parameters()]
     x = torch.randn(2, Q, HEADS * WIDTH, dtype=torch.float64)
@@ -75,13 +75,13 @@ def test_gradients_of_the_parameters_are_those_of_finite_differences(name: str, 
     parameters = [p.detach().clone().requires_grad_() for p in score.parameters()]
     assert parameters
     gradients = torch.autograd.grad(output(*parameters).square().sum(), parameters)
-    assert all(gradient.abs().max() > 1e-9 for gradient in gradients), "a parameter that nothing learns"
+    assert all(gradient.abs().max() > 1e-9 for gradient in gradients), "a parameter gets no gradient"
     assert torch.autograd.gradcheck(output, parameters)
 
 
 @pytest.mark.parametrize("name", [name for name in MADE if name != "Custom"])
 def test_each_head_uses_its_own_parameters(name: str) -> None:
-    score = shaken(MADE[name](WIDTH, WIDTH, heads=HEADS))
+    score = perturbed(MADE[name](WIDTH, WIDTH, heads=HEADS))
     module = nn.MultiHeadAttention(
         HEADS * WIDTH, HEADS, score=score, maps="none", value_map=False, output_map=False, mask=masks.Causal()
     )
@@ -138,7 +138,7 @@ def test_logits_of_unit_variance_inputs_start_with_a_deviation_near_one(
     query, key = torch.randn(2, 400, width)
     score = getattr(nn, name)(width)()
     logits = score(query, key)
-    # What differs between the keys of a query is all that softmax sees.
+    # Softmax ignores what all logits of a query have in common.
     deviation = (logits - logits.mean(-1, keepdim=True)).std().item()
     assert least < deviation < most, deviation
 

@@ -27,7 +27,7 @@ def apart(one: Any, other: Any) -> float:
 
 
 def settled(module: Any) -> Any:
-    """With every parameter, norms and biases among them, somewhere that a mistake would show."""
+    """Return the module with random values in every parameter, norms and biases included, so that errors show."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -226,7 +226,7 @@ def test_observing_a_layer_gives_its_weights_and_does_not_change_the_output() ->
     assert apart(weights, direct.readouts[0]) < 1e-14
     entropy, dense = seen.readouts[cross[0]]
     assert apart(entropy, -(dense * dense.log()).sum(-1)) < 1e-12
-    # Nothing stays behind.
+    # All hooks are removed.
     assert isinstance(model(source, target), torch.Tensor)
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 

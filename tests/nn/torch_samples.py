@@ -19,13 +19,13 @@ import qkv
 from qkv import masks, nn, readouts, scores
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-# Of the largest number in the array: the samples hold numbers up to 9, and logits of a hundred.
+# Relative to the largest number in the array: the samples hold numbers up to 9, and logits up to 100.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 DRAWS = 400
 
 
 def differs(ours: list[Any], theirs: list[Any], exact: list[Any] | None = None) -> str:
-    """Whether the two agree; in half precision, whether ours is as near to the exact answer as theirs."""
+    """Return "agrees" or the difference; in half precision, ours must be as close to the exact result as theirs."""
     if len(ours) != len(theirs):
         return "another number of gradients"
     for n, (a, b) in enumerate(zip(ours, theirs, strict=True)):
@@ -42,7 +42,7 @@ def differs(ours: list[Any], theirs: list[Any], exact: list[Any] | None = None) 
 
 
 def fused(sample: Any, dropout: float) -> dict[str, Any]:
-    """The arguments of `qkv.attend` that ask what this sample of PyTorch's function asks."""
+    """Return the arguments of `qkv.attend` that correspond to this sample of PyTorch's function."""
     mask = sample.kwargs.get("attn_mask")
     known = {"attn_mask", "is_causal", "dropout_p"}
     assert set(sample.kwargs) <= known, f"a sample asks for more: {set(sample.kwargs) - known}"
@@ -57,7 +57,10 @@ def fused(sample: Any, dropout: float) -> dict[str, Any]:
 
 
 def by_draws(sample: Any) -> str:
-    """With dropout the two draw differently: the means agree, and a weight is dropped or doubled."""
+    """Return whether the mean output over dropout draws is the output without dropout, and each weight is 0 or scaled.
+
+    Outputs are not compared with those of PyTorch, because the two libraries draw different random numbers.
+    """
     query, key, value = (x.detach() for x in (sample.input, *sample.args))
     p = sample.kwargs["dropout_p"]
     plain = scaled_dot_product_attention(query, key, value, **{**sample.kwargs, "dropout_p": 0.0})

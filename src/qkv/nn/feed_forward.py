@@ -11,7 +11,7 @@ from qkv.core.typing import Float
 from qkv.errors import OptionError
 from qkv.nn.checks import check_integers
 
-__all__ = ["Activation", "FeedForward"]
+__all__ = ["Activation", "FeedForward", "init_linear"]
 
 Activation = str | Callable[[Tensor], Tensor]
 
@@ -20,6 +20,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": nn.functional.gelu,
     "silu": nn.functional.silu,
 }
+
+
+def init_linear(*linears: nn.Linear | None) -> None:
+    """Fill weights uniformly as in Glorot and Bengio (2010), and biases with 0; None is skipped."""
+    for linear in linears:
+        if linear is not None:
+            nn.init.xavier_uniform_(linear.weight)
+            if linear.bias is not None:
+                nn.init.zeros_(linear.bias)
 
 
 class FeedForward(nn.Module):
@@ -81,11 +90,7 @@ class FeedForward(nn.Module):
 
     def reset_parameters(self) -> None:
         """Set all parameters to their initial values."""
-        for linear in (self.inward, self.gate, self.outward):
-            if linear is not None:
-                nn.init.xavier_uniform_(linear.weight)
-                if linear.bias is not None:
-                    nn.init.zeros_(linear.bias)
+        init_linear(self.inward, self.gate, self.outward)
 
     def forward(self, x: Float[Tensor, "*batch n width"]) -> Float[Tensor, "*batch n width"]:
         """Return the output for each token."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from qkv.core.typing import Float
 from qkv.masks import Mask
 from qkv.nn.checks import check_integers, check_width
-from qkv.nn.feed_forward import Activation, FeedForward
+from qkv.nn.feed_forward import Activation, FeedForward, init_linear
 from qkv.nn.multihead import MultiHeadAttention
 from qkv.nn.multihead_options import FactoryKwargs
 from qkv.nn.transformer import Encoder
@@ -102,8 +102,7 @@ class LatentAttention(nn.Module):
     def reset_parameters(self) -> None:
         """Set the latents and the query projection to their initial values; submodules set their own."""
         nn.init.normal_(self.latents, std=0.02)
-        nn.init.xavier_uniform_(self.query_map.weight)
-        nn.init.zeros_(self.query_map.bias)
+        init_linear(self.query_map)
 
     def forward(
         self, x: Float[Tensor, "*batch n input_width"], *, mask: Mask | None = None

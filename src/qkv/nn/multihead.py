@@ -19,6 +19,7 @@ from qkv.nn.align_batch import Groups, align_array, align_batch
 from qkv.nn.attention import run_attention
 from qkv.nn.checks import check_probability, check_width
 from qkv.nn.extra_keys import append_extra_keys
+from qkv.nn.feed_forward import init_linear
 from qkv.nn.head_layout import Head, head_rows
 from qkv.nn.multihead_options import (
     FactoryKwargs,
@@ -178,11 +179,7 @@ class MultiHeadAttention(torch.nn.Module):
 
     def reset_parameters(self) -> None:
         """Set all parameters to their initial values."""
-        for linear in (self.query_map, self.key_map, self.value_map, self.output_map, self.gate_map):
-            if linear is not None:
-                torch.nn.init.xavier_uniform_(linear.weight)
-                if linear.bias is not None:
-                    torch.nn.init.zeros_(linear.bias)
+        init_linear(self.query_map, self.key_map, self.value_map, self.output_map, self.gate_map)
         for module in (self.query_norm, self.key_norm):
             if isinstance(module, (torch.nn.RMSNorm, torch.nn.LayerNorm)):
                 module.reset_parameters()

@@ -18,37 +18,26 @@ class Chunk:
 
     Attributes:
         start: position of the first row.
-        key: keys `(*batch, size, width)`, int8 if there are scales.
-        value: values `(*batch, size, width)`, int8 if there are scales.
-        key_scale: scales of the keys `(*batch, size, 1)`, or None.
-        value_scale: scales of the values `(*batch, size, 1)`, or None.
+        tensors: "key" and "value" `(*batch, size, width)`; if they are int8, also their scales, "key_scale" and
+            "value_scale" `(*batch, size, 1)`.
         filled: number of filled rows, in the batch element that has most.
     """
 
     start: int
-    key: Tensor
-    value: Tensor
-    key_scale: Tensor | None
-    value_scale: Tensor | None
+    tensors: dict[str, Tensor]
     filled: int = 0
 
     @classmethod
     def empty(cls, start: int, size: int, key: Tensor, value: Tensor, int8: bool) -> Chunk:
         """Allocate `size` rows for keys and values like the given ones."""
-
-        def allocate(x: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-            # Zeros: in a batch of uneven lengths, rows that are never written are multiplied by weights of 0.
-            return torch.zeros((*x.shape[:-2], size, width), dtype=dtype, device=x.device)
-
-        keys, values = (allocate(x, x.shape[-1], torch.int8 if int8 else x.dtype) for x in (key, value))
-        if not int8:
-            return cls(start, keys, values, None, None)
-        return cls(start, keys, values, allocate(key, 1, key.dtype), allocate(value, 1, value.dtype))
+        # Zeros: in a batch of uneven lengths, rows that are never written are multiplied by weights of 0.
+        rows = _encode(key[..., :0, :], value[..., :0, :], int8)
+        return cls(start, {name: x.new_zeros((*x.shape[:-2], size, x.shape[-1])) for name, x in rows.items()})
 
     @property
     def size(self) -> int:
         """Number of allocated rows."""
-        return self.key.shape[-2]
+        return self.tensors["key"].shape[-2]
 
     @property
     def stop(self) -> int:
@@ -58,29 +47,19 @@ class Chunk:
     @property
     def nbytes(self) -> int:
         """Number of allocated bytes."""
-        return sum(x.nbytes for x in self.tensors().values())
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors by attribute name."""
-        named = {
-            "key": self.key,
-            "value": self.value,
-            "key_scale": self.key_scale,
-            "value_scale": self.value_scale,
-        }
-        return {name: x for name, x in named.items() if x is not None}
+        return sum(x.nbytes for x in self.tensors.values())
 
     def rows(self) -> dict[str, Tensor]:
         """Return the filled rows of each tensor, as views."""
-        return {name: x[..., : self.filled, :] for name, x in self.tensors().items()}
+        return {name: x[..., : self.filled, :] for name, x in self.tensors.items()}
 
     def write(
         self, position: int, key: Float[Tensor, "*batch new width"], value: Float[Tensor, "*batch new value_width"]
     ) -> None:
         """Write rows from a position that is the same in the whole batch."""
-        for name, x in self._encode(key, value).items():
+        for name, x in _encode(key, value, "key_scale" in self.tensors).items():
             first = position - self.start
-            getattr(self, name)[..., first : first + x.shape[-2], :] = x
+            self.tensors[name][..., first : first + x.shape[-2], :] = x
         self.filled = max(self.filled, position - self.start + key.shape[-2])
 
     def scatter(
@@ -92,36 +71,28 @@ class Chunk:
         value: Float[Tensor, "*batch new value_width"],
     ) -> None:
         """Write row `row[i]` of batch element `element[i]` to `position[i]`, for each i."""
-        for name, x in self._encode(key, value).items():
-            target = getattr(self, name)
+        for name, x in _encode(key, value, "key_scale" in self.tensors).items():
             # (batch, *more, rows, width) as (batch, rows, *more, width), so that both indexed axes come first.
-            target.movedim(-2, 1)[element, position - self.start] = x.movedim(-2, 1)[element, row]
+            self.tensors[name].movedim(-2, 1)[element, position - self.start] = x.movedim(-2, 1)[element, row]
         if len(position):
             self.filled = max(self.filled, int(position.max()) - self.start + 1)
 
     def take(self, index: Int[Tensor, " new_batch"]) -> None:
         """Replace the batch by the elements at `index`."""
-        for name, x in self.tensors().items():
-            setattr(self, name, x.index_select(0, index))
+        for name, x in self.tensors.items():
+            self.tensors[name] = x.index_select(0, index)
 
     def copy(self) -> Chunk:
         """Return a copy that shares no memory."""
-        copies = {name: x.clone() for name, x in self.tensors().items()}
-        return Chunk(
-            self.start,
-            copies["key"],
-            copies["value"],
-            copies.get("key_scale"),
-            copies.get("value_scale"),
-            self.filled,
-        )
+        return Chunk(self.start, {name: x.clone() for name, x in self.tensors.items()}, self.filled)
 
-    def _encode(self, key: Tensor, value: Tensor) -> dict[str, Tensor]:
-        if self.key_scale is None:
-            return {"key": key, "value": value}
-        keys, key_scale = quantize_int8(key)
-        values, value_scale = quantize_int8(value)
-        return {"key": keys, "value": values, "key_scale": key_scale, "value_scale": value_scale}
+
+def _encode(key: Tensor, value: Tensor, int8: bool) -> dict[str, Tensor]:
+    if not int8:
+        return {"key": key, "value": value}
+    keys, key_scale = quantize_int8(key)
+    values, value_scale = quantize_int8(value)
+    return {"key": keys, "value": values, "key_scale": key_scale, "value_scale": value_scale}
 
 
 def quantize_int8(

@@ -182,8 +182,8 @@ class KeyValueCache:
             raise KindError(f"index must be a tensor of integers (new_batch,), got {_describe(index)}.")
         if not self.chunks:
             return self
-        index = index.long().to(self.chunks[0].key.device)
-        batch = self.chunks[0].key.shape[0]
+        key = self.chunks[0].tensors["key"]
+        index, batch = index.long().to(key.device), key.shape[0]
         if len(index) == batch and torch.equal(index, torch.arange(batch, device=index.device)):
             return self
         for chunk in self.chunks:  # one by one, so that the whole cache is never held twice
@@ -244,10 +244,10 @@ class KeyValueCache:
             cache = cls(chunk=facts["chunk"], window=facts["window"], int8=facts["int8"], memory=facts["memory"])
             cache._finite, cache._dtype = list(facts["clean"]), getattr(torch, facts["dtype"], None)
             cache._total = cache._before = facts["total"] if "total" in facts else tensors["total"]
+            names = ("key", "value", "key_scale", "value_scale") if cache.int8 else ("key", "value")
             for n, start in enumerate(facts["starts"]):
-                key, value = tensors[f"key.{n}"], tensors[f"value.{n}"]
-                scales = [tensors[f"{name}_scale.{n}"] if cache.int8 else None for name in ("key", "value")]
-                cache.chunks.append(Chunk(start, key, value, scales[0], scales[1], key.shape[-2]))
+                rows = {name: tensors[f"{name}.{n}"] for name in names}
+                cache.chunks.append(Chunk(start, rows, rows["key"].shape[-2]))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path} is not a complete cache: {error} is missing or wrong. Save it again.") from None
         return cache
@@ -333,8 +333,9 @@ class KeyValueCache:
                 f"value must have the batch and length of key {tuple(key.shape)}, got {tuple(value.shape)}."
             )
         if self.chunks:
-            chunk, dtype = self.chunks[0], self._dtype
-            for name, x, old in (("key", key, chunk.key), ("value", value, chunk.value)):
+            dtype = self._dtype
+            for name, x in (("key", key), ("value", value)):
+                old = self.chunks[0].tensors[name]
                 if (*x.shape[:-2], x.shape[-1]) != (*old.shape[:-2], old.shape[-1]):
                     raise ShapeError(
                         f"{name} must have the shape of the cache {tuple(old.shape)} except for the length, got "
