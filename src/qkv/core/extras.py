@@ -1,13 +1,16 @@
-"""Optional packages: a missing one is reported in one sentence that names the extra to install."""
+"""Optional packages: imported on first use; a missing one is reported with the extra to install."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from qkv.errors import MissingPackageError
 
-__all__ = ["missing_package", "require_packages"]
+__all__ = ["lazy_attributes", "missing_package", "require_packages"]
 
 _DISTRIBUTIONS = {"ir_measures": "ir-measures", "sklearn": "scikit-learn"}
 """Names on a package index, where they differ from the names to import."""
@@ -38,6 +41,25 @@ def require_packages(purpose: str, extra: str, *packages: str) -> None:
     missing = [_DISTRIBUTIONS.get(package, package) for package in packages if not _installed(package)]
     if missing:
         raise missing_package(purpose, " and ".join(missing), extra)
+
+
+def lazy_attributes(package: str, homes: Mapping[str, str], *requirement: str) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package whose public names are imported on first use.
+
+    Args:
+        package: name of the package.
+        homes: module of each public name, relative to the package.
+        requirement: arguments of `require_packages`, called before a module is imported.
+    """
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if requirement:
+            require_packages(*requirement)
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return get
 
 
 @cache

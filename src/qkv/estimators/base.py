@@ -114,6 +114,38 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         self.n_steps_ = trained.steps
         return self
 
+    def _search_bandwidth(
+        self,
+        metric: Metric,
+        trained: TrainedMetric,
+        features: Features,
+        values: np.ndarray,
+        weights: np.ndarray | None,
+        seed: int,
+    ) -> None:
+        keys, trends = embed_rows(metric, trained.parameters, *as_tensors(features))
+        out_of_bag = torch.from_numpy(trained.held_out)
+        bandwidth = trained.parameters["log_bandwidth"].detach().exp()
+        factors: tuple[float, ...] = LOCAL_GRID
+        if trained.steps == 0:
+            # Nothing was trained, so every row is out of bag.
+            order = np.random.default_rng(seed).permutation(len(features))[:_SEARCH_ROWS]
+            out_of_bag = torch.from_numpy(order)[None].repeat(len(keys), 1)
+            factors = tuple(factor * max(1, metric.encoded_width) ** 0.5 for factor in WIDE_GRID)
+        if self.bandwidth is not None:
+            bandwidth, factors = torch.full_like(bandwidth, self.bandwidth), (1.0,)
+        sample_weight = None if weights is None else torch.from_numpy(weights.astype(np.float32))[:, None]
+        targets = torch.from_numpy(values)
+        found = search_bandwidth(
+            keys, trends, targets, sample_weight, out_of_bag, bandwidth, factors, metric.classification
+        )
+        parameters = trained.parameters | {"log_bandwidth": found.bandwidth.log()}
+        self.parameters_: dict[str, np.ndarray] = {name: each.detach().numpy() for name, each in parameters.items()}
+        self.keys_: Float[np.ndarray, "members rows width"] = keys.numpy()
+        self.residuals_: Float[np.ndarray, "members rows outputs"] = _residuals(values, trends)
+        self.out_of_bag_rows_, self.out_of_bag_errors_ = found.rows.numpy(), found.squared_errors.numpy()
+        self.validation_loss_ = found.loss.numpy().astype(np.float64)
+
     def _add_rows(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Store further rows; the metric and the bandwidths do not change."""
         columns, y = self._read_table(X, y, reset=False)
@@ -182,7 +214,7 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
                     f"feature(s) while a minimum of 1 is required by {type(self).__name__}."
                 )
             return columns
-        checks = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
+        checks: dict[str, Any] = {"dtype": [np.float64, np.float32], "ensure_all_finite": "allow-nan"}
         if _has_objects(X):
             checks = {"dtype": object, "ensure_all_finite": False}
         return read_columns(validate_data(self, X, reset=reset, **checks))
@@ -235,38 +267,6 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             self.dropout,
             self.patience,
         )
-
-    def _search_bandwidth(
-        self,
-        metric: Metric,
-        trained: TrainedMetric,
-        features: Features,
-        values: np.ndarray,
-        weights: np.ndarray | None,
-        seed: int,
-    ) -> None:
-        keys, trends = embed_rows(metric, trained.parameters, *as_tensors(features))
-        out_of_bag = torch.from_numpy(trained.held_out)
-        bandwidth = trained.parameters["log_bandwidth"].detach().exp()
-        factors: tuple[float, ...] = LOCAL_GRID
-        if trained.steps == 0:
-            # Nothing was trained, so every row is out of bag.
-            order = np.random.default_rng(seed).permutation(len(features))[:_SEARCH_ROWS]
-            out_of_bag = torch.from_numpy(order)[None].repeat(len(keys), 1)
-            factors = tuple(factor * max(1, metric.encoded_width) ** 0.5 for factor in WIDE_GRID)
-        if self.bandwidth is not None:
-            bandwidth, factors = torch.full_like(bandwidth, self.bandwidth), (1.0,)
-        sample_weight = None if weights is None else torch.from_numpy(weights.astype(np.float32))[:, None]
-        targets = torch.from_numpy(values)
-        found = search_bandwidth(
-            keys, trends, targets, sample_weight, out_of_bag, bandwidth, factors, metric.classification
-        )
-        parameters = trained.parameters | {"log_bandwidth": found.bandwidth.log()}
-        self.parameters_: dict[str, np.ndarray] = {name: each.detach().numpy() for name, each in parameters.items()}
-        self.keys_: Float[np.ndarray, "members rows width"] = keys.numpy()
-        self.residuals_: Float[np.ndarray, "members rows outputs"] = _residuals(values, trends)
-        self.out_of_bag_rows_, self.out_of_bag_errors_ = found.rows.numpy(), found.squared_errors.numpy()
-        self.validation_loss_ = found.loss.numpy().astype(np.float64)
 
     def _tensors(self, dtype: type[np.floating[Any]]) -> Parameters:
         return {name: torch.from_numpy(each.astype(dtype)) for name, each in self.parameters_.items()}

@@ -140,7 +140,7 @@ def embed_rows(
     codes: Int[Tensor, "#members rows categories"],
 ) -> Embedded:
     """Return keys and trends of all rows, computed block by block."""
-    blocks = zip(numbers.split(_EMBEDDING_BLOCK, dim=1), codes.split(_EMBEDDING_BLOCK, dim=1), strict=True)
+    blocks = zip(*(torch.split(each, _EMBEDDING_BLOCK, dim=1) for each in (numbers, codes)), strict=True)
     keys, trends = zip(*(metric(parameters, *block) for block in blocks), strict=True)
     return torch.cat(keys, dim=1), None if trends[0] is None else torch.cat(trends, dim=1)
 

@@ -80,7 +80,7 @@ class CandidatePairs:
                 if not kept.all():
                     rows, keys, found = rows[kept], keys[kept], found[kept]
                 yield rows, keys, found
-                _say(progress, "comparing", stop, self.rows)
+                _report(progress, "comparing", stop, self.rows)
             return
         if self._listed is None:
             self._listed = self._near(self.count, progress)
@@ -93,7 +93,7 @@ class CandidatePairs:
         for start, stop in pairwise(np.unique([0, *ends, len(rows)]).tolist()):
             pairs = PairList(rows[start:stop], keys[start:stop])
             yield pairs.rows, pairs.keys, self.measures.compute(pairs)
-            _say(progress, "comparing", int(rows[stop - 1]) + 1, self.rows)
+            _report(progress, "comparing", int(rows[stop - 1]) + 1, self.rows)
 
     def top_candidates(
         self, count: int, of: np.ndarray | None = None, progress: Progress | None = None
@@ -123,7 +123,7 @@ class CandidatePairs:
 
     def _allowed(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Return which pairs may be compared: of one table with itself, those of different rows."""
-        return (rows != keys) | (not self.itself)
+        return np.asarray((rows != keys) | (not self.itself))
 
     def _near(self, count: int, progress: Progress | None) -> tuple[np.ndarray, np.ndarray]:
         """Return the right rows with the most similar records for each left row, by sparse products."""
@@ -140,7 +140,7 @@ class CandidatePairs:
             best = top_per_row(own, near, count)
             rows.append(own[best].astype(np.int64))
             keys.append(other[best].astype(np.int64))
-            _say(progress, "finding candidates", min(start + _STRIP, self.rows), self.rows)
+            _report(progress, "finding candidates", min(start + _STRIP, self.rows), self.rows)
         return np.concatenate(rows), np.concatenate(keys)
 
 
@@ -167,6 +167,6 @@ def _records(fields: list[ComparedColumn], side: str) -> np.ndarray:
     return join_cells(columns)
 
 
-def _say(progress: Progress | None, what: str, done: int, total: int) -> None:
+def _report(progress: Progress | None, what: str, done: int, total: int) -> None:
     if progress is not None:
         progress(what, done, total)

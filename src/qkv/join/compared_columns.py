@@ -34,8 +34,8 @@ _CLITIC = re.compile(r"\s*['’`_]\s*(?=[^\W\d_]{1,2}\b)")
 _ACCENT = re.compile("[\u0300-\u036f]")
 _WORD = re.compile(r"[^\W_]+")
 _NUMBER = re.compile(r"^[^\w+-]*([+-]?\d[\d,]*(?:\.\d+)?)\s*[^\w]*$")
-_MOST = 0.9
-_LEAST_DIGITS = 4
+_MIN_SHARE = 0.9
+_MIN_DIGITS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +99,7 @@ def _field(left: Column, right: Column, kind: Kind | None) -> ComparedColumn:
         if column.kind == "vector":
             raise DataError(f"column {column.name!r} must hold texts, numbers or dates, got vectors. Leave it out.")
     wanted = kind or _kind(left, right)
-    (left_cells, left_missing), (right_cells, right_missing) = (_as(column, wanted) for column in (left, right))
+    (left_cells, left_missing), (right_cells, right_missing) = (_convert(column, wanted) for column in (left, right))
     return ComparedColumn(left.name, wanted, left_cells, right_cells, left_missing, right_missing)
 
 
@@ -108,12 +108,12 @@ def _kind(left: Column, right: Column) -> Kind:
         return "date"
     if {left.kind, right.kind} <= {"number", "boolean"}:
         return "code" if _long_whole(left) and _long_whole(right) else "number"
-    texts = [text for column in (left, right) for text in _raw(column) if _WORD.search(text)]
+    texts = [text for column in (left, right) for text in _as_texts(column) if _WORD.search(text)]
     if not texts:
         return "text"
     if _codes(texts):
         return "code"
-    return "number" if np.mean([_number(text) is not None for text in texts]) >= _MOST else "text"
+    return "number" if np.mean([_number(text) is not None for text in texts]) >= _MIN_SHARE else "text"
 
 
 def _long_whole(column: Column) -> bool:
@@ -122,7 +122,7 @@ def _long_whole(column: Column) -> bool:
     if not len(cells) or (cells != np.round(cells)).any() or (cells < 0).any():
         return False
     lengths, counts = np.unique([len(f"{cell:.0f}") for cell in cells], return_counts=True)
-    return bool(lengths[counts.argmax()] >= _LEAST_DIGITS and counts.max() >= _MOST * len(cells))
+    return bool(lengths[counts.argmax()] >= _MIN_DIGITS and counts.max() >= _MIN_SHARE * len(cells))
 
 
 def _codes(texts: list[str]) -> bool:
@@ -131,9 +131,9 @@ def _codes(texts: list[str]) -> bool:
     def code(text: str) -> bool:
         signs = [sign for sign in text if sign.isalnum()]
         digits = sum(sign.isdigit() for sign in signs)
-        return digits >= _LEAST_DIGITS and 2 * digits > len(signs) and "." not in text
+        return digits >= _MIN_DIGITS and 2 * digits > len(signs) and "." not in text
 
-    return bool(np.mean([code(text) for text in texts]) >= _MOST)
+    return bool(np.mean([code(text) for text in texts]) >= _MIN_SHARE)
 
 
 def _number(text: str) -> float | None:
@@ -141,7 +141,7 @@ def _number(text: str) -> float | None:
     return float(found[1].replace(",", "")) if found else None
 
 
-def _raw(column: Column) -> np.ndarray:
+def _as_texts(column: Column) -> np.ndarray:
     """Return the cells as texts."""
     if column.original is not None:
         return np.array(["" if text is None else str(text) for text in column.original], dtype=object)
@@ -150,7 +150,7 @@ def _raw(column: Column) -> np.ndarray:
     return np.where(column.missing, "", np.array(texts, dtype=object))
 
 
-def _as(column: Column, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
+def _convert(column: Column, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     """Return the cells converted to a kind, and which are missing."""
     if kind == "date":
         if column.kind != "timestamp":
@@ -160,7 +160,7 @@ def _as(column: Column, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
         return (column.cells + column.origin) / column.units_per_day, column.missing
     if kind == "number" and column.kind in ("number", "boolean"):
         return column.cells, column.missing
-    raw = _raw(column)
+    raw = _as_texts(column)
     if kind == "number":
         numbers = np.array([_number(text) for text in raw], dtype=np.float64)  # NaN for None
         return np.nan_to_num(numbers), np.isnan(numbers)

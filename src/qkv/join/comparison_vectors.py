@@ -51,14 +51,14 @@ class TfidfRows:
 
     Fields:
         left, right: tf-idf rows of unit length.
-        left_there, right_there: √idf of the terms of each row; inner products are the IDF mass of shared terms.
+        left_root_idf, right_root_idf: √idf of the terms of each row; inner products are the IDF mass of shared terms.
         left_total, right_total: IDF mass of each row.
     """
 
     left: sparse.csr_matrix
     right: sparse.csr_matrix
-    left_there: sparse.csr_matrix
-    right_there: sparse.csr_matrix
+    left_root_idf: sparse.csr_matrix
+    right_root_idf: sparse.csr_matrix
     left_total: np.ndarray
     right_total: np.ndarray
 
@@ -76,10 +76,10 @@ def tfidf_rows(left: np.ndarray, right: np.ndarray, letters: bool) -> TfidfRows:
         unit, idf = vectorizer.fit_transform(texts), vectorizer.idf_
     except ValueError:  # no text contains a word
         unit, idf = sparse.csr_matrix((len(texts), 1)), np.ones(1)
-    there = ((unit != 0) @ sparse.diags(np.sqrt(idf))).tocsr()
-    total = np.asarray(there.multiply(there).sum(axis=1)).reshape(-1)
+    root_idf = ((unit != 0) @ sparse.diags(np.sqrt(idf))).tocsr()
+    total = np.asarray(root_idf.multiply(root_idf).sum(axis=1)).reshape(-1)
     n = len(left)
-    return TfidfRows(unit[:n], unit[n:], there[:n], there[n:], total[:n], total[n:])
+    return TfidfRows(unit[:n], unit[n:], root_idf[:n], root_idf[n:], total[:n], total[n:])
 
 
 class ComparisonVectors:
@@ -121,7 +121,7 @@ class ComparisonVectors:
             parts += [
                 pairs.inner_products(letters.left, letters.right),
                 pairs.inner_products(words.left, words.right),
-                *_shares(words, pairs)[:1],
+                *_shared_idf(words, pairs)[:1],
             ]
         return np.stack([np.asarray(part, np.float32) for part in parts], axis=-1)
 
@@ -136,9 +136,9 @@ class ComparisonVectors:
             _spelling(pairs, field.left, field.right),
             pairs.inner_products(words.left, words.right),
             pairs.inner_products(letters.left, letters.right),
-            *_shares(words, pairs),
-            _shares(letters, pairs)[0],
-            _shares(self._digits[field.name], pairs)[0],
+            *_shared_idf(words, pairs),
+            _shared_idf(letters, pairs)[0],
+            _shared_idf(self._digits[field.name], pairs)[0],
         ]
 
     def _code(self, field: ComparedColumn, pairs: PairSet) -> list[np.ndarray]:
@@ -184,9 +184,9 @@ def _spelling(pairs: PairSet, left: np.ndarray, right: np.ndarray) -> np.ndarray
     return np.asarray((first + second) / 2)
 
 
-def _shares(words: TfidfRows, pairs: PairSet) -> list[np.ndarray]:
+def _shared_idf(words: TfidfRows, pairs: PairSet) -> list[np.ndarray]:
     """Return the shared IDF mass relative to the smaller and to the larger side."""
-    shared = pairs.inner_products(words.left_there, words.right_there)
+    shared = pairs.inner_products(words.left_root_idf, words.right_root_idf)
     sides = words.left_total, words.right_total
     return [_divide(shared, pairs.apply(least, *sides)) for least in (np.minimum, np.maximum)]
 

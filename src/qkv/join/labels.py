@@ -99,17 +99,15 @@ def _rows(cells: list[object], ids: dict[str, int] | None, size: int, where: str
     found = np.zeros(len(cells), int)
     for place, cell in enumerate(cells):
         text = str(cell).strip()
-        if ids is not None:
-            if text not in ids:
-                raise DataError(f"{where}, line {place + 1}: the id must be one of the table, got {cell!r}.")
-            found[place] = ids[text]
-            continue
-        if not text.isdigit() or int(text) >= size:
+        line = f"{where}, line {place + 1}"
+        if ids is not None and text not in ids:
+            raise DataError(f"{line}: the id must be one of the table, got {cell!r}.")
+        if ids is None and not (text.isdigit() and int(text) < size):
             raise DataError(
-                f"{where}, line {place + 1}: the row must be from 0 to {size - 1}, got {cell!r}. "
+                f"{line}: the row must be from 0 to {size - 1}, got {cell!r}. "
                 "Name the id column (--id), or number rows from 0."
             )
-        found[place] = int(text)
+        found[place] = int(text) if ids is None else ids[text]
     return found
 
 

@@ -32,7 +32,7 @@ __all__ = ["SoftJoin"]
 ColumnPairs: TypeAlias = tuple[tuple[str, str], ...]
 RowsById: TypeAlias = tuple[dict[str, int] | None, dict[str, int] | None]
 _COMPETITORS = 20
-_HALF = 0.5
+_DEFAULT_THRESHOLD = 0.5
 
 
 class SoftJoin:
@@ -88,17 +88,17 @@ class SoftJoin:
             DataError: a table, column or label cannot be used.
         """
         tables, on, ids = self._read(left, right)
-        around = _candidate_pairs(tables, on, None, candidates)
+        candidate_pairs = _candidate_pairs(tables, on, None, candidates)
         if pairs is None:
             if valid is not None:
                 raise OptionError("pairs must be given together with valid, got None. Give training pairs too.")
-            self.model = _estimated_model(around, on, progress)
+            self.model = _estimated_model(candidate_pairs, on, progress)
             return self
         sizes = tables[0].num_rows, tables[1].num_rows
         train = read_labels(pairs, sizes, ids)
         known = [train] if valid is None else [train, read_labels(valid, sizes, ids)]
-        log_odds, _ = estimate_log_odds(around, progress)
-        samples = _samples(around, known, log_odds, progress)
+        log_odds, _ = estimate_log_odds(candidate_pairs, progress)
+        samples = _samples(candidate_pairs, known, log_odds, progress)
         for sample, name in zip(samples, ("training", "validation"), strict=False):
             if len(np.unique(sample.labels)) < 2:
                 raise DataError(
@@ -108,13 +108,15 @@ class SoftJoin:
                 )
         found = fit_labelled(samples[0], samples[1] if len(samples) > 1 else None, progress)
         counted = " and ".join(f"{len(sample.labels):,}" for sample in samples)
-        pairs_said = f"{len(samples[0].labels):,} labelled pairs, {int(samples[0].labels.sum())} of them matches"
+        counts = f"{len(samples[0].labels):,} labelled pairs, {int(samples[0].labels.sum())} of them matches"
         notes = (
-            f"learned from {pairs_said}",
+            f"learned from {counts}",
             f"prior of strength {found.strength:g} and threshold {found.threshold:.2f} chosen on pairs that "
             f"were not fitted ({counted}): cross-entropy {found.loss:.3f}, F1 {found.f1:.3f}",
         )
-        self.model = JoinModel(on, around.measures.kinds, log_odds, found.weights, found.bias, found.threshold, notes)
+        self.model = JoinModel(
+            on, candidate_pairs.measures.kinds, log_odds, found.weights, found.bias, found.threshold, notes
+        )
         return self
 
     def join(
@@ -148,17 +150,17 @@ class SoftJoin:
             OptionError: the threshold is outside (0, 1], or options exclude each other.
         """
         tables, on, ids = self._read(left, right)
-        around = _candidate_pairs(tables, on, self.model, candidates)
-        model = self.model or _estimated_model(around, on, progress)
+        candidate_pairs = _candidate_pairs(tables, on, self.model, candidates)
+        model = self.model or _estimated_model(candidate_pairs, on, progress)
         threshold = model.threshold if threshold is None else threshold
 
         def scored() -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-            for rows, keys, found in around.batches(progress):
-                yield rows, keys, model.logits(around.measures, found)
+            for rows, keys, found in candidate_pairs.batches(progress):
+                yield rows, keys, model.logits(candidate_pairs.measures, found)
 
-        edges = collect_matches(scored(), around.rows)
-        pairs = matched(edges, threshold, one_to_one, many, around.itself)
-        return JoinResult(*tables, *pairs, edges.no_match, threshold, (*model.notes, around.note), on, ids)
+        edges = collect_matches(scored(), candidate_pairs.rows)
+        pairs = matched(edges, threshold, one_to_one, many, candidate_pairs.itself)
+        return JoinResult(*tables, *pairs, edges.no_match, threshold, (*model.notes, candidate_pairs.note), on, ids)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Save the fitted model as JSON, without the tables.
@@ -183,7 +185,7 @@ class SoftJoin:
         join.model = model
         return join
 
-    # -- within -----------------------------------------------------------------------------------------
+    # -- implementation -----------------------------------------------------------------------------------------
 
     def _read(self, left: object, right: object) -> tuple[tuple[pa.Table, pa.Table], ColumnPairs, RowsById]:
         """Return both tables, the names of the compared columns, and the rows by id."""
@@ -232,35 +234,34 @@ def _names(on: Sequence[str | tuple[str, str]] | str) -> tuple[tuple[str, str], 
     return tuple(pairs)
 
 
-def _estimated_model(around: CandidatePairs, on: ColumnPairs, progress: Progress | None) -> JoinModel:
-    log_odds, prior = estimate_log_odds(around, progress)
+def _estimated_model(candidate_pairs: CandidatePairs, on: ColumnPairs, progress: Progress | None) -> JoinModel:
+    log_odds, prior = estimate_log_odds(candidate_pairs, progress)
     notes = ("scores estimated from the tables alone, by expectation–maximisation",)
-    return JoinModel(on, around.measures.kinds, log_odds, None, prior, _HALF, notes)
+    return JoinModel(on, candidate_pairs.measures.kinds, log_odds, None, prior, _DEFAULT_THRESHOLD, notes)
 
 
 def _samples(
-    around: CandidatePairs, known: list[Labels], log_odds: np.ndarray, progress: Progress | None
+    candidate_pairs: CandidatePairs, known: list[Labels], log_odds: np.ndarray, progress: Progress | None
 ) -> list[LabelledSample]:
     """Return the labelled pairs and their competitors, with comparison vectors."""
     every = np.concatenate([labels.rows for labels in known])
-    rows, keys, found = around.top_candidates(_COMPETITORS, np.unique(every), progress)
+    rows, keys, found = candidate_pairs.top_candidates(_COMPETITORS, np.unique(every), progress)
     listed = {pair for labels in known for pair in zip(labels.rows.tolist(), labels.keys.tolist(), strict=True)}
     fresh = np.array([pair not in listed for pair in zip(rows.tolist(), keys.tolist(), strict=True)], bool)
 
     def whole(found: np.ndarray) -> np.ndarray:
-        return append_log_odds(found, level_log_odds(around.measures, found, log_odds))
+        return append_log_odds(found, level_log_odds(candidate_pairs.measures, found, log_odds))
 
     rows, found = rows[fresh], whole(found[fresh])
     samples = []
     for labels in known:
-        measured = whole(around.measures.compute(PairList(labels.rows, labels.keys)))
+        measured = whole(candidate_pairs.measures.compute(PairList(labels.rows, labels.keys)))
         own = np.isin(rows, labels.rows)
         others, other_found = rows[own], found[own]
         if labels.complete:  # all matches are listed, so the competitors are non-matches
-            measured = np.concatenate([measured, other_found])
+            pair_rows, measured = np.append(labels.rows, others), np.concatenate([measured, other_found])
             match = np.append(labels.match, np.zeros(len(others), int))
-            empty = np.zeros(0, int), np.zeros((0, measured.shape[1]))
-            samples.append(LabelledSample(np.append(labels.rows, others), measured, match, *empty))
-            continue
-        samples.append(LabelledSample(labels.rows, measured, labels.match, others, other_found))
+            samples.append(LabelledSample(pair_rows, measured, match, others[:0], other_found[:0]))
+        else:
+            samples.append(LabelledSample(labels.rows, measured, labels.match, others, other_found))
     return samples

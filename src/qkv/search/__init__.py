@@ -9,19 +9,16 @@ Index.from_texts(texts)   an index of passages, vectors and words to search, sav
 measure(…)                nDCG, average precision and recall of rankings
 """
 
-from importlib import import_module
-from typing import Any
-
-from qkv.core.extras import require_packages
+from qkv.core.extras import lazy_attributes
 
 _HOMES = {
-    "Collection": "qkv.search.collections",
-    "Document": "qkv.search.text_sources",
-    "Hit": "qkv.search.hits",
-    "Index": "qkv.search.index",
-    "measure": "qkv.search.evaluation",
-    "read_collection": "qkv.search.collections",
-    "read_texts": "qkv.search.text_sources",
+    "Collection": "collections",
+    "Document": "text_sources",
+    "Hit": "hits",
+    "Index": "index",
+    "measure": "evaluation",
+    "read_collection": "collections",
+    "read_texts": "text_sources",
 }
 
 __all__ = [
@@ -34,9 +31,4 @@ __all__ = [
     "read_texts",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require_packages("search needs", "search", "pyarrow", "sklearn")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = lazy_attributes(__name__, _HOMES, "search needs", "search", "pyarrow", "sklearn")

@@ -114,18 +114,18 @@ def judged_collection(
             f"no query of {name} has a relevant document: judgements are for {_first_names(judged)}, queries are "
             f"{_first_names([query.name for query in given])}. Do both files belong together?"
         )
-    if left := len(given) - len(kept):
-        notes.append(f"{left:,} of {len(given):,} queries are not judged and are skipped")
-    there = {document.name for document in documents}
+    if skipped := len(given) - len(kept):
+        notes.append(f"{skipped:,} of {len(given):,} queries are not judged and are skipped")
+    names = {document.name for document in documents}
     grades = {query.name: judged[query.name] for query in kept}
     listed = {name for judgements in grades.values() for name, grade in judgements.items() if grade > 0}
-    if not listed & there:
+    if not listed & names:
         raise DataError(
             f"no judged document of {name} is among its documents: judged is {_first_names(sorted(listed))}, "
             f"there is {_first_names([document.name for document in documents])}. Do both files belong together?"
         )
-    if lost := len(listed - there):
-        notes.append(f"{lost:,} judged documents are missing from the collection and count as not found")
+    if missing := len(listed - names):
+        notes.append(f"{missing:,} judged documents are missing from the collection and count as not found")
     if empty := sum(not document.whole.strip() for document in documents):
         notes.append(f"{empty:,} documents have no text")
     return Collection(name, documents, kept, grades, tuple(notes))

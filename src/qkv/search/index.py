@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Index"]
 
-_TOGETHER = 64
-_CELLS = 2**24
+_MAX_QUERIES = 64
+_MAX_PAIRS = 2**24
 """Largest number of queries compared at once, and of query-passage pairs in memory."""
-_FLAT = 1e-6
+_MIN_DEVIATION = 1e-6
 """A standard deviation below this is rounding error: all passages score the same."""
 
 
@@ -77,7 +77,7 @@ class Index:
         self.keys = keys if isinstance(keys, PassageVectors) else PassageVectors(keys)
         self.words = words
         self.splitter = splitter
-        self.mix = _share(mix)
+        self.mix = _check_mix(mix)
         self.metric = metric
         self.owners: np.ndarray = table.column("document").to_numpy()
 
@@ -117,11 +117,11 @@ class Index:
 
         from qkv.search.collections import read_documents
 
-        _share(mix)
+        _check_mix(mix)
         documents = source if _are_documents(source) else read_documents(source, column)
         if not documents:
             raise DataError("documents must not be empty. Give at least one document.")
-        made = build_encoder(encoder, rank=rank, stem=stem) if isinstance(encoder, str) else encoder
+        built = build_encoder(encoder, rank=rank, stem=stem) if isinstance(encoder, str) else encoder
         splitter = Vocabulary(stem)
         passages = passages_of(documents, words, overlap)
         texts = [documents[part.document].whole[part.start : part.end] for part in passages]
@@ -144,9 +144,9 @@ class Index:
                 "text": texts,
             }
         )
-        is_split = made.vocabulary is not None and made.vocabulary.stem == stem
+        is_split = built.vocabulary is not None and built.vocabulary.stem == stem
         given: Any = split if is_split else texts
-        return cls(table, made, made.fit_encode(given, progress), BM25.fit(split), splitter, mix=mix)
+        return cls(table, built, built.fit_encode(given, progress), BM25.fit(split), splitter, mix=mix)
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Index:
@@ -204,9 +204,9 @@ class Index:
         """
         if not query.strip():
             raise OptionError("query must not be empty. Give at least one word.")
-        mix = self.mix if mix is None else _share(mix)
+        mix = self.mix if mix is None else _check_mix(mix)
         bound = _BoundQueries(self, [query], mix)
-        rows, weights = (part[0].tolist() for part in self._attended(bound, top, temperature))
+        rows, weights = (part[0].tolist() for part in self._top_passages(bound, top, temperature))
         parts = self.encoder.word_contributions(query) if evidence and bound.vector_scale[0] else None
         found = []
         for row, weight in zip(rows, weights, strict=True):
@@ -235,11 +235,11 @@ class Index:
         """
         firsts = np.searchsorted(self.owners, np.arange(self.documents))
         names = self.table.column("name").take(firsts).to_pylist()
-        mix = self.mix if mix is None else _share(mix)
-        together = max(1, min(_TOGETHER, _CELLS // len(self)))
+        mix = self.mix if mix is None else _check_mix(mix)
+        together = max(1, min(_MAX_QUERIES, _MAX_PAIRS // len(self)))
         for begin in range(0, len(queries), together):
             bound = _BoundQueries(self, queries[begin : begin + together], mix)
-            for at, (rows, weights) in enumerate(zip(*self._attended(bound, top, 1.0), strict=True)):
+            for at, (rows, weights) in enumerate(zip(*self._top_passages(bound, top, 1.0), strict=True)):
                 best: dict[int, float] = {}
                 for row, weight in zip(rows.tolist(), weights.tolist(), strict=True):
                     if row >= 0 and bound.found[at]:
@@ -262,9 +262,9 @@ class Index:
         encoded = self.encoder.encode(queries)
         return encoded if self.metric is None else encoded @ self.metric
 
-    # -- within -----------------------------------------------------------------------------------------
+    # -- implementation -----------------------------------------------------------------------------------------
 
-    def _attended(self, bound: _BoundQueries, top: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    def _top_passages(self, bound: _BoundQueries, top: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
         """Return rows and weights of the top passages of each query."""
         import qkv
         from qkv.readouts import TopWeights
@@ -274,14 +274,14 @@ class Index:
             raise OptionError(f"top must be at least 1, got {top}.")
         if not 0 < temperature < float("inf"):
             raise OptionError(f"temperature must be positive and finite, got {temperature}.")
-        seen = qkv.observe(
+        observation = qkv.observe(
             bound.query / np.float32(temperature),
             bound.key,
             np.zeros((len(self), 1), np.float32),
             score=Biased(Dot(), bias=bound.bias / np.float32(temperature)),
             readouts=[TopWeights(min(top, len(self)))],
         )
-        return seen.readouts[0].keys, seen.readouts[0].weights
+        return observation.readouts[0].keys, observation.readouts[0].weights
 
     def _evidence(
         self, query: str, own: WordContributions | None, row: int, text: str, bound: _BoundQueries
@@ -313,7 +313,7 @@ class _BoundQueries:
         words = index.words.score([index.splitter(query) for query in queries])
         known = words.any(axis=1)
         mean, spread = row_statistics(words)
-        self.bm25_scale = _over(1 - mix, spread)
+        self.bm25_scale = _divide(1 - mix, spread)
         self.centre = self.bm25_scale * mean
         self.bias = (words * self.bm25_scale[:, None]).astype(np.float32)
         self.vector_scale = np.zeros(len(queries))
@@ -323,7 +323,7 @@ class _BoundQueries:
             dense = index.keys.dense
             compared = vectors if dense else index.keys.inner_products(vectors)
             mean, spread = index.keys.score_statistics(vectors) if dense else row_statistics(compared)
-            self.vector_scale = _over(mix, spread)
+            self.vector_scale = _divide(mix, spread)
             self.centre = self.centre + self.vector_scale * mean
             scaled = (compared * self.vector_scale[:, None]).astype(np.float32)
             if dense:
@@ -338,11 +338,11 @@ class _BoundQueries:
         return float(self.query[0] @ self.key[row] + self.bias[0, row]) - float(self.centre[0])
 
 
-def _over(share: float, spread: np.ndarray) -> np.ndarray:
-    return np.where(spread > _FLAT, share / np.where(spread > _FLAT, spread, 1.0), 0.0)
+def _divide(share: float, spread: np.ndarray) -> np.ndarray:
+    return np.where(spread > _MIN_DEVIATION, share / np.where(spread > _MIN_DEVIATION, spread, 1.0), 0.0)
 
 
-def _share(mix: float) -> float:
+def _check_mix(mix: float) -> float:
     if not 0 <= mix <= 1:
         raise OptionError(f"mix must be from 0 (BM25 alone) to 1 (vectors alone), got {mix}.")
     return mix

@@ -33,7 +33,7 @@ _LOCK = "writer.lock"
 
 def is_index(path: Path) -> bool:
     """Return whether a folder holds an index."""
-    return _described(path) is not None
+    return _read_settings(path) is not None
 
 
 def check_index_path(path: Path) -> None:
@@ -42,8 +42,7 @@ def check_index_path(path: Path) -> None:
     Raises:
         DataError: the path holds something else, or is not writable.
     """
-    before = _described(path)
-    if before is None and path.exists() and (not path.is_dir() or any(map(_foreign, path.iterdir()))):
+    if not is_index(path) and path.exists() and (not path.is_dir() or any(map(_is_foreign, path.iterdir()))):
         raise DataError(f"{str(path)!r} exists and is not an index. Choose another folder.")
     check_creatable(path, "the index")
 
@@ -76,7 +75,7 @@ def _replace(index: Index, path: Path) -> None:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    described = {
+    settings = {
         "qkv": "index",
         "format": _FORMAT,
         "folder": folder.name,
@@ -87,7 +86,7 @@ def _replace(index: Index, path: Path) -> None:
         "passages": len(index),
         "files": sizes,
     }
-    write_atomic(path / "index.json", json.dumps(described, indent=1).encode(), "the index", sync=True)
+    write_atomic(path / "index.json", json.dumps(settings, indent=1).encode(), "the index", sync=True)
     fsync(path)
     for other in path.glob("g-*"):
         if other.name != folder.name:
@@ -103,20 +102,20 @@ def read_index(path: Path) -> dict[str, Any]:
     from qkv.search.encoder_registry import ENCODERS
     from qkv.search.passage_vectors import PassageVectors
 
-    held = _described(path)
-    if held is None:
+    settings = _read_settings(path)
+    if settings is None:
         raise DataError(f"{str(path)!r} is not an index. Create one: qkv search TEXTS --save {path}.")
-    if held["format"] != _FORMAT or held["encoder"] not in ENCODERS:
+    if settings["format"] != _FORMAT or settings["encoder"] not in ENCODERS:
         raise DataError(f"the index {str(path)!r} was written by another version of qkv. Build it again.")
-    folder = path / held["folder"]
-    for name, size in held["files"].items():
-        there = (folder / name).stat().st_size if (folder / name).is_file() else None
-        if there != size:
-            problem = "missing" if there is None else f"{there:,} bytes long instead of {size:,}"
+    folder = path / settings["folder"]
+    for name, size in settings["files"].items():
+        actual = (folder / name).stat().st_size if (folder / name).is_file() else None
+        if actual != size:
+            problem = "missing" if actual is None else f"{actual:,} bytes long instead of {size:,}"
             raise DamagedStoreError(
                 f"the index {str(path)!r} is damaged: {folder.name}/{name} is {problem}. Build it again."
             )
-    encoder = ENCODERS[held["encoder"]].from_state(held["settings"], read_arrays(folder / "encoder.npz"))
+    encoder = ENCODERS[settings["encoder"]].from_state(settings["settings"], read_arrays(folder / "encoder.npz"))
     with pa.memory_map(str(folder / "passages.arrow")) as mapped:
         table = pa.ipc.open_file(mapped).read_all()
     words = read_arrays(folder / "words.npz")
@@ -133,8 +132,8 @@ def read_index(path: Path) -> dict[str, Any]:
         "encoder": encoder,
         "keys": keys,
         "words": BM25(scores, words["known"].tolist()),
-        "splitter": Vocabulary(held["stem"]),
-        "mix": held["mix"],
+        "splitter": Vocabulary(settings["stem"]),
+        "mix": settings["mix"],
         "metric": metric,
     }
 
@@ -169,14 +168,14 @@ def _write_parts(index: Index, folder: Path) -> None:
         np.save(folder / "metric.npy", index.metric)
 
 
-def _foreign(path: Path) -> bool:
+def _is_foreign(path: Path) -> bool:
     """Return whether a file cannot be the remains of an interrupted save."""
     return path.name != _LOCK and not path.name.startswith("g-")
 
 
-def _described(path: Path) -> dict[str, Any] | None:
+def _read_settings(path: Path) -> dict[str, Any] | None:
     try:
-        held = json.loads((path / "index.json").read_text(encoding="utf-8"))
+        settings = json.loads((path / "index.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return held if isinstance(held, dict) and held.get("qkv") == "index" else None
+    return settings if isinstance(settings, dict) and settings.get("qkv") == "index" else None
