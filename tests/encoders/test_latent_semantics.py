@@ -126,7 +126,7 @@ def test_tf_idf_is_scikit_learns():
     np.testing.assert_allclose(get_weighting("tfidf").fit(counts).apply(counts), expected)
 
 
-def test_a_word_that_is_nowhere_weighs_nothing_and_breaks_nothing():
+def test_a_word_without_occurrences_has_a_finite_weight():
     counts = np.array([[1.0, 0.0], [2.0, 0.0]])
     for weighting in ("tfidf", "log-entropy"):
         assert np.isfinite(LatentSemantics(2, weighting=weighting).fit_transform(counts)).all()
@@ -146,7 +146,7 @@ def test_a_dimension_of_singular_value_zero_folds_to_zero():
         ({"weighting": "bm25"}, "'tfidf', 'log-entropy'"),
     ],
 )
-def test_an_option_that_is_not_allowed_is_refused_in_a_sentence(options, says):
+def test_invalid_options_are_refused(options, says):
     with pytest.raises(OptionError, match=says):
         LatentSemantics(**options).fit(RATINGS)
 

@@ -40,7 +40,7 @@ def test_every_number_of_a_vector_has_a_name():
     assert np.isfinite(encoded).all()
 
 
-def test_numbers_are_standardised_and_a_missing_one_is_the_mean_and_says_so():
+def test_numbers_are_standardised_and_a_missing_one_is_marked():
     vectors = fitted()
     age = column(vectors, vectors.encode(MIXED), "age")
     present = np.array([30, 50, 40, 20, 60])

@@ -107,7 +107,7 @@ def test_errors_in_a_file_name_the_line_or_byte(tmp_path, content, name, said):
     assert said in str(error.value)
 
 
-def test_a_first_line_that_lies_about_its_size_allocates_nothing(tmp_path):
+def test_a_wrong_size_in_the_first_line_allocates_no_memory(tmp_path):
     (tmp_path / "a.bin").write_bytes(b"99999999999999 300\na " + struct.pack("<300f", *range(300)))
     with pytest.raises(DataError, match="ends after 1 words"):
         WordVectors.load(tmp_path / "a.bin")

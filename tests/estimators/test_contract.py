@@ -81,7 +81,7 @@ def test_it_works_in_a_pipeline_a_search_and_a_cross_validation():
     assert (cross_val_score(quick(AttentionClassifier), X, Y > 0, cv=3) > 0.7).all()
 
 
-def test_fitting_in_two_threads_at_once_finds_what_one_finds():
+def test_fitting_in_two_threads_gives_the_same_predictions():
     with joblib.parallel_config("threading"):
         scores = [cross_val_score(quick(), X, Y, cv=2, n_jobs=jobs) for jobs in (1, 2)]
     np.testing.assert_allclose(*scores, rtol=1e-6)

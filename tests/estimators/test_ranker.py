@@ -71,7 +71,7 @@ def test_the_softmax_fits_a_memory_that_its_weights_would_not():
     np.testing.assert_allclose(few.metric_, much.metric_, atol=1e-3)
 
 
-def test_no_step_and_a_great_penalty_leave_the_start():
+def test_without_steps_or_with_a_large_penalty_the_projections_stay_at_1():
     queries, documents, relevant = problem()
     for options in ({"steps": 0}, {"penalty": 1e9}):
         ranker = AttentionRanker(**options).fit(queries, documents, relevant)

@@ -90,7 +90,7 @@ def test_weights_are_the_softmax_with_a_sink_over_rows_of_any_length():
         np.testing.assert_allclose(weights[own].sum() + nothing[own], 1, atol=1e-12)
 
 
-def test_what_is_kept_has_the_weights_of_all_pairs_and_the_rest_is_no_match():
+def test_collected_matches_have_the_weights_among_all_pairs():
     rows, keys = np.repeat([0, 1], 300), np.tile(np.arange(300), 2)
     logits = np.full(600, -9.0)
     logits[[5, 7, 301]] = [4.0, 3.0, 1.0]
@@ -125,7 +125,7 @@ def fields_of(left, right, names):
     return read_columns(pa.Table.from_pylist(left), pa.Table.from_pylist(right), names)
 
 
-def test_a_listed_pair_measures_as_it_does_in_the_grid():
+def test_lists_and_grids_of_pairs_have_the_same_similarities():
     left, right, _ = crowd(0, 12)
     measures = ComparisonVectors(fields_of(left, right, ("name", "city", "phone", "born")))
     grid = measures.compute(PairGrid(2, 9))
@@ -136,7 +136,7 @@ def test_a_listed_pair_measures_as_it_does_in_the_grid():
     assert grid.max() <= 1 + 1e-6
 
 
-def test_equal_cells_measure_one_and_missing_cells_say_so():
+def test_equal_cells_have_similarity_one_and_missing_cells_are_marked():
     row = {"name": "Anna Berg", "phone": "213/857-0034", "abv": "8.70 %", "note": "-"}
     other = {"name": "` anna berg '", "phone": "213 857 0034", "abv": "8.7", "note": "word"}
     fields = fields_of([row], [other], ("name", "phone", "abv", "note"))
@@ -144,7 +144,7 @@ def test_equal_cells_measure_one_and_missing_cells_say_so():
     measures = ComparisonVectors(fields)
     found = dict(zip(measures.names, measures.compute(PairList(np.array([0]), np.array([0])))[0].tolist(), strict=True))
     for column in ("name", "phone", "abv"):
-        # Digits are shared by nobody in a name that has none.
+        # A name without digits has similarity 0 in the measure of digits.
         own = {name: value for (col, name), value in found.items() if col == column and name != "digits"}
         assert own.pop("missing") == 0
         assert list(own.values()) == pytest.approx([1] * len(own), abs=1e-6)
@@ -165,7 +165,7 @@ def test_equal_cells_measure_one_and_missing_cells_say_so():
         ([None, None], "text"),
     ],
 )
-def test_a_column_is_compared_as_what_it_holds(cells, kind):
+def test_the_kind_of_a_column_is_inferred(cells, kind):
     table = pa.table({"a": cells})
     assert read_columns(table, table, ("a",))[0].kind == kind
 
@@ -191,16 +191,16 @@ def check_misspelt_people_are_found_and_strangers_are_not():
     assert len(found - set(pairs)) <= 1
 
 
-def test_without_labels_misspelt_people_are_found_and_strangers_are_not():
+def test_an_unsupervised_join_finds_misspelt_people_only():
     check_misspelt_people_are_found_and_strangers_are_not()
 
 
-def test_tables_that_share_nobody_have_no_pair():
+def test_tables_without_common_people_have_no_match():
     left, _, _ = crowd(4, 80)
     assert len(SoftJoin().join(left[:40], left[40:])) == 0
 
 
-def test_labels_teach_which_column_counts():
+def test_labels_decide_which_column_counts():
     # Names are drawn anew on the right: only the phone says who is who.
     draw = np.random.default_rng(5)
     left, right, pairs = crowd(5, 80)
@@ -214,7 +214,7 @@ def test_labels_teach_which_column_counts():
     assert judged.matches == len(pairs) - half
 
 
-def test_a_list_of_all_matches_teaches_too_and_every_other_pair_is_none():
+def test_a_list_of_all_matches_makes_other_pairs_non_matches():
     left, right, pairs = crowd(6)
     listed = [{"left": i, "right": j} for i, j in pairs]
     joined = SoftJoin().fit(left, right, listed).join(left, right)
@@ -264,7 +264,7 @@ def test_candidates_find_what_all_pairs_find():
     assert "the 10 most similar right rows" in some.notes[-1]
 
 
-def test_strips_cover_every_pair_once_and_keep_rows_together(monkeypatch):
+def test_batches_cover_every_pair_once_and_keep_rows_together(monkeypatch):
     left, right, _ = crowd(11, 20)
     measures = ComparisonVectors(fields_of(left, right, ("name", "city")))
     whole = measures.compute(PairGrid(0, 20)).reshape(-1, len(measures.names))
@@ -296,12 +296,12 @@ def test_the_closest_of_some_rows_are_those_of_all(count):
     np.testing.assert_array_equal(found[own], some_found)
 
 
-def test_a_draw_of_the_rows_of_a_large_table_tells_as_much(monkeypatch):
+def test_a_sample_of_the_rows_gives_the_same_estimate(monkeypatch):
     monkeypatch.setattr("qkv.join.expectation_maximisation._MOST_ROWS", 25)
     check_misspelt_people_are_found_and_strangers_are_not()
 
 
-def test_progress_says_what_is_done_up_to_its_end():
+def test_progress_is_reported_to_the_end():
     left, right, pairs = crowd(16, 20)
     seen = {}
 
@@ -342,7 +342,7 @@ def test_the_smallest_tables_join(tables):
 # -- models -------------------------------------------------------------------------------------------------
 
 
-def test_a_model_that_was_saved_joins_alike(tmp_path):
+def test_a_saved_model_joins_in_the_same_way(tmp_path):
     left, right, pairs = crowd(13)
     for labels in (None, labelled(left, right, pairs, np.random.default_rng(0))):
         join = SoftJoin(["name", "city", "phone", "born"]).fit(left, right, labels)
@@ -394,7 +394,7 @@ def test_the_threshold_is_that_of_the_largest_f1():
     assert f1 >= max(f1_at(cut) for cut in np.linspace(0.001, 1, 500)) - 1e-12
 
 
-def test_no_measure_counts_against_a_match():
+def test_no_similarity_has_a_negative_weight():
     left, right, pairs = crowd(14)
     join = SoftJoin().fit(left, right, labelled(left, right, pairs, np.random.default_rng(0)))
     assert join.model is not None
@@ -410,7 +410,7 @@ def test_labels_are_read_by_number_and_by_id():
     assert not labels.complete
 
 
-# -- what cannot be used ------------------------------------------------------------------------------------
+# -- errors ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

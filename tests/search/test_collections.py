@@ -122,7 +122,7 @@ def wrong(path, content, read, says):
         read(path)
 
 
-def test_what_cannot_be_read_is_said_in_a_sentence(tmp_path, beir):
+def test_unreadable_files_raise_errors_that_name_the_line(tmp_path, beir):
     wrong(tmp_path / "a.txt", b"\xff\xfe\x00", read_texts, "not UTF-8")
     wrong(tmp_path / "a.txt", b"", read_texts, "is empty")
     wrong(tmp_path / "q", b"q1 0 d1\nq1 0\n\nq2 0 d2 high 5\n", read_judgements, "line 4 .* must be a judgement")

@@ -34,7 +34,7 @@ def test_a_judged_query_without_a_ranking_counts_zero_and_one_not_judged_does_no
     assert measure({}, relevant, ["MAP"]).means == {"MAP": 0.0}
 
 
-def test_a_measure_that_is_not_there_is_refused():
+def test_an_unknown_measure_is_refused():
     with pytest.raises(OptionError, match="name of ir-measures, got 'magic'"):
         measure({"a": {"d": 1.0}}, {"a": {"d": 1}}, ["magic"])
 
@@ -51,7 +51,7 @@ def printed(section):
 
 
 @pytest.mark.parametrize(("name", "title", "least"), [("cranfield", "Cranfield", 0.43), ("cisi", "CISI", 0.20)])
-def test_rankings_reach_what_was_promised_and_what_the_page_prints(public, name, title, least):
+def test_rankings_reach_the_documented_measures(public, name, title, least):
     held = read_collection(public / name)
     index = Index.from_texts(held.documents, words=0)
     assert index.keys.rows.shape[1] == 300
@@ -109,7 +109,7 @@ def twins(count=30):
     return Collection("twins", documents, queries, relevant)
 
 
-def test_what_is_learned_from_half_of_the_queries_helps_the_other_half():
+def test_maps_learned_from_half_of_the_queries_improve_the_other_half():
     pytest.importorskip("torch")
     held = twins()
     index = Index.from_texts(held.documents, words=0)
@@ -119,7 +119,7 @@ def test_what_is_learned_from_half_of_the_queries_helps_the_other_half():
     assert found.learned["MAP"] == pytest.approx(found.start["MAP"] + mean)
 
 
-def test_learning_keeps_the_passages_and_wants_vectors_and_documents(tmp_path):
+def test_learning_keeps_the_passages_and_requires_dense_vectors_and_judged_documents(tmp_path):
     pytest.importorskip("torch")
     held = twins(8)
     index = Index.from_texts(held.documents, words=4, overlap=1)

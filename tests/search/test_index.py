@@ -1,4 +1,4 @@
-"""An index: its scores are their formula, its weights their softmax, and its evidence adds up."""
+"""An index: its scores are their formula, its weights their softmax, and its contributions add up."""
 
 from itertools import pairwise
 
@@ -38,7 +38,7 @@ def expected(index, query, mix):
 
 @pytest.mark.parametrize("mix", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("encoder", ENCODERS)
-def test_scores_weights_and_evidence_are_those_of_the_formula(library, encoder, mix):
+def test_scores_weights_and_contributions_are_those_of_the_formula(library, encoder, mix):
     index = Index.from_texts(library, encoder=encoder, words=8, overlap=2, mix=mix)
     hits = index.search(QUERY, top=len(index), temperature=0.7)
     scores = expected(index, QUERY, mix)
@@ -52,12 +52,14 @@ def test_scores_weights_and_evidence_are_those_of_the_formula(library, encoder, 
     np.testing.assert_allclose([hit.weight for hit in hits], weights[rows], rtol=1e-4, atol=1e-7)
     assert all(before.weight >= after.weight for before, after in pairwise(hits))
     for hit in hits:
-        assert hit.evidence.score == pytest.approx(hit.score, abs=2e-5)
-        assert sum(hit.evidence.by_word().values()) == pytest.approx(hit.score - hit.evidence.rest, abs=2e-5)
-        assert sum(hit.evidence.by_query_word().values()) == pytest.approx(hit.score - hit.evidence.rest, abs=2e-5)
+        assert hit.contributions.score == pytest.approx(hit.score, abs=2e-5)
+        assert sum(hit.contributions.by_word().values()) == pytest.approx(hit.score - hit.contributions.rest, abs=2e-5)
+        assert sum(hit.contributions.by_query_word().values()) == pytest.approx(
+            hit.score - hit.contributions.rest, abs=2e-5
+        )
 
 
-def test_evidence_adds_up_through_learned_maps(library):
+def test_contributions_add_up_through_learned_maps(library):
     index = Index.from_texts(library, words=0)
     width = index.keys.rows.shape[1]
     learned = index.with_metric(np.eye(width) + 0.3 * np.random.default_rng(0).normal(size=(width, width)))
@@ -65,14 +67,14 @@ def test_evidence_adds_up_through_learned_maps(library):
     for hit in learned.search(QUERY, top=3):
         row = learned.table.column("name").to_pylist().index(hit.document)
         assert hit.score == pytest.approx(scores[row], abs=2e-5)
-        assert hit.evidence.score == pytest.approx(hit.score, abs=2e-5)
+        assert hit.contributions.score == pytest.approx(hit.score, abs=2e-5)
 
 
-def test_words_that_only_resemble_those_of_the_query_are_evidence_too(library):
+def test_words_that_only_resemble_those_of_the_query_contribute_too(library):
     index = Index.from_texts(library, rank=4, words=0, mix=1.0)
     hit = next(hit for hit in index.search("shadows", top=12) if hit.document == "cave")
-    assert hit.evidence.query_words == ["shadows"]
-    shares = hit.evidence.by_word()
+    assert hit.contributions.query_words == ["shadows"]
+    shares = hit.contributions.by_word()
     assert {"prisoners", "den", "wall"} <= {word for word, share in shares.items() if share > 0.05}
 
 
@@ -87,11 +89,11 @@ def test_a_document_is_ranked_by_its_best_passage(library):
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.5])
-def test_a_word_that_occurs_twice_in_the_query_contributes_twice_to_the_evidence(library, mix):
+def test_a_word_that_occurs_twice_in_the_query_contributes_twice(library, mix):
     index = Index.from_texts(library, words=0, mix=mix)
     for query in ("ring ring shepherd", "shadows truth shadows wall shadows"):
         for hit in index.search(query):
-            assert hit.evidence.score == pytest.approx(hit.score, abs=1e-4)
+            assert hit.contributions.score == pytest.approx(hit.score, abs=1e-4)
     words = ["ring", "ring", "shepherd"]
     row = next(n for n, text in enumerate(index.table.column("text").to_pylist()) if "golden ring" in text)
     contributions = index.words.contributions(words, row)
@@ -111,7 +113,7 @@ def test_an_index_that_was_saved_answers_as_before(library, encoder, tmp_path):
     for before, after in zip(index.search(QUERY), opened.search(QUERY), strict=True):
         assert (before.document, before.start, before.text) == (after.document, after.start, after.text)
         assert before.weight == pytest.approx(after.weight, rel=1e-6)
-        assert before.evidence.by_word() == pytest.approx(after.evidence.by_word(), abs=1e-6)
+        assert before.contributions.by_word() == pytest.approx(after.contributions.by_word(), abs=1e-6)
 
 
 def test_stems_are_kept_with_the_index(tmp_path):
@@ -141,7 +143,7 @@ def test_a_save_that_fails_leaves_the_index_that_was_there(library, tmp_path, mo
     assert Index.open(tmp_path / "i").documents == len(library)
 
 
-def test_two_writers_do_not_meet(library, tmp_path):
+def test_a_second_writer_is_refused(library, tmp_path):
     from filelock import FileLock
 
     index = Index.from_texts(library)
@@ -180,7 +182,7 @@ def test_a_query_without_a_known_word_finds_nothing(library):
     assert next(Index.from_texts(library).rank(["zeppelin"])) == {}
 
 
-def test_one_document_is_an_index(library):
+def test_an_index_of_one_document(library):
     index = Index.from_texts(library[:1])
     (hit,) = index.search("shadows")  # nothing to tell it from: all attention, no deviation
     assert (hit.document, hit.weight, hit.score) == ("cave", 1.0, 0.0)
@@ -202,7 +204,7 @@ def test_the_rank_is_half_of_the_texts_from_thirty_to_three_hundred():
         ({"words": 10, "overlap": 5}, "less than half"),
     ],
 )
-def test_an_option_that_is_not_allowed_is_refused_in_a_sentence(library, options, says):
+def test_invalid_options_are_refused(library, options, says):
     with pytest.raises(OptionError, match=says):
         Index.from_texts(library, **options)
 

@@ -21,7 +21,7 @@ def words(text):
 
 
 @given(TEXT, st.integers(1, 12), st.data())
-def test_every_word_lies_in_a_passage_and_none_is_longer_than_asked(text, most, data):
+def test_every_word_lies_in_a_passage_and_none_is_too_long(text, most, data):
     overlap = data.draw(st.integers(0, (most - 1) // 2))
     spans = split(text, most, overlap)
     covered = set()
@@ -52,7 +52,7 @@ def test_a_full_stop_after_a_title_or_an_initial_ends_no_sentence():
     assert [text[a:b] for a, b in split(text, 5)] == ["Dr. Li met J. Smith.", "They spoke."]
 
 
-def test_zero_words_leave_the_text_whole():
+def test_zero_words_mean_one_passage_per_document():
     assert split("  One. Two.\n\nThree. ", 0) == [(2, 19)]
 
 

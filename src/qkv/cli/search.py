@@ -178,7 +178,7 @@ def build_index(
 def _print_json(query: str, hits: list[Hit]) -> None:
     found = []
     for hit in hits:
-        assert hit.evidence is not None
+        assert hit.contributions is not None
         found.append(
             {
                 "document": hit.document,
@@ -188,9 +188,9 @@ def _print_json(query: str, hits: list[Hit]) -> None:
                 "start": hit.start,
                 "end": hit.end,
                 "text": hit.text,
-                "words": hit.evidence.by_word(),
-                "query_words": hit.evidence.by_query_word(),
-                "rest": hit.evidence.rest,
+                "words": hit.contributions.by_word(),
+                "query_words": hit.contributions.by_query_word(),
+                "rest": hit.contributions.rest,
             }
         )
     print(json.dumps({"query": query, "hits": found}, ensure_ascii=False))
@@ -215,8 +215,8 @@ class _HitsWriter:
             line.append(": no word of the query is in the index", style="yellow")
         self._console.print(line, soft_wrap=True)
         for number, hit in enumerate(hits, 1):
-            assert hit.evidence is not None
-            shares = hit.evidence.by_word()
+            assert hit.contributions is not None
+            shares = hit.contributions.by_word()
             head = Text(f"{number:>3}  ", style="dim")
             head.append(hit.document, style="bold cyan")
             if hit.title:

@@ -40,8 +40,8 @@ class SoftJoin:
 
         weight(r, k) = softmax_k(score(r, k))        score = a · measures(r, k) + b,    "no match" has 0
 
-    The measures compare column by column (`qkv.join.comparison_vectors`). What each is worth is learned from labelled
-    pairs (`qkv.join.supervised`), or estimated from the tables alone (`qkv.join.expectation_maximisation`).
+    The measures compare rows column by column (`qkv.join.comparison_vectors`). Their weights a are learned from
+    labelled pairs (`qkv.join.supervised`), or estimated without labels (`qkv.join.expectation_maximisation`).
 
     Args:
         on: columns to compare; `"city=town"` or `("city", "town")` if a column has another name in the right table.

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-__all__ = ["Evidence", "Hit", "merge_evidence"]
+__all__ = ["Contributions", "Hit", "merge_contributions"]
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Contributions:
     """Contribution of each pair of a query word and a passage word to the score.
 
         score = Σ_{v, w} pairs[v, w] + rest
@@ -52,7 +52,7 @@ class Hit:
         start, end: range of characters in the title and text of the document.
         weight: attention weight among all passages.
         score: score in standard deviations above the mean of all passages.
-        evidence: contributions of words; None if not requested.
+        contributions: contributions of words to the score; None if not requested.
     """
 
     document: str
@@ -62,16 +62,16 @@ class Hit:
     end: int
     weight: float
     score: float
-    evidence: Evidence | None = field(default=None, repr=False)
+    contributions: Contributions | None = field(default=None, repr=False)
 
 
-def merge_evidence(parts: list[tuple[list[str], list[str], np.ndarray]], rest: float) -> Evidence:
-    """Merge the evidence of several comparisons of the same two texts by adding pairs of equal words.
+def merge_contributions(parts: list[tuple[list[str], list[str], np.ndarray]], rest: float) -> Contributions:
+    """Merge the contributions of several comparisons of the same two texts by adding pairs of equal words.
 
     Example:
         >>> one = (["ring"], ["ring", "gold"], np.array([[2.0, 1.0]]))
         >>> two = (["ring"], ["ring"], np.array([[0.5]]))
-        >>> merge_evidence([one, two], -1.0).by_word()
+        >>> merge_contributions([one, two], -1.0).by_word()
         {'ring': 2.5, 'gold': 1.0}
     """
     query_words = list(dict.fromkeys(word for part in parts for word in part[0]))
@@ -80,7 +80,7 @@ def merge_evidence(parts: list[tuple[list[str], list[str], np.ndarray]], rest: f
     pairs = np.zeros((len(query_words), len(words)))
     for left, right, shares in parts:
         pairs[np.ix_([rows[word] for word in left], [columns[word] for word in right])] += shares
-    return Evidence(query_words, words, pairs, rest)
+    return Contributions(query_words, words, pairs, rest)
 
 
 def _sorted(words: list[str], shares: np.ndarray) -> dict[str, float]:

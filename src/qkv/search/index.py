@@ -13,7 +13,7 @@ from qkv.core.progress import Progress
 from qkv.errors import DataError, OptionError
 from qkv.search.bm25 import BM25, Vocabulary
 from qkv.search.encoder_registry import Encoder, build_encoder
-from qkv.search.hits import Evidence, Hit, merge_evidence
+from qkv.search.hits import Contributions, Hit, merge_contributions
 from qkv.search.passage_vectors import PassageVectors, row_statistics
 from qkv.search.passages import passages_of
 from qkv.search.text_sources import Document
@@ -57,7 +57,7 @@ class Index:
         ...                   Document("b", "The den is dark, and the prisoners see shadows."),
         ...                   Document("c", "The shepherd turned the ring and was invisible.")])
         >>> hits = index.search("Who saw shadows in the den?")
-        >>> hits[0].document, list(hits[0].evidence.by_word())[:2]
+        >>> hits[0].document, list(hits[0].contributions.by_word())[:2]
         ('b', ['den', 'shadows'])
     """
 
@@ -188,7 +188,7 @@ class Index:
         *,
         mix: float | None = None,
         temperature: float = 1.0,
-        evidence: bool = True,
+        contributions: bool = True,
     ) -> list[Hit]:
         """Return the passages with the largest weights, in descending order; none if no word of the query is known.
 
@@ -197,7 +197,7 @@ class Index:
             top: maximum number of passages.
             mix: m; None for that of the index.
             temperature: T, in standard deviations; a small T makes the weights sharp.
-            evidence: whether to compute the contributions of words.
+            contributions: whether to compute the contributions of words.
 
         Raises:
             OptionError: the query is empty, or a number is out of range.
@@ -207,13 +207,13 @@ class Index:
         mix = self.mix if mix is None else _check_mix(mix)
         bound = _BoundQueries(self, [query], mix)
         rows, weights = (part[0].tolist() for part in self._top_passages(bound, top, temperature))
-        parts = self.encoder.word_contributions(query) if evidence and bound.vector_scale[0] else None
+        parts = self.encoder.word_contributions(query) if contributions and bound.vector_scale[0] else None
         found = []
         for row, weight in zip(rows, weights, strict=True):
             if row >= 0 and bound.found[0]:
                 record = self.table.slice(row, 1).to_pylist()[0]
                 place = record["name"], record["title"], record["text"], record["start"], record["end"]
-                why = self._evidence(query, parts, row, record["text"], bound) if evidence else None
+                why = self._contributions(query, parts, row, record["text"], bound) if contributions else None
                 found.append(Hit(*place, weight, bound.score(row), why))
         return found
 
@@ -283,9 +283,9 @@ class Index:
         )
         return observation.readouts[0].keys, observation.readouts[0].weights
 
-    def _evidence(
+    def _contributions(
         self, query: str, own: WordContributions | None, row: int, text: str, bound: _BoundQueries
-    ) -> Evidence:
+    ) -> Contributions:
         """Return the contributions of query words to the score of a passage; `own` are those of the query."""
         parts = []
         if own is not None:
@@ -298,7 +298,7 @@ class Index:
         if bound.bm25_scale[0] and shared:
             names = list(shared)
             parts.append((names, names, bound.bm25_scale[0] * np.diag(list(shared.values()))))
-        return merge_evidence(parts, -float(bound.centre[0]))
+        return merge_contributions(parts, -float(bound.centre[0]))
 
 
 class _BoundQueries:

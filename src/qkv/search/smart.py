@@ -51,10 +51,10 @@ def read_smart(path: Path) -> list[Document]:
     if not records:
         raise DataError(f"{str(path)!r} contains no record: no line begins with .I. Give another file.")
 
-    def held(record: dict[str, list[str]], name: str) -> str:
+    def read_field(record: dict[str, list[str]], name: str) -> str:
         return "\n".join(record.get(name, [])).strip()
 
     return [
-        Document(held(record, "I").lstrip("0") or str(at), held(record, "W"), held(record, "T"))
+        Document(read_field(record, "I").lstrip("0") or str(at), read_field(record, "W"), read_field(record, "T"))
         for at, record in enumerate(records, 1)
     ]
