@@ -48,6 +48,7 @@ __all__ = [
     "stop_gradient",
     "to_numpy",
     "variable_value",
+    "where",
     "zeros",
 ]
 
@@ -108,7 +109,7 @@ def _numpy() -> Namespace:
     return _NUMPY
 
 
-def _torch() -> Namespace:
+def _torch() -> Any:
     import array_api_compat.torch as xp
 
     return xp
@@ -166,7 +167,8 @@ def variable_value(x: ArrayLike) -> Array | None:
         value = x.value  # type: ignore[union-attr]  # an array of the backend, or a TensorFlow variable
         return value if is_array(value) else variable_value(value)
     if tensorflow is not None and isinstance(x, getattr(tensorflow, "Variable", ())):
-        return tensorflow.convert_to_tensor(x)
+        tensor: Array = tensorflow.convert_to_tensor(x)
+        return tensor
     return None
 
 
@@ -236,28 +238,44 @@ def asarray_like(reference: Array, value: ArrayLike, dtype: DType = None) -> Arr
         value = value.detach().cpu().numpy()
     elif _library(value) in ("jax", "tensorflow"):
         value = np.asarray(value)
-    if is_tensor(reference):
-        if isinstance(value, np.ndarray) and not value.flags.writeable:
-            value = value.copy()  # PyTorch warns about read-only memory, as of JAX arrays and mapped files
-        return xp.asarray(value, dtype=dtype, device=reference.device)
-    return xp.asarray(value, dtype=dtype)
+    if is_tensor(reference) and isinstance(value, np.ndarray) and not value.flags.writeable:
+        value = value.copy()  # PyTorch warns about read-only memory, as of JAX arrays and mapped files
+    return xp.asarray(value, dtype=dtype, **_device(reference))
 
 
 def arange(reference: Array, start: int, stop: int) -> Int[Array, " n"]:
     """Return the integers from `start` to `stop` - 1 in the library and on the device of `reference`."""
-    xp = namespace(reference)
-    if is_tensor(reference):
-        return xp.arange(start, stop, device=reference.device)
-    return xp.arange(start, stop)
+    return namespace(reference).arange(start, stop, **_device(reference))
 
 
 def zeros(reference: Array, shape: tuple[int, ...], dtype: DType = None) -> Array:
     """Return zeros in the library and on the device of `reference`, in `dtype` or else the dtype of `reference`."""
-    xp = namespace(reference)
     dtype = reference.dtype if dtype is None else dtype
-    if is_tensor(reference):
-        return xp.zeros(shape, dtype=dtype, device=reference.device)
-    return xp.zeros(shape, dtype=dtype)
+    return namespace(reference).zeros(shape, dtype=dtype, **_device(reference))
+
+
+def _device(reference: Array) -> dict[str, Any]:
+    return {"device": reference.device} if is_tensor(reference) else {}
+
+
+def where(condition: Array, x: Any, y: Any) -> Array:
+    """Return `x` where the condition is true and `y` elsewhere; one of both may be a number, in every library.
+
+    A number takes the dtype of the array.
+
+    Example:
+        >>> where(np.array([False, True]), 0.0, np.array([1.0, 2.0]))
+        array([1., 0.])
+    """
+    if is_tensor(condition):  # array-api-compat's `where` takes numbers only in later versions
+        selected: Array = sys.modules["torch"].where(condition, x, y)
+        return selected
+    xp = namespace(condition)
+    if not is_array(x):
+        x = xp.asarray(x, dtype=y.dtype)
+    elif not is_array(y):
+        y = xp.asarray(y, dtype=x.dtype)
+    return xp.where(condition, x, y)
 
 
 def stop_gradient(x: Array) -> Array:
@@ -266,10 +284,10 @@ def stop_gradient(x: Array) -> Array:
         return x.detach()
     name = _library(x)
     if name == "jax":
-        import jax
-
-        return jax.lax.stop_gradient(x)
-    return sys.modules["tensorflow"].stop_gradient(x) if name == "tensorflow" else x
+        x = sys.modules["jax"].lax.stop_gradient(x)
+    elif name == "tensorflow":
+        x = sys.modules["tensorflow"].stop_gradient(x)
+    return x
 
 
 def requires_gradient(x: Array) -> bool:
@@ -320,8 +338,8 @@ def sigmoid(x: Array) -> Array:
         >>> sigmoid(np.array([0.0, 800.0, -800.0]))
         array([0.5, 1. , 0. ])
     """
-    if _library(x) == "torch":
-        return sys.modules["torch"].sigmoid(x)
+    if is_tensor(x):
+        return x.sigmoid()
     xp = namespace(x)
     negative = x < 0
     # Not (1 + tanh)/2, which cancels far below 0, where the logits of sigmoid attention with a bias are.
@@ -339,11 +357,15 @@ def gather(table: Num[Array, "*#batch n"], index: Num[Array, "*#batch q k"]) -> 
     xp = namespace(table)
     pair = index.shape[-2:]
     flat = xp.reshape(index, (*index.shape[:-2], pair[0] * pair[1]))
-    if library(flat) == "torch":  # index_select needs int64
+    if is_tensor(flat):  # index_select needs int64
         flat = cast(flat, xp.int64)
     if index.ndim == 2:
         # The standard's `take` handles negative indices first, which costs time; here there are none.
-        taken = table.index_select(-1, flat) if is_tensor(table) else xp.take(table, flat, axis=-1)
+        taken: Array
+        if is_tensor(table) and is_tensor(flat):
+            taken = table.index_select(-1, flat)
+        else:
+            taken = xp.take(table, flat, axis=-1)
         return xp.reshape(taken, (*table.shape[:-1], *pair))
     batch = np.broadcast_shapes(table.shape[:-1], index.shape[:-2])
     table = xp.broadcast_to(table, (*batch, table.shape[-1]))

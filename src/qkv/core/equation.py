@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from qkv.core import random
 from qkv.core.arrays import (
     accumulation_dtype,
-    asarray_like,
     cast,
     ignore_numpy_warnings,
     is_text,
     namespace,
     result_dtype,
+    where,
     zeros,
 )
 from qkv.core.axes import Axes
@@ -314,7 +314,6 @@ def masked_logits(
         reference: an array of the dtype of accumulation.
         clean: whether query and key are known to be finite.
     """
-    xp = namespace(reference)
 
     def compare(query: Array, key: Array) -> Array:
         return function(query, key, tile)
@@ -323,10 +322,9 @@ def masked_logits(
     logits = cast(logits, reference.dtype)
     shape = (*tile.batch, tile.rows[1] - tile.rows[0], tile.cols[1] - tile.cols[0])
     if mask is not None:
-        allowed = mask.allowed(tile, logits)
-        logits = xp.where(allowed, logits, asarray_like(logits, -math.inf, logits.dtype))
+        logits = where(mask.allowed(tile, logits), logits, -math.inf)
     known = all(isinstance(n, int) for n in shape)
-    return logits if known and tuple(logits.shape) == shape else xp.broadcast_to(logits, shape)
+    return logits if known and tuple(logits.shape) == shape else namespace(logits).broadcast_to(logits, shape)
 
 
 def apply_dropout(weights: AnyArray, tile: Tile, dropout: float, keys: Array | None = None) -> AnyArray:
@@ -340,10 +338,8 @@ def apply_dropout(weights: AnyArray, tile: Tile, dropout: float, keys: Array | N
     """
     if not dropout:
         return weights
-    xp = namespace(weights)
     kept = tile.dropout_mask(weights, dropout, keys)
-    dropped: AnyArray = xp.where(kept, weights / (1.0 - random.dropout_rate(dropout)), xp.zeros_like(weights))
-    return dropped
+    return where(kept, weights / (1.0 - random.dropout_rate(dropout)), 0.0)  # type: ignore[return-value]
 
 
 def attend_dense(

@@ -17,6 +17,7 @@ from qkv.core.arrays import (
     namespace,
     statically_known_true,
     stop_gradient,
+    where,
 )
 from qkv.core.typing import Array, Bool, Float, Num
 
@@ -35,8 +36,7 @@ def all_finite(x: Array) -> bool:
 
 def zero_nonfinite(x: Num[Array, "*axes"]) -> Num[Array, "*axes"]:
     """Return `x` with zeros in place of NaN and infinity."""
-    xp = namespace(x)
-    return xp.where(xp.isfinite(x), x, xp.zeros_like(x))
+    return where(namespace(x).isfinite(x), x, 0.0)
 
 
 def guarded_logits(
@@ -87,6 +87,5 @@ def apply_weights(
     up = reads_any(positive, plus) | reads_any(negative, minus)
     down = reads_any(positive, minus) | reads_any(negative, plus)
     nan = reads_any(support, xp.isnan(constant)) | (up & down) | xp.isnan(stop_gradient(clean_product))
-    full = xp.zeros_like(stop_gradient(clean_product))
-    out = xp.where(up, full + math.inf, xp.where(down, full - math.inf, clean_product))
-    return xp.where(nan, full + math.nan, out)
+    out = where(up, math.inf, where(down, -math.inf, clean_product))
+    return where(nan, math.nan, out)

@@ -64,7 +64,8 @@ def argsort(
     if not descending:
         return np.argsort(x, axis=axis, kind=kind)
     reversed_order = np.flip(np.argsort(np.flip(x, axis=axis), axis=axis, kind=kind), axis=axis)
-    return x.shape[axis] - 1 - reversed_order
+    order: np.ndarray = x.shape[axis] - 1 - reversed_order
+    return order
 
 
 def _from_package(name: str) -> Any:

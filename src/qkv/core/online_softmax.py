@@ -23,11 +23,12 @@ Source: Milakov, Gimelshein (2018), Online normalizer calculation for softmax, h
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
-from qkv.core.arrays import namespace, row_max
+from qkv.core.arrays import namespace, row_max, where
 from qkv.core.typing import Array, Float, Int
 
 __all__ = [
@@ -164,17 +165,13 @@ class TopKeys(PartialResult):
         # it is not lost.
         order = xp.argsort(self.index, axis=-1, stable=True)
         rank = xp.take_along_axis(self.rank, order, axis=-1)
-        rank = xp.where(xp.isnan(rank), xp.zeros_like(rank) + xp.inf, rank)
+        rank = where(xp.isnan(rank), math.inf, rank)
         by_rank = xp.argsort(rank, axis=-1, descending=True, stable=True)
         order = xp.take_along_axis(order, by_rank, axis=-1)[..., : self.size]
 
-        def select(x: Array) -> Array:
-            selected: Array = xp.take_along_axis(x, order, axis=-1)
-            return selected
-
+        index, rank, logit = (xp.take_along_axis(x, order, axis=-1) for x in (self.index, self.rank, self.logit))
         rows = xp.broadcast_to(order[..., None], (*order.shape, self.value.shape[-1]))
-        value = xp.take_along_axis(self.value, rows, axis=-2)
-        return TopKeys(select(self.rank), select(self.index), select(self.logit), value, self.size)
+        return TopKeys(rank, index, logit, xp.take_along_axis(self.value, rows, axis=-2), self.size)
 
 
 Result = TypeVar("Result", bound=PartialResult)
@@ -191,9 +188,7 @@ def merge_all(partials: Iterable[Result]) -> Result:
 
 def finite_shift(maximum: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:
     """Return the maximum, or 0 where it is −inf: −inf − (−inf) would be NaN."""
-    xp = namespace(maximum)
-    shift: Array = xp.where(maximum == -xp.inf, xp.zeros_like(maximum), maximum)
-    return shift
+    return where(maximum == -math.inf, 0.0, maximum)
 
 
 def rescale_factor(old: Float[Array, "*batch q 1"], new: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:
@@ -201,10 +196,8 @@ def rescale_factor(old: Float[Array, "*batch q 1"], new: Float[Array, "*batch q 
 
     The factor is 1 where both are equal, also where both are −inf.
     """
-    xp = namespace(old)
-    same = old == new
-    factor: Array = xp.where(same, xp.ones_like(old), xp.exp(xp.where(same, xp.zeros_like(old), old - new)))
-    return factor
+    # The exponential of 0 is 1.
+    return namespace(old).exp(where(old == new, 0.0, old - new))
 
 
 def rescale(
@@ -215,13 +208,9 @@ def rescale(
     An infinite value that was read is not lost when later keys outweigh it: 0 · inf would make it NaN.
     """
     xp = namespace(weighted)
-    unchanged = xp.where(xp.isfinite(weighted), xp.zeros_like(weighted), weighted)
-    scaled: Array = xp.where(factor == 0, unchanged, weighted * factor)
-    return scaled
+    return xp.where(factor == 0, where(xp.isfinite(weighted), 0.0, weighted), weighted * factor)
 
 
 def nonzero(total: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:
     """Return the total, or 1 where it is 0, to divide by."""
-    xp = namespace(total)
-    divisor: Array = xp.where(total == 0, xp.ones_like(total), total)
-    return divisor
+    return where(total == 0, 1.0, total)

@@ -5,10 +5,11 @@ Whole rows are sorted only where a library's own top-k leaves it open which of s
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from qkv.core.arrays import is_ndarray, is_tensor, library, namespace, statically_known_true, stop_gradient
-from qkv.core.tensorflow_arrays import top_indices, top_values
+from qkv.core.arrays import is_ndarray, is_tensor, library, namespace, statically_known_true, stop_gradient, where
 from qkv.core.typing import Array, Bool, Int, Num, Tensor
 
 __all__ = ["finite_top_k_indices", "kth_largest", "top_k_mask", "top_k_indices"]
@@ -24,8 +25,7 @@ def top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch t
         array([[4, 1, 2]])
     """
     xp = namespace(x)
-    x = stop_gradient(x)
-    x = _nan_to_inf(x)
+    x = _nan_to_inf(stop_gradient(x))
     name = library(x)
     if is_ndarray(x) and 8 * count < x.shape[-1]:
         return _numpy_top_k(x, count)
@@ -35,15 +35,15 @@ def top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch t
         import jax
 
         # jax.lax.top_k takes the lowest index of equal entries, but orders −0 before 0.
-        return jax.lax.top_k(xp.where(x == 0, xp.zeros_like(x), x), count)[1]
+        index: Array = jax.lax.top_k(where(x == 0, 0.0, x), count)[1]
+        return index
     if name == "tensorflow" and count < x.shape[-1]:
-        return top_indices(x, count)
+        return xp.astype(xp.top_k(x, count)[1], xp.int64)
     return xp.argsort(x, axis=-1, descending=True, stable=True)[..., :count]
 
 
 def _nan_to_inf(x: Array) -> Array:
-    xp = namespace(x)
-    return xp.where(xp.isnan(x), xp.zeros_like(x) + xp.inf, x)
+    return where(namespace(x).isnan(x), math.inf, x)
 
 
 def finite_top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch top"]:
@@ -58,7 +58,7 @@ def finite_top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*
     xp = namespace(x)
     if not is_tensor(x) or 4 * count >= x.shape[-1]:
         return top_k_indices(x, count)
-    x = xp.where(xp.isnan(x), xp.zeros_like(x) + xp.inf, x)
+    x = _nan_to_inf(x)
     assert is_tensor(x)
     best, index = x.topk(count, dim=-1)
     last = best[..., -1:]
@@ -96,7 +96,8 @@ def top_k_mask(x: Num[Array, "*batch n"], count: int) -> Bool[Array, "*batch n"]
     if name == "jax":
         import jax.numpy as jnp
 
-        return jnp.put_along_axis(jnp.zeros(x.shape, dtype=bool), order, True, axis=-1, inplace=False)
+        chosen: Array = jnp.put_along_axis(jnp.zeros(x.shape, dtype=bool), order, True, axis=-1, inplace=False)
+        return chosen
     mask = np.zeros(x.shape, dtype=bool)
     np.put_along_axis(mask, np.asarray(order), True, axis=-1)
     return mask
@@ -117,11 +118,12 @@ def kth_largest(x: Num[Array, "*batch n"], count: int) -> Num[Array, "*batch 1"]
         # NumPy's partition is vectorized and takes a tenth of the time.
         return x.new_tensor(np.partition(x.numpy(), at, axis=-1)[..., at : at + 1])
     if name == "tensorflow":
-        return top_values(x, count)[..., -1:]
+        return namespace(x).top_k(x, count)[0][..., -1:]
     if name == "jax":
         import jax
 
-        return jax.lax.top_k(x, count)[0][..., -1:]
+        largest: Array = jax.lax.top_k(x, count)[0]
+        return largest[..., -1:]
     return np.partition(np.asarray(x), at, axis=-1)[..., at : at + 1]
 
 

@@ -288,7 +288,7 @@ def _check_lengths(owner: str, array: Array, names: tuple[str, ...], lengths: di
             )
 
 
-def expand_to_pairs(x: Any) -> Any:
+def expand_to_pairs(x: Array | float) -> Array | float:
     """Return one number per batch element with two more axes, to broadcast with logits `(*batch, q, k)`.
 
     Python numbers are returned as they are.

@@ -6,16 +6,15 @@ which the standard is stricter (order of equal elements, dtype of indices). Indi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from qkv.core.typing import Array, ArrayLike, DType, Namespace
+from qkv.core.typing import Array, DType, Namespace
 from qkv.errors import KindError, MissingPackageError
 
-__all__ = ["tensorflow_namespace", "top_indices", "top_values"]
+__all__ = ["tensorflow_namespace"]
 
 
 @cache
@@ -50,33 +49,22 @@ class _TensorFlow:
         import keras
         import tensorflow as tf
 
-        self._ops, self._tf = keras.ops, tf
-        for name in ("bool", "int32", "int64", "uint32", "float32", "float64"):
-            setattr(self, name, getattr(tf, name))
+        self._ops: Namespace = keras.ops
+        self._tf: Namespace = tf
+        self._bitwise: Namespace = tf.bitwise
         self._result_type = keras.backend.result_type
+        for name in ("bool", "int32", "int64", "uint32", "float32", "float64", "where", "ones_like"):
+            setattr(self, name, getattr(tf, name))
+        # Functions that TensorFlow has with the signature of the standard, under another name.
+        self.asarray, self.astype, self.concat, self.take = tf.convert_to_tensor, tf.cast, tf.concat, tf.gather
+        self.cumulative_sum, self.matrix_transpose = tf.cumsum, tf.linalg.matrix_transpose
+        self.max = tf.reduce_max  # keras.ops.max raises for an empty axis
 
     def __getattr__(self, name: str) -> Any:
         # Set the attribute, so that this runs once per name.
         function = getattr(self._ops, name)
         setattr(self, name, function)
         return function
-
-    # -- functions with another name in Keras ------------------------------------------------------------
-
-    def asarray(self, x: ArrayLike, dtype: DType = None) -> Array:
-        return self._tf.convert_to_tensor(x, dtype=dtype)
-
-    def astype(self, x: Array, dtype: DType) -> Array:
-        return self._tf.cast(x, dtype)
-
-    def concat(self, arrays: Sequence[Array], axis: int = 0) -> Array:
-        return self._tf.concat(list(arrays), axis)
-
-    def cumulative_sum(self, x: Array, axis: int) -> Array:
-        return self._tf.cumsum(x, axis)
-
-    def matrix_transpose(self, x: Array) -> Array:
-        return self._tf.linalg.matrix_transpose(x)
 
     def broadcast_arrays(self, *arrays: Array) -> list[Array]:
         shape = np.broadcast_shapes(*(tuple(x.shape) for x in arrays))
@@ -110,7 +98,7 @@ class _TensorFlow:
         tf = self._tf
         ones = [all(n == 1 for n in side.shape[:-2]) for side in (x, y)]
         if ones[1] and not ones[0]:
-            rows = tf.matmul(self._flat(x, x.shape[-1]), self._flat(y, y.shape[-1]))
+            rows = tf.matmul(tf.reshape(x, (-1, x.shape[-1])), tf.reshape(y, (-1, y.shape[-1])))
             shape = [tf.shape(x)[n] if m is None else m for n, m in enumerate(x.shape[:-1])]
             lead = [1] * (len(y.shape) - len(x.shape))
             return tf.reshape(rows, (*lead, *shape, y.shape[-1]))
@@ -121,12 +109,9 @@ class _TensorFlow:
             )
         return tf.matmul(x, y)
 
-    def _flat(self, x: Array, width: int) -> Array:
-        return self._tf.reshape(x, (-1, width))
-
-    def _like_static(self, out: Any, x: Array, y: Array, own: Array) -> Array:
+    def _like_static(self, out: Any, x: Any, y: Any, own: Any) -> Any:
         """Restore the static shape, which graph operations on dynamic shapes lose."""
-        batch = self._tf.broadcast_static_shape(x.shape[:-2], y.shape[:-2])
+        batch: Any = self._tf.broadcast_static_shape(x.shape[:-2], y.shape[:-2])
         out.set_shape(batch.concatenate(own.shape[-2:]))
         return out
 
@@ -137,38 +122,11 @@ class _TensorFlow:
             return self._ops.take_along_axis(x, index, axis)
         return tf.gather(x, index, batch_dims=len(index.shape) - 1)
 
-    def take(self, x: Array, index: Array, axis: int) -> Array:
-        return self._tf.gather(x, index, axis=axis)
-
-    def max(self, x: Array, axis: int | None = None, keepdims: bool = False) -> Array:
-        # keras.ops.max raises for an empty axis.
-        return self._tf.reduce_max(x, axis, keepdims)
-
-    def where(self, condition: Array, x: ArrayLike, y: ArrayLike) -> Array:
-        return self._tf.where(condition, x, y)
-
-    def ones_like(self, x: Array, dtype: DType = None) -> Array:
-        return self._tf.ones_like(x, dtype=dtype)
-
     def shift(self, x: Array, by: int) -> Array:
-        return self._tf.bitwise.right_shift(x, self._tf.constant(by, self._tf.uint32))
+        return self._bitwise.right_shift(x, self._tf.constant(by, self._tf.uint32))
 
     def rotate(self, x: Array, by: int) -> Array:
         """Rotate the bits of unsigned words to the left."""
-        bits, word = self._tf.bitwise, self._tf.uint32
+        bits, word = self._bitwise, self._tf.uint32
         high = bits.left_shift(x, self._tf.constant(by, word))
         return bits.bitwise_or(high, bits.right_shift(x, self._tf.constant(32 - by, word)))
-
-
-def top_indices(x: Array, count: int) -> Array:
-    """Return the indices of the largest entries along the last axis; of equal entries the lower index is first."""
-    import tensorflow as tf
-
-    return tf.cast(tf.math.top_k(x, count).indices, tf.int64)
-
-
-def top_values(x: Array, count: int) -> Array:
-    """Return the largest entries along the last axis, largest first."""
-    import tensorflow as tf
-
-    return tf.math.top_k(x, count).values

@@ -12,6 +12,7 @@ run time; the tests set `QKV_CHECK_SHAPES=1`, and then jaxtyping and beartype ch
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 __all__ = [
@@ -26,9 +27,6 @@ __all__ = [
     "Shaped",
     "Tensor",
 ]
-
-Namespace: TypeAlias = Any
-"""The array API functions of one library, such as `matmul`, `exp` and `where`, as attributes."""
 
 DType: TypeAlias = Any
 """A dtype of NumPy, PyTorch, JAX or TensorFlow, whose dtypes have no common type."""
@@ -81,6 +79,28 @@ class Array(Protocol):
     def __float__(self) -> float: ...
 
 
+class Namespace(Protocol):
+    """The array API functions of one library, such as `matmul`, `exp` and `where`, as attributes.
+
+    Functions whose result is not one array, and attributes that are not functions, are declared here.
+    """
+
+    inf: float
+    nan: float
+    bool: DType
+    int32: DType
+    int64: DType
+    uint32: DType
+    float32: DType
+    float64: DType
+    linalg: Namespace
+
+    def __getattr__(self, name: str, /) -> Callable[..., Array]: ...
+    def broadcast_arrays(self, *arrays: Array) -> list[Array]: ...
+    def finfo(self, dtype: DType, /) -> Any: ...
+    def result_type(self, *arrays_and_dtypes: Array | DType) -> DType: ...
+
+
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Num, Shaped
     from torch import Tensor
@@ -88,7 +108,8 @@ elif os.environ.get("QKV_CHECK_SHAPES"):
     from jaxtyping import Bool, Float, Int, Num, Shaped
     from torch import Tensor
 
-    Array = Any  # jaxtyping checks dtype and shape; which libraries are supported is checked by `library`
+    # jaxtyping checks dtype and shape; which libraries are supported is checked by `library`.
+    Array = Namespace = Any
 else:
 
     class _Unchecked:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import arange, cast, namespace
+from qkv.core.arrays import arange, cast, namespace, where
 from qkv.core.typing import Array, Float
 from qkv.normalizers.sparse import SparseNormalizer
 
@@ -37,7 +37,7 @@ class Entmax15(SparseNormalizer):
         mean = xp.cumulative_sum(ordered, axis=-1) / count
         spread = xp.cumulative_sum(ordered * ordered, axis=-1) - count * mean * mean
         inside = (1 - spread) / count
-        tau = mean - xp.sqrt(xp.where(inside > 0, inside, xp.zeros_like(inside)))
+        tau = mean - xp.sqrt(where(inside > 0, inside, 0.0))
         size = xp.sum(cast(tau <= ordered, z.dtype), axis=-1, keepdims=True)
         last = count == xp.maximum(size, xp.ones_like(size))
-        return xp.sum(xp.where(last, tau, xp.zeros_like(tau)), axis=-1, keepdims=True)
+        return xp.sum(where(last, tau, 0.0), axis=-1, keepdims=True)

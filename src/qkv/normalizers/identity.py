@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import namespace
+from qkv.core.arrays import where
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Summary, excluded
@@ -31,8 +31,7 @@ class Identity(LinearNormalizer):
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Return the logit, 0 where it is −inf."""
-        xp = namespace(logits)
-        return xp.where(excluded(logits), xp.zeros_like(logits), logits)
+        return where(excluded(logits), 0.0, logits)
 
     def logit_gradient(
         self,
@@ -44,5 +43,4 @@ class Identity(LinearNormalizer):
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
         """Return dw."""
-        xp = namespace(logits)
-        return xp.where(excluded(logits), xp.zeros_like(weight_gradient), weight_gradient)
+        return where(excluded(logits), 0.0, weight_gradient)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from qkv.core.arrays import namespace
+from qkv.core.arrays import namespace, where
 from qkv.core.equation import apply_dropout
 from qkv.core.guard import apply_weights
-from qkv.core.online_softmax import WeightedSums
+from qkv.core.online_softmax import WeightedSums, nonzero
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer, Summary
@@ -56,7 +56,5 @@ class LinearNormalizer(Normalizer):
 
 
 def _share(part: Array, total: Array) -> Array:
-    xp = namespace(part)
-    empty = total == 0
-    # `where` selects 0, besides the division by 1, so that the gradient of a row without keys is 0 too.
-    return xp.where(empty, xp.zeros_like(part), part / xp.where(empty, xp.ones_like(total), total))
+    # Filling with 0, besides the division by 1, makes the gradient of a row without keys 0 too.
+    return where(total == 0, 0.0, part / nonzero(total))

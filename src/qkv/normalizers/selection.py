@@ -5,7 +5,7 @@ Ties go to the lowest key index, so that exactly `count` keys are selected.
 
 from __future__ import annotations
 
-from qkv.core.arrays import Array, namespace, zeros
+from qkv.core.arrays import Array, namespace, where, zeros
 from qkv.core.equation import apply_dropout
 from qkv.core.online_softmax import TopKeys
 from qkv.core.ordering import top_k_indices, top_k_mask
@@ -32,7 +32,7 @@ def top_keys_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count
     order = top_k_indices(rank, count)
     n, width = order.shape[-1], value.shape[-1]
     rank = xp.take_along_axis(rank, order, axis=-1)
-    index = xp.where(rank == -xp.inf, xp.zeros_like(order) - 1, order + tile.first_key)
+    index = where(rank == -xp.inf, -1, order + tile.first_key)
     logits = xp.take_along_axis(logits, order, axis=-1)
     rows = xp.broadcast_to(xp.reshape(order, (*batch, q * n, 1)), (*batch, q * n, width))
     values_of_all = xp.broadcast_to(value, (*batch, *value.shape[-2:]))
@@ -51,7 +51,7 @@ def weigh_top_keys(weights: Array, top: TopKeys, tile: Tile, dropout: float, rea
     xp = namespace(weights)
     read = (weights != 0 if read is None else read)[..., None]
     dropped = apply_dropout(weights, tile, dropout, keys=top.index)[..., None]
-    return xp.sum(xp.where(read, dropped * xp.where(read, top.value, xp.zeros_like(top.value)), 0 * dropped), axis=-2)
+    return xp.sum(xp.where(read, dropped * where(read, top.value, 0.0), 0 * dropped), axis=-2)
 
 
 def selection_threshold(top: TopKeys) -> tuple[Array, Array]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import is_array, namespace, sigmoid
+from qkv.core.arrays import is_array, sigmoid, where
 from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
@@ -43,9 +43,8 @@ class Sigmoid(LinearNormalizer):
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Return σ(l), 0 at −inf."""
-        xp = namespace(logits)
         out = excluded(logits)
-        return xp.where(out, xp.zeros_like(logits), sigmoid(xp.where(out, xp.zeros_like(logits), logits)))
+        return where(out, 0.0, sigmoid(where(out, 0.0, logits)))
 
     def logit_gradient(
         self,

@@ -8,10 +8,11 @@ https://arxiv.org/abs/2309.17453; a sink of 0 is "softmax plus one".
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import is_array, namespace, row_max, stop_gradient
+from qkv.core.arrays import is_array, namespace, row_max, stop_gradient, where
 from qkv.core.equation import apply_dropout
 from qkv.core.guard import apply_weights
 from qkv.core.online_softmax import ExponentialSums, finite_shift, nonzero
@@ -80,8 +81,8 @@ class Softmax(Normalizer):
         if not is_array(self.temperature):
             return logits if self.temperature == 1 else logits / self.temperature
         # −inf bypasses the division, whose gradient with respect to T would be 0 · inf.
-        out, xp = excluded(logits), namespace(logits)
-        return xp.where(out, logits, xp.where(out, xp.zeros_like(logits), logits) / expand_to_pairs(self.temperature))
+        out = excluded(logits)
+        return where(out, -math.inf, where(out, 0.0, logits) / expand_to_pairs(self.temperature))
 
     def accumulate(
         self,
@@ -131,9 +132,9 @@ class Softmax(Normalizer):
     def _exponentials(self, logits: Array) -> tuple[Array, Array, Array]:
         xp = namespace(logits)
         shift = stop_gradient(self._shift(row_max(logits)))
-        out, zero = excluded(logits), xp.zeros_like(logits)
+        out = excluded(logits)
         # Excluded keys are replaced before the exponential, so that their gradient is 0 and not 0 · inf.
-        e = xp.where(out, zero, xp.exp(xp.where(out, zero, logits) - shift))
+        e = where(out, 0.0, xp.exp(where(out, 0.0, logits) - shift))
         return e, xp.sum(e, axis=-1, keepdims=True) + self._sink_mass(shift), shift
 
     def _sink_mass(self, shift: Array) -> Array | float:
@@ -148,5 +149,4 @@ class Softmax(Normalizer):
 
 
 def _log_total(total: Array, shift: Array) -> Array:
-    xp = namespace(total)
-    return xp.where(total == 0, xp.zeros_like(total) - xp.inf, xp.log(nonzero(total)) + shift)
+    return where(total == 0, -math.inf, namespace(total).log(nonzero(total)) + shift)

@@ -6,10 +6,12 @@ the first and second derivatives without differentiating the sort.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import ClassVar
 
-from qkv.core.arrays import cast, namespace, row_max, stop_gradient
+from qkv.core.arrays import cast, namespace, row_max, stop_gradient, where
+from qkv.core.online_softmax import finite_shift, nonzero
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
 from qkv.normalizers.base import Normalizer, excluded
@@ -38,33 +40,23 @@ class SparseNormalizer(Normalizer):
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
         """Return max(0, z − τ)^p."""
-        xp = namespace(logits)
         if logits.shape[-1] == 0:
             return logits
-        out = excluded(logits)
-        maximum = row_max(logits)
-        shift = xp.where(maximum == -xp.inf, xp.zeros_like(maximum), maximum)
+        xp, out = namespace(logits), excluded(logits)
+        z = (where(out, 0.0, logits) - finite_shift(row_max(logits))) * self.scale
         # No key below −2 is in the support (τ ≥ −1), so excluded keys are set to −2, which avoids inf.
-        z = xp.where(
-            out,
-            xp.zeros_like(logits) - 2,
-            (xp.where(out, xp.zeros_like(logits), logits) - shift) * self.scale,
-        )
-        z = xp.where(z < -2, xp.zeros_like(z) - 2, z)
+        z = where(out | (z < -2), -2.0, z)
         tau = stop_gradient(self.threshold(stop_gradient(z)))
         for _ in range(2):
-            above = xp.where(z > tau, z - tau, xp.zeros_like(z))
+            inside = z > tau
+            above = where(inside, z - tau, 0.0)
             excess = xp.sum(above**self.power, axis=-1, keepdims=True) - 1
-            slope = xp.sum(
-                xp.where(z > tau, self.power * above ** (self.power - 1), xp.zeros_like(z)),
-                axis=-1,
-                keepdims=True,
-            )
-            tau = tau + excess / xp.where(slope == 0, xp.ones_like(slope), slope)
-        weights = xp.where(z > tau, z - tau, xp.zeros_like(z)) ** self.power
+            slopes = where(inside, self.power * above ** (self.power - 1), 0.0)
+            tau = tau + excess / nonzero(xp.sum(slopes, axis=-1, keepdims=True))
+        weights = where(z > tau, z - tau, 0.0) ** self.power
         # A comparison with NaN is False and would turn it into 0; rows with NaN, or with inf − inf, become NaN.
-        weights = xp.where(xp.any(xp.isnan(z), axis=-1, keepdims=True), xp.zeros_like(weights) + xp.nan, weights)
-        return xp.where(out, xp.zeros_like(weights), weights)
+        weights = where(xp.any(xp.isnan(z), axis=-1, keepdims=True), math.nan, weights)
+        return where(out, 0.0, weights)
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
         """Return τ of the groups' maxima, which is a lower bound of τ of all keys."""
@@ -77,8 +69,7 @@ class SparseNormalizer(Normalizer):
         tau = xp.zeros_like(maximum) - 1
         for _ in range(BOUND_STEPS):
             # Newton steps on ‖max(0, z − τ)‖_p, which is convex, so that no step overshoots the root.
-            above = z - tau
-            above = xp.where(above > 0, above, 0.0)
+            above = where(z > tau, z - tau, 0.0)
             total = xp.sum(above, axis=-1, keepdims=True)
             if self.power == 1:
                 tau = tau + (total - 1) / xp.sum(cast(above > 0, z.dtype), axis=-1, keepdims=True)
@@ -86,7 +77,7 @@ class SparseNormalizer(Normalizer):
                 norm = xp.sum(above**self.power, axis=-1, keepdims=True) ** (1 / self.power)
                 tau = tau + (norm - 1) * norm / total
         # The slack covers the rounding of τ and of the shifted logits. A row without keys gets NaN.
-        slack = 16 * xp.finfo(largest.dtype).eps * (1 + xp.abs(maximum))
+        slack: Array = 16 * xp.finfo(largest.dtype).eps * (1 + xp.abs(maximum))
         return tau / self.scale + maximum - slack
 
     def support(

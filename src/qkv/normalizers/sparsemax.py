@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import arange, cast, namespace
+from qkv.core.arrays import arange, cast, namespace, where
 from qkv.core.typing import Array, Float
 from qkv.normalizers.sparse import SparseNormalizer
 
@@ -36,5 +36,5 @@ class Sparsemax(SparseNormalizer):
         count = cast(arange(z, 1, z.shape[-1] + 1), z.dtype)
         sums = xp.cumulative_sum(ordered, axis=-1)
         size = xp.sum(cast(1 + count * ordered > sums, z.dtype), axis=-1, keepdims=True)
-        inside = xp.where(count <= size, ordered, xp.zeros_like(ordered))
+        inside = where(count <= size, ordered, 0.0)
         return (xp.sum(inside, axis=-1, keepdims=True) - 1) / xp.maximum(size, xp.ones_like(size))

@@ -5,9 +5,11 @@ w_j = s_j / Σ_i s_i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from qkv.core.arrays import namespace, statically_known_true
+from qkv.core.arrays import namespace, statically_known_true, where
+from qkv.core.online_softmax import nonzero
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
 from qkv.errors import NegativeScoreError
@@ -36,15 +38,14 @@ class Sum(LinearNormalizer):
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Return the score, 0 at −inf and NaN if it is negative."""
         xp = namespace(logits)
-        out = excluded(logits)
-        mass = xp.where(out, xp.zeros_like(logits), logits)
+        mass = where(excluded(logits), 0.0, logits)
         negative = mass < 0
         if statically_known_true(xp.any(negative)):
             raise NegativeScoreError(
                 f"scores must be non-negative for Sum, got {float(xp.min(mass)):.4g}. Use Sum for matches, "
                 f"similarities and counts, and Softmax for logits."
             )
-        return xp.where(negative, xp.zeros_like(mass) + xp.nan, mass)
+        return where(negative, math.nan, mass)
 
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
@@ -62,7 +63,6 @@ class Sum(LinearNormalizer):
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
         """Return (dw − Σ w dw) / total."""
-        xp = namespace(logits)
-        out = excluded(logits) | (summary[0] == 0)
-        gradient = (weight_gradient - row_dot) / xp.where(summary[0] == 0, xp.ones_like(summary[0]), summary[0])
-        return xp.where(out, xp.zeros_like(gradient), gradient)
+        total = summary[0]
+        gradient = (weight_gradient - row_dot) / nonzero(total)
+        return where(excluded(logits) | (total == 0), 0.0, gradient)

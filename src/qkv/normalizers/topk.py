@@ -7,10 +7,11 @@ With `Dot` this is the sparse score of mission B6.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import asarray_like, namespace
+from qkv.core.arrays import namespace, where
 from qkv.core.online_softmax import TopKeys
 from qkv.core.ordering import kth_largest
 from qkv.core.tile import Tile
@@ -158,12 +159,11 @@ class TopK(Normalizer):
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
         """Return the inner gradient for the kept keys and 0 for the others."""
-        xp = namespace(logits)
         kept = is_selected(logits, (summary[0], summary[1]), tile)
         gradient = self.normalizer.logit_gradient(
             _only(logits, kept), weights, weight_gradient, row_dot, summary[2:], tile
         )
-        return xp.where(kept, gradient, xp.zeros_like(gradient))
+        return where(kept, gradient, 0.0)
 
     def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
         """Return the inner normalizer's array gradients."""
@@ -171,5 +171,4 @@ class TopK(Normalizer):
 
 
 def _only(logits: Array, kept: Array) -> Array:
-    xp = namespace(logits)
-    return xp.where(kept, logits, asarray_like(logits, -xp.inf, logits.dtype))
+    return where(kept, logits, -math.inf)

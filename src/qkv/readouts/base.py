@@ -144,7 +144,7 @@ class Readout(Part, ABC):
         reductions = self.reductions(tile)
         return tuple(each.combine(a, b) for each, a, b in zip(reductions, old, new, strict=True))
 
-    def finalize(self, whole: Any, tile: Tile) -> Result:
+    def finalize(self, whole: Any, tile: Tile) -> Any:
         """Return the final result from the assembled arrays."""
         return whole
 

@@ -11,7 +11,7 @@ import itertools
 
 import numpy as np
 
-from qkv.core.arrays import Array, asarray_like, library, namespace, requires_gradient
+from qkv.core.arrays import Array, asarray_like, library, namespace, requires_gradient, where
 
 __all__ = ["cell_count", "cell_lengths", "cell_start", "cell_range", "pool_cells"]
 
@@ -92,7 +92,7 @@ def pool_cells(x: Array, axis: int, limits: tuple[int, int], cells: int, length:
     if not even:
         counted = np.arange(widest) < lengths[:, None]
         counted = counted if axis == -1 else counted[..., None]
-        by_cell = xp.where(asarray_like(x, counted), by_cell, xp.zeros_like(by_cell))
+        by_cell = where(asarray_like(x, counted), by_cell, 0.0)
     return xp.sum(by_cell, axis=axis)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import namespace
+from qkv.core.online_softmax import nonzero
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer
@@ -43,8 +44,7 @@ class Entropy(Readout):
     ) -> Array:
         """Return −Σ w log w, with 0 log 0 = 0."""
         xp = namespace(weights)
-        zero = weights == 0
-        return -xp.sum(weights * xp.log(xp.where(zero, xp.ones_like(weights), weights)), axis=-1)
+        return -xp.sum(weights * xp.log(nonzero(weights)), axis=-1)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Add one number per query over the keys."""

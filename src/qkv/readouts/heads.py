@@ -129,6 +129,6 @@ class Heads(Readout):
         """Combine arrays as the inner readout does."""
         return self.readout.merge(old, new, tile)
 
-    def finalize(self, whole: Any, tile: Tile) -> Result:
+    def finalize(self, whole: Any, tile: Tile) -> Any:
         """Return the inner readout's final result."""
         return self.readout.finalize(whole, tile)

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from qkv.core.arrays import namespace
+from qkv.core.arrays import namespace, where
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer
@@ -57,11 +57,9 @@ class LogProbability(Readout):
         tile: Tile,
     ) -> _Drawn:
         """Return the drawn logit, 0 if it is outside the tile, and the log-sum-exp of the tile."""
-        xp = namespace(logits)
         assert normalizer.distribution is not None
-        prepared = normalizer.distribution.prepare(logits)
-        drawn = xp.sum(xp.where(weights != 0, prepared, xp.zeros_like(logits)), axis=-1)
-        return _Drawn(drawn, normalizer.distribution.log_total(logits)[..., 0])
+        drawn = where(weights != 0, normalizer.distribution.prepare(logits), 0.0)
+        return _Drawn(namespace(logits).sum(drawn, axis=-1), normalizer.distribution.log_total(logits)[..., 0])
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Combine two numbers per query over the keys."""
@@ -73,7 +71,5 @@ class LogProbability(Readout):
 
     def finalize(self, whole: _Drawn, tile: Tile) -> Array:
         """Return the drawn logit minus the log-sum-exp."""
-        xp = namespace(whole.total)
         empty = whole.total == -math.inf
-        zero = xp.zeros_like(whole.total)
-        return xp.where(empty, zero, whole.logit - xp.where(empty, zero, whole.total))
+        return where(empty, 0.0, whole.logit - where(empty, 0.0, whole.total))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import namespace, zeros
+from qkv.core.arrays import namespace, where, zeros
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer
@@ -45,7 +45,7 @@ class SampledKey(Readout):
         if chosen.shape[-1] == 0:
             return zeros(weights, tuple(weights.shape[:-1]), xp.int32) - 1
         index = xp.argmax(xp.astype(chosen, xp.int32), axis=-1) + tile.cols[0]
-        return xp.where(xp.any(chosen, axis=-1), index, xp.zeros_like(index) - 1)
+        return where(xp.any(chosen, axis=-1), index, -1)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Take the maximum over tiles; tiles without the drawn key give −1."""

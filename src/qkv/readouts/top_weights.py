@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from qkv.core.arrays import namespace, zeros
+from qkv.core.arrays import namespace, where, zeros
 from qkv.core.ordering import finite_top_k_indices
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
@@ -67,7 +68,7 @@ class TopWeights(Readout):
         xp = namespace(weights)
         order = finite_top_k_indices(_rank(weights), self.k)
         top = xp.take_along_axis(weights, order, axis=-1)
-        keys = xp.where(top == 0, xp.zeros_like(order) - 1, order + tile.cols[0])
+        keys = where(top == 0, -1, order + tile.cols[0])
         missing = self.k - order.shape[-1]
         if missing > 0:
             shape = (*order.shape[:-1], missing)
@@ -92,6 +93,5 @@ class TopWeights(Readout):
 
 
 def _rank(weights: Array) -> Array:
-    xp = namespace(weights)
     # Keys without weight rank last, after negative weights.
-    return xp.where(weights == 0, xp.zeros_like(weights) - xp.inf, weights)
+    return where(weights == 0, -math.inf, weights)

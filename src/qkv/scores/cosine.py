@@ -7,9 +7,10 @@ The cosine with a zero vector is 0.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from qkv.core.arrays import namespace, stop_gradient
+from qkv.core.arrays import namespace, stop_gradient, where
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
@@ -60,8 +61,8 @@ def _normalize(x: Array) -> Array:
     xp = namespace(x)
     largest = xp.max(xp.abs(stop_gradient(x)), axis=-1, keepdims=True) if x.shape[-1] else xp.ones_like(x[..., :1])
     # Divide by the largest entry first: squares of 1e30 or 1e-30 overflow or underflow in float32.
-    x = x / xp.where(largest > 0, largest, xp.ones_like(largest))
+    x = x / where(largest > 0, largest, 1.0)
     square = xp.sum(x * x, axis=-1, keepdims=True)
     # Dividing a row of zeros by infinity makes its gradient 0 too.
-    zero, one = square == 0, xp.ones_like(square)
-    return x / xp.where(zero, xp.inf * one, xp.sqrt(xp.where(zero, one, square)))
+    zero = square == 0
+    return x / where(zero, math.inf, xp.sqrt(where(zero, 1.0, square)))

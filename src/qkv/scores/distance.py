@@ -8,10 +8,11 @@ Source: Hastie, Tibshirani, Friedman (2009), The elements of statistical learnin
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
-from qkv.core.arrays import asarray_like, namespace
+from qkv.core.arrays import is_array, namespace, where
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.typing import Array, Bool, Num
 from qkv.scores.base import GeneralScore
@@ -44,10 +45,9 @@ class DistanceKernel(GeneralScore):
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
     ) -> Num[Array, "*#batch q k"]:
         """Return log K(‖q − k‖ / h)."""
-        # Not ‖q‖² − 2<q,k> + ‖k‖²: that loses half the digits where q is near k, and a root takes half of the
-        # rest.
+        # ‖q‖² − 2<q,k> + ‖k‖² would lose half the digits where q is near k, and a square root half of the rest.
         bandwidth = expand_to_pairs(self.bandwidth)
-        if bandwidth is not self.bandwidth:
+        if is_array(bandwidth) and bandwidth.ndim:
             bandwidth = bandwidth[..., None]
         difference = (query[..., :, None, :] - key[..., None, :, :]) / bandwidth
         return self.log_kernel(namespace(query).sum(difference * difference, axis=-1))
@@ -136,14 +136,12 @@ class Triangular(DistanceKernel):
 
 
 def _log_where(inside: Bool[Array, "*batch q k"], kernel: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-    xp = namespace(kernel)
     # Replace the kernel before the logarithm: the gradient of log 0 is NaN even where it is not selected.
-    logs = xp.log(xp.where(inside, kernel, xp.ones_like(kernel)))
-    return xp.where(inside, logs, asarray_like(kernel, -xp.inf, kernel.dtype))
+    logs = namespace(kernel).log(where(inside, kernel, 1.0))
+    return where(inside, logs, -math.inf)
 
 
 def _sqrt(square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
     """Return the square root with gradient 0 at 0, the mean over directions of the gradient of a distance."""
-    xp = namespace(square)
     zero = square == 0
-    return xp.where(zero, xp.zeros_like(square), xp.sqrt(xp.where(zero, xp.ones_like(square), square)))
+    return where(zero, 0.0, namespace(square).sqrt(where(zero, 1.0, square)))

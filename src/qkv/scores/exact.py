@@ -55,4 +55,5 @@ def _equal_texts(query: Shaped[np.ndarray, " q"], key: Shaped[np.ndarray, " k"])
     # A missing value (None) equals nothing, itself included.
     missing = np.array(None, dtype=object)
     present = np.not_equal(query, missing)[:, None] & np.not_equal(key, missing)[None, :]
-    return np.equal.outer(query, key) & present
+    equal: np.ndarray = np.equal.outer(query, key) & present
+    return equal

@@ -7,9 +7,10 @@ Source: Gemma Team (2024), Gemma 2, section 2, https://arxiv.org/abs/2408.00118.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from qkv.core.arrays import asarray_like, namespace
+from qkv.core.arrays import asarray_like, namespace, where
 from qkv.core.parts import array_field, expand_to_pairs, require_number
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
@@ -54,9 +55,8 @@ class Softcap(PointwiseScore):
 
     def transform(self, logits: Num[Array, "*#batch #q #k"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
         """Return cap · tanh(logit / cap)."""
-        xp = namespace(logits)
         cap = expand_to_pairs(self.cap)
         # A logit of −inf, which excludes the pair, must not become −cap.
-        excluded = logits == -xp.inf
-        capped = cap * xp.tanh(xp.where(excluded, xp.zeros_like(logits), logits) / cap)
-        return xp.where(excluded, logits, capped)
+        excluded = logits == -math.inf
+        capped = cap * namespace(logits).tanh(where(excluded, 0.0, logits) / cap)
+        return where(excluded, -math.inf, capped)

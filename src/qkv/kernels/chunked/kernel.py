@@ -271,7 +271,7 @@ def _row_logits(call: ChunkedCall) -> Float[Tensor, "*batch q k"]:
         found = [_product(query, call.chunk(0, n).mT) for n in range(len(call.ranges))]
     else:
         found = [_chunk_logits(call, query, n, cols) for n, cols in enumerate(call.ranges)]
-    logits: Tensor = namespace(query).concat(found, axis=-1)
+    logits = typing.cast("Tensor", namespace(query).concat(found, axis=-1))
     return logits if tuple(logits.shape[:-2]) == call.batch else logits.expand(*call.batch, *logits.shape[-2:])
 
 
