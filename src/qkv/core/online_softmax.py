@@ -211,6 +211,6 @@ def rescale(
     return xp.where(factor == 0, where(xp.isfinite(weighted), 0.0, weighted), weighted * factor)
 
 
-def nonzero(total: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:
-    """Return the total, or 1 where it is 0, to divide by."""
-    return where(total == 0, 1.0, total)
+def nonzero(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """Return `x`, or 1 where it is 0: a divisor, or the argument of a logarithm."""
+    return where(x == 0, 1.0, x)

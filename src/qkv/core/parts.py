@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cache
 from types import EllipsisType
-from typing import Any, ClassVar, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -30,7 +30,9 @@ from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.typing import Array, DType
 from qkv.errors import KindError, OptionError, ShapeError
 
-__all__ = ["Part", "array_field", "expand_to_pairs", "require_number"]
+__all__ = ["Part", "array_field", "delegates", "expand_to_pairs", "require_number", "require_positive_integer"]
+
+AnyPart = TypeVar("AnyPart", bound="Part")
 
 
 def array_field(*names: str, default: Any = dataclasses.MISSING) -> Any:
@@ -44,10 +46,33 @@ def array_field(*names: str, default: Any = dataclasses.MISSING) -> Any:
     return dataclasses.field(default=default, metadata={"axes": names})
 
 
+def delegates(field: str, *names: str) -> Callable[[type[AnyPart]], type[AnyPart]]:
+    """Decorate a part so that attributes and methods are those of the inner part in a field.
+
+    Args:
+        field: name of the field, or of the property, that holds the inner part.
+        *names: names of the attributes and methods.
+
+    Example:
+        >>> from qkv.masks import Causal
+        >>> (~Causal()).positional
+        True
+    """
+
+    def decorate(cls: type[AnyPart]) -> type[AnyPart]:
+        for name in names:
+            setattr(cls, name, _delegate(field, name))
+        return cls
+
+    return decorate
+
+
+def _delegate(field: str, name: str) -> property:
+    return property(lambda self: getattr(getattr(self, field), name), doc=f"The `{name}` of `{field}`.")
+
+
 class Part:
     """A frozen dataclass of numbers, names, arrays and other parts."""
-
-    is_part: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -175,10 +200,15 @@ class Part:
         self._map(note)
         return iter(found)
 
-    def _map(self, function: Callable[[Array, tuple[str, ...] | None], Array]) -> Self:
+    def _map(
+        self,
+        function: Callable[[Any, tuple[str, ...] | None], Any],
+        is_leaf: Callable[[object], bool] = is_array,
+    ) -> Self:
+        """Return the part with `function(leaf, names of the field's axes)` in place of each leaf."""
         out = object.__new__(type(self))
         for name, value in self.__dict__.items():
-            object.__setattr__(out, name, _mapped(value, _fields(self).get(name), function))
+            object.__setattr__(out, name, _mapped(value, _fields(self).get(name), function, is_leaf))
         return out
 
     def __str__(self) -> str:
@@ -216,13 +246,16 @@ def _flatten(value: object) -> Iterator[object]:
 
 
 def _mapped(
-    value: Any, names: tuple[str, ...] | None, function: Callable[[Array, tuple[str, ...] | None], Array]
+    value: Any,
+    names: tuple[str, ...] | None,
+    function: Callable[[Any, tuple[str, ...] | None], Any],
+    is_leaf: Callable[[object], bool],
 ) -> Any:
     if isinstance(value, tuple):
-        return tuple(_mapped(item, names, function) for item in value)
+        return tuple(_mapped(item, names, function, is_leaf) for item in value)
     if isinstance(value, Part):
-        return value._map(function)
-    return function(value, names) if is_array(value) else value
+        return value._map(function, is_leaf)
+    return function(value, names) if is_leaf(value) else value
 
 
 def _signature(value: object) -> Hashable:
@@ -310,3 +343,9 @@ def require_number(owner: str, name: str, value: object, test: Callable[[float],
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not test(value):
         raise OptionError(f"{name} of {owner} must be {condition}, got {value!r}.")
+
+
+def require_positive_integer(owner: str, name: str, value: object) -> None:
+    """Raise an `OptionError` unless a value is an integer of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise OptionError(f"{name} of {owner} must be an integer of at least 1, got {value!r}.")

@@ -6,9 +6,9 @@ and `jax.vmap`, in Equinox modules and in the state of optimizers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard, cast
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from qkv.core.arrays import is_array
 
@@ -48,7 +48,7 @@ class _Leaf:
     value: object
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Skeleton:
     """The static structure of a part: equal and with equal hashes for parts that differ only in their arrays.
 
@@ -59,55 +59,35 @@ class Skeleton:
         True
     """
 
-    part: Part
+    part: Part = field(compare=False)
+    signature: Hashable = field(init=False)
 
     def __post_init__(self) -> None:
-        part = cast("Part", _mapped(self.part, lambda leaf: _Placeholder()))
+        part = self.part._map(lambda leaf, names: _Placeholder(), _is_leaf)
         object.__setattr__(self, "part", part)
-        object.__setattr__(self, "_signature", (type(part), part.signature()))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Skeleton) and self._signature == other._signature
-
-    def __hash__(self) -> int:
-        return hash(self._signature)
-
-    _signature: Hashable = ()
+        object.__setattr__(self, "signature", part.signature())
 
 
 def _flatten(part: Part) -> tuple[list[object], Skeleton]:
     leaves: list[object] = []
 
-    def collect(leaf: object) -> object:
+    def collect(leaf: object, names: object) -> object:
         leaves.append(leaf.value if isinstance(leaf, _Leaf) else leaf)
         return leaf
 
-    _mapped(part, collect)
+    part._map(collect, _is_leaf)
     return leaves, Skeleton(part)
 
 
 def _unflatten(skeleton: Skeleton, leaves: Iterable[object]) -> Part:
     queue = iter(leaves)
 
-    def fill(placeholder: object) -> object:
+    def fill(placeholder: object, names: object) -> object:
         leaf = next(queue)
         return leaf if is_array(leaf) else _Leaf(leaf)
 
-    return cast("Part", _mapped(skeleton.part, fill))
+    return skeleton.part._map(fill, _is_leaf)
 
 
-def _mapped(value: object, function: Callable[[object], object]) -> object:
-    """Return the part with `function` applied to every array, placeholder and leaf."""
-    if isinstance(value, tuple):
-        return tuple(_mapped(item, function) for item in value)
-    if _is_part(value):
-        out = object.__new__(type(value))
-        for name, field in value.__dict__.items():
-            object.__setattr__(out, name, _mapped(field, function))
-        return out
-    return function(value) if is_array(value) or isinstance(value, (_Placeholder, _Leaf)) else value
-
-
-def _is_part(value: object) -> TypeGuard[Part]:
-    # Not by `isinstance`: parts register themselves here, so this module cannot import their class.
-    return bool(getattr(type(value), "is_part", False))
+def _is_leaf(value: object) -> bool:
+    return is_array(value) or isinstance(value, (_Placeholder, _Leaf))

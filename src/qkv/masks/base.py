@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Literal
 
-from qkv.core.arrays import dtype_name, is_array
-from qkv.core.parts import Part
+from qkv.core.arrays import as_array, dtype_name, is_array
+from qkv.core.parts import Part, delegates
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool, Shaped
+from qkv.core.typing import Array, ArrayLike, Bool, Shaped
 from qkv.errors import KindError
 
 __all__ = ["And", "Coverage", "Mask", "Not", "Or", "and_masks", "require_boolean", "require_mask"]
@@ -159,30 +159,12 @@ class Or(_Combined):
         return f"({self.left} | {self.right})"
 
 
+@delegates("mask", "positional", "key_only", "relative", "check")
 @dataclass(frozen=True, eq=False)
 class Not(Mask):
     """Allow the pairs that the mask excludes."""
 
     mask: Mask
-
-    @property
-    def positional(self) -> bool:  # type: ignore[override]
-        """True if the inner mask is positional."""
-        return self.mask.positional
-
-    @property
-    def key_only(self) -> bool:  # type: ignore[override]
-        """True if the inner mask depends on the key alone."""
-        return self.mask.key_only
-
-    @property
-    def relative(self) -> bool:  # type: ignore[override]
-        """True if the inner mask is relative."""
-        return self.mask.relative
-
-    def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` if the inner mask does not fit."""
-        self.mask.check(q, k)
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
         """Return `~mask`."""
@@ -236,12 +218,15 @@ def require_boolean(owner: str, array: Shaped[Array, "*_shape"]) -> Bool[Array, 
     return array
 
 
-def require_integers(owner: str, name: str, value: Array | int) -> Array | int:
-    """Return an integer, or an array of integers, unchanged.
+def require_integers(owner: str, name: str, value: ArrayLike) -> Array | int:
+    """Return an integer unchanged, and other values as an array of integers.
 
     Raises:
         KindError: the array holds anything but integers.
     """
-    if not isinstance(value, int) and "int" not in dtype_name(value):
-        raise KindError(f"{name} of {owner} must be integers, got {dtype_name(value)}. Convert them first.")
-    return value
+    if isinstance(value, int):
+        return value
+    array = as_array(value)
+    if "int" not in dtype_name(array):
+        raise KindError(f"{name} of {owner} must be integers, got {dtype_name(array)}. Convert them first.")
+    return array

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 from qkv.core.positions import Align, Positions
 from qkv.core.tile import Tile
-from qkv.core.typing import Array, Bool
-from qkv.masks.base import Coverage, Mask
+from qkv.masks.window import BandMask
 
 __all__ = ["Causal"]
 
 
 @dataclass(frozen=True, eq=False)
-class Causal(Mask):
+class Causal(BandMask):
     """Allow the pairs with key position ≤ query position.
 
     Args:
@@ -32,7 +31,8 @@ class Causal(Mask):
     """
 
     align: Align | None = None
-    relative = True
+    before = None
+    after = 0
 
     def validate(self) -> None:
         """Check that the alignment is known."""
@@ -48,19 +48,3 @@ class Causal(Mask):
         """Return the position of query 0 if it is the same for the whole batch."""
         offset = tile.offset(self.align)
         return offset if isinstance(offset, int) else None
-
-    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return `j <= i`."""
-        return tile.map_relative_positions(reference, lambda distance: distance <= 0, self.align)
-
-    def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the keys up to the last query's position."""
-        span = tile.query_position_range(self.align)
-        return 0, tile.k_total if span is None else min(tile.k_total, span[1] + 1)
-
-    def coverage(self, tile: Tile) -> Coverage:
-        """Return "all" up to the first query's position and "none" after the last."""
-        span = tile.query_position_range(self.align)
-        if span is None:
-            return "part"
-        return "all" if tile.cols[1] - 1 <= span[0] else "none" if tile.cols[0] > span[1] else "part"

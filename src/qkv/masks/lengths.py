@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qkv.core.arrays import as_array, to_numpy
+from qkv.core.arrays import to_numpy
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool
@@ -38,8 +38,7 @@ class Lengths(Mask):
 
     def validate(self) -> None:
         """Convert `lengths` to an array of integers unless it is one number."""
-        lengths = self.lengths if isinstance(self.lengths, int) else as_array(self.lengths)
-        object.__setattr__(self, "lengths", require_integers("Lengths", "lengths", lengths))
+        object.__setattr__(self, "lengths", require_integers("Lengths", "lengths", self.lengths))
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
         """Return `j < length`."""

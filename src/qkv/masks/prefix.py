@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import as_array
 from qkv.core.parts import array_field
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool
@@ -43,8 +42,7 @@ class Prefix(Mask):
 
     def validate(self) -> None:
         """Convert `length` to an array of integers unless it is one number."""
-        length = self.length if isinstance(self.length, int) else as_array(self.length)
-        object.__setattr__(self, "length", require_integers("Prefix", "length", length))
+        object.__setattr__(self, "length", require_integers("Prefix", "length", self.length))
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
         """Return `(j < length) | (j <= i)`."""

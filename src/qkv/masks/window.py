@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qkv.core.positions import Align
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool
 from qkv.errors import OptionError
@@ -12,8 +13,54 @@ from qkv.masks.base import Coverage, Mask
 __all__ = ["Window"]
 
 
+class BandMask(Mask):
+    """Base class of masks that allow query position − before ≤ key position ≤ query position + after.
+
+    Attributes:
+        before, after: number of allowed keys on each side of the query's own position; None for all.
+        align: alignment of queries with keys, in place of the call's `positions`; None for those.
+    """
+
+    before: int | None
+    after: int | None
+    align: Align | None = None
+    relative = True
+
+    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
+        """Return `(i - before <= j) & (j <= i + after)`."""
+
+        def inside(distance: Array) -> Array:
+            out = distance == distance if self.after is None else distance <= self.after
+            return out if self.before is None else out & (distance >= -self.before)
+
+        return tile.map_relative_positions(reference, inside, self.align)
+
+    def key_range(self, tile: Tile) -> tuple[int, int]:
+        """Return the keys from `before` the first query's position to `after` the last."""
+        span = tile.query_position_range(self.align)
+        if span is None:
+            return 0, tile.k_total
+        start = 0 if self.before is None else max(0, span[0] - self.before)
+        stop = tile.k_total if self.after is None else min(tile.k_total, span[1] + self.after + 1)
+        return start, stop
+
+    def coverage(self, tile: Tile) -> Coverage:
+        """Decide from the corners of the tile."""
+        span = tile.query_position_range(self.align)
+        if span is None:
+            return "part"
+        first, last = tile.cols[0], tile.cols[1] - 1
+        if self.before is not None and last < span[0] - self.before:
+            return "none"
+        if self.after is not None and first > span[1] + self.after:
+            return "none"
+        inside_left = self.before is None or first >= span[1] - self.before
+        inside_right = self.after is None or last <= span[0] + self.after
+        return "all" if inside_left and inside_right else "part"
+
+
 @dataclass(frozen=True, eq=False)
-class Window(Mask):
+class Window(BandMask):
     """Allow the pairs with query position − before ≤ key position ≤ query position + after.
 
     Args:
@@ -26,7 +73,8 @@ class Window(Mask):
 
     Example:
         >>> import numpy as np
-        >>> from qkv.core.tile import Tile
+        >>> from qkv.core.positions import Align
+    from qkv.core.tile import Tile
         >>> Window(1, 0).allowed(Tile.whole(3, 3), np.zeros(()))
         array([[ True, False, False],
                [ True,  True, False],
@@ -36,7 +84,6 @@ class Window(Mask):
     before: int | None
     after: int | None
     positional = True
-    relative = True
 
     def validate(self) -> None:
         """Check that both numbers are non-negative integers or None."""
@@ -44,37 +91,3 @@ class Window(Mask):
             n = getattr(self, name)
             if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
                 raise OptionError(f"{name} of Window must be a non-negative integer, or None for all, got {n!r}.")
-
-    def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return `(i - before <= j) & (j <= i + after)`."""
-
-        def inside(distance: Array) -> Array:
-            out = distance == distance
-            if self.before is not None:
-                out = out & (distance >= -self.before)
-            return out if self.after is None else out & (distance <= self.after)
-
-        return tile.map_relative_positions(reference, inside)
-
-    def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the keys from `before` the first query's position to `after` the last."""
-        span = tile.query_position_range()
-        if span is None:
-            return 0, tile.k_total
-        start = 0 if self.before is None else max(0, span[0] - self.before)
-        stop = tile.k_total if self.after is None else min(tile.k_total, span[1] + self.after + 1)
-        return start, stop
-
-    def coverage(self, tile: Tile) -> Coverage:
-        """Decide from the corners of the tile."""
-        span = tile.query_position_range()
-        if span is None:
-            return "part"
-        first, last = tile.cols[0], tile.cols[1] - 1
-        if self.before is not None and last < span[0] - self.before:
-            return "none"
-        if self.after is not None and first > span[1] + self.after:
-            return "none"
-        inside_left = self.before is None or first >= span[1] - self.before
-        inside_right = self.after is None or last <= span[0] + self.after
-        return "all" if inside_left and inside_right else "part"

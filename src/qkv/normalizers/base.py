@@ -44,6 +44,8 @@ class Normalizer(Part, ABC):
         differentiable: gradients reach the logits.
         power: p if weights are max(0, scale · logit − τ)^p with τ such that they sum to 1; otherwise None.
         scale: the factor by which `prepare` multiplies, if it does nothing else; otherwise None.
+        distribution: the normalizer whose weights are the probabilities of the drawn key; None if no single key is
+            drawn.
     """
 
     online: bool = True
@@ -57,15 +59,11 @@ class Normalizer(Part, ABC):
     differentiable: ClassVar[bool] = True
     power: int | None = None
     scale: float | None = None
+    distribution: Normalizer | None = None
 
     def simplify(self, k: int) -> Normalizer:
         """Return a simpler normalizer with the same weights for at most `k` keys, or this one."""
         return self
-
-    @property
-    def distribution(self) -> Normalizer | None:
-        """The normalizer whose weights are the probabilities of the drawn key; None if no single key is drawn."""
-        return None
 
     def log_total(self, logits: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
         """Return the log-sum-exp of each row, for normalizers with `log_sum_exp`."""
@@ -144,7 +142,7 @@ class Normalizer(Part, ABC):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return the gradient of a tile's prepared logits.
+        """Return the gradient of a tile's prepared logits, 0 for normalizers that are not differentiable.
 
         Args:
             logits: prepared logits of the tile.
@@ -154,7 +152,9 @@ class Normalizer(Part, ABC):
             summary: the second result of `finalize`.
             tile: the tile.
         """
-        raise self._needs_rows()
+        if self.differentiable:
+            raise self._needs_rows()
+        return namespace(logits).zeros_like(logits)
 
     def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
         """Return per-row gradients of `arrays()` that do not flow through `prepare`; None where there are none."""

@@ -77,18 +77,6 @@ class OneHot(Normalizer):
         """Return 1 where the tile holds the selected key."""
         return self._one(logits, is_selected(self.perturb(logits, tile), (summary[0], summary[1]), tile))
 
-    def logit_gradient(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        weight_gradient: Float[Array, "*batch q k"],
-        row_dot: Float[Array, "*batch q 1"],
-        summary: Summary,
-        tile: Tile,
-    ) -> Float[Array, "*batch q k"]:
-        """Return 0: the weights are piecewise constant."""
-        return namespace(logits).zeros_like(logits)
-
     def _one(self, logits: Array, chosen: Array) -> Array:
         xp = namespace(logits)
         one = cast(chosen, logits.dtype)

@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qkv.core.arrays import cast, namespace
-from qkv.core.tile import Tile
+from qkv.core.arrays import cast
 from qkv.core.typing import Array, Float
-from qkv.normalizers.base import Summary, excluded
+from qkv.normalizers.base import excluded
 from qkv.normalizers.linear import LinearNormalizer
 
 __all__ = ["Mean"]
@@ -34,15 +33,3 @@ class Mean(LinearNormalizer):
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Return 1 for each key that is not excluded."""
         return cast(~excluded(logits), logits.dtype)
-
-    def logit_gradient(
-        self,
-        logits: Float[Array, "*batch q k"],
-        weights: Float[Array, "*batch q k"],
-        weight_gradient: Float[Array, "*batch q k"],
-        row_dot: Float[Array, "*batch q 1"],
-        summary: Summary,
-        tile: Tile,
-    ) -> Float[Array, "*batch q k"]:
-        """Return 0: the weights do not depend on the logits."""
-        return namespace(logits).zeros_like(logits)

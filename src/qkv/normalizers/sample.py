@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core import random
-from qkv.core.parts import array_field
+from qkv.core.parts import array_field, delegates
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.errors import OptionError
@@ -24,6 +24,7 @@ from qkv.normalizers.softmax import Softmax
 __all__ = ["Sample"]
 
 
+@delegates("distribution", "prepare", "validate")
 @dataclass(frozen=True, eq=False)
 class Sample(OneHot):
     """Draw one key per query from the softmax, with the call's seed.
@@ -44,18 +45,10 @@ class Sample(OneHot):
     temperature: Array | float = array_field(default=1.0)
     stochastic: ClassVar[bool] = True
 
-    def validate(self) -> None:
-        """Check that the temperature is positive."""
-        self.distribution.validate()
-
     @property
-    def distribution(self) -> Softmax:
+    def distribution(self) -> Softmax:  # type: ignore[override]
         """The softmax from which keys are drawn."""
         return Softmax(self.temperature)
-
-    def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return logits / T."""
-        return self.distribution.prepare(logits)
 
     def perturb(self, logits: Float[Array, "*batch q k"], tile: Tile | None) -> Float[Array, "*batch q k"]:
         """Return logits + Gumbel noise."""

@@ -14,6 +14,7 @@ from typing import ClassVar
 from qkv.core.arrays import namespace, where
 from qkv.core.online_softmax import TopKeys
 from qkv.core.ordering import kth_largest
+from qkv.core.parts import delegates, require_positive_integer
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
 from qkv.errors import OptionError
@@ -24,6 +25,7 @@ from qkv.normalizers.softmax import Softmax
 __all__ = ["TopK"]
 
 
+@delegates("normalizer", "shift_invariant", "sums_to_one", "stochastic", "differentiable", "prepare")
 @dataclass(frozen=True, eq=False)
 class TopK(Normalizer):
     """Keep the k largest logits of each row and normalize them; ties go to the lowest index.
@@ -47,8 +49,7 @@ class TopK(Normalizer):
 
     def validate(self) -> None:
         """Check that `k` is a positive integer and `normalizer` a normalizer."""
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
-            raise OptionError(f"k of TopK must be an integer of at least 1, got {self.k!r}.")
+        require_positive_integer("TopK", "k", self.k)
         if not isinstance(self.normalizer, Normalizer):
             raise OptionError(f"normalizer must be a Normalizer, got {self.normalizer!r}. Give one, such as Softmax().")
 
@@ -61,26 +62,6 @@ class TopK(Normalizer):
     def top_k(self) -> int | None:  # type: ignore[override]
         """K if the inner normalizer neither draws nor selects keys, otherwise None."""
         return None if self.normalizer.stochastic or self.normalizer.selects_keys else self.k
-
-    @property
-    def shift_invariant(self) -> bool:  # type: ignore[override]
-        """True if the inner normalizer is shift-invariant."""
-        return self.normalizer.shift_invariant
-
-    @property
-    def sums_to_one(self) -> bool:  # type: ignore[override]
-        """True if the inner normalizer's weights sum to 1."""
-        return self.normalizer.sums_to_one
-
-    @property
-    def stochastic(self) -> bool:  # type: ignore[override]
-        """True if the inner normalizer draws at random."""
-        return self.normalizer.stochastic
-
-    @property
-    def differentiable(self) -> bool:  # type: ignore[override]
-        """True if the inner normalizer passes gradients to the logits."""
-        return self.normalizer.differentiable
 
     def accumulator_width(self, value_width: int) -> int:
         """Return the count of rank, index, logit and value numbers of the kept keys."""
@@ -112,10 +93,6 @@ class TopK(Normalizer):
             # Merging pairs of groups lowers the bound a little and halves the time.
             largest = xp.maximum(largest[..., :half], largest[..., half : 2 * half])
         return kth_largest(largest, self.k)
-
-    def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Prepare logits as the inner normalizer does."""
-        return self.normalizer.prepare(logits)
 
     def accumulate(
         self,

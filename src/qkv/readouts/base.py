@@ -27,12 +27,18 @@ __all__ = [
     "across_keys",
     "flatten",
     "query_slice",
-    "refuse_unless_sums_to_one",
     "unflatten",
 ]
 
 ReduceOp = Literal["set", "add", "max", "logaddexp", "top-k"]
 Result: TypeAlias = Array | tuple[Array, ...]
+
+_REQUIREMENTS = {
+    "sums_to_one": "weights that sum to 1, and those of {} do not.",
+    "distribution": "the normalizer Sample, which draws a key, and the normalizer is {}.",
+    "log_sum_exp": "a softmax, and the normalizer is {}.",
+}
+"""What a readout needs, by the fact of the normalizer, and how a normalizer without it is refused."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +93,18 @@ class Readout(Part, ABC):
         pooling: "mean" or "max" if the result is the weights pooled to `size` cells per side, which kernels
             compute in the forward pass; otherwise None.
         is_log_sum_exp: the result is the log-sum-exp of each query, which kernels have after the forward pass.
+        head_indices: indices along the last batch axis of the heads that are read; None if all heads are.
+        requires: fact of a normalizer without which the readout is undefined; None if it is always defined.
+        reduce_op, initial: how the numbers of a query are combined over the keys, see `Reduction`.
     """
 
     accepts_tiles: bool = True
     pooling: Literal["mean", "max"] | None = None
     is_log_sum_exp: bool = False
-
-    @property
-    def head_indices(self) -> tuple[int, ...] | None:
-        """Indices along the last batch axis of the heads that are read; None if all heads are."""
-        return None
+    head_indices: tuple[int, ...] | None = None
+    requires: Literal["sums_to_one", "distribution", "log_sum_exp"] | None = None
+    reduce_op: ReduceOp = "set"
+    initial: float = 0
 
     @property
     def per_head(self) -> Readout:
@@ -105,7 +113,9 @@ class Readout(Part, ABC):
 
     def refuse(self, normalizer: Normalizer) -> str | None:
         """Return the reason why the readout is undefined for the normalizer, as a sentence, or None."""
-        return None
+        if self.requires is None or getattr(normalizer, self.requires):
+            return None
+        return f"{type(self).__name__} needs {_REQUIREMENTS[self.requires].format(normalizer)}"
 
     def check(self, tile: Tile) -> None:
         """Raise an error if the readout refers to queries, heads or positions that the call does not have."""
@@ -137,7 +147,7 @@ class Readout(Part, ABC):
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
         """Return one `Reduction` per array of the result of `read`; by default one number per query."""
-        return (Reduction((tile.q_total,), query_slice(tile)),)
+        return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, self.reduce_op), self.initial),)
 
     def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
         """Combine the arrays stored so far with those of a tile."""
@@ -169,10 +179,3 @@ def unflatten(arrays: tuple[Array, ...], like: Result | type) -> Result:
     kind: Any = like if isinstance(like, type) else type(like)
     unflattened: Result = kind(*arrays) if issubclass(kind, tuple) else arrays[0]
     return unflattened
-
-
-def refuse_unless_sums_to_one(name: str, normalizer: Normalizer) -> str | None:
-    """Return the reason for refusing a normalizer whose weights do not sum to 1, or None."""
-    if normalizer.sums_to_one:
-        return None
-    return f"{name} needs weights that sum to 1, and those of {normalizer} do not."

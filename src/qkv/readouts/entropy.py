@@ -12,7 +12,7 @@ from qkv.core.online_softmax import nonzero
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer
-from qkv.readouts.base import Readout, Reduction, across_keys, query_slice, refuse_unless_sums_to_one
+from qkv.readouts.base import Readout
 
 __all__ = ["Entropy"]
 
@@ -31,9 +31,8 @@ class Entropy(Readout):
         array([4.])
     """
 
-    def refuse(self, normalizer: Normalizer) -> str | None:
-        """Refuse weights that do not sum to 1."""
-        return refuse_unless_sums_to_one("Entropy", normalizer)
+    requires = "sums_to_one"
+    reduce_op = "add"
 
     def read(
         self,
@@ -45,7 +44,3 @@ class Entropy(Readout):
         """Return −Σ w log w, with 0 log 0 = 0."""
         xp = namespace(weights)
         return -xp.sum(weights * xp.log(nonzero(weights)), axis=-1)
-
-    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Add one number per query over the keys."""
-        return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, "add")),)

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from qkv.core.arrays import namespace
+from qkv.core.parts import delegates
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.errors import KindError, OptionError, ShapeError
 from qkv.normalizers.base import Normalizer
-from qkv.readouts.base import Readout, Reduction, Result, flatten, unflatten
+from qkv.readouts.base import Readout, Result, flatten, unflatten
 
 __all__ = ["Heads"]
 
 
+@delegates("readout", "accepts_tiles", "pooling", "is_log_sum_exp")
+@delegates("readout", "refuse", "element_count", "reductions", "merge", "finalize")
 @dataclass(frozen=True, eq=False)
 class Heads(Readout):
     """Apply another readout to the given heads, in the given order. Heads are the last batch axis.
@@ -51,7 +53,7 @@ class Heads(Readout):
             raise OptionError(f"heads of Heads must be one or more integers, got {self.heads!r}.")
 
     @property
-    def head_indices(self) -> tuple[int, ...]:
+    def head_indices(self) -> tuple[int, ...]:  # type: ignore[override]
         """The indices of the heads that are read."""
         return self.heads
 
@@ -59,25 +61,6 @@ class Heads(Readout):
     def per_head(self) -> Readout:
         """The inner readout."""
         return self.readout
-
-    @property
-    def accepts_tiles(self) -> bool:  # type: ignore[override]
-        """True if the inner readout accepts tiles."""
-        return self.readout.accepts_tiles
-
-    @property
-    def pooling(self) -> Literal["mean", "max"] | None:  # type: ignore[override]
-        """The inner readout's pooling."""
-        return self.readout.pooling
-
-    @property
-    def is_log_sum_exp(self) -> bool:  # type: ignore[override]
-        """True if the inner readout is the log-sum-exp."""
-        return self.readout.is_log_sum_exp
-
-    def refuse(self, normalizer: Normalizer) -> str | None:
-        """Return the inner readout's reason."""
-        return self.readout.refuse(normalizer)
 
     def check(self, tile: Tile) -> None:
         """Raise a `ShapeError` unless the call has these heads."""
@@ -90,10 +73,6 @@ class Heads(Readout):
             if not -count <= head < count:
                 raise ShapeError(f"heads of Heads must be below {count}, the number of heads, got {head}.")
         self.readout.check(tile)
-
-    def element_count(self, q: int, k: int) -> int:
-        """Return the inner readout's count for one head."""
-        return self.readout.element_count(q, k)
 
     def total_elements(self, tile: Tile) -> int:
         """Return the inner readout's count for all heads that are read."""
@@ -120,15 +99,3 @@ class Heads(Readout):
         for pieces, field in zip(zip(*map(flatten, results), strict=True), self.reductions(tile), strict=True):
             arrays.append(namespace(*pieces).concat(list(pieces), axis=-len(field.shape) - 1))
         return unflatten(tuple(arrays), results[0])
-
-    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Return the inner readout's reductions."""
-        return self.readout.reductions(tile)
-
-    def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
-        """Combine arrays as the inner readout does."""
-        return self.readout.merge(old, new, tile)
-
-    def finalize(self, whole: Any, tile: Tile) -> Any:
-        """Return the inner readout's final result."""
-        return self.readout.finalize(whole, tile)

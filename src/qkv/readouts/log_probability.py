@@ -16,7 +16,6 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
-from qkv.readouts.sampled_key import refuse_without_draw
 
 __all__ = ["LogProbability"]
 
@@ -41,9 +40,7 @@ class LogProbability(Readout):
         array([0.25])
     """
 
-    def refuse(self, normalizer: Normalizer) -> str | None:
-        """Refuse normalizers that do not draw a key."""
-        return refuse_without_draw("LogProbability", normalizer)
+    requires = "distribution"
 
     def element_count(self, q: int, k: int) -> int:
         """Return 3 q: the drawn logit, the log-sum-exp and their difference."""

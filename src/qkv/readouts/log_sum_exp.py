@@ -12,7 +12,7 @@ from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.softmax import Softmax
-from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
+from qkv.readouts.base import Readout
 
 __all__ = ["LogSumExp"]
 
@@ -32,10 +32,9 @@ class LogSumExp(Readout):
     """
 
     is_log_sum_exp = True
-
-    def refuse(self, normalizer: Normalizer) -> str | None:
-        """Refuse normalizers without a log-sum-exp."""
-        return None if normalizer.log_sum_exp else f"LogSumExp needs a softmax, and the normalizer is {normalizer}."
+    requires = "log_sum_exp"
+    reduce_op = "logaddexp"
+    initial = -math.inf
 
     def read(
         self,
@@ -48,7 +47,3 @@ class LogSumExp(Readout):
         if tile.cols[0] > 0 and isinstance(normalizer, Softmax) and normalizer.sink is not None:
             normalizer = replace(normalizer, sink=None)
         return normalizer.log_total(logits)[..., 0]
-
-    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Combine one number per query over the keys."""
-        return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, "logaddexp"), -math.inf),)

@@ -11,7 +11,7 @@ from qkv.core.arrays import cast, namespace
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer
-from qkv.readouts.base import Readout, Reduction, across_keys, query_slice, refuse_unless_sums_to_one
+from qkv.readouts.base import Readout
 
 __all__ = ["MeanDistance"]
 
@@ -36,9 +36,8 @@ class MeanDistance(Readout):
         array([1.  , 0.67, 1.  ])
     """
 
-    def refuse(self, normalizer: Normalizer) -> str | None:
-        """Refuse weights that do not sum to 1."""
-        return refuse_unless_sums_to_one("MeanDistance", normalizer)
+    requires = "sums_to_one"
+    reduce_op = "add"
 
     def check(self, tile: Tile) -> None:
         """Raise a `PositionError` unless the positions of queries are known."""
@@ -55,7 +54,3 @@ class MeanDistance(Readout):
         xp = namespace(weights)
         between = xp.abs(tile.query_positions(weights) - tile.key_positions(weights))
         return xp.sum(weights * cast(between, weights.dtype), axis=-1)
-
-    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Add one number per query over the keys."""
-        return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, "add")),)

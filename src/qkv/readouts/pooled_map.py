@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from qkv.core.arrays import asarray_like
+from qkv.core.parts import require_positive_integer
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.errors import OptionError
@@ -52,8 +53,7 @@ class PooledMap(Readout):
 
     def validate(self) -> None:
         """Check `size` and `how`."""
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise OptionError(f"size of PooledMap must be an integer of at least 1, got {self.size!r}.")
+        require_positive_integer("PooledMap", "size", self.size)
         if self.how not in ("mean", "max"):
             raise OptionError(f'how of PooledMap must be "mean" or "max", got {self.how!r}.')
 

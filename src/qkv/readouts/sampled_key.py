@@ -8,7 +8,7 @@ from qkv.core.arrays import namespace, where, zeros
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
 from qkv.normalizers.base import Normalizer
-from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
+from qkv.readouts.base import Readout
 
 __all__ = ["SampledKey"]
 
@@ -28,9 +28,10 @@ class SampledKey(Readout):
         array([1])
     """
 
-    def refuse(self, normalizer: Normalizer) -> str | None:
-        """Refuse normalizers that do not draw a key."""
-        return refuse_without_draw("SampledKey", normalizer)
+    requires = "distribution"
+    # A tile without the drawn key gives −1.
+    reduce_op = "max"
+    initial = -1
 
     def read(
         self,
@@ -46,14 +47,3 @@ class SampledKey(Readout):
             return zeros(weights, tuple(weights.shape[:-1]), xp.int32) - 1
         index = xp.argmax(xp.astype(chosen, xp.int32), axis=-1) + tile.cols[0]
         return where(xp.any(chosen, axis=-1), index, -1)
-
-    def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Take the maximum over tiles; tiles without the drawn key give −1."""
-        return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, "max"), -1),)
-
-
-def refuse_without_draw(name: str, normalizer: Normalizer) -> str | None:
-    """Return the reason for refusing a normalizer that does not draw a key, or None."""
-    if normalizer.distribution is not None:
-        return None
-    return f"{name} needs the normalizer Sample, which draws a key, and the normalizer is {normalizer}."

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from qkv.core.arrays import namespace, where, zeros
 from qkv.core.ordering import finite_top_k_indices
+from qkv.core.parts import require_positive_integer
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
-from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction, across_keys, query_slice
 
@@ -50,8 +50,7 @@ class TopWeights(Readout):
 
     def validate(self) -> None:
         """Check that `k` is a positive integer."""
-        if isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1:
-            raise OptionError(f"k of TopWeights must be an integer of at least 1, got {self.k!r}.")
+        require_positive_integer("TopWeights", "k", self.k)
 
     def element_count(self, q: int, k: int) -> int:
         """Return 3 q k: a weight and an index of twice its size for each."""

@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, TypeAlias, final
 import numpy as np
 
 from qkv.core.arrays import as_array, is_text, namespace
-from qkv.core.parts import Part
+from qkv.core.parts import Part, delegates
 from qkv.core.positions import Positions
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, ArrayLike, Num, Shaped
@@ -72,13 +72,9 @@ class Score(Part, ABC):
     is_scaled_dot: bool = False
     tanh_vector: Array | None = None
     gated_product: bool = False
+    inner: Score | None = None
     adds_offset: bool = False
     tanh_cap: float | None = None
-
-    @property
-    def inner(self) -> Score | None:
-        """The score whose logits this score changes one by one; None for other scores."""
-        return None
 
     @property
     def is_inner_product(self) -> bool:
@@ -251,6 +247,8 @@ class InnerProductScore(Score):
         return logits if term is None else logits + term[..., None]
 
 
+@delegates("score", "accepts", "default_normalizer", "elements_per_logit", "lifted_width", "lift_description")
+@delegates("score", "check_widths", "centre")
 class WrapperScore(Score):
     """A score around another one, `score`, whose facts it has unless it overrides them."""
 
@@ -263,49 +261,20 @@ class WrapperScore(Score):
         """Whether the wrapper or its inner score depends on positions."""
         return self.uses_positions or self.score.positional
 
-    @property
-    def accepts(self) -> str:  # type: ignore[override]
-        """The kind of data that the inner score accepts."""
-        return self.score.accepts
-
-    @property
-    def default_normalizer(self) -> str:  # type: ignore[override]
-        """The default normalizer of the inner score."""
-        return self.score.default_normalizer
-
-    def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the number of the inner score."""
-        return self.score.elements_per_logit(query_width, key_width)
-
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
         """Return the number of the inner score plus 4."""
         return self.score.flop_per_logit(query_width, key_width) + 4
-
-    def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the width of the inner score."""
-        return self.score.lifted_width(query_width, key_width)
-
-    def lift_description(self) -> str:
-        """Return the description of the inner score."""
-        return self.score.lift_description()
-
-    def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if the inner score cannot compare these widths."""
-        self.score.check_widths(query_width, key_width)
-
-    def centre(self, key: Num[Array, "*batch k key_width"]) -> Centre:
-        """Return the centre of the inner score."""
-        return self.score.centre(key)
 
     def _lift_description_with(self, own: str) -> str:
         return ", ".join(words for words in (self.score.lift_description(), own) if words)
 
 
+@delegates("score", "query_term")
 class PointwiseScore(WrapperScore):
     """A score that changes each logit of another score. Define `offset` or `transform`."""
 
     @property
-    def inner(self) -> Score | None:
+    def inner(self) -> Score:  # type: ignore[override]
         """The score whose logits are changed."""
         return self.score
 
@@ -350,10 +319,6 @@ class PointwiseScore(WrapperScore):
         if self.is_inner_product:
             return super().projected_logits(left, right, tile)
         return self.transform(self.score.projected_logits(left, right, tile), tile)
-
-    def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
-        """Return the query term of the inner score."""
-        return self.score.query_term(query, tile)
 
 
 class GeneralScore(Score):

@@ -10,15 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qkv.core.arrays import namespace
-from qkv.core.parts import array_field
+from qkv.core.parts import array_field, delegates
 from qkv.core.tile import Centre, Tile
 from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
-from qkv.scores.base import LiftKind, Score, WrapperScore
+from qkv.scores.base import Score, WrapperScore
 
 __all__ = ["Projected"]
 
 
+@delegates("score", "is_inner_product", "tanh_vector", "gated_product", "lift_kind", "projected_logits", "bound")
 @dataclass(frozen=True, eq=False)
 class Projected(WrapperScore):
     """Another score of the mapped query and key; the widths of query and key may differ.
@@ -44,26 +45,6 @@ class Projected(WrapperScore):
     score: Score
     query_weight: Array | None = array_field("hidden", "query_width", default=None)
     key_weight: Array | None = array_field("hidden", "key_width", default=None)
-
-    @property
-    def is_inner_product(self) -> bool:
-        """The fact of the inner score."""
-        return self.score.is_inner_product
-
-    @property
-    def tanh_vector(self) -> Array | None:  # type: ignore[override]
-        """The fact of the inner score."""
-        return self.score.tanh_vector
-
-    @property
-    def gated_product(self) -> bool:  # type: ignore[override]
-        """The fact of the inner score."""
-        return self.score.gated_product
-
-    @property
-    def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
-        """The kind of the inner score."""
-        return self.score.lift_kind
 
     def check_widths(self, query_width: int, key_width: int) -> None:
         """Raise a `ShapeError` if a map does not fit its side, or the mapped widths do not fit the inner score."""
@@ -111,14 +92,6 @@ class Projected(WrapperScore):
     ) -> tuple[Array, Array]:
         """Return the projections of the inner score for the mapped sides."""
         return self.score.project(*self._project(query, key), tile)
-
-    def projected_logits(self, left: Array, right: Array, tile: Tile) -> Num[Array, "*#batch #q #k"]:
-        """Return the logits of the inner score from its projections."""
-        return self.score.projected_logits(left, right, tile)
-
-    def bound(self, left: Array, right: Array) -> Num[Array, ""] | None:
-        """Return the bound of the inner score."""
-        return self.score.bound(left, right)
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile

@@ -197,7 +197,7 @@ class AttentionCall:
                 return array
             return array[:, 0] if array.shape[1] == array.shape[2] == 1 else merge(array)
 
-        return self._map(merge, lambda part: part._map(merge_field), self.heads)  # type: ignore[arg-type]
+        return self._map(merge, lambda part: part._map(merge_field), self.heads)
 
     def select_head(self, head: int) -> AttentionCall:
         """Return the call of a single head; its only batch axis is (batch,)."""
