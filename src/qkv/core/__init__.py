@@ -1,1 +1,1 @@
-"""What every part stands on: arrays of any library, axes, positions, the equation itself."""
+"""Foundations of all parts: arrays of any library, axes, positions, and the equation itself."""

@@ -267,6 +267,8 @@ def where(condition: Array, x: Any, y: Any) -> Array:
         >>> where(np.array([False, True]), 0.0, np.array([1.0, 2.0]))
         array([1., 0.])
     """
+    if isinstance(condition, np.ndarray):
+        return np.where(condition, x, y)
     if is_tensor(condition):  # array-api-compat's `where` takes numbers only in later versions
         selected: Array = sys.modules["torch"].where(condition, x, y)
         return selected

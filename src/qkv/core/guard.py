@@ -82,8 +82,8 @@ def apply_weights(
     def reads_any(keys: Array, elements: Array) -> Array:
         return xp.matmul(cast(keys, weights.dtype), cast(elements, weights.dtype)) > 0
 
-    # An infinite value is read as itself, turned by a negative weight; both signs together are NaN, as in any
-    # sum.
+    # An infinite value stays infinite, with the other sign under a negative weight. Infinities of both signs give NaN,
+    # as in any sum.
     up = reads_any(positive, plus) | reads_any(negative, minus)
     down = reads_any(positive, minus) | reads_any(negative, plus)
     nan = reads_any(support, xp.isnan(constant)) | (up & down) | xp.isnan(stop_gradient(clean_product))

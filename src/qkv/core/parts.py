@@ -185,19 +185,11 @@ class Part:
     def parts(self) -> Iterator[Part]:
         """Yield this part and all its inner parts."""
         yield self
-        for name in _fields(self):
-            for value in _flatten(getattr(self, name)):
-                if isinstance(value, Part):
-                    yield from value.parts()
+        yield from _parts_in(tuple(getattr(self, name) for name in _fields(self)))
 
     def _walk(self) -> Iterator[tuple[Array, tuple[str, ...] | None]]:
         found: list[tuple[Array, tuple[str, ...] | None]] = []
-
-        def note(array: Array, names: tuple[str, ...] | None) -> Array:
-            found.append((array, names))
-            return array
-
-        self._map(note)
+        self._map(lambda array, names: found.append((array, names)))
         return iter(found)
 
     def _map(
@@ -237,12 +229,12 @@ def _fields_of(cls: type[Part]) -> dict[str, tuple[str, ...] | None]:
     return {name: field.metadata.get("axes") for name, field in cls.__dataclass_fields__.items()}  # type: ignore[attr-defined]
 
 
-def _flatten(value: object) -> Iterator[object]:
-    if isinstance(value, tuple):
+def _parts_in(value: object) -> Iterator[Part]:
+    if isinstance(value, Part):
+        yield from value.parts()
+    elif isinstance(value, tuple):
         for item in value:
-            yield from _flatten(item)
-    else:
-        yield value
+            yield from _parts_in(item)
 
 
 def _mapped(

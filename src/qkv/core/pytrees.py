@@ -71,11 +71,7 @@ class Skeleton:
 def _flatten(part: Part) -> tuple[list[object], Skeleton]:
     leaves: list[object] = []
 
-    def collect(leaf: object, names: object) -> object:
-        leaves.append(leaf.value if isinstance(leaf, _Leaf) else leaf)
-        return leaf
-
-    part._map(collect, _is_leaf)
+    part._map(lambda leaf, names: leaves.append(leaf.value if isinstance(leaf, _Leaf) else leaf), _is_leaf)
     return leaves, Skeleton(part)
 
 

@@ -36,7 +36,7 @@ __all__ = ["DROPOUT", "ROUNDS", "SAMPLE", "Indices", "dropout_mask", "dropout_ra
 DROPOUT, SAMPLE = 1, 2
 """Streams of draws. Different streams of one seed are independent."""
 ROUNDS = 13
-"""Rounds of the generator for the words of pairs; see decision 0008."""
+"""Rounds of the generator for the words of pairs; see docs/decisions/0008."""
 _HALF = 1 << 15
 _HIGHEST = 1.0 - 2.0**-24
 

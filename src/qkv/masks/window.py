@@ -10,7 +10,7 @@ from qkv.core.typing import Array, Bool
 from qkv.errors import OptionError
 from qkv.masks.base import Coverage, Mask
 
-__all__ = ["Window"]
+__all__ = ["BandMask", "Window"]
 
 
 class BandMask(Mask):
@@ -45,7 +45,7 @@ class BandMask(Mask):
         return start, stop
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Decide from the corners of the tile."""
+        """Compare the distances at the corners of the tile with `before` and `after`."""
         span = tile.query_position_range(self.align)
         if span is None:
             return "part"

@@ -2,7 +2,8 @@
 
     w_j = [j = argmax_i l_i]
 
-This is a database look-up (mission A7). No gradient reaches the logits; for `Sample`, the score function has one.
+This looks up the best match. No gradient reaches the logits. For a gradient estimate, draw the key with `Sample` and
+use the readout `LogProbability`.
 """
 
 from __future__ import annotations

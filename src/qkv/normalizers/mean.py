@@ -18,7 +18,7 @@ __all__ = ["Mean"]
 
 @dataclass(frozen=True, eq=False)
 class Mean(LinearNormalizer):
-    """Average pooling: the output is the mean of the values whose keys are not excluded (mission A8).
+    """Average pooling: the output is the mean of the values whose keys are not excluded.
 
     Example:
         >>> import numpy as np

@@ -2,8 +2,8 @@
 
     j ~ softmax(l / T)          w_j = 1
 
-The draw is the argmax of l / T + Gumbel noise. No gradient flows through it; the readout `LogProbability` is
-log p_j, so (reward − baseline) · LogProbability is the score-function (REINFORCE) surrogate of mission A9.
+The draw is the argmax of l / T + Gumbel noise. No gradient flows through it. The readout `LogProbability` is log p_j,
+so (reward − baseline) · LogProbability is the surrogate loss of the score-function estimator (REINFORCE).
 Sources: Xu et al. (2015), Show, attend and tell, section 4.1, https://arxiv.org/abs/1502.03044; Williams
 (1992), Simple statistical gradient-following algorithms, https://doi.org/10.1007/BF00992696.
 """

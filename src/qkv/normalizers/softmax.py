@@ -74,7 +74,7 @@ class Softmax(Normalizer):
     def log_total(self, logits: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
         """Return the log-sum-exp of each row, log Σ e^(l / T), with the sink; −inf without key and sink."""
         _, total, shift = self._exponentials(self.prepare(logits))
-        return _log_total(total, shift)
+        return where(total == 0, -math.inf, namespace(total).log(nonzero(total)) + shift)
 
     def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Return logits / T."""
@@ -146,7 +146,3 @@ class Softmax(Normalizer):
             sink = expand_to_pairs(self.sink)
             maximum = xp.maximum(maximum, xp.zeros_like(maximum) + (stop_gradient(sink) if is_array(sink) else sink))
         return finite_shift(maximum)
-
-
-def _log_total(total: Array, shift: Array) -> Array:
-    return where(total == 0, -math.inf, namespace(total).log(nonzero(total)) + shift)

@@ -2,7 +2,7 @@
 
     w = normalizer(l restricted to its k largest)
 
-With `Dot` this is the sparse score of mission B6.
+With `Dot` this is sparse top-k attention.
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class TopK(Normalizer):
     @property
     def online(self) -> bool:  # type: ignore[override]
         """True if the inner normalizer is online and neither draws nor selects keys."""
-        return self.normalizer.online and not (self.normalizer.stochastic or self.normalizer.selects_keys)
+        return self.normalizer.online and self.top_k is not None
 
     @property
     def top_k(self) -> int | None:  # type: ignore[override]
-        """K if the inner normalizer neither draws nor selects keys, otherwise None."""
+        """The number `k` if the inner normalizer neither draws nor selects keys, otherwise None."""
         return None if self.normalizer.stochastic or self.normalizer.selects_keys else self.k
 
     def accumulator_width(self, value_width: int) -> int:
@@ -84,7 +84,7 @@ class TopK(Normalizer):
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"] | None:
         """Return the k-th largest group maximum, which at least k keys reach."""
-        if self.normalizer.stochastic or self.normalizer.selects_keys:
+        if self.top_k is None:
             return None  # such an inner normalizer depends on the indices of keys
         xp = namespace(largest)
         if largest.shape[-1] < self.k:

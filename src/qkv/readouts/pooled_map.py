@@ -28,8 +28,9 @@ class PooledMap(Readout):
     """Pool all weights to at most `size` × `size` cells, `(*batch, rows, cols)`.
 
     Query i is in row ⌊i · rows / q⌋ with rows = min(size, q), key j in column ⌊j · cols / k⌋ with cols =
-    min(size, k). A masked pair counts with weight 0. Means show where the mass is; maxima show single keys, which
-    means hide. The gradient of a maximum goes to the lowest query, then the lowest key, of equals.
+    min(size, k). A masked pair counts with weight 0. A mean shows where most of the weight is; a maximum also shows
+    single large weights, which a mean hides. The gradient of a maximum goes to the lowest query, then the lowest key,
+    of equals.
 
     Args:
         size: cells along each side, at least 1.

@@ -67,9 +67,7 @@ class ByColumn(GeneralScore):
         for name, score, weight in self.columns:
             for side, rows in (("query", query), ("key", key)):
                 if name not in (rows.dtype.names or ()):
-                    raise KindError(
-                        f"{side} has no column {name!r}, only {rows.dtype.names}. Give a structured array with it."
-                    )
+                    raise KindError(f"{side} must have the column {name!r}, got {rows.dtype.names}. Add that field.")
             logits = weight * _column_logits(score, query[name], key[name], (query.ndim, key.ndim))
             total = logits if total is None else total + logits
         assert total is not None

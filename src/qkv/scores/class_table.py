@@ -20,7 +20,7 @@ from qkv.scores.base import LiftKind, PointwiseScore, Score, concat_features
 __all__ = ["ClassTable"]
 
 MAX_LIFTED_CLASSES = 64
-"""Classes up to which one column each costs less than a lookup for every pair: see decision 0006."""
+"""Classes up to which one column each costs less than a lookup for every pair: see docs/decisions/0006."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,11 +17,28 @@ from qkv.core.typing import Array, Num
 from qkv.errors import ShapeError
 from qkv.scores.base import GeneralScore, Score, check_same_width, concat_features, product_bound
 
-__all__ = ["Gated", "check_gate", "gate_logits"]
+__all__ = ["GateWeights", "Gated", "gate_logits"]
+
+
+class GateWeights(Score):
+    """Base class of scores with a gate that is a linear function of each side."""
+
+    query_weight: Array
+    key_weight: Array
+
+    def check_widths(self, query_width: int, key_width: int) -> None:
+        """Raise a `ShapeError` if the widths differ or a gate is for another width."""
+        check_same_width(self, query_width, key_width)
+        for weight in (self.query_weight, self.key_weight):
+            if weight.shape[-1] != query_width:
+                raise ShapeError(
+                    f"query and key have width {query_width}; this {type(self).__name__} has a gate for width "
+                    f"{weight.shape[-1]}. Give gate weights of shape ({query_width},)."
+                )
 
 
 @dataclass(frozen=True, eq=False)
-class Gated(GeneralScore):
+class Gated(GateWeights, GeneralScore):
     """Inner product times a sigmoid of both sides.
 
     Args:
@@ -45,11 +62,6 @@ class Gated(GeneralScore):
     key_weight: Array = array_field("width")
     bias: Array | float = array_field(default=0.0)
     gated_product = True
-
-    def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if the widths differ or the gate is for another width."""
-        check_same_width(self, query_width, key_width)
-        check_gate(self, (self.query_weight, self.key_weight), query_width)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Return 2: the gate and the product."""
@@ -90,13 +102,3 @@ class Gated(GeneralScore):
 def gate_logits(x: Num[Array, "*#batch n width"], weight: Num[Array, "*#batch width"]) -> Num[Array, "*#batch n"]:
     """Return <weight, x> for each row of x."""
     return namespace(x).matmul(x, weight[..., :, None])[..., 0]
-
-
-def check_gate(score: Score, weights: tuple[Array, ...], width: int) -> None:
-    """Raise a `ShapeError` if a weight of a gate is for another width."""
-    for weight in weights:
-        if weight.shape[-1] != width:
-            raise ShapeError(
-                f"query and key have width {width}; this {type(score).__name__} has a gate for width "
-                f"{weight.shape[-1]}. Give gate weights of shape ({width},)."
-            )

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qkv.core.arrays import is_array, sigmoid
-from qkv.core.parts import array_field
+from qkv.core.arrays import sigmoid
+from qkv.core.parts import array_field, expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Num
-from qkv.scores.base import InnerProductScore, check_same_width
-from qkv.scores.gated import check_gate, gate_logits
+from qkv.scores.base import InnerProductScore
+from qkv.scores.gated import GateWeights, gate_logits
 
 __all__ = ["SeparableGate"]
 
 
 @dataclass(frozen=True, eq=False)
-class SeparableGate(InnerProductScore):
+class SeparableGate(GateWeights, InnerProductScore):
     """Inner product of gated query and gated key.
 
     Args:
@@ -46,11 +46,6 @@ class SeparableGate(InnerProductScore):
     query_bias: Array | float = array_field(default=0.0)
     key_bias: Array | float = array_field(default=0.0)
 
-    def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if the widths differ or a gate is for another width."""
-        check_same_width(self, query_width, key_width)
-        check_gate(self, (self.query_weight, self.key_weight), query_width)
-
     def lift_description(self) -> str:
         """Return "each side scaled by its own gate"."""
         return "each side scaled by its own gate"
@@ -63,5 +58,4 @@ class SeparableGate(InnerProductScore):
 
 
 def _gated(x: Array, weight: Array, bias: Array | float) -> Array:
-    bias = bias[..., None] if not isinstance(bias, float) and is_array(bias) and bias.ndim else bias
-    return x * sigmoid(gate_logits(x, weight) + bias)[..., None]
+    return x * sigmoid(gate_logits(x, weight)[..., None] + expand_to_pairs(bias))

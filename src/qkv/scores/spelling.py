@@ -5,8 +5,8 @@
 
 An edit inserts, deletes or changes a letter, or swaps two neighbours (optimal string alignment distance).
 
-Jaro–Winkler alone ignores much of the order of shared letters: among many thousands of names, every third string
-of random letters has one of similarity 0.8. Edits alone weigh a wrong beginning no more than a wrong end. Source
+Jaro–Winkler alone ignores much of the order of shared letters: among many thousands of names, one in three random
+strings has a similarity of 0.8 to some name. Edits alone penalize a wrong beginning no more than a wrong end. Source
 of the distance: Boytsov (2011), Indexing methods for approximate dictionary searching, section 2.
 """
 
