@@ -43,7 +43,7 @@ __all__ = [
     "apply_dropout",
     "bind_call",
     "masked_logits",
-    "side",
+    "take_range",
 ]
 
 
@@ -102,15 +102,15 @@ class BoundCall:
 
     def queries(self, rows: tuple[int, int]) -> Array:
         """Return the queries within `rows`, in the dtype in which the score compares them."""
-        return self._compared(side(self.query, rows))
+        return self._compared(take_range(self.query, rows))
 
     def keys(self, cols: tuple[int, int]) -> Array:
         """Return the keys within `cols`, in the dtype in which the score compares them."""
-        return self._compared(side(self.key, cols))
+        return self._compared(take_range(self.key, cols))
 
     def values(self, cols: tuple[int, int]) -> Array:
         """Return the values within `cols`, in the dtype of accumulation."""
-        return cast(side(self.value, cols), self.dtype)
+        return cast(take_range(self.value, cols), self.dtype)
 
     def with_all_cast(self) -> BoundCall:
         """Return the call with whole arrays in the dtype of accumulation."""
@@ -288,7 +288,7 @@ def bind_call(
     )
 
 
-def side(x: AnyArray, limits: tuple[int, int]) -> AnyArray:
+def take_range(x: AnyArray, limits: tuple[int, int]) -> AnyArray:
     """Return the queries or keys within `limits`."""
     index = (..., slice(*limits)) if is_text(x) else (..., slice(*limits), slice(None))
     return x[index]  # type: ignore[return-value]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from qkv.core.arrays import requires_gradient
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
-from qkv.core.equation import TorchCall, apply_dropout, side
+from qkv.core.equation import TorchCall, apply_dropout, take_range
 from qkv.core.typing import Array, Tensor
 from qkv.kernels.row_blocks.candidates import (
     Candidates,
@@ -330,7 +330,7 @@ def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> Tensor:
         weights = sparse_weights_(block.logits, normalizer.power, normalizer.scale, block.group_max)
     else:
         weights = cast("Tensor", normalizer.weights(block.logits, tile))
-    return apply_dropout(weights, tile, call.dropout) @ side(call.value, block.cols)
+    return apply_dropout(weights, tile, call.dropout) @ take_range(call.value, block.cols)
 
 
 def _slice(whole: Tensor, reduction: Reduction) -> Tensor:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
-from qkv.core.equation import TorchCall, apply_dropout, side
+from qkv.core.equation import TorchCall, apply_dropout, take_range
 from qkv.core.typing import Float, Int, Tensor
 from qkv.kernels.row_blocks.rows import RowLogits, visible_range
 from qkv.kernels.row_blocks.top_k import can_pack, select_top_k
@@ -177,7 +177,7 @@ def attend_candidates(
     weights = _candidate_weights(call, candidates, rows)
     tile = call.tile.restrict(rows, (0, call.tile.k_total))
     dropped = apply_dropout(weights, tile, call.dropout, keys=candidates.index)
-    side(output, rows).copy_(_gather_sum(candidates.index, call.value, dropped))
+    take_range(output, rows).copy_(_gather_sum(candidates.index, call.value, dropped))
     if call.normalizer.differentiable:
         return [found for _, found in blocks]
     # One key has all the weight, and no gradient reaches the logits: its weight is all that is saved.
@@ -222,7 +222,7 @@ def backward_candidates(
         dropped = apply_dropout(weights, call.tile.restrict(rows, (0, call.tile.k_total)), call.dropout, keys=index)
         value, weight = leaves_of([call.value, dropped])
         output = _gather_sum(index, value, weight)
-    value_gradient, weight_gradient = torch.autograd.grad(output, (value, weight), side(gradient, rows))
+    value_gradient, weight_gradient = torch.autograd.grad(output, (value, weight), take_range(gradient, rows))
     sums.value.add_(value_gradient)
     del value_gradient, output
     if not (leaves and dropped.requires_grad):
@@ -237,9 +237,9 @@ def backward_candidates(
         (key,) = leaves_of([call.key])
         query_gradient = _gather_sum(index, key, logit_gradient)
     if wanted[0]:
-        side(sums.query, rows).add_(query_gradient.detach())
+        take_range(sums.query, rows).add_(query_gradient.detach())
     if wanted[1]:
-        sums.key.add_(torch.autograd.grad(query_gradient, key, side(call.query, rows))[0])
+        sums.key.add_(torch.autograd.grad(query_gradient, key, take_range(call.query, rows))[0])
 
 
 def _backward_score(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
-from qkv.core.equation import TorchCall, side
+from qkv.core.equation import TorchCall, take_range
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.tile_loop import Limits, ranges, restrict_mask
 
@@ -89,7 +89,7 @@ def padded_row_logits(
     padded = buffer[: count * width].view(count, width)
     padded[:, keys:] = -math.inf
     if call.projected and call.score.is_inner_product:
-        torch.mm(side(call.query, rows), side(call.key, cols).T, out=padded[:, :keys])
+        torch.mm(take_range(call.query, rows), take_range(call.key, cols).T, out=padded[:, :keys])
         _apply_mask(call, padded, rows, cols)
     else:
         for tile_cols in _chunks(cols, tile_keys):

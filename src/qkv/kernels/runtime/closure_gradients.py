@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from qkv.core.equation import BoundCall, side
+from qkv.core.equation import BoundCall, take_range
 from qkv.core.typing import Array, Tensor
 from qkv.errors import GradientError
 
@@ -23,7 +23,7 @@ def refuse_closure_gradients(call: BoundCall) -> None:
     if not torch.is_grad_enabled() or call.tile.q_total == 0 or call.tile.k_total == 0:
         return
     score = call.score.map_arrays(_detach).slice(slice(0, 1), slice(0, 1))
-    logits = score.logits(_detach(side(call.query, (0, 1))), _detach(side(call.key, (0, 1))), tile)
+    logits = score.logits(_detach(take_range(call.query, (0, 1))), _detach(take_range(call.key, (0, 1))), tile)
     if isinstance(logits, torch.Tensor) and logits.requires_grad:
         raise GradientError(
             f"{call.score} must hold its parameters, got a closure over a tensor that requires a gradient, which it "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from qkv.core.equation import TorchCall, side
+from qkv.core.equation import TorchCall, take_range
 from qkv.core.typing import Array, Tensor
 from qkv.kernels.runtime.tile_loop import Limits
 from qkv.normalizers.base import Normalizer
@@ -56,7 +56,7 @@ def block_tensors(call: CallArrays, rows: Limits, cols: Limits) -> list[Tensor]:
     """Return views of query, key, value and the arrays of score and normalizer, cut to some rows and columns."""
     score = call.score.slice(slice(*rows), slice(*cols))
     arrays = cast("tuple[Tensor, ...]", (*score.arrays(), *call.normalizer.arrays()))
-    return [side(call.query, rows), side(call.key, cols), side(call.value, cols), *arrays]
+    return [take_range(call.query, rows), take_range(call.key, cols), take_range(call.value, cols), *arrays]
 
 
 def traced_logits(

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from qkv.core.batch import BatchIndex, take_batch
-from qkv.core.equation import TorchCall, side
+from qkv.core.equation import TorchCall, take_range
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.compiled.saved import current_saved
 from qkv.kernels.row_blocks.autograd import RowBlocks, double_backward
@@ -146,9 +146,9 @@ def backward(
                 selected, target = index, sums[n].select_batch(index)
             elements(index).backward(
                 rows,
-                tuple(side(take_batch(x, index, 2), rows) for x in summary),
-                side(take_batch(row_dot, index, 2), rows),
-                side(take_batch(gradient, index, 2), rows),
+                tuple(take_range(take_batch(x, index, 2), rows) for x in summary),
+                take_range(take_batch(row_dot, index, 2), rows),
+                take_range(take_batch(gradient, index, 2), rows),
                 target,
                 workspace,
                 logits_needed,

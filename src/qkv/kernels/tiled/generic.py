@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from qkv.core.equation import TorchCall, apply_dropout, side
+from qkv.core.equation import TorchCall, apply_dropout, take_range
 from qkv.core.guard import zero_nonfinite
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.gradients import block_tensors, leaves_of, traced_logits
@@ -70,7 +70,7 @@ class GenericTiles:
             target += (apply_dropout(weights, tile, call.dropout).mT @ gradient).sum_to_size(target.shape)
             if not (logits_needed and normalizer.differentiable and prepared.requires_grad):
                 continue
-            d_weights = apply_dropout(gradient @ side(value, cols).mT, tile, call.dropout)
+            d_weights = apply_dropout(gradient @ take_range(value, cols).mT, tile, call.dropout)
             d_logits = cast(
                 "Tensor", call.normalizer.logit_gradient(constant, weights, d_weights, row_dot, summary, tile)
             )

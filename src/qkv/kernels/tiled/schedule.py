@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Generic, Protocol, TypeVar
 
 from qkv.core.batch import BatchIndex, batch_indices, take_batch
-from qkv.core.equation import TorchCall, side
+from qkv.core.equation import TorchCall, take_range
 from qkv.core.tile import Tile
 from qkv.core.typing import Tensor
 from qkv.kernels.runtime.tile_loop import Limits, ranges
@@ -104,4 +104,4 @@ class OutputBuffers:
                 self.arrays = [x.new_empty((*lead, x.shape[-1])) for x in arrays]
         # In place: small results left between large temporaries would keep the heap from shrinking.
         for whole, x in zip(self.arrays, arrays, strict=True):
-            side(take_batch(whole, index, 2), rows).copy_(x)
+            take_range(take_batch(whole, index, 2), rows).copy_(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from qkv.core.equation import side
+from qkv.core.equation import take_range
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.runtime.gradients import accumulate, leaves_of
 from qkv.kernels.runtime.workspace import Workspace
@@ -23,7 +23,7 @@ class AutogradLogits(TileLogits):
     ) -> Float[Tensor, "*#batch q k"]:
         """Return a copy of the score's logits, which may be a view of another array."""
         tile, score = self.call.tile.restrict(rows, cols), self.call.score.slice(slice(*rows), slice(*cols))
-        logits = self._function(score)(side(self.call.query, rows), side(self.call.key, cols), tile)
+        logits = self._function(score)(take_range(self.call.query, rows), take_range(self.call.key, cols), tile)
         return self._copy(logits, rows, cols, workspace, shift)
 
     def trace(
@@ -34,7 +34,7 @@ class AutogradLogits(TileLogits):
 
         tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
         score = self.call.score.slice(*limits)
-        leaves = leaves_of([side(self.call.query, rows), side(self.call.key, cols), *tensors_of(score)])
+        leaves = leaves_of([take_range(self.call.query, rows), take_range(self.call.key, cols), *tensors_of(score)])
         with torch.enable_grad():
             traced = self._function(score.replace_arrays(leaves[2:]))(leaves[0], leaves[1], tile)
 
