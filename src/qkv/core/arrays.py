@@ -267,17 +267,16 @@ def where(condition: Array, x: Any, y: Any) -> Array:
         >>> where(np.array([False, True]), 0.0, np.array([1.0, 2.0]))
         array([1., 0.])
     """
+    selected: Array
     if isinstance(condition, np.ndarray):
-        return np.where(condition, x, y)
-    if is_tensor(condition):  # array-api-compat's `where` takes numbers only in later versions
-        selected: Array = sys.modules["torch"].where(condition, x, y)
-        return selected
-    xp = namespace(condition)
-    if not is_array(x):
-        x = xp.asarray(x, dtype=y.dtype)
-    elif not is_array(y):
-        y = xp.asarray(y, dtype=x.dtype)
-    return xp.where(condition, x, y)
+        selected = np.where(condition, x, y)
+    elif is_tensor(condition):  # array-api-compat's `where` takes numbers only in later versions
+        selected = sys.modules["torch"].where(condition, x, y)
+    else:
+        xp, dtype = namespace(condition), (x if is_array(x) else y).dtype
+        x, y = (each if is_array(each) else xp.asarray(each, dtype=dtype) for each in (x, y))
+        selected = xp.where(condition, x, y)
+    return selected
 
 
 def stop_gradient(x: Array) -> Array:

@@ -96,7 +96,7 @@ def row_logits(call: BoundCall, rows: Limits, cols: int) -> Float[Array, "*batch
     for limits in ranges(call.tile.k_total, cols):
         logits = call.logits(rows, limits)
         tiles.append(fully_masked(call, rows, limits[1] - limits[0]) if logits is None else logits)
-    return tiles[0] if len(tiles) == 1 else cast("Array", namespace(call.value).concat(tiles, axis=-1))
+    return tiles[0] if len(tiles) == 1 else namespace(call.value).concat(tiles, axis=-1)
 
 
 def weigh_rows(
