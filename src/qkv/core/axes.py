@@ -11,7 +11,7 @@ import numpy as np
 
 from qkv.errors import ShapeError
 
-__all__ = ["Axes"]
+__all__ = ["Axes", "broadcast_batch"]
 
 
 @dataclass(frozen=True)
@@ -83,18 +83,32 @@ class Axes:
                 f"key has length {k}, value has length {value[-2]} (shapes {key}, {value}). "
                 f"Every key needs one value: give both the same length."
             )
-        parts = (query[:-core], key[:-core], value[:-2])
-        try:
-            # np.broadcast_shapes would convert symbolic lengths of torch.export to numbers.
-            batch = parts[0] if parts[0] == parts[1] == parts[2] else _broadcast(*parts)
-        except ValueError:
-            raise ShapeError(
-                f"the batch axes of query {parts[0]}, key {parts[1]} and value {parts[2]} do not broadcast. "
-                f"Make them equal, or 1 where one side is shared."
-            ) from None
+        batch = broadcast_batch(query=query[:-core], key=key[:-core], value=value[:-2])
         q = query[-1] if text else query[-2]
         widths = (1, 1) if text else (query[-1], key[-1])
         return cls(query, key, value, batch, q, k, *widths, value[-1], text)
+
+
+def broadcast_batch(**shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the broadcast batch axes of arrays that are given by name.
+
+    Raises:
+        ShapeError: the batch axes do not broadcast.
+
+    Example:
+        >>> broadcast_batch(query=(2, 1), key=(3,))
+        (2, 3)
+    """
+    first, *others = shapes.values()
+    try:
+        # np.broadcast_shapes would convert symbolic lengths of torch.export to numbers.
+        return first if all(shape == first for shape in others) else _broadcast(first, *others)
+    except ValueError:
+        *before, last = [f"{name} {shape}" for name, shape in shapes.items()]
+        raise ShapeError(
+            f"the batch axes of {', '.join(before)} and {last} do not broadcast. "
+            f"Make them equal, or 1 where one side is shared."
+        ) from None
 
 
 def _broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:

@@ -15,9 +15,8 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import ClassVar, Literal, TypeAlias, final
 
-import numpy as np
-
 from qkv.core.arrays import as_array, is_text, namespace
+from qkv.core.axes import broadcast_batch
 from qkv.core.parts import Part, delegates
 from qkv.core.positions import Positions
 from qkv.core.tile import Centre, Tile
@@ -154,14 +153,16 @@ class Score(Part, ABC):
         """
         if self.lift_kind is None:
             return query, key
-        if tile.centre is None:
-            tile = replace(tile, centre=self.centre(key))
-        left, right = self.lift(query, key, tile)
-        term = self.query_term(query, tile)
+        left, right, term = self._lift_with_term(query, key, tile)
         if term is None:
             return left, right
         one = namespace(right).ones_like(right[..., :1])
         return concat_features(left, term[..., None]), concat_features(right, one)
+
+    def _lift_with_term(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array, Array | None]:
+        if tile.centre is None:
+            tile = replace(tile, centre=self.centre(key))
+        return *self.lift(query, key, tile), self.query_term(query, tile)
 
     def projected_logits(self, left: Array, right: Array, tile: Tile) -> Shaped[Array, "*#batch #q #k"]:
         """Return the logits of a tile, `(*batch, q, k)`, from the projections of its queries and keys."""
@@ -198,14 +199,7 @@ class Score(Part, ABC):
         if core == 2:
             self.check_widths(query.shape[-1], key.shape[-1])
         q, k = query.shape[-core], key.shape[-core]
-        batches = (tuple(query.shape[:-core]), tuple(key.shape[:-core]))
-        try:
-            batch = np.broadcast_shapes(*batches)
-        except ValueError:
-            raise ShapeError(
-                f"the batch axes of query {batches[0]} and key {batches[1]} do not broadcast. Make them "
-                "equal, or 1 where one side is shared."
-            ) from None
+        batch = broadcast_batch(query=tuple(query.shape[:-core]), key=tuple(key.shape[:-core]))
         self.check_lengths(q, k)
         return self.logits(query, key, Tile.whole(q, k, batch, positions))
 
@@ -238,12 +232,8 @@ class InnerProductScore(Score):
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> Num[Array, "*#batch q k"]:
         """Return the inner products of the lifted vectors, plus the term of the query."""
-        xp = namespace(query)
-        if tile.centre is None:
-            tile = replace(tile, centre=self.centre(key))
-        left, right = self.lift(query, key, tile)
-        logits = xp.matmul(left, xp.matrix_transpose(right))
-        term = self.query_term(query, tile)
+        left, right, term = self._lift_with_term(query, key, tile)
+        logits = namespace(left).matmul(left, namespace(left).matrix_transpose(right))
         return logits if term is None else logits + term[..., None]
 
 
