@@ -26,6 +26,7 @@ from qkv.core.axes import Axes
 from qkv.core.batch import AnyArray, BatchIndex, take_batch
 from qkv.core.guard import all_finite, apply_weights, guarded_logits
 from qkv.core.positions import Positions
+from qkv.core.threefry import Seed
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, DType, Tensor
 
@@ -235,7 +236,7 @@ def bind_call(
     mask: Mask | None = None,
     positions: Positions | None = None,
     dropout: float = 0.0,
-    seed: int | None = None,
+    seed: Seed | None = None,
     cast_tiles: bool = False,
     axes: Axes | None = None,
 ) -> BoundCall:
@@ -352,7 +353,7 @@ def attend_dense(
     mask: Mask | None = None,
     positions: Positions | None = None,
     dropout: float = 0.0,
-    seed: int | None = None,
+    seed: Seed | None = None,
 ) -> DenseResult:
     """Evaluate the equation on whole arrays, with memory O(q · k). Tests compare every kernel with it.
 

@@ -11,6 +11,7 @@ from qkv.core import random
 from qkv.core.arrays import arange, asarray_like, is_array, library, toeplitz
 from qkv.core.batch import BatchIndex, batch_shape, take_batch
 from qkv.core.positions import Align, Positions
+from qkv.core.threefry import Seed
 from qkv.core.typing import Array, Bool, Float, Int, Shaped
 from qkv.errors import OptionError, PositionError
 
@@ -47,7 +48,7 @@ class Tile:
     k_total: int
     batch: tuple[int, ...] = ()
     positions: Positions | None = None
-    seed: Any = None
+    seed: Seed | None = None
     centre: Centre = None
     batch_origin: tuple[tuple[int, ...], BatchIndex] | None = None
     dynamic_start: tuple[Any, Any] | None = None
@@ -125,7 +126,7 @@ class Tile:
         return cols if self.dynamic_start is None else cols + self.dynamic_start[1]
 
     @property
-    def first_key(self) -> Any:
+    def first_key(self) -> Array | int:
         """Index of the tile's first key."""
         return self.cols[0] if self.dynamic_start is None else self.cols[0] + self.dynamic_start[1]
 
@@ -182,7 +183,7 @@ class Tile:
         batch, index = self.batch_origin or (self.batch, ())
         return function(reference, self._require_seed(), stream, batch, *self._indices(reference), index)
 
-    def _require_seed(self) -> Any:
+    def _require_seed(self) -> Seed:
         if self.seed is None:
             raise OptionError("This draws at random. Give seed=….")
         return self.seed
