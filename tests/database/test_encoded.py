@@ -1,4 +1,4 @@
-"""A store that keeps an encoder: its answers are those of vectors that a user would make by hand."""
+"""Stores with an encoder: the answers equal those of a table whose key is the encoded vectors."""
 
 import datetime as dt
 import importlib.util
@@ -68,7 +68,7 @@ def both(path, *names):
 
 
 def by_hand(rows, vectors, name, query, **how):
-    """What a table in memory answers, whose key are vectors that were made outside."""
+    """Return the answer of a table in memory whose key is the given vectors."""
     column = [None if vector is None else list(map(float, vector)) for vector in vectors]
     table = pa.table({**rows, "vector": pa.array(column, pa.list_(pa.float32(), len(query)))})
     return Database.open(table, "vector", name).ask([float(number) for number in query], **how)
@@ -132,7 +132,7 @@ def test_the_rows_of_a_new_store_are_encoded_once(tmp_path, monkeypatch, encoder
     assert [done for what, done, _ in told if what == "encoding rows"] == [3, 6]
 
 
-def test_plan_and_notes_say_the_encoder(path):
+def test_plan_and_notes_name_the_encoder(path):
     made(path)
     near, far = (each.ask("golden ring") for each in both(path))
     said = "latent semantics (log-entropy), 4 numbers"
@@ -145,7 +145,7 @@ def test_plan_and_notes_say_the_encoder(path):
         assert "2 left out (text missing in 2)" in answer.notes[0]
 
 
-def test_the_least_cosine_is_what_the_best_of_unrelated_keys_would_reach(tmp_path):
+def test_the_least_cosine_is_the_largest_expected_of_unrelated_keys(tmp_path):
     rng = np.random.default_rng(0)
     words = [f"w{number}" for number in range(400)]
     vectors = tmp_path / "words.txt"
@@ -169,7 +169,7 @@ def test_the_least_cosine_is_what_the_best_of_unrelated_keys_would_reach(tmp_pat
 
 
 @pytest.mark.parametrize("how", [{}, {"score": "dot", "normalizer": "softmax"}, {"threshold": -1.0}])
-def test_what_the_encoder_does_not_know_finds_nothing_and_no_nan(path, how):
+def test_a_query_of_unknown_words_has_no_match_and_gives_no_nan(path, how):
     made(path).append(MORE)
     for each in both(path):
         answers = each.ask(["xylophone", None, "  ", "golden ring"], **how)
@@ -204,7 +204,7 @@ def test_a_score_of_texts_compares_the_key_itself(path):
         assert each.ask(TEXTS[3], score="exact").value == 3.0
 
 
-def test_what_ask_does_is_remembered_beside_the_encoder(path):
+def test_defaults_of_ask_are_saved_beside_the_encoder(path):
     made(path, score="gaussian:0.5", normalizer="topk:1", threshold=0.7)
     for each in both(path):
         answer = each.ask(["a golden ring", "xylophone"])
@@ -216,7 +216,7 @@ def test_what_ask_does_is_remembered_beside_the_encoder(path):
         assert "no match beyond a distance of 0.01" in far.reason
 
 
-# -- a life on disk -------------------------------------------------------------------------------------
+# -- writing and versions -------------------------------------------------------------------------------
 
 
 # The text with "shadows" shares no word with the others, and has the fifth largest singular value: four dimensions
@@ -224,7 +224,7 @@ def test_what_ask_does_is_remembered_beside_the_encoder(path):
 RANK_WITH_SHADOWS = 5
 
 
-def test_appended_rows_are_encoded_by_what_the_first_rows_taught(path, backend):
+def test_appended_rows_are_encoded_by_the_encoder_fitted_to_the_first_rows(path, backend):
     store = made(path, backend, RANK_WITH_SHADOWS)
     before = (path / "attached" / "encoder.npz").read_bytes()
     store.append(MORE)
@@ -242,7 +242,7 @@ def test_appended_rows_are_encoded_by_what_the_first_rows_taught(path, backend):
         assert each.ask("shadows").value == pytest.approx(20.0, abs=0.01)
 
 
-def test_another_process_asks_and_appends_and_this_one_sees_it(path, backend):
+def test_rows_appended_by_another_process_are_seen_after_refresh(path, backend):
     here = made(path, backend)
     code = (
         "import sys; from qkv import Database; there = Database.open(sys.argv[1]); "
@@ -259,7 +259,7 @@ def test_another_process_asks_and_appends_and_this_one_sees_it(path, backend):
     ]
 
 
-def test_another_key_of_the_store_is_compared_as_it_is(path):
+def test_another_key_of_the_store_is_compared_without_the_encoder(path):
     here = made(path, rank=RANK_WITH_SHADOWS)
     other = Database.open(path, "book", "text")
     assert "compared by Spelling" in other.ask("b").notes[1]
@@ -274,7 +274,7 @@ def test_another_key_of_the_store_is_compared_as_it_is(path):
         Database.open(path, "vector of text", "number")
 
 
-def test_rows_that_do_not_fit_are_refused_in_words_of_the_columns_that_were_given(path):
+def test_rows_that_do_not_fit_are_refused_by_the_names_of_the_visible_columns(path):
     store = made(path)
     with pytest.raises(DataError, match=r"columns text, number, book; missing: book; too many: none"):
         store.append({"text": ["a"], "number": [1.0]})
@@ -283,7 +283,7 @@ def test_rows_that_do_not_fit_are_refused_in_words_of_the_columns_that_were_give
     assert (store.version, len(store.store)) == (2, 9)
 
 
-def test_rows_pass_the_encoder_in_batches_each_text_once_and_progress_is_told(path, monkeypatch):
+def test_rows_are_encoded_in_batches_each_text_once_with_progress(path, monkeypatch):
     monkeypatch.setattr(encoding, "_BATCH", 4)
     seen, encoded = [], []
     real = LatentEncoder.encode
@@ -307,7 +307,7 @@ def test_a_key_of_categories_is_encoded_as_texts(path, backend):
         assert each.left_out == {"key": 1}
 
 
-def test_a_file_is_encoded_whose_first_part_has_no_row(tmp_path, path):
+def test_a_file_whose_first_part_has_no_rows_is_encoded(tmp_path, path):
     csv = tmp_path / "rows.csv"
     csv.write_text("text,number\n" + "".join(f"word{i % 7} of row,{i}\n" for i in range(50)))
     store = Database.create(path, csv, "text", "number", encoder="latent")
@@ -315,7 +315,7 @@ def test_a_file_is_encoded_whose_first_part_has_no_row(tmp_path, path):
     assert store.ask("word3").value == pytest.approx(np.mean([i for i in range(50) if i % 7 == 3]))
 
 
-def test_a_picture_of_an_encoded_answer_is_drawn(tmp_path, path):
+def test_a_plot_of_an_encoded_answer_is_saved(tmp_path, path):
     pytest.importorskip("matplotlib")
     from qkv.look.query_plot import save_query_plot
 
@@ -329,7 +329,7 @@ def test_a_picture_of_an_encoded_answer_is_drawn(tmp_path, path):
 
 
 @pytest.mark.parametrize("how", ["removed", "cut off", "changed"])
-def test_an_encoder_that_is_not_what_was_written_is_named_when_the_store_is_opened(path, backend, how):
+def test_a_damaged_encoder_file_is_reported_when_the_store_is_opened(path, backend, how):
     made(path, backend)
     file = path / "attached" / "encoder.npz"
     data = bytearray(file.read_bytes())
@@ -347,7 +347,7 @@ def test_an_encoder_that_is_not_what_was_written_is_named_when_the_store_is_open
     assert rest.version == 2
 
 
-def test_an_encoder_that_changed_without_a_trace_does_not_answer(path):
+def test_an_encoder_changed_at_an_equal_modification_time_is_refused(path):
     made(path)
     file = path / "attached" / "encoder.npz"
     state = file.stat()
@@ -364,7 +364,7 @@ def test_an_encoder_that_changed_without_a_trace_does_not_answer(path):
 # Other tests of this process may have loaded JAX or Lance, which warn of any fork.
 @pytest.mark.filterwarnings("ignore:os.fork")
 @pytest.mark.filterwarnings("ignore:lance is not fork-safe")
-def test_a_store_whose_making_is_killed_has_its_encoder_or_is_no_store(path):
+def test_a_killed_creation_leaves_a_store_with_its_encoder_or_none(path):
     words = WordVectors(("a", "b"), np.eye(2, dtype=np.float32))
     rows = {"key": ["a b", "b"], "value": [1.0, 2.0]}
     left = []
@@ -446,7 +446,7 @@ def test_an_encoder_that_cannot_be_used_leaves_no_store(path, how, error, senten
     assert not path.exists()
 
 
-def test_what_is_there_already_is_found_before_anything_is_learned(path, monkeypatch):
+def test_an_existing_store_is_refused_before_the_encoder_is_fitted(path, monkeypatch):
     made(path)
     monkeypatch.setattr(LatentEncoder, "fit_encode", lambda *given: pytest.fail("it was fitted"))
     with pytest.raises(DataError, match="exists already"):
@@ -457,7 +457,7 @@ def test_what_is_there_already_is_found_before_anything_is_learned(path, monkeyp
 
 
 @pytest.mark.parametrize("name", ["words.txt", "words.bin", "words.glove.gz"])
-def test_word_vectors_are_kept_whole_with_the_store(tmp_path, path, name):
+def test_all_word_vectors_are_saved_with_the_store(tmp_path, path, name):
     words = WordVectors(("king", "queen", "apple"), np.array([[1, 0.1], [0.9, 0.2], [0, 1]], np.float32))
     words.save(tmp_path / name, format="glove" if "glove" in name else "binary" if "bin" in name else "word2vec")
     rows = {"key": ["the King", "an apple", "zzz", None], "value": [1.0, 2.0, 3.0, 4.0]}
@@ -471,7 +471,7 @@ def test_word_vectors_are_kept_whole_with_the_store(tmp_path, path, name):
         assert "the mean of word vectors (3 words), 2 numbers" in answer.notes[1]
 
 
-def test_an_encoder_that_is_fitted_already_stays_as_it_is_and_makes_an_empty_store(path):
+def test_a_fitted_encoder_is_not_fitted_again_and_allows_an_empty_store(path):
     words = WordVectors(("a", "b"), np.eye(2, dtype=np.float32)).weighted_by(["a", "a b"])
     schema = pa.schema({"key": pa.string(), "value": pa.float64()})
     Database.create(path, schema, "key", "value", encoder=words).append({"key": ["a b"], "value": [5.0]})
@@ -485,7 +485,7 @@ def test_an_encoder_that_is_fitted_already_stays_as_it_is_and_makes_an_empty_sto
     assert other.ask("golden ring").reason == "the encoder knows no part of it"
 
 
-def test_a_vector_that_is_no_number_takes_no_part(path):
+def test_a_row_whose_vector_is_not_finite_takes_no_part(path):
     words = WordVectors(("a", "b"), np.array([[np.nan, 1], [1, 0]], np.float32))
     Database.create(path, {"key": ["a", "b"], "value": [1.0, 2.0]}, "key", "value", encoder=words)
     for each in both(path):

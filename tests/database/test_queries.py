@@ -1,4 +1,4 @@
-"""Queries as people write them."""
+"""Parsing of queries in every accepted form."""
 
 import datetime as dt
 
@@ -96,7 +96,7 @@ def test_a_date_however_it_is_written(query):
 
 
 @pytest.mark.parametrize("query", ["2020-01-02T06:00:00+00:00", "2020-01-02 08:00+02:00", dt.datetime(2020, 1, 2, 6)])
-def test_a_moment_with_a_zone_however_it_is_written(query):
+def test_a_timestamp_with_a_time_zone_however_it_is_written(query):
     assert Database.open(TIMES, key="at", value="n").ask(query, score="exact").value == 2.0
 
 
@@ -125,14 +125,14 @@ MISFITS = [
 
 
 @pytest.mark.parametrize(("table", "key", "query", "said"), MISFITS)
-def test_a_query_of_another_kind_than_its_key_is_one_sentence(table, key, query, said):
+def test_a_query_of_another_kind_than_its_key_is_refused(table, key, query, said):
     value = next(reversed(table))
     with pytest.raises(QueryError, match=said) as error:
         Database.open(table, key=key, value=value).ask(query)
     assert "\n" not in str(error.value)
 
 
-def test_a_frame_of_queries_without_the_key_says_what_it_has():
+def test_a_frame_of_queries_without_the_key_is_refused_with_its_columns():
     with pytest.raises(QueryError, match="have no column 'y'; they have x, z"):
         points().ask(pd.DataFrame({"x": [1.0], "z": [2.0]}))
 
@@ -180,7 +180,7 @@ def test_where_that_nothing_satisfies_is_no_match():
         "n > 1 order by n",
     ],
 )
-def test_a_predicate_that_does_not_run_or_reaches_outside_is_one_sentence(where):
+def test_a_predicate_that_fails_or_reads_other_data_is_refused(where):
     with pytest.raises(QueryError) as error:
         Database.open(CITIES, key="name", value="n").ask("a", where=where)
     assert "\n" not in str(error.value)

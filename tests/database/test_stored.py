@@ -1,4 +1,4 @@
-"""A database on disk: rows that do not fit the memory are answered as rows in memory are, block by block."""
+"""Databases on disk: queries over rows that exceed the memory limit give the answers of rows in memory."""
 
 import datetime as dt
 import subprocess
@@ -65,13 +65,13 @@ def _column(cells):
 
 @pytest.fixture(scope="module", name="folder")
 def _folder(tmp_path_factory):
-    """A store in several appends, with a hole in every block and in every column."""
+    """A store in several appends, with missing cells in every block and in several columns."""
     return _made(tmp_path_factory.mktemp("stores"), table())
 
 
 @pytest.fixture(scope="module", name="whole")
 def _whole(tmp_path_factory):
-    """The same without missing cells and deletions."""
+    """The same rows without missing cells and deletions."""
     path = tmp_path_factory.mktemp("stores") / "whole"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_files, "BYTES", 20_000)
@@ -160,12 +160,12 @@ def test_blocks_answer_as_the_same_rows_in_memory(folder, key, value):
 
 
 @pytest.mark.parametrize("key", ["x", "x,y", "vector", "count,x,day"])
-def test_columns_that_lie_whole_in_the_file_answer_as_in_memory(whole, key):
+def test_columns_without_missing_cells_answer_as_in_memory(whole, key):
     same(whole, key, "value", QUERIES[key])
 
 
 @pytest.mark.parametrize("value", ["name", "day", "flag", "count", "x"])
-def test_every_kind_of_value_is_weighed_as_in_memory(folder, value):
+def test_every_kind_of_value_is_aggregated_as_in_memory(folder, value):
     same(folder, "y", value, QUERIES["y"], where="count > 2")
 
 
@@ -186,14 +186,14 @@ def test_every_kind_of_value_is_weighed_as_in_memory(folder, value):
     ],
 )
 @pytest.mark.parametrize(("key", "score"), [("vector", "dot"), ("vector", "gaussian:2"), ("x", "laplace:0.5")])
-def test_every_normalizer_weighs_blocks_as_it_weighs_a_table(folder, whole, key, score, normalizer):
+def test_every_normalizer_gives_the_weights_of_a_table_in_memory(folder, whole, key, score, normalizer):
     for path in (folder, whole):
         same(path, key, "value", QUERIES[key][:2], score=score, normalizer=normalizer)
         same(path, key, "city", QUERIES[key][:2], score=score, normalizer=normalizer)
 
 
 @pytest.mark.parametrize("score", ["cosine", "scaled-dot", "gaussian:0.5", "gaussian:0.001"])
-def test_vectors_as_they_lie_in_the_file_are_compared_as_in_memory(whole, score):
+def test_memory_mapped_vectors_are_compared_as_in_memory(whole, score):
     near = Database.open(whole, "vector", "value")
     asked = [near.table.column("vector")[i].as_py() for i in (3, 700)]
     for normalizer in ("softmax", "topk:7"):
@@ -209,7 +209,7 @@ def test_several_columns_under_a_given_bandwidth_answer_as_in_memory(whole):
     same(whole, "x,y", "value", QUERIES["x,y"], score="gaussian:2")
 
 
-def test_a_score_that_is_an_object_of_its_own_is_taken(folder):
+def test_a_score_given_as_an_object_answers_as_in_memory(folder):
     score = scores.SumOf((scores.Gaussian(1.0), scores.Dot()))
     same(folder, "x", "value", [0.2, -1.0], score=score)
 
@@ -220,13 +220,13 @@ def test_a_sum_of_scores_weighs_as_in_memory(folder):
 
 
 @pytest.mark.parametrize("queries", [1, 70])
-def test_one_query_and_more_than_share_a_pass_answer_alike(folder, queries):
+def test_one_query_and_more_than_fit_one_pass_answer_as_in_memory(folder, queries):
     asked = np.linspace(-2, 2, queries).tolist()
     _, far = same(folder, "x", "value", asked)
     assert f"{-(-queries // 64)} pass" in str(far.plan)
 
 
-def test_no_query_at_all_gives_no_answer_and_a_plan(folder):
+def test_an_empty_list_of_queries_gives_no_answer_and_a_plan(folder):
     _, far = both(folder, "x", "value")
     assert len(far.ask([])) == 0
     assert "0 queries" in str(far.ask([]).plan)
@@ -251,7 +251,7 @@ def test_a_predicate_that_does_not_run_is_refused_with_the_columns(folder):
         both(folder, "x", "value")[1].ask(0.2, where="colour = 3")
 
 
-def test_a_mask_of_rows_is_obeyed_and_another_is_refused(folder):
+def test_a_mask_of_rows_is_applied_and_another_mask_is_refused(folder):
     near, _ = both(folder, "x", "value")
     rows = near.table.num_rows
     allowed = np.arange(rows) % 3 == 0
@@ -261,7 +261,7 @@ def test_a_mask_of_rows_is_obeyed_and_another_is_refused(folder):
         both(folder, "x", "value")[1].ask(0.2, mask=masks.Causal())
 
 
-def test_swap_turns_a_store_round(folder):
+def test_swap_exchanges_key_and_value_of_a_store(folder):
     near, far = (each.swap() for each in both(folder, "x", "city"))
     assert far.streams
     assert far.ask("city 3").value == pytest.approx(near.ask("city 3").value)
@@ -286,14 +286,14 @@ def test_numbers_too_large_for_float32_are_read_in_float64(tmp_path):
 
 
 @pytest.mark.parametrize("normalizer", ["sample", "topk:3:sample"])
-def test_a_normalizer_that_draws_is_refused_where_rows_are_streamed(folder, normalizer):
+def test_a_stochastic_normalizer_is_refused_for_streamed_rows(folder, normalizer):
     near, far = both(folder, "x", "value")
     assert near.ask(0.2, normalizer=normalizer, seed=1).found
     with pytest.raises(RefusedError, match="more memory"):
         far.ask(0.2, normalizer=normalizer, seed=1)
 
 
-def test_a_score_that_does_not_fit_the_key_is_refused_alike(folder):
+def test_a_score_that_does_not_fit_the_key_is_refused_with_one_message(folder):
     for each in both(folder, "name", "value"):
         with pytest.raises(QueryError, match="Gaussian"):
             each.ask("aaa", score=scores.Gaussian(1.0))
@@ -323,7 +323,7 @@ def test_more_rows_than_are_compared_give_the_bandwidth_of_the_same_sample(tmp_p
     assert far.value == pytest.approx(near.value, rel=1e-5)
 
 
-def test_what_was_found_out_is_remembered_and_forgotten_with_the_version(tmp_path, monkeypatch):
+def test_statistics_are_cached_for_each_version(tmp_path, monkeypatch):
     path = _made(tmp_path, table())
     first = Database.open(path, memory=1).ask(0.3)
     seen = []
@@ -340,7 +340,7 @@ def test_what_was_found_out_is_remembered_and_forgotten_with_the_version(tmp_pat
     assert seen == [1]
 
 
-def test_notes_of_many_versions_do_not_pile_up(tmp_path):
+def test_cached_statistics_of_old_versions_are_removed(tmp_path):
     people = Database.create(tmp_path / "s", PEOPLE, "name", "income", memory=1)
     for i in range(20):
         people.append({"name": [f"p{i}"], "income": [i], "city": [None]})
@@ -348,7 +348,7 @@ def test_notes_of_many_versions_do_not_pile_up(tmp_path):
     assert len(list((tmp_path / "s" / "notes").glob("*.npz"))) == 16
 
 
-def test_damaged_notes_are_found_again(tmp_path):
+def test_damaged_cached_statistics_are_computed_again(tmp_path):
     path = _made(tmp_path, table(missing=False))
     asked = {"score": "gaussian:1"}
     first = Database.open(path, "vector", "value", memory=1).ask([0.0] * 6, **asked)
@@ -357,7 +357,7 @@ def test_damaged_notes_are_found_again(tmp_path):
     assert Database.open(path, "vector", "value", memory=1).ask([0.0] * 6, **asked).value == first.value
 
 
-# -- a life on disk -------------------------------------------------------------------------------------
+# -- writing and versions -------------------------------------------------------------------------------
 
 
 PEOPLE = {
@@ -367,7 +367,7 @@ PEOPLE = {
 }
 
 
-def test_key_and_value_and_what_ask_does_are_remembered(tmp_path):
+def test_key_value_and_defaults_of_ask_are_saved(tmp_path):
     made = Database.create(
         tmp_path / "s",
         PEOPLE,
@@ -424,7 +424,7 @@ def test_rows_come_from_files_and_from_iterators_as_one_version(tmp_path):
     assert empty.ask("p7", normalizer="hard").value == 7.0
 
 
-def test_an_append_that_fails_half_way_leaves_the_store_as_it_was(tmp_path):
+def test_an_append_that_fails_leaves_the_store_unchanged(tmp_path):
     made = Database.create(tmp_path / "s", PEOPLE, "name", "income")
     before = sorted(p.name for p in (tmp_path / "s").rglob("*"))
     with pytest.raises(DataError, match="missing: city"):
@@ -446,7 +446,7 @@ def test_an_append_that_fails_half_way_leaves_the_store_as_it_was(tmp_path):
         ({"source": {"name": ["a"], "income": [[["x"]]]}}, "must hold texts"),
     ],
 )
-def test_a_store_that_cannot_be_made_leaves_nothing(tmp_path, how, sentence):
+def test_a_store_that_cannot_be_created_leaves_nothing(tmp_path, how, sentence):
     asked = {"source": PEOPLE, "key": "name", "value": "income"} | how
     with pytest.raises((DataError, OptionError), match=sentence):
         Database.create(tmp_path / "s", **asked)
@@ -469,7 +469,7 @@ def test_a_table_without_key_or_a_bare_store_asks_for_the_names(tmp_path):
         Database.open(tmp_path / "bare")
 
 
-def test_what_one_process_writes_another_sees_without_restart(tmp_path):
+def test_rows_written_by_another_process_are_seen_after_refresh(tmp_path):
     people = Database.create(tmp_path / "s", PEOPLE, "name", "income")
     code = (
         "import sys; from qkv import Database; "
@@ -482,7 +482,7 @@ def test_what_one_process_writes_another_sees_without_restart(tmp_path):
     assert people.ask("Ada").value == pytest.approx(7)
 
 
-def test_an_answer_stays_readable_when_its_store_goes_on(tmp_path):
+def test_an_answer_stays_readable_after_its_store_changes(tmp_path):
     path = _made(tmp_path, table())
     far = Database.open(path, memory=1)
     answer, records = far.ask(0.3), [row.record for row in far.ask(0.3).rows]
@@ -493,7 +493,7 @@ def test_an_answer_stays_readable_when_its_store_goes_on(tmp_path):
         far.ask(0.3)
 
 
-def test_tiles_of_their_real_size_answer_as_in_memory(tmp_path, monkeypatch):
+def test_tiles_of_the_default_size_answer_as_in_memory(tmp_path, monkeypatch):
     monkeypatch.undo()
     draw = np.random.default_rng(0)
     keys = draw.standard_normal((400_000, 4)).astype(np.float32)
@@ -515,7 +515,7 @@ def test_tiles_of_their_real_size_answer_as_in_memory(tmp_path, monkeypatch):
             assert [row.index for row in other.rows] == [row.index for row in one.rows]
 
 
-def test_a_picture_of_a_streamed_answer_is_drawn(folder, tmp_path, monkeypatch):
+def test_a_plot_of_a_streamed_answer_is_saved(folder, tmp_path, monkeypatch):
     from qkv.look.query_plot import save_query_plot
 
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""The folder of Arrow files: the contract, and what is its own: damage, crashes, a full disk, two writers."""
+"""Stores of Arrow files: the contract, damage, crashes, a full disk and two writers."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def test_a_damaged_deletion_is_found_too(path: Path) -> None:
         stores.open(path)
 
 
-def test_bytes_that_change_without_a_trace_in_the_times_are_found_by_verify(path: Path) -> None:
+def test_bytes_changed_at_an_equal_modification_time_are_found_by_verify(path: Path) -> None:
     store = made(path)
     victim = rows_files(path)[1]
     state = victim.stat()
@@ -128,7 +128,7 @@ def test_a_store_of_a_newer_format_asks_for_an_update(path: Path) -> None:
         stores.open(path)
 
 
-def test_a_copied_store_is_read_through_until_it_was_verified(
+def test_a_copied_store_is_read_completely_until_it_is_verified(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made(path)
@@ -154,7 +154,7 @@ def test_a_copied_store_is_read_through_until_it_was_verified(
 
 
 @pytest.mark.parametrize("full_at", range(1, 5))  # compacting syncs four times: rows, folder, manifest, folder
-def test_a_full_disk_is_said_so_and_loses_nothing(path: Path, full_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_and_loses_nothing(path: Path, full_at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     store = made(path)
     store.delete(lambda table: table.column("id").to_numpy() == 12)
     before = sorted(p.name for p in path.rglob("*"))
@@ -229,7 +229,7 @@ def test_a_writer_that_waits_too_long_says_that_another_is_writing(path: Path, m
     assert len(stores.open(path)) == 31
 
 
-def test_reading_waits_for_no_writer(path: Path) -> None:
+def test_reading_does_not_wait_for_a_writer(path: Path) -> None:
     import filelock
 
     made(path)

@@ -1,4 +1,4 @@
-"""A Lance dataset: the contract, what Lance does not do by itself (sync, heal), and what it cannot."""
+"""Lance stores: the contract, syncing and recovery, which Lance lacks, and its limits."""
 
 import importlib.util
 import os
@@ -67,7 +67,7 @@ def test_a_newest_manifest_without_its_bytes_is_set_aside_with_a_warning(path: P
     assert again.version == 4
 
 
-def test_a_store_none_of_whose_manifests_can_be_read_says_so(path: Path) -> None:
+def test_a_store_without_a_readable_manifest_is_refused(path: Path) -> None:
     made(path, 1)
     for manifest in (path / "_versions").glob("*.manifest"):
         os.truncate(manifest, 0)
@@ -120,7 +120,7 @@ def test_files_that_are_missing_or_cut_off_are_named_and_the_rest_is_read(path: 
     assert [damage.rows for damage in rest.verify()] == [10, 10]
 
 
-def test_a_dataset_that_others_wrote_is_a_store_too(path: Path) -> None:
+def test_a_dataset_written_by_another_program_is_a_store(path: Path) -> None:
     import lance
 
     lance.write_dataset(numbered(0, 5), str(path))
@@ -173,7 +173,7 @@ def test_writers_in_two_processes_lose_no_row(path: Path) -> None:
     assert stores.open(path).version == 9
 
 
-def test_a_full_disk_is_said_so_and_loses_nothing(path: Path) -> None:
+def test_a_full_disk_is_reported_and_loses_nothing(path: Path) -> None:
     """A limit on the size of a file stands for the disk; in a process of its own, which it binds."""
     made(path)
     before = sorted(str(p) for p in path.rglob("*"))
