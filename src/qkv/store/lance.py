@@ -263,7 +263,8 @@ class LanceStore(Store):
 
     def _at(self, version: int) -> lance.LanceDataset:
         try:
-            return self._lance.dataset(str(self.path), version=version)
+            dataset: lance.LanceDataset = self._lance.dataset(str(self.path), version=version)
+            return dataset
         except (OSError, ValueError) as error:
             numbers = self._numbers()
             if version not in numbers:

@@ -73,16 +73,17 @@ class Accumulator(ABC):
         """
 
     @abstractmethod
-    def finalize(self) -> Finalized:
-        """Return the summary for `weights`, the aggregates, and exp(entropy) of the weights."""
+    def _partial(self) -> ExponentialSums | WeightedSums:
+        """Return the sums of weights in the form that the normalizer finalizes."""
 
     def weights(self, logits: Float[np.ndarray, "q rows"], summary: Summary) -> Float[np.ndarray, "q rows"]:
         """Return the weights of some rows from their logits."""
         tile = Tile.whole(*logits.shape)
         return np.asarray(self.normalizer.tile_weights(self.normalizer.prepare(logits), summary, tile))
 
-    def _finalized(self, partial: ExponentialSums | WeightedSums) -> Finalized:
-        scale, summary = self.normalizer.finalize(partial, Tile.whole(self.queries, 0), 0.0)
+    def finalize(self) -> Finalized:
+        """Return the summary for `weights`, the aggregates, and exp(entropy) of the weights."""
+        scale, summary = self.normalizer.finalize(self._partial(), Tile.whole(self.queries, 0), 0.0)
         scale = np.asarray(scale)
         support = None
         if self.normalizer.sums_to_one:
@@ -123,9 +124,8 @@ class SoftmaxAccumulator(Accumulator):
         self.total += total
         self.values.add(e, values, total)
 
-    def finalize(self) -> Finalized:
-        """Return the results divided by the total, to which a sink of the normalizer adds."""
-        return self._finalized(ExponentialSums(self.maximum, self.total, np.ones_like(self.total)))
+    def _partial(self) -> ExponentialSums:
+        return ExponentialSums(self.maximum, self.total, np.ones_like(self.total))
 
     def _rescale(self, maximum: Float[np.ndarray, "q 1"]) -> None:
         moved = maximum != self.maximum
@@ -153,6 +153,5 @@ class LinearAccumulator(Accumulator):
             self.entropy_sum += (mass * logarithm).sum(axis=1, keepdims=True, dtype=np.float64)
         self.values.add(mass, values, mass.sum(axis=1, keepdims=True))
 
-    def finalize(self) -> Finalized:
-        """Return the results, divided by the total where the normalizer does so."""
-        return self._finalized(WeightedSums(self.total, np.ones_like(self.total)))
+    def _partial(self) -> WeightedSums:
+        return WeightedSums(self.total, np.ones_like(self.total))

@@ -204,7 +204,7 @@ class _Pass:
                 earliest = int(column.cells[~column.missing].min()) + column.origin
                 self.earliest[name] = min(earliest, self.earliest.get(name, earliest))
         missing += [column.missing for column in columns.values()]
-        present = ~np.logical_or.reduce(missing)
+        present = np.asarray(~np.logical_or.reduce(missing))
         for name, column in columns.items():
             if column.kind == "text":
                 self.texts[name].add(column.cells[present])
