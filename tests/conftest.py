@@ -1,11 +1,16 @@
 """Settings of all tests: asserts of the contract suites are rewritten, hypothesis repeats its examples."""
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("qkv.testing")
+
+# A shell ignores Ctrl-C in background jobs, and processes that the tests start would inherit that and never stop.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("ci", derandomize=True, deadline=None, database=None, max_examples=40)
 settings.register_profile(
