@@ -1,4 +1,4 @@
-"""A folder with the example tables, and the command as a user runs it."""
+"""Helpers that run the command in a fresh process, or in this process on the example tables."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ EXAMPLES = ROOT / "examples"
 
 
 def command(*arguments, cwd=EXAMPLES, stdin="", env=None, **options):
-    """Run `qkv` in a fresh process; a list of its own arguments, what it prints as text."""
+    """Run `qkv` in a fresh process, with its output as text."""
     run = "import sys; from qkv.cli.main import main; main()"
     settings = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
     settings |= {"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "utf-8", **(env or {})}

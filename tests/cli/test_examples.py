@@ -10,7 +10,7 @@ from .conftest import EXAMPLES, ROOT
 
 
 def ask_script(tmp_path, **env):
-    """Run examples/ask.sh with a `qkv` that stands beside its `python`, as in a virtual environment."""
+    """Run examples/ask.sh with `qkv` and `python` in one folder, as in a virtual environment."""
     for name, code in (("qkv", '-c "from qkv.cli.main import main; main()" '), ("python", "")):
         program = tmp_path / name
         program.write_text(f'#!/bin/sh\nexec {sys.executable} {code}"$@"\n')

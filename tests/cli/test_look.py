@@ -27,7 +27,7 @@ def test_a_head_is_drawn_in_the_terminal(qkv, monkeypatch):
     rows = [line for line in lines if re.search(r"  \d{11,}$", line)]
     words = ["[CLS]", *TEXT.lower().replace(",", " ,").split(), "[SEP]"]
     assert [row.split()[0] for row in rows] == words
-    # Layer 0, head 2 looks at the token before.
+    # Layer 0, head 2 attends to the previous token.
     digits = [row.split()[1] for row in rows]
     assert all(digits[i][i - 1] == "9" for i in range(2, len(digits) - 1))
 

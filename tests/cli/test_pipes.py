@@ -35,7 +35,7 @@ def test_an_answer_appears_before_the_next_query_is_asked():
         for query in ("3.5", "2.5", "3.0"):
             process.stdin.write(f"{query}\n")
             process.stdin.flush()
-            # Blocks until the answer is there: the next query has not been written yet.
+            # Blocks until the answer arrives: the next query has not been written yet.
             assert json.loads(process.stdout.readline())["query"] == query
         process.stdin.close()
         assert process.wait(30) == 0

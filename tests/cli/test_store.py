@@ -1,4 +1,4 @@
-"""`qkv store`, and `qkv ask` of what it made."""
+"""`qkv store`, and `qkv ask` on the stores it creates."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""Chromium, and what tests read from a page in it."""
+"""Chromium, and helpers that read the map of a page."""
 
 import importlib.util
 import shutil
@@ -16,7 +16,7 @@ DARKEST, PAPER = [3, 28, 82], [255, 255, 255]
 
 
 def spot(page, row, column, rows=7, columns=7):
-    """The colour of the middle of a spot of the map."""
+    """Return the colour at the centre of a cell of the map."""
     return page.evaluate(
         """([row, column, rows, columns]) => {
             const canvas = document.querySelector("canvas.map");
@@ -31,12 +31,12 @@ def spot(page, row, column, rows=7, columns=7):
 
 
 def redrawn(page, act):
-    """Do something, and wait until the map has been drawn again."""
+    """Call a function, and wait until the map has been drawn again."""
     before = page.evaluate("document.querySelector('canvas.map').dataset.drawn")
     act()
     page.wait_for_function(f"() => document.querySelector('canvas.map').dataset.drawn > {before}")
 
 
 def part(page):
-    """First row, first column, rows and columns of what the map shows."""
+    """Return the first row, first column, rows and columns of the visible part of the map."""
     return [int(each) for each in page.locator("canvas.map").first.get_attribute("data-part").split(",")]

@@ -1,4 +1,4 @@
-"""A browser for all tests of the page."""
+"""Fixtures of the browser tests: Chromium, and pages in it."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def browser():
 
 @pytest.fixture
 def opened(browser):
-    """A function that opens a page and gives it with what it asked for; errors of the page fail the test."""
+    """A function that opens a page and records its requests; errors of the page fail the test."""
     context = browser.new_context(viewport={"width": 1400, "height": 1000}, accept_downloads=True)
     troubles = []
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: what it draws, what it asks for, and that everything works by keyboard."""
+"""The page in Chromium: its pixels, its requests, and its use by keyboard."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ SIDE = TokenAxis(
 
 
 def known(words=None):
-    """Two layers of two heads whose maps can be told apart: identity, previous, first, all alike."""
+    """Two layers of two heads with different maps: identity, previous token, first token, uniform."""
     side = SIDE if words is None else TokenAxis.from_words(words)
     n = len(side.tokens)
     previous = np.eye(n, k=-1)
@@ -247,7 +247,7 @@ def test_twelve_heads_of_a_layer_fit_the_width_of_a_phone(opened):
         last = page.get_by_role("gridcell", name="layer 0, head 11").bounding_box()
         assert inside
         assert last["x"] + last["width"] <= 420
-        assert last["width"] >= 24  # what a finger needs
+        assert last["width"] >= 24  # the minimum size of a touch target
 
 
 def test_a_sentence_and_its_map_need_no_scrolling(opened):
@@ -315,7 +315,7 @@ def no_serious_violation(page):
 
 
 def cross():
-    """Three generated tokens over four words: step i looks at word i + 1."""
+    """Three generated tokens over four words: step i attends to word i + 1."""
     weights = np.zeros((1, 1, 3, 4))
     weights[0, 0, [0, 1, 2], [1, 2, 3]] = 1
     view = View.from_weights(weights, ["le", "chat", "dort"], ["the", "cat", "sleeps", "."], name="translated")
@@ -340,7 +340,7 @@ def test_generation_steps_are_selected_by_buttons_slider_and_keys(opened):
         assert "step 3 of 3: “dort”" in group.text_content()
         assert group.get_by_label("next step").is_disabled()
         assert spot(page, 2, 3, 3, 4) == DARKEST
-        # A text that nobody generated has no steps.
+        # A text without generated tokens has no steps.
         page.locator("select").first.select_option("1")
         page.wait_for_selector("[data-shown='1,0,0']")
         assert not group.is_visible()

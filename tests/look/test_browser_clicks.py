@@ -1,4 +1,4 @@
-"""Random clicks, keys, scrolling and typing: no error of the page and no refusal of its policy."""
+"""Random clicks, keys, scrolling and typing cause no error and no violation of the content policy."""
 
 import random
 import time
@@ -26,7 +26,7 @@ TYPED = ["happi", "<b>", "12", "\\", "%", "(", "\u202e", "x" * 300]
 
 
 def everything():
-    """Short and long maps, generated tokens, evil words, one token alone, another shape beside."""
+    """Short and long maps, generated tokens, tokens with markup, a single token, and another shape to compare with."""
     rng = np.random.default_rng(0)
     evil = [
         "</script><script>alert(1)</script>",
@@ -52,7 +52,7 @@ def everything():
 
 
 def act(page, rng):
-    """One thing that a reader might do; what it was."""
+    """Perform one random action of a user, and return its description."""
     what = rng.choice(ACTS)
     size = page.viewport_size
     x, y = rng.uniform(0, size["width"]), rng.uniform(0, size["height"])
@@ -91,12 +91,12 @@ def act(page, rng):
 
 @pytest.mark.parametrize("seconds", [6, pytest.param(300, marks=pytest.mark.long)])
 def test_random_clicks_find_no_error_of_the_page(opened, seconds):
-    # `opened` fails the test for every error of the page and of its console, refusals of the policy too.
+    # `opened` fails the test for every error of the page and of its console, including violations of the policy.
     rng = random.Random(seconds)
     done = []
     with serve_in_thread(ServedPage(page=everything())) as address:
         page = opened(address)
-        # Selected text that is pulled out of the window leaves the driver's mouse deaf for good.
+        # After selected text is dragged out of the window, Playwright's mouse gets no more events.
         page.evaluate("addEventListener('dragstart', (event) => event.preventDefault())")
         page.evaluate("heard = 0; addEventListener('pointerdown', () => heard++, true)")
         end = time.monotonic() + seconds
@@ -107,7 +107,7 @@ def test_random_clicks_find_no_error_of_the_page(opened, seconds):
         page.wait_for_load_state("networkidle")
         assert page.evaluate("heard") > 0.8 * sum(what in ("click", "drag") for what in done)
         assert "could not be loaded" not in page.locator(".status").text_content()
-        # It still works.
+        # The page still reacts.
         page.set_viewport_size({"width": 1400, "height": 1000})
         page.locator("select").first.select_option("0")
         page.get_by_role("gridcell", name="layer 1, head 0").click()

@@ -1,4 +1,4 @@
-"""Maps of many tokens in a real browser: from all down to single ones, by wheel, drag and keyboard."""
+"""Maps of many tokens in Chromium: zoom from the whole map to single pairs by wheel, drag and keyboard."""
 
 import json
 
@@ -16,7 +16,7 @@ pytestmark = needs_chromium
 
 
 def lone_pair(tokens, query, key):
-    """Maps that are all alike but for one query, which puts everything on one key."""
+    """Return a view with uniform weights, except for one query with all its weight on one key."""
     rows = np.zeros((tokens, 64), np.float32)
     queries, keys = rows.copy(), rows.copy()
     queries[query, 0] = keys[key, 0] = 40.0
@@ -41,7 +41,7 @@ def test_the_keyboard_zooms_from_all_tokens_to_a_single_pair(opened, served):
     page = opened(f"{address}#query={query}&key={key}")
     settled(page)
     assert part(page) == [0, 0, tokens, tokens]
-    # One weight of 1 among all: it is seen from far away, and where it is.
+    # A single weight of 1 is visible in the whole map, at its place.
     assert darkest(page) == pytest.approx([query / tokens, key / tokens], abs=0.01)
     page.locator("canvas.map").first.focus()
     for _ in range(20):
@@ -63,7 +63,7 @@ def test_the_keyboard_zooms_from_all_tokens_to_a_single_pair(opened, served):
     assert page.locator("output").first.text_content() == f"“{query}” ({query}) → “{key}” ({key}): 1.000"
     first = page.locator("tbody tr").first
     assert first.locator("th, td").all_text_contents() == [str(key), str(key), "1.000"]
-    # A step past the edge takes the map along.
+    # A step past the edge scrolls the map.
     for _ in range(6):
         page.keyboard.press("ArrowDown")
     settled(page)
@@ -76,7 +76,7 @@ def test_the_keyboard_zooms_from_all_tokens_to_a_single_pair(opened, served):
 def test_the_wheel_zooms_where_it_points_and_dragging_moves_the_map(opened, served, selected):
     address, tokens, _, _ = served
     page = opened(address)
-    if selected:  # the text around the map: without care, the browser drags that instead
+    if selected:  # the browser would drag the selected text instead of the map
         page.evaluate("getSelection().selectAllChildren(document.body)")
     box = page.locator("canvas.map").first.bounding_box()
     x, y = box["x"] + 92 + (box["width"] - 102) / 2, box["y"] + 8 + (box["height"] - 84) / 2
@@ -129,7 +129,7 @@ def test_a_json_file_holds_the_visible_weights_if_all_are_too_many(opened, serve
 
 
 def darkest(page):
-    """Where the darkest pixel of the map is, as shares of its height and width."""
+    """Return the position of the darkest pixel of the map, as shares of its height and width."""
     return page.evaluate(
         """() => {
             const canvas = document.querySelector("canvas.map");

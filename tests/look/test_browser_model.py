@@ -1,4 +1,4 @@
-"""The real sentence model in a real browser: a sentence, and the same with a blank beside it."""
+"""The sentence model in Chromium: a sentence compared with the same sentence with a mask."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_two_sentences_are_compared_in_the_sentence_model(opened):
         assert page.locator("h2").all_text_contents() == titles
         captions = page.locator("caption").all_text_contents()
         assert captions == ["“happy” attends to", "“[MASK]” attends to"]
-        # This head looks at the token before, from every word; from a blank it does not.
+        # Every word attends to the previous token in this head; the mask does not.
         firsts = [table.locator("tbody tr").first for table in page.locator("table").all()]
         said = [first.locator("th").text_content() for first in firsts]
         wanted = [view.queries.tokens[view.weights(0, 2)[10].argmax()] for view in views]
@@ -37,7 +37,7 @@ def test_two_sentences_are_compared_in_the_sentence_model(opened):
         assert said[0] == "was"
         for row in range(2, 11):
             assert spot(page, row, row - 1, 12, 12) == DARKEST
-        # Another head, in both at once.
+        # Another head is shown for both texts.
         redrawn(page, lambda: page.get_by_role("gridcell", name="layer 1, head 8", exact=True).click())
         assert [title.split(" · ")[1] for title in page.locator("h2").all_text_contents()] == ["layer 1, head 8"] * 2
         for number, view in enumerate(views):

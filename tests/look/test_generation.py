@@ -1,4 +1,4 @@
-"""What models look at while they write: against the weights of each step of the model's own generation."""
+"""Views of generated tokens, compared with the weights of each step of the model's own generation."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def reader(kind):
     else:
         config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=64, **SMALL)
         model = transformers.GPT2LMHeadModel(config)
-    # Larger weights, so that maps are not all alike; and it never ends of itself.
+    # Larger parameters, so that the maps differ; and no end token, so that generation does not stop early.
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(6.0)
@@ -49,7 +49,7 @@ def reader(kind):
 
 
 def steps_of(kind, count):
-    """The model's own weights of each step, from `generate` with a cache: cross, and decoder."""
+    """Return the cross- and self-attention weights of each step of `generate` with a cache."""
     found = reader(kind)
     found.model.set_attn_implementation("eager")
     encoded = found.tokenizer(TEXT, return_tensors="pt")

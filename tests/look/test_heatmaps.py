@@ -1,4 +1,4 @@
-"""Heatmaps: what is drawn is what was given, on one scale, and nothing is lost where there is no room."""
+"""Heatmaps: pixels equal the weights on one scale, and pooling keeps every large weight."""
 
 import io
 
@@ -15,7 +15,7 @@ TOKENS = ["when", "he", "saw", "his", "owner", ",", "the", "dog", "was", "happy"
 
 
 def pixels(figure):
-    """The picture as `(height, width, 3)` bytes."""
+    """Return the pixels, `(height, width, 3)` bytes."""
     from matplotlib.image import imread
 
     stream = io.BytesIO()
@@ -25,7 +25,7 @@ def pixels(figure):
 
 
 def red(picture):
-    """Where the picture is the darkest red of the map."""
+    """Return a mask of the pixels of the darkest red of the map."""
     return (np.abs(picture - [103, 0, 13]).sum(axis=-1) < 40) & (picture[..., 0] > picture[..., 1] + 40)
 
 

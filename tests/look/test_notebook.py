@@ -43,7 +43,7 @@ def notebook(tmp_path):
 
 @pytest.fixture
 def quiet(monkeypatch, tmp_path):
-    """Jupyter keeps to a folder of the test, and its kernel finds this package."""
+    """Restrict Jupyter to a folder of the test, and let its kernel import this package."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     values = {
         "JUPYTER_CONFIG_DIR": str(tmp_path / "config"),
@@ -114,7 +114,7 @@ def test_jupyterlab_shows_the_map_of_the_widget_and_asks_the_kernel_for_others(n
 
 
 def address_in(log):
-    """Where JupyterLab says that it is, once it answers."""
+    """Return the address that JupyterLab prints, once it responds."""
     end = time.monotonic() + 90
     while time.monotonic() < end:
         found = re.search(r"http://127\.0\.0\.1:\d+", log.read_text())

@@ -1,4 +1,4 @@
-"""What is handed to the browser: views, the server's answers and refusals, the exported file, the widget."""
+"""The data sent to the browser: views, the server's responses, the exported file and the widget."""
 
 import base64
 import gzip

@@ -1,4 +1,4 @@
-"""Weights as bytes."""
+"""Quantization of weights to bytes."""
 
 import numpy as np
 import pytest

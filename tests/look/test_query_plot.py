@@ -1,4 +1,4 @@
-"""Pictures of answers: what is drawn, and that a file is there whole or not at all."""
+"""Plots of answers within their tables: their contents, and atomic saving."""
 
 import datetime as dt
 import sys

@@ -1,4 +1,4 @@
-"""Pictures of regressions and of answers alone: what is drawn is what the model and the answer say."""
+"""Plots of regressions and of answers without their tables show the values of the model and of the answer."""
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def test_a_plot_of_a_vote_shows_the_probabilities():
     figure = look.plot_answer(answer, dark=True)
     cells = figure.axes[1]
     assert [bar.get_width() for bar in cells.patches] == list(answer.probabilities.values())
-    # A vote has a share, and no spread in either direction.
+    # A vote has a probability, and no spread.
     share = answer.probabilities[answer.value]
     assert figure.get_suptitle() == f"36  →  {answer.value} ({share:.0%})"
     database = Database.open(table, key="age", value="city")

@@ -1,4 +1,4 @@
-"""Head roles: what a head must do to get one, shown with heads whose behaviour is known."""
+"""Roles of heads, measured on heads of known behaviour."""
 
 import gzip
 
@@ -28,7 +28,7 @@ ENCODED = EncodedSentence(IDS, SPECIAL, LETTERS)
 
 
 def head(*targets):
-    """A head whose i-th query looks at the i-th of these keys alone."""
+    """Return a head whose i-th query attends to the i-th of these keys only."""
     return np.eye(7)[list(targets)]
 
 
@@ -217,5 +217,5 @@ def test_the_sentence_model_has_its_known_previous_and_next_token_heads():
     assert {role.role for role in table.labels()[0, 2]} == {"previous"}
     assert best["previous"].low <= best["previous"].score <= best["previous"].high
     assert table.groups("previous") == ["all", "≤ 16 tokens"]
-    # One sentence of them never gives a role.
+    # A single sentence never gives a role.
     assert measure_roles(load_text_model(), plain_sentences(SENTENCES[:1])).labels() == {}

@@ -1,4 +1,4 @@
-"""Rollout, flow and weighted weights, against their definitions and against the smallest cut."""
+"""Rollout, flow and scaled weights, compared with their definitions and with the minimum cut."""
 
 import itertools
 

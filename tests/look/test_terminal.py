@@ -1,4 +1,4 @@
-"""A map in the terminal."""
+"""Maps as text in the terminal."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Maps of many tokens: every tile of every level against the weights themselves."""
+"""Tiled maps: every tile of every level, compared with the dense weights."""
 
 import json
 import math

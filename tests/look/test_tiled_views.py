@@ -1,4 +1,4 @@
-"""Long maps of saved arrays and of models: against the weights themselves, and bounded beforehand."""
+"""Tiled views of saved arrays and of models, compared with the dense weights, within the predicted memory."""
 
 import numpy as np
 import pytest

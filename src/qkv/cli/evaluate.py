@@ -48,7 +48,8 @@ def evaluate(
     encoder: TextEncoder = None,
     rank: Rank = None,
     mix: Annotated[
-        float | None, typer.Option(metavar="SHARE", help="Weight of vectors in the mixture; default: 0.5.")
+        float | None,
+        typer.Option(metavar="SHARE", help="Weight of vectors in the mixture with BM25, from 0 to 1; default: 0.5."),
     ] = None,
     passage: Annotated[
         int | None, typer.Option(metavar="WORDS", help="Rank documents by their best passage of this many words.")
@@ -59,10 +60,14 @@ def evaluate(
     ] = False,
     repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Number of random halves for --learned.")] = 5,
     penalty: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="Penalty on the distance from the start, for --learned.")
+        float | None,
+        typer.Option(metavar="NUMBER", help="Penalty on changes of W_Q and W_K, for --learned; default: 500."),
     ] = None,
     loss: Annotated[
-        str | None, typer.Option(metavar="each|mass", help="Loss for --learned; see AttentionRanker.")
+        str | None,
+        typer.Option(
+            metavar="each|mass", help="Loss of each relevant document, or of their total weight, for --learned."
+        ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object with every query.")] = False,
 ) -> None:

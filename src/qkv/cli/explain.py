@@ -77,8 +77,7 @@ def explain(
     ):
         if given not in known:
             raise OptionError(f"--{name} must be one of {', '.join(known)}, got {given!r}. Choose one of them.")
-    shapes = [_shape("query", query), _shape("key", key)]
-    shapes.append(_shape("value", value) if value is not None else shapes[1])
+    shapes = [_shape("query", query), _shape("key", key), _shape("value", key if value is None else value)]
 
     from qkv.core.positions import Positions
     from qkv.database.keys.part_registry import parse_normalizer

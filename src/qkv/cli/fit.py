@@ -47,13 +47,13 @@ def fit_search(
     passage: Passage = None,
     stem: Stem = False,
     penalty: Annotated[
-        float | None, typer.Option(metavar="NUMBER", help="Penalty on the distance from the start; default: 500.")
+        float | None, typer.Option(metavar="NUMBER", help="Penalty on changes of W_Q and W_K; default: 500.")
     ] = None,
     temperature: Annotated[
         float | None, typer.Option(metavar="T", help="Temperature of the softmax in training; default: 0.05.")
     ] = None,
     loss: Annotated[
-        str | None, typer.Option(metavar="each|mass", help="Loss on each relevant document, or on their total weight.")
+        str | None, typer.Option(metavar="each|mass", help="Loss of each relevant document, or of their total weight.")
     ] = None,
     steps: Annotated[int | None, typer.Option(metavar="N", help="Maximum steps of L-BFGS; default: 20.")] = None,
 ) -> None:
@@ -99,7 +99,9 @@ def fit_search(
     change = f": loss {losses[0]:.3f} → {min(losses):.3f}" if losses else ""
     print(f"{target}: learned from {len(read.queries):,} queries and {pairs:,} relevant documents{change}")
     if len(read.queries) < _FEW_QUERIES:
-        print(f"· fewer than {_FEW_QUERIES} queries are few: measure the gain with qkv evaluate … --learned")
+        print(
+            f"· training on fewer than {_FEW_QUERIES} queries may not help: measure the gain with qkv evaluate … --learned"
+        )
 
 
 fit.command("search", short_help="Train a search index from relevance judgements.")(fit_search)

@@ -32,7 +32,7 @@ class JsonWriter(AnswerWriter):
         line: dict[str, object] = {"query": one.query, "value": one.value, "spread": one.spread}
         line |= {"support": one.support, "found": one.found}
         if one.probabilities:
-            line["probabilities"] = {_json_key(label): share for label, share in one.probabilities.items()}
+            line["probabilities"] = one.probabilities
         if not one.found:
             line["reason"] = one.reason
         if self.rows:
@@ -64,7 +64,8 @@ class CsvWriter(AnswerWriter):
 def _to_json(value: object) -> object:
     """Convert a value to one that `json` can write."""
     if isinstance(value, dict):
-        return {str(name): _to_json(item) for name, item in value.items()}
+        # Of a boolean key, `json` writes true or false.
+        return {name if isinstance(name, bool) else str(name): _to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
         return [_to_json(item) for item in value]
     if isinstance(value, dt.timedelta):
@@ -76,10 +77,6 @@ def _to_json(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)
-
-
-def _json_key(label: object) -> str:
-    return "true" if label is True else "false" if label is False else str(label)
 
 
 def _to_csv(cell: object) -> object:

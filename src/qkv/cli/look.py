@@ -35,20 +35,22 @@ def look(
         str | None, typer.Option(metavar="FILE.html", help="Write the page to one self-contained file.")
     ] = None,
     terminal: Annotated[bool, typer.Option("--terminal", help="Draw one head in the terminal.")] = False,
-    layer: Annotated[int, typer.Option(metavar="N", help="Layer for --terminal.")] = 0,
-    head: Annotated[int, typer.Option(metavar="N", help="Head for --terminal.")] = 0,
+    layer: Annotated[int, typer.Option(metavar="N", help="Layer to draw with --terminal, counted from 0.")] = 0,
+    head: Annotated[int, typer.Option(metavar="N", help="Head to draw with --terminal, counted from 0.")] = 0,
     whole: Annotated[bool, typer.Option("--whole", help="Read FILE as a single text.")] = False,
     generate: Annotated[
         int, typer.Option(metavar="N", min=0, help="Generate N tokens and show what each attends to.")
     ] = 0,
-    layers: Annotated[str | None, typer.Option(metavar="N,N…", help="Layers of long texts to show.")] = None,
+    layers: Annotated[
+        str | None, typer.Option(metavar="N,N…", help="Layers to show of texts that exceed --memory; default: all.")
+    ] = None,
     arrays: Annotated[
         tuple[str, str] | None,
         typer.Option(metavar="QUERY.npy KEY.npy", help="Show saved arrays instead of a text and a model."),
     ] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Mask later keys of --arrays.")] = False,
     memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory limit for the maps of one text, or of --arrays.")
+        str, typer.Option(metavar="SIZE", help="Memory limit for the maps of one text or of --arrays.")
     ] = "1 GiB",
     port: Annotated[int, typer.Option(metavar="N", help="Port to listen on (0 = any free port).")] = 0,
     no_browser: Annotated[
@@ -163,14 +165,14 @@ def _parse_layers(layers: str | None) -> list[int] | None:
 
 def _read_arrays(paths: tuple[str, str], memory: str) -> tuple[str, np.ndarray, np.ndarray]:
     from qkv.look.tiled_views import arrays_required_bytes, check_memory, read_array
-    from qkv.plan.cost import memory_bytes, memory_text
+    from qkv.plan.cost import memory_bytes
 
     query, key = map(read_array, paths)
     required, allowed = arrays_required_bytes(query, key), memory_bytes(memory)
     heads = len(query) if query.ndim == 3 else 1
     subject = f"{heads} x {query.shape[-2]:,} queries x {key.shape[-2]:,} keys"
-    _print_stderr(f"{subject}: about {memory_text(required)} beside the arrays, {memory_text(allowed)} allowed")
-    check_memory(required, allowed, subject, "Allow more (--memory), or save fewer heads.")
+    advice = "Allow more (--memory), or save fewer heads."
+    check_memory(required, allowed, subject, advice, place="beside the arrays", say=_print_stderr)
     return Path(paths[0]).stem, query, key
 
 

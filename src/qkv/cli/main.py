@@ -1,4 +1,4 @@
-"""Entry point of the command `qkv`. It imports the subcommands itself, so that Ctrl-C gives no traceback then either.
+"""Entry point of the command `qkv`. The subcommands are imported within it, so that Ctrl-C never prints a traceback.
 
 Exit codes:
     0    success; "no match" is an answer too

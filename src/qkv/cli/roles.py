@@ -50,7 +50,7 @@ def roles(
       qkv roles en-dev.conllu --kind conllu
       qkv roles anti.dev pro.dev --kind winobias --occupations female.txt --occupations male.txt
 
-    A head has a role only if its interval is above the baseline by a margin and 30 sentences were counted.
+    Treat a head as having a role only if its interval exceeds the baseline by 0.1, over at least 30 sentences.
     """
     if not files:
         raise OptionError("there is no FILE. Name a text file with one sentence per line.")

@@ -16,7 +16,7 @@ from qkv.look.text_model import TextModel, run_dense, token_axis
 from qkv.look.tiled_map import TiledView
 from qkv.look.tiled_views import check_memory, heads_required_bytes, model_dimensions, recorded_view
 from qkv.look.views import LayerMaps, TokenAxis, View
-from qkv.plan.cost import memory_bytes, memory_text
+from qkv.plan.cost import memory_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -114,9 +114,8 @@ def _check_tiled_memory(
     chosen = all_layers if layers is None else len(layers)
     required = heads_required_bytes(count, width, heads * chosen)
     subject = f"{chosen} layers of {heads} heads over {count:,} tokens"
-    if say is not None:
-        say(f"{subject}: about {memory_text(required)} in tiles, {memory_text(allowed)} allowed")
-    check_memory(required, allowed, subject, "Name fewer layers (--layers 0,1), or allow more (--memory).")
+    advice = "Name fewer layers (--layers 0,1), or allow more (--memory)."
+    check_memory(required, allowed, subject, advice, place="in tiles", say=say)
 
 
 def _dense_bytes(text_model: TextModel, count: int) -> int:

@@ -6,7 +6,7 @@ The memory they need is predicted in advance and limited; no array of all pairs 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -182,12 +182,30 @@ def recorded_view(
     return TiledView(name, model_name, tokens, None, tuple(result))
 
 
-def check_memory(required: int, allowed: int, subject: str, advice: str) -> None:
+def check_memory(
+    required: int,
+    allowed: int,
+    subject: str,
+    advice: str,
+    *,
+    place: str = "",
+    say: Callable[[str], None] | None = None,
+) -> None:
     """Check that the memory required does not exceed the memory allowed.
 
+    Args:
+        required: bytes.
+        allowed: bytes.
+        subject: description of the maps.
+        advice: the last sentence of the error.
+        place: for the message to `say`, where the memory is used.
+        say: called with a message of the required memory, before the check.
+
     Raises:
-        RefusedError: it does.
+        RefusedError: the memory required exceeds the memory allowed.
     """
+    if say is not None:
+        say(f"{subject}: about {memory_text(required)} {place}, {memory_text(allowed)} allowed")
     if required > allowed:
         raise RefusedError(
             f"{subject} would take {memory_text(required)}, and {memory_text(allowed)} are allowed. {advice}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,11 +39,10 @@ class TokenAxis:
     @classmethod
     def from_count(cls, count: int) -> TokenAxis:
         """Create an axis whose tokens are the numbers from 0."""
-        names = tuple(map(str, range(count)))
-        return cls(names, names, tuple(range(count)), (False,) * count, numbered=True)
+        return replace(cls.from_words(range(count)), numbered=True)
 
     @classmethod
-    def from_words(cls, words: Sequence[str]) -> TokenAxis:
+    def from_words(cls, words: Sequence[object]) -> TokenAxis:
         """Create an axis on which every token is a whole word."""
         names = tuple(str(word) for word in words)
         return cls(names, names, tuple(range(len(names))), (False,) * len(names))
