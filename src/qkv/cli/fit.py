@@ -99,9 +99,8 @@ def fit_search(
     change = f": loss {losses[0]:.3f} → {min(losses):.3f}" if losses else ""
     print(f"{target}: learned from {len(read.queries):,} queries and {pairs:,} relevant documents{change}")
     if len(read.queries) < _FEW_QUERIES:
-        print(
-            f"· training on fewer than {_FEW_QUERIES} queries may not help: measure the gain with qkv evaluate … --learned"
-        )
+        advice = "measure the gain with qkv evaluate … --learned"
+        print(f"· training on fewer than {_FEW_QUERIES} queries may not help: {advice}")
 
 
 fit.command("search", short_help="Train a search index from relevance judgements.")(fit_search)
