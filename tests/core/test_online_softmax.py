@@ -23,6 +23,8 @@ from qkv.core.online_softmax import (
     merge_all,
     rescale_factor,
 )
+from qkv.kernels.tiled.pooled_map import ElementMap
+from qkv.readouts.cells import cell_start
 
 CELL = st.sampled_from([-np.inf, -800.0, -1.0, 0.0, 0.5, 800.0])
 ROWS = st.lists(CELL, min_size=3, max_size=3)
@@ -181,6 +183,23 @@ def test_tiled_log_sum_exp_is_that_of_the_shared_definition(spread, offset):
     options = {"score": scores.Dot(), "mask": masks.Pairs(pairs), "kernel": LOOPS["tiled"][1]()}
     found = qkv.observe(query, key, values, readouts=[readouts.LogSumExp()], **options).readouts[0]
     np.testing.assert_allclose(np.asarray(found), log_sum_exp, rtol=1e-12)
+
+
+@OFFSETS
+@SPREADS
+@pytest.mark.parametrize("cells", [8, 7], ids=["equal cells", "unequal cells"])
+def test_tiled_pooled_map_has_the_sums_of_the_shared_definition(cells, spread, offset):
+    logits, _, allowed = problem(spread, offset)
+    counts = np.diff([cell_start(cell, cells, K) for cell in range(cells + 1)])
+    in_cell = np.repeat(np.eye(cells), counts, axis=0)
+    with ignore_numpy_warnings():
+        wanted = shared(logits, in_cell, allowed).finalize()[0] / counts
+    query, key, pairs = array_of("torch", logits, np.eye(K), allowed)
+    options = {"score": scores.Dot(), "mask": masks.Pairs(pairs), "kernel": LOOPS["tiled"][1]()}
+    with mock.patch.object(ElementMap, "finalize", autospec=True, side_effect=ElementMap.finalize) as finalize:
+        found = qkv.observe(query, key, key, readouts=[readouts.PooledMap(cells)], **options).readouts[0]
+    assert finalize.called
+    np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-9, atol=1e-12)
 
 
 @OFFSETS
