@@ -1,4 +1,4 @@
-"""Settings of all tests: asserts of the contract suites are rewritten, hypothesis repeats its examples."""
+"""Settings of all tests: assertion rewriting for the contract suites, and profiles of hypothesis."""
 
 import os
 import signal
@@ -18,6 +18,6 @@ settings.register_profile(
     deadline=None,
     database=None,
     max_examples=500,
-    suppress_health_check=[HealthCheck.too_slow],  # five hundred large examples take their time
+    suppress_health_check=[HealthCheck.too_slow],  # five hundred large examples take long
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))

@@ -1,10 +1,10 @@
-"""Mutation testing on a seeded sample: does a test fail when the code is wrong?
+"""Mutation testing on a random sample: changes to the code that no test detects.
 
     python -m tests.mutants [--seed 1] [--size 1500] [--least 150] [--package masks]
 
 mutmut changes one operator, number, name or argument of one function at a time and runs the tests that call the
 function. The sample is stratified by package: at least `--least` mutants of each, the rest in proportion. The report
-lists every mutant that no test noticed; `docs/mutation.md` gives the reasons for those that remain.
+lists every mutant that no test detected.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("core", "masks", "normalizers", "store", "database", "estimators")
 SURVIVED, NOT_CALLED = 0, 33
-"""Exit codes of mutmut: no test failed, no test calls the function. All others mean that the mutant was noticed."""
+"""Exit codes of mutmut for undetected mutants: no test failed, or no test calls the function."""
 
 
 def main() -> None:
-    """Run the sample and print the share of mutants that a test noticed, by package."""
+    """Run the sample and print the share of mutants that a test detected, by package."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1, help="seed of the sample")
     parser.add_argument("--size", type=int, default=1500, help="mutants in the sample")
@@ -33,10 +33,10 @@ def main() -> None:
     parser.add_argument("--package", choices=PACKAGES, action="append", help="only this package; may be repeated")
     given = parser.parse_args()
     packages = tuple(given.package or PACKAGES)
-    mutmut("no-such-mutant")  # makes the mutants, and notes which tests call which function
+    mutmut("no-such-mutant")  # create the mutants, and record which tests call which function
     sample = drawn(packages, given.size, given.least, random.Random(given.seed))
     names = [name for some in sample.values() for name in some]
-    for start in range(0, len(names), 200):  # a command line holds so many names
+    for start in range(0, len(names), 200):  # the length of a command line is limited
         mutmut(*names[start : start + 200])
     report(sample)
 
@@ -52,7 +52,7 @@ def mutmut(*names: str) -> None:
 
 
 def results() -> Iterator[tuple[str, int | None]]:
-    """Return every mutant and the exit code of its run, None where it has not run."""
+    """Return the exit code of each mutant; None if it has not run."""
     for path in sorted((ROOT / "mutants").rglob("*.meta")):
         yield from json.loads(path.read_text())["exit_code_by_key"].items()
 
@@ -73,7 +73,7 @@ def drawn(packages: tuple[str, ...], size: int, least: int, draw: random.Random)
 
 
 def report(sample: dict[str, list[str]]) -> None:
-    """Print how many mutants were noticed, and those that were not."""
+    """Print the number of detected mutants, and list the others."""
     codes = dict(results())
     survivors: list[str] = []
     total = noticed = 0

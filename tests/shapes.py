@@ -1,7 +1,7 @@
 """Check the axes of annotations while the tests run: an import hook that applies jaxtyping and beartype to arrays.
 
 Only functions that annotate an array with its axes are decorated, and of their annotations only those of arrays
-are checked: mypy sees the others, and the library's own errors speak first where a caller passes the wrong kind.
+are checked: mypy checks the others, and arguments of a wrong kind raise the errors of the library.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = ["check_shapes", "checked"]
 
 _AXES = re.compile(r"\b(Bool|Float|Int|Num|Shaped)\[")
 LEFT_OUT = ("qkv.interop.keras", "qkv.kernels.compiled", "qkv.nn", "qkv.engine", "qkv.testing", "qkv.core.typing")
-"""torch.compile and Keras trace these, where a decorator breaks the graph; the engine checks what it is given; pytest
-rewrites the suites."""
+"""Modules without checks: torch.compile and Keras trace some of them, and a decorator would break the graph; the
+engine checks its arguments itself; pytest rewrites the suites."""
 AT_MOST = 20
-"""Calls of a function that are checked in a test module. A check takes some 100 µs, and kernels call for every tile."""
+"""Checked calls per function and test module; a check takes some 100 µs, and kernels call functions per tile."""
 CALLS: Counter[Any] = Counter()
 """Checked calls of each function since the test module began."""
 
 
 def check_shapes() -> None:
-    """Check every annotated function of qkv that is imported from here on."""
-    # Set while the types are made, and not for the processes that tests start.
+    """Check every annotated function of qkv that is imported after this call."""
+    # Set while the types are created, but not for processes that tests start.
     os.environ["QKV_CHECK_SHAPES"] = "1"
     try:
         import qkv.core.typing  # noqa: F401
@@ -52,7 +52,7 @@ def checked(function: Any) -> Any:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         torch = sys.modules.get("torch")
-        # A tracer would put the checks, and the lengths that they compare, into its graph.
+        # A tracer would record the checks and the lengths that they compare.
         if CALLS[function] >= AT_MOST or (torch is not None and torch.compiler.is_compiling()):
             return function(*args, **kwargs)
         CALLS[function] += 1
@@ -80,12 +80,12 @@ class _Finder(MetaPathFinder):
 
 class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
-        # Not from the cache of bytecode, in which nothing is decorated.
+        # Compile from source, because the bytecode cache has no decorators.
         tree = ast.parse(self.get_data(self.path), self.path)
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and _annotates_axes(node):
                 where = ast.parse("__import__('tests.shapes').shapes.checked", mode="eval").body
-                # The innermost decorator: properties and static methods wrap what is checked.
+                # The innermost decorator, since properties and static methods wrap the function.
                 node.decorator_list.append(ast.copy_location(where, node))
         return compile(ast.fix_missing_locations(tree), self.path, "exec", dont_inherit=True)
 

@@ -1,4 +1,4 @@
-"""The base install: NumPy and array-api-compat alone run every verb, and name the extra of whatever else is asked."""
+"""The base install: NumPy and array-api-compat run every verb, and errors name the extra that another feature needs."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ X = "np.arange(12.0).reshape(4, 3)"
 
 
 def without(code: str) -> str:
-    """Return what a process prints in which only NumPy and array-api-compat can be imported."""
+    """Return the output of a process in which only NumPy and array-api-compat can be imported."""
     done = subprocess.run([sys.executable, "-c", WITHOUT + code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""The benchmarks have a shape: every claim has a file, a goal and peers; the page shows the results."""
+"""Structure of the benchmarks: every claim has a file, a goal and peers; the page shows the results."""
 
 import ast
 import importlib.util
@@ -90,7 +90,7 @@ def test_a_later_run_of_a_claim_replaces_the_earlier_and_leaves_the_others(tmp_p
     assert len(json.loads(path.read_text())["claims"]) == 2
 
 
-def test_a_ratio_is_of_medians_and_says_who_is_above() -> None:
+def test_a_ratio_is_of_medians_and_names_numerator_and_denominator() -> None:
     found = race({"qkv": lambda: sum(range(100)), "slow": lambda: sum(range(10_000))}, 3, least=0.002)
     assert found.row("x", "slow").number < 1 < found.row("x", "slow", faster=True).number
     assert found.row("x", "slow", faster=True, scale=1e9).met is None
@@ -102,7 +102,7 @@ SMALL = ((1, 2, 40, 8), (1, 2, 40, 8), (1, 2, 40, 8))
 
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("name", CALLS)
-def test_what_is_measured_is_what_the_oracle_gives(name: str, gradient: bool) -> None:
+def test_measured_calls_agree_with_the_oracle(name: str, gradient: bool) -> None:
     try:
         call = make(name, SMALL, gradient=gradient)
     except MissingError as missing:

@@ -1,4 +1,4 @@
-"""What is written is run."""
+"""The examples of the documentation run, and its links exist."""
 
 import doctest
 import importlib
@@ -14,7 +14,7 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_examples_of_a_page_print_what_it_says(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_a_page_print_the_shown_output(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     failed, _ = doctest.testfile(str(page), module_relative=False, optionflags=flags)
@@ -48,7 +48,7 @@ def test_the_reference_holds_every_public_name(tmp_path: Path, monkeypatch: pyte
     spec.loader.exec_module(build)
     modules = ("qkv.join", "qkv.search")
     assert {*modules, "qkv.estimators", "qkv.look"} <= set(build.MODULES)
-    # What is lazy shows only here; all modules would take seconds.
+    # Lazy names appear only in the built pages; building all modules would take seconds.
     monkeypatch.setattr(build, "MODULES", modules)
     build.main(tmp_path)
     for module in modules:

@@ -1,4 +1,4 @@
-"""The four verbs, on the mission's rows about the equation itself: A3, A8, A9, A10, B1, B9, C3, C4."""
+"""The four verbs, and requirements A3, A8, A9, A10, B1, B9, C3 and C4 about the equation itself."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ READING: list[Kernel] = [DenseKernel(), NumpyBlocksKernel(budget=12, row_block_b
 
 
 def normal(*shape: int, seed: int = 0) -> Any:
-    """Float64 numbers that want a gradient."""
+    """Return float64 numbers that require a gradient."""
     made = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return made.requires_grad_()
 
@@ -58,7 +58,7 @@ def test_plan_names_the_kernel_that_ran(kernel: Kernel) -> None:
     assert qkv.observe(x, x, x, kernel=kernel.name).plan.kernel.name == kernel.name
 
 
-def test_lists_and_integers_are_taken_as_arrays() -> None:
+def test_lists_and_integers_are_converted_to_arrays() -> None:
     output = qkv.attend([[0]], [[0], [0]], [[1], [2]])
     assert output.tolist() == [[1.5]]
 
@@ -101,7 +101,7 @@ def test_arrays_of_the_wrong_kind_raise(error: type[Exception], said: str, array
 
 
 @pytest.mark.parametrize("seed", [1.5, "1", True])
-def test_seed_that_is_no_whole_number_is_refused(seed: Any) -> None:
+def test_seed_that_is_not_an_integer_is_refused(seed: Any) -> None:
     x = np.ones((2, 2))
     with pytest.raises(OptionError, match="whole number"):
         qkv.attend(x, x, x, dropout=0.5, seed=seed)
@@ -160,7 +160,7 @@ def test_a8_equal_scores_give_the_mean_of_the_values() -> None:
 
 @pytest.mark.parametrize("kernel", LEARNING, ids=str)
 def test_a9_reinforce_agrees_with_the_exact_gradient_in_expectation(kernel: Any) -> None:
-    # 4000 independent rows of one and the same query: each draws a key, its reward is what it finds there.
+    # 4000 independent rows of the same query: each draws a key, whose value is the reward.
     draws, key, reward = (
         4000,
         normal(5, 3, seed=1),
@@ -254,7 +254,7 @@ def test_c4_padding_mask_of_four_axes_gives_padded_keys_no_weight(kernel: str) -
     rng = np.random.default_rng(4)
     x = rng.normal(size=(2, 3, 5, 4))
     keep = np.array([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0]], dtype=bool)[:, None, None, :]
-    x[0, :, 3:] = np.nan  # what is padded may be anything
+    x[0, :, 3:] = np.nan  # padded keys may have any value
     x[1, :, 3:] = np.nan
     query = np.nan_to_num(x)
     seen = qkv.observe(query, x, x, mask=masks.Pairs(keep), readouts=[readouts.Dense()], kernel=kernel)
@@ -272,7 +272,7 @@ def test_c4_mask_of_pairs_is_one_for_all_batch_elements() -> None:
     assert ((weights > 0) == pairs).all()
 
 
-# -- gradients that would be missing ---------------------------------------------------------------------
+# -- arrays without a gradient ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kernel", [*LEARNING, None], ids=str)
@@ -286,7 +286,7 @@ def test_custom_score_that_closes_over_a_parameter_is_an_error(kernel: Any) -> N
 
 
 @pytest.mark.parametrize("kernel", [*LEARNING, None], ids=str)
-def test_custom_score_that_hands_its_parameter_over_gets_its_gradient(kernel: Any) -> None:
+def test_custom_score_with_declared_parameter_gets_its_gradient(kernel: Any) -> None:
     scale, x = normal(1), normal(4, 3)
     handed = scores.Custom(lambda query, key, scale: query @ key.mT * scale, (scale,))
     output = qkv.attend(x, x, x, score=handed, kernel=kernel)
@@ -299,7 +299,7 @@ def test_custom_score_that_hands_its_parameter_over_gets_its_gradient(kernel: An
         assert (got - right).abs().max() < 1e-12
 
 
-def test_what_closes_over_a_parameter_runs_where_no_gradient_is_wanted() -> None:
+def test_score_that_closes_over_a_parameter_runs_without_gradient() -> None:
     scale, x = normal(1), normal(4, 3)
     hidden = scores.Custom(lambda query, key: query @ key.mT * scale)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A user's own score, written here and nowhere else, gets masks, tiling, gradients, EXPLAIN and `ask`."""
+"""A user-defined score works with masks, tiles, gradients, EXPLAIN and `ask`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Canberra(GeneralScore):
 
 @dataclass(frozen=True, eq=False)
 class Weighted(InnerProductScore):
-    """An inner product with a weight for each unit of width; its lift brings the fused kernel."""
+    """Weighted inner product; it declares a lift, so the fused kernel can run it."""
 
     weight: Array = array_field("width")
 
@@ -41,7 +41,7 @@ class Weighted(InnerProductScore):
 
 
 def canberra(query: Array, key: Array, weight: Array) -> Array:
-    """The same as a function."""
+    """Return the logits of `Canberra`, as a function for `Custom`."""
     return Canberra(weight).compare(query, key)
 
 
@@ -61,7 +61,7 @@ OWN = [Canberra(WEIGHT), scores.Custom(canberra, (WEIGHT,))]
 
 
 def by_hand(mask: Any) -> Any:
-    """The answer, one pair at a time."""
+    """Compute the output pair by pair."""
     logits = np.array(
         [
             [-sum(w * abs(a - b) / (abs(a) + abs(b) + 1) for w, a, b in zip(WEIGHT, q, k, strict=True)) for k in KEY]
@@ -99,7 +99,7 @@ def test_own_score_gets_gradients_in_tiles(score: Any, kernel: Any) -> None:
 
 
 @pytest.mark.parametrize("normalizer", [normalizers.Sparsemax(), normalizers.TopK(3), normalizers.Sample()], ids=str)
-def test_own_score_goes_with_every_normalizer_and_readout(normalizer: Any) -> None:
+def test_own_score_works_with_every_normalizer_and_readout(normalizer: Any) -> None:
     options: dict[str, Any] = {"score": OWN[0], "normalizer": normalizer, "seed": 4}
     one = qkv.observe(QUERY, KEY, VALUE, readouts=[readouts.TopWeights(2)], kernel="dense", **options)
     other = qkv.observe(QUERY, KEY, VALUE, readouts=[readouts.TopWeights(2)], kernel=SMALL["numpy_blocks"], **options)
@@ -127,7 +127,7 @@ def test_explain_shows_an_own_score_and_what_its_logits_cost() -> None:
     assert "Custom(canberra, parameters=(float64[3]))" in str(qkv.explain(*long, score=OWN[1]))
 
 
-def test_own_inner_product_goes_to_the_fused_kernel() -> None:
+def test_own_inner_product_runs_on_the_fused_kernel() -> None:
     torch = pytest.importorskip("torch")
     arrays = [torch.tensor(x, requires_grad=True) for x in (QUERY, KEY, VALUE, WEIGHT)]
     fused, dense = (qkv.attend(*arrays[:3], score=Weighted(arrays[3]), kernel=kernel) for kernel in ("fused", "dense"))

@@ -35,12 +35,12 @@ def package(path: Path) -> str:
 
 
 def imports(path: Path) -> set[str]:
-    """The packages of qkv that a module imports at run time; lazy public names count as the modules they load."""
+    """Return the packages of qkv that a module imports at run time, and those that lazy public names load."""
     from qkv import _HOMES
 
     found = set()
     tree = ast.parse(path.read_text())
-    # Types of arguments are no arrows: `core` names the parts that a call is bound to.
+    # Imports for annotations do not count: `core` names the parts that a call is bound to.
     annotations = {id(node) for guard in ast.walk(tree) if _is_type_checking(guard) for node in ast.walk(guard)}
     for node in ast.walk(tree):
         if id(node) in annotations:
@@ -66,7 +66,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_a_module_imports_only_its_own_package_and_those_below(path: Path) -> None:
     if path.parent == SOURCE and path.name in ("__init__.py", "__main__.py"):
-        return  # the doors: they lead everywhere, lazily
+        return  # entry points, which import every package lazily
     mine = package(path)
     for other in imports(path):
         assert other == mine or RANK[other] < RANK[mine], f"{path.relative_to(SOURCE)} imports qkv.{other}"
@@ -77,7 +77,7 @@ def test_every_package_has_a_layer() -> None:
     assert packages <= set(RANK)
 
 
-def test_no_module_is_longer_than_the_longest_that_was_justified() -> None:
+def test_no_module_exceeds_the_maximum_length() -> None:
     long = {str(p.relative_to(SOURCE)): n for p in MODULES if (n := len(p.read_text().splitlines())) > LONGEST}
     assert not long, f"over {LONGEST} lines: {long}. Split it, or justify it in docs/decisions and here."
 
@@ -89,7 +89,7 @@ def module_name(path: Path) -> str:
 
 
 def imported_modules(path: Path, names: set[str]) -> set[str]:
-    """Return the modules of `names` that a module imports, within functions too, but not for type checkers alone."""
+    """Return the modules of `names` that a module imports, also within functions, but not those under TYPE_CHECKING."""
     found: set[str] = set()
     queue: list[ast.AST] = [ast.parse(path.read_text())]
     while queue:
@@ -108,7 +108,7 @@ def imported_modules(path: Path, names: set[str]) -> set[str]:
 
 def test_no_module_imports_itself_through_others() -> None:
     names = {module_name(path) for path in MODULES}
-    # A package's own file only re-exports; what matters is the module behind the name.
+    # The file of a package only re-exports; the module that defines the name counts.
     graph = {
         module_name(path): imported_modules(path, names)
         for path in MODULES
@@ -119,7 +119,7 @@ def test_no_module_imports_itself_through_others() -> None:
 
 
 def find_cycles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
-    """Return one cycle for each module from which a depth-first search comes back to it."""
+    """Return one cycle for each module that a depth-first search reaches from itself."""
     done: set[str] = set()
 
     def visit(name: str, path: list[str]) -> Iterator[list[str]]:

@@ -1,4 +1,4 @@
-"""What is loaded when: a process that asks a table loads nothing that only PyTorch's kernels need."""
+"""Lazy imports: a process that queries a table loads no module that only PyTorch's kernels need."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ HEAVY = ("torch", "jax", "matplotlib", "numpy.f2py", "array_api_compat")
 
 
 def loaded(code: str) -> set[str]:
-    """Names of the modules that a fresh process has after it ran this."""
+    """Return the names of the modules that are loaded in a new process after it ran this code."""
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys\nprint('\\n', *sys.modules)"],
         capture_output=True,
@@ -54,7 +54,7 @@ def test_importing_qkv_loads_neither_numpy_nor_a_part_of_its_own():
 
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("stable", [False, True])
-def test_numpy_is_ordered_as_the_package_of_the_standard_orders_it(descending, stable):
+def test_sorting_in_numpy_agrees_with_array_api_compat(descending, stable):
     package = pytest.importorskip("array_api_compat.numpy")
     from qkv.core.numpy_namespace import argsort
 
@@ -64,7 +64,7 @@ def test_numpy_is_ordered_as_the_package_of_the_standard_orders_it(descending, s
         assert np.array_equal(ours, package.argsort(x, axis=axis, descending=descending, stable=stable))
 
 
-def test_what_is_taken_from_numpy_itself_is_what_the_package_of_the_standard_gives():
+def test_functions_taken_from_numpy_agree_with_array_api_compat():
     package = pytest.importorskip("array_api_compat.numpy")
     from qkv.core.numpy_namespace import OWN, STANDARD, NumPyFunctions
 

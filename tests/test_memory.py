@@ -1,4 +1,4 @@
-"""Peak memory of a fresh process: what is said to be linear is linear, and a plan's peak is not exceeded."""
+"""Peak memory of a new process: it grows linearly where documented, and does not exceed the plan's peak."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ before = peak()
 plan = step(query, key, value)
 print(json.dumps({"kernel": plan.kernel.name, "planned": plan.cost.peak, "peak": peak() - before}))
 """
-"""VmHWM is read after imports and inputs: what remains is the output and all that the call allocates."""
+"""VmHWM is read after imports and inputs, so that the difference is the output and the allocations of the call."""
 
 
 def measure(
@@ -59,14 +59,14 @@ def measure(
     normalizer: str = "Softmax()",
     kernel: Any = None,
 ) -> dict[str, Any]:
-    """Kernel, planned peak and peak in bytes, of one call in a fresh process."""
+    """Return kernel, planned peak and measured peak in bytes of one call in a new process."""
     arguments = json.dumps([n, width, gradient, score, normalizer, kernel])
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, arguments],
         capture_output=True,
         text=True,
         check=False,
-        # Two threads on a busy machine wait for each other most of the time.
+        # One thread, because two threads on a busy machine mostly wait for each other.
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ def measure(
 LIMITS: list[tuple[dict[str, Any], str, int]] = [
     # All pairs at once: 1.1 GB (n × n × hidden in float32).
     ({"n": 2048}, "tiled", 150),
-    # 1.1 GB, and as much for the gradient.
+    # 1.1 GB, and the same for the gradient.
     ({"n": 16_384, "score": "dot"}, "fused", 120),
     # 270 MB.
     (
@@ -86,10 +86,10 @@ LIMITS: list[tuple[dict[str, Any], str, int]] = [
         90,
     ),
 ]
-"""A call, the kernel the planner chooses for it, and MB above the start that it must stay below."""
+"""A call, the kernel that the planner chooses for it, and its limit in MB above the start."""
 
 LONG_LIMITS: list[tuple[dict[str, Any], str, int]] = [
-    # The measured line of issue 2: n × n × hidden would be 17 GB.
+    # n × n × hidden numbers would take 17 GB.
     ({"n": 8192}, "tiled", 400),
     ({"n": 16_384, "score": "dot", "normalizer": "Sparsemax()", "width": 16}, "row_blocks", 400),
     ({"n": 8192, "score": "dot", "normalizer": "TopK(8)", "width": 16}, "row_blocks", 400),
@@ -97,7 +97,7 @@ LONG_LIMITS: list[tuple[dict[str, Any], str, int]] = [
 
 
 @pytest.mark.parametrize(("call", "kernel", "megabytes"), LIMITS)
-def test_peak_stays_far_below_what_all_pairs_would_take(call: dict[str, Any], kernel: str, megabytes: int) -> None:
+def test_peak_is_far_below_that_of_all_pairs(call: dict[str, Any], kernel: str, megabytes: int) -> None:
     found = measure(**call)
     assert found["kernel"] == kernel
     assert found["peak"] < megabytes * 10**6

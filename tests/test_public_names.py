@@ -1,4 +1,4 @@
-"""What is public, and what importing it costs."""
+"""Public names, and the modules that importing them loads."""
 
 import importlib
 import pkgutil
@@ -15,14 +15,14 @@ PACKAGES = ["qkv"] + [
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_every_name_in_all_is_there(name: str) -> None:
+def test_every_name_in_all_exists(name: str) -> None:
     module = importlib.import_module(name)
     for public in getattr(module, "__all__", ()):
         assert hasattr(module, public), f"{name}.{public}"
 
 
 def test_every_public_name_has_one_home() -> None:
-    """The rule of decision 0020: the packages that export an object are nested, and the outermost is its home."""
+    """Check the rule of decision 0020: the packages that export an object are nested, and the outermost is its home."""
     exporters: dict[int, list[str]] = {}
     for found in pkgutil.walk_packages(qkv.__path__, "qkv."):
         package = importlib.import_module(found.name) if found.ispkg else None
@@ -39,7 +39,7 @@ def test_shortcuts_of_the_top_level_are_exported_by_the_package_or_defined_in_th
 
 
 @pytest.mark.parametrize("name", ["qkv.scores", "qkv.normalizers", "qkv.masks", "qkv.readouts"])
-def test_every_part_that_is_written_is_exported(name: str) -> None:
+def test_every_part_is_exported(name: str) -> None:
     from qkv.core.parts import Part
 
     package = importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Annotations of arrays are checked while the tests run."""
+"""The checks of array annotations report wrong axes, and leave the library's errors to users."""
 
 import jaxtyping
 import numpy as np
@@ -8,7 +8,7 @@ import qkv
 from qkv.core.guard import apply_weights
 
 
-def test_an_array_of_other_axes_than_annotated_is_noticed() -> None:
+def test_an_array_with_other_axes_than_annotated_raises() -> None:
     weights, value = np.ones((2, 3)), np.ones((3, 1))
     assert apply_weights(weights, value, None, True).shape == (2, 1)
     with pytest.raises(jaxtyping.TypeCheckError):

@@ -1,4 +1,4 @@
-"""NumPy alone: every verb, score, normalizer, mask and readout, in a process that cannot import PyTorch."""
+"""Every verb, score, normalizer, mask and readout runs on NumPy in a process that cannot import PyTorch."""
 
 from __future__ import annotations
 

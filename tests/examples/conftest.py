@@ -1,4 +1,4 @@
-"""What the tests of the translator share: a small language that is learned in a moment, and small models."""
+"""Fixtures of the tests of the translator: a small language that is learned in seconds, and small models."""
 
 import itertools
 
@@ -11,7 +11,7 @@ WHAT = {"the cat": "le chat", "a red house": "une maison rouge", "my old friend"
 
 
 def language():
-    """Pairs of all sentences of a subject, a verb and an object, some with two translations."""
+    """Return pairs of all sentences of a subject, a verb and an object, some with two translations."""
     for (who, qui), (does, fait), (what, quoi) in itertools.product(WHO.items(), DOES.items(), WHAT.items()):
         yield f"{who} {does} {what}.", f"{qui} {fait} {quoi}."
         if what == "the cat":
@@ -26,7 +26,7 @@ def pairs_file(tmp_path_factory):
 
 
 def small(**changes):
-    """Options of a model that trains in a second."""
+    """Return options of a model that trains in a second."""
     settings = {
         "width": 16,
         "layers": 1,
@@ -45,12 +45,12 @@ def small(**changes):
 
 
 TRAINED = {"steps": 150, "width": 32, "check_every": 50}
-"""Options of the model that `trained` gives: it knows the small language."""
+"""Options of the model of the fixture `trained`, which translates the small language."""
 
 
 @pytest.fixture(scope="session")
 def trained(pairs_file, tmp_path_factory):
-    """The folder of a small GRU with additive attention that was trained for a moment."""
+    """Return the folder of a trained small GRU with additive attention."""
     from examples.translate.training import train
 
     folder = tmp_path_factory.mktemp("trained") / "model"

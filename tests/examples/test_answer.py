@@ -1,4 +1,4 @@
-"""Questions over a text (mission C13): a sentence that answers is found, with its evidence, or none is."""
+"""Questions over a text: a sentence that answers is found, with its evidence, or there is no answer."""
 
 import doctest
 import gzip
@@ -41,13 +41,13 @@ PAGE = ROOT / "docs" / "gallery" / "answer.md"
 
 
 def row(found):
-    """How the page writes it."""
+    """Return the row of the table in the page."""
     shares = [f"{count} of {found.questions} ({count / found.questions:.2f})" for count in (found.first, found.three)]
     return f"| {shares[0]} | {shares[1]} | {found.refused} of {found.absent} |"
 
 
 class Told:
-    """A sentence model that is told its vectors."""
+    """A sentence model with given vectors."""
 
     def __init__(self, **vectors):
         self.vectors_of = vectors
@@ -104,7 +104,7 @@ def test_every_passage_that_is_wanted_is_in_a_sentence_of_its_text():
                 assert 1 <= count <= 40, f"{question}: {passage!r} is in {count} sentences"
 
 
-def test_the_answer_comes_with_what_stands_around_it_its_words_its_line_and_its_weight():
+def test_answer_has_surrounding_sentences_words_line_and_weight():
     text = Text(sentences_of(STORY))
     (answer,) = text.ask("Who brought coal?").answers
     assert answer.sentence.text == "Mr. Brown, the baker, brought a sack of coal."
@@ -112,12 +112,12 @@ def test_the_answer_comes_with_what_stands_around_it_its_words_its_line_and_its_
     assert [one.text for one in answer.before] == ["One winter the oil froze."]
     assert [one.text[:10] for one in answer.after] == ["The keeper"]
     assert set(answer.words) == {"brought", "coal"}
-    assert answer.words["brought"] > answer.words["coal"] > 0  # coal stands in two sentences
+    assert answer.words["brought"] > answer.words["coal"] > 0  # "coal" occurs in two sentences
     assert answer.by_words == pytest.approx(sum(answer.words.values()))
     assert answer.weight > 0.9
 
 
-def test_the_weights_are_the_softmax_over_all_sentences_and_nothing():
+def test_weights_are_the_softmax_over_all_sentences_and_the_additional_key():
     held = sentences_of(STORY)
     words = Words([sentence.text for sentence in held])
     asked, keys, _ = words.compared("Who gave the baker coal?")
@@ -150,7 +150,7 @@ def test_every_example_in_the_help_is_a_command_that_parses():
         command._parser().parse_args(shlex.split(line)[3:])
 
 
-def test_where_the_model_is_not_installed_words_are_compared(capsys, story, monkeypatch):
+def test_words_are_compared_if_the_model_is_not_installed(capsys, story, monkeypatch):
     monkeypatch.setattr("examples.answer.meaning.installed", lambda: False)
     code, out, _ = run(capsys, story, "Who brought coal?", "--json")
     assert (code, json.loads(out)["by"]) == (0, "words")
@@ -170,7 +170,7 @@ def test_bm25_is_what_its_formula_gives():
 
 
 @pytest.mark.parametrize("question", ["Who won the football game?", "Is there a lighthouse for zebras in Peru?"])
-def test_what_is_not_there_is_not_answered(question):
+def test_question_about_absent_content_is_not_answered(question):
     found = Text(sentences_of(STORY)).ask(question)
     assert found.answers == []
     assert found.nothing > 0.5
@@ -179,7 +179,7 @@ def test_what_is_not_there_is_not_answered(question):
 def test_a_question_of_no_known_word_gives_nothing_the_most_weight_and_is_answered_if_anything_will_do():
     text = Text(sentences_of(STORY))
     assert text.ask("zebras?").answers == []
-    assert text.ask("zebras?", wanted=0.0).answers == []  # all are equal: none is heavier than nothing
+    assert text.ask("zebras?", wanted=0.0).answers == []  # all weights are equal
 
 
 def test_evidence_ends_where_the_text_ends():
@@ -202,7 +202,7 @@ def test_evidence_ends_where_the_text_ends():
         ("", []),
     ],
 )
-def test_sentences_end_where_a_reader_ends_them(text, wanted):
+def test_sentences_are_split_at_their_ends(text, wanted):
     assert [sentence.text for sentence in sentences_of(text)] == wanted
 
 
@@ -214,7 +214,7 @@ def test_lines_are_counted_from_one_and_no_word_is_lost():
     assert " ".join(sentence.text for sentence in found).split() == STORY.split()
 
 
-def test_stems_meet_over_number_and_person():
+def test_singular_and_plural_have_one_stem():
     assert stem("Rulers") == stem("ruler")
     assert stem("cities") == stem("city")
     assert stem("is") == "is"
@@ -278,7 +278,7 @@ def test_a_compressed_text_with_carriage_returns_is_the_same_text(story, tmp_pat
         (b"Coal burns.", ["coal", "--temperature", "nan"], "--temperature is nan. It must be more than 0."),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence_on_stderr(capsys, tmp_path, held, words, said):
+def test_invalid_input_gives_one_sentence_on_stderr(capsys, tmp_path, held, words, said):
     path = tmp_path / "text.txt"
     if held is not None:
         path.write_bytes(held)
@@ -289,7 +289,7 @@ def test_what_cannot_be_done_is_one_sentence_on_stderr(capsys, tmp_path, held, w
     assert said in err
 
 
-def test_a_damaged_archive_is_said(tmp_path):
+def test_a_damaged_archive_is_reported(tmp_path):
     path = tmp_path / "text.gz"
     path.write_bytes(gzip.compress(b"Coal burns.")[:-9])
     with pytest.raises(DataError, match="cannot be read"):

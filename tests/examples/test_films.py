@@ -1,4 +1,4 @@
-"""Films folded into a latent space: a small world of two tastes, and the public ratings."""
+"""Films folded into a latent space: generated ratings of two tastes, and the public ratings."""
 
 import gzip
 import os
@@ -13,7 +13,7 @@ from qkv.errors import DataError
 
 @pytest.fixture(scope="module", name="folder")
 def _folder(tmp_path_factory):
-    """Forty people who love horror and hate comedy or the other way round, and forty films."""
+    """Write ratings of forty films by forty people, who like horror and dislike comedy, or the reverse."""
     folder = tmp_path_factory.mktemp("ratings")
     draw = np.random.default_rng(0)
     films = [f"{n:03}::Film {n} ({1980 + n % 40})::{'Horror' if n % 2 else 'Comedy|Short'}" for n in range(40)]
@@ -41,7 +41,7 @@ def test_a_film_that_is_folded_in_lies_where_a_decomposed_one_of_the_same_row_do
     known = np.arange(40) != 5
     films = Films(ratings, np.zeros(len(ratings), bool), known, components=4)
     assert films.semantics.n_samples_seen_ == 39
-    # Without a rating that is seen, horror of the eighties is all one.
+    # Without ratings, all horror films of the eighties have the same vector.
     np.testing.assert_allclose(films.points[5], films.points[1], atol=1e-12)
     assert {film for film, _ in films.like(5, top=4)} == {1, 3, 7, 9}
     assert films.like(5, top=4)[-1][1] == pytest.approx(1)
@@ -53,7 +53,7 @@ def test_attention_over_known_ratings_is_nearer_than_the_mean_of_the_film(folder
     assert found.attention < found.no_space
 
 
-def test_a_folder_without_ratings_is_told(tmp_path, monkeypatch, capsys):
+def test_a_folder_without_ratings_is_reported(tmp_path, monkeypatch, capsys):
     from examples.films.__main__ import main
 
     with pytest.raises(DataError, match=r"no ratings\.dat\.gz"):

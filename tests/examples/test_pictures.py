@@ -1,4 +1,4 @@
-"""Pictures are found by words (mission C10): how well, and that the answer comes from the values."""
+"""Pictures are retrieved by words: the accuracy, and that the output is computed from the values."""
 
 import importlib.util
 
@@ -29,7 +29,7 @@ def trained(album):
 
 @pytest.fixture(scope="module")
 def asked(album):
-    """The wordings that no caption had, and what they mean."""
+    """Return the wordings that occur in no caption, and the digits that they mean."""
     wordings = album.wordings
     return [wordings.texts[at] for at in wordings.asked], wordings.digits[wordings.asked]
 
@@ -56,7 +56,7 @@ def test_captions_under_other_pictures_find_nothing_though_the_weights_are_the_s
     assert measure(album, found, means)["precision"] < 0.3
 
 
-def test_a_name_is_known_to_mean_what_another_name_means_though_no_caption_says_so(album, trained):
+def test_names_of_a_digit_have_one_meaning_although_no_caption_contains_both(album, trained):
     found = ask(album, trained, ["seven"])
     captions = np.array([album.wordings.texts[at] for at in album.captions])
     other = np.array([{"7", "sept", "sieben"} & set(text.split()) != set() for text in captions])
@@ -115,7 +115,7 @@ def test_the_command_prints_its_number_and_draws_what_was_asked(capsys, tmp_path
         (["--picture", "nowhere/seven.png"], "there is no folder 'nowhere'"),
     ],
 )
-def test_what_cannot_be_done_is_one_sentence_on_stderr(capsys, tmp_path, monkeypatch, words, said):
+def test_invalid_input_gives_one_sentence_on_stderr(capsys, tmp_path, monkeypatch, words, said):
     monkeypatch.chdir(tmp_path)
     assert command.main(words) == 2
     out, err = capsys.readouterr()
@@ -125,13 +125,13 @@ def test_what_cannot_be_done_is_one_sentence_on_stderr(capsys, tmp_path, monkeyp
     assert said in err
 
 
-def test_less_than_was_promised_is_an_exit_code(capsys, monkeypatch):
+def test_precision_below_the_documented_one_sets_the_exit_code(capsys, monkeypatch):
     monkeypatch.setattr(command, "_STEPS", 2)
     assert command.main(["--steps", "2"]) == 1
     assert "promises" in capsys.readouterr().err
 
 
-def test_a_picture_that_cannot_be_written_is_said_and_leaves_nothing(album, trained, tmp_path, monkeypatch):
+def test_a_picture_that_cannot_be_written_is_reported_and_leaves_no_file(album, trained, tmp_path, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 

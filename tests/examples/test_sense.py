@@ -1,4 +1,4 @@
-"""Attention moves a word's vector toward its sense, measured over many sentences (row C8 of the mission)."""
+"""Attention moves a word's vector toward its sense, measured over many sentences."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_a_sense_that_vectors_do_not_hold_is_guessed_no_better_than_by_a_coin() 
 
 
 @pytest.mark.parametrize("word", SENSES)
-def test_after_attention_the_sense_is_told_and_before_it_is_not(word: str) -> None:
+def test_the_sense_is_predicted_after_attention_but_not_before(word: str) -> None:
     found = measure(*load(), word)
     assert found.count == 48
-    assert found.before < 0.8  # the word's position is all that differs
+    assert found.before < 0.8  # only the position of the word differs
     assert min(found.after) >= 0.95
     assert max(found.attended) == 1.0
     assert found.toward[0] < 0.01
-    # It moves on from layer to layer: at the end it has come about twice as far as after the first.
+    # The margin grows from layer to layer; after the last it is about twice that after the first.
     assert found.toward[-1] > 1.8 * found.toward[1] > 0.05

@@ -1,4 +1,4 @@
-"""Where the real sentence model looks (row C2 of the mission)."""
+"""Attention weights of the real sentence model."""
 
 from __future__ import annotations
 

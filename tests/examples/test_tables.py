@@ -1,4 +1,4 @@
-"""The tables that the estimators are measured on, and the command that measures."""
+"""The tables on which the estimators are evaluated, and the command that evaluates them."""
 
 import os
 from pathlib import Path

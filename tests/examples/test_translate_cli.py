@@ -1,4 +1,4 @@
-"""The command of the translator: what it prints, what it draws, and how it refuses."""
+"""The command of the translator: output, pictures and errors."""
 
 import importlib.util
 import io
@@ -43,7 +43,7 @@ def run(capsys, *arguments):
 
 
 def refused(capsys, *arguments):
-    """The sentence on stderr of a command that must refuse."""
+    """Run a command that must fail, and return the sentence on stderr."""
     code, out, err = run(capsys, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("translate: ")
@@ -66,7 +66,7 @@ def test_help_shows_examples(capsys, words):
     assert "python -m examples.translate translate runs/additive" in capsys.readouterr().out
 
 
-def test_train_says_what_it_did_and_every_option_reaches_it(capsys, pairs_file, tmp_path):
+def test_train_reports_its_results_and_receives_every_option(capsys, pairs_file, tmp_path):
     folder, options = tmp_path / "model", small(steps=4, seed=5, smoothing=0.2)
     words = [word for name, _, there in type(options)().differences(options) for word in (name, there)]
     code, out, err = run(capsys, "train", pairs_file, "--out", folder, *words)
@@ -156,7 +156,7 @@ def test_the_darkest_cell_of_a_picture_is_the_heaviest_weight(tmp_path):
     assert rows.max() < 0.75 * grey.shape[0]
 
 
-def test_what_cannot_be_drawn_is_refused_before_the_work(capsys, trained, pairs_file, tmp_path):
+def test_pictures_that_cannot_be_drawn_are_refused_before_the_work(capsys, trained, pairs_file, tmp_path):
     line = ["translate", trained, "Tom see the cat.", "--picture"]
     two = ["translate", trained, "Tom see the cat.", "he see the cat.", "--picture", tmp_path / "out.png"]
     assert "must end in .png" in refused(capsys, *line, tmp_path / "out.gif")
@@ -168,7 +168,7 @@ def test_what_cannot_be_drawn_is_refused_before_the_work(capsys, trained, pairs_
     assert not (tmp_path / "out.png").exists()
 
 
-def test_files_and_folders_that_cannot_be_used_are_refused_in_a_sentence(capsys, tmp_path):
+def test_unusable_files_and_folders_are_refused_in_a_sentence(capsys, tmp_path):
     bad = tmp_path / "bad.tsv"
     bad.write_text("no tab\n")
     assert "line 1 of 'bad.tsv'" in refused(capsys, "train", bad, "--out", tmp_path / "m")
@@ -180,14 +180,14 @@ def test_files_and_folders_that_cannot_be_used_are_refused_in_a_sentence(capsys,
     assert "another version" in refused(capsys, "translate", tmp_path, "Hello.")
 
 
-def test_standard_input_that_is_no_text_is_refused_in_a_sentence(capsys, trained, monkeypatch):
+def test_standard_input_that_is_not_utf8_is_refused_in_a_sentence(capsys, trained, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe\n"), encoding="utf-8"))
     assert "no UTF-8" in refused(capsys, "translate", trained)
 
 
 @pytest.mark.parametrize("package", ["torch", "tokenizers", "sacrebleu", "matplotlib"])
 def test_a_package_that_is_missing_is_named_with_what_to_run(capsys, monkeypatch, trained, tmp_path, package):
-    # What is imported already does not count: its next import fails.
+    # None in sys.modules makes the next import fail, even if the package was imported before.
     for name in list(sys.modules):
         if package != "torch" and name.split(".")[0] == package:
             monkeypatch.delitem(sys.modules, name)
@@ -226,7 +226,7 @@ def test_on_a_terminal_a_bar_shows_steps_loss_and_speed(monkeypatch):
         (["translate", "x", "--beam", "-1"], "--beam is -1"),
     ],
 )
-def test_options_that_cannot_be_are_refused_in_a_sentence(capsys, words, said):
+def test_invalid_options_are_refused_in_a_sentence(capsys, words, said):
     assert said in refused(capsys, *words)
 
 
@@ -239,13 +239,13 @@ def test_the_page_is_filled_between_its_marks_and_nowhere_else():
         filled(text, {"one": ""})
 
 
-def test_the_page_shows_what_the_results_hold():
+def test_the_page_shows_the_results():
     from examples.translate.page import PAGE
 
     assert filled(PAGE.read_text(), tables()) == PAGE.read_text()
 
 
-def test_every_score_takes_its_turn_in_the_race(pairs_file, tmp_path):
+def test_every_score_is_timed_in_the_race(pairs_file, tmp_path):
     found = race(pairs_file, tmp_path / "race", small(), rounds=1, batches=1)
     assert list(found) == list(SCORE_NAMES)
     assert found["scaled-dot"]["times_scaled_dot"] == 1

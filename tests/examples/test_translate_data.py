@@ -158,7 +158,7 @@ def test_sentences_of_like_length_are_together(examples):
     assert spent / real < 0.75 * at_random / real
 
 
-def test_what_was_given_is_what_was_wanted_one_step_earlier():
+def test_decoder_inputs_are_the_targets_of_the_previous_step():
     batch = Examples([[5, END], [5, 6, END]], [[7, END], [8, 9, END]], 100).batch(np.array([0, 1]))
     assert batch.wanted.tolist() == [[7, END, PAD], [8, 9, END]]
     assert batch.given.tolist() == [[BEGIN, 7, END], [BEGIN, 8, 9]]

@@ -41,7 +41,7 @@ def given_to(rows):
 
 @pytest.mark.parametrize(("model", "score"), KINDS)
 @torch.no_grad()
-def test_padding_changes_nothing_that_is_said_about_a_sentence(model, score):
+def test_padding_does_not_change_the_logits_of_a_sentence(model, score):
     translator = made(model, score)
     sources, targets = sentences(6, SOURCES), sentences(6, TARGETS, seed=1)
     together = translator(*padded(sources), given_to(targets))
@@ -52,7 +52,7 @@ def test_padding_changes_nothing_that_is_said_about_a_sentence(model, score):
 
 @pytest.mark.parametrize(("model", "score"), KINDS)
 @torch.no_grad()
-def test_saying_step_by_step_gives_the_logits_of_training(model, score):
+def test_decoding_step_by_step_gives_the_logits_of_training(model, score):
     translator = made(model, score)
     source, lengths = padded(sentences(4, SOURCES))
     given = given_to(sentences(4, TARGETS, seed=1))
@@ -66,7 +66,7 @@ def test_saying_step_by_step_gives_the_logits_of_training(model, score):
 
 @pytest.mark.parametrize(("model", "score"), KINDS)
 @torch.no_grad()
-def test_picked_rows_go_on_as_they_would_have_alone(model, score):
+def test_picked_rows_continue_as_they_would_alone(model, score):
     translator = made(model, score)
     source, lengths = padded(sentences(3, SOURCES))
     memory = translator.encode(source, lengths)
@@ -91,7 +91,7 @@ def test_each_step_spreads_one_over_the_source_and_none_over_padding(model, scor
     assert weights.shape == (5, given.shape[1], source.shape[1])
     torch.testing.assert_close(weights.sum(-1), torch.ones(given.shape))
     assert not weights.masked_select((source == PAD)[:, None]).any()
-    # Somebody who looks everywhere alike would pass the sums.
+    # Uniform weights would pass the test of the sums.
     assert weights.max() > 1.05 / lengths.max()
 
 
@@ -128,15 +128,15 @@ def test_the_weights_that_are_read_are_those_that_made_the_translation():
 def test_every_parameter_learns(model, score):
     translator = made(model, score)
     source, lengths = padded(sentences(4, SOURCES))
-    # In double precision: no gradient is rounded to 0.
+    # In float64, so that no gradient is rounded to 0.
     translator.double()(source, lengths, given_to(sentences(4, TARGETS, seed=1))).square().sum().backward()
     still = [name for name, each in translator.named_parameters() if each.grad is None or not each.grad.any()]
-    # A bias of the key map of a dot product moves all logits of a query alike: softmax does not see it.
+    # A bias of the key map shifts all logits of a query equally, which softmax cancels.
     assert [name for name in still if "key_map.bias" not in name] == []
 
 
 class Looks:
-    """Looks at the source's first subword at every step, or at the same place as in the translation."""
+    """Attends to the first source subword at every step, or to the position of the step."""
 
     def __init__(self, along):
         self.along = along
@@ -156,7 +156,7 @@ def test_a_copied_subword_is_aligned_where_the_largest_weight_is_on_it():
     assert copies_aligned(Looks(1), words, words, read, read[::-1])["aligned"] == 0
 
 
-def test_what_stands_twice_or_is_no_word_is_no_copy():
+def test_repeated_subwords_and_punctuation_are_not_copies():
     assert copies(["·Tom", "·Tom", "·an", ".", "END"], ["·Tom", "·an", ".", "END"]) == []
 
 
@@ -214,7 +214,7 @@ def test_a_translation_does_not_depend_on_what_is_translated_with_it(model):
     assert [one.numbers for one in together] == [one.numbers for one in alone]
 
 
-def test_a_wider_beam_never_ends_with_less_than_greedy_where_lengths_do_not_count():
+def test_a_wider_beam_is_never_less_likely_than_greedy_without_length_penalty():
     translator = made("gru", "additive")
     translator.bias.data.normal_()
     source, lengths = padded(sentences(30, SOURCES))
@@ -238,10 +238,10 @@ def test_a_wider_beam_never_ends_with_less_than_greedy_where_lengths_do_not_coun
         ({"warm_up": 12}, "less than --steps 12"),
     ],
 )
-def test_an_option_that_cannot_be_is_refused_in_a_sentence(changes, said):
+def test_an_invalid_option_is_refused_in_a_sentence(changes, said):
     with pytest.raises(OptionError, match=said):
         small(**changes)
 
 
-def test_options_that_differ_are_named_as_they_are_given():
+def test_different_options_are_named_by_their_flags():
     assert Options().differences(Options(batch_tokens=7)) == [("--batch-tokens", 2000, 7)]

@@ -1,4 +1,4 @@
-"""Training of the translator: it goes on exactly after any interruption, and reaches a stated loss."""
+"""Training of the translator: it resumes exactly after any interruption, and reaches a documented loss."""
 
 import importlib.util
 import json
@@ -29,19 +29,19 @@ EXACT = ("step", "epoch", "loss", "rate", "tokens", "watched_loss")
 
 
 class After(Stop):
-    """Wants to stop after so many steps."""
+    """Stop condition that is true after a number of steps."""
 
     def __init__(self, steps):
         self.left = steps
 
     @property
     def wanted(self):
-        self.left -= 1  # it is asked before every step
+        self.left -= 1  # called before every step
         return self.left < 0
 
 
 def numbers(history):
-    """What must be the same, without the seconds."""
+    """Return the reported numbers that must be equal, without the seconds."""
     return [{name: report[name] for name in EXACT if name in report} for report in history]
 
 
@@ -63,14 +63,14 @@ def test_stopped_and_started_again_it_ends_with_the_same_numbers(pairs_file, tmp
     for count in steps:
         state = train(pairs_file, folder, small(dropout=0.3), stop=After(count))
         assert state.step < 12
-        torch.manual_seed(99)  # whatever else happened in between
+        torch.manual_seed(99)  # different random state in between
         torch.rand(7)
     state = train(pairs_file, folder, small(dropout=0.3), save_every=2)
     assert numbers(state.history) == numbers(whole.history)
     assert all(torch.equal(each, learned[name]) for name, each in parameters(folder).items())
 
 
-def test_what_happened_after_the_last_checkpoint_is_done_again_and_alike(pairs_file, tmp_path, uninterrupted):
+def test_steps_after_the_last_checkpoint_are_repeated_identically(pairs_file, tmp_path, uninterrupted):
     whole, learned = uninterrupted
     folder = tmp_path / "model"
 
@@ -182,7 +182,7 @@ def test_subwords_are_learned_from_the_training_side_only(pairs_file, trained):
     assert held == parts.held_out
 
 
-def test_the_rate_rises_over_the_warm_up_and_falls_to_nothing():
+def test_the_rate_rises_over_the_warm_up_and_falls_to_zero():
     options = small(steps=100, warm_up=10, rate=0.5)
     rates = [rate(options, step) for step in range(1, 101)]
     assert max(rates) == rates[9] == 0.5
@@ -204,7 +204,7 @@ def test_a_folder_that_cannot_be_made_is_refused_in_a_sentence(pairs_file, tmp_p
 
 @pytest.mark.skipif("QKV_DATA" not in os.environ, reason="QKV_DATA does not name the folder of public data")
 def test_half_a_minute_on_real_sentences_reaches_a_loss_of_3_3_by_reading_the_source(tmp_path):
-    """A small GRU with additive attention; docs/translate.md tells of the large."""
+    """Train a small GRU with additive attention; docs/translate.md has the results of large ones."""
     options = small(
         width=64, vocabulary=800, pairs=40_000, longest=10, batch_tokens=400, steps=320, warm_up=30,
         rate=5e-3, held_out=500, watched=300, check_every=320, report_every=80, smoothing=0.0, dropout=0.0,
