@@ -196,7 +196,7 @@ class TiledMap:
         """The log-sum-exp, but infinite for fully masked queries, whose weights are 0."""
         xp = namespace(self.log_sum_exp)
         infinite = xp.full_like(self.log_sum_exp, math.inf)
-        return cast("Array", xp.where(self.log_sum_exp <= -math.inf, infinite, self.log_sum_exp))
+        return xp.where(self.log_sum_exp <= -math.inf, infinite, self.log_sum_exp)
 
     def tile(self, level: int, y: int, x: int) -> Num[np.ndarray, "2 256 256"]:
         """Return the codes of a tile: the maximum, then the mean weight of each cell; 0 outside the map.
