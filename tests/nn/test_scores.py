@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import pkgutil
 from typing import Any
 
@@ -182,3 +183,14 @@ def test_arrays_of_a_portable_score_move_and_save_with_the_module() -> None:
 def test_alibi_slopes_are_those_of_the_paper_and_can_be_fixed() -> None:
     torch.testing.assert_close(nn.ALiBi(4, heads=8)().slope, torch.tensor([2.0**-n for n in range(1, 9)]))
     assert not nn.ALiBi(4, learned=False)().slope.requires_grad
+
+
+def test_the_signature_of_a_learned_score_names_its_options_and_an_unknown_one_is_refused():
+    assert list(inspect.signature(nn.Additive).parameters) == [
+        "query_width", "key_width", "heads", "device", "dtype", "hidden", "bias",
+    ]  # fmt: skip
+    assert list(inspect.signature(nn.Softcap).parameters)[-2:] == ["cap", "score"]
+    with pytest.raises(
+        OptionError, match="Additive has no option 'hiden'; its arguments are query_width, .*, bias"
+    ):
+        nn.Additive(4, hiden=3)

@@ -7,6 +7,7 @@ scores have one signature, so that a class can be an argument: `MultiHeadAttenti
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import Parameter, Signature, signature
 from typing import Any, ClassVar, NamedTuple, Union
 
 import torch
@@ -55,10 +56,18 @@ class LearnedScore(torch.nn.Module):
         options: options of the subclass, as its `_fields` takes them.
 
     Raises:
-        OptionError: if a width or the number of heads is not a positive integer.
+        OptionError: if a width or the number of heads is not a positive integer, or an option is unknown.
     """
 
     core: ClassVar[Callable[..., scores.Score]]
+    __signature__: ClassVar[Signature]
+
+    def __init_subclass__(cls) -> None:
+        # What `help` and editors show: the arguments of every learned score, then the options of this one.
+        common = [*signature(LearnedScore.__init__).parameters.values()][1:-1]
+        declared = {**signature(cls._fields).parameters, **signature(cls.build).parameters}
+        options = [each for each in declared.values() if each.kind is Parameter.KEYWORD_ONLY]
+        cls.__signature__ = Signature([*common, *options])
 
     def __init__(
         self,
@@ -71,6 +80,9 @@ class LearnedScore(torch.nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
+        for name in options.keys() - self.__signature__.parameters:
+            known = ", ".join(self.__signature__.parameters)
+            raise OptionError(f"{type(self).__name__} has no option {name!r}; its arguments are {known}.")
         key_width = query_width if key_width is None else key_width
         check_integers(query_width=query_width, key_width=key_width, heads=heads)
         self.query_width, self.key_width, self.heads = query_width, key_width, heads
