@@ -34,6 +34,9 @@ TEXTS = [
     "the ring of gold turned, and the shepherd was unseen",
 ]
 ROWS = {"text": TEXTS, "number": [float(n) for n in range(9)], "book": list("abcabcabc")}
+# The text with "shadows" shares no word with the others, and has the fifth largest singular value: a space of four
+# dimensions does not hold it. The sixth singular value is clearly smaller.
+RANK_WITH_SHADOWS = 5
 MORE = {"text": ["a dark den full of shadows", "xylophone"], "number": [20.0, 21.0], "book": ["d", "d"]}
 
 
@@ -56,7 +59,7 @@ def _path(tmp_path):
     return tmp_path / "store"
 
 
-def made(path, backend="arrow", rank=4, **how):
+def made(path, backend="arrow", rank=RANK_WITH_SHADOWS, **how):
     return Database.create(path, ROWS, "text", "number", encoder=f"latent:{rank}", backend=backend, **how)
 
 
@@ -80,7 +83,7 @@ def by_hand(rows, vectors, name, query, **how):
 def test_answers_are_those_of_vectors_made_by_hand_in_memory_and_streamed(path, backend):
     made(path, backend)
     known = [text for text in TEXTS if text and text.strip()]
-    latent = LatentEncoder(4)
+    latent = LatentEncoder(RANK_WITH_SHADOWS)
     latent.fit_encode(known)
     vectors = [latent.encode([text])[0] if text in known else None for text in TEXTS]
     for asked, where in (("the golden ring", None), ("who sees a shadow: den", "book <> 'a'")):
@@ -135,10 +138,10 @@ def test_the_rows_of_a_new_store_are_encoded_once(tmp_path, monkeypatch, encoder
 def test_plan_and_notes_name_the_encoder(path):
     made(path)
     near, far = (each.ask("golden ring") for each in both(path))
-    said = "latent semantics (log-entropy), 4 numbers"
+    said = "latent semantics (log-entropy), 5 numbers"
     assert f"keys to vectors by {said}" in str(near.plan)
     assert f"encoder     {said}" in str(far.plan)
-    assert "vector of text fixed_size_list<item: float>[4]" in str(far.plan)
+    assert "vector of text fixed_size_list<item: float>[5]" in str(far.plan)
     for answer in (near, far):
         assert f"keys and queries encoded by {said}" in answer.notes
         assert "no match under a cosine of 0.2" in answer.notes
@@ -219,13 +222,8 @@ def test_defaults_of_ask_are_saved_beside_the_encoder(path):
 # -- writing and versions -------------------------------------------------------------------------------
 
 
-# The text with "shadows" shares no word with the others, and has the fifth largest singular value: four dimensions
-# encode it as rounding errors, which differ between processors. The sixth singular value is clearly smaller.
-RANK_WITH_SHADOWS = 5
-
-
 def test_appended_rows_are_encoded_by_the_encoder_fitted_to_the_first_rows(path, backend):
-    store = made(path, backend, RANK_WITH_SHADOWS)
+    store = made(path, backend)
     before = (path / "attached" / "encoder.npz").read_bytes()
     store.append(MORE)
     for each in both(path):
@@ -260,7 +258,7 @@ def test_rows_appended_by_another_process_are_seen_after_refresh(path, backend):
 
 
 def test_another_key_of_the_store_is_compared_without_the_encoder(path):
-    here = made(path, rank=RANK_WITH_SHADOWS)
+    here = made(path)
     other = Database.open(path, "book", "text")
     assert "compared by Spelling" in other.ask("b").notes[1]
     other.append(MORE)

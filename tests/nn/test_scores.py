@@ -190,7 +190,5 @@ def test_the_signature_of_a_learned_score_names_its_options_and_an_unknown_one_i
         "query_width", "key_width", "heads", "device", "dtype", "hidden", "bias",
     ]  # fmt: skip
     assert list(inspect.signature(nn.Softcap).parameters)[-2:] == ["cap", "score"]
-    with pytest.raises(
-        OptionError, match="Additive has no option 'hiden'; its arguments are query_width, .*, bias"
-    ):
+    with pytest.raises(OptionError, match=r"Additive has no option 'hiden'; its arguments are query_width, .*, bias"):
         nn.Additive(4, hiden=3)

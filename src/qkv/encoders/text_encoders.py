@@ -161,8 +161,13 @@ class LatentEncoder(BagOfWordsEncoder):
         return f"latent semantics ({self.weighting or 'counts'}), {self.width} numbers"
 
     def _unit_vectors(self, counts: csr_array) -> np.ndarray:
-        folded = np.asarray(self._weighting.apply(counts) @ self._components.T, np.float32)
-        return np.asarray(folded / np.maximum(np.linalg.norm(folded, axis=1, keepdims=True), 1e-12))
+        weighted: csr_array = self._weighting.apply(counts)
+        folded = np.asarray(weighted @ self._components.T, np.float32)
+        norms = np.linalg.norm(folded, axis=1, keepdims=True)
+        # A text orthogonal to the latent space has a vector of rounding errors; scaled to length 1 it would match texts
+        # at random, so it becomes zero: "the encoder knows no part of it".
+        rounding = 1e-6 * np.sqrt(np.reshape(weighted.multiply(weighted).sum(axis=1), (-1, 1)))
+        return np.asarray(np.where(norms > rounding, folded / np.maximum(norms, 1e-12), 0.0), np.float32)
 
     def _word_vectors(self, row: csr_array) -> np.ndarray:
         folded = row.data[:, None] * self._components.T[row.indices].astype(np.float64)

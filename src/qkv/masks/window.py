@@ -73,8 +73,7 @@ class Window(BandMask):
 
     Example:
         >>> import numpy as np
-        >>> from qkv.core.positions import Align
-    from qkv.core.tile import Tile
+        >>> from qkv.core.tile import Tile
         >>> Window(1, 0).allowed(Tile.whole(3, 3), np.zeros(()))
         array([[ True, False, False],
                [ True,  True, False],
