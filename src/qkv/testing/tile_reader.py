@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from qkv.core.arrays import cast, ignore_numpy_warnings, zeros
-from qkv.core.batch import batch_indices
+from qkv.core.batch import BatchIndex, batch_indices
 from qkv.core.equation import BoundCall
 from qkv.core.typing import ArrayLike
-from qkv.kernels.runtime.tile_loop import attend_rows, ranges
-from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, read_rows, readable_by_tile
+from qkv.kernels.runtime.tile_loop import Limits, attend_rows, fully_masked, ranges
+from qkv.kernels.runtime.tile_readouts import ReadoutAccumulator, readable_by_tile
+from qkv.normalizers.base import Summary
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
@@ -33,14 +35,10 @@ class TileReader(Kernel):
     cols: int = 4
     most: int = 2
 
-    def refuse(self, problem: Problem) -> str | None:
-        """Refuse gradients, and readouts that need whole rows."""
-        if sentence := self.refuse_library(problem):
-            return sentence
-        if problem.gradient:
-            return "it has no gradient"
+    def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
+        """Return the limits: no gradient, and no readouts that need whole rows."""
         readable = readable_by_tile(problem.readouts, problem.normalizer)
-        return None if readable else "it computes no readouts that need whole rows"
+        return (problem.gradient, "it has no gradient"), (not readable, "it computes no readouts that need whole rows")
 
     def cost(self, problem: Problem) -> Cost:
         """Return zero cost: the kernel runs only if it is given by name."""
@@ -56,5 +54,20 @@ class TileReader(Kernel):
                 for rows in ranges(tile.q_total, self.rows):
                     rows_output, summary = attend_rows(one, rows, self.cols)
                     output[(*index, slice(*rows)) if index else (..., slice(*rows), slice(None))] = rows_output
-                    read_rows(reading, one, summary, rows, self.cols, index)
+                    self._read(reading, one, summary, rows, index)
         return Result(cast(output, call.out_dtype), reading.results())
+
+    def _read(
+        self, accumulator: ReadoutAccumulator, call: BoundCall, summary: Summary, rows: Limits, index: BatchIndex
+    ) -> None:
+        normalizer = call.normalizer
+        for limits in ranges(call.tile.k_total, self.cols):
+            tile, logits = call.tile.restrict(rows, limits), call.logits(rows, limits)
+            if logits is None and limits[0] > 0:
+                accumulator.skip(tile, index)
+                continue
+            if logits is None:  # the first tile is always read: results are allocated from it, and it counts the sink
+                logits = fully_masked(call, rows, limits[1])
+            # The logits are those of the forward pass, bit for bit, by which a normalizer may recognise selected keys.
+            weights = normalizer.tile_weights(normalizer.prepare(logits), summary, tile)
+            accumulator.update(logits, weights, normalizer, tile, index)

@@ -3,9 +3,10 @@
 An online normalizer computes the weights of any tile from its summary of the rows. So readouts take a second pass over
 the tiles:
 
-    accumulator = ReadoutAccumulator(readouts, tile)                    once per call
+    accumulator = ReadoutAccumulator(readouts, tile)      once per call
     for each batch element and row block:
-        read_rows(accumulator, call, summary, rows, cols, index)       after their output is computed
+        for each tile of its keys, after the output of the rows is computed:
+            accumulator.update(logits, weights, normalizer, tile, index)
     accumulator.results()
 
 Memory holds the results and those of one tile. Readouts that need no second pass are in `tiled/pooled_map.py`.
@@ -19,16 +20,13 @@ from typing import Any
 
 from qkv.core.arrays import Array, zeros
 from qkv.core.batch import BatchIndex
-from qkv.core.equation import BoundCall
 from qkv.core.tile import Tile
-from qkv.kernels.runtime.tile_loop import Limits, fully_masked, ranges
-from qkv.normalizers.base import Normalizer, Summary
+from qkv.normalizers.base import Normalizer
 from qkv.readouts import Readout
 from qkv.readouts.base import flatten, unflatten
 
 __all__ = [
     "ReadoutAccumulator",
-    "read_rows",
     "readable_by_tile",
     "readable_in_forward",
     "result_batch",
@@ -173,33 +171,3 @@ class _Accumulator:
 
     def result(self) -> Any:
         return self.readout.finalize(unflatten(tuple(self.arrays), self.kind), self.tile)
-
-
-def read_rows(
-    accumulator: ReadoutAccumulator, call: BoundCall, summary: Summary, rows: Limits, cols: int, index: BatchIndex = ()
-) -> None:
-    """Read some queries of a call, tile by tile.
-
-    A normalizer that selects keys recognises them by their logits, bit for bit: rows, tiles and batch elements must be
-    those whose output was computed.
-
-    Args:
-        accumulator: reads the tiles.
-        call: the call of the batch elements at `index`.
-        summary: the normalizer's summary of these queries.
-        rows: range of the queries.
-        cols: number of keys in a tile.
-        index: index of the batch elements in the whole call; () for all of them.
-    """
-    normalizer = call.normalizer
-    for limits in ranges(call.tile.k_total, cols):
-        tile = call.tile.restrict(rows, limits)
-        logits = call.logits(rows, limits)
-        if logits is None:
-            if limits[0] > 0:
-                accumulator.skip(tile, index)
-                continue
-            # The first tile is always read: results are allocated from it, and it counts the sink.
-            logits = fully_masked(call, rows, limits[1])
-        weights = normalizer.tile_weights(normalizer.prepare(logits), summary, tile)
-        accumulator.update(logits, weights, normalizer, tile, index)
