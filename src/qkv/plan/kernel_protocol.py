@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -52,11 +52,17 @@ class Kernel(ABC):
     traceable: ClassVar[bool] = False
 
     def refuse(self, problem: Problem) -> str | None:
-        """Return why this kernel cannot run the problem, as a sentence; None if it can.
+        """Return why this kernel cannot run the problem, as a sentence; None if it can."""
+        if problem.library not in self.libraries:
+            return f"it runs on {' and '.join(self.libraries)} arrays, these are {problem.library}"
+        return next((sentence for refused, sentence in self.limits(problem) if refused), None)
 
-        By default a kernel runs every problem on arrays of its libraries.
+    def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
+        """Return whether each limit of the kernel refuses the problem, which is of its libraries, and a sentence why.
+
+        By default there are none: the kernel runs every problem on arrays of its libraries.
         """
-        return self.refuse_library(problem)
+        return ()
 
     @abstractmethod
     def cost(self, problem: Problem) -> Cost:
@@ -82,9 +88,3 @@ class Kernel(ABC):
     def describe(self, problem: Problem) -> str:
         """Return in a few words how the problem would run, for EXPLAIN."""
         return ""
-
-    def refuse_library(self, problem: Problem) -> str | None:
-        """Return a sentence if the arrays are of a library that this kernel does not accept."""
-        if problem.library in self.libraries:
-            return None
-        return f"it runs on {' and '.join(self.libraries)} arrays, these are {problem.library}"

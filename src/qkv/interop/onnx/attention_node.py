@@ -13,13 +13,16 @@ to 0 before the node, and the output of each query that may attend to one is set
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
 from qkv.core.arrays import is_array
 from qkv.core.equation import BoundCall
 from qkv.core.parts import expand_to_pairs
 from qkv.core.typing import Array
+from qkv.kernels.fused.call import lift_sides
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, Result
 from qkv.plan.problem import Problem
@@ -55,23 +58,21 @@ class AttentionNode(Kernel):
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
     traceable: ClassVar[bool] = True
 
-    def refuse(self, problem: Problem) -> str | None:
-        """Return why the operator cannot express the call, or None."""
-        normalizer = problem.normalizer
-        if sentence := self.refuse_library(problem):
-            return sentence
-        if not (normalizer.log_sum_exp and normalizer.online and normalizer.shift_invariant):
-            return f"the operator supports softmax without a sink, not {normalizer}"
-        score = _operator_score(problem.score)
-        if score is None:
-            return f"{problem.score} is not an inner product with a soft cap and a bias"
-        if score.cap is not None and is_array(getattr(normalizer, "temperature", 1.0)):
-            return "the operator has one soft cap, not one for each batch element"
-        if problem.readouts:
-            return "the operator returns the output alone, without readouts"
-        if problem.spec.dropout:
-            return "the operator has no dropout"
-        return None
+    def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
+        """Return which parts of the call the operator cannot express."""
+        normalizer, score = problem.normalizer, _operator_score(problem.score)
+        softmax = normalizer.log_sum_exp and normalizer.online and normalizer.shift_invariant
+        capped = score is not None and score.cap is not None
+        return (
+            (not softmax, f"the operator supports softmax without a sink, not {normalizer}"),
+            (score is None, f"{problem.score} is not an inner product with a soft cap and a bias"),
+            (
+                capped and is_array(getattr(normalizer, "temperature", 1.0)),
+                "the operator has one soft cap, not one for each batch element",
+            ),
+            (bool(problem.readouts), "the operator returns the output alone, without readouts"),
+            (problem.spec.dropout > 0, "the operator has no dropout"),
+        )
 
     def cost(self, problem: Problem) -> Cost:
         """Return zero: the node is written, not run."""
@@ -83,40 +84,32 @@ class AttentionNode(Kernel):
 
         score = _operator_score(call.score)
         assert score is not None
-        tile, temperature = call.tile, getattr(call.normalizer, "temperature", 1.0)
-        centre = score.product.centre(call.key)
-        lifted = tile if centre is None else replace(tile, centre=centre)
-        query, key, scale = score.product.scaled_lift(call.query, call.key, lifted)
-        if is_array(temperature):
-            temperature = expand_to_pairs(temperature)
-            query = query / temperature
-        else:
-            scale = scale / temperature
-        left, right, value = (cast("Tensor", x) for x in (query, key, call.value))
-        causal = call.mask is not None and call.mask.causal_offset(tile) == 0
-        allowed = None
-        if call.mask is not None and not causal:
-            allowed = cast("Tensor", call.mask.allowed(tile, value))
-        bias: Tensor | None = None
-        for part in score.offsets:
-            offset = cast("Tensor", part.offset(tile, value) / temperature)
-            bias = offset if bias is None else bias + offset
+        tile, mask, value = call.tile, call.mask, cast("Tensor", call.value)
+        query, key, scale = lift_sides(call, score.product)
+        temperature = expand_to_pairs(getattr(call.normalizer, "temperature", 1.0))
+        causal = mask is not None and mask.causal_offset(tile) == 0
+        allowed = None if mask is None or causal else cast("Tensor", mask.allowed(tile, value))
+        offsets = [cast("Tensor", part.offset(tile, value) / temperature) for part in score.offsets]
+        bias = reduce(torch.add, offsets) if offsets else None
+        merged = allowed if bias is None else bias  # the boolean mask, or the bias with −inf at masked pairs
+        if allowed is not None and bias is not None:
+            merged = torch.where(allowed, bias, -math.inf)
         reads_nonfinite = None
-        if not self.finite and (causal or allowed is not None or bias is not None):
-            nonfinite = _nonfinite_rows(right) | _nonfinite_rows(value)
-            right, value = (torch.where(x.isfinite(), x, 0.0) for x in (right, value))
-            reads_nonfinite = _reads_nonfinite(nonfinite, _readable(allowed, bias), causal, tile.q_total)
-        mask = _merge_mask(allowed, bias)
+        if not self.finite and (causal or merged is not None):
+            nonfinite = ~(key.isfinite().all(-1) & value.isfinite().all(-1))
+            key, value = (torch.where(x.isfinite(), x, 0.0) for x in (key, value))
+            readable = merged if merged is None or bias is None else merged != -math.inf
+            reads_nonfinite = _reads_nonfinite(nonfinite, readable, causal, tile.q_total)
 
         attributes: dict[str, int | float] = {"scale": float(scale)}
         if score.cap is not None:
             attributes["softcap"] = float(score.cap / temperature)
         if causal:
             attributes["is_causal"] = 1
-        inputs = _with_four_axes(call.batch, left, right, value)
+        inputs = _with_four_axes(call.batch, query, key, value)
         batch_heads_q = inputs[0].shape[:3]
-        if mask is not None:
-            inputs.append(_mask_with_four_axes(call, inputs[0].shape[1], mask))
+        if merged is not None:
+            inputs.append(_mask_with_four_axes(call, inputs[0].shape[1], merged))
         output = torch.onnx.ops.symbolic(
             "Attention",
             inputs,
@@ -147,19 +140,6 @@ def _operator_score(score: Score) -> _OperatorScore | None:
     return _OperatorScore(score, cap, tuple(offsets))
 
 
-def _readable(allowed: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """Return which pairs may contribute to the output, apart from causality; None for all."""
-    if bias is None:
-        return allowed
-    finite = bias != -math.inf
-    return finite if allowed is None else finite & allowed
-
-
-def _nonfinite_rows(x: Tensor) -> Tensor:
-    """Return which rows contain NaN or infinity, `(*batch, k)`."""
-    return ~x.isfinite().all(-1)
-
-
 def _reads_nonfinite(nonfinite: Tensor, readable: Tensor | None, causal: bool, q: int) -> Tensor:
     """Return which queries may attend to a key or value that is not finite, `(*batch, q, 1)`."""
     import torch
@@ -176,30 +156,18 @@ def _reads_nonfinite(nonfinite: Tensor, readable: Tensor | None, causal: bool, q
     return count.index_select(-1, rows.clamp(max=nonfinite.shape[-1] - 1))[..., None] > 0
 
 
-def _merge_mask(allowed: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """Return the boolean mask, or the bias with −inf at masked pairs if there is one."""
-    import torch
-
-    if allowed is None or bias is None:
-        return allowed if bias is None else bias
-    return torch.where(allowed, bias, -math.inf)
-
-
 def _with_four_axes(batch: tuple[int, ...], query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
     """Reshape query, key and value to (batch, heads, length, width); heads of the query may share a key."""
-    arrays = [x.reshape((*(1,) * (len(batch) - x.ndim + 2), *x.shape)) for x in (query, key, value)]
-    if len(batch) > 2 and arrays[1].shape[-3] == 1 and arrays[2].shape[-3] == 1:
-        arrays[0] = arrays[0].expand((*batch, *query.shape[-2:])).flatten(-4, -3)
-        arrays[1:] = [x.squeeze(-3) for x in arrays[1:]]
-        arrays[1:] = [x.expand((*batch[:-1], *x.shape[-2:])) for x in arrays[1:]]
-    else:
-        shared = len(batch) == 2 and arrays[1].shape[1] == 1 and arrays[2].shape[1] == 1
-        arrays[0] = arrays[0].expand((*batch, *query.shape[-2:]))
-        key_batch = (batch[0], 1) if shared else batch
-        arrays[1:] = [x.expand((*key_batch, *x.shape[-2:])) for x in arrays[1:]]
-    if len(batch) > 2:
-        return [x.flatten(0, -4) if x.ndim > 4 else x for x in arrays]
-    return [x.reshape((*(1,) * (4 - x.ndim), *x.shape)) for x in arrays]
+    query, key, value = (x.reshape((*(1,) * (len(batch) - x.ndim + 2), *x.shape)) for x in (query, key, value))
+    shared = len(batch) > 1 and key.shape[-3] == 1 and value.shape[-3] == 1
+    key_batch = (*batch[:-1], 1) if shared else batch
+    query = query.expand((*batch, *query.shape[-2:]))
+    key, value = (x.expand((*key_batch, *x.shape[-2:])) for x in (key, value))
+    if len(batch) <= 2:
+        return [x.reshape((*(1,) * (4 - x.ndim), *x.shape)) for x in (query, key, value)]
+    if shared:
+        query, key, value = query.flatten(-4, -3), key.squeeze(-3), value.squeeze(-3)
+    return [x.flatten(0, -4) if x.ndim > 4 else x for x in (query, key, value)]
 
 
 def _mask_with_four_axes(call: BoundCall, heads: int, mask: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import ClassVar, Literal
@@ -204,13 +204,10 @@ class ChunkedKernel(Kernel):
     guards: ClassVar[tuple[str, ...]] = ("if all keys and values are finite: plain products, else by selection",)
     casts_tiles: ClassVar[bool] = True
 
-    def refuse(self, problem: Problem) -> str | None:
-        """Refuse calls whose whole rows of logits exceed a row block."""
-        if sentence := self.refuse_library(problem):
-            return sentence
-        if row_block_size(problem, ROW_BLOCK_BUDGET, row_block_arrays(problem)) < problem.axes.q:
-            return f"the rows of {problem.axes.q} queries are too many numbers to be in memory at once"
-        return None
+    def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
+        """Return the only limit: whole rows of logits must not exceed a row block."""
+        q, rows = problem.axes.q, row_block_size(problem, ROW_BLOCK_BUDGET, row_block_arrays(problem))
+        return ((rows < q, f"the rows of {q} queries are too many numbers to be in memory at once"),)
 
     def describe(self, problem: Problem) -> str:
         """Describe that nothing is copied."""

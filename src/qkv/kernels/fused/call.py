@@ -15,7 +15,8 @@ from contextlib import nullcontext
 from functools import partial
 
 from qkv.core.arrays import cast, is_array
-from qkv.core.equation import TorchCall
+from qkv.core.equation import BoundCall, TorchCall
+from qkv.core.parts import expand_to_pairs
 from qkv.core.tile import Tile
 from qkv.core.typing import Float, Tensor
 from qkv.kernels.fused.layout import Layout, layout_of, split_mask
@@ -33,9 +34,9 @@ from qkv.masks.base import Mask
 from qkv.normalizers import Softmax
 from qkv.plan.kernel_protocol import Result
 from qkv.plan.problem import Problem
-from qkv.scores import Dot
+from qkv.scores import Dot, Score
 
-__all__ = ["run", "shortcut"]
+__all__ = ["lift_sides", "run", "shortcut"]
 
 _FINITE = ("all finite: fused",)
 
@@ -120,7 +121,7 @@ class _LiftedCall:
         device = call.value.device.type
         no_autocast = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
         with no_autocast:
-            query, key, scale = _lift(call)
+            query, key, scale = lift_sides(call, call.score)
             sides = [query, key, call.value]
             width = max(query.shape[-1], call.value.shape[-1])
             for n, x in enumerate(sides):
@@ -201,18 +202,16 @@ class _DoubleBackward:
         return double_backward(RowBlocks(call, (), rows), (query, key, value), [gradient])
 
 
-def _lift(call: TorchCall) -> tuple[Tensor, Tensor, float]:
-    """Return the lifted queries and keys, and the factor of their product."""
-    score, tile = call.score, call.tile
-    temperature = getattr(call.normalizer, "temperature", 1.0)
+def lift_sides(call: BoundCall, score: Score) -> tuple[Tensor, Tensor, float]:
+    """Return queries and keys lifted by a score, and the factor of their product, both divided by the temperature."""
     centre = score.centre(call.key)
-    if centre is not None:  # computed once, because query and key must be lifted from the same centre
-        tile = dataclasses.replace(tile, centre=centre)
+    # Computed once, because query and key must be lifted from the same centre.
+    tile = call.tile if centre is None else dataclasses.replace(call.tile, centre=centre)
     *lifted, scale = score.scaled_lift(call.query, call.key, tile)
     query, key = typing.cast("list[Tensor]", lifted)
+    temperature = getattr(call.normalizer, "temperature", 1.0)
     if is_array(temperature):
-        divisor = typing.cast("Tensor", temperature[..., None, None] if temperature.ndim else temperature)
-        return query / divisor, key, scale
+        return query / typing.cast("Tensor", expand_to_pairs(temperature)), key, scale
     return query, key, scale / temperature
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import typing
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 from qkv.core.equation import BoundCall
 from qkv.core.typing import Array, Tensor
 from qkv.kernels.runtime.cost_model import PRODUCT_RATE
 from qkv.kernels.tiled.kernel import TiledKernel
-from qkv.masks.base import Mask
 from qkv.plan.cost import Cost
 from qkv.plan.kernel_protocol import Kernel, PreparedCall, Result
 from qkv.plan.problem import Problem
@@ -41,32 +41,28 @@ class FusedKernel(Kernel):
     )
     traceable: ClassVar[bool] = True
 
-    def refuse(self, problem: Problem) -> str | None:
-        """Refuse by facts of score, normalizer, mask and shapes."""
-        axes, normalizer, mask = problem.axes, problem.normalizer, problem.spec.mask
-        if sentence := self.refuse_library(problem):
-            return sentence
+    def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
+        """Return the limits on score, normalizer, mask and shapes."""
         from qkv.kernels.fused.layout import layout_of
 
-        if problem.score.lift_kind is None:
-            return f"{problem.score} is not an inner product"
-        if not (normalizer.log_sum_exp and normalizer.online):
-            return f"it computes softmax, not {normalizer}"
-        if not normalizer.shift_invariant:
-            return f"it has no sink, {normalizer} has one"
-        if problem.readouts:
-            return "it returns no weights for readouts"
-        if problem.spec.dropout:
-            return "with dropout PyTorch needs quadratic memory"
-        if problem.traced in ("jvp", "twice"):
-            return "PyTorch has no forward or second derivative of it in torch.func"
-        if mask is not None and (sentence := _refuse_mask(mask, problem)):
-            return sentence
-        if 0 in (axes.q, axes.k, axes.query_width, axes.value_width, axes.batch_size):
-            return "an axis is empty"
-        if layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2]) is None:
-            return "more than two batch axes, some of them shared, would need a copy"
-        return None
+        axes, normalizer = problem.axes, problem.normalizer
+        return (
+            (problem.score.lift_kind is None, f"{problem.score} is not an inner product"),
+            (not (normalizer.log_sum_exp and normalizer.online), f"it computes softmax, not {normalizer}"),
+            (not normalizer.shift_invariant, f"it has no sink, {normalizer} has one"),
+            (bool(problem.readouts), "it returns no weights for readouts"),
+            (problem.spec.dropout > 0, "with dropout PyTorch needs quadratic memory"),
+            (problem.traced in ("jvp", "twice"), "PyTorch has no forward or second derivative of it in torch.func"),
+            (
+                not _supports_mask(problem),
+                f"the mask {problem.spec.mask} would need an array of {axes.q} × {axes.k}",
+            ),
+            (0 in (axes.q, axes.k, axes.query_width, axes.value_width, axes.batch_size), "an axis is empty"),
+            (
+                layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2]) is None,
+                "more than two batch axes, some of them shared, would need a copy",
+            ),
+        )
 
     def describe(self, problem: Problem) -> str:
         """Describe what is lifted, mapped and padded."""
@@ -148,13 +144,10 @@ _SCRATCH = 8 * 2**20
 """Bytes of the operator's own tiles and of the library of matrix products."""
 
 
-def _refuse_mask(mask: Mask, problem: Problem) -> str | None:
-    """Return why a mask is refused, or None: it would be an array of all pairs."""
+def _supports_mask(problem: Problem) -> bool:
+    """Return whether the operator takes the mask without an array of all pairs."""
     from qkv.kernels.fused.layout import split_mask
     from qkv.kernels.fused.sdpa import operators
 
-    axes = problem.axes
-    keys, offset, known = split_mask(mask, problem.tile)
-    if known and (not offset or (keys is None and not problem.traced and operators("cpu") is not None)):
-        return None
-    return f"the mask {mask} would need an array of {axes.q} × {axes.k}"
+    keys, offset, known = split_mask(problem.spec.mask, problem.tile)
+    return known and (not offset or (keys is None and not problem.traced and operators("cpu") is not None))

@@ -10,7 +10,7 @@ others tile by tile (`tiles.py`).
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
@@ -62,14 +62,15 @@ class JaxLoopsKernel(Kernel):
     budget: int = BUDGET
     row_block_budget: int = ROW_BLOCK_BUDGET
 
-    def refuse(self, problem: Problem) -> str | None:
-        """Refuse arrays of other libraries, and readouts whose arrays a compiled loop cannot combine."""
-        if sentence := self.refuse_library(problem):
-            return sentence
-        for readout in problem.readouts:
-            if combine_kinds(readout, problem.tile, self._rows(problem)) is None:
-                return f"a compiled loop cannot combine the parts of the readout {readout}"
-        return None
+    def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
+        """Return which readouts hold arrays that a compiled loop cannot combine."""
+        return (
+            (
+                combine_kinds(readout, problem.tile, self._rows(problem)) is None,
+                f"a compiled loop cannot combine the parts of the readout {readout}",
+            )
+            for readout in problem.readouts
+        )
 
     def describe(self, problem: Problem) -> str:
         """Describe the size of a tile or row block."""

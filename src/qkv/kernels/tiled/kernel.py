@@ -9,6 +9,7 @@ Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 from typing import cast as cast_type
@@ -58,13 +59,10 @@ class TiledKernel(Kernel):
     budget: int = BUDGET
     row_block_budget: int = ROW_BLOCK_BUDGET
 
-    def refuse(self, problem: Problem) -> str | None:
-        """Return why the kernel cannot run the problem: another library, or a normalizer that is not online."""
-        if sentence := self.refuse_library(problem):
-            return sentence
-        if not problem.normalizer.online:
-            return f"{problem.normalizer} must see whole rows, a tile shows part of them"
-        return None
+    def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
+        """Return the only limit: the normalizer must be online."""
+        normalizer = problem.normalizer
+        return ((not normalizer.online, f"{normalizer} must see whole rows, a tile shows part of them"),)
 
     def describe(self, problem: Problem) -> str:
         """Return the size of a tile in words."""
