@@ -440,7 +440,7 @@ def test_an_append_that_fails_leaves_the_store_unchanged(tmp_path):
         ({"value": "salary"}, "no column 'salary'"),
         ({"score": "cosin"}, "there is no score 'cosin'"),
         ({"score": scores.Exact()}, "must be names"),
-        ({"backend": "paper"}, "backend must be 'arrow' or 'lance', got 'paper'"),
+        ({"backend": "paper"}, "backend must be one of arrow, lance, got 'paper'"),
         ({"memory": "much"}, "memory must be a positive amount, got 'much'"),
         ({"source": "nowhere.csv"}, "there is no file"),
         ({"source": {"name": ["a"], "income": [[["x"]]]}}, "must hold texts"),

@@ -252,8 +252,8 @@ def test_text_in_a_column_that_was_fitted_as_numbers_is_refused():
     [
         ({"metric": "magic"}, "none, diagonal, linear, low_rank, network"),
         ({"trend": "up"}, "auto, none, linear, network"),
-        ({"width": 0}, "width must be an integer from 1, got 0"),
-        ({"members": "many"}, "members must be an integer from 1, got 'many'"),
+        ({"width": 0}, "width must be an integer of at least 1, got 0"),
+        ({"members": "many"}, "members must be an integer of at least 1, got 'many'"),
         ({"dropout": 1.0}, "dropout must be a number in"),
         ({"bandwidth": -1.0}, "bandwidth must be a positive number"),
     ],

@@ -200,7 +200,7 @@ def test_the_rank_is_half_of_the_texts_from_thirty_to_three_hundred():
         ({"encoder": "magic"}, "one of latent, latent-tfidf"),
         ({"encoder": "tfidf", "rank": 3}, "rank must be None"),
         ({"rank": 0}, "rank must be an integer of at least 1, got 0"),
-        ({"stem": "french"}, "stem must be None or 'english', got 'french'"),
+        ({"stem": "french"}, "stem must be one of None, english, got 'french'"),
         ({"words": 10, "overlap": 5}, "less than half"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli.shared_options import KeyColumns, NormalizerName, ScoreName, Threshold, ValueColumn
+from qkv.core.checks import check_choice
 from qkv.errors import DataError, OptionError, QueryError
 
 if TYPE_CHECKING:
@@ -163,8 +164,7 @@ def _check_arguments(arguments: list[str], format_: str) -> list[str]:
                 f"there is no option {argument.split('=')[0]}; see qkv ask --help. "
                 "Pass a query that starts with a dash by --queries."
             )
-    if format_ not in _FORMATS:
-        raise OptionError(f"--format must be one of {', '.join(_FORMATS)}, got {format_!r}. Choose one of them.")
+    check_choice("--format", format_, _FORMATS)
     return arguments
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from qkv.cli.shared_options import NormalizerName
+from qkv.core.checks import check_choice
 from qkv.errors import OptionError
 
 if TYPE_CHECKING:
@@ -75,8 +76,7 @@ def explain(
         ("library", library, _LIBRARIES),
         ("align", align, _ALIGNS),
     ):
-        if given not in known:
-            raise OptionError(f"--{name} must be one of {', '.join(known)}, got {given!r}. Choose one of them.")
+        check_choice(f"--{name}", given, known)
     shapes = [_shape("query", query), _shape("key", key), _shape("value", key if value is None else value)]
 
     from qkv.core.positions import Positions

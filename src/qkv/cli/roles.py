@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from qkv.cli.shared_options import ModelFolder
+from qkv.core.checks import check_choice
 from qkv.errors import OptionError
 
 __all__ = ["roles"]
@@ -54,8 +55,7 @@ def roles(
     """
     if not files:
         raise OptionError("there is no FILE. Name a text file with one sentence per line.")
-    if kind not in _KINDS:
-        raise OptionError(f"--kind must be one of {', '.join(_KINDS)}, got {kind!r}. Choose one of them.")
+    check_choice("--kind", kind, _KINDS)
     if kind == "winobias" and not occupations:
         raise OptionError("--kind winobias needs --occupations. Name a file with one occupation per line.")
 

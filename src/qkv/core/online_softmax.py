@@ -37,7 +37,6 @@ __all__ = [
     "TopKeys",
     "WeightedSums",
     "finite_shift",
-    "merge_all",
     "nonzero",
     "rescale",
     "rescale_factor",
@@ -174,16 +173,6 @@ class TopKeys(PartialResult):
         return TopKeys(rank, index, logit, xp.take_along_axis(self.value, rows, axis=-2), self.size)
 
 
-Result = TypeVar("Result", bound=PartialResult)
-
-
-def merge_all(partials: Iterable[Result]) -> Result:
-    """Merge as a balanced tree, so that rounding errors grow with the logarithm of the number of partial results."""
-    queue = list(partials)
-    while len(queue) > 1:
-        pairs = zip(queue[::2], queue[1::2], strict=False)
-        queue = [a.merge(b) for a, b in pairs] + ([queue[-1]] if len(queue) % 2 else [])
-    return queue[0]
 
 
 def finite_shift(maximum: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:

@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import rich.progress
 
-__all__ = ["Progress", "ProgressBar"]
+__all__ = ["Progress", "ProgressBar", "report", "track"]
+
+Item = TypeVar("Item")
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called as `progress(task, done, total)` with the name of the task; a total of 0 means unknown."""
 
 _DELAY_SECONDS = 0.5
+
+
+def report(progress: Progress | None, task: str, done: int, total: int) -> None:
+    """Call `progress`, unless it is None."""
+    if progress is not None:
+        progress(task, done, total)
+
+
+def track(items: Collection[Item], task: str, progress: Progress | None) -> Iterator[Item]:
+    """Yield the items, and report after each is processed.
+
+    Example:
+        >>> list(track(["a", "b"], "reading", lambda task, done, total: print(task, done, total)))
+        reading 1 2
+        reading 2 2
+        ['a', 'b']
+    """
+    for done, item in enumerate(items, 1):
+        yield item
+        report(progress, task, done, len(items))
 
 
 class ProgressBar:

@@ -18,9 +18,9 @@ from sklearn.utils import check_random_state
 from sklearn.utils.extmath import randomized_svd, svd_flip
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from qkv.core.checks import check_choice, check_integers
 from qkv.core.typing import ArrayLike, Float
 from qkv.encoders.weighting import Weighting, get_weighting
-from qkv.errors import OptionError
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -168,11 +168,8 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return tags
 
     def _check_options(self) -> None:
-        k = self.n_components
-        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-            raise OptionError(f"n_components must be an integer of at least 1, got {k!r}.")
-        if self.solver not in _SOLVERS:
-            raise OptionError(f"solver must be one of {', '.join(_SOLVERS)}, got {self.solver!r}.")
+        check_integers(n_components=self.n_components)
+        check_choice("solver", self.solver, _SOLVERS)
 
     def _validate(self, X: ArrayLike, reset: bool) -> np.ndarray | sparse.csr_matrix:
         return validate_data(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, report
 from qkv.core.typing import Float
 from qkv.encoders.encoder import TextEncoder
 from qkv.encoders.pretrained import default_model_folder, load_model
@@ -98,8 +98,7 @@ class SentenceModel(TextEncoder):
                 states = self._model(**tokens).last_hidden_state
             sums = (states * tokens["attention_mask"][..., None].to(states.dtype)).sum(1).float().numpy()
             encoded[rows] = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-12)
-            if progress is not None:
-                progress("encoding", begin + len(rows), len(order))
+            report(progress, "encoding", begin + len(rows), len(order))
         return encoded
 
     def word_contributions(self, text: str) -> tuple[list[str], np.ndarray]:

@@ -24,6 +24,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from qkv.core.checks import check_integers
 from qkv.core.extras import require_packages
 from qkv.core.files import write_atomic
 from qkv.core.progress import Progress
@@ -173,12 +174,9 @@ class TableVectors(Encoder):
         self, columns: tuple[str, ...] | None = None, *, text_width: int = 30, max_categories: int = 40
     ) -> None:
         require_packages("TableVectors requires", "sklearn", "sklearn")
-        for name, number in (("text_width", text_width), ("max_categories", max_categories)):
-            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-                raise OptionError(f"{name} must be an integer of at least 1, got {number!r}.")
+        check_integers(text_width=text_width, max_categories=max_categories)
         self.columns = columns
-        self.text_width = text_width
-        self.max_categories = max_categories
+        self.text_width, self.max_categories = int(text_width), int(max_categories)
         self.fitted_columns: tuple[FittedColumn, ...] = ()
 
     def fit(self, table: Table) -> Self:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from qkv.core.progress import Progress
+from qkv.core.checks import check_integers
+from qkv.core.progress import Progress, report
 from qkv.core.typing import Float
 from qkv.encoders.encoder import TextEncoder, WordContributions, pack_words, unpack_words
 from qkv.encoders.vocabulary import Vocabulary
-from qkv.errors import OptionError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -118,8 +118,7 @@ class LatentEncoder(BagOfWordsEncoder):
 
     def __init__(self, rank: int | None = None, weighting: str | None = "log-entropy", stem: str | None = None) -> None:
         super().__init__(weighting, stem)
-        if rank is not None and rank < 1:
-            raise OptionError(f"rank must be an integer of at least 1, got {rank}.")
+        check_integers(rank=rank)
         self.rank = rank
         self._components = np.zeros((0, 0), np.float32)
 
@@ -129,12 +128,10 @@ class LatentEncoder(BagOfWordsEncoder):
 
         counts = self._learn(inputs)
         rank = default_rank(len(inputs)) if self.rank is None else self.rank
-        if progress is not None:
-            progress("latent semantics", 0, 1)
+        report(progress, "latent semantics", 0, 1)
         space = LatentSemantics(rank, weighting=self.weighting, solver="randomized", random_state=0)
         self._components = space.fit(counts).components_.astype(np.float32)
-        if progress is not None:
-            progress("latent semantics", 1, 1)
+        report(progress, "latent semantics", 1, 1)
         return self._unit_vectors(counts)
 
     def settings(self) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from qkv.core.checks import check_choice
 from qkv.core.extras import require_packages
-from qkv.errors import DataError, MissingPackageError, OptionError
+from qkv.errors import DataError, MissingPackageError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -20,9 +21,6 @@ __all__ = ["Vocabulary"]
 
 class _Stemmer(Protocol):
     def stemWords(self, words: list[str]) -> list[str]: ...
-
-
-_STEMS = (None, "english")
 
 
 class Vocabulary:
@@ -47,8 +45,7 @@ class Vocabulary:
         require_packages("counting words requires", "search", "sklearn")
         from sklearn.feature_extraction.text import CountVectorizer
 
-        if stem not in _STEMS:
-            raise OptionError(f"stem must be None or 'english', got {stem!r}.")
+        check_choice("stem", stem, (None, "english"))
         self.stem = stem
         self._split: Callable[[str], list[str]] = CountVectorizer(stop_words="english").build_analyzer()
         self._stem: _Stemmer | None = None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 
-from qkv.errors import OptionError
+from qkv.core.checks import check_choice
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -116,7 +116,5 @@ def get_weighting(name: str | None) -> Weighting:
         >>> get_weighting("log-entropy").fit(counts).words.tolist()
         [0.0, 1.0]
     """
-    if name not in WEIGHTINGS:
-        known = ", ".join(map(repr, WEIGHTINGS))
-        raise OptionError(f"weighting must be one of {known}, got {name!r}.")
+    check_choice("weighting", name, WEIGHTINGS)
     return WEIGHTINGS[name]()

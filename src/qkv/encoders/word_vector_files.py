@@ -12,9 +12,10 @@ from typing import IO, cast
 
 import numpy as np
 
+from qkv.core.checks import check_choice, check_integers
 from qkv.core.files import write_atomic
 from qkv.core.progress import Progress
-from qkv.errors import DataError, OptionError
+from qkv.errors import DataError
 
 __all__ = ["FORMATS", "read_word_vectors", "write_word_vectors"]
 
@@ -28,10 +29,8 @@ def read_word_vectors(
     path: Path, format: str | None, limit: int | None, progress: Progress | None
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Return the words of a file and their vectors; see `WordVectors.load`."""
-    if format is not None and format not in FORMATS:
-        raise OptionError(f"format must be one of {', '.join(FORMATS)}, got {format!r}.")
-    if limit is not None and limit < 1:
-        raise OptionError(f"limit must be an integer of at least 1, got {limit}.")
+    check_choice("format", format, (None, *FORMATS))
+    check_integers(limit=limit)
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if format is None and ".bin" in suffixes[-2:]:
         format = "binary"
@@ -173,8 +172,7 @@ def _quote(line: bytes) -> str:
 
 def write_word_vectors(path: Path, words: tuple[str, ...], vectors: np.ndarray, format: str) -> None:
     """Write words and vectors to a file; see `WordVectors.save`."""
-    if format not in FORMATS:
-        raise OptionError(f"format must be one of {', '.join(FORMATS)}, got {format!r}.")
+    check_choice("format", format, FORMATS)
     for word in words:
         if not word or "\n" in word or (format == "binary" and " " in word):
             raise DataError(f"words must not contain separators of the format, got {word!r}. Rename it.")

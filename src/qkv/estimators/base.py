@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator
 from sklearn.utils import Tags, check_consistent_length, check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
+from qkv.core.checks import check_choice, check_integers
 from qkv.core.progress import ProgressBar
 from qkv.core.typing import ArrayLike, Float
 from qkv.errors import DataError, OptionError
@@ -166,7 +167,7 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return self._fitted_rows().predict(self._query_features(X))
 
     def _explain(self, X: ArrayLike | Features, top: int, output: int) -> RowExplanation:
-        check_integer("top", top, 1)
+        check_integers(top=top)
         return self._fitted_rows().explain(self._query_features(X), int(top), output)
 
     def _query_features(self, X: ArrayLike | Features) -> Features:
@@ -272,12 +273,11 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return {name: torch.from_numpy(each.astype(dtype)) for name, each in self.parameters_.items()}
 
     def _check_options(self) -> None:
-        if self.metric not in METRICS:
-            raise OptionError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}.")
+        check_choice("metric", self.metric, METRICS)
         for name, minimum in _MINIMA.items():
             n = getattr(self, name)
             if not (n == "auto" and name in _AUTOMATIC):
-                check_integer(name, n, minimum)
+                check_integers(minimum, **{name: n})
         rate, decay, dropout, h = self.learning_rate, self.weight_decay, self.dropout, self.bandwidth
         positive_rate = rate == "auto" if isinstance(rate, str) else rate > 0
         for name, number, allowed, condition in (
@@ -299,12 +299,6 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         tags.input_tags.categorical = True
         tags.target_tags.multi_output = not self._classification
         return tags
-
-
-def check_integer(name: str, number: object, minimum: int) -> None:
-    """Raise an OptionError unless an option is an integer of at least `minimum`."""
-    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < minimum:
-        raise OptionError(f"{name} must be an integer from {minimum}, got {number!r}.")
 
 
 def _residuals(values: np.ndarray, trends: torch.Tensor | None) -> np.ndarray:

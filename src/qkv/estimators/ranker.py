@@ -19,7 +19,8 @@ import numpy as np
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 
-from qkv.core.progress import Progress
+from qkv.core.checks import check_choice
+from qkv.core.progress import Progress, report
 from qkv.core.typing import ArrayLike, Float, Int
 from qkv.errors import DataError, OptionError, ShapeError
 
@@ -177,8 +178,7 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
         ):
             if not allowed:
                 raise OptionError(f"{name} must be {condition}, got {number!r}.")
-        if self.loss not in _LOSSES:
-            raise OptionError(f"loss must be one of {', '.join(_LOSSES)}, got {self.loss!r}.")
+        check_choice("loss", self.loss, _LOSSES)
 
     def _learn(
         self,
@@ -206,8 +206,7 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
             loss = loss + penalty * sum((weight - identity).square().sum() for weight in weights)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(float(loss.detach()))
-            if progress is not None:
-                progress("learning", min(len(losses), evaluations), evaluations)
+            report(progress, "learning", min(len(losses), evaluations), evaluations)
             return loss
 
         evaluations = self.steps * 5 // 4  # L-BFGS's default limit of function evaluations

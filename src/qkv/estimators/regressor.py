@@ -9,6 +9,7 @@ import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d
 
+from qkv.core.checks import check_choice
 from qkv.core.typing import ArrayLike, Float
 from qkv.errors import OptionError
 from qkv.estimators.base import AttentionEstimator
@@ -149,8 +150,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
 
     def _check_options(self) -> None:
         super()._check_options()
-        if self.trend not in _TRENDS:
-            raise OptionError(f"trend must be one of {', '.join(_TRENDS)}, got {self.trend!r}.")
+        check_choice("trend", self.trend, _TRENDS)
 
     def _check_y(self, y: ArrayLike) -> np.ndarray:
         y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=self)

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, report
 from qkv.join.agreement_levels import agreement, mean_agreement
 from qkv.join.compared_columns import ComparedColumn
 from qkv.join.comparison_vectors import ComparisonVectors, join_cells, tfidf_rows
@@ -80,7 +80,7 @@ class CandidatePairs:
                 if not kept.all():
                     rows, keys, found = rows[kept], keys[kept], found[kept]
                 yield rows, keys, found
-                _report(progress, "comparing", stop, self.rows)
+                report(progress, "comparing", stop, self.rows)
             return
         if self._listed is None:
             self._listed = self._near(self.count, progress)
@@ -93,7 +93,7 @@ class CandidatePairs:
         for start, stop in pairwise(np.unique([0, *ends, len(rows)]).tolist()):
             pairs = PairList(rows[start:stop], keys[start:stop])
             yield pairs.rows, pairs.keys, self.measures.compute(pairs)
-            _report(progress, "comparing", int(rows[stop - 1]) + 1, self.rows)
+            report(progress, "comparing", int(rows[stop - 1]) + 1, self.rows)
 
     def top_candidates(
         self, count: int, of: np.ndarray | None = None, progress: Progress | None = None
@@ -140,7 +140,7 @@ class CandidatePairs:
             best = top_per_row(own, near, count)
             rows.append(own[best].astype(np.int64))
             keys.append(other[best].astype(np.int64))
-            _report(progress, "finding candidates", min(start + _STRIP, self.rows), self.rows)
+            report(progress, "finding candidates", min(start + _STRIP, self.rows), self.rows)
         return np.concatenate(rows), np.concatenate(keys)
 
 
@@ -165,8 +165,3 @@ def _records(fields: list[ComparedColumn], side: str) -> np.ndarray:
         shown = cells if cells.dtype == object else [f"{cell:.10g}" for cell in cells]
         columns.append(["" if absent else cell for cell, absent in zip(shown, missing, strict=True)])
     return join_cells(columns)
-
-
-def _report(progress: Progress | None, what: str, done: int, total: int) -> None:
-    if progress is not None:
-        progress(what, done, total)

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit
 
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, report
 from qkv.join.attention_weights import attention_weights
 
 __all__ = ["FittedWeights", "LabelledSample", "fit_labelled"]
@@ -87,8 +87,7 @@ def fit_labelled(
                     fitted = _fit(train.measures[~out], train.labels[~out], strength)
                     weights[out] = train.weights(fitted)[out]
                 done += 1
-                if progress is not None:
-                    progress("learning", done, steps)
+                report(progress, "learning", done, steps)
             parts.append(weights)
         whole = _fit(train.measures, train.labels, strength)
         done += 1

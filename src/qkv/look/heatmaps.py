@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from qkv.core.checks import check_choice
 from qkv.core.typing import ArrayLike, Float
 from qkv.errors import OptionError, ShapeError
 from qkv.look.figure import DARK, INK, PAPER, new_figure
@@ -235,8 +236,7 @@ def _color_limit(panels: Float[np.ndarray, "rows columns q k"], vmax: float | No
 
 
 def _color_norm(scale: str, limit: float) -> Normalize:
-    if scale not in _SCALES:
-        raise OptionError(f"scale must be one of {', '.join(_SCALES)}, got {scale!r}. Choose one of them.")
+    check_choice("scale", scale, _SCALES)
     from matplotlib.colors import LogNorm, Normalize, PowerNorm
 
     if scale == "log":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, track
 from qkv.errors import DataError, OptionError
 from qkv.look.generation import generation_views
 from qkv.look.rollout import flow, rollout
@@ -66,7 +66,7 @@ def text_views(
     """
     views: list[View | TiledView] = []
     _check_layers(text_model, layers)
-    for number, text in enumerate(texts):
+    for text in track(texts, "reading", progress):
         encoded, tokens = _tokenize(text_model, text)
         title = text if len(text) <= 80 else text[:79] + "…"
         accepted = inspect.signature(text_model.model.forward).parameters
@@ -83,8 +83,6 @@ def text_views(
             _check_tiled_memory(text_model, count, layers, memory_bytes(memory), say)
             model, name = text_model.model, text_model.name
             views.append(recorded_view(model, inputs, tokens, name=title, model_name=name, layers=layers))
-        if progress is not None:
-            progress("reading", number + 1, len(texts))
     return views
 
 

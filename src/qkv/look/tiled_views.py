@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, track
 from qkv.core.typing import Array, Float
 from qkv.errors import DataError, RefusedError, ShapeError
 from qkv.look.tiled_map import TiledMap, TiledView, overview_size
@@ -108,11 +108,9 @@ def arrays_view(
         )
     mask: Mask | None = Causal(align="end") if causal else None
     maps = {}
-    for head, rows in enumerate(queries):
+    for head, rows in enumerate(track(queries, "reading heads", progress)):
         group = keys[head * len(keys) // len(queries)]
         maps[f"head {head}"] = TiledMap.from_arrays(_as_preferred(rows), _as_preferred(group), mask=mask)
-        if progress is not None:
-            progress("reading heads", head + 1, len(queries))
     q, k = queries.shape[-2], keys.shape[-2]
     columns = None if q == k else TokenAxis.from_count(k)
     return TiledView(name, "", TokenAxis.from_count(q), columns, (("arrays", maps),))

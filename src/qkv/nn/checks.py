@@ -4,20 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from qkv.core.checks import check_integers
 from qkv.errors import OptionError, ShapeError
 
 __all__ = ["check_integers", "check_probability", "check_width"]
-
-
-def check_integers(minimum: int = 1, **numbers: int | None) -> None:
-    """Check that each number is an integer of at least `minimum`, or None.
-
-    Raises:
-        OptionError: if one is not.
-    """
-    for name, n in numbers.items():
-        if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < minimum):
-            raise OptionError(f"{name} must be an integer of at least {minimum}, got {n!r}.")
 
 
 def check_probability(dropout: float) -> float:

@@ -12,10 +12,10 @@ from typing import Literal
 import numpy as np
 
 from qkv.core.arrays import asarray_like
+from qkv.core.checks import check_choice
 from qkv.core.parts import require_positive_integer
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
-from qkv.errors import OptionError
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction
 from qkv.readouts.cells import cell_count, cell_lengths, cell_range, pool_cells
@@ -55,8 +55,7 @@ class PooledMap(Readout):
     def validate(self) -> None:
         """Check `size` and `how`."""
         require_positive_integer("PooledMap", "size", self.size)
-        if self.how not in ("mean", "max"):
-            raise OptionError(f'how of PooledMap must be "mean" or "max", got {self.how!r}.')
+        check_choice("how of PooledMap", self.how, ("mean", "max"))
 
     @property
     def pooling(self) -> Literal["mean", "max"] | None:  # type: ignore[override]

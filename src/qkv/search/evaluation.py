@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from qkv.core.extras import require_packages
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, track
 from qkv.errors import DataError, OptionError
 from qkv.search.collections import Collection
 from qkv.search.index import Index
@@ -189,7 +189,7 @@ def gains(
     }
     rows: dict[float, list[tuple[np.ndarray, np.ndarray]]] = {mix: [] for mix in mixes}
     half = len(collection.queries) // 2
-    for repeat in range(repeats):
+    for repeat in track(range(repeats), "learning", progress):
         order = np.random.default_rng(repeat).permutation(len(collection.queries))
         train, test = ([collection.queries[at] for at in part] for part in np.split(order, [half]))
         learned, _ = learn(index, train, collection.relevant, **options)
@@ -198,8 +198,6 @@ def gains(
             after = measure(rankings(learned, test, mix=mix, top=top), relevant, measures).queries
             start = np.mean([before[mix][name] for name in relevant], axis=0)
             rows[mix].append((start, np.mean([after[name] for name in relevant], axis=0)))
-        if progress is not None:
-            progress("learning", repeat + 1, repeats)
     return {mix: _gain(np.array(pairs), measures) for mix, pairs in rows.items()}
 
 

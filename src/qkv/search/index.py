@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, report
 from qkv.errors import DataError, OptionError
 from qkv.search.bm25 import BM25, Vocabulary
 from qkv.search.encoder_registry import Encoder, build_encoder
@@ -245,8 +245,7 @@ class Index:
                     if row >= 0 and bound.found[at]:
                         best.setdefault(int(self.owners[row]), weight)
                 yield {names[owner]: weight for owner, weight in best.items()}
-            if progress is not None:
-                progress("ranking", min(begin + together, len(queries)), len(queries))
+            report(progress, "ranking", min(begin + together, len(queries)), len(queries))
 
     def with_metric(self, metric: np.ndarray | None) -> Index:
         """Return an index of the same passages with the metric W `(width, width)`, or None for 1."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, track
 from qkv.core.typing import Bool
 from qkv.errors import DamagedStoreError
 from qkv.store import row_files
@@ -87,13 +87,11 @@ class ArrowStore(Store):
         """Compare every byte of this version with its checksum; return the damaged files."""
         damages, intact = [], []
         files = self._manifest.row_files
-        for done, row_file in enumerate(files):
+        for row_file in track(files, "verifying", progress):
             found = row_files.find_damages(self._rows, row_file, read=lambda name: True)
             damages += found
             if not found:
                 intact += row_files.with_deleted([row_file])
-            if progress is not None:
-                progress("verifying", done + 1, len(files))
         damages += attached_damages(self.path, self.metadata, read=True)
         if not damages:
             row_files.save_verified(self._rows, intact)
@@ -204,7 +202,7 @@ class ArrowStore(Store):
             tables.clear()
 
         files = self._manifest.row_files
-        for number, row_file in enumerate(files):
+        for row_file in track(files, "compacting", progress):
             block = self._blocks.get(row_file.name)
             if block is None or (row_file.size >= _SMALL and row_file.deleted is None):
                 flush()
@@ -214,8 +212,6 @@ class ArrowStore(Store):
                 tables.append(block.present_rows())
                 if sum(table.nbytes for table in tables) >= row_files.BYTES:
                     flush()
-            if progress is not None:
-                progress("compacting", number + 1, len(files))
         flush()
         if tuple(done) != files:
             self._commit("compact", tuple(done))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 
+from qkv.core.checks import check_choice
 from qkv.core.progress import Progress
 from qkv.core.typing import Bool, Int
 from qkv.errors import DamagedStoreError, DataError, OptionError
@@ -140,8 +141,7 @@ class Store(ABC):
     """The folders whose files are written by an operation before it is committed."""
 
     def __init__(self, path: Path, version: int | None, damaged: str) -> None:
-        if damaged not in ("refuse", "skip"):
-            raise OptionError(f"damaged must be 'refuse' or 'skip', got {damaged!r}. Leave it out to refuse.")
+        check_choice("damaged", damaged, ("refuse", "skip"))
         self.path = Path(path)
         self._pinned = version is not None
         self._skip = damaged == "skip"

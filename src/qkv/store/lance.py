@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, track
 from qkv.core.typing import Int
 from qkv.errors import (
     DamagedStoreError,
@@ -147,7 +147,7 @@ class LanceStore(Store):
     def verify(self, progress: Progress | None = None) -> list[Damage]:
         """Decode all rows of this version; return the damaged files."""
         fragments, damages = self._dataset.get_fragments(), []
-        for done, fragment in enumerate(fragments):
+        for fragment in track(fragments, "verifying", progress):
             damage = self._damage(fragment)
             if damage is None:
                 try:
@@ -156,8 +156,6 @@ class LanceStore(Store):
                 except Exception as error:  # its decoders raise any error for changed bytes
                     damage = Damage(file_name(fragment), f"does not decode: {first_line(error)}", fragment.count_rows())
             damages += [] if damage is None else [damage]
-            if progress is not None:
-                progress("verifying", done + 1, len(fragments))
         return damages + attached_damages(self.path, self.metadata, read=True)
 
     # -- writing ----------------------------------------------------------------------------------------
@@ -204,12 +202,8 @@ class LanceStore(Store):
         compaction = self._lance.optimize.Compaction
         options = {"target_rows_per_fragment": each, "materialize_deletions_threshold": 0.0}
         tasks = compaction.plan(self._dataset, options).tasks
-        done = []
         with translate_errors(self.path):
-            for number, task in enumerate(tasks):
-                done.append(task.execute(self._dataset))
-                if progress is not None:
-                    progress("compacting", number + 1, len(tasks))
+            done = [task.execute(self._dataset) for task in track(tasks, "compacting", progress)]
         if done:
             sync_all(self.path / "data", self._before)
             with translate_errors(self.path):

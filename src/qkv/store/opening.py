@@ -8,8 +8,9 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qkv.core.checks import check_choice
 from qkv.core.files import check_creatable
-from qkv.errors import DataError, OptionError
+from qkv.errors import DataError
 from qkv.store.arrow import ArrowStore
 from qkv.store.attachments import FOLDER, attach
 from qkv.store.base import Metadata, Store
@@ -80,8 +81,7 @@ def require_free(path: str | PathLike[str], backend: str = "arrow") -> None:
         MissingPackageError: pylance is not installed.
     """
     folder = Path(path)
-    if backend not in ("arrow", "lance"):
-        raise OptionError(f"backend must be 'arrow' or 'lance', got {backend!r}. Leave it out for 'arrow'.")
+    check_choice("backend", backend, ("arrow", "lance"))
     if backend == "lance":
         import_lance()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

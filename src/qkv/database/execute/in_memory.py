@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from qkv.core.progress import report
 from qkv.core.typing import Bool, Float, Shaped
 from qkv.database.answer import Entry
 from qkv.database.execute.aggregates import Aggregator, aggregator_for
@@ -126,8 +127,7 @@ def attend_to_rows(
         answered, plan = call.answer(queries.slice(start, start + chunk))
         entries += answered
         plans.append(plan)
-        if options.progress is not None:
-            options.progress("answering", len(entries), len(queries))
+        report(options.progress, "answering", len(entries), len(queries))
     return entries, plans[0]
 
 

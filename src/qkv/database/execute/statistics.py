@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Shaped
 from qkv.database.execute.row_reader import StoredRows
 from qkv.database.io import arrow_columns
@@ -170,8 +170,7 @@ class _Pass:
             complete += int(present.sum())
             bits.append(np.packbits(present))
             all_complete.append(bool(present.all()))
-            if progress is not None:
-                progress("reading the rows once", start + len(present), self.rows.num_rows)
+            report(progress, "reading the rows once", start + len(present), self.rows.num_rows)
         for name, statistics in self.statistics.items():
             variance, column = self.variances[name], self.first.get(name)
             if column is None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qkv.core.ordering import top_k_indices
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Int, Num, Shaped
 from qkv.database.answer import Entry
 from qkv.database.execute.accumulators import accumulator_for
@@ -303,8 +303,7 @@ class _Call:
                 if excluded is not None:
                     logits[:, excluded[start:stop]] = -np.inf
                 consume(logits, tile.number + start, None if cells is None else cells[start:stop])
-            if progress is not None:
-                progress("reading blocks", tile.number + count, self.rows.num_rows)
+            report(progress, "reading blocks", tile.number + count, self.rows.num_rows)
 
     def _excluded(
         self, first: int, count: int, *missing: Bool[np.ndarray, " rows"] | None

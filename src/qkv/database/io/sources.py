@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, report
 from qkv.database.io import duckdb_reader
 from qkv.database.io.arrow_columns import with_microseconds
 from qkv.errors import DataError, QkvError
@@ -84,8 +84,7 @@ def report_rows(tables: Iterable[pa.Table], progress: Progress | None) -> Iterat
     for table in tables:
         yield table
         rows += table.num_rows
-        if progress is not None:
-            progress("writing rows", rows, 0)
+        report(progress, "writing rows", rows, 0)
 
 
 def describe(source: object) -> str:

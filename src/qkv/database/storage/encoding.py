@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, report
 from qkv.core.typing import Bool, Float, Shaped
 from qkv.database.answer import Answer, Entry
 from qkv.database.execute.stream_plan import StreamedPlan
@@ -173,8 +173,7 @@ class Encoding:
             for start in range(0, table.num_rows, _BATCH):
                 parts.append(self._vectors(table.slice(start, _BATCH)))
                 done += len(parts[-1])
-                if progress is not None:
-                    progress("encoding rows", done, 0)
+                report(progress, "encoding rows", done, 0)
             field = self.schema(table.schema).field(-1)
             yield table.append_column(field, pa.chunked_array(parts, field.type))
 

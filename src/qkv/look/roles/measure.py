@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from qkv.core.progress import Progress
+from qkv.core.progress import Progress, track
 from qkv.core.typing import Float
 from qkv.errors import DataError
 from qkv.look.roles.annotations import AnnotatedSentence
@@ -55,7 +55,7 @@ def measure_roles(
     masses: dict[tuple[str, str], list[_Mass]] = defaultdict(list)
     results: dict[tuple[str, str], list[QuestionResult]] = defaultdict(list)
     layers: list[int] = []
-    for number, sentence in enumerate(sentences):
+    for sentence in track(sentences, "reading sentences", progress):
         encoded, maps = _run(text_model, sentence.text)
         layers = [len(each) for each in maps]
         weights = np.concatenate(maps)
@@ -69,8 +69,6 @@ def measure_roles(
                 continue
             for group in {"all", length, question.condition or "all"}:
                 results[question.role, group].append(result)
-        if progress is not None:
-            progress("reading sentences", number + 1, len(sentences))
     heads = [(layer, head) for layer, count in enumerate(layers) for head in range(count)]
     rows = [row for key, measured in masses.items() for row in _position_rows(*key, heads, measured)]
     rows += [row for key, measured in results.items() for row in _question_rows(*key, heads, measured)]
