@@ -20,11 +20,20 @@ from qkv.core.online_softmax import (
     PartialResult,
     TopKeys,
     WeightedSums,
-    merge_all,
     rescale_factor,
 )
 from qkv.kernels.tiled.pooled_map import ElementMap
 from qkv.readouts.cells import cell_start
+
+
+def merge_all(partials):
+    """Merge as a balanced tree."""
+    queue = list(partials)
+    while len(queue) > 1:
+        pairs = zip(queue[::2], queue[1::2], strict=False)
+        queue = [a.merge(b) for a, b in pairs] + ([queue[-1]] if len(queue) % 2 else [])
+    return queue[0]
+
 
 CELL = st.sampled_from([-np.inf, -800.0, -1.0, 0.0, 0.5, 800.0])
 ROWS = st.lists(CELL, min_size=3, max_size=3)

@@ -122,6 +122,7 @@ def test_no_key_is_drawn_where_none_is_left() -> None:
     [
         (lambda: readouts.Rows(()), r"must be one or more integers"),
         (lambda: readouts.Rows((1.5,)), r"integers, got \(1.5,\)"),  # type: ignore[arg-type]
+        (lambda: readouts.Rows((True,)), r"integers, got \(True,\)"),
         (lambda: readouts.TopWeights(0), "k of TopWeights must be .*at least 1, got 0"),
         (lambda: readouts.TopWeights(2.0), "integer of at least 1, got 2.0"),  # type: ignore[arg-type]
         (lambda: readouts.TopWeights(True), "integer of at least 1, got True"),
@@ -271,7 +272,7 @@ def test_heads_that_are_not_there_are_refused() -> None:
     [
         (lambda: readouts.PooledMap(0), "at least 1, got 0"),
         (lambda: readouts.PooledMap(True), "integer of at least 1, got True"),
-        (lambda: readouts.PooledMap(8, "sum"), '"mean" or "max", got \'sum\''),  # type: ignore[arg-type]
+        (lambda: readouts.PooledMap(8, "sum"), "must be one of mean, max, got 'sum'"),  # type: ignore[arg-type]
         (lambda: readouts.Heads(readouts.Dense(), ()), "one or more integers"),
     ],
 )

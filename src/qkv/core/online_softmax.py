@@ -24,9 +24,9 @@ Source: Milakov, Gimelshein (2018), Online normalizer calculation for softmax, h
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import Self
 
 from qkv.core.arrays import namespace, row_max, where
 from qkv.core.typing import Array, Float, Int
@@ -171,8 +171,6 @@ class TopKeys(PartialResult):
         index, rank, logit = (xp.take_along_axis(x, order, axis=-1) for x in (self.index, self.rank, self.logit))
         rows = xp.broadcast_to(order[..., None], (*order.shape, self.value.shape[-1]))
         return TopKeys(rank, index, logit, xp.take_along_axis(self.value, rows, axis=-2), self.size)
-
-
 
 
 def finite_shift(maximum: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:

@@ -30,7 +30,15 @@ from qkv.core.batch import BatchIndex, take_batch
 from qkv.core.typing import Array, DType
 from qkv.errors import KindError, OptionError, ShapeError
 
-__all__ = ["Part", "array_field", "delegates", "expand_to_pairs", "require_number", "require_positive_integer"]
+__all__ = [
+    "Part",
+    "array_field",
+    "delegates",
+    "expand_to_pairs",
+    "require_indices",
+    "require_number",
+    "require_positive_integer",
+]
 
 AnyPart = TypeVar("AnyPart", bound="Part")
 
@@ -335,6 +343,14 @@ def require_number(owner: str, name: str, value: object, test: Callable[[float],
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not test(value):
         raise OptionError(f"{name} of {owner} must be {condition}, got {value!r}.")
+
+
+def require_indices(part: Part, name: str) -> None:
+    """Convert a field to a tuple; raise an `OptionError` unless it holds one or more integers."""
+    indices = tuple(getattr(part, name))
+    object.__setattr__(part, name, indices)
+    if not indices or not all(isinstance(n, int) and not isinstance(n, bool) for n in indices):
+        raise OptionError(f"{name} of {type(part).__name__} must be one or more integers, got {indices!r}.")
 
 
 def require_positive_integer(owner: str, name: str, value: object) -> None:

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from qkv.core.arrays import namespace
-from qkv.core.parts import delegates
+from qkv.core.parts import delegates, require_indices
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
-from qkv.errors import KindError, OptionError, ShapeError
+from qkv.errors import KindError, ShapeError
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Result, flatten, unflatten
 
@@ -48,9 +48,7 @@ class Heads(Readout):
             raise KindError(
                 f"readout of Heads must be a Readout, got {self.readout!r}. Example: Heads(Entropy(), (0, 3))."
             )
-        object.__setattr__(self, "heads", tuple(self.heads))
-        if not self.heads or not all(isinstance(n, int) and not isinstance(n, bool) for n in self.heads):
-            raise OptionError(f"heads of Heads must be one or more integers, got {self.heads!r}.")
+        require_indices(self, "heads")
 
     @property
     def head_indices(self) -> tuple[int, ...]:  # type: ignore[override]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from qkv.core.arrays import asarray_like, namespace
+from qkv.core.parts import require_indices
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Float
-from qkv.errors import OptionError, ShapeError
+from qkv.errors import ShapeError
 from qkv.normalizers.base import Normalizer
 from qkv.readouts.base import Readout, Reduction
 
@@ -38,9 +39,7 @@ class Rows(Readout):
 
     def validate(self) -> None:
         """Check that the indices are integers."""
-        object.__setattr__(self, "rows", tuple(self.rows))
-        if not self.rows or not all(isinstance(row, int) for row in self.rows):
-            raise OptionError(f"rows of Rows must be one or more integers, got {self.rows!r}.")
+        require_indices(self, "rows")
 
     def check(self, tile: Tile) -> None:
         """Raise a `ShapeError` unless the call has these queries."""

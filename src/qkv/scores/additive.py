@@ -89,32 +89,29 @@ class Additive(GeneralScore):
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
     ) -> Num[Array, "*#batch q k"]:
         """Return vᵀ tanh(W₁ q + W₂ k + b)."""
-        return self._sum_hidden(*self._project(query, key))
+        return self.projected_logits(*self.project(query, key))
 
     def project(
-        self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
+        self,
+        query: Num[Array, "*#batch q query_width"],
+        key: Num[Array, "*#batch k key_width"],
+        tile: Tile | None = None,
     ) -> tuple[Num[Array, "*#batch q hidden"], Num[Array, "*#batch k hidden"]]:
         """Return W₁ q + b and W₂ k."""
-        return self._project(query, key)
-
-    def projected_logits(
-        self, left: Num[Array, "*#batch q hidden"], right: Num[Array, "*#batch k hidden"], tile: Tile
-    ) -> Num[Array, "*#batch q k"]:
-        """Return vᵀ tanh(left + right)."""
-        return self._sum_hidden(left, right)
-
-    def bound(self, left: Num[Array, "*#batch q hidden"], right: Num[Array, "*#batch k hidden"]) -> Num[Array, ""]:
-        """Return the sum of |v|, the largest over the batch."""
-        xp = namespace(left)
-        return xp.max(xp.sum(xp.abs(self.vector), axis=-1))
-
-    def _project(self, query: Array, key: Array) -> tuple[Array, Array]:
         xp = namespace(query)
         left = xp.matmul(query, xp.matrix_transpose(self.query_weight))
         right = xp.matmul(key, xp.matrix_transpose(self.key_weight))
         return (left if self.bias is None else left + self.bias[..., None, :]), right
 
-    def _sum_hidden(self, left: Array, right: Array) -> Array:
+    def projected_logits(
+        self, left: Num[Array, "*#batch q hidden"], right: Num[Array, "*#batch k hidden"], tile: Tile | None = None
+    ) -> Num[Array, "*#batch q k"]:
+        """Return vᵀ tanh(left + right)."""
         xp = namespace(left)
         hidden = xp.tanh(left[..., :, None, :] + right[..., None, :, :])
         return xp.matmul(hidden, self.vector[..., None, :, None])[..., 0]
+
+    def bound(self, left: Num[Array, "*#batch q hidden"], right: Num[Array, "*#batch k hidden"]) -> Num[Array, ""]:
+        """Return the sum of |v|, the largest over the batch."""
+        xp = namespace(left)
+        return xp.max(xp.sum(xp.abs(self.vector), axis=-1))

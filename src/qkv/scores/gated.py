@@ -71,32 +71,26 @@ class Gated(GateWeights, GeneralScore):
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"]
     ) -> Num[Array, "*#batch q k"]:
         """Return σ(<w_q, q> + <w_k, k> + b) <q, k>."""
-        return self._product(*self._project(query, key))
+        return self.projected_logits(*self.project(query, key))
 
     def project(
-        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
+        self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile | None = None
     ) -> tuple[Num[Array, "*#batch q columns"], Num[Array, "*#batch k columns"]]:
         """Return query and key, each with its part of the gate's logit as one more column."""
-        return self._project(query, key)
+        gate = gate_logits(query, self.query_weight)[..., None] + expand_to_pairs(self.bias)
+        return concat_features(query, gate), concat_features(key, gate_logits(key, self.key_weight)[..., None])
 
     def projected_logits(
-        self, left: Num[Array, "*#batch q columns"], right: Num[Array, "*#batch k columns"], tile: Tile
+        self, left: Num[Array, "*#batch q columns"], right: Num[Array, "*#batch k columns"], tile: Tile | None = None
     ) -> Num[Array, "*#batch q k"]:
         """Return σ(sum of the last columns) times the inner product of the others."""
-        return self._product(left, right)
+        xp = namespace(left)
+        gate = left[..., :, -1:] + xp.matrix_transpose(right[..., :, -1:])
+        return sigmoid(gate) * xp.matmul(left[..., :-1], xp.matrix_transpose(right[..., :-1]))
 
     def bound(self, left: Num[Array, "*#batch q columns"], right: Num[Array, "*#batch k columns"]) -> Num[Array, ""]:
         """Return the bound of the inner product, because the gate is at most 1."""
         return product_bound(left[..., :-1], right[..., :-1])
-
-    def _project(self, query: Array, key: Array) -> tuple[Array, Array]:
-        gate = gate_logits(query, self.query_weight)[..., None] + expand_to_pairs(self.bias)
-        return concat_features(query, gate), concat_features(key, gate_logits(key, self.key_weight)[..., None])
-
-    def _product(self, left: Array, right: Array) -> Array:
-        xp = namespace(left)
-        gate = left[..., :, -1:] + xp.matrix_transpose(right[..., :, -1:])
-        return sigmoid(gate) * xp.matmul(left[..., :-1], xp.matrix_transpose(right[..., :-1]))
 
 
 def gate_logits(x: Num[Array, "*#batch n width"], weight: Num[Array, "*#batch width"]) -> Num[Array, "*#batch n"]:
