@@ -34,7 +34,7 @@ def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
     class Converted(RuntimeParam):
         """Converts a value to the type of its annotation."""
 
-        def _coerce_value(self, value: Any, param: Any, ctx: Any) -> Any:
+        def _coerce_value(self, value: Any, param: Any, ctx: object) -> object:
             kind = _plain_kind(self.annotation)
             if kind is list:
                 return [str(item) for item in value]
@@ -62,7 +62,7 @@ def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
     return group
 
 
-def _plain_kind(annotation: Any) -> Any:
+def _plain_kind(annotation: object) -> Any:
     """Return the plain type of an annotation, which may be optional; None if it has no single plain type."""
     options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     kinds = [get_origin(option) or option for option in options if option is not NoneType]

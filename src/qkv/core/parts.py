@@ -246,7 +246,7 @@ def _parts_in(value: object) -> Iterator[Part]:
 
 
 def _mapped(
-    value: Any,
+    value: object,
     names: tuple[str, ...] | None,
     function: Callable[[Any, tuple[str, ...] | None], Any],
     is_leaf: Callable[[object], bool],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from qkv.core.extras import require_packages
 from qkv.errors import DataError, MissingPackageError
@@ -54,7 +54,7 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
         raise DataError(
             f"folder must hold a model that save_pretrained wrote, got {str(folder)!r}, which has no config.json."
         )
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    options: dict[str, bool] = {"local_files_only": True, "trust_remote_code": False}
     try:
         with _without_progress_bars():
             tokenizer = AutoTokenizer.from_pretrained(str(folder), **options)

@@ -96,7 +96,7 @@ def pack(encoder: Encoder) -> bytes:
     return stream.getvalue()
 
 
-def unpack(name: str, settings: dict[str, Any], data: bytes) -> Encoder:
+def unpack(name: str, settings: dict[str, object], data: bytes) -> Encoder:
     """Restore the encoder that `pack` serialized.
 
     Raises:

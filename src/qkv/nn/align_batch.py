@@ -38,7 +38,7 @@ def align_batch(part: T, batch_axes: int, groups: Groups, per_head: bool) -> T:
     return aligned
 
 
-def _align(value: Any, axes: tuple[str, ...] | None, rule: tuple[int, Groups, bool]) -> Any:
+def _align(value: object, axes: tuple[str, ...] | None, rule: tuple[int, Groups, bool]) -> Any:
     if isinstance(value, Part):
         kind: Any = type(value)  # a dataclass
         fields = {}

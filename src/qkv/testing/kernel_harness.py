@@ -72,7 +72,7 @@ class KernelHarness:
     `test_runs_scaled_dot_product_attention` is the one call that every kernel must support.
     """
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         for name in dir(cls):
             test = getattr(cls, name)

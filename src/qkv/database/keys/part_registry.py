@@ -108,7 +108,7 @@ def _normalizers() -> dict[str, type[Normalizer]]:
     return {"topk": TopK, **_classes(normalizer_module, Normalizer)}
 
 
-def _classes(module: ModuleType, base: type) -> dict[str, Any]:
+def _classes(module: ModuleType, base: type) -> dict[str, type]:
     """Return the exported classes that numbers alone can construct, by their names in words."""
     exported = {name: getattr(module, name) for name in module.__all__}
     return {

@@ -78,7 +78,7 @@ class Queries:
         return Queries(originals, tuple(cells), missing, single, tuple(missing_cells))
 
 
-def split_queries(queries: Any, columns: Sequence[Column]) -> tuple[list[Any], bool]:
+def split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[object], bool]:
     """Return the list of queries, and whether one query was given rather than a list.
 
     Example:
@@ -105,7 +105,7 @@ def split_queries(queries: Any, columns: Sequence[Column]) -> tuple[list[Any], b
     return list(queries), False
 
 
-def _frame_rows(frame: Any, columns: Sequence[Column]) -> list[Any]:
+def _frame_rows(frame: object, columns: Sequence[Column]) -> list[object]:
     import pyarrow as pa
 
     if not hasattr(frame, "columns") and not isinstance(frame, pa.Table):
@@ -123,7 +123,7 @@ def _frame_rows(frame: Any, columns: Sequence[Column]) -> list[Any]:
     return list(table.select(names).to_pylist())
 
 
-def _parts(query: Any, columns: Sequence[Column]) -> tuple[Any, ...]:
+def _parts(query: object, columns: Sequence[Column]) -> tuple[object, ...]:
     names = [column.name for column in columns]
     if isinstance(query, Mapping):
         absent = [name for name in names if name not in query]
@@ -227,7 +227,7 @@ def _example(column: Column) -> str:
     return f"{column.cells[row]:.6g}"
 
 
-def _display_form(query: Any) -> object:
+def _display_form(query: object) -> object:
     if isinstance(query, Mapping):
         return tuple(query.values()) if len(query) > 1 else next(iter(query.values()))
     return tuple(query) if isinstance(query, (list, np.ndarray)) else query

@@ -76,7 +76,7 @@ class EngineLayer:
         super().__init__(*args, **kwargs)
         self.engine = EngineOptions(normalizer, kernel, memory)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Return the configuration of the layer: that of Keras and the options of the engine."""
         return {**super().get_config(), **asdict(self.engine)}  # type: ignore[misc]
 

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -173,22 +173,22 @@ def _seed_word(number: int | Array) -> np.uint32 | Array:
 
 
 @cache
-def _compiled() -> Callable[..., tuple[Array, tuple[Any, ...]]]:
+def _compiled() -> Callable[..., tuple[Array, tuple[object, ...]]]:
     """Return the function that JAX compiles, defined on first use since JAX is optional."""
     import jax
 
-    return typing.cast("Callable[..., tuple[Array, tuple[Any, ...]]]", jax.jit(_attend, static_argnums=0))
+    return typing.cast("Callable[..., tuple[Array, tuple[object, ...]]]", jax.jit(_attend, static_argnums=0))
 
 
 def _attend(
     static: _StaticCall, query: Array, key: Array, value: Array, parts: Parts, seed: tuple[Array, ...] | None
-) -> tuple[Array | None, tuple[Any, ...]]:
+) -> tuple[Array | None, tuple[object, ...]]:
     score, normalizer, mask, positions = parts
     tile = Tile.whole(*static.lengths, static.batch, positions, seed=seed)
     call = BoundCall(
         query, key, value, score, normalizer, mask, tile, static.dropout, value.dtype, finite=static.finite
     )
-    readouts: tuple[Any, ...] = ()
+    readouts: tuple[object, ...] = ()
     output = None
     if static.row_block is not None:
         # The compiler removes the output of row blocks where tiles compute it.

@@ -39,7 +39,7 @@ from qkv.kernels.runtime.gradients import (
 )
 from qkv.kernels.runtime.tile_loop import Limits, fully_masked, ranges, weigh_rows
 from qkv.readouts import Readout, Reduction
-from qkv.readouts.base import flatten, unflatten
+from qkv.readouts.base import Result, flatten, unflatten
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
@@ -134,7 +134,7 @@ class RowBlocks:
         """Type of each readout's result, an array or a named tuple; filled by `weigh`."""
         return [object] * len(self.readouts)
 
-    def attend(self) -> tuple[Tensor | None, tuple[Any, ...]]:
+    def attend(self) -> tuple[Tensor | None, tuple[Result, ...]]:
         """Return the output (None where it is not computed) and the results of the readouts."""
         tensors = call_tensors(self.call)
         trained = any(requires_gradient(x) for x in tensors)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, cast
+from typing import cast
 
 from qkv.core.arrays import library, namespace, zeros
 from qkv.core.equation import BoundCall, apply_dropout
@@ -15,6 +15,7 @@ from qkv.core.typing import Array, Float, Tensor
 from qkv.masks.base import Coverage, Mask
 from qkv.normalizers.base import Normalizer, Summary
 from qkv.readouts import Readout
+from qkv.readouts.base import Result
 
 __all__ = [
     "attend_rows",
@@ -106,7 +107,7 @@ def weigh_rows(
     readouts: tuple[Readout, ...],
     with_output: bool = True,
     cols: Limits | None = None,
-) -> tuple[Array | None, tuple[Any, ...]]:
+) -> tuple[Array | None, tuple[Result, ...]]:
     """Return the output and readouts of some queries from their whole rows of logits.
 
     Args:

@@ -77,7 +77,7 @@ class LearnedScore(torch.nn.Module):
         heads: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options: Any,
+        **options: object,
     ) -> None:
         super().__init__()
         for name in options.keys() - self.__signature__.parameters:
@@ -90,7 +90,7 @@ class LearnedScore(torch.nn.Module):
         self.initial: dict[str, Initial | None] = {}
         self.build(**options)
 
-    def _fields(self, *args: Any, **options: Any) -> dict[str, Any]:
+    def _fields(self, *args: Any, **options: Any) -> dict[str, object]:
         """Return the fields of the score by name, given the options of this class.
 
         An `Initial` declares a parameter; tensors and other values are constants.
@@ -101,7 +101,7 @@ class LearnedScore(torch.nn.Module):
         """Create the parameters and constants of this module, given the options of this class."""
         self.declare(**self._fields(**options))
 
-    def declare(self, **fields: Any) -> None:
+    def declare(self, **fields: object) -> None:
         """Create the given fields, and fill the parameters.
 
         A parameter has shape `(heads, *shape)`, or `shape` without heads. Tensors become buffers.
@@ -126,7 +126,7 @@ class LearnedScore(torch.nn.Module):
                 if initial is not None:
                     initial.fill(getattr(self, f"log_{name}" if initial.log else name))
 
-    def current_fields(self) -> dict[str, Any]:
+    def current_fields(self) -> dict[str, object]:
         """Return the declared fields of the score by name, with the current parameters."""
         values = {}
         for name, initial in self.initial.items():
