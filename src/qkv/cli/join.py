@@ -64,7 +64,9 @@ def join(
     if model is not None and on is not None:
         raise OptionError("--model defines the columns to compare. Leave --on out.")
     if out is not None:
-        _check_out(Path(out))
+        from qkv.core.files import check_writable
+
+        check_writable(Path(out), "the pairs", _SUFFIXES)
 
     from qkv.core.progress import ProgressBar
     from qkv.join import SoftJoin
@@ -87,14 +89,6 @@ def join(
     _print(joined, top)
     if judged is not None:
         print(judged)
-
-
-def _check_out(path: Path) -> None:
-    from qkv.core.files import check_writable
-
-    if path.suffix.lower() not in _SUFFIXES:
-        raise OptionError(f"the file of --out must end in {', '.join(_SUFFIXES)}, got {path.name!r}. Rename it.")
-    check_writable(path, "the pairs")
 
 
 def _write(table: pa.Table, path: Path) -> None:

@@ -133,10 +133,9 @@ def look(
 
     if export is not None:
         from qkv.core.files import check_writable
+        from qkv.look.html_export import HTML_SUFFIXES
 
-        if Path(export).suffix.lower() not in (".html", ".htm"):
-            raise DataError(f"the file of --export must end in .html, got {export!r}. Rename it.")
-        check_writable(Path(export))
+        check_writable(Path(export), "the page", HTML_SUFFIXES)
     with ProgressBar() as progress:
         page = create_page(progress)
     if terminal:

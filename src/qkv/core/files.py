@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -50,21 +50,24 @@ def atomic_path(target: Path, *, prefix: str | None = None, sync: bool = False) 
         raise
 
 
-def check_writable(target: Path, description: str = "the file") -> None:
+def check_writable(target: Path, description: str = "the file", suffixes: Sequence[str] = ()) -> None:
     """Check that a file can be written, before the computation that fills it.
 
     Args:
         target: the file.
         description: name of the file in error messages.
+        suffixes: suffixes of which the name must have one; none: any name is allowed.
 
     Raises:
-        DataError: the folder does not exist, or this user may not write to it.
+        DataError: the name has another suffix, the folder does not exist, or this user may not write to it.
 
     Example:
         >>> check_writable(Path("no-such-folder/a.txt"))
         Traceback (most recent call last):
         qkv.errors.DataError: there is no folder 'no-such-folder' for the file. Create it first.
     """
+    if suffixes and target.suffix.lower() not in suffixes:
+        raise DataError(f"the name of {description} must end in {', '.join(suffixes)}, got {target.name!r}. Rename it.")
     folder = target.parent
     if folder.exists() and not folder.is_dir():
         raise DataError(f"{str(folder)!r} is not a folder, so {description} cannot be in it. Choose another folder.")

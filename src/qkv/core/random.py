@@ -137,7 +137,10 @@ def uniform(
     bits = _words(reference, _key_words(reference, seed, stream, batch, index), rows, cols)
     if is_tensor(bits):
         bits = bits.to(namespace(reference).int64) & MASK
-    return _open(cast(bits, reference.dtype))
+    # Half a step up avoids 0 and keeps the relative precision of small numbers for `gumbel`.
+    u = (cast(bits, reference.dtype) + 0.5) * 2.0**-32
+    # The largest words would round to 1.
+    return namespace(u).minimum(u, asarray_like(u, np.asarray(_HIGHEST), u.dtype))
 
 
 def _numpy_uniform(
@@ -155,15 +158,6 @@ def _numpy_uniform(
     np.multiply(u, 2.0**-32, out=u)
     np.minimum(u, u.dtype.type(_HIGHEST), out=u)
     return u
-
-
-def _open(u: Array) -> Array:
-    """Map 32-bit integers to (0, 1)."""
-    xp = namespace(u)
-    # Half a step up avoids 0 and keeps the relative precision of small numbers for `gumbel`.
-    u = (u + 0.5) * 2.0**-32
-    # The largest words would round to 1.
-    return xp.minimum(u, asarray_like(u, np.asarray(_HIGHEST), u.dtype))
 
 
 def gumbel(

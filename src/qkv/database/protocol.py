@@ -5,11 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from qkv.core.checks import check_integers
 from qkv.core.progress import Progress
 from qkv.database.answer import Answer
 from qkv.database.execute.base import AskOptions, Executor
 from qkv.database.keys.columns import Column
-from qkv.errors import DataError, OptionError
+from qkv.errors import DataError
 from qkv.masks.base import Mask
 from qkv.normalizers.base import Normalizer
 from qkv.scores.base import Score
@@ -83,8 +84,7 @@ class Queryable(ABC):
             >>> answer.value, answer.spread, answer.support
             (15.0, 1.0, 2.0)
         """
-        if not isinstance(top, int) or top < 1:
-            raise OptionError(f"top must be a positive integer, got {top!r}. Give 1 or more.")
+        check_integers(top=top)
         return self._ask(queries, AskOptions(score, normalizer, mask, where, top, threshold, seed, progress))
 
     @abstractmethod

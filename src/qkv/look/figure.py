@@ -13,7 +13,6 @@ import numpy as np
 from qkv.core.extras import missing_package
 from qkv.core.files import check_writable, write_atomic
 from qkv.core.typing import ArrayLike, Float
-from qkv.errors import DataError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,9 +121,7 @@ def check_figure_path(path: str | os.PathLike[str]) -> Path:
         DataError: the suffix is none of `FORMATS`, or the folder does not exist or is not writable.
     """
     target = Path(path)
-    if target.suffix.lower() not in FORMATS:
-        raise DataError(f"the file name of a plot must end in {', '.join(FORMATS)}, got {target.name!r}. Rename it.")
-    check_writable(target, "the plot")
+    check_writable(target, "the plot", FORMATS)
     return target
 
 

@@ -10,13 +10,15 @@ import json
 import os
 from pathlib import Path
 
-from qkv.core.files import write_atomic
+from qkv.core.files import check_writable, write_atomic
 from qkv.errors import DataError
 from qkv.look.bundle import bundle, read_web_file
 from qkv.look.page import Page
 from qkv.look.tiled_map import TiledView
 
-__all__ = ["export_html", "page_html"]
+__all__ = ["HTML_SUFFIXES", "export_html", "page_html"]
+
+HTML_SUFFIXES = (".html", ".htm")
 
 _HEAD = """<!doctype html>
 <html lang="en">
@@ -52,9 +54,8 @@ def export_html(page: Page, path: str | os.PathLike[str]) -> Path:
         DataError: the name has another suffix, the page has tiled views, or the file cannot be written.
     """
     target = Path(path)
-    if target.suffix.lower() not in (".html", ".htm"):
-        raise DataError(f"the name of an exported page must end in .html, got {target.name!r}. Rename it.")
-    write_atomic(target, page_html(page).encode())
+    check_writable(target, "the page", HTML_SUFFIXES)
+    write_atomic(target, page_html(page).encode(), "the page")
     return target
 
 

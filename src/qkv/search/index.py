@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
+from qkv.core.checks import check_integers
 from qkv.core.progress import Progress, report
 from qkv.errors import DataError, OptionError
 from qkv.search.bm25 import BM25, Vocabulary
@@ -269,8 +270,7 @@ class Index:
         from qkv.readouts import TopWeights
         from qkv.scores import Biased, Dot
 
-        if top < 1:
-            raise OptionError(f"top must be at least 1, got {top}.")
+        check_integers(top=top)
         if not 0 < temperature < float("inf"):
             raise OptionError(f"temperature must be positive and finite, got {temperature}.")
         observation = qkv.observe(

@@ -12,7 +12,7 @@ from pathlib import Path
 from qkv.errors import DamagedStoreError, DataError
 from qkv.store import row_files
 from qkv.store.base import Damage, Metadata
-from qkv.store.disk import checksum, sync_folder, write_synced
+from qkv.store.disk import checksum, sync_folder
 from qkv.store.manifest import RowFile
 
 __all__ = ["FOLDER", "attach", "attached_damages", "read_attached"]
@@ -34,11 +34,7 @@ def attach(path: Path, attached: Mapping[str, bytes]) -> Metadata:
         return {}
     folder = path / FOLDER
     folder.mkdir(parents=True)
-    records = []
-    for name, data in attached.items():
-        write_synced(folder / name, data)
-        state = (folder / name).stat()
-        records.append(asdict(RowFile(name, 0, state.st_size, checksum(data), state.st_mtime_ns)))
+    records = [asdict(row_files.write_file(folder / name, 0, data)) for name, data in attached.items()]
     sync_folder(folder)
     return {FOLDER: records}
 

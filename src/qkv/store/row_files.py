@@ -62,11 +62,14 @@ def _write_file(folder: Path, table: pa.Table) -> RowFile:
     # One batch, so that each column is contiguous in memory.
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table.combine_chunks())
-    data = sink.getvalue()
-    path = folder / f"{uuid.uuid4().hex}.arrow"
+    return write_file(folder / f"{uuid.uuid4().hex}.arrow", table.num_rows, sink.getvalue())
+
+
+def write_file(path: Path, rows: int, data: bytes | pa.Buffer) -> RowFile:
+    """Write a file, sync it, and return its entry in the manifest."""
     write_synced(path, data)
     state = path.stat()
-    return RowFile(path.name, table.num_rows, state.st_size, checksum(data), state.st_mtime_ns)
+    return RowFile(path.name, rows, state.st_size, checksum(data), state.st_mtime_ns)
 
 
 def load(folder: Path, file: RowFile) -> pa.Table:

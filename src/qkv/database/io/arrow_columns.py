@@ -148,33 +148,19 @@ def from_units(number: int, type_: pa.DataType) -> Temporal:
     """Convert a number of units of an Arrow type to a date, time, timestamp or duration."""
     import pyarrow as pa
 
-    if pa.types.is_date32(type_):
-        return dt.date(1970, 1, 1) + dt.timedelta(days=number)
-    if pa.types.is_date64(type_):
-        return (_EPOCH + dt.timedelta(milliseconds=number)).date()
-    length = dt.timedelta(microseconds=number * 10**6 // _PER_SECOND[type_.unit])
-    if pa.types.is_duration(type_):
-        return length
-    if pa.types.is_time(type_):
-        return (_EPOCH + length).time()
-    timestamp = _EPOCH + length
-    if type_.tz is None:
-        return timestamp
-    return timestamp.replace(tzinfo=dt.UTC).astimezone(_time_zone(type_.tz))
+    # Python's timestamps and durations have microseconds.
+    if pa.types.is_timestamp(type_) and type_.unit == "ns":
+        number, type_ = number // 1000, pa.timestamp("us", type_.tz)
+    elif pa.types.is_duration(type_) and type_.unit == "ns":
+        number, type_ = number // 1000, pa.duration("us")
+    stored = pa.int32() if type_.bit_width == 32 else pa.int64()
+    converted: Temporal = pa.array([number], stored).view(type_)[0].as_py()
+    return converted
 
 
 def _bits(buffer: pa.Buffer, chunk: pa.Array) -> Bool[np.ndarray, " rows"]:
     bits = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little")
     return bits[chunk.offset : chunk.offset + len(chunk)].astype(bool)
-
-
-def _time_zone(name: str) -> dt.tzinfo:
-    import zoneinfo
-
-    if name[:1] in "+-":
-        hours, minutes = int(name[:3]), int(name[0] + name[4:6])
-        return dt.timezone(dt.timedelta(hours=hours, minutes=minutes))
-    return dt.UTC if name == "UTC" else zoneinfo.ZoneInfo(name)
 
 
 def _whole_units(length: dt.timedelta, unit: str) -> int:
