@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from qkv.core.extras import require_packages
 from qkv.core.typing import Array, DType, Namespace
-from qkv.errors import KindError, MissingPackageError
+from qkv.errors import KindError
 
 __all__ = ["tensorflow_namespace"]
 
@@ -25,12 +26,9 @@ def tensorflow_namespace() -> Namespace:
         MissingPackageError: Keras is not installed.
         KindError: the backend of Keras is not TensorFlow.
     """
-    try:
-        import keras
-    except ImportError:
-        raise MissingPackageError(
-            'TensorFlow tensors need keras, which is not installed. Run: pip install "qkv[keras]"'
-        ) from None
+    require_packages("TensorFlow tensors need", "keras", "keras")
+    import keras
+
     if keras.backend.backend() != "tensorflow":
         raise KindError(
             f"the backend of Keras must be tensorflow for TensorFlow tensors, got {keras.backend.backend()}. Set "

@@ -100,8 +100,7 @@ class WordVectors(Encoder):
             DataError: the file does not exist, is truncated, or does not follow the format.
             OptionError: there is no such format, or the limit is less than 1.
         """
-        words, vectors = read_word_vectors(Path(path), format, limit, progress)
-        return WordVectors(words, vectors)
+        return WordVectors(*read_word_vectors(Path(path), format, limit, progress))
 
     def save(self, path: str | os.PathLike[str], *, format: str = "word2vec") -> None:
         """Write a file atomically; weights are not written.

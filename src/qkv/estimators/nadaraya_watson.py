@@ -42,21 +42,13 @@ def weighted_mean(
         sample_weight: s; None means equal weights.
         mask: pairs that may have weight.
     """
-    members, bandwidths = bandwidth.shape
-    if sample_weight is not None:
-        value = value * sample_weight
-        if bandwidths == 1:
-            value = torch.cat([value, sample_weight.expand(len(value), -1, -1)], dim=-1)
-    value = value.expand(members, -1, -1)
-    if bandwidths == 1:
-        sums = cast(Tensor, attend(query, key, value, score=Gaussian(bandwidth[:, 0]), mask=mask))
-        return sums if sample_weight is None else _ratio(sums[..., :-1], sums[..., -1:])
+    if bandwidth.shape[1] == 1:
+        return _attention_mean(query, key, value, Gaussian(bandwidth[:, 0]), sample_weight, mask)
+    # Each output is a batch element with a bandwidth of its own.
     value = value.transpose(1, 2)[..., None]
-    if sample_weight is not None:
-        value = torch.cat([value, sample_weight.transpose(1, 2)[..., None].expand_as(value)], dim=-1)
-    sums = cast(Tensor, attend(query[:, None], key[:, None], value, score=Gaussian(bandwidth), mask=mask))
-    means = sums[..., 0] if sample_weight is None else _ratio(sums[..., 0], sums[..., 1])
-    return means.transpose(1, 2)
+    weight = None if sample_weight is None else sample_weight.transpose(1, 2)[..., None]
+    means = _attention_mean(query[:, None], key[:, None], value, Gaussian(bandwidth), weight, mask)
+    return means[..., 0].transpose(1, 2)
 
 
 def weighted_mean_with_trend(
@@ -74,5 +66,12 @@ def weighted_mean_with_trend(
     return query_trend + weighted_mean(query_key, row_key, value - row_trend, bandwidth, sample_weight, mask)
 
 
-def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    return numerator / denominator.clamp_min(torch.finfo(denominator.dtype).tiny)
+def _attention_mean(
+    query: Tensor, key: Tensor, value: Tensor, score: Gaussian, weight: Tensor | None, mask: Mask | None
+) -> Tensor:
+    if weight is not None:
+        weighted = value * weight
+        value = torch.cat([weighted, weight.expand(*weighted.shape[:-1], 1)], dim=-1)
+    value = value.expand(len(query), *value.shape[1:])
+    sums = cast(Tensor, attend(query, key, value, score=score, mask=mask))
+    return sums if weight is None else sums[..., :-1] / sums[..., -1:].clamp_min(torch.finfo(sums.dtype).tiny)

@@ -57,6 +57,7 @@ class ArrowStore(Store):
 
     def __init__(self, path: Path, version: int | None = None, damaged: str = "refuse") -> None:
         super().__init__(path, version, damaged)
+        self._versions, self._rows = self.path / "versions", self.path / "rows"
         self._blocks: dict[str, Block] = {}
         if version is None:
             self._load_newest()
@@ -119,14 +120,6 @@ class ArrowStore(Store):
         return deleted
 
     # -- private ----------------------------------------------------------------------------------------
-
-    @property
-    def _versions(self) -> Path:
-        return self.path / "versions"
-
-    @property
-    def _rows(self) -> Path:
-        return self.path / "rows"
 
     def _numbers(self) -> list[int]:
         return numbers(self._versions)

@@ -143,6 +143,8 @@ class Store(ABC):
     def __init__(self, path: Path, version: int | None, damaged: str) -> None:
         check_choice("damaged", damaged, ("refuse", "skip"))
         self.path = Path(path)
+        # Results about the rows that can be computed again; the folder may be removed at any time.
+        self.cache_folder = self.path / "notes"
         self._pinned = version is not None
         self._skip = damaged == "skip"
         self.damages = []
@@ -289,11 +291,6 @@ class Store(ABC):
         import pyarrow as pa
 
         return pa.concat_tables([block.present_rows() for block in self.blocks(columns)] or [self.empty(columns)])
-
-    @property
-    def cache_folder(self) -> Path:
-        """A folder for results about the rows that can be computed again; it may be removed at any time."""
-        return self.path / "notes"
 
     def clear_cache(self) -> None:
         """Remove the cache folder."""

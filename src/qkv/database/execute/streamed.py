@@ -183,9 +183,10 @@ class _Call:
         self.incomplete_tiles = set(self.statistics.incomplete_tiles.tolist())
         self.elements = max(1, comparison.score.elements_per_logit(1, 1))
         self.accumulates = accumulator_for(normalizer, 1, self._values(1), 1) is not None
-        self.value_kind = executor.examples[-1].kind
+        value_kind = executor.examples[-1].kind
+        self._votes = value_kind not in ("number", "timestamp", "vector")
         # A text may have as many different values to vote for as there are rows.
-        self.many_labels = self.value_kind == "text"
+        self.many_labels = value_kind == "text"
         cell_logits, fast = self._logits(comparison.query_array(queries.slice(0, 1).cells))
         self.logits = fast or cell_logits
 
@@ -239,10 +240,6 @@ class _Call:
             memory=self._memory(max(1, min(queries, self.queries_at_once))),
             grows=self.present is not None or (self.accumulates and self._votes),
         )
-
-    @property
-    def _votes(self) -> bool:
-        return self.value_kind not in ("number", "timestamp", "vector")
 
     def _memory(self, q: int) -> int:
         """Estimate the memory use of a pass for q queries, in bytes."""
