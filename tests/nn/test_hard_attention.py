@@ -216,7 +216,7 @@ def test_the_one_marked_key_is_learned_to_95_percent(gradient: Any, baseline: An
         (lambda a, d: HardAttention(baseline="mean"), OptionError, "moving"),
         (lambda a, d: HardAttention(decay=1.0), OptionError, "decay"),
         (lambda a, d: HardAttention(temperature=0.0), OptionError, "temperature"),
-        (lambda a, d: a.objective(d, torch.zeros(3)), ShapeError, "first axes"),
+        (lambda a, d: a.objective(d, torch.zeros(3)), ShapeError, "leading axes"),
         (lambda a, d: HardAttention(baseline="exact").objective(d, torch.zeros(2)), OptionError, "expected"),
     ],
 )

@@ -156,7 +156,7 @@ def test_additive_takes_a_query_and_a_key_of_different_widths() -> None:
     [
         (lambda: nn.Additive(0), OptionError, "query_width must be an integer of at least 1, got 0"),
         (lambda: nn.Additive(4, heads=-1), OptionError, "heads must be an integer of at least 1, got -1"),
-        (lambda: nn.Gaussian(4, bandwidth=-2.0), OptionError, "bandwidth=-2.0"),
+        (lambda: nn.Gaussian(4, bandwidth=-2.0), OptionError, "bandwidth must be a positive number, got -2.0"),
         (lambda: nn.SumOf(4, score=()), OptionError, "tuple"),
         (lambda: nn.MultiHeadAttention(8, 2, score="additive"), KindError, "nn.Additive"),
         (lambda: nn.MultiHeadAttention(8, 2, score=nn.Additive(4, heads=4)), OptionError, "4 heads"),
@@ -190,5 +190,5 @@ def test_the_signature_of_a_learned_score_names_its_options_and_an_unknown_one_i
         "query_width", "key_width", "heads", "device", "dtype", "hidden", "bias",
     ]  # fmt: skip
     assert list(inspect.signature(nn.Softcap).parameters)[-2:] == ["cap", "score"]
-    with pytest.raises(OptionError, match=r"Additive has no option 'hiden'; its arguments are query_width, .*, bias"):
+    with pytest.raises(OptionError, match=r"arguments of Additive must be among query_width, .*, bias, got 'hiden'"):
         nn.Additive(4, hiden=3)

@@ -105,15 +105,15 @@ def test_converted_parameters_are_copied() -> None:
         ({"mask": masks.Causal()}, "a mask"),
         ({"key_heads": 1}, "1 key heads"),
         ({"maps": "shared"}, "maps='shared'"),
-        ({"value_map": False}, "no value map"),
-        ({"output_map": False}, "no output map"),
+        ({"value_map": False}, "no value projection"),
+        ({"output_map": False}, "no output projection"),
         ({"head_width": 3}, "head widths 3"),
         ({"query_key_norm": "rms"}, "norm"),
         ({"output_gate": True}, "gate"),
         ({"temperature": True}, "temperatures"),
         ({"sink": True}, "sinks"),
         ({"talking_heads": True}, "talking heads"),
-        ({"output_bias": False}, "a bias on all maps or on none"),
+        ({"output_bias": False}, "biases on all projections or on none"),
     ],
 )
 def test_options_that_torch_lacks_are_refused_by_to_torch(options: dict[str, object], said: str) -> None:

@@ -1,4 +1,4 @@
-"""PyTorch modules for attention: learned parameters and options; `qkv.engine` computes the output."""
+"""PyTorch modules for attention, which hold parameters and options; `qkv.engine` computes the output."""
 
 from qkv.core.extras import require_packages
 

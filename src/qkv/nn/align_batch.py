@@ -1,12 +1,14 @@
-"""Reshape the arrays of parts so that their batch axes broadcast against a call whose last batch axis is the heads.
+"""Reshape the arrays of scores, normalizers and masks so that they broadcast over the heads of a module.
+
+The last batch axis of a multi-head call is the heads.
 
     batch axes of a part's array        meaning             in the call
-    ()                                  shared              ()
+    ()                                  one for all         ()
     (heads,)      score, normalizer     one per head        (1, …, 1, heads)
     (*batch,)     mask, positions       one per element     (*batch, 1)
-    (*batch, heads)                     one for each        (*batch, heads)
+    (*batch, heads)                     one per both        (*batch, heads)
 
-Where groups of heads share a key, heads are two axes: (key_heads, group).
+In grouped-query attention the heads are two axes, (key_heads, group).
 torch.compile traces these functions, so they use plain loops and list comprehensions.
 """
 
@@ -22,17 +24,17 @@ __all__ = ["Groups", "align_array", "align_batch"]
 T = TypeVar("T")
 
 Groups = tuple[int, int] | None
-"""(key_heads, group) where heads are two axes of the call; None where they are one."""
+"""(key_heads, group) if the heads are two axes of the call; None if they are a single axis."""
 
 
 def align_batch(part: T, batch_axes: int, groups: Groups, per_head: bool) -> T:
-    """Return the part for a call with one more batch axis, the heads; the same object where nothing changes.
+    """Return a part whose arrays broadcast over the heads; the same object if nothing changes.
 
     Args:
         part: a part, or None.
         batch_axes: number of batch axes of the module's inputs.
-        groups: (key_heads, group) where heads are two axes of the call.
-        per_head: whether a single batch axis is the heads (scores, normalizers) rather than the module's batch.
+        groups: (key_heads, group) if the heads are two axes of the call, else None.
+        per_head: whether a single batch axis of an array means heads (scores, normalizers) or batch elements (masks).
     """
     aligned: T = _align(part, None, (batch_axes, groups, per_head))
     return aligned
@@ -59,9 +61,9 @@ def _align(value: object, axes: tuple[str, ...] | None, rule: tuple[int, Groups,
 
 
 def align_array(x: Any, own: int, batch_axes: int, groups: Groups, per_head: bool) -> Any:
-    """Return the array with its first `own` axes, which are batch axes, aligned with the call.
+    """Return the array, reshaped so that its batch axes, the first `own` axes, broadcast over the heads.
 
-    An array whose batch axes match neither form is returned as it is; the engine refuses it.
+    An array whose batch axes fit neither batch nor heads is returned unchanged; the engine raises the error.
     """
     if own <= 0:
         return x

@@ -1,4 +1,4 @@
-"""Attention without projections: a score, normalizer, mask and dropout as a module."""
+"""Module for attention without projections, with any score, normalizer, mask and dropout."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Attention(torch.nn.Module):
         readouts: Sequence[Readout] = (),
         positions: Positions | None = None,
     ) -> Tensor | AttentionOutput:
-        """Return the attention output, or an `AttentionOutput` where readouts are given.
+        """Return the attention output, or an `AttentionOutput` if readouts are given.
 
         Args:
             query: queries.
@@ -123,7 +123,7 @@ class Attention(torch.nn.Module):
             mask: further mask, combined with the module's own. Its batch axes are those of the call.
             cache: keys and values of earlier calls; those of this call are appended.
             readouts: quantities to read from the weights. The output does not change.
-            positions: offset between query and key positions, where it matters.
+            positions: positions of the queries among the keys, as in `qkv.attend`.
         """
         key = query if key is None else key
         value = key if value is None else value
@@ -157,7 +157,7 @@ def run_attention(
     readouts: Sequence[Readout],
     options: CallOptions,
 ) -> Tensor | AttentionOutput:
-    """Call the chunked kernel for keys of a cache, otherwise `observe` where readouts are given, else `attend`."""
+    """Run the chunked kernel for the keys of a cache, else `observe` if readouts are given, else `attend`."""
     if isinstance(key, ChunkedTensor) and isinstance(value, ChunkedTensor):
         if options["kernel"] is None:
             spec = Spec(

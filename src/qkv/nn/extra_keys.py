@@ -1,4 +1,4 @@
-"""Keys that a module appends to the given ones, and the mask that lets every query attend to them."""
+"""Append learned or zero keys to the keys of a call, and extend the mask so that all queries attend to them."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["ExtraKeysMask", "append_extra_keys"]
 
 @dataclass(frozen=True, eq=False)
 class ExtraKeysMask(Mask):
-    """Another mask for the first keys; the last `extra` keys are always allowed.
+    """Mask that applies an inner mask to the given keys and always allows the `extra` keys after them.
 
-    The inner mask sees the call without the extra keys: its arrays are as long as the given keys, and causal
-    alignment is relative to those.
+    The inner mask is evaluated without the extra keys: its arrays have the length of the given keys, and causal
+    alignment is relative to the given keys.
 
     Example:
         >>> import numpy as np
@@ -39,7 +39,7 @@ class ExtraKeysMask(Mask):
     extra: int
 
     def check(self, q: int, k: int) -> None:
-        """Check that the inner mask fits the given keys."""
+        """Raise a `ShapeError` if the arrays of the inner mask do not fit the queries and the given keys."""
         self.mask.check(q, k - self.extra)
 
     def bind(
@@ -49,14 +49,14 @@ class ExtraKeysMask(Mask):
         dtype: DType = None,
         lengths: dict[str, int] | None = None,
     ) -> Self:
-        """Fit the inner mask to the given keys."""
+        """Return the mask for a call, with the inner mask bound to the call without the extra keys."""
         lengths = dict(lengths or {})
         if "k" in lengths:
             lengths["k"] -= self.extra
         return dataclasses.replace(self, mask=self.mask.bind(reference, batch, dtype, lengths))
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return the inner mask's pairs, followed by True for the extra keys of the tile."""
+        """Return which pairs of the tile are allowed, with True for every pair of an extra key."""
         k = tile.k_total - self.extra
         inner = dataclasses.replace(tile, cols=(min(tile.cols[0], k), min(tile.cols[1], k)), k_total=k)
         extra = tile.cols[1] - tile.cols[0] - (inner.cols[1] - inner.cols[0])
@@ -79,7 +79,7 @@ def append_extra_keys(
     learned: Sequence[tuple[Tensor, Tensor]],
     zero: bool,
 ) -> tuple[Tensor | ChunkedTensor, Tensor | ChunkedTensor, Mask | None]:
-    """Append the learned key-value pairs, and a pair of zeros where `zero`, which every query may attend to."""
+    """Return keys, values and mask, extended by learned keys and values, and by a key and value of 0 if `zero`."""
     if not learned and not zero:
         return key, value, mask
     all_keys, all_values = concat_chunks(key), concat_chunks(value)

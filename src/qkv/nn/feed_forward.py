@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def init_linear(*linears: nn.Linear | None) -> None:
-    """Fill weights uniformly as in Glorot and Bengio (2010), and biases with 0; None is skipped."""
+    """Initialise weights uniformly as in Glorot and Bengio (2010) and biases with 0; None is skipped."""
     for linear in linears:
         if linear is not None:
             nn.init.xavier_uniform_(linear.weight)
@@ -32,19 +32,19 @@ def init_linear(*linears: nn.Linear | None) -> None:
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between them, applied to every token.
+    """Two linear layers with an activation between them, applied to each token independently.
 
         output = W₂ dropout(f(W₁ x + b₁)) + b₂          gated: f(W₁ x + b₁) ⊙ (W_G x + b_G) in place of f
 
-    Linear maps are initialised uniformly as in Glorot and Bengio (2010), biases with 0.
+    Weights are initialised uniformly as in Glorot and Bengio (2010), biases with 0.
 
     Args:
         width: width of a token.
         hidden: number of hidden units; None means 4 · width.
         activation: activation f: "relu", "gelu", "silu", or a function.
-        gated: whether f is multiplied elementwise by a third linear map; with "silu" that is SwiGLU.
+        gated: whether f is multiplied elementwise by a third linear layer; with "silu" this is SwiGLU.
         dropout: dropout probability of hidden units during training.
-        bias: whether linear maps have a bias.
+        bias: whether the linear layers have a bias.
         device: device of the parameters.
         dtype: dtype of the parameters.
 

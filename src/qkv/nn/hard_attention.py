@@ -47,7 +47,7 @@ Baseline = Literal["moving", "exact"]
 
 
 class HardAttentionOutput(NamedTuple):
-    """Result of `HardAttention`.
+    """Chosen keys, their values and their log probabilities, as returned by `HardAttention`.
 
     Attributes:
         output: value of the chosen key, `(*batch, q, value_width)`; 0 where no key is allowed.
@@ -71,7 +71,7 @@ class HardAttention(torch.nn.Module):
 
     Args:
         score: a score, or a learned one, as in `nn.Attention`.
-        mask: mask of the pairs.
+        mask: as in `qkv.attend`.
         temperature: temperature T of the sampled softmax.
         gradient: gradient estimator: "reinforce", which needs `objective`, "straight-through" or "gumbel".
         baseline: baseline b of REINFORCE: "moving", a moving average of earlier losses; "exact", the expected
@@ -86,7 +86,7 @@ class HardAttention(torch.nn.Module):
     Raises:
         OptionError: if an option is not allowed.
 
-    Source: as this module.
+    Source: see the module docstring.
 
     Example:
         >>> attention = HardAttention()
@@ -147,8 +147,8 @@ class HardAttention(torch.nn.Module):
             key: keys.
             value: values; None means the key.
             mask: further mask, combined with the module's own.
-            positions: offset between query and key positions, where it matters.
-            seed: seed of the sample; None means PyTorch's generator.
+            positions: positions of the queries among the keys, as in `qkv.attend`.
+            seed: seed of the sample; None means PyTorch's global generator.
         """
         value = key if value is None else value
         options = self._options(query, key, mask, positions)
@@ -173,23 +173,25 @@ class HardAttention(torch.nn.Module):
         losses: Float[Tensor, "*batch"],
         expected: Float[Tensor, "*batch"] | None = None,
     ) -> Float[Tensor, "*batch"]:
-        """Return the losses with the gradient of REINFORCE; minimise their mean.
+        """Return the losses with the REINFORCE gradient; their mean is the objective to minimise.
 
-            L + (L − b) · (log p − log p, held fixed)          its value is L
+            L + (L − b) · (log p − detach(log p))          equal to L in value
 
         Args:
-            drawn: result of the call.
-            losses: losses `(*batch)` or `(*batch, q)`, or of any number of leading axes of the sample. A loss
-                of several samples passes its gradient to all of them.
+            drawn: the result of `forward`.
+            losses: losses `(*batch)`, `(*batch, q)`, or any other leading axes of `drawn.keys`. A loss of several
+                sampled keys passes its gradient to all of them.
             expected: the exact baseline, such as `self.expected(…)`; it is detached.
 
         Raises:
-            OptionError: if the exact baseline is missing.
-            ShapeError: if the losses do not match the sample.
+            OptionError: if the baseline is "exact" and `expected` is None.
+            ShapeError: if the losses do not have leading axes of `drawn.keys`.
         """
         shape = tuple(drawn.log_probability.shape)
         if tuple(losses.shape) != shape[: losses.ndim]:
-            raise ShapeError(f"losses must have the first axes of the sample {shape}, got {tuple(losses.shape)}.")
+            raise ShapeError(
+                f"losses must have a shape of leading axes of drawn.keys {shape}, got {tuple(losses.shape)}."
+            )
         log_probability = drawn.log_probability
         if losses.ndim < len(shape):
             log_probability = log_probability.flatten(losses.ndim).sum(-1)
@@ -207,16 +209,16 @@ class HardAttention(torch.nn.Module):
         mask: Mask | None = None,
         positions: Positions | None = None,
     ) -> Float[Tensor, "*batch q"]:
-        """Return the expected loss Σ_j p_j L(v_j), with its exact gradient and q · k evaluations.
+        """Return the expected loss Σ_j p_j L(v_j) with its exact gradient, from q · k evaluations of the loss.
 
         Args:
-            query: as in the call.
-            key: as in the call.
-            value: as in the call.
+            query: as in `forward`.
+            key: as in `forward`.
+            value: as in `forward`.
             loss: function from the k values for each query, `(*batch, q, k, value_width)`, to losses
                 `(*batch, q, k)`.
-            mask: as in the call.
-            positions: as in the call.
+            mask: as in `forward`.
+            positions: as in `forward`.
         """
         options = self._options(query, key, mask, positions)
         observed = observe(query, key, value, normalizer=self.soft, readouts=[Dense()], **options)
@@ -252,14 +254,15 @@ class HardAttention(torch.nn.Module):
         if self.baseline == "exact":
             if expected is None:
                 raise OptionError(
-                    'expected must be given with baseline="exact", got None. Call objective(…, expected=…).'
+                    'expected must be given with baseline="exact", got None. Pass the result of the method expected.'
                 )
             return expected.detach()
         if self.baseline is None:
             return 0.0
         before = self.average / self.seen.clamp_min(1e-30)
         if self.training:
-            # Updated after it is read: a baseline that depends on its own sample would bias the gradient.
+            # The average is updated after `before` is computed: a baseline that depends on its own sample would bias
+            # the gradient.
             self.average = self.decay * self.average + (1 - self.decay) * losses.mean().to(self.average.dtype)
             self.seen = self.decay * self.seen + (1 - self.decay)
         return before.to(losses.dtype)
@@ -267,7 +270,7 @@ class HardAttention(torch.nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _NoisyScore(PointwiseScore):
-    """score / T + g, with the noise g that `Sample` adds for the same seed; the largest is the sampled key."""
+    """Score score / T + g with the Gumbel noise g of `Sample` for the same seed; its argmax is the sampled key."""
 
     score: Score
     inverse_temperature: float

@@ -1,4 +1,4 @@
-"""Heads of multi-head attention: split, grouped, rotated and merged, and the projections of one head."""
+"""Split, group, rotate and merge the heads of multi-head attention, and return the projections of one head."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ __all__ = [
 
 
 class Head(NamedTuple):
-    """Projections W_Q, W_K, W_V and W_O of one head and their biases; None where there is no such projection.
+    """Projections W_Q, W_K, W_V and W_O of one head and their biases; None if the module lacks the projection.
 
-    They are views: writing into one changes the module.
+    The tensors are views: writing into a tensor changes the module.
 
     Attributes:
         query_map: W_Q `(head_width, width)`.
-        key_map: W_K `(head_width, key_width)`; W_Q where the projection is shared.
+        key_map: W_K `(head_width, key_width)`; equal to W_Q if the projection is shared.
         value_map: W_V `(head_value_width, value_width)`.
         output_map: W_O `(width, head_value_width)`.
         query_bias: bias of W_Q `(head_width,)`.
@@ -69,12 +69,12 @@ def head_rows(linear: torch.nn.Linear | None, head: int, heads: int) -> tuple[Te
 def split_heads(
     x: Float[Tensor, "*batch length all_heads"], heads: int, head_width: int
 ) -> Float[Tensor, "*batch heads length head_width"]:
-    """Return the heads of `(*batch, length, heads · head_width)` as a view."""
+    """Return a view of `(*batch, length, heads · head_width)` with the heads as a batch axis."""
     return x.reshape(*x.shape[:-1], heads, head_width).transpose(-3, -2)
 
 
 def apply_norm(norm: torch.nn.Module | None, x: Tensor) -> Tensor:
-    """Apply the norm in the dtype of its weight, which autocast does not lower, and return the dtype of `x`."""
+    """Apply a norm in the dtype of its weight, also under autocast, and cast the result to the dtype of `x`."""
     if norm is None:
         return x
     weight = norm.weight
@@ -84,7 +84,10 @@ def apply_norm(norm: torch.nn.Module | None, x: Tensor) -> Tensor:
 
 
 def head_groups(heads: int, key_heads: int, expand: bool) -> Groups:
-    """Return (key_heads, group) where several heads, but not all, share a key and keys are not copied per head."""
+    """Return (key_heads, group) if the heads become two axes, else None.
+
+    They become two axes if several heads, but not all, share a key and `expand` does not copy keys for each head.
+    """
     return (key_heads, heads // key_heads) if 1 < key_heads < heads and not expand else None
 
 
@@ -95,7 +98,7 @@ def group_heads(
     groups: Groups,
     expand_to: int | None,
 ) -> tuple[Tensor, Tensor | ChunkedTensor, Tensor | ChunkedTensor]:
-    """Return query, key and value whose heads broadcast: two head axes where grouped, or keys copied per head."""
+    """Make the heads of query, key and value broadcast, with two head axes or with keys copied for each head."""
     if groups is not None:
         return (
             query.reshape(*query.shape[:-3], *groups, *query.shape[-2:]),
@@ -138,7 +141,7 @@ def selects_heads(readouts: Sequence[Readout]) -> bool:
 
 
 def merge_group_axes(readouts: Sequence[Result], axes: int, groups: Groups) -> tuple[Result, ...]:
-    """Flatten the two head axes of grouped results into one."""
+    """Flatten the two head axes of the readouts of a grouped call into one."""
     if groups is None:
         return tuple(readouts)
     return tuple(unflatten(tuple(_merge_axes(x, axes) for x in flatten(r)), r) for r in readouts)
@@ -150,10 +153,10 @@ def _merge_axes(x: Array, axis: int) -> Array:
 
 
 def check_head_index(index: int, heads: int) -> int:
-    """Return the index counted from 0.
+    """Check the index of a head and return it as a non-negative integer.
 
     Raises:
-        OptionError: if it is out of range.
+        OptionError: if the index is out of range.
     """
     if not isinstance(index, int) or not -heads <= index < heads:
         raise OptionError(f"index must be an integer from {-heads} to {heads - 1}, got {index!r}.")
@@ -161,7 +164,7 @@ def check_head_index(index: int, heads: int) -> int:
 
 
 def check_kernel(kernel: str | None, talking_heads: bool) -> str | None:
-    """Return the kernel to run; talking heads need the dense one.
+    """Return the name of the kernel to run, which is "dense" for talking heads.
 
     Raises:
         OptionError: if another kernel is requested together with talking heads.

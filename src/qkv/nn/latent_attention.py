@@ -1,10 +1,10 @@
-"""Latent attention: learned queries read a long input, at a cost linear in its length.
+"""Latent attention: learned queries attend to a long input, at a cost linear in its length.
 
     z = latents + attend(norm(latents), norm(input))          z = z + feed_forward(norm(z))
     z = encoder(z)                                            self-attention among the latents
 
-The input may be pixels, sounds or words: it needs no order and may have another width. `read` attends to the latents
-with queries of another modality.
+The input is a set of vectors of any width, such as pixels, audio samples or words. `read` attends to the latents
+with other queries, which may be of another modality.
 
 Source: Jaegle et al. (2021), Perceiver, section 3, https://arxiv.org/abs/2103.03206; `read`: Jaegle et al.
 (2022), Perceiver IO, section 3, https://arxiv.org/abs/2107.14795.
@@ -32,7 +32,7 @@ class LatentAttention(nn.Module):
     """Summarise an input of any length in a fixed number of latent vectors.
 
     Args:
-        latents: number of latent vectors, initialised normally with standard deviation 0.02, as in the source.
+        latents: number of latent vectors, initialised from a normal distribution with standard deviation 0.02.
         width: width of a latent vector.
         heads: number of attention heads.
         input_width: width of the input; None means `width`.
@@ -52,7 +52,7 @@ class LatentAttention(nn.Module):
         OptionError: if `latents` is below 1, `layers` below 0, or an option is not allowed.
         ShapeError: in a call with an input of another width.
 
-    Source: as this module.
+    Source: see the module docstring.
 
     Example:
         >>> reader = LatentAttention(4, 16, 2, input_width=3, query_width=5)
@@ -100,7 +100,7 @@ class LatentAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Set the latents and the query projection to their initial values; submodules set their own."""
+        """Initialise the latents and the query projection; submodules initialise their own parameters."""
         nn.init.normal_(self.latents, std=0.02)
         init_linear(self.query_map)
 

@@ -1,4 +1,4 @@
-"""Multi-head attention: projections, heads, and any score, normalizer and mask."""
+"""Module for multi-head attention with projections and any score, normalizer and mask."""
 
 from __future__ import annotations
 
@@ -71,15 +71,15 @@ class MultiHeadAttention(torch.nn.Module):
         output_gate: whether the heads' outputs are multiplied elementwise by σ(W_G query) (Qiu et al. (2025),
             https://arxiv.org/abs/2505.06708).
         temperature: whether each head learns a temperature of the softmax, initially 1.
-        sink: whether each head learns a logit, initially 0, that takes weight and has no value (Xiao et al.
-            (2024), https://arxiv.org/abs/2309.17453).
-        talking_heads: whether heads mix their logits and weights, initially by the identity. It needs the
-            dense kernel.
-        learned_key: whether one learned key and value, initialised normally with Glorot's variance, is
-            appended, which every query may attend to.
-        zero_key: whether one key and value of zeros is appended.
-        maps: which of W_Q and W_K exist: "both", one "shared" by query and key, "query" or "key" alone, or
-            "none". An input without projection is split into heads directly.
+        sink: whether each head learns a sink: the logit, initially 0, of an additional key that has no value
+            (Xiao et al. (2024), https://arxiv.org/abs/2309.17453).
+        talking_heads: whether learned matrices, initially the identity, mix the logits and the weights across
+            heads. This requires the dense kernel.
+        learned_key: whether a learned key and value, which every query may attend to, are appended. They are
+            initialised from a normal distribution with Glorot's variance.
+        zero_key: whether a key and value of zeros are appended.
+        maps: which projections of query and key exist: "both", "shared" (W_Q also projects the key), "query"
+            (only W_Q), "key" (only W_K) or "none". An input without projection is split into heads directly.
         value_map: whether W_V exists.
         output_map: whether W_O exists.
         kernel: as in `qkv.attend`.
@@ -206,18 +206,18 @@ class MultiHeadAttention(torch.nn.Module):
         readouts: Sequence[Readout] = (),
         positions: Positions | None = None,
     ) -> Tensor | AttentionOutput:
-        """Return the output, or an `AttentionOutput` where readouts are given.
+        """Return the output, or an `AttentionOutput` if readouts are given.
 
         Args:
             query: query input.
-            key: key input; None means the query. Or the result of `key_value`, which is projected already.
+            key: key input, or the result of `key_value`, which is not projected again; None means the query.
             value: value input; None means the key.
             mask: further mask, combined with the module's own. Its batch axes are `(*batch)`, the same for
                 all heads, or `(*batch, heads)`.
             bias: added to the logits, `(*batch, q, k)` or `(*batch, heads, q, k)`; −inf excludes a key.
             cache: keys and values of earlier calls; those of this call are appended.
             readouts: quantities to read from the weights. The output does not change.
-            positions: offset between query and key positions, where it matters.
+            positions: positions of the queries among the keys, as in `qkv.attend`.
         """
         queries = self.queries(query)
         projected = key if isinstance(key, KeyValue) else self.key_value(query if key is None else key, value)
@@ -289,7 +289,7 @@ class MultiHeadAttention(torch.nn.Module):
         """Return W_Q, W_K, W_V and W_O of one head, as views.
 
         Raises:
-            OptionError: if there is no such head.
+            OptionError: if `index` is out of range.
         """
         index = head_layout.check_head_index(index, self.heads)
         key_index = index * self.key_heads // self.heads
@@ -303,7 +303,7 @@ class MultiHeadAttention(torch.nn.Module):
 
     @classmethod
     def from_torch(cls, module: torch.nn.MultiheadAttention) -> Self:
-        """Convert PyTorch's module and copy its parameters.
+        """Convert a `torch.nn.MultiheadAttention` and copy its parameters.
 
         The layout is `(batch, length, width)` whatever `batch_first` is, and masks are `qkv.masks`, where True
         means may attend: `nn.torch_masks` translates PyTorch's masks, where True means may not. A query whose
@@ -315,10 +315,10 @@ class MultiHeadAttention(torch.nn.Module):
         return torch_interop.from_torch(module, cls)
 
     def to_torch(self) -> torch.nn.MultiheadAttention:
-        """Convert to PyTorch's module, with copied parameters and `batch_first=True`.
+        """Convert to a `torch.nn.MultiheadAttention` with copied parameters and `batch_first=True`.
 
         Raises:
-            OptionError: if PyTorch's module lacks an option of this one; the message lists all.
+            OptionError: if PyTorch's module does not support an option of this module; the message lists the options.
         """
         return torch_interop.to_torch(self)
 

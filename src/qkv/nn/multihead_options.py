@@ -1,4 +1,4 @@
-"""Checks and defaults of the options of `MultiHeadAttention`."""
+"""Check the options of `MultiHeadAttention` and fill in their defaults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class FactoryKwargs(TypedDict):
 
 
 class Widths(NamedTuple):
-    """All widths of a module, with the defaults filled in."""
+    """Widths of a `MultiHeadAttention` module, with the defaults filled in."""
 
     key_width: int
     value_width: int
@@ -50,7 +50,7 @@ def check_widths(
     """Check the widths of `MultiHeadAttention` and fill in the defaults.
 
     Raises:
-        OptionError: if they contradict each other or the projections that are present.
+        OptionError: if the widths contradict each other, or require a projection that is switched off.
     """
     if maps not in MAPS:
         raise OptionError(f"maps must be one of {', '.join(map(repr, MAPS))}, got {maps!r}.")
@@ -70,7 +70,9 @@ def check_widths(
         raise OptionError(f"key_heads must divide heads={heads}, got {key_heads}.")
     if head_width is None:
         if width % heads:
-            raise OptionError(f"width must be divisible by heads={heads}, got {width}. Or give head_width.")
+            raise OptionError(
+                f"width must be divisible by heads={heads}, got {width}. Change width, or give head_width."
+            )
         head_width = width // heads
     head_value_width = head_width if head_value_width is None else head_value_width
     # (no projection, input or output, its width: name and value, heads, width per head: name and value)
@@ -83,12 +85,12 @@ def check_widths(
     for applies, side, name, whole, count, per_head, part in unprojected:
         if applies and whole != count * part:
             raise OptionError(
-                f"{name} must be {count * part}, {count} heads of {per_head}={part}, because the {side} has no "
-                f"projection, got {whole}. Choose {name}={count * part}, or keep the projection."
+                f"{name} must be {count * part} ({count} heads of {per_head}={part}), because the {side} has no "
+                f"projection, got {whole}. Choose {name}={count * part}, or add the projection."
             )
     if maps == "shared" and (key_width != width or key_heads != heads):
         raise OptionError(
-            'maps="shared" needs the same width and heads for query and key, got '
+            'query and key must have the same width and number of heads with maps="shared", got '
             f"width={width}, key_width={key_width}, heads={heads}, key_heads={key_heads}. "
             'Make them equal, or choose maps="both".'
         )
@@ -96,7 +98,7 @@ def check_widths(
 
 
 def build_norm(kind: str | None, width: int, factory_kwargs: FactoryKwargs) -> torch.nn.Module | None:
-    """Return the norm of queries or keys, None for no norm.
+    """Build the normalization layer of queries or keys; None if `kind` is None.
 
     Raises:
         OptionError: if `kind` is unknown.
@@ -114,11 +116,12 @@ def check_softmax(normalizer: Normalizer | None, learned: bool) -> None:
     """Check that the normalizer is a softmax if a temperature or sink is learned.
 
     Raises:
-        OptionError: if it is another normalizer.
+        OptionError: if a temperature or sink is learned and the normalizer is not a softmax.
     """
     if learned and not isinstance(normalizer, (Softmax, type(None))):
         raise OptionError(
-            f"normalizer must be Softmax where temperature or sink is learned, got {normalizer}. Leave them out."
+            f"normalizer must be Softmax if temperature or sink is True, got {normalizer}. Choose Softmax, or set "
+            "temperature and sink to False."
         )
 
 

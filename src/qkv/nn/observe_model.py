@@ -1,4 +1,4 @@
-"""Readouts of the attention modules inside any model, without changes to the model."""
+"""Compute readouts of the attention modules inside a model, without changes to the model."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ PostHook = Callable[[nn.Module, tuple[object, ...], dict[str, object], Attention
 
 @dataclass(frozen=True)
 class ModelObservation:
-    """Result of `observe`.
+    """Output of a model and the readouts of its attention modules, as returned by `observe`.
 
     Attributes:
         output: the output of the model.
-        calls: for each observed module, by name, the readouts of each of its calls, in order.
+        calls: for each module name, the readouts of every call of the module, in the order of the calls.
     """
 
     output: Any  # of the model
@@ -36,14 +36,14 @@ class ModelObservation:
 
     @property
     def readouts(self) -> dict[str, tuple[Any, ...]]:
-        """Readouts of the last call of each observed module, by name, in the given order."""
+        """For each module name, the readouts of the last call of the module."""
         return {name: calls[-1] for name, calls in self.calls.items() if calls}
 
 
 def observe(
     model: nn.Module, readouts: Mapping[str, Sequence[Readout]], *args: object, **kwargs: object
 ) -> ModelObservation:
-    """Run `model(*args, **kwargs)` and read the weights of some of its attention modules.
+    """Run `model(*args, **kwargs)` and compute readouts of selected attention modules.
 
     The output does not change: readouts see the weights before dropout.
 
@@ -91,7 +91,9 @@ def _select_modules(
         names = [name for name in modules if fnmatchcase(name, pattern)]
         if not names:
             known = ", ".join(map(repr, modules)) or "none"
-            raise OptionError(f"readouts must name attention modules of the model, got {pattern!r}. There are {known}.")
+            raise OptionError(
+                f"keys of readouts must match attention modules of the model, got {pattern!r}. Choose from {known}."
+            )
         for name in names:
             selected.setdefault(name, (modules[name], []))[1].extend(patterns_readouts)
     return selected

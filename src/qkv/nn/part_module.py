@@ -1,4 +1,4 @@
-"""A score, normalizer or mask as a PyTorch module, so that its arrays move, save and load with the model."""
+"""PyTorch module around a score, normalizer or mask, whose arrays are moved, saved and loaded with the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ P = TypeVar("P", bound=Part | None)
 
 
 class PartModule(torch.nn.Module, Generic[P]):
-    """Module that returns its part when called. Arrays that are `torch.nn.Parameter`s are learned; others are buffers.
+    """Module that holds the arrays of a score, normalizer or mask, and returns that part when called.
+
+    Arrays that are `torch.nn.Parameter`s become parameters of the module; other arrays become buffers.
 
     Args:
         part: a score, normalizer, mask, or None.
@@ -48,7 +50,7 @@ class PartModule(torch.nn.Module, Generic[P]):
         return cast(P, _fill(self.part, iter([getattr(self, f"array_{n}") for n in range(self.arrays)])))
 
     def reset_parameters(self) -> None:
-        """Do nothing: the given arrays are the initial values."""
+        """Do nothing, because the arrays were given by the caller and have no initialization of their own."""
 
     def extra_repr(self) -> str:
         """Return the part's description for `print`."""
@@ -56,7 +58,7 @@ class PartModule(torch.nn.Module, Generic[P]):
 
 
 class _Placeholder:
-    """Takes the place of an array in the stored part."""
+    """Marks the position of an array in the stored part."""
 
 
 def _fill(value: object, arrays: Iterator[Array]) -> object:

@@ -2,7 +2,7 @@
 
 Attention itself ignores order: permuting keys and values together changes nothing. A position encoding is added to
 each token (`Sinusoidal`, `Learned`), or rotates queries and keys so that their inner product depends on their distance
-(`Rotary`). The alternative are scores that depend on distances (`scores.ALiBi`, `scores.RelativePosition`).
+(`Rotary`). Alternatives are scores that depend on distances (`scores.ALiBi`, `scores.RelativePosition`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Learned", "Rotary", "Sinusoidal", "sinusoidal_table", "position_ids"
 def sinusoidal_table(
     length: int, width: int, *, start: int = 0, base: float = 10_000.0
 ) -> Float[Tensor, "length width"]:
-    """Return the table of sines and cosines, `(length, width)` float64.
+    """Return the sinusoidal position table, `(length, width)` in float64.
 
         table[p, 2i] = sin(p / base^(2i / width))        table[p, 2i + 1] = cos(p / base^(2i / width))
 
@@ -59,11 +59,11 @@ def position_ids(start: Int[Tensor, "*batch"], length: int) -> Int[Tensor, "*bat
 
 
 class Sinusoidal(nn.Module):
-    """Adds a table of sines and cosines to tokens, without parameters and for any length.
+    """Adds sinusoidal position vectors to tokens, without parameters and for any sequence length.
 
     Args:
         width: width of a token.
-        length: number of positions in the stored table; later ones are computed in each call.
+        length: number of positions in the stored table; vectors of later positions are computed in each call.
         base: as in `sinusoidal_table`.
 
     Shapes:
@@ -122,7 +122,7 @@ _TABLE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class Learned(nn.Module):
-    """Adds a learned vector for each position.
+    """Adds a learned vector for each position to the tokens.
 
     Args:
         length: number of positions.
@@ -137,8 +137,8 @@ class Learned(nn.Module):
         ShapeError: in a call with more tokens than positions, or tokens of another width.
 
     Source: Gehring et al. (2017), Convolutional sequence to sequence learning, section 3.1,
-    https://arxiv.org/abs/1705.03122; initialised normally with standard deviation 0.02 as in Devlin et
-    al. (2019), BERT.
+    https://arxiv.org/abs/1705.03122; initialised from a normal distribution with standard deviation 0.02 as in
+    Devlin et al. (2019), BERT.
 
     Example:
         >>> add = Learned(16, 4)
@@ -155,7 +155,7 @@ class Learned(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the table from a normal distribution with standard deviation 0.02."""
+        """Sample the table from a normal distribution with standard deviation 0.02."""
         nn.init.normal_(self.table, std=0.02)
 
     def forward(
@@ -236,20 +236,21 @@ class Rotary(nn.Module):
         positions: int | Tensor = 0,
         key_positions: int | Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the rotated query and key.
+        """Return the rotated queries and keys.
 
         Args:
             query: queries.
             key: keys.
-            positions: position of the first query, or integers `(q,)` or `(*batch, q)`. Missing batch axes are
-                those of the heads: `(b, q)` serves `(b, heads, q, width)`.
-            key_positions: likewise for the keys; None means those of the queries.
+            positions: position of the first query, or integers `(q,)` or `(*batch, q)`. Positions `(b, q)` also
+                apply to queries `(b, heads, q, width)`, for all heads.
+            key_positions: positions of the keys, in the same form; None means the positions of the queries.
         """
         if key_positions is not None:
             return self(query, positions), self(key, key_positions)
         if query.shape[-2] != key.shape[-2]:
             raise ShapeError(
-                f"key_positions must be given for {query.shape[-2]} queries and {key.shape[-2]} keys, got None."
+                f"key_positions must be given if queries and keys differ in number, got None for {query.shape[-2]} "
+                f"queries and {key.shape[-2]} keys."
             )
         check_width("key", key, self.width)
         angles = self.angles(query, positions)
@@ -258,11 +259,11 @@ class Rotary(nn.Module):
     def forward(
         self, x: Float[Tensor, "*batch n width"], positions: int | Tensor = 0
     ) -> Float[Tensor, "*batch n width"]:
-        """Return one side rotated; arguments as in `rotate`."""
+        """Return queries or keys, rotated by their positions; `positions` as in `rotate`."""
         return self._rotate(x, self.angles(x, positions))
 
     def angles(self, x: Float[Tensor, "*batch n width"], positions: int | Tensor = 0) -> Tensor:
-        """Return the angles φ, `(n, rotated/2)` or `(*batch, n, rotated/2)`, in float64 to be precise far away."""
+        """Return the angles φ, `(n, rotated/2)` or `(*batch, n, rotated/2)`, in float64 for precise large angles."""
         check_width("x", x, self.width)
         positions = _token_positions(x, positions)
         rates = torch.arange(0, self.rotated, 2, device=x.device, dtype=torch.float64) / self.rotated
@@ -301,7 +302,7 @@ def _sines_and_cosines(positions: Tensor, width: int, base: float) -> Tensor:
 
 
 def _token_positions(x: Tensor, positions: int | Tensor) -> Tensor:
-    """Return the positions of tokens `(*batch, n, width)`, `(n,)` or `(*batch, n)`."""
+    """Return the positions of the tokens of `x` as integers `(n,)` or `(*batch, n)`."""
     n = x.shape[-2]
     if isinstance(positions, int):
         return torch.arange(positions, positions + n, device=x.device)

@@ -1,6 +1,6 @@
-"""Interfaces between modules: key-value caches, rotary position encodings, and the results of a call.
+"""Protocols of key-value caches and rotary position encodings, and the result types of attention modules.
 
-A cache or rotation of your own only needs these methods; no base class is required.
+A custom cache or rotation only needs the methods of its protocol; no base class is required.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["AttentionOutput", "Cache", "KeyValue", "Rotation"]
 
 
 class AttentionOutput(NamedTuple):
-    """Result of a module that was called with readouts.
+    """Output, readouts and plan of an attention module that was called with readouts.
 
     Attributes:
         output: the output that the module returns without readouts.
@@ -46,14 +46,15 @@ class KeyValue(NamedTuple):
 
 @runtime_checkable
 class Cache(Protocol):
-    """Keys and values of earlier calls.
+    """Protocol of a cache that stores the keys and values of earlier calls.
 
-    A module reads `start`, calls `append`, then reads `positions` and `mask`. The cache belongs to the caller.
+    An attention module reads `start`, calls `append`, then reads `positions` and `mask`. The caller creates the
+    cache and passes it to every call.
     """
 
     @property
     def start(self) -> int | Int[Tensor, "*batch"]:
-        """Position of the next key: the number of keys so far, `(*batch,)` where lengths differ."""
+        """Position of the next key, which is the number of keys so far; `(*batch,)` if lengths differ."""
 
     def append(
         self, key: Float[Tensor, "*batch new head_width"], value: Float[Tensor, "*batch new head_value_width"]
@@ -66,12 +67,12 @@ class Cache(Protocol):
 
     @property
     def mask(self) -> Mask | None:
-        """Mask of the keys that `append` returned, with batch axes `(*batch,)`; None allows all."""
+        """Mask of the keys that `append` returned, with batch axes `(*batch,)`; None if all keys are allowed."""
 
 
 @runtime_checkable
 class Rotation(Protocol):
-    """Rotates projected queries and keys by their positions, such as `nn.positions.Rotary`."""
+    """Protocol of modules that rotate projected queries and keys by position, such as `nn.positions.Rotary`."""
 
     def rotate(
         self,
@@ -80,11 +81,11 @@ class Rotation(Protocol):
         query_positions: Int[Tensor, "*#batch q"],
         key_positions: Int[Tensor, "*#batch k"],
     ) -> tuple[Tensor, Tensor]:
-        """Return the rotated query and key.
+        """Return the rotated queries and keys.
 
         Args:
-            query: queries.
-            key: keys of this call, before a cache adds earlier ones.
-            query_positions: positions of the queries, `(q,)`, or `(*batch, 1, q)` where they differ in a batch.
+            query: projected queries.
+            key: projected keys of this call, without the keys of a cache.
+            query_positions: positions of the queries, `(q,)`, or `(*batch, 1, q)` if they differ within the batch.
             key_positions: positions of the keys, `(k,)` or `(*batch, 1, k)`.
         """

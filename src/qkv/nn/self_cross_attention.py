@@ -15,7 +15,7 @@ __all__ = ["CrossAttention", "SelfAttention"]
 
 
 class SelfAttention(MultiHeadAttention):
-    """Attention of a sequence to itself: `module(x)`.
+    """Multi-head self-attention, called as `module(x)`.
 
     Args:
         width: width of a token.
@@ -41,14 +41,17 @@ class SelfAttention(MultiHeadAttention):
         value: Tensor | None = None,
         **options: Any,
     ) -> Tensor | AttentionOutput:
-        """Return the output of the sequence `query`; `options` are those of `MultiHeadAttention.forward`."""
+        """Return the attention output for the sequence `query`; `options` are those of `MultiHeadAttention.forward`."""
         if key is not None or value is not None:
-            raise KindError("SelfAttention takes one sequence, got a key or value. For two, use CrossAttention.")
+            raise KindError(
+                "key and value must be None for SelfAttention, got a key or value. Use CrossAttention "
+                "for two sequences."
+            )
         return super().forward(query, **options)
 
 
 class CrossAttention(MultiHeadAttention):
-    """Attention of one sequence to another: `module(query, source)`.
+    """Multi-head attention of one sequence to another, called as `module(query, source)`.
 
     Args:
         width: width of the query and the output.
@@ -75,7 +78,7 @@ class CrossAttention(MultiHeadAttention):
         value: Tensor | None = None,
         **options: Any,
     ) -> Tensor | AttentionOutput:
-        """Return the output of `query` over `key`; `options` are those of `MultiHeadAttention.forward`."""
+        """Return the attention output for `query` and `key`; `options` are those of `MultiHeadAttention.forward`."""
         if key is None:
-            raise KindError("CrossAttention takes two sequences, got one. For one, use SelfAttention.")
+            raise KindError("key must be given for CrossAttention, got None. Use SelfAttention for a single sequence.")
         return super().forward(query, key, value, **options)

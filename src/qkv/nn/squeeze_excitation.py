@@ -24,7 +24,7 @@ class SqueezeExcitation(nn.Module):
     Args:
         channels: number of channels.
         reduction: the number of hidden units is channels / reduction, rounded, at least 1.
-        bias: whether the linear maps have a bias.
+        bias: whether the linear layers have a bias.
         device: device of the parameters.
         dtype: dtype of the parameters.
 
@@ -35,7 +35,7 @@ class SqueezeExcitation(nn.Module):
         OptionError: if `channels` or `reduction` is below 1.
         ShapeError: in a call with another number of channels.
 
-    Source: as this module; parameters are initialised as those of `torch.nn.Linear`.
+    Source: see the module docstring; parameters are initialised as those of `torch.nn.Linear`.
 
     Example:
         >>> block = SqueezeExcitation(32, reduction=8)
@@ -73,7 +73,7 @@ class SqueezeExcitation(nn.Module):
         return self.logits(x).sigmoid()
 
     def logits(self, x: Float[Tensor, "batch channels *positions"]) -> Float[Tensor, "batch channels"]:
-        """Return the logits of the channels, which `qkv.attend` can normalise under Sigmoid."""
+        """Return the logit of each channel, whose sigmoid is the gate."""
         if x.ndim < 3 or x.shape[1] != self.channels:
             raise ShapeError(
                 f"x must have shape (batch, {self.channels}, *positions) with at least one position axis, got "

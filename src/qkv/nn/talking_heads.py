@@ -25,11 +25,11 @@ __all__ = ["MixedLogits", "MixedWeights"]
 
 @dataclass(frozen=True, eq=False)
 class MixedLogits(PointwiseScore):
-    """Another score whose logits are mixed over the heads, the last batch axis.
+    """Score that mixes the logits of an inner score across heads, the last batch axis.
 
     Args:
         score: the inner score.
-        mix: L `(heads, heads)`; column g is the contribution of head g.
+        mix: matrix L `(heads, heads)`; column g is the contribution of head g.
 
     Example:
         >>> from qkv.scores import Dot
@@ -48,11 +48,11 @@ class MixedLogits(PointwiseScore):
 
 @dataclass(frozen=True, eq=False)
 class MixedWeights(Normalizer):
-    """Another normalizer whose weights are mixed over the heads, the last batch axis.
+    """Normalizer that mixes the weights of an inner normalizer across heads, the last batch axis.
 
     Args:
         normalizer: the inner normalizer.
-        mix: W `(heads, heads)`; column g is the contribution of head g.
+        mix: matrix W `(heads, heads)`; column g is the contribution of head g.
     """
 
     normalizer: Normalizer
@@ -62,7 +62,7 @@ class MixedWeights(Normalizer):
 
     @property
     def stochastic(self) -> bool:  # type: ignore[override]
-        """Whether the inner normalizer draws random numbers."""
+        """Whether the inner normalizer uses random numbers."""
         return self.normalizer.stochastic
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:

@@ -1,10 +1,10 @@
-"""Conversion to and from PyTorch's own attention modules: copied parameters, translated masks.
+"""Convert modules and masks of `torch.nn` to modules and masks of this library, and modules back.
 
 The two libraries differ in four ways:
 
 polarity    True in a boolean mask means "may not attend" in PyTorch's modules, "may attend" in `qkv.masks`
 layout      this library uses (batch, length, width); PyTorch (length, batch, width) unless `batch_first`
-empty row   a query without any allowed key has weights 0 here (the output is the output bias), NaN there
+empty row   a query without any allowed key has weights 0 here (the output is the output bias), NaN in PyTorch
 weights     readouts see the weights before dropout, PyTorch returns them after dropout
 """
 
@@ -44,7 +44,7 @@ S = TypeVar("S", "Encoder", "Decoder")
 
 
 class TorchMasks(TypedDict):
-    """Keyword arguments of a module call: `module(query, **torch_masks(…))`."""
+    """Mask and bias as keyword arguments of a call: `module(query, **torch_masks(…))`."""
 
     mask: Mask | None
     bias: Tensor | None
@@ -56,17 +56,17 @@ def torch_masks(
     *,
     heads: int = 1,
 ) -> TorchMasks:
-    """Translate the masks of `torch.nn.MultiheadAttention` into the mask and bias of a call of this library.
+    """Translate the masks of `torch.nn.MultiheadAttention` into a mask and a bias for `MultiHeadAttention`.
 
     Args:
-        attn_mask: `(q, k)` or `(batch · heads, q, k)`. True means may not attend; numbers are added to the
-            logits.
+        attn_mask: `(q, k)` or `(batch · heads, q, k)`. True means may not attend; floating-point
+            elements are added to the logits.
         key_padding_mask: `(batch, k)` or `(k,)`, with the same meaning.
         heads: number of heads, by which the first axis of a three-dimensional `attn_mask` is divided.
 
     Raises:
         KindError: if a mask holds integers.
-        ShapeError: if a mask has other axes.
+        ShapeError: if a mask has another shape.
 
     Example:
         >>> torch_masks(torch.tensor([[False, True]]))["mask"].array
@@ -147,7 +147,7 @@ def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
     """Build PyTorch's module with a copy of the parameters of this library's module.
 
     Raises:
-        OptionError: if PyTorch's module has no equivalent of an option of this one.
+        OptionError: if PyTorch's module does not support an option of this library's module.
     """
     normalizer = ours.normalizer()
     unsupported = {
@@ -157,8 +157,8 @@ def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
         "a mask of the module": ours.mask() is not None,
         f"{ours.key_heads} key heads": ours.key_heads != ours.heads,
         f"maps={ours.maps!r}": ours.maps != "both",
-        "no value map": ours.value_map is None,
-        "no output map": ours.output_map is None,
+        "no value projection": ours.value_map is None,
+        "no output projection": ours.output_map is None,
         f"head widths {ours.head_width} and {ours.head_value_width}": (
             not ours.head_width * ours.heads == ours.head_value_width * ours.heads == ours.width
         ),
@@ -171,7 +171,10 @@ def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
     }
     found = [name for name, present in unsupported.items() if present]
     if found:
-        raise OptionError(f"torch.nn.MultiheadAttention cannot have {', '.join(found)}. Keep the module as it is.")
+        raise OptionError(
+            f"module must only use options of torch.nn.MultiheadAttention, got {', '.join(found)}. "
+            "Keep this module, or build it without these options."
+        )
     assert ours.query_map is not None
     assert ours.key_map is not None
     assert ours.value_map is not None
@@ -180,7 +183,10 @@ def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
     weight = ours.output_map.weight
     bias = ours.query_map.bias is not None
     if bias != (ours.output_map.bias is not None):
-        raise OptionError("torch.nn.MultiheadAttention has a bias on all maps or on none. Set output_bias=bias.")
+        raise OptionError(
+            f"output_bias must equal bias={bias}, because torch.nn.MultiheadAttention has biases on all projections or "
+            f"on none, got {not bias}."
+        )
     theirs = nn.MultiheadAttention(
         ours.width,
         ours.heads,
@@ -223,7 +229,7 @@ def convert_layer(
         cls: class of the new layer.
         kind: class that PyTorch's layer must have.
         theirs: PyTorch's layer.
-        attentions: name of each attention module in PyTorch's layer, with its name in the new layer.
+        attentions: mapping from attention modules of PyTorch's layer to those of the new layer, by name.
         options: further arguments of `cls`.
 
     Raises:
@@ -256,7 +262,7 @@ def convert_layer(
 
 
 def copy_stack(ours: S, layers: list[L], theirs: nn.TransformerEncoder | nn.TransformerDecoder) -> S:
-    """Set the converted layers of an encoder or decoder and copy its final norm."""
+    """Set the layers of an encoder or decoder to converted layers and copy the final norm."""
     ours.layers = nn.ModuleList(layers)
     ours.final_norm = None
     if theirs.norm is not None:
@@ -267,13 +273,13 @@ def copy_stack(ours: S, layers: list[L], theirs: nn.TransformerEncoder | nn.Tran
 
 
 def require_module(module: object, kind: type[nn.Module]) -> None:
-    """Check that `from_torch` got a module of PyTorch's class `kind`.
+    """Check that the argument of `from_torch` is an instance of PyTorch's class `kind`.
 
     Raises:
-        KindError: if it is of another class.
+        KindError: if the argument is of another class.
     """
     if not isinstance(module, kind):
-        raise KindError(f"from_torch needs a torch.nn.{kind.__name__}, got a {type(module).__name__}.")
+        raise KindError(f"argument of from_torch must be a torch.nn.{kind.__name__}, got a {type(module).__name__}.")
 
 
 def _copy_linear(

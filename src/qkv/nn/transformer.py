@@ -1,4 +1,4 @@
-"""Encoder, decoder and the whole Transformer.
+"""Transformer encoder, decoder and encoder-decoder model.
 
     memory = encoder(source)          output = decoder(target, memory)
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class _Stack(nn.Module):
-    """Layers of one class, applied in order, with an optional final norm."""
+    """Base class of encoder and decoder: a sequence of layers and an optional final norm."""
 
     layer: ClassVar[type[EncoderLayer] | type[DecoderLayer]]
 
@@ -88,11 +88,11 @@ class Encoder(_Stack):
     def forward(
         self, x: Float[Tensor, "*batch n width"], *, mask: Mask | None = None, cache: Sequence[Cache] | None = None
     ) -> Float[Tensor, "*batch n width"]:
-        """Return the sequence after all layers.
+        """Return the output of the last layer, after the final norm if there is one.
 
         Args:
             x: tokens.
-            mask: mask of every layer, combined with the layers' own.
+            mask: mask of every layer, combined with the mask of the layer itself.
             cache: one cache per layer.
         """
         for n, layer in enumerate(self.layers):
@@ -101,7 +101,7 @@ class Encoder(_Stack):
 
     @classmethod
     def from_torch(cls, encoder: nn.TransformerEncoder) -> Encoder:
-        """Convert PyTorch's encoder and copy its parameters; see `EncoderLayer.from_torch`.
+        """Convert a `torch.nn.TransformerEncoder` and copy its parameters; see `EncoderLayer.from_torch`.
 
         Raises:
             KindError: if `encoder` is of another class.
@@ -145,12 +145,12 @@ class Decoder(_Stack):
         memory_mask: Mask | None = None,
         cache: Sequence[Cache] | None = None,
     ) -> Float[Tensor, "*batch n width"]:
-        """Return the sequence after all layers.
+        """Return the output of the last layer, after the final norm if there is one.
 
         Args:
             x: tokens.
             memory: the other sequence, or the result of `project_memory`.
-            mask: mask of every self-attention, combined with the layers' own.
+            mask: mask of every self-attention, combined with the mask of the layer itself.
             memory_mask: mask of every cross-attention.
             cache: one cache per layer.
         """
@@ -162,13 +162,13 @@ class Decoder(_Stack):
         return x if self.final_norm is None else self.final_norm(x)
 
     def project_memory(self, memory: Float[Tensor, "*batch m memory_width"]) -> list[KeyValue]:
-        """Project the memory to keys and values of each layer, once for many decoding steps."""
+        """Return the projected keys and values of the memory for each layer, for reuse in many decoding steps."""
         layers: Any = self.layers  # a ModuleList does not state the class of its items
         return [layer.cross.key_value(memory) for layer in layers]
 
     @classmethod
     def from_torch(cls, decoder: nn.TransformerDecoder, causal: bool = False) -> Decoder:
-        """Convert PyTorch's decoder and copy its parameters; see `DecoderLayer.from_torch`.
+        """Convert a `torch.nn.TransformerDecoder` and copy its parameters; see `DecoderLayer.from_torch`.
 
         Raises:
             KindError: if `decoder` is of another class.
@@ -228,11 +228,11 @@ class Transformer(nn.Module):
         target_mask: Mask | None = None,
         memory_mask: Mask | None = None,
     ) -> Float[Tensor, "*batch n width"]:
-        """Return the target sequence after the decoder.
+        """Return the decoder output for the target tokens.
 
         Args:
-            source: tokens that the encoder reads.
-            target: tokens that the decoder reads.
+            source: input tokens of the encoder.
+            target: input tokens of the decoder.
             source_mask: mask of the encoder's self-attention. A mask of keys alone (`Lengths`, `Keys`) also
                 applies to the cross-attention.
             target_mask: mask of the decoder's self-attention, combined with the causal mask.
@@ -246,7 +246,7 @@ class Transformer(nn.Module):
 
     @classmethod
     def from_torch(cls, model: nn.Transformer, causal: bool = False) -> Transformer:
-        """Convert PyTorch's model and copy its parameters; see `DecoderLayer.from_torch`.
+        """Convert a `torch.nn.Transformer` and copy its parameters; see `DecoderLayer.from_torch`.
 
         Raises:
             KindError: if `model` is of another class.

@@ -28,7 +28,7 @@ Norm = Literal["pre", "post"]
 
 
 class _Layer(nn.Module):
-    """Self-attention, feed-forward network and residual connections of an encoder or decoder layer."""
+    """Base class of encoder and decoder layers: self-attention, feed-forward network and residual connections."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class EncoderLayer(_Layer):
         dropout: dropout probability of hidden units and of both sublayers' outputs during training.
         attention_dropout: dropout probability of attention weights; None means `dropout`.
         epsilon: epsilon of the layer norms.
-        bias: whether linear maps and norms have a bias.
+        bias: whether linear layers and norms have a bias.
         device: device of the parameters.
         dtype: dtype of the parameters.
         attention: further options of `MultiHeadAttention`, such as `score`, `normalizer`, `mask`, `key_heads`
@@ -111,7 +111,7 @@ class EncoderLayer(_Layer):
     def forward(
         self, x: Float[Tensor, "*batch n width"], *, mask: Mask | None = None, cache: Cache | None = None
     ) -> Float[Tensor, "*batch n width"]:
-        """Return the sequence after this layer.
+        """Return the output of this layer.
 
         Args:
             x: tokens.
@@ -123,7 +123,7 @@ class EncoderLayer(_Layer):
 
     @classmethod
     def from_torch(cls, layer: nn.TransformerEncoderLayer) -> EncoderLayer:
-        """Convert PyTorch's layer and copy its parameters; see `MultiHeadAttention.from_torch`.
+        """Convert a `torch.nn.TransformerEncoderLayer` and copy its parameters; see `MultiHeadAttention.from_torch`.
 
         Raises:
             KindError: if `layer` is of another class.
@@ -140,12 +140,12 @@ class DecoderLayer(_Layer):
         hidden: hidden units of the feed-forward network; None means 4 · width.
         memory_width: width of the other sequence; None means `width`.
         causal: whether a token may not attend to later tokens.
-        norm: as in `EncoderLayer`, like all arguments up to `dtype`.
-        activation: activation of the feed-forward network.
-        dropout: dropout probability of hidden units and of the sublayers' outputs.
+        norm: "pre" or "post".
+        activation: activation of the feed-forward network, as in `FeedForward`.
+        dropout: dropout probability of hidden units and of the sublayers' outputs during training.
         attention_dropout: dropout probability of attention weights; None means `dropout`.
         epsilon: epsilon of the layer norms.
-        bias: whether linear maps and norms have a bias.
+        bias: whether linear layers and norms have a bias.
         device: device of the parameters.
         dtype: dtype of the parameters.
         mask: mask of the self-attention.
@@ -207,7 +207,7 @@ class DecoderLayer(_Layer):
         memory_mask: Mask | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "*batch n width"]:
-        """Return the sequence after this layer.
+        """Return the output of this layer.
 
         Args:
             x: tokens.
@@ -223,10 +223,10 @@ class DecoderLayer(_Layer):
 
     @classmethod
     def from_torch(cls, layer: nn.TransformerDecoderLayer, causal: bool = False) -> DecoderLayer:
-        """Convert PyTorch's layer and copy its parameters; see `MultiHeadAttention.from_torch`.
+        """Convert a `torch.nn.TransformerDecoderLayer` and copy its parameters; see `MultiHeadAttention.from_torch`.
 
         Args:
-            layer: PyTorch's layer, which applies a causal mask only where the call passes one.
+            layer: PyTorch's layer, which applies a causal mask only if the call passes such a mask.
             causal: whether the converted layer applies a causal mask in every call.
 
         Raises:

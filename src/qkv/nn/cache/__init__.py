@@ -1,4 +1,4 @@
-"""Key-value cache of a sequence that is generated step by step."""
+"""Key-value cache for step-by-step generation."""
 
 from qkv.nn.cache.key_value_cache import KeyValueCache
 

@@ -1,4 +1,4 @@
-"""One chunk of a key-value cache: preallocated rows of keys and values, optionally quantized to int8."""
+"""A chunk of a key-value cache, which preallocates rows of keys and values, optionally quantized to int8."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Chunk", "next_chunk_size", "quantize_int8"]
 
 @dataclass
 class Chunk:
-    """Keys and values of the positions from `start` to `stop`.
+    """Preallocated keys and values of the positions from `start` to `stop`.
 
     Attributes:
         start: position of the first row.
-        tensors: "key" and "value" `(*batch, size, width)`; if they are int8, also their scales, "key_scale" and
-            "value_scale" `(*batch, size, 1)`.
-        filled: number of filled rows, in the batch element that has most.
+        tensors: "key" and "value" `(*batch, size, width)`; with int8 also the scales "key_scale" and "value_scale"
+            `(*batch, size, 1)`.
+        filled: number of filled rows; the maximum over the batch if the lengths differ.
     """
 
     start: int
@@ -29,8 +29,8 @@ class Chunk:
 
     @classmethod
     def empty(cls, start: int, size: int, key: Tensor, value: Tensor, int8: bool) -> Chunk:
-        """Allocate `size` rows for keys and values like the given ones."""
-        # Zeros: in a batch of uneven lengths, rows that are never written are multiplied by weights of 0.
+        """Allocate a chunk of `size` rows with the batch axes, widths and dtypes of `key` and `value`."""
+        # Filled with zeros, because in a batch of uneven lengths unwritten rows are multiplied by weights of 0.
         rows = _encode(key[..., :0, :], value[..., :0, :], int8)
         return cls(start, {name: x.new_zeros((*x.shape[:-2], size, x.shape[-1])) for name, x in rows.items()})
 
@@ -41,7 +41,7 @@ class Chunk:
 
     @property
     def stop(self) -> int:
-        """One past the last allocated position."""
+        """Position after the last allocated row."""
         return self.start + self.size
 
     @property
@@ -56,7 +56,7 @@ class Chunk:
     def write(
         self, position: int, key: Float[Tensor, "*batch new width"], value: Float[Tensor, "*batch new value_width"]
     ) -> None:
-        """Write rows from a position that is the same in the whole batch."""
+        """Write keys and values at consecutive positions from `position`, the same in every batch element."""
         for name, x in _encode(key, value, "key_scale" in self.tensors).items():
             first = position - self.start
             self.tensors[name][..., first : first + x.shape[-2], :] = x
@@ -78,7 +78,7 @@ class Chunk:
             self.filled = max(self.filled, int(position.max()) - self.start + 1)
 
     def take(self, index: Int[Tensor, " new_batch"]) -> None:
-        """Replace the batch by the elements at `index`."""
+        """Replace the batch by its elements at `index`, in that order."""
         for name, x in self.tensors.items():
             self.tensors[name] = x.index_select(0, index)
 
@@ -102,7 +102,7 @@ def quantize_int8(
 
         scale = max |x| / 127        |x − scale · round(x / scale)| ≤ scale / 2
 
-    A row that is not finite becomes NaN.
+    A row that contains NaN or infinity becomes NaN.
 
     Source: Dettmers et al. (2022), LLM.int8(), section 2, https://arxiv.org/abs/2208.07339 ("vector-wise").
 
@@ -113,12 +113,14 @@ def quantize_int8(
     """
     scale = x.abs().amax(-1, keepdim=True) / 127
     scale = torch.where(scale.isfinite(), scale, torch.nan)
-    steps = torch.nan_to_num(x / scale).round().clamp(-127, 127)  # 0/0 in a row of zeros
+    steps = torch.nan_to_num(x / scale).round().clamp(-127, 127)  # a row of zeros gives 0/0
     return steps.to(torch.int8), scale
 
 
 def next_chunk_size(total: int, chunk: int) -> int:
-    """Return the rows of the next chunk: 1/16 of the cache, which bounds both unused capacity and chunk count.
+    """Return the number of rows of the next chunk: `total`/16, rounded to a multiple of 16, and at least `chunk`.
+
+    Chunks in proportion to the cache bound both the unused capacity and the number of chunks.
 
     Example:
         >>> next_chunk_size(0, 128), next_chunk_size(2048, 128), next_chunk_size(100_000, 128)

@@ -1,4 +1,4 @@
-"""Keys and values of a sequence that is generated step by step."""
+"""Key-value cache for step-by-step generation, which grows by chunks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["KeyValueCache"]
 
 
 class KeyValueCache:
-    """Key-value cache: `module(x, cache=cache)` attends to the earlier keys and appends those of `x`.
+    """Key-value cache: `module(x, cache=cache)` appends the keys of `x` and attends to all cached keys.
 
     The cache grows by chunks, and existing rows are never copied: a call attends to the chunks one by one
     (`kernels/chunked/kernel.py`). Unused capacity is at most max(one chunk, 1/16 of the cache). One cache serves one
@@ -30,10 +30,10 @@ class KeyValueCache:
 
     Args:
         chunk: number of rows of the smallest chunk.
-        window: number of keys that a query may attend to, its own included; older chunks are dropped when no later
+        window: number of keys that a query may attend to, including its own key; older chunks are dropped when no later
             query can reach them. None means all keys.
         int8: whether rows are quantized to int8 with one scale each, which takes a quarter of the memory of
-            float32 with an error of at most 1/254 of the row's largest number.
+            float32 with an error of at most 1/254 of the row's largest absolute element.
         memory: maximum size, in bytes or as "512 MiB"; None means no limit.
         lengths: as in `set_lengths`.
 
@@ -78,17 +78,17 @@ class KeyValueCache:
 
     @property
     def start(self) -> int | Int[Tensor, " batch"]:
-        """Position of the next key: the number of keys so far, `(batch,)` for uneven lengths."""
+        """Position of the next key, which is the number of keys so far; `(batch,)` for uneven lengths."""
         return self._total
 
     @property
     def positions(self) -> Positions:
-        """Position of query 0 of the last `append` relative to the first key that it returned."""
+        """Position of query 0 of the last call relative to the first key that `append` returned."""
         return Positions(query_start=self._before - self._first)
 
     @property
     def mask(self) -> Mask | None:
-        """Mask of the keys that the last `append` returned: real and within the window; None allows all."""
+        """Mask of the keys that `append` returned, for padding and window; None if all keys are allowed."""
         real = Lengths(self._total - self._first) if isinstance(self._total, Tensor) else None
         if self.window is None:
             return real
@@ -100,7 +100,8 @@ class KeyValueCache:
     ) -> tuple[Tensor | ChunkedTensor, Tensor | ChunkedTensor]:
         """Append keys and values and return all keys and values to attend to.
 
-        The first call returns its arguments, later calls the chunks as views. A failed call changes nothing.
+        The first call returns its arguments; later calls return the chunks as views. A failed call leaves the cache
+        unchanged.
 
         Raises:
             ShapeError: if the shapes of key and value do not match each other or the cache.
@@ -142,10 +143,10 @@ class KeyValueCache:
         self._first = 0 if first_call else self.chunks[0].start
         return (key, value) if first_call else self._chunked()
 
-    # -- called by the owner ----------------------------------------------------------------------------
+    # -- called by users of the cache -------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """Return the number of tokens so far, dropped ones included; the longest of uneven lengths."""
+        """Return the number of tokens so far, including dropped tokens; the maximum of uneven lengths."""
         return self._total if isinstance(self._total, int) else int(self._total.max())
 
     @property
@@ -154,13 +155,14 @@ class KeyValueCache:
         return sum(chunk.nbytes for chunk in self.chunks)
 
     def set_lengths(self, lengths: Int[Tensor, " batch"]) -> Self:
-        """Declare that only the first `lengths[b]` of the next tokens of batch element b are real, the rest padding.
+        """Set the lengths of the next sequences: tokens of batch element b after the first `lengths[b]` are padding.
 
-        Later tokens of each element continue at the end of its own tokens, without a gap in the positions.
+        Later tokens of a batch element continue after its last token that is not padding, without a gap in the
+        positions.
 
         Raises:
             KindError: if `lengths` is not an integer tensor.
-            ShapeError: if it is not one-dimensional.
+            ShapeError: if `lengths` is not one-dimensional.
         """
         if not isinstance(lengths, Tensor) or lengths.is_floating_point() or lengths.dtype == torch.bool:
             raise KindError(f"lengths must be a tensor of integers (batch,), got {_describe(lengths)}.")
@@ -186,7 +188,7 @@ class KeyValueCache:
         index, batch = index.long().to(key.device), key.shape[0]
         if len(index) == batch and torch.equal(index, torch.arange(batch, device=index.device)):
             return self
-        for chunk in self.chunks:  # one by one, so that the whole cache is never held twice
+        for chunk in self.chunks:  # one by one, so that memory never holds two copies of the whole cache
             chunk.take(index)
         if isinstance(self._total, Tensor):
             self._total = self._total[index]
@@ -210,7 +212,7 @@ class KeyValueCache:
         return self._chunked()
 
     def save(self, path: str | Path) -> None:
-        """Write the cache to a safetensors file, whole or not at all.
+        """Write the cache to a safetensors file atomically.
 
         Raises:
             MissingPackageError: if safetensors is not installed.
@@ -233,7 +235,7 @@ class KeyValueCache:
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu") -> KeyValueCache:
-        """Read a cache that `save` wrote.
+        """Load a cache from a file that `save` wrote.
 
         Raises:
             DataError: if the file does not exist or is not a cache.
@@ -249,7 +251,10 @@ class KeyValueCache:
                 rows = {name: tensors[f"{name}.{n}"] for name in names}
                 cache.chunks.append(Chunk(start, rows, rows["key"].shape[-2]))
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{path} is not a complete cache: {error} is missing or wrong. Save it again.") from None
+            raise DataError(
+                f"{path} must be a complete key-value cache, got missing or invalid data ({error!r}). "
+                "Save the cache again."
+            ) from None
         return cache
 
     def __repr__(self) -> str:
@@ -287,9 +292,8 @@ class KeyValueCache:
             new_bytes = numbers * (1 if self.int8 else key.element_size())
             if self.nbytes + new_bytes > self.memory:
                 raise RefusedError(
-                    f"memory must be at least {memory_text(self.nbytes + new_bytes)} to add {size} tokens to "
-                    f"{memory_text(self.nbytes)}, got {memory_text(self.memory)}. Give more memory=…, window=…, "
-                    "or int8=True."
+                    f"memory must be at least {memory_text(self.nbytes + new_bytes)} to add a chunk of {size} tokens, "
+                    f"got {memory_text(self.memory)}. Increase memory, or choose window=… or int8=True."
                 )
         self.chunks.append(Chunk.empty(position, size, key, value, self.int8))
         return self.chunks[-1]
@@ -305,7 +309,7 @@ class KeyValueCache:
     def _scatter(self, before: int | Tensor, after: Tensor, key: Tensor, value: Tensor) -> None:
         batch, n = key.shape[0], key.shape[-2]
         if after.shape != (batch,):
-            raise ShapeError(f"lengths must have one number per batch element, {batch}, got {len(after)}.")
+            raise ShapeError(f"lengths must have one element for each of the {batch} batch elements, got {len(after)}.")
         rows = torch.arange(n, device=key.device)
         first = before if isinstance(before, Tensor) else torch.full_like(after, before)
         element, row = ((first[:, None] + rows) < after[:, None]).nonzero(as_tuple=True)
@@ -325,12 +329,12 @@ class KeyValueCache:
                 raise ShapeError(f"{name} must be a tensor (*batch, new, width), got {_describe(x)}.")
             if torch.is_grad_enabled() and x.requires_grad:
                 raise GradientError(
-                    f"{name} must not require a gradient, because a cache stores no graph and the gradient would be "
-                    "missing. Decode under torch.no_grad(), or train on whole sequences without a cache."
+                    f"{name} must not require a gradient, because a cache stores no autograd graph, got "
+                    "requires_grad=True. Decode under torch.no_grad(), or train on whole sequences without a cache."
                 )
         if key.shape[:-1] != value.shape[:-1]:
             raise ShapeError(
-                f"value must have the batch and length of key {tuple(key.shape)}, got {tuple(value.shape)}."
+                f"value must have the shape of key {tuple(key.shape)} except for the width, got {tuple(value.shape)}."
             )
         if self.chunks:
             dtype = self._dtype
@@ -342,7 +346,7 @@ class KeyValueCache:
                         f"{tuple(x.shape)}. Use reorder to change the batch."
                     )
                 if x.dtype != dtype:
-                    raise KindError(f"{name} must have the dtype of the cache, {dtype}, got {x.dtype}. Convert it.")
+                    raise KindError(f"{name} must have the dtype of the cache, {dtype}, got {x.dtype}. Convert {name}.")
 
 
 def _describe(x: object) -> str:

@@ -20,8 +20,8 @@ _KIND = "qkv key-value cache 1"
 class CacheFacts(TypedDict, total=False):
     """Options and state of a cache, stored as JSON in the file's metadata.
 
-    `clean` says for keys and values whether all numbers are finite, `starts` is the first position of each chunk,
-    and `total` the number of tokens; it is absent for uneven lengths, which are stored as a tensor.
+    `clean` states for keys and for values whether all elements are finite. `starts` is the first position of each
+    chunk. `total` is the number of tokens; it is absent if lengths are uneven, which are stored as a tensor instead.
     """
 
     chunk: int
@@ -35,7 +35,7 @@ class CacheFacts(TypedDict, total=False):
 
 
 def write_cache(path: Path, tensors: dict[str, Tensor], facts: CacheFacts) -> None:
-    """Write tensors and facts, whole or not at all.
+    """Write the tensors and the metadata of a cache to a safetensors file atomically.
 
     Raises:
         MissingPackageError: if safetensors is not installed.
@@ -47,7 +47,7 @@ def write_cache(path: Path, tensors: dict[str, Tensor], facts: CacheFacts) -> No
 
 
 def read_cache(path: Path, device: str) -> tuple[dict[str, Tensor], CacheFacts]:
-    """Read the tensors and facts that `write_cache` wrote.
+    """Read the tensors and the metadata of a cache from a file that `write_cache` wrote.
 
     Raises:
         DataError: if the file does not exist, is damaged, or is not a cache.
@@ -65,7 +65,7 @@ def read_cache(path: Path, device: str) -> tuple[dict[str, Tensor], CacheFacts]:
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"{path} cannot be read as a key-value cache: {error}. Give a file that `save` wrote."
+            f"{path} must be a key-value cache written by KeyValueCache.save, but reading failed: {error}."
         ) from None
 
 
@@ -75,7 +75,7 @@ def _safetensors() -> ModuleType:
         import safetensors.torch
     except ImportError:
         raise MissingPackageError(
-            'saving a cache needs safetensors, which is not installed. Run: pip install "qkv[translate]", '
-            "or install safetensors alone."
+            "saving and loading a cache requires safetensors, which is not installed. "
+            'Run: pip install "qkv[translate]", or install safetensors alone.'
         ) from None
     return safetensors

@@ -1,7 +1,7 @@
-"""Base of learned scores: modules that declare the fields of a score, some of them as parameters.
+"""Base classes of learned scores, which are modules that hold the parameters of a score.
 
 Called without arguments, a learned score returns a value of `qkv.scores` that holds its parameters. All learned
-scores have one signature, so that a class can be an argument: `MultiHeadAttention(64, 8, score=nn.Additive)`.
+scores share one signature, so a class can be passed as a score: `MultiHeadAttention(64, 8, score=nn.Additive)`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ScoreLike = Union[scores.Score, type[scores.Score], "LearnedScore", Callable[...
 
 
 class Initial(NamedTuple):
-    """Declaration of a parameter.
+    """Shape and initial values of a parameter.
 
     Attributes:
         shape: shape for one head.
@@ -42,7 +42,7 @@ class Initial(NamedTuple):
 
 
 class LearnedScore(torch.nn.Module):
-    """Score with parameters.
+    """Base class of scores with learned parameters.
 
     To write one, set `core` to a class of `qkv.scores` and override `_fields`, which declares the fields of that
     class. Override `forward` if the score cannot be built from its fields alone.
@@ -82,7 +82,7 @@ class LearnedScore(torch.nn.Module):
         super().__init__()
         for name in options.keys() - self.__signature__.parameters:
             known = ", ".join(self.__signature__.parameters)
-            raise OptionError(f"{type(self).__name__} has no option {name!r}; its arguments are {known}.")
+            raise OptionError(f"arguments of {type(self).__name__} must be among {known}, got {name!r}.")
         key_width = query_width if key_width is None else key_width
         check_integers(query_width=query_width, key_width=key_width, heads=heads)
         self.query_width, self.key_width, self.heads = query_width, key_width, heads
@@ -91,20 +91,20 @@ class LearnedScore(torch.nn.Module):
         self.build(**options)
 
     def _fields(self, *args: Any, **options: Any) -> dict[str, object]:
-        """Return the fields of the score by name, given the options of this class.
+        """Return the fields of the score by name, from the options of this class.
 
         An `Initial` declares a parameter; tensors and other values are constants.
         """
         return {}
 
     def build(self, *args: Any, **options: Any) -> None:
-        """Create the parameters and constants of this module, given the options of this class."""
+        """Create the parameters and constants of this module from the options of this class."""
         self.declare(**self._fields(**options))
 
     def declare(self, **fields: object) -> None:
-        """Create the given fields, and fill the parameters.
+        """Register the fields as parameters, buffers or attributes, and initialise the parameters.
 
-        A parameter has shape `(heads, *shape)`, or `shape` without heads. Tensors become buffers.
+        A parameter has shape `(heads, *shape)`, or `shape` if `heads` is None. Tensors become buffers.
         """
         lead = () if self.heads is None else (self.heads,)
         for name, field in fields.items():
@@ -145,7 +145,7 @@ class LearnedScore(torch.nn.Module):
 
 
 class WrapperScore(LearnedScore):
-    """Learned score around another score, learned or not.
+    """Base class of learned scores that modify an inner score.
 
     Args:
         query_width: width of the queries.
@@ -179,7 +179,7 @@ def build_score(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> LearnedScore | PartModule[scores.Score]:
-    """Return a module that returns the score when called.
+    """Build a module that returns the score when called.
 
     Raises:
         KindError: if `score` is neither a score nor a callable that builds one.

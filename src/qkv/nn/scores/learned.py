@@ -1,7 +1,7 @@
 """Scores of `qkv.scores` with learned parameters.
 
-Each class declares the fields of its score; for a parameter the shape, the initial values, and whether the logarithm
-is stored. All take the arguments of `LearnedScore`; `Args` lists further keyword arguments.
+Each class declares the fields of its score, and for each parameter the shape, the initial values, and whether the
+logarithm is stored. All classes take the arguments of `LearnedScore`; their `Args` list further keyword arguments.
 `Boxcar` is absent: its logits are 0 or −inf, so its bandwidth would get no gradient.
 """
 
@@ -39,34 +39,34 @@ __all__ = [
 
 
 def glorot_(x: Tensor, hidden: int) -> Tensor:
-    """Fill `(*heads, hidden, width)` weights uniformly as in Glorot and Bengio (2010)."""
+    """Initialise weights `(*heads, hidden, width)` uniformly as in Glorot and Bengio (2010)."""
     bound = math.sqrt(6 / (x.shape[-1] + hidden))
     return uniform_(x, -bound, bound)
 
 
 def positive(name: str, number: float | None, default: float) -> Initial:
-    """Declare a positive number, stored as its logarithm, that starts at `number`, or at `default` for None.
+    """Declare a positive parameter, stored as its logarithm, with initial value `number`, or `default` if None.
 
     Raises:
         OptionError: if the number is not positive.
     """
     number = default if number is None else number
     if isinstance(number, bool) or not isinstance(number, (int, float)) or not number > 0:
-        raise OptionError(f"{name} must be a positive number, got {name}={number!r}.")
+        raise OptionError(f"{name} must be a positive number, got {number!r}.")
     return Initial((), partial(constant_, val=math.log(number)), log=True)
 
 
 class Additive(LearnedScore):
     """`scores.Additive` with learned W₁, W₂, b and v: logit(q, k) = vᵀ tanh(W₁ q + W₂ k + b).
 
-    W₁ and W₂ start uniform as in Glorot and Bengio (2010), https://proceedings.mlr.press/v9/glorot10a.html, for
-    tanh, b at 0, v uniform with variance 1/hidden, so that logits start with variance at most 1 (Bahdanau et
-    al. (2015), https://arxiv.org/abs/1409.0473, start v at 0, which leaves W₁ and W₂ without a gradient at
-    first).
+    W₁ and W₂ are initialised uniformly as in Glorot and Bengio (2010),
+    https://proceedings.mlr.press/v9/glorot10a.html, b with 0, and v uniformly with variance 1/hidden, so that initial
+    logits have variance at most 1. Bahdanau et al. (2015), https://arxiv.org/abs/1409.0473, initialise v with 0, which
+    leaves W₁ and W₂ without a gradient in the first step.
 
     Args:
         hidden: number of hidden units; None means the larger width.
-        bias: whether b exists.
+        bias: whether the score has the bias b.
 
     Example:
         >>> import torch, qkv
@@ -91,8 +91,8 @@ class Additive(LearnedScore):
 class Bilinear(LearnedScore):
     """`scores.Bilinear` with a learned W, or U and V: logit(q, k) = qᵀ W k or qᵀ U Vᵀ k.
 
-    It is Luong's general score. Parameters start normal with a standard deviation for which logits of
-    unit-variance inputs have variance 1, as those of `ScaledDot` (Vaswani et al. (2017),
+    This is the "general" score of Luong et al. (2015). Parameters are initialised from a normal distribution whose
+    standard deviation gives the logits of unit-variance inputs variance 1, as in `ScaledDot` (Vaswani et al. (2017),
     https://arxiv.org/abs/1706.03762, footnote 4).
 
     Args:
@@ -119,8 +119,8 @@ class Bilinear(LearnedScore):
 class Gated(LearnedScore):
     """`scores.Gated` with a learned gate: logit(q, k) = σ(<w_q, q> + <w_k, k> + b) · <q, k>.
 
-    w starts at 0 and b where every gate is 1/√width, so that the score starts as `ScaledDot`. The widths of
-    query and key are equal.
+    Initially w is 0 and every gate is 1/√width, so that the score equals `ScaledDot`. Query and key must have the
+    same width.
 
     Example:
         >>> x, y = torch.randn(3, 4), torch.randn(5, 4)
@@ -139,10 +139,10 @@ class Gated(LearnedScore):
 
 
 class SeparableGate(LearnedScore):
-    """`scores.SeparableGate` with a learned gate per side: σ(<w_q, q> + b_q) · σ(<w_k, k> + b_k) · <q, k>.
+    """`scores.SeparableGate` with learned gates of query and key: σ(<w_q, q> + b_q) · σ(<w_k, k> + b_k) · <q, k>.
 
-    w starts at 0 and b where the product of both gates is 1/√width, so that the score starts as `ScaledDot`.
-    The widths of query and key are equal.
+    Initially w is 0 and the product of both gates is 1/√width, so that the score equals `ScaledDot`. Query and key
+    must have the same width.
 
     Example:
         >>> x, y = torch.randn(3, 4), torch.randn(5, 4)
@@ -163,7 +163,7 @@ class SeparableGate(LearnedScore):
 
 
 def _gate_bias(gate: float) -> float:
-    """Return the bias whose sigmoid is `gate`, at most that of 0.9, where the sigmoid still has a gradient."""
+    """Return the bias whose sigmoid is min(`gate`, 0.9), where the sigmoid still has a gradient."""
     gate = min(gate, 0.9)
     return math.log(gate / (1 - gate))
 
@@ -171,9 +171,9 @@ def _gate_bias(gate: float) -> float:
 class Cosine(LearnedScore):
     """`scores.Cosine` with a learned temperature T: logit(q, k) = <q, k> / (‖q‖ ‖k‖ T).
 
-    T starts at 1/√width, the standard deviation of the cosine of random vectors, so that logits start with
+    The initial T is 1/√width, the standard deviation of the cosine of random vectors, so that initial logits have
     variance 1. Liu et al. (2022), Swin transformer V2, https://arxiv.org/abs/2111.09883, section 3.2, also
-    learn T for each head. The widths of query and key are equal.
+    learn T for each head. Query and key must have the same width.
 
     Args:
         temperature: initial temperature; None means 1/√width.
@@ -199,7 +199,8 @@ class _DistanceScore(LearnedScore):
 class Gaussian(_DistanceScore):
     """`scores.Gaussian` with a learned bandwidth h: logit(q, k) = −‖q − k‖² / 2h².
 
-    h starts at width^(1/4), for which the logits equal those of `ScaledDot` up to a term of each side alone.
+    The initial h is width^(1/4), for which the logits equal those of `ScaledDot` plus a term of the query alone and a
+    term of the key alone.
 
     Args:
         bandwidth: initial bandwidth; None means width^(1/4).
@@ -216,7 +217,7 @@ class Gaussian(_DistanceScore):
 class Laplace(_DistanceScore):
     """`scores.Laplace` with a learned bandwidth, as in `Gaussian`.
 
-    h starts at 1: distances of unit-variance vectors have a standard deviation of about 1 at every width.
+    The initial h is 1, because distances of unit-variance vectors have a standard deviation of about 1 at every width.
 
     Example:
         >>> Laplace(16)().bandwidth.item()
@@ -234,8 +235,8 @@ class _CompactDistanceScore(_DistanceScore):
 class Epanechnikov(_CompactDistanceScore):
     """`scores.Epanechnikov` with a learned bandwidth, as in `Gaussian`.
 
-    h starts at 2 √(2 width), twice the typical distance of unit-variance vectors: a kernel that is 0 beyond h
-    only learns from keys within h.
+    The initial h is 2 √(2 width), twice the typical distance of unit-variance vectors, because a kernel that is 0
+    beyond h only gets gradients from keys within h.
 
     Example:
         >>> Epanechnikov(2)().bandwidth.item()
@@ -246,7 +247,7 @@ class Epanechnikov(_CompactDistanceScore):
 
 
 class Triangular(_CompactDistanceScore):
-    """`scores.Triangular` with a learned bandwidth, which starts as that of `Epanechnikov`.
+    """`scores.Triangular` with a learned bandwidth, initialised as in `Epanechnikov`.
 
     Example:
         >>> Triangular(2)().bandwidth.item()
@@ -259,11 +260,11 @@ class Triangular(_CompactDistanceScore):
 class Custom(LearnedScore):
     """`scores.Custom` with learned parameters: logit(q, k) = function(query, key, *parameters).
 
-    Parameters are shared by all heads and start at the given values.
+    Parameters are the same for all heads. Their initial values are given by the caller.
 
     Args:
         function: maps `(query (*batch, q, query_width), key (*batch, k, key_width), *parameters)` to logits
-            `(*batch, q, k)`; each logit depends on its own query and key alone.
+            `(*batch, q, k)`; each logit must depend on its own query and key alone.
         parameters: initial values, passed to the function after the key.
         elements: as in `scores.Custom`.
 
@@ -276,7 +277,7 @@ class Custom(LearnedScore):
     def build(
         self, *, function: Callable[..., Tensor], parameters: tuple[Tensor, ...] = (), elements: int | None = None
     ) -> None:
-        """Store the function, and copy the parameters."""
+        """Store the function and create the parameters from copies of their initial values."""
         self.function, self.elements = function, elements
         self.starts = tuple(x.detach().clone() for x in parameters)
         self.parameters_given = torch.nn.ParameterList(
@@ -284,7 +285,7 @@ class Custom(LearnedScore):
         )
 
     def reset_parameters(self) -> None:
-        """Set the parameters to the given values."""
+        """Set the parameters to the initial values that were passed as `parameters`."""
         with torch.no_grad():
             for parameter, start in zip(self.parameters_given, self.starts, strict=True):
                 parameter.copy_(start)
@@ -295,7 +296,7 @@ class Custom(LearnedScore):
 
 
 class SumOf(LearnedScore):
-    """`scores.SumOf` of scores that may be learned: logit(q, k) = Σ_s score_s(q, k).
+    """`scores.SumOf` with inner scores that may be learned: logit(q, k) = Σ_s score_s(q, k).
 
     Args:
         score: scores, learned scores, or callables that build them; at least one.
@@ -312,7 +313,7 @@ class SumOf(LearnedScore):
     def build(self, *, score: tuple[ScoreLike, ...]) -> None:
         """Build the inner scores."""
         if not isinstance(score, (tuple, list)) or not score:
-            raise OptionError(f"score of SumOf must be a non-empty tuple of scores, got {score!r}.")
+            raise OptionError(f"score must be a non-empty tuple of scores, got {score!r}.")
         self.score = torch.nn.ModuleList(
             [build_score(one, self.query_width, self.key_width, self.heads, **self.factory_kwargs) for one in score]
         )

@@ -1,6 +1,6 @@
 """Scores of `qkv.scores` that modify another score, with learned parameters.
 
-All take the arguments of `WrapperScore`; `Args` lists further keyword arguments.
+All classes take the arguments of `WrapperScore`; their `Args` list further keyword arguments.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Softcap(WrapperScore):
 
 
 class Biased(WrapperScore):
-    """`scores.Biased` with a learned bias per pair or per key, for sequences of one length.
+    """`scores.Biased` with a learned bias for each pair or each key, for sequences of a fixed length.
 
-    The bias starts normal with standard deviation 0.02, truncated at 0.04, as the position biases in the code of
-    Liu et al. (2021), Swin transformer, https://arxiv.org/abs/2103.14030.
+    The bias is initialised from a normal distribution with standard deviation 0.02, truncated at ±0.04, as in the code
+    of Liu et al. (2021), Swin transformer, https://arxiv.org/abs/2103.14030.
 
     Args:
         k: number of keys.
@@ -73,11 +73,11 @@ class Biased(WrapperScore):
 class ALiBi(WrapperScore):
     """`scores.ALiBi` with a learned slope per head: logit = score(q_i, k_j) − slope · |i − j|.
 
-    Slopes start at 2^(−8/heads), 2^(−16/heads), … as in Press et al. (2022), https://arxiv.org/abs/2108.12409,
-    section 3, who do not learn them (`learned=False`); at 2^(−4) for one head or a shared slope.
+    The initial slopes are 2^(−8/heads), 2^(−16/heads), … as in Press et al. (2022), https://arxiv.org/abs/2108.12409,
+    section 3, which uses fixed slopes (`learned=False`). For a single head or a shared slope it is 2^(−4).
 
     Args:
-        learned: whether slopes get a gradient.
+        learned: whether the slopes are trained.
 
     Example:
         >>> ALiBi(4, heads=4)().slope
@@ -93,8 +93,8 @@ class ALiBi(WrapperScore):
 class QuadraticPosition(WrapperScore):
     """`scores.QuadraticPosition` with a learned coefficient per head: logit = score(q_i, k_j) − c · (i − j)².
 
-    c starts at s²/2 with the slopes s of `ALiBi`: Gaussian windows of standard deviations 2^(8/heads),
-    2^(16/heads), …
+    The initial c is s²/2 with the initial slopes s of `ALiBi`, which gives Gaussian windows with standard deviations
+    2^(8/heads), 2^(16/heads), …
 
     Example:
         >>> (QuadraticPosition(4, heads=4)().coefficient.rsqrt() / 2**0.5).round().tolist()
@@ -108,7 +108,7 @@ class QuadraticPosition(WrapperScore):
 
 
 def _slopes(x: Tensor) -> Tensor:
-    heads = x.numel()  # 1 as well for a slope that all heads share
+    heads = x.numel()  # also 1 for a slope that all heads share
     slopes = [2.0**-4] if heads == 1 else [math.pow(2.0, -8.0 * (n + 1) / heads) for n in range(heads)]
     return torch.tensor(slopes).reshape(x.shape)
 
@@ -124,8 +124,8 @@ def _fill_log_coefficients(x: Tensor) -> None:
 class RelativePosition(WrapperScore):
     """`scores.RelativePosition` with a learned table of buckets per head: score(q_i, k_j) + table[bucket(j − i)].
 
-    The table starts normal with variance 1/query_width, as in the published code of T5 (Raffel et al. (2020),
-    https://arxiv.org/abs/1910.10683), where the width is the model's.
+    The table is initialised from a normal distribution with variance 1/query_width, as in the published code of T5
+    (Raffel et al. (2020), https://arxiv.org/abs/1910.10683), which uses the width of the model.
 
     Args:
         buckets: number of buckets.
@@ -147,12 +147,12 @@ class RelativePosition(WrapperScore):
 class ClassTable(WrapperScore):
     """`scores.ClassTable` with a learned table, for classes that are the same in every call.
 
-    logit = score(q_i, k_j) + T[a_i, b_j]. The table starts at 0, so that the score starts as the inner one.
+    logit = score(q_i, k_j) + T[a_i, b_j]. The initial table is 0, so that the score initially equals the inner score.
 
     Args:
         query_classes: class of each query, integers `(q,)`, such as the column of each pixel.
         key_classes: class of each key, integers `(k,)`; None means `query_classes`.
-        classes: numbers of query and key classes; None means one more than the largest.
+        classes: number of query classes and number of key classes; None means the largest class plus 1.
 
     Example:
         >>> ClassTable(4, query_classes=torch.tensor([0, 1, 2, 0]), heads=2)().table.shape
@@ -171,12 +171,12 @@ class ClassTable(WrapperScore):
 
 
 class Projected(WrapperScore):
-    """`scores.Projected` with learned projections to one width: logit(q, k) = score(W_Q q, W_K k).
+    """`scores.Projected` with learned projections to a common width: logit(q, k) = score(W_Q q, W_K k).
 
-    Projections start uniform as in Glorot and Bengio (2010), https://proceedings.mlr.press/v9/glorot10a.html.
+    Projections are initialised uniformly as in Glorot and Bengio (2010), https://proceedings.mlr.press/v9/glorot10a.html.
 
     Args:
-        hidden: width of both projections' outputs; None means the smaller width.
+        hidden: width of both projections' outputs; None means the smaller of query_width and key_width.
         score: the inner score, built for width `hidden`.
 
     Example:
