@@ -71,7 +71,7 @@ def test_default_normalizer_is_the_score_s_own() -> None:
 @pytest.mark.parametrize(
     ("error", "said", "arrays"),
     [
-        (KindError, "numpy and torch in one call", (np.ones((1, 2)), torch.ones(3, 2), torch.ones(3, 1))),
+        (KindError, "arrays of numpy and torch", (np.ones((1, 2)), torch.ones(3, 2), torch.ones(3, 1))),
         (
             KindError,
             "query is text, the key is numbers",

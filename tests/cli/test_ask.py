@@ -158,7 +158,7 @@ def test_queries_come_from_a_file_with_or_without_a_header(qkv, tmp_path):
         (("ask", *GPA, "--queries", "."), "folder"),
         (("ask", *GPA, "3", "2", "--plot", "x.png"), "--plot draws the answer to one query"),
         (("ask", *GPA, "3", "--plot", "x.jpg"), "must end in"),
-        (("ask", *GPA, "3", "--plot", "no-folder/x.png"), "there is no folder"),
+        (("ask", *GPA, "3", "--plot", "no-folder/x.png"), "must exist, got 'no-folder'"),
         (("aks",), "aks"),
         (("ask", "--key"), "--key"),
     ],

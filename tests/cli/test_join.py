@@ -110,7 +110,7 @@ def test_a_single_table_is_searched_for_duplicates(qkv, tmp_path):
         (("join", "people.csv", "guests.csv"), "no column in common"),
         (("join", *TABLES, "--on", "name"), "no column 'name' in guests.csv"),
         (("join", *TABLES, *ON, "--out", "x.txt"), "must end in"),
-        (("join", *TABLES, *ON, "--out", "no-folder/x.csv"), "there is no folder"),
+        (("join", *TABLES, *ON, "--out", "no-folder/x.csv"), "must exist, got 'no-folder'"),
         (("join", *TABLES, *ON, "--evaluate", "people.csv"), "Name them left, right and match"),
         (("join", *TABLES, *ON, "--threshold", "2"), "threshold must be above 0"),
         (("join", *TABLES, *ON, "--one-to-one", "--many"), "must not both be set"),
@@ -118,7 +118,7 @@ def test_a_single_table_is_searched_for_duplicates(qkv, tmp_path):
         (("join", *TABLES, *ON, "--model", "no.json"), "Leave --on out"),
         (("join", *TABLES, "--model", "people.csv"), "not JSON"),
         (("fit", "join", *TABLES, *ON), "there is no --out"),
-        (("fit", "join", *TABLES, *ON, "--out", "no-folder/m.json"), "there is no folder"),
+        (("fit", "join", *TABLES, *ON, "--out", "no-folder/m.json"), "must exist, got 'no-folder'"),
         (
             ("fit", "join", *TABLES, *ON, "--out", "m.json", "--pairs", "gpa.csv"),
             "Name them left, right and match",

@@ -154,7 +154,7 @@ def test_where_roles_cannot_be_written_nothing_is_measured(qkv, tmp_path):
     (tmp_path / "s.txt").write_text("the cat sat\n")
     code, out, err = qkv("roles", str(tmp_path / "s.txt"), "--json", str(tmp_path / "no" / "r.json"))
     assert (code, out) == (2, "")
-    assert "there is no folder" in err
+    assert "must exist, got" in err
 
 
 def test_roles_of_another_kind_of_file_are_refused(qkv, tmp_path):

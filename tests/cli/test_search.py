@@ -110,7 +110,7 @@ def test_an_index_that_cannot_be_saved_is_refused_before_the_work(at, command, m
     monkeypatch.setattr("qkv.cli.search.build_index", lambda *_, **__: pytest.fail("it was made"))
     code, out, err = at(*command.split(), "notes", "--save", "films.csv/kept")
     assert (code, out) == (2, "")
-    assert "'films.csv' is not a folder, so the index cannot be in it" in err
+    assert "the parent of the index must be a folder, got 'films.csv'" in err
 
 
 def test_a_column_of_a_table_is_searched(at):

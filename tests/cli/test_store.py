@@ -108,7 +108,7 @@ def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
         ),
         (
             ("store", "create", "people.csv/new", "people.csv", "--key", "name", "--value", "income"),
-            "'people.csv' is not a folder, so the store cannot be in it",
+            "the parent of the store must be a folder, got 'people.csv'",
         ),
         (("store", "create", "PEOPLE", "people.csv", "--key", "name", "--value", "income"), "exists already"),
         (("store", "create", "new", "people.csv", "--key", "name"), "there is no --value"),

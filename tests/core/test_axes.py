@@ -35,7 +35,7 @@ def test_text_has_no_width_axis():
         (((4,), (9, 4), (9, 2)), r"query must have shape \(\*batch, q, width\).*got \(4,\)"),
         (((5, 4), (4,), (9, 2)), r"key must have shape \(\*batch, k, width\).*got \(4,\)"),
         (((5, 4), (9, 4), (9,)), r"value must have shape \(\*batch, k, value_width\).*got \(9,\).*x\[:, None\]"),
-        (((5, 4), (9, 4), (8, 2)), "key has length 9, value has length 8.*same length"),
+        (((5, 4), (9, 4), (8, 2)), "key and value must have the same length, got 9 and 8"),
         (((2, 5, 4), (3, 9, 4), (9, 2)), r"query \(2,\), key \(3,\) and value \(\).*equal, or 1"),
     ],
 )

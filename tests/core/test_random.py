@@ -175,7 +175,7 @@ def test_as_many_are_kept_as_the_rate_says_in_every_row_column_and_half(dropout)
 
 
 def test_drawing_without_a_seed_is_refused_with_what_to_give():
-    with pytest.raises(OptionError, match=r"draws at random. Give seed="):
+    with pytest.raises(OptionError, match=r"seed must be given for dropout"):
         Tile.whole(1, 1).uniform(np.zeros(()), random.DROPOUT)
 
 

@@ -112,7 +112,7 @@ def test_the_command_prints_its_number_and_draws_what_was_asked(capsys, tmp_path
         (["--steps", "0"], "--steps is 0. It must be 2 or more."),
         (["--seed", "-1"], "--seed is -1. It must be 0 or more."),
         (["--picture", "seven.doc"], "must end in .png, .svg, .pdf"),
-        (["--picture", "nowhere/seven.png"], "there is no folder 'nowhere'"),
+        (["--picture", "nowhere/seven.png"], "must exist, got 'nowhere'"),
     ],
 )
 def test_invalid_input_gives_one_sentence_on_stderr(capsys, tmp_path, monkeypatch, words, said):

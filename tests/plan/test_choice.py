@@ -174,7 +174,7 @@ def test_half_precision_counts_the_inputs_that_are_widened() -> None:
         (KindError, r"mask must be a Mask, got str", {"mask": "causal"}),
         (KindError, r"positions must be Positions, got a str.*Positions", {"positions": "end"}),
         (KindError, r"Dense.*instances", {"readouts": [readouts.Dense]}),
-        (PositionError, "4 queries meet 6 keys", {"mask": masks.Causal()}),
+        (PositionError, "positions must be given for 4 queries and 6 keys", {"mask": masks.Causal()}),
         (ShapeError, "for 4 queries, got 9", {"readouts": [readouts.Rows((9,))]}),
         (
             ShapeError,

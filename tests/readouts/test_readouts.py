@@ -242,7 +242,7 @@ def test_mean_distance_is_measured_from_where_queries_stand() -> None:
     assert distance(positions=qkv.Positions(align="start")) == pytest.approx(1)
     assert distance(positions=qkv.Positions(query_start=1)) == pytest.approx(2 / 3)
     assert distance(positions=qkv.Positions(align="end"), mask=masks.Keys(np.zeros(3, dtype=bool))) == 0
-    with pytest.raises(PositionError, match="1 queries meet 3 keys"):
+    with pytest.raises(PositionError, match="positions must be given for 1 queries and 3 keys"):
         distance()
 
 

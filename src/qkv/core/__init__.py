@@ -1,1 +1,1 @@
-"""Foundations of all parts: arrays of any library, axes, positions, and the equation itself."""
+"""Array functions for every library, axes, positions, tiles and the dense reference implementation of attention."""

@@ -1,10 +1,10 @@
-"""One set of array functions over NumPy, PyTorch, JAX and, through Keras, TensorFlow.
+"""Array functions that work alike with NumPy, PyTorch, JAX and, through Keras, TensorFlow.
 
 Scores, normalizers and masks use the functions of the Python array API standard
 (https://data-apis.org/array-api) from `namespace(array)`. This module adds functions that the standard lacks, such
-as a stopped gradient, a row maximum that allows zero keys and a batched gather.
+as `stop_gradient`, `row_max`, which allows an empty axis, and `gather`, which supports batch axes.
 
-NumPy is the only array library that is imported before one of its arrays is passed in.
+This module imports NumPy, and uses PyTorch, JAX and TensorFlow only if the caller has imported them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _HALF = ("float16", "bfloat16")
 
 
 def is_array(x: object) -> TypeGuard[Array]:
-    """Return whether `x` is an array of a supported library. NumPy scalars are numbers, not arrays."""
+    """Return whether `x` is an array of a supported library. NumPy scalars do not count as arrays."""
     return not isinstance(x, np.generic) and _library(x) is not None
 
 
@@ -92,11 +92,14 @@ def library(*arrays: Array) -> str:
         name = _library(x)
         if name is None:
             raise KindError(
-                f"expected an array, got {type(x).__name__}. Give an array of NumPy, PyTorch, JAX or TensorFlow."
+                f"arrays must be NumPy, PyTorch, JAX or TensorFlow arrays, got {type(x).__name__}. Convert to an array."
             )
         names.setdefault(name, x)
     if len(names) > 1:
-        raise KindError(f"arrays of {' and '.join(sorted(names))} in one call. Convert all to one library.")
+        raise KindError(
+            f"all arrays of a call must belong to one library, got arrays of {' and '.join(sorted(names))}. "
+            "Convert all to the same library."
+        )
     return next(iter(names))
 
 
@@ -149,7 +152,7 @@ def is_tensor(x: object) -> TypeGuard[Tensor]:
 
 
 def as_array(x: ArrayLike) -> Array:
-    """Return `x` if it is an array, otherwise a NumPy array of it; lists of strings become object arrays."""
+    """Return `x` if it is an array, otherwise convert `x` to a NumPy array; strings become an object array."""
     if is_array(x):
         return x
     value = variable_value(x)
@@ -160,7 +163,7 @@ def as_array(x: ArrayLike) -> Array:
 
 
 def variable_value(x: ArrayLike) -> Array | None:
-    """Return the value of a Keras or TensorFlow variable as an array, recorded by active tapes; otherwise None."""
+    """Return the value of a Keras or TensorFlow variable as an array, or None if `x` is not a variable."""
     keras: Any = sys.modules.get("keras")
     tensorflow: Any = sys.modules.get("tensorflow")
     if keras is not None and isinstance(x, getattr(keras, "Variable", ())):
@@ -173,12 +176,12 @@ def variable_value(x: ArrayLike) -> Array | None:
 
 
 def is_text(x: Array) -> bool:
-    """Return whether the elements are strings or records, so that the array has no width axis."""
+    """Return whether the elements are strings, Python objects or records; such arrays have no width axis."""
     return isinstance(x, np.ndarray) and x.dtype.kind in "UOTSV"
 
 
 def dtype_name(x: Array) -> str:
-    """Return the name of the dtype, such as "float32" or "int64", the same for all libraries and byte orders."""
+    """Return the name of the dtype, such as "float32", which is the same for all libraries and byte orders."""
     if _library(x) == "tensorflow":
         return str(x.dtype.name)
     name = str(x.dtype)
@@ -187,7 +190,7 @@ def dtype_name(x: Array) -> str:
 
 
 def itemsize(name: str) -> int:
-    """Return the bytes per element of a dtype by its name; strings and objects count as a pointer."""
+    """Return the number of bytes per element of a dtype given by name; strings and objects count as 8 bytes."""
     if name == "bool":
         return 1
     digits = "".join(c for c in name if c.isdigit())
@@ -200,7 +203,7 @@ def is_floating(x: Array) -> bool:
 
 
 def result_dtype(*arrays: Array) -> DType:
-    """Return the promoted floating dtype, or the library's default floating dtype if all are integers."""
+    """Return the promoted dtype of all floating-point arrays, or the library's default dtype if there are none."""
     xp = namespace(*arrays)
     floating = [x.dtype for x in arrays if is_floating(x)]
     if not floating:
@@ -212,24 +215,24 @@ def result_dtype(*arrays: Array) -> DType:
 
 
 def accumulation_dtype(*arrays: Array) -> DType:
-    """Return `result_dtype`, or float32 if that is float16 or bfloat16."""
+    """Return the dtype for accumulation: `result_dtype`, but float32 in place of float16 and bfloat16."""
     dtype = result_dtype(*arrays)
     name = str(getattr(dtype, "name", dtype)).removeprefix("torch.")
     return namespace(*arrays).float32 if name in _HALF else dtype
 
 
 def cast(x: Array, dtype: DType) -> Array:
-    """Return `x` in `dtype`, without a copy if it has that dtype."""
+    """Return `x` converted to `dtype`, without a copy if `x` already has this dtype."""
     return x if x.dtype == dtype else namespace(x).astype(x, dtype)
 
 
 def asarray_like(reference: Array, value: ArrayLike, dtype: DType = None) -> Array:
-    """Return `value` as an array of the library and on the device of `reference`.
+    """Return `value` as an array in the library and on the device of `reference`.
 
     Args:
-        reference: an array.
+        reference: an array of the library and device of the result.
         value: a number or an array of any library.
-        dtype: dtype of the result; None: that of `value`.
+        dtype: dtype of the result; None: the dtype of `value`.
     """
     xp = namespace(reference)
     if _library(value) == _library(reference):
@@ -244,12 +247,12 @@ def asarray_like(reference: Array, value: ArrayLike, dtype: DType = None) -> Arr
 
 
 def arange(reference: Array, start: int, stop: int) -> Int[Array, " n"]:
-    """Return the integers from `start` to `stop` - 1 in the library and on the device of `reference`."""
+    """Return the integers from `start` to `stop` - 1, in the library and on the device of `reference`."""
     return namespace(reference).arange(start, stop, **_device(reference))
 
 
 def zeros(reference: Array, shape: tuple[int, ...], dtype: DType = None) -> Array:
-    """Return zeros in the library and on the device of `reference`, in `dtype` or else the dtype of `reference`."""
+    """Return an array of zeros with the library and device of `reference`, and by default with its dtype."""
     dtype = reference.dtype if dtype is None else dtype
     return namespace(reference).zeros(shape, dtype=dtype, **_device(reference))
 
@@ -259,9 +262,9 @@ def _device(reference: Array) -> dict[str, Any]:
 
 
 def where(condition: Array, x: Any, y: Any) -> Array:
-    """Return `x` where the condition is true and `y` elsewhere; one of both may be a number, in every library.
+    """Return `x` where the condition is true and `y` elsewhere; either `x` or `y` may be a Python number.
 
-    A number takes the dtype of the array.
+    The number is converted to the dtype of the array.
 
     Example:
         >>> where(np.array([False, True]), 0.0, np.array([1.0, 2.0]))
@@ -280,7 +283,7 @@ def where(condition: Array, x: Any, y: Any) -> Array:
 
 
 def stop_gradient(x: Array) -> Array:
-    """Return `x` without its gradient."""
+    """Return `x` as a constant, through which no gradient is computed."""
     if is_tensor(x):
         return x.detach()
     name = _library(x)
@@ -294,7 +297,7 @@ def stop_gradient(x: Array) -> Array:
 def requires_gradient(x: Array) -> bool:
     """Return whether a gradient of `x` may be computed later.
 
-    True for PyTorch tensors that are recorded, for JAX tracers and for every TensorFlow tensor.
+    The result is True for PyTorch tensors that autograd records, for JAX tracers and for every TensorFlow tensor.
     """
     if is_tensor(x):
         return x.requires_grad and bool(sys.modules["torch"].is_grad_enabled())
@@ -315,7 +318,7 @@ def statically_known_true(x: Array) -> bool:
 
 
 def to_numpy(x: Array) -> np.ndarray | None:
-    """Return `x` as a NumPy array, or None if `x` is a tracer without values."""
+    """Return `x` as a NumPy array, or None if `x` is a tracer, which has no values."""
     try:
         return np.asarray(x.detach().cpu() if is_tensor(x) else x)
     except Exception:
@@ -323,7 +326,7 @@ def to_numpy(x: Array) -> np.ndarray | None:
 
 
 def row_max(x: Num[Array, "*batch n"]) -> Num[Array, "*batch 1"]:
-    """Return the maximum along the last axis with the axis kept, −inf if that axis is empty."""
+    """Return the maximum along the last axis, which is kept with length 1; −inf if the axis is empty."""
     xp = namespace(x)
     if x.shape[-1] == 0:
         return zeros(x, (*x.shape[:-1], 1)) - math.inf
@@ -349,7 +352,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def gather(table: Num[Array, "*#batch n"], index: Num[Array, "*#batch q k"]) -> Num[Array, "*#batch q k"]:
-    """Return `table[..., index]` for each batch element; either argument may lack the batch axes.
+    """Return `table[..., index]` for each batch element; either argument may have no batch axes.
 
     Example:
         >>> gather(np.array([5.0, 6.0, 7.0]), np.array([[2, 0]]))
@@ -375,7 +378,7 @@ def gather(table: Num[Array, "*#batch n"], index: Num[Array, "*#batch q k"]) -> 
 
 
 def toeplitz(vector: Shaped[Array, "*batch n"], rows: int, cols: int) -> Shaped[Array, "*batch rows cols"]:
-    """Return the matrix with `vector[..., j - i + rows - 1]` at (i, j) as a view, for NumPy and PyTorch.
+    """Return the Toeplitz matrix with element `vector[..., j - i + rows - 1]` at (i, j), for NumPy and PyTorch.
 
     Example:
         >>> toeplitz(np.array([1.0, 2.0, 3.0]), 2, 2)
@@ -390,6 +393,6 @@ def toeplitz(vector: Shaped[Array, "*batch n"], rows: int, cols: int) -> Shaped[
 
 @contextlib.contextmanager
 def ignore_numpy_warnings() -> Iterator[None]:
-    """Silence NumPy's floating-point warnings, for code in which NaN and infinity are intended or replaced."""
+    """Suppress NumPy's floating-point warnings in code that handles NaN and infinity."""
     with np.errstate(all="ignore"):
         yield

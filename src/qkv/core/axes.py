@@ -1,6 +1,6 @@
 """The axes of a call: lengths, widths and batch axes of query, key and value.
 
-Batch axes broadcast without copies. Text has no width axis.
+Batch axes broadcast without copies. Arrays of text have no width axis.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class Axes:
     """Shapes of one call: query `(*batch, q, width)`, key `(*batch, k, width)`, value `(*batch, k, value_width)`.
 
     Attributes:
-        query, key, value: the shapes.
-        batch: broadcast batch axes.
-        q, k: number of queries and of keys.
+        query, key, value: shapes of the three arrays.
+        batch: batch axes to which the three arrays broadcast.
+        q, k: number of queries and number of keys.
         query_width, key_width, value_width: lengths of the last axes.
         text: whether query and key are text, without a width axis.
 
@@ -59,7 +59,7 @@ class Axes:
 
     @classmethod
     def of(cls, query: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], text: bool = False) -> Axes:
-        """Return the axes of three shapes.
+        """Return the axes of a call from the shapes of query, key and value.
 
         Raises:
             ShapeError: a shape has too few axes, key and value differ in length, or batch axes do not broadcast.
@@ -75,13 +75,13 @@ class Axes:
             expected |= {"query": "(*batch, q)", "key": "(*batch, k)"}
         for name, shape, least in (("query", query, core), ("key", key, core), ("value", value, 2)):
             if len(shape) < least:
-                hint = " A table column x becomes x[:, None]." if name == "value" else ""
+                hint = " Give a one-dimensional array x as x[:, None]." if name == "value" else ""
                 raise ShapeError(f"{name} must have shape {expected[name]}, got {shape}.{hint}")
         k = key[-1] if text else key[-2]
         if value[-2] != k:
             raise ShapeError(
-                f"key has length {k}, value has length {value[-2]} (shapes {key}, {value}). "
-                f"Every key needs one value: give both the same length."
+                f"key and value must have the same length, got {k} and {value[-2]} (shapes {key} and {value}). "
+                "Give one value per key."
             )
         batch = broadcast_batch(query=query[:-core], key=key[:-core], value=value[:-2])
         q = query[-1] if text else query[-2]
@@ -90,7 +90,10 @@ class Axes:
 
 
 def broadcast_batch(**shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the broadcast batch axes of arrays that are given by name.
+    """Return the axes to which the batch axes of several arrays broadcast.
+
+    Args:
+        **shapes: batch axes of each array; the argument names are used in the error message.
 
     Raises:
         ShapeError: the batch axes do not broadcast.
@@ -106,8 +109,7 @@ def broadcast_batch(**shapes: tuple[int, ...]) -> tuple[int, ...]:
     except ValueError:
         *before, last = [f"{name} {shape}" for name, shape in shapes.items()]
         raise ShapeError(
-            f"the batch axes of {', '.join(before)} and {last} do not broadcast. "
-            f"Make them equal, or 1 where one side is shared."
+            f"batch axes must broadcast, got {', '.join(before)} and {last}. Make corresponding batch axes equal, or 1."
         ) from None
 
 

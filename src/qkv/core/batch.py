@@ -1,6 +1,6 @@
-"""Indexing of batch elements, the same for arrays, scores, normalizers, masks and tiles.
+"""Indexing of batch elements of arrays, parts and tiles.
 
-An index has one entry per batch axis of a call: an integer, which removes the axis, or a slice.
+A batch index has one entry per batch axis of a call: an integer, which removes the axis, or a slice.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ AnyArray = TypeVar("AnyArray", bound=Array)
 
 
 def take_batch(x: AnyArray, index: BatchIndex, core: int) -> AnyArray:
-    """Return the batch elements at `index` of an array.
+    """Return the batch elements of an array at `index`.
 
     Args:
-        x: an array whose batch axes are those of the call, 1, or missing from the left.
+        x: an array whose batch axes broadcast to the batch axes of the call.
         index: one entry per batch axis of the call.
         core: number of axes after the batch axes.
 
@@ -40,7 +40,7 @@ def take_batch(x: AnyArray, index: BatchIndex, core: int) -> AnyArray:
 
 
 def batch_shape(batch: tuple[int, ...], index: BatchIndex) -> tuple[int, ...]:
-    """Return the batch axes that remain after indexing.
+    """Return the lengths of the batch axes that remain after indexing.
 
     Example:
         >>> batch_shape((4, 8), (3, slice(2, 4)))
@@ -51,7 +51,7 @@ def batch_shape(batch: tuple[int, ...], index: BatchIndex) -> tuple[int, ...]:
 
 
 def batch_indices(batch: tuple[int, ...], max_elements: int) -> Iterator[BatchIndex]:
-    """Yield indices that together cover the batch, each of at most `max_elements` elements and at least one.
+    """Yield indices that split the batch into groups of at most `max_elements` elements, but at least one element.
 
     Example:
         >>> list(batch_indices((2, 3), 1))[:2]

@@ -1,4 +1,4 @@
-"""The equation of attention in its plain form; tests compare every kernel with it.
+"""Dense reference implementation of attention, with which tests compare every kernel.
 
 weights = normalize(score(query, key), mask)          output = weights @ value
 """
@@ -50,7 +50,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class DenseResult:
-    """Output, weights and logits of a call.
+    """Output, weights and logits of a call of the dense reference implementation.
 
     Attributes:
         output: `(*batch, q, value_width)`.
@@ -65,17 +65,17 @@ class DenseResult:
 
 @dataclass(frozen=True)
 class BoundCall:
-    """A call bound to its arrays: one dtype, and parts fitted to the call.
+    """A call with its arrays, which are cast to one dtype, and with parts that are checked against the shapes.
 
     Attributes:
-        query, key, value: in the dtype of accumulation, or as given where `tile_dtype` is set; text is not cast.
-        score, normalizer, mask: with batch axes, lengths and dtypes checked against the call.
+        query, key, value: arrays in the dtype of accumulation, or uncast if `tile_dtype` is set; text is not cast.
+        score, normalizer, mask: parts whose batch axes, lengths and dtypes have been checked and converted.
         tile: the tile that covers the whole call.
         dropout: probability of dropping a weight.
         out_dtype: dtype of the output.
-        projected: query and key are the projections of the score, and logits are its `projected_logits`.
-        tile_dtype: dtype to which tiles of query, key and value are cast; None if whole arrays already are.
-        finite: whether query and key, and whether value, are known to be finite; None if not checked yet.
+        projected: whether query and key are projections, so that `score.projected_logits` computes the logits.
+        tile_dtype: dtype to which each tile of query, key and value is cast; None if whole arrays have been cast.
+        finite: whether query and key are known to be finite, and whether value is; None if not checked yet.
     """
 
     query: Array
@@ -102,19 +102,19 @@ class BoundCall:
         return self.tile.batch
 
     def queries(self, rows: tuple[int, int]) -> Array:
-        """Return the queries within `rows`, in the dtype in which the score compares them."""
+        """Return the queries in the range `rows`, in the dtype that the score expects."""
         return self._compared(take_range(self.query, rows))
 
     def keys(self, cols: tuple[int, int]) -> Array:
-        """Return the keys within `cols`, in the dtype in which the score compares them."""
+        """Return the keys in the range `cols`, in the dtype that the score expects."""
         return self._compared(take_range(self.key, cols))
 
     def values(self, cols: tuple[int, int]) -> Array:
-        """Return the values within `cols`, in the dtype of accumulation."""
+        """Return the values in the range `cols`, in the dtype of accumulation."""
         return cast(take_range(self.value, cols), self.dtype)
 
     def with_all_cast(self) -> BoundCall:
-        """Return the call with whole arrays in the dtype of accumulation."""
+        """Return the call with query, key and value cast to the dtype of accumulation as a whole."""
         if self.tile_dtype is None:
             return self
         q, k = (0, self.tile.q_total), (0, self.tile.k_total)
@@ -134,14 +134,18 @@ class BoundCall:
         return all_finite(self.value) if self.finite is None else self.finite[1]
 
     def with_projections(self, query: Array, key: Array) -> BoundCall:
-        """Return the call on the score's projections `query` and `key`, which are not projected again per tile.
+        """Return the call with query and key replaced by their projections, which tiles then reuse.
 
-        Whether the call is finite is decided by its own query and key.
+        `finite` still describes the original query and key.
         """
         return replace(self, query=query, key=key, projected=True, finite=(self.finite_sides, self.finite_value))
 
     def with_arrays(self, tensors: Sequence[Array]) -> BoundCall:
-        """Return the call with other arrays of the same data: query, key, value, those of score and normalizer."""
+        """Return the call with its arrays replaced by arrays of equal values, such as detached tensors.
+
+        Args:
+            tensors: query, key, value, the arrays of the score and the arrays of the normalizer, in this order.
+        """
         query, key, value, *arrays = tensors
         count = len(self.score.arrays())
         return replace(
@@ -155,7 +159,7 @@ class BoundCall:
         )
 
     def select_batch(self, index: BatchIndex) -> BoundCall:
-        """Return the call of the batch elements at `index`."""
+        """Return the call restricted to the batch elements at `index`."""
         return replace(
             self,
             query=take_batch(self.query, index, 1 if is_text(self.query) else 2),
@@ -181,9 +185,9 @@ class BoundCall:
         Args:
             rows: first query and one past the last.
             cols: first key and one past the last.
-            query: queries of the tile, in place of the call's, for gradients.
-            key: keys of the tile, likewise.
-            score: the score restricted to the tile, likewise.
+            query: queries of the tile, given by a backward pass that differentiates them; None: those of the call.
+            key: keys of the tile, given like `query`.
+            score: score restricted to the tile, given like `query`.
         """
         tile = self.tile.restrict(rows, cols)
         cut = (slice(*rows), slice(*cols))
@@ -205,23 +209,23 @@ class BoundCall:
 if TYPE_CHECKING:
 
     class TorchCall(BoundCall):
-        """A call whose arrays are tensors, for the annotations of kernels that run on PyTorch alone."""
+        """A `BoundCall` whose arrays are tensors, for annotations in kernels that run only on PyTorch."""
 
         query: Tensor
         key: Tensor
         value: Tensor
 
         def logits(self, *args: Any, **kwargs: Any) -> Tensor | None:
-            """Return the logits of a tile, or None where the mask allows nothing."""
+            """Return the logits of a tile, or None if the mask excludes every pair of the tile."""
 
         def with_projections(self, query: Array, key: Array) -> TorchCall:
-            """Return the changed call."""
+            """Return the call with query and key replaced by their projections."""
 
         def with_arrays(self, tensors: Sequence[Array]) -> TorchCall:
-            """Return the changed call."""
+            """Return the call with its arrays replaced by arrays of equal values."""
 
         def select_batch(self, index: BatchIndex) -> TorchCall:
-            """Return the changed call."""
+            """Return the call restricted to the batch elements at `index`."""
 else:
     TorchCall = BoundCall
 
@@ -240,7 +244,7 @@ def bind_call(
     cast_tiles: bool = False,
     axes: Axes | None = None,
 ) -> BoundCall:
-    """Check a call and bind it to its arrays, in the dtype of accumulation.
+    """Check the arguments of a call and return them as a `BoundCall`, cast to the dtype of accumulation.
 
     Args:
         query: `(*batch, q, query_width)`, or text `(*batch, q)`.
@@ -252,12 +256,12 @@ def bind_call(
         positions: how query positions relate to key positions.
         dropout: probability of dropping a weight.
         seed: seed of dropout and of random normalizers.
-        cast_tiles: cast tiles of query, key and value instead of copying the whole arrays.
-        axes: the axes of the three arrays, if known.
+        cast_tiles: cast each tile of query, key and value when it is used, instead of casting the whole arrays.
+        axes: axes of query, key and value; None: computed from the arrays.
 
     Raises:
-        ShapeError: axes do not fit.
-        KindError: a part holds arrays of another library.
+        ShapeError: the shapes of the arrays do not match.
+        KindError: a part holds a floating-point array of another library than `value`.
     """
     text = is_text(query)
     shape = axes or Axes.of(query.shape, key.shape, value.shape, text)
@@ -290,7 +294,7 @@ def bind_call(
 
 
 def take_range(x: AnyArray, limits: tuple[int, int]) -> AnyArray:
-    """Return the queries or keys within `limits`."""
+    """Return the queries or keys with indices in the range `limits`."""
     index = (..., slice(*limits)) if is_text(x) else (..., slice(*limits), slice(None))
     return x[index]  # type: ignore[return-value]
 
@@ -311,8 +315,8 @@ def masked_logits(
         mask: the mask, restricted to the tile; None: all pairs.
         query: the tile's queries or their projections.
         key: the tile's keys or their projections.
-        tile: the place of the tile in the call.
-        reference: an array of the dtype of accumulation.
+        tile: the tile.
+        reference: an array in the dtype of accumulation.
         clean: whether query and key are known to be finite.
     """
 
@@ -329,11 +333,11 @@ def masked_logits(
 
 
 def apply_dropout(weights: AnyArray, tile: Tile, dropout: float, keys: Array | None = None) -> AnyArray:
-    """Return weights after dropout: kept with probability 1 − p and divided by it, with p rounded to 16 bits.
+    """Drop each weight with probability p, rounded to 16 bits, and divide the remaining weights by 1 − p.
 
     Args:
         weights: `(*batch, q, k)`.
-        tile: the tile of the weights, with the seed.
+        tile: the tile of the weights, which has the seed.
         dropout: probability of dropping a weight.
         keys: absolute index of the key of each weight; None: the keys of the tile.
     """
@@ -355,7 +359,7 @@ def attend_dense(
     dropout: float = 0.0,
     seed: Seed | None = None,
 ) -> DenseResult:
-    """Evaluate the equation on whole arrays, with memory O(q · k). Tests compare every kernel with it.
+    """Compute attention on whole arrays, in memory O(q · k). Tests compare every kernel with this function.
 
     Args:
         query: `(*batch, q, width)`, or text `(*batch, q)`.
@@ -384,7 +388,7 @@ def attend_dense(
 
 
 def dense(call: BoundCall) -> DenseResult:
-    """Evaluate the equation for a bound call."""
+    """Compute the output, weights and logits of a bound call on whole arrays."""
     xp, tile = namespace(call.value), call.tile
     logits = call.logits(tile.rows, tile.cols)
     if logits is None:

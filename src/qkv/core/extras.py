@@ -1,4 +1,4 @@
-"""Optional packages: imported on first use; a missing one is reported with the extra to install."""
+"""Lazy imports of optional packages, and errors for missing packages that name the extra to install."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from qkv.errors import MissingPackageError
 __all__ = ["lazy_attributes", "missing_package", "require_packages"]
 
 _DISTRIBUTIONS = {"ir_measures": "ir-measures", "sklearn": "scikit-learn"}
-"""Names on a package index, where they differ from the names to import."""
+"""Package index names of packages that are imported under a different name."""
 
 
 def missing_package(purpose: str, packages: str, extra: str) -> MissingPackageError:
-    """Return the error for packages that are not installed.
+    """Return the error to raise for packages that are not installed.
 
     Args:
-        purpose: a plural or singular subject with its verb, such as "text scores need".
-        packages: the names of the missing packages, as they are written on a package index.
+        purpose: start of the error message, a subject and a verb such as "text scores need".
+        packages: the package index names of the missing packages, joined by " and ".
         extra: the extra of `qkv` that installs them.
 
     Example:
@@ -37,19 +37,19 @@ def missing_package(purpose: str, packages: str, extra: str) -> MissingPackageEr
 
 
 def require_packages(purpose: str, extra: str, *packages: str) -> None:
-    """Raise a `MissingPackageError` where one of the `packages` is not installed; none is imported."""
+    """Raise a `MissingPackageError` if any of the `packages` is not installed, without importing them."""
     missing = [_DISTRIBUTIONS.get(package, package) for package in packages if not _installed(package)]
     if missing:
         raise missing_package(purpose, " and ".join(missing), extra)
 
 
 def lazy_attributes(package: str, homes: Mapping[str, str], *requirement: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package whose public names are imported on first use.
+    """Return a module-level `__getattr__` that imports the public names of a package on first use.
 
     Args:
         package: name of the package.
-        homes: module of each public name, relative to the package.
-        requirement: arguments of `require_packages`, called before a module is imported.
+        homes: dictionary from each public name to its module, relative to the package.
+        requirement: arguments of `require_packages`, which is called before a module is imported.
     """
 
     def get(name: str) -> Any:

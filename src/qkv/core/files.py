@@ -1,4 +1,4 @@
-"""Write files atomically: a reader sees the old file or the new one, never a part."""
+"""Atomic writing of files: a reader sees either the old or the new content, never a partial file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["atomic_path", "check_creatable", "check_writable", "fsync", "write_a
 def atomic_path(target: Path, *, prefix: str | None = None, sync: bool = False) -> Iterator[Path]:
     """Yield the path of a temporary file in the folder of `target`; rename it to `target` when the block ends.
 
-    A block that raises leaves nothing behind.
+    If the block raises an exception, the temporary file is deleted.
 
     Args:
-        target: the final file, replaced if it exists.
+        target: the final file, which is replaced if it exists.
         prefix: start of the temporary file's name; None: a dot and the name of the target.
         sync: flush the file to the disk before it is renamed, so that it is complete after a power loss.
 
@@ -51,53 +51,53 @@ def atomic_path(target: Path, *, prefix: str | None = None, sync: bool = False) 
 
 
 def check_writable(target: Path, description: str = "the file", suffixes: Sequence[str] = ()) -> None:
-    """Check that a file can be written, before the computation that fills it.
+    """Check that a file can be written, so that a long computation does not fail when it saves its result.
 
     Args:
         target: the file.
         description: name of the file in error messages.
-        suffixes: suffixes of which the name must have one; none: any name is allowed.
+        suffixes: file name suffixes that are allowed; empty: any name is allowed.
 
     Raises:
-        DataError: the name has another suffix, the folder does not exist, or this user may not write to it.
+        DataError: the name has another suffix, the folder does not exist, or the current user may not write to it.
 
     Example:
         >>> check_writable(Path("no-such-folder/a.txt"))
         Traceback (most recent call last):
-        qkv.errors.DataError: there is no folder 'no-such-folder' for the file. Create it first.
+        qkv.errors.DataError: the folder of the file must exist, got 'no-such-folder'. Create the folder first.
     """
     if suffixes and target.suffix.lower() not in suffixes:
         raise DataError(f"the name of {description} must end in {', '.join(suffixes)}, got {target.name!r}. Rename it.")
     folder = target.parent
     if folder.exists() and not folder.is_dir():
-        raise DataError(f"{str(folder)!r} is not a folder, so {description} cannot be in it. Choose another folder.")
+        raise DataError(f"the parent of {description} must be a folder, got {str(folder)!r}. Choose another folder.")
     if not folder.is_dir():
-        raise DataError(f"there is no folder {str(folder)!r} for {description}. Create it first.")
+        raise DataError(f"the folder of {description} must exist, got {str(folder)!r}. Create the folder first.")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise _unwritable(description, target, os.strerror(errno.EACCES))
 
 
 def check_creatable(folder: Path, description: str) -> None:
-    """Check that a folder and its missing parents can be created, before the computation that fills them.
+    """Check that a folder and its missing parents can be created, so that a long computation does not fail later.
 
     Args:
         folder: the folder.
         description: name of the folder in error messages.
 
     Raises:
-        DataError: this user may not create it, or one of its parents is a file.
+        DataError: the current user may not create the folder, or one of its parents is a file.
 
     Example:
         >>> check_creatable(Path("/dev/null/a"), "the store")
         Traceback (most recent call last):
-        qkv.errors.DataError: '/dev/null' is not a folder, so the store cannot be in it. Choose another folder.
+        qkv.errors.DataError: the parent of the store must be a folder, got '/dev/null'. Choose another folder.
     """
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     check_writable(existing / folder.name, description)
 
 
 def fsync(path: Path) -> None:
-    """Wait until the bytes of a file, or the names in a folder, are on the disk."""
+    """Flush the content of a file, or the entries of a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -112,11 +112,11 @@ def write_atomic(
     *,
     sync: bool = False,
 ) -> None:
-    """Write a file atomically.
+    """Write a file atomically, so that a reader sees either the old or the new content.
 
     Args:
-        target: the file, replaced if it exists.
-        content: the bytes, or a function that writes them to a binary stream.
+        target: the file, which is replaced if it exists.
+        content: the bytes, or a function that writes the content to a binary stream.
         description: name of the file in error messages.
         sync: flush the file to the disk before it is renamed, so that it is complete after a power loss.
 
@@ -141,11 +141,11 @@ def write_atomic(
 
 
 def write_atomic_with_siblings(target: Path, save: Callable[[Path], object], description: str = "the file") -> None:
-    """Write a file and those that `save` writes beside it; each is atomic, and the target is renamed last.
+    """Write a file, and further files that `save` creates next to it, atomically one by one and the target last.
 
     Args:
-        target: the main file, replaced if it exists.
-        save: called with a path in a temporary folder, named like the target.
+        target: the main file, which is replaced if it exists.
+        save: function that is called with a path in a temporary folder; the file has the name of the target.
         description: name of the file in error messages.
 
     Raises:

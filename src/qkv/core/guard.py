@@ -1,7 +1,8 @@
-"""Products in which NaN and infinity of masked keys and values have no effect.
+"""Matrix products in which NaN and infinity of masked keys and values have no effect.
 
-A weight of zero is not enough: 0 · NaN is NaN, forward and backward. So non-finite elements are replaced by zeros
-before the product, and their effect is selected into the results that read them.
+A weight of zero is not enough, because 0 · NaN is NaN in the forward and in the backward pass. Non-finite elements
+are therefore replaced by zeros before the product, and NaN or infinity is then written to the results of pairs that
+are not masked.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["all_finite", "apply_weights", "guarded_logits", "zero_nonfinite"]
 
 
 def all_finite(x: Array) -> bool:
-    """Return whether every element is known to be finite: True for text and integers, False for tracers."""
+    """Return whether all elements are known to be finite: True for text and integers, False for tracers."""
     if is_text(x) or not is_floating(x):
         return True
     xp = namespace(x)
@@ -44,10 +45,10 @@ def guarded_logits(
     query: Num[Array, "*#batch q query_width"],
     key: Num[Array, "*#batch k key_width"],
 ) -> Num[Array, "*#batch #q #k"]:
-    """Return logits whose gradients do not become NaN for pairs of a finite query and a finite key.
+    """Compute logits such that a non-finite query or key causes no NaN in the gradients of other queries and keys.
 
-    Pairs with a non-finite query or key get the logit of the inputs, without gradient. All others get the logit
-    of inputs with zeros in place of NaN and infinity.
+    A pair with a non-finite query or key gets the logit of the original inputs, without a gradient. All other pairs
+    get the logit of inputs in which NaN and infinity are replaced by zeros.
     """
     xp = namespace(query)
     bad_query = ~xp.all(xp.isfinite(query), axis=-1)[..., :, None]
@@ -62,13 +63,13 @@ def apply_weights(
     support: Bool[Array, "*#batch #q #k"] | None,
     clean: bool,
 ) -> Float[Array, "*batch q value_width"]:
-    """Return `weights @ value` without reading values outside the support.
+    """Return `weights @ value`, where NaN and infinity outside the support have no effect.
 
     Args:
         weights: `(*batch, q, k)`.
         value: `(*batch, k, value_width)`.
-        support: which keys each query reads, broadcasting to the weights; None: all.
-        clean: whether the values are known to be finite, so that the plain product suffices.
+        support: booleans that broadcast to the weights, True for keys whose values are included; None: all keys.
+        clean: whether the values are known to be finite, so that a plain matrix product suffices.
     """
     xp = namespace(weights)
     if clean or support is None:

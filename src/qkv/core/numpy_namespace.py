@@ -1,7 +1,8 @@
 """The array API functions for NumPy, each looked up on first use.
 
-Functions that NumPy has with the standard's name and meaning come from NumPy, the others from array-api-compat,
-whose import takes as long as that of NumPy: it touches every attribute of NumPy, which loads its lazy submodules.
+Functions that NumPy defines as the standard does come from NumPy, and all others from array-api-compat. That package
+is imported only when needed: importing it takes as long as importing NumPy, because it reads every attribute of
+NumPy, which loads the lazy submodules.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ OWN = frozenset(
         *("uint32", "vecdot", "where", "zeros", "zeros_like"),
     )
 )
-"""Functions of NumPy that follow the standard."""
+"""Names of the NumPy functions that follow the standard."""
 
 STANDARD = "2024.12"
-"""Version of the standard that NumPy must declare; with an older one every function is array-api-compat's."""
+"""Minimum version of the standard that NumPy must declare; otherwise all functions come from array-api-compat."""
 
 
 class NumPyFunctions:
-    """The array API functions for NumPy as attributes.
+    """The array API functions for NumPy as attributes, which are looked up on first access.
 
     Example:
         >>> float(NumPyFunctions().exp(0.0))
@@ -54,7 +55,7 @@ class NumPyFunctions:
 def argsort(
     x: Num[np.ndarray, "*axes"], /, *, axis: int = -1, descending: bool = False, stable: bool = True
 ) -> Int[np.ndarray, "*axes"]:
-    """Return the indices that sort an array; equal elements keep their order, also if `descending`.
+    """Return the indices that sort an array; equal elements keep their original order, also if `descending`.
 
     Example:
         >>> argsort(np.array([1.0, 3.0, 3.0]), descending=True)

@@ -1,4 +1,4 @@
-"""Online softmax: partial results over some of the keys, which merge in any order and any grouping.
+"""Online softmax: partial results over disjoint sets of keys, which can be merged in any order and grouping.
 
     accumulate    m = max l           total = Σ e^(l − m)                  weighted = Σ e^(l − m) v
     merge         m = max(m₁, m₂)     total = Σᵢ totalᵢ e^(mᵢ − m)         weighted = Σᵢ weightedᵢ e^(mᵢ − m)
@@ -6,12 +6,12 @@
 
 `ExponentialSums` defines these steps once, for NumPy, PyTorch, JAX and TensorFlow; `WeightedSums` and `TopKeys` are
 the partial results of normalizers without exponentials. `kernels/runtime/tile_loop.py` and the compiled loop of
-`kernels/jax_loops/tiles.py` run exactly these steps through `Normalizer.accumulate` and `finalize`. These loops are
-specialised, because they work in place or need less than the general step:
+`kernels/jax_loops/tiles.py` run exactly these steps through `Normalizer.accumulate` and `finalize`. The following
+loops are specialised, because they work in place or omit steps that they do not need:
 
     kernels/tiled/softmax.py              PyTorch: in place, base-2 exponentials, no maximum where logits are bounded
     kernels/tiled/pooled_map.py           PyTorch: sums of each cell of a map, rescaled with the sums of the softmax
-    kernels/numpy_blocks/accumulator.py   NumPy: any shift near the maximum, moved only before an overflow; float64
+    kernels/numpy_blocks/accumulator.py   NumPy: float64, with a shift that is changed only to avoid an overflow
     kernels/fused/sdpa.py                 PyTorch: merges two finalized outputs by their log-sum-exp
     database/execute/accumulators.py      NumPy: float64, with a sum for the entropy of the weights
 
@@ -44,24 +44,27 @@ __all__ = [
 
 
 class PartialResult:
-    """A partial result of some queries over some of the keys."""
+    """Base class of partial results, which hold what a kernel has accumulated over a set of keys."""
 
     def merge(self, other: Self) -> Self:
-        """Return the partial result over the keys of both.
+        """Return the partial result over the keys of `self` and `other`.
 
         Raises:
-            TypeError: the class does not define how its results merge.
+            TypeError: the class does not define `merge`.
         """
-        raise TypeError(f"{type(self).__name__} must define merge. Return the partial result over the keys of both.")
+        raise TypeError(
+            f"{type(self).__name__} must define merge to combine partial results over different keys. "
+            "Override PartialResult.merge."
+        )
 
 
 @dataclass(frozen=True)
 class ExponentialSums(PartialResult):
-    """Sums of exponentials relative to the largest logit.
+    """The partial result of softmax: sums of exponentials relative to the largest logit.
 
     Attributes:
-        maximum: m = max l; −inf where a row has no key.
-        total: Σ e^(l − m); 0 where a row has no key.
+        maximum: m = max l; −inf for a row without a key.
+        total: Σ e^(l − m); 0 for a row without a key.
         weighted: Σ e^(l − m) v.
     """
 
@@ -75,11 +78,11 @@ class ExponentialSums(PartialResult):
         logits: Float[Array, "*batch q k"],
         weighted_sum: Callable[[Float[Array, "*batch q k"]], Float[Array, "*batch q value_width"]],
     ) -> ExponentialSums:
-        """Return the sums over the keys of one tile.
+        """Return the partial result over the keys of one tile.
 
         Args:
             logits: logits of the tile, −inf where a key is excluded.
-            weighted_sum: returns Σ e v from the exponentials e; the place of dropout and of masked values.
+            weighted_sum: function that returns Σ e v for the exponentials e, and applies dropout to them.
         """
         xp = namespace(logits)
         maximum = row_max(logits)
@@ -87,7 +90,7 @@ class ExponentialSums(PartialResult):
         return cls(maximum, xp.sum(exponentials, axis=-1, keepdims=True), weighted_sum(exponentials))
 
     def merge(self, other: ExponentialSums) -> ExponentialSums:
-        """Rescale both to the larger maximum and add."""
+        """Rescale both partial results to the larger maximum and add them."""
         maximum = namespace(self.maximum).maximum(self.maximum, other.maximum)
         own, others = rescale_factor(self.maximum, maximum), rescale_factor(other.maximum, maximum)
         return ExponentialSums(
@@ -99,11 +102,12 @@ class ExponentialSums(PartialResult):
     def finalize(
         self, shift: Float[Array, "*batch q 1"] | None = None, extra: Array | float = 0.0
     ) -> tuple[Float[Array, "*batch q value_width"], Float[Array, "*batch q 1"]]:
-        """Return the output and the total relative to `shift`; both are 0 where a row has no key.
+        """Return the output and the total relative to `shift`; both are 0 for a row without a key.
 
         Args:
-            shift: finite number of each row to which the sums are rescaled; None: its maximum, 0 without a key.
-            extra: mass added to the total, relative to the shift, such as that of an attention sink.
+            shift: finite shift of each row to which the sums are rescaled; None: the maximum of the row, or 0 for a
+                row without a key.
+            extra: number added to the total, relative to the shift, such as the exponential of an attention sink.
         """
         shift = finite_shift(self.maximum) if shift is None else shift
         factor = rescale_factor(self.maximum, shift)
@@ -113,7 +117,7 @@ class ExponentialSums(PartialResult):
 
 @dataclass(frozen=True)
 class WeightedSums(PartialResult):
-    """Plain sums of weights, and of values times weights.
+    """The partial result of normalizers without exponentials: the sum of weights and the weighted sum of values.
 
     Attributes:
         total: Σ w.
@@ -124,17 +128,17 @@ class WeightedSums(PartialResult):
     weighted: Float[Array, "*batch q value_width"]
 
     def merge(self, other: WeightedSums) -> WeightedSums:
-        """Add."""
+        """Return the sums of both partial results."""
         return WeightedSums(self.total + other.total, self.weighted + other.weighted)
 
 
 @dataclass(frozen=True)
 class TopKeys(PartialResult):
-    """The top k keys of each query, in descending order of rank; ties go to the lower index.
+    """The partial result with the top k keys of each query, in descending order of rank; ties go to the lower index.
 
     Attributes:
-        rank: number that decides, a logit or a logit plus a draw; −inf where there are fewer keys.
-        index: absolute index of each key; −1 where there are fewer keys.
+        rank: number by which keys are ordered, a logit or a logit plus random noise; −inf if there are fewer keys.
+        index: absolute index of each key; −1 if there are fewer keys.
         logit: logit of each key.
         value: value of each key.
         size: k.
@@ -147,7 +151,7 @@ class TopKeys(PartialResult):
     size: int
 
     def merge(self, other: TopKeys) -> TopKeys:
-        """Return the top k of both."""
+        """Return the top k keys of both partial results."""
         xp = namespace(self.rank)
         return TopKeys(
             xp.concat([self.rank, other.rank], axis=-1),
@@ -158,7 +162,7 @@ class TopKeys(PartialResult):
         ).top()
 
     def top(self) -> TopKeys:
-        """Sort by rank and keep the first `size` keys."""
+        """Return the partial result sorted by rank and restricted to the first `size` keys."""
         xp = namespace(self.rank)
         # First by index, then stably by rank: equal ranks keep the lower index first. NaN comes first, so that
         # it is not lost.
@@ -174,14 +178,14 @@ class TopKeys(PartialResult):
 
 
 def finite_shift(maximum: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:
-    """Return the maximum, or 0 where it is −inf: −inf − (−inf) would be NaN."""
+    """Return the maximum of each row, or 0 where the maximum is −inf, because −inf − (−inf) would be NaN."""
     return where(maximum == -math.inf, 0.0, maximum)
 
 
 def rescale_factor(old: Float[Array, "*batch q 1"], new: Float[Array, "*batch q 1"]) -> Float[Array, "*batch q 1"]:
-    """Return e^(old − new), the factor of sums relative to `old` when they become relative to `new`.
+    """Return e^(old − new), the factor that changes the shift of sums of exponentials from `old` to `new`.
 
-    The factor is 1 where both are equal, also where both are −inf.
+    The factor is 1 where `old` equals `new`, including where both are −inf.
     """
     # The exponential of 0 is 1.
     return namespace(old).exp(where(old == new, 0.0, old - new))
@@ -190,14 +194,14 @@ def rescale_factor(old: Float[Array, "*batch q 1"], new: Float[Array, "*batch q 
 def rescale(
     weighted: Float[Array, "*batch q value_width"], factor: Float[Array, "*batch q 1"]
 ) -> Float[Array, "*batch q value_width"]:
-    """Return weighted · factor, where a factor of 0 leaves non-finite numbers unchanged.
+    """Return weighted · factor, where a factor of 0 leaves non-finite elements unchanged.
 
-    An infinite value that was read is not lost when later keys outweigh it: 0 · inf would make it NaN.
+    An infinite weighted sum therefore stays infinite if later keys have much larger logits; 0 · inf would be NaN.
     """
     xp = namespace(weighted)
     return xp.where(factor == 0, where(xp.isfinite(weighted), 0.0, weighted), weighted * factor)
 
 
 def nonzero(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """Return `x`, or 1 where it is 0: a divisor, or the argument of a logarithm."""
+    """Return `x` with zeros replaced by 1, for use as a divisor or as the argument of a logarithm."""
     return where(x == 0, 1.0, x)

@@ -1,6 +1,7 @@
 """Top-k selection in each row. Ties go to the lowest index; NaN counts as the largest number.
 
-Whole rows are sorted only where a library's own top-k leaves it open which of several equal entries it takes.
+Whole rows are sorted only if the top-k function of the library does not specify which of several equal entries it
+returns.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["finite_top_k_indices", "kth_largest", "top_k_mask", "top_k_indices"]
 def top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch top"]:
     """Return the indices of the `count` largest entries along the last axis, largest first.
 
-    There are fewer if the axis is shorter.
+    If the axis has fewer than `count` entries, the indices of all entries are returned.
 
     Example:
         >>> top_k_indices(np.array([[1.0, 3.0, 3.0, 2.0, np.nan]]), 3)
@@ -47,7 +48,7 @@ def _nan_to_inf(x: Array) -> Array:
 
 
 def finite_top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*batch top"]:
-    """Return `top_k_indices`, except that entries of −inf may come in any order.
+    """Return the indices of the `count` largest entries like `top_k_indices`, but with entries of −inf in any order.
 
     This avoids sorting long rows with many masked keys.
 
@@ -76,7 +77,7 @@ def finite_top_k_indices(x: Num[Array, "*batch n"], count: int) -> Int[Array, "*
 
 
 def top_k_mask(x: Num[Array, "*batch n"], count: int) -> Bool[Array, "*batch n"]:
-    """Return which entries are among the `count` largest of their row.
+    """Return a boolean array that is True for the `count` largest entries of each row.
 
     Example:
         >>> top_k_mask(np.array([[1.0, 3.0, 3.0, 2.0]]), 1)
@@ -144,7 +145,7 @@ def _torch_top_k(x: Tensor, count: int) -> Tensor:
 
 
 def _resolve_ties(x: Num[Tensor, "n k"], last: Num[Tensor, "n 1"], count: int) -> Int[Tensor, "n top"]:
-    """Return the indices of all entries above `last`, the `count`-th largest, and of the first that equal it."""
+    """Return the indices of the `count` largest entries, given the `count`-th largest entry `last` of each row."""
     above, equal = x > last, x == last
     remaining = count - above.sum(dim=-1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(dim=-1) <= remaining))

@@ -1,8 +1,8 @@
-"""Base class of scores, normalizers, masks and readouts: immutable values that hold arrays.
+"""`Part`, the immutable base class of scores, normalizers, masks, readouts and positions.
 
-A part is a frozen dataclass whose fields are numbers, names, arrays, other parts, or tuples of these.
-`array_field(...)` declares the axes of an array field after its batch axes. Slicing for a tile, checks of batch axes
-and the accumulation of gradients follow from the declaration.
+A part is a frozen dataclass whose fields are numbers, strings, arrays, other parts, or tuples of these values.
+`array_field(...)` declares the axes of an array field after its batch axes. The declaration determines how the array
+is sliced for a tile, how its batch axes are checked and how its gradient is accumulated.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ def array_field(*names: str, default: Any = dataclasses.MISSING) -> Any:
     """Declare a dataclass field that may hold an array of shape `(*batch, *names)`.
 
     Args:
-        *names: names of the axes after the batch axes; without names the field is a number, or one per batch
-            element. Axes named "q" and "k" are sliced with the tile.
+        *names: names of the axes after the batch axes; without names the field holds one number, or one number per
+            batch element. Axes named "q" and "k" are sliced for a tile.
         default: default value of the field.
     """
     return dataclasses.field(default=default, metadata={"axes": names})
 
 
 def delegates(field: str, *names: str) -> Callable[[type[AnyPart]], type[AnyPart]]:
-    """Decorate a part so that attributes and methods are those of the inner part in a field.
+    """Return a class decorator that forwards attributes and methods of a part to its inner part.
 
     Args:
-        field: name of the field, or of the property, that holds the inner part.
-        *names: names of the attributes and methods.
+        field: name of the field or property that holds the inner part.
+        *names: names of the forwarded attributes and methods.
 
     Example:
         >>> from qkv.masks import Causal
@@ -76,11 +76,11 @@ def delegates(field: str, *names: str) -> Callable[[type[AnyPart]], type[AnyPart
 
 
 def _delegate(field: str, name: str) -> property:
-    return property(lambda self: getattr(getattr(self, field), name), doc=f"The `{name}` of `{field}`.")
+    return property(lambda self: getattr(getattr(self, field), name), doc=f"The attribute `{name}` of `{field}`.")
 
 
 class Part:
-    """A frozen dataclass of numbers, names, arrays and other parts."""
+    """Base class of scores, normalizers, masks, readouts and positions, which are immutable and may hold arrays."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -102,19 +102,19 @@ class Part:
             _register_pytree(type(self))
 
     def validate(self) -> None:
-        """Check numbers and names at construction. Values of arrays are not checked, because they may be tracers."""
+        """Check fields at construction. Elements of arrays are not checked, because arrays may be tracers."""
 
     # -- arrays -----------------------------------------------------------------------------------------
 
     def arrays(self) -> tuple[Array, ...]:
-        """Return all arrays of this part and its inner parts, in the order of the fields."""
+        """Return all arrays of this part and of its inner parts, in the order of the fields."""
         return tuple(array for array, _ in self._walk())
 
     def replace_arrays(self, arrays: Sequence[Array]) -> Self:
-        """Return the part with other arrays, in the order of `arrays()`, without validation.
+        """Return a copy of the part with its arrays replaced, in the order of `arrays()`, without validation.
 
         Raises:
-            ShapeError: there are more arrays than the part holds.
+            ShapeError: `arrays` has more elements than the part has arrays.
         """
         queue = list(arrays)
         out = self._map(lambda array, names: queue.pop(0))
@@ -123,15 +123,18 @@ class Part:
         return out
 
     def map_arrays(self, function: Callable[[Array], Array]) -> Self:
-        """Return the part with `function` applied to every array."""
+        """Return a copy of the part with `function` applied to every array."""
         return self._map(lambda array, names: function(array))
 
     def signature(self) -> Hashable:
-        """Return a hashable value of everything but array elements; parts with equal signatures share a plan."""
+        """Return a hashable key of the class, the fields, and the shapes and dtypes of the arrays.
+
+        The elements of arrays are not included. Parts with equal signatures share a plan.
+        """
         return (type(self), *(_signature(getattr(self, name)) for name in _fields(self)))
 
     def slice(self, rows: slice, cols: slice) -> Self:
-        """Return the part for a tile of queries and keys; axes of length 1 broadcast and are not sliced."""
+        """Return the part restricted to a tile of queries and keys; axes of length 1 are not sliced."""
 
         def slice_array(array: Array, names: tuple[str, ...] | None) -> Array:
             if not names or not ({"q", "k"} & set(names)):
@@ -144,7 +147,7 @@ class Part:
         return self._map(slice_array)
 
     def select_batch(self, index: BatchIndex) -> Self:
-        """Return the part for the batch elements at `index`."""
+        """Return the part restricted to the batch elements at `index`."""
         return self._map(lambda x, names: x if names is None else take_batch(x, index, len(names)))
 
     def bind(
@@ -154,17 +157,17 @@ class Part:
         dtype: DType = None,
         lengths: dict[str, int] | None = None,
     ) -> Self:
-        """Return the part for a call, with checked arrays of the library of the call.
+        """Return a copy of the part for use in a call, with arrays checked and converted to the call's library.
 
         Args:
             reference: an array of the call, which determines library and device.
             batch: batch axes of the call.
-            dtype: dtype for floating arrays; None: their own.
-            lengths: numbers of queries "q" and keys "k" of the call.
+            dtype: dtype to which floating-point arrays are cast; None: arrays keep their dtype.
+            lengths: number of queries "q" and number of keys "k" of the call.
 
         Raises:
-            ShapeError: an array has some batch axes but not all, or its axes do not broadcast to those of the call.
-            KindError: a floating array belongs to another library than the call.
+            ShapeError: an array has some but not all batch axes, or its shape does not broadcast to that of the call.
+            KindError: a floating-point array of the part belongs to another library than `reference`.
         """
 
         def check(array: Array, names: tuple[str, ...] | None) -> Array:
@@ -174,8 +177,8 @@ class Part:
             if library(array) != library(reference):
                 if is_floating(array):
                     raise KindError(
-                        f"{type(self).__name__} holds an array of {library(array)}, the call is in "
-                        f"{library(reference)}. Convert the part's array."
+                        f"arrays of {type(self).__name__} must belong to the library of query, key and value, "
+                        f"{library(reference)}, got an array of {library(array)}. Convert the array."
                     )
                 array = asarray_like(reference, array)
             if library(array) == "tensorflow" and dtype_name(array) == "int32":
@@ -185,7 +188,7 @@ class Part:
         return self._map(check)
 
     def check_lengths(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` if an array with an axis for queries or keys has another length."""
+        """Raise a `ShapeError` if the query axis or the key axis of an array has the wrong length."""
         for array, names in self._walk():
             if names and array.ndim >= len(names):
                 _check_lengths(type(self).__name__, array, names, {"q": q, "k": k})
@@ -205,7 +208,7 @@ class Part:
         function: Callable[[Any, tuple[str, ...] | None], Any],
         is_leaf: Callable[[object], bool] = is_array,
     ) -> Self:
-        """Return the part with `function(leaf, names of the field's axes)` in place of each leaf."""
+        """Return a copy of the part with each leaf replaced by `function(leaf, axis names of its field)`."""
         out = object.__new__(type(self))
         for name, value in self.__dict__.items():
             object.__setattr__(out, name, _mapped(value, _fields(self).get(name), function, is_leaf))
@@ -303,41 +306,43 @@ def _check_batch(owner: str, array: Array, names: tuple[str, ...], batch: tuple[
         if len(own) < len(batch) and own[0] == batch[0]:
             hint = "x[:, None]"
         raise ShapeError(
-            f"{owner} was given an array of shape {tuple(array.shape)}, read as ({expected}) with "
-            f"the batch axes {own}; the call has {batch}. Give it none or all of them, for "
-            f"example {hint}."
+            f"arrays of {owner} must have none or all of the batch axes {batch} of the call, got batch axes {own} in "
+            f"shape {tuple(array.shape)} = ({expected}). Change the number of axes, for example with {hint}."
         )
     if any(mine not in (1, theirs) for mine, theirs in zip(own, batch, strict=True)):
-        raise ShapeError(f"{owner} has batch axes {own}, the call has {batch}. They must be equal, or 1.")
+        raise ShapeError(
+            f"batch axes of arrays of {owner} must broadcast to the batch axes {batch} of the call, got {own}. "
+            "Make corresponding axes equal, or 1."
+        )
 
 
 def _check_lengths(owner: str, array: Array, names: tuple[str, ...], lengths: dict[str, int]) -> None:
     for name, length in zip(names, array.shape[array.ndim - len(names) :], strict=True):
         if length not in (1, lengths.get(name, length)):
             raise ShapeError(
-                f"{owner} holds an array of shape {tuple(array.shape)}, read as "
-                f"({', '.join(('*batch', *names))}); the call has {name} = {lengths[name]}. That axis must "
-                f"be {lengths[name]}, or 1."
+                f"axis {name} of arrays of {owner} must have length {lengths[name]} or 1, got length {length} in "
+                f"shape {tuple(array.shape)} = ({', '.join(('*batch', *names))}). The call has "
+                f"{name} = {lengths[name]}."
             )
 
 
 def expand_to_pairs(x: Array | float) -> Array | float:
-    """Return one number per batch element with two more axes, to broadcast with logits `(*batch, q, k)`.
+    """Append two axes to an array with one element per batch element, to broadcast with logits `(*batch, q, k)`.
 
-    Python numbers are returned as they are.
+    Python numbers are returned unchanged.
     """
     return x[..., None, None] if is_array(x) and x.ndim else x
 
 
 def require_number(owner: str, name: str, value: object, test: Callable[[float], bool], condition: str) -> None:
-    """Raise an `OptionError` if a Python number fails a test; arrays are not checked.
+    """Raise an `OptionError` unless a Python number satisfies a condition; arrays are not checked.
 
     Args:
-        owner: name of the class in the message.
-        name: name of the argument in the message.
-        value: the argument.
-        test: whether a number is allowed.
-        condition: the condition in the message, such as "a positive number".
+        owner: name of the class in the error message.
+        name: name of the argument in the error message.
+        value: value of the argument.
+        test: function that returns whether a number is allowed.
+        condition: the condition in the error message, such as "a positive number".
     """
     if is_array(value):
         return

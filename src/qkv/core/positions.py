@@ -17,16 +17,16 @@ Align: TypeAlias = Literal["start", "end"]
 
 @dataclass(frozen=True, eq=False)
 class Positions(Part):
-    """Positions of queries relative to those of keys; key j has position j. Give exactly one argument.
+    """Positions of the queries relative to the keys, where key j has position j. Exactly one argument must be given.
 
     Args:
         align: "start": query i has position i. "end": the last query has the position of the last key, as in
             decoding with a cache.
-        query_start: position of query 0, an integer, or an integer array with one per batch element.
+        query_start: position of query 0, an integer, or an integer array with one element per batch element.
 
     Raises:
-        OptionError: not exactly one argument is given, or `align` has another value.
-        KindError: `query_start` is not an integer.
+        OptionError: not exactly one argument is given, or `align` is neither "start" nor "end".
+        KindError: `query_start` is not an integer or an integer array.
 
     Example:
         >>> Positions(align="end").offset(q=2, k=5)
@@ -37,17 +37,19 @@ class Positions(Part):
     query_start: Array | int | None = array_field(default=None)
 
     def validate(self) -> None:
-        """Check that exactly one argument is given, and that it is allowed."""
+        """Check that exactly one argument is given and that its value is allowed."""
         if self.align not in (None, "start", "end"):
             raise OptionError(f'align must be "start" or "end", got {self.align!r}.')
         if (self.align is None) == (self.query_start is None):
             given = "none" if self.align is None else "both"
-            raise OptionError(f'exactly one of align and query_start must be given, got {given}. Try align="end".')
+            raise OptionError(
+                f'exactly one of align and query_start must be given, got {given}. Give align="start" or "end".'
+            )
         start = self.query_start
         if start is not None and not isinstance(start, int):
             object.__setattr__(self, "query_start", start := as_array(start))
         if start is not None and not isinstance(start, int) and "int" not in dtype_name(start):
-            raise KindError(f"query_start must be an integer, got {dtype_name(start)}.")
+            raise KindError(f"query_start must have an integer dtype, got {dtype_name(start)}.")
 
     def offset(self, q: int, k: int) -> Array | int:
         """Return the position of query 0 for `q` queries and `k` keys."""

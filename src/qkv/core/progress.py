@@ -1,4 +1,4 @@
-"""Progress of long work: the `Progress` callback and the bar that shows it."""
+"""Progress reports of long computations: the `Progress` callback type and a progress bar for terminals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Progress", "ProgressBar", "report", "track"]
 Item = TypeVar("Item")
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called as `progress(task, done, total)` with the name of the task; a total of 0 means unknown."""
+"""A callback `progress(task, done, total)`: name of the task, finished steps and all steps, or 0 if unknown."""
 
 _DELAY_SECONDS = 0.5
 
@@ -42,12 +42,12 @@ def track(items: Collection[Item], task: str, progress: Progress | None) -> Iter
 
 
 class ProgressBar:
-    """A `Progress` callback that draws a bar on stderr, with one line per task.
+    """A `Progress` callback that shows a progress bar on stderr, with one line per task.
 
-    It appears after half a second, only on a terminal, and disappears at the end of the `with` block.
+    The bar appears after half a second if stderr is a terminal, and is removed at the end of the `with` block.
 
     Args:
-        always: draw at once and also where stderr is not a terminal, and leave the finished bar there.
+        always: show the bar immediately, even if stderr is not a terminal, and do not remove it at the end.
 
     Example:
         >>> with ProgressBar() as progress:
@@ -62,7 +62,7 @@ class ProgressBar:
         self._hidden = not (always or sys.stderr.isatty())
 
     def __call__(self, task: str, done: int, total: int, note: str = "") -> None:
-        """Show that `done` of `total` steps of a task are done, with an optional note behind the bar."""
+        """Show that `done` of `total` steps of a task are finished, with an optional note after the bar."""
         if self._hidden:
             return
         if self._bar is None:
@@ -75,7 +75,7 @@ class ProgressBar:
         self._bar.update(self._tasks[task], completed=done, total=total or None, note=note)
 
     def clear(self) -> None:
-        """Remove the bar, before other output is printed."""
+        """Remove the bar, so that other output can be printed."""
         if self._bar is not None:
             self._bar.stop()
             self._bar, self._tasks = None, {}

@@ -1,7 +1,7 @@
 """Registration of scores, normalizers, masks and readouts as JAX pytrees.
 
-Their arrays are leaves and everything else is static. So a score with learned arrays works with `jax.jit`, `jax.grad`
-and `jax.vmap`, in Equinox modules and in the state of optimizers.
+The arrays of a part are leaves and all other fields are static. A score with learned arrays therefore works with
+`jax.jit`, `jax.grad` and `jax.vmap`, in Equinox modules and in the state of optimizers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _REGISTERED: set[type] = set()
 
 
 def register(kind: type[Part], root: type[Part]) -> None:
-    """Register a class and all subclasses of `root` that are not registered yet."""
+    """Register `kind`, `root` and all their subclasses as JAX pytrees, except for classes registered before."""
     if kind in _REGISTERED:
         return
     import jax
@@ -38,19 +38,19 @@ def register(kind: type[Part], root: type[Part]) -> None:
 
 @dataclass(frozen=True)
 class _Placeholder:
-    """Takes the place of an array in a `Skeleton`."""
+    """Placeholder for an array in a `Skeleton`."""
 
 
 @dataclass(frozen=True)
 class _Leaf:
-    """A leaf that JAX puts in place of an array, such as an axis of `vmap`, a shape or None."""
+    """A leaf that JAX uses in place of an array, such as an axis of `vmap`, a shape or None."""
 
     value: object
 
 
 @dataclass(frozen=True)
 class Skeleton:
-    """The static structure of a part: equal and with equal hashes for parts that differ only in their arrays.
+    """The static structure of a part; it is equal for parts that differ only in their arrays.
 
     Example:
         >>> import numpy as np

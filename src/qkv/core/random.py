@@ -1,8 +1,9 @@
-"""Random numbers as a function of (seed, batch element, query, key), whatever the kernel and the order of tiles.
+"""Random numbers that depend only on seed, batch element, query and key, not on the kernel or the order of tiles.
 
-Every kernel, every order of tiles and the backward pass see the same draw, because it depends on the absolute
-position alone. The generator is Threefry-2x32: 20 rounds from the seed to a key for each batch element and stream,
-13 rounds from there to the words of pairs. A call gives two words x and y, for queries 2i and 2i + 1:
+Every kernel, every order of tiles and the backward pass use the same random numbers, because each number depends only
+on the absolute indices of its pair. The generator is Threefry-2x32: 20 rounds turn the seed into a key for each batch
+element and stream, and 13 rounds turn this key into a random word for each pair. One evaluation of the generator
+gives two words x and y, for queries 2i and 2i + 1:
 
     uniform         x, y = threefry(key, (q // 2, k))            x for even q, y for odd
     dropout_mask    x, y = threefry(key, (q // 2, k // 2))       low half for even k, high half for odd
@@ -34,34 +35,34 @@ from qkv.core.typing import Array, Bool, Float
 __all__ = ["DROPOUT", "ROUNDS", "SAMPLE", "Indices", "dropout_mask", "dropout_rate", "gumbel", "uniform"]
 
 DROPOUT, SAMPLE = 1, 2
-"""Streams of draws. Different streams of one seed are independent."""
+"""Streams of random numbers, for dropout and for `Sample`. Different streams of one seed are independent."""
 ROUNDS = 13
-"""Rounds of the generator for the words of pairs; see docs/decisions/0008."""
+"""Number of rounds that turn a key into the random words of pairs; see docs/decisions/0008."""
 _HALF = 1 << 15
 _HIGHEST = 1.0 - 2.0**-24
 
 Range: TypeAlias = tuple[int, int]
 Indices: TypeAlias = Range | Array
-"""First index and one past the last; or an integer array that broadcasts to `(*batch, q, k)` and may be traced."""
+"""A range (first index, one past the last), or an integer array that broadcasts to `(*batch, q, k)`, also traced."""
 
 
 @lru_cache(maxsize=8)
 def _element_keys(seed: int, stream: int, count: int) -> tuple[Array, Array]:
-    """Return a key for each batch element. Two levels of the generator give neighbours unrelated keys."""
+    """Return a generator key for each batch element; the keys of neighbouring batch elements are unrelated."""
     reference = np.zeros(())
     key = (word(reference, seed), word(reference, seed >> 32))
     return threefry(key, (np.arange(count, dtype=np.uint32), word(reference, stream)))
 
 
 def _keys(seed: int, stream: int, batch: tuple[int, ...], index: BatchIndex) -> tuple[np.ndarray, np.ndarray]:
-    """Return keys `(*batch, 1, 1)` of the batch elements at `index`."""
+    """Return the generator keys `(*batch, 1, 1)` of the batch elements at `index`."""
     keys = (np.asarray(x).reshape(*batch, 1, 1) for x in _element_keys(seed, stream, math.prod(batch)))
     first, second = (np.asarray(take_batch(x, index, 2)) for x in keys)
     return first, second
 
 
 def _by_numpy(reference: Array) -> bool:
-    """Return whether the words may be computed in NumPy."""
+    """Return whether random words for `reference` can be computed in NumPy."""
     if library(reference) == "numpy":
         return sys.byteorder == "little"
     if not is_tensor(reference) or sys.byteorder != "little":
@@ -75,7 +76,7 @@ def _by_numpy(reference: Array) -> bool:
 def _key_words(
     reference: Array, seed: Seed, stream: int, batch: tuple[int, ...], index: BatchIndex
 ) -> tuple[Array, Array]:
-    """Return keys `(*batch, 1, 1)` in the library of `reference`."""
+    """Return the generator keys `(*batch, 1, 1)` of batch elements in the library of `reference`."""
     if not (isinstance(seed, int) and all(isinstance(n, int) for n in batch)):
         number = namespace(reference).reshape(arange(reference, 0, math.prod(batch)), (*batch, 1, 1))
         low, high = (word(reference, x) for x in seed_words(seed))
@@ -87,7 +88,7 @@ def _key_words(
 
 
 def _words(reference: Array, key: tuple[Array, Array], rows: Indices, cols: Indices) -> Array:
-    """Return words `(*batch, q, n)` of queries and counters."""
+    """Return random words `(*batch, q, n)` for all pairs of a query and a counter."""
     xp = namespace(reference)
     if not (_known(rows) and _known(cols)):
         q = _index_array(reference, rows)[:, None] if _known(rows) else _index_array(reference, rows)
@@ -118,7 +119,7 @@ def uniform(
     cols: Indices,
     index: BatchIndex = (),
 ) -> Float[Array, "*batch q k"]:
-    """Draw uniform numbers in (0, 1), which are equal in every array library up to rounding.
+    """Return uniform random numbers in (0, 1), which are equal in every array library up to rounding.
 
     Args:
         reference: an array of the library, device and dtype of the result.
@@ -169,7 +170,9 @@ def gumbel(
     cols: Indices,
     index: BatchIndex = (),
 ) -> Float[Array, "*batch q k"]:
-    """Draw standard Gumbel numbers; the key with the largest logit plus Gumbel is a draw from the softmax.
+    """Return standard Gumbel random numbers.
+
+    The key with the largest sum of logit and Gumbel number is a random sample from the softmax of the logits.
 
     Args:
         reference: an array of the library, device and dtype of the result.
@@ -192,7 +195,7 @@ def gumbel(
 
 
 def dropout_rate(dropout: float) -> float:
-    """Return the probability of dropping a weight, rounded to a multiple of 2^-16 because draws have 16 bits.
+    """Return the dropout probability rounded to a multiple of 2^-16, because each weight uses 16 random bits.
 
     Example:
         >>> dropout_rate(0.25), round(dropout_rate(0.1), 6)
@@ -214,7 +217,7 @@ def dropout_mask(
     dropout: float,
     index: BatchIndex = (),
 ) -> Bool[Array, "*batch q k"]:
-    """Return which weights dropout keeps, each with probability `1 - dropout_rate(dropout)`.
+    """Return a boolean array that is True for the weights kept, each with probability `1 - dropout_rate(dropout)`.
 
     Args:
         reference: an array of the library and device of the result.
@@ -246,7 +249,7 @@ def dropout_mask(
 
 
 def _half(words: Array, high: int | Array) -> Array:
-    """Return the low or high 16 bits of each word with the top bit flipped, so that they order as signed numbers."""
+    """Return the low or high 16 bits of each word with the top bit flipped."""
     xp = namespace(words)
     low = words & 0xFFFF
     if not isinstance(high, int):

@@ -1,7 +1,8 @@
 """The array API functions for TensorFlow tensors, based on `keras.ops`.
 
-Keras has most functions under the name of the standard. This module adds those with another name, and those for
-which the standard is stricter (order of equal elements, dtype of indices). Indices are int64, as in NumPy.
+Most functions have the same name in Keras as in the standard. This module adds functions that Keras names
+differently, and functions for which the standard is stricter than Keras (order of equal elements, dtype of indices).
+Indices are int64, as in NumPy.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def tensorflow_namespace() -> Namespace:
 
 
 class _TensorFlow:
-    """Functions and dtypes of the array API as attributes."""
+    """The functions and dtypes of the array API for TensorFlow, as attributes."""
 
     inf, nan = float("inf"), float("nan")
 
@@ -108,7 +109,7 @@ class _TensorFlow:
         return tf.matmul(x, y)
 
     def _like_static(self, out: Any, x: Any, y: Any, own: Any) -> Any:
-        """Restore the static shape, which graph operations on dynamic shapes lose."""
+        """Set the static batch shape of `out`, which TensorFlow loses in operations on dynamic shapes."""
         batch: Any = self._tf.broadcast_static_shape(x.shape[:-2], y.shape[:-2])
         out.set_shape(batch.concatenate(own.shape[-2:]))
         return out

@@ -1,4 +1,4 @@
-"""The counter-based generator Threefry-2x32: for arrays of every library, and in place in NumPy.
+"""The counter-based random number generator Threefry-2x32, for arrays of every library and, faster, for NumPy.
 
 Source: Salmon, Moraes, Dror, Shaw (2011), Parallel random numbers: as easy as 1, 2, 3,
 https://doi.org/10.1145/2063384.2063405.
@@ -17,17 +17,17 @@ from qkv.core.typing import Array, Num
 __all__ = ["MASK", "Seed", "numpy_pair_words", "seed_words", "threefry", "word"]
 
 Seed: TypeAlias = int | Array | tuple["int | Array", "int | Array"]
-"""An integer, an integer array without axes, or its low and high 32 bits."""
+"""A seed: an integer, a zero-dimensional integer array, or a tuple with the low and the high 32 bits."""
 
 MASK = 0xFFFFFFFF
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
 _CHUNK = 2**15
-"""Words per pass in NumPy, so that temporary arrays fit the cache."""
+"""Number of 32-bit words per pass in NumPy, chosen so that temporary arrays fit into the CPU cache."""
 
 
 def word(reference: Array, value: int | Array) -> Array:
-    """Return `value` modulo 2^32 as 32-bit words: unsigned integers, or int32 with the same bits in PyTorch."""
+    """Return `value` modulo 2^32 as uint32, or in PyTorch as int32 with the same bits."""
     xp = namespace(reference)
     if is_tensor(reference):
         if isinstance(value, int):
@@ -48,12 +48,12 @@ def _rotate(x: Array, by: int) -> Array:
 
 
 def threefry(key: tuple[Array, Array], counter: tuple[Array, Array], rounds: int = 20) -> tuple[Array, Array]:
-    """Return two random words for a key and a counter of two words each.
+    """Return two arrays of random 32-bit words, computed from a key and a counter of two words each.
 
     Args:
         key: two arrays of 32-bit words; see `word`.
         counter: two arrays of 32-bit words that broadcast with the key.
-        rounds: number of rounds.
+        rounds: number of rounds of the generator.
 
     Example:
         >>> zero = np.zeros((), dtype=np.uint32)
@@ -93,14 +93,14 @@ def seed_words(seed: Seed) -> tuple[int | Array, int | Array]:
 def numpy_pair_words(
     key: tuple[np.ndarray, np.ndarray], rows: tuple[int, int], cols: tuple[int, int], rounds: int
 ) -> Num[np.ndarray, "*batch q n"]:
-    """Return a word for each query and counter, computed in place in NumPy.
+    """Return a random 32-bit word for each pair of a query and a counter n, computed in place in NumPy.
 
-    Queries 2i and 2i + 1 have the first and the second word of counter `(i, n)`.
+    Query 2i gets the first and query 2i + 1 the second word that `threefry` computes for the counter `(i, n)`.
 
     Args:
-        key: two words of each batch element, `(*batch, 1, 1)`.
-        rows: first query and one past the last.
-        cols: first counter and one past the last.
+        key: two arrays `(*batch, 1, 1)` with the two words of the key of each batch element.
+        rows: index of the first query and one past the last.
+        cols: first counter n and one past the last.
         rounds: number of rounds of the generator.
     """
     batch = key[0].shape[:-2]
@@ -131,7 +131,7 @@ def _mix(
     out: np.ndarray,
     workspace: np.ndarray,
 ) -> None:
-    """Write the two words of each counter to `out[..., 0, :]` and `out[..., 1, :]`."""
+    """Write the two random words of each counter to `out[..., 0, :]` and `out[..., 1, :]`."""
     x, y, t = workspace
     # The first round, before the two counters are broadcast.
     right = col_counters + keys[1]

@@ -1,4 +1,4 @@
-"""The `Tile` of a call: a range of queries and keys, with their positions, batch elements and random seed."""
+"""`Tile`, a range of the queries and keys of a call with their positions, batch elements and random seed."""
 
 from __future__ import annotations
 
@@ -18,27 +18,30 @@ from qkv.errors import OptionError, PositionError
 __all__ = ["Centre", "Tile"]
 
 Centre: TypeAlias = "Array | tuple[Centre, ...] | None"
-"""Reference points of a score, `(*batch, 1, width)`: see `Score.centre`. A sum has one for each of its scores."""
+"""The reference point of a score, `(*batch, 1, width)`, or a tuple with one entry per score of a `SumOf`.
+
+`Score.centre` computes it.
+"""
 
 _COMPILED = ("jax", "tensorflow")
-"""Libraries whose compilers fuse elementwise functions of pairs, so evaluating per diagonal saves nothing."""
+"""Libraries whose compilers fuse elementwise functions, so evaluating a function once per diagonal saves nothing."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A range of the queries and keys of a call, with what depends on their place in it.
+    """A range of the queries and keys of a call, with their offsets in the call, positions and random seed.
 
     Attributes:
         rows: first query of the tile and one past the last.
         cols: first key of the tile and one past the last.
-        q_total, k_total: number of queries and of keys in the call.
+        q_total, k_total: number of queries and number of keys in the call.
         batch: batch axes of the tile.
-        positions: how query positions relate to key positions; None where the call does not say.
-        seed: seed of the random draws, or None.
+        positions: how query positions relate to key positions; None if the call gives no positions.
+        seed: seed of random numbers, or None.
         centre: reference point of the score (`Score.centre`), or None.
-        batch_origin: batch axes of the call and the index of this tile's elements in them; None: all elements.
+        batch_origin: batch axes of the call and the index of the tile's batch elements; None: the whole batch.
         dynamic_start: first query and first key as traced values, added to `rows` and `cols`. Compiled loops
-            know the size of a tile when they are traced, and its position only when they run. None: `rows`
+            know the size of a tile when they are traced, but its position only at run time. None: `rows`
             and `cols` are absolute.
     """
 
@@ -72,14 +75,14 @@ class Tile:
         return cls((0, q), (0, k), q, k, batch, positions, seed)
 
     def restrict(self, rows: tuple[int, int], cols: tuple[int, int]) -> Tile:
-        """Return the tile of the given absolute ranges of queries and keys."""
+        """Return a tile of the same call with the given absolute ranges of queries and keys."""
         # dataclasses.replace takes ten times as long, and kernels call this for every tile.
         tile = object.__new__(Tile)
         tile.__dict__.update(self.__dict__, rows=rows, cols=cols)
         return tile
 
     def select_batch(self, index: BatchIndex) -> Tile:
-        """Return the tile of the batch elements at `index`; this tile must cover the whole batch."""
+        """Return the tile restricted to the batch elements at `index`; this tile must cover the whole batch."""
         return dataclasses.replace(
             self,
             batch=batch_shape(self.batch, index),
@@ -89,13 +92,13 @@ class Tile:
         )
 
     def offset(self, align: Align | None = None) -> Array | int:
-        """Return the position of query 0: an int, or an integer array of the batch's shape.
+        """Return the position of query 0: an int, or an integer array with the shape of the batch axes.
 
         Args:
-            align: overrides the positions of the call.
+            align: alignment that overrides the positions of the call.
 
         Raises:
-            PositionError: query and key differ in length and the call gives no positions.
+            PositionError: the numbers of queries and keys differ and the call gives no positions.
         """
         if align is not None:
             return Positions(align=align).offset(self.q_total, self.k_total)
@@ -103,14 +106,15 @@ class Tile:
             return self.positions.offset(self.q_total, self.k_total)
         if self.q_total != self.k_total:
             raise PositionError(
-                f"{self.q_total} queries meet {self.k_total} keys and positions matter here. "
+                f"positions must be given for {self.q_total} queries and {self.k_total} keys, because the score, mask "
+                "or readout depends on positions and the lengths differ. "
                 f'Give positions=Positions(align="start") if query 0 has the position of key 0, or '
                 f'Positions(align="end") if the last query has the position of the last key.'
             )
         return 0
 
     def query_positions(self, reference: Array, align: Align | None = None) -> Int[Array, "*batch q 1"]:
-        """Return the positions of the tile's queries."""
+        """Return the positions of the tile's queries, in the library of `reference`."""
         offset = self.offset(align)
         rows = self.query_indices(reference)[:, None]
         return rows + (asarray_like(rows, offset)[..., None, None] if is_array(offset) else offset)
@@ -121,7 +125,7 @@ class Tile:
         return rows if self.dynamic_start is None else rows + self.dynamic_start[0]
 
     def key_positions(self, reference: Array) -> Int[Array, " k"]:
-        """Return the positions of the tile's keys, which are their indices."""
+        """Return the positions of the tile's keys, which equal their indices, in the library of `reference`."""
         cols = arange(reference, *self.cols)
         return cols if self.dynamic_start is None else cols + self.dynamic_start[1]
 
@@ -137,9 +141,9 @@ class Tile:
 
         Args:
             reference: an array of the library and device of the result.
-            function: applied elementwise to integers `(*batch, n, m)`. Where the whole batch has the same
-                positions it is evaluated once for each of the q + k - 1 diagonals.
-            align: overrides the positions of the call.
+            function: elementwise function of integer arrays `(*batch, n, m)`. If all batch elements have the same
+                positions, it is evaluated once for each of the q + k - 1 diagonals.
+            align: alignment that overrides the positions of the call.
         """
         span, cols = self.query_position_range(align), self.cols
         if span is None or span[1] < span[0] or cols[1] <= cols[0] or library(reference) in _COMPILED:
@@ -148,7 +152,7 @@ class Tile:
         return toeplitz(function(diagonals[None, :])[..., 0, :], self.rows[1] - self.rows[0], cols[1] - cols[0])
 
     def query_position_range(self, align: Align | None = None) -> tuple[int, int] | None:
-        """Return the first and last query position; None where they are traced or differ over the batch."""
+        """Return the first and last query position; None if they are traced or differ between batch elements."""
         offset = self.offset(align)
         # While a graph is traced, lengths may be symbols (PyTorch) or tensors (TensorFlow).
         if self.dynamic_start is not None or not (isinstance(offset, int) and isinstance(self.rows[1], int)):
@@ -156,22 +160,22 @@ class Tile:
         return self.rows[0] + offset, self.rows[1] - 1 + offset
 
     def uniform(self, reference: Array, stream: int) -> Float[Array, "*batch q k"]:
-        """Draw uniform numbers in (0, 1) for the pairs of this tile, `(*batch, q, k)`."""
+        """Return uniform random numbers in (0, 1) for all pairs of the tile, `(*batch, q, k)`."""
         return self._draw(random.uniform, reference, stream)
 
     def gumbel(self, reference: Array, stream: int) -> Float[Array, "*batch q k"]:
-        """Draw standard Gumbel numbers for the pairs of this tile, `(*batch, q, k)`."""
+        """Return standard Gumbel random numbers for all pairs of the tile, `(*batch, q, k)`."""
         return self._draw(random.gumbel, reference, stream)
 
     def dropout_mask(
         self, reference: Array, dropout: float, keys: Int[Array, "*#batch q n"] | None = None
     ) -> Bool[Array, "*batch q k"]:
-        """Return which weights dropout keeps.
+        """Return a boolean array that is True for the weights that dropout keeps.
 
         Args:
             reference: an array of the library and device of the result.
             dropout: probability of dropping a weight.
-            keys: absolute indices of the keys of each query, in place of the tile's own.
+            keys: absolute indices of the keys of each query; None: the keys of the tile.
         """
         batch, index = self.batch_origin or (self.batch, ())
         rows, cols = self._indices(reference)
@@ -185,11 +189,13 @@ class Tile:
 
     def _require_seed(self) -> Seed:
         if self.seed is None:
-            raise OptionError("This draws at random. Give seed=….")
+            raise OptionError(
+                "seed must be given for dropout and random normalizers, got None. Give seed=0, for example."
+            )
         return self.seed
 
     def _indices(self, reference: Array) -> tuple[random.Indices, random.Indices]:
-        """Return the ranges of queries and keys, or arrays of indices where Python does not know the ranges."""
+        """Return the ranges of queries and keys, or arrays of indices if the ranges are known only at run time."""
         if self.dynamic_start is None and library(reference) != "tensorflow":
             return self.rows, self.cols
         return self.query_indices(reference)[:, None], self.key_positions(reference)

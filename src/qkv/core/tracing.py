@@ -1,7 +1,7 @@
 """Detection of PyTorch's tracers and function transforms.
 
-Under them a tensor has no values to read, so kernels that inspect values, or define their own backward pass, are
-excluded.
+A tensor under a tracer or transform has no values to read, so the planner excludes kernels that inspect values or
+define their own backward pass.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ __all__ = ["tracing_mode"]
 
 
 def tracing_mode(*arrays: Array) -> str:
-    """Return the transform that hides the values of the arrays: "compile", "export", "vmap", "jvp", "twice" or "".
+    """Return the active PyTorch tracer or transform: "compile", "export", "vmap", "jvp", "twice" or "".
 
-    "vmap" includes `torch.func.grad`; "twice" is a gradient of a gradient there; "" is no transform.
+    "vmap" includes `torch.func.grad`, "twice" means nested calls of `torch.func.grad`, and "" means that the arrays
+    are not tensors or that no transform is active.
 
     Example:
         >>> import numpy as np

@@ -1,11 +1,11 @@
-"""Types of arrays, for annotations: the `Array` protocol, and jaxtyping's dtypes with named axes.
+"""Array types for annotations: the `Array` protocol, and jaxtyping's types with dtype and named axes.
 
     def logits(
         query: Float[Array, "*#batch q width"], key: Float[Array, "*#batch k width"]
     ) -> Float[Array, "*batch q k"]: ...
 
 Axes have the same names everywhere: `*batch`, `q`, `k`, `width`, `value_width`. `#` marks an axis that may
-be 1 and is then broadcast. mypy reads `Float[Array, "q k"]` as `Array`. The annotations are not evaluated at
+have length 1 and is then broadcast. mypy treats `Float[Array, "q k"]` as `Array`. The annotations are not evaluated at
 run time; the tests set `QKV_CHECK_SHAPES=1`, and then jaxtyping and beartype check every annotated call.
 """
 
@@ -29,10 +29,10 @@ __all__ = [
 ]
 
 DType: TypeAlias = Any
-"""A dtype of NumPy, PyTorch, JAX or TensorFlow, whose dtypes have no common type."""
+"""A dtype of NumPy, PyTorch, JAX or TensorFlow; the dtypes of these libraries have no common base class."""
 
 ArrayLike: TypeAlias = Any
-"""An array of a supported library, or numbers, lists and data frame columns, which `as_array` converts."""
+"""An array of a supported library, or a number, list or data frame column that `as_array` converts."""
 
 
 class Array(Protocol):
@@ -82,7 +82,7 @@ class Array(Protocol):
 class Namespace(Protocol):
     """The array API functions of one library, such as `matmul`, `exp` and `where`, as attributes.
 
-    Functions whose result is not one array, and attributes that are not functions, are declared here.
+    Only attributes that are not functions, and functions that do not return a single array, are declared here.
     """
 
     inf: float
@@ -113,7 +113,7 @@ elif os.environ.get("QKV_CHECK_SHAPES"):
 else:
 
     class _Unchecked:
-        """Stands for jaxtyping's types where nothing is checked, so that users need not install it."""
+        """Replacement for jaxtyping's types when shapes are not checked, so that users need not install jaxtyping."""
 
         def __class_getitem__(cls, item: tuple[type, str]) -> type:
             return item[0]

@@ -124,7 +124,9 @@ class MaskContract(PartContract):
     def test_positional_is_true_exactly_where_positions_are_wanted(self) -> None:
         mask = self.make(Draw(1, 5, 7))
         if mask.positional:
-            with pytest.raises(PositionError, match=r'5 queries meet 7 keys.*align="start".*align="end"'):
+            with pytest.raises(
+                PositionError, match=r'positions must be given for 5 queries and 7 keys.*align="start".*align="end"'
+            ):
                 mask.allowed(Tile.whole(5, 7), np.zeros(()))
         else:
             mask.allowed(Tile.whole(5, 7), np.zeros(()))
