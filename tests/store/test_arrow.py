@@ -124,7 +124,7 @@ def test_a_store_of_a_newer_format_asks_for_an_update(path: Path) -> None:
     newest = sorted((path / "versions").iterdir())[-1]
     text = json.loads(newest.read_text())["manifest"].replace('"format": 1', '"format": 2')
     newest.write_text(json.dumps({"check": disk.checksum(text.encode()), "manifest": text}))
-    with pytest.raises(DataError, match="newer qkv"):
+    with pytest.raises(DataError, match="newer version of qkv"):
         stores.open(path)
 
 

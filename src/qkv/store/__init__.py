@@ -1,13 +1,13 @@
-"""Tables on disk: appended to, deleted from, and read in blocks, in versions that never change.
+"""Versioned tables on disk: rows are appended, deleted, and read in blocks; a version never changes.
 
     create(path, schema)        create a store         open(path)        open an existing one
-    store.append(table)         append rows; they are on the disk when it returns
+    store.append(table)         append rows, and return when they are saved on disk
     store.delete(predicate)     delete the rows that a function selects
     store.blocks()              read the rows, block by block, memory-mapped
-    store.at(version)           open an older version  store.compact()   rewrite into fewer, fuller blocks
-    store.verify()              compare every byte with its checksum
+    store.at(version)           open an older version  store.compact()   merge small blocks
+    store.verify()              verify the checksums of all files
 
-Stores do not depend on queries and kernels: they yield blocks, and the engine attends to them.
+Stores do not depend on queries or kernels. They yield blocks of rows, over which the engine computes attention.
 """
 
 from qkv.core.extras import require_packages

@@ -1,4 +1,4 @@
-"""A store as a folder of Arrow IPC files, which needs no other package and is read at the speed of memory.
+"""The store backend of Arrow IPC files, which are memory-mapped and need no package besides pyarrow.
 
     STORE/versions/0000000003.json   the files of version 3; written atomically, and synced
     STORE/rows/….arrow               rows, and indices of deleted rows; never changed
@@ -7,8 +7,8 @@
     STORE/notes/                     a cache of results about the rows; may be removed
     STORE/writer.lock                held by the one process that writes
 
-The renaming of a manifest commits a version. A crash before it leaves files that no version names, which
-`compact` removes; after it, the version is committed.
+Renaming the manifest into place commits a version. A crash before that leaves files that belong to no version,
+which `compact` removes.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _SMALL = row_files.BYTES // 2
 
 
 class ArrowStore(Store):
-    """A folder of Arrow IPC files.
+    """A store in a folder of Arrow IPC files.
 
     Args:
-        path: the folder, made by `create`.
+        path: the folder, created by `create`.
         version: an older version; None: the newest.
-        damaged: `"refuse"` raises if a file is damaged; `"skip"` continues without its rows, and lists it in
-            `damages`.
+        damaged: `"refuse"` raises if a file is damaged; `"skip"` continues without its rows, and lists the
+            file in `damages`.
 
     Raises:
         DamagedStoreError: Files are missing, cut off or changed.
-        DataError: There is no such store or version.
+        DataError: The store or the version does not exist.
     """
 
     _row_folders = ("rows",)
@@ -85,7 +85,7 @@ class ArrowStore(Store):
                 yield Block(block.name, table, block.present)
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Compare every byte of this version with its checksum; return the damaged files."""
+        """Verify the checksums of all files of this version, and return the damaged files."""
         damages, intact = [], []
         files = self._manifest.row_files
         for row_file in track(files, "verifying", progress):
@@ -101,7 +101,7 @@ class ArrowStore(Store):
     # -- writing ----------------------------------------------------------------------------------------
 
     def delete_chosen(self, choose: BlockSelector) -> int:
-        """Delete rows by writing the indices of all deleted rows of each block."""
+        """Delete rows by writing, for each changed block, a file with the indices of all its deleted rows."""
         with self._writing():
             remaining, deleted = [], 0
             blocks = list(self.blocks())
@@ -134,12 +134,12 @@ class ArrowStore(Store):
                 self._load(read_manifest(self._versions, number))
                 return
             except (DamagedStoreError, FileNotFoundError):
-                # A compaction may remove files between the reading of a manifest and of what it names.
+                # A compaction may remove files after the manifest is read and before the files are.
                 if latest(self._versions) == number:
                     raise
 
     def _load(self, manifest: Manifest) -> None:
-        """Map the files of a version; files that are mapped already are not mapped again."""
+        """Memory-map the files of a version, except those that are already mapped."""
         import pyarrow as pa
 
         modified = row_files.modified_files(self._rows, row_files.with_deleted(manifest.row_files))
@@ -227,7 +227,7 @@ class ArrowStore(Store):
 
 
 def _present_after(block: Block, chosen: Bool[np.ndarray, " rows"] | None) -> Bool[np.ndarray, " rows"] | None:
-    """Return the rows of a block that remain after a deletion, or None if it deletes none of them."""
+    """Return a mask of the rows of a block that remain after a deletion, or None if no row is deleted."""
     if chosen is None:
         return None
     before = np.ones(block.table.num_rows, bool) if block.present is None else block.present

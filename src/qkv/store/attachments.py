@@ -1,6 +1,6 @@
-"""Files that belong to all versions of a store: written before the first version, verified like its rows.
+"""Attached files, which belong to all versions of a store and are written before the first version.
 
-STORE/attached/encoder.npz       its size and checksum are in the metadata, which every version has
+STORE/attached/encoder.npz       the size and checksum of the file are in the metadata of every version
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLDER = "attached"
 
 
 def attach(path: Path, attached: Mapping[str, bytes]) -> Metadata:
-    """Write files into the folder of a store before it is created.
+    """Write attached files into the folder of a store, before the store is created.
 
     Args:
         path: the store's folder.
@@ -40,12 +40,13 @@ def attach(path: Path, attached: Mapping[str, bytes]) -> Metadata:
 
 
 def attached_damages(path: Path, metadata: Metadata, read: bool = False) -> list[Damage]:
-    """Return the damaged files.
+    """Return the damaged attached files.
 
     Args:
         path: the store's folder.
         metadata: the store's metadata.
-        read: whether every byte is compared; otherwise only those of files modified since they were written.
+        read: whether the checksums of all files are verified, rather than only of files that were modified after they
+            were written.
     """
     folder, files = path / FOLDER, _files(metadata)
     modified = row_files.modified_files(folder, files)
@@ -58,12 +59,12 @@ def attached_damages(path: Path, metadata: Metadata, read: bool = False) -> list
 
 
 def read_attached(path: Path, metadata: Metadata, name: str) -> bytes:
-    """Return the bytes of an attached file, after comparing all of them.
+    """Return the bytes of an attached file, after verifying its checksum.
 
     Args:
         path: the store's folder.
         metadata: the store's metadata.
-        name: the file's name.
+        name: the name of the file.
 
     Raises:
         DataError: No such file is attached.
@@ -71,7 +72,7 @@ def read_attached(path: Path, metadata: Metadata, name: str) -> bytes:
     """
     file = next((file for file in _files(metadata) if file.name == name), None)
     if file is None:
-        raise DataError(f"{path.name!r} has no attached file {name!r}.")
+        raise DataError(f"the store {path.name!r} must have an attached file {name!r}, got none of this name.")
     target = path / FOLDER / name
     data = target.read_bytes() if target.is_file() else b""
     if len(data) != file.size or checksum(data) != file.check:

@@ -1,4 +1,4 @@
-"""The interface of stores: tables on disk, in versions."""
+"""The abstract base class of stores, which are versioned tables on disk."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 __all__ = ["Block", "BlockSelector", "Damage", "Metadata", "RowPredicate", "Store", "Version"]
 
 _FEW = 8
-"""Up to this number, single rows are sliced out of a block faster than they are taken."""
+"""Maximum number of rows for which slicing each row is faster than `Table.take`."""
 
 Metadata: TypeAlias = dict[str, Any]
 """Values of JSON types, by name."""
 
 RowPredicate = Callable[["pa.Table"], np.ndarray]
-"""Returns a boolean for each row of a pyarrow table."""
+"""A function that returns a boolean for each row of a pyarrow table."""
 
 BlockSelector = Callable[[Sequence["Block"]], Sequence[np.ndarray | None]]
-"""Returns for each of all blocks the selected rows as `(rows,)` booleans, or None for no rows.
+"""A function of all blocks that returns for each block `(rows,)` booleans, True for selected rows, or None.
 
-It may select rows that are already deleted.
+None selects no rows. The function may select rows that are already deleted.
 """
 
 
@@ -46,9 +46,9 @@ It may select rows that are already deleted.
 class Version:
     """One committed state of a store.
 
-    Fields:
-        number: 1 for the empty store that `create` makes; each commit adds 1.
-        operation: the operation that made it: `create`, `append`, `delete` or `compact`.
+    Attributes:
+        number: the number, 1 for the empty store that `create` makes, increased by 1 with each commit.
+        operation: the operation that committed the version: `create`, `append`, `delete` or `compact`.
         rows: number of rows.
         written: time of the commit, in UTC.
     """
@@ -61,12 +61,12 @@ class Version:
 
 @dataclass(frozen=True)
 class Damage:
-    """A damaged file.
+    """A damaged file of a store.
 
-    Fields:
-        file: its name within the store.
-        problem: `missing`, `cut off at 10 of 20 bytes`, `bytes changed`.
-        rows: number of rows of the open version that cannot be read because of it.
+    Attributes:
+        file: the name of the file within the store.
+        problem: the kind of damage, such as `missing`, `cut off at 10 of 20 bytes`, `bytes changed`.
+        rows: number of rows of the open version that cannot be read because of the damage.
     """
 
     file: str
@@ -79,12 +79,12 @@ class Damage:
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of a store.
+    """A block of a store: consecutive rows that are read together.
 
-    Fields:
+    Attributes:
         name: the name of the file or fragment.
         table: a pyarrow table, memory-mapped if the store can.
-        present: `(rows,)` booleans, False where a row is deleted; None if none is.
+        present: `(rows,)` booleans, False where a row is deleted; None if no row is deleted.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Block:
         return int(self.table.num_rows if self.present is None else self.present.sum())
 
     def rows(self, start: int, stop: int) -> pa.Table:
-        """Return a range of the rows that are not deleted, counted among these alone."""
+        """Return the rows from `start` to `stop`, exclusive; deleted rows are not counted."""
         if self.present is None:
             return self.table.slice(start, stop - start)
         import pyarrow as pa
@@ -108,7 +108,7 @@ class Block:
         return span.filter(pa.array(self.present[first : first + span.num_rows]))
 
     def present_rows(self) -> pa.Table:
-        """Return the table without its deleted rows, and without a copy if there are none."""
+        """Return the table without deleted rows; the table is not copied if no row is deleted."""
         if self.present is None:
             return self.table
         import pyarrow as pa
@@ -117,12 +117,12 @@ class Block:
 
 
 class Store(ABC):
-    """A table on disk, in versions.
+    """Base class of stores, which are versioned tables on disk.
 
-    One process writes at a time. Readers and the writer do not block each other: an open version stays as it is
-    until `refresh`.
+    One process writes at a time. Readers and the writer do not block each other: an open version does
+    not change until `refresh`.
 
-    Fields:
+    Attributes:
         path: the folder.
         version: the number of the open version.
         schema: the pyarrow schema.
@@ -138,7 +138,7 @@ class Store(ABC):
     _pinned: bool
     _skip: bool
     _row_folders: tuple[str, ...]
-    """The folders whose files are written by an operation before it is committed."""
+    """The folders to which an operation writes files before its commit."""
 
     def __init__(self, path: Path, version: int | None, damaged: str) -> None:
         check_choice("damaged", damaged, ("refuse", "skip"))
@@ -158,11 +158,11 @@ class Store(ABC):
             columns: the columns to read; None: all.
 
         Raises:
-            DamagedStoreError: A block is damaged, and the store was not opened to skip it.
+            DamagedStoreError: A block is damaged, and the store was not opened with `damaged="skip"`.
         """
 
     def append(self, table: pa.Table | Iterable[pa.Table]) -> int:
-        """Append rows; they are on the disk when this returns.
+        """Append rows, and return when they are saved on disk.
 
         Args:
             table: a pyarrow table with the columns of the store, in any order; or an iterable of such tables,
@@ -188,7 +188,7 @@ class Store(ABC):
         """Delete rows from the newest version; older versions keep them.
 
         Args:
-            predicate: given the rows of a block, returns the rows to delete.
+            predicate: a function of a pyarrow table that returns True for the rows to delete.
 
         Returns:
             The number of deleted rows.
@@ -197,23 +197,21 @@ class Store(ABC):
 
     @abstractmethod
     def delete_chosen(self, choose: BlockSelector) -> int:
-        """Delete rows from the newest version, selected from all of its blocks at once; see `delete`."""
+        """Delete rows from the newest version that a function selects from all blocks at once; see `delete`."""
 
     def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
-        """Rewrite small blocks, and blocks with deleted rows, into full ones.
+        """Merge small blocks and blocks with deleted rows into full blocks.
 
         Args:
-            keep: number of newest versions that remain readable; files of older ones are removed. None: all
-                remain, and nothing is removed.
+            keep: number of newest versions that remain readable; the files of older versions are removed. None: all
+                versions remain.
             progress: called as `progress("compacting", done, total)`.
 
         Returns:
             The number of bytes freed on the disk.
         """
         if keep is not None and keep < 1:
-            raise OptionError(
-                f"keep must be at least 1, as the newest version always remains, got {keep}. Give 1 or more."
-            )
+            raise OptionError(f"keep must be at least 1 or None, got {keep}. The newest version cannot be removed.")
         with self._writing():
             self._compact(progress)
             self.clear_cache()
@@ -235,10 +233,10 @@ class Store(ABC):
 
     @abstractmethod
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Compare every byte of this version with its checksum; return the damaged files."""
+        """Verify the checksums of all files of this version, and return the damaged files."""
 
     def refresh(self) -> bool:
-        """Open the newest version; return True if there was a newer one. A store opened by `at` stays."""
+        """Open the newest version, unless this store was opened by `at`; return whether the version changed."""
         if self._pinned or self._latest() == self.version:
             return False
         self._load_newest()
@@ -249,11 +247,11 @@ class Store(ABC):
         return sum(self.block_lengths())
 
     def snapshot(self) -> Self:
-        """Return this version as a store that later changes of this object do not affect."""
+        """Return a copy of this store, which keeps its version when this store changes."""
         return copy.copy(self)
 
     def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a table of the rows with these indices, which ascend and skip deleted rows."""
+        """Return a table of the rows with the given indices, in ascending order; deleted rows are not counted."""
         import pyarrow as pa
 
         tables, first = [], 0
@@ -272,7 +270,7 @@ class Store(ABC):
         return pa.concat_tables(tables or [self.empty(columns)])
 
     def empty(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a table without rows."""
+        """Return a table with the given columns and no rows."""
         import pyarrow as pa
 
         names = self.schema.names if columns is None else columns
@@ -283,7 +281,7 @@ class Store(ABC):
         return [len(block) for block in self.blocks()]
 
     def size_of(self, columns: Sequence[str]) -> int:
-        """Return the size of some columns in bytes, including deleted rows."""
+        """Return the total size of the given columns in bytes, including deleted rows."""
         return sum(block.table.nbytes for block in self.blocks(columns))
 
     def to_table(self, columns: Sequence[str] | None = None) -> pa.Table:
@@ -297,12 +295,12 @@ class Store(ABC):
         shutil.rmtree(self.cache_folder, ignore_errors=True)
 
     def fit_all(self, tables: pa.Table | Iterable[pa.Table]) -> Iterator[pa.Table]:
-        """Yield one table, or each of several, converted by `fit`."""
+        """Yield the table, or each table of an iterable, converted by `fit`."""
         for table in tables if isinstance(tables, Iterable) and not hasattr(tables, "schema") else (tables,):
             yield self.fit(table)
 
     def fit(self, table: pa.Table, schema: pa.Schema | None = None) -> pa.Table:
-        """Return a table with this store's columns, in its order and types.
+        """Return a table with the columns of this store, in the order and types of its schema.
 
         Args:
             table: a pyarrow table.
@@ -320,15 +318,15 @@ class Store(ABC):
             unknown = ", ".join(sorted(given - expected)) or "none"
             raise DataError(
                 f"rows for {self.path.name!r} must have the columns {', '.join(schema.names)}; "
-                f"missing: {lacking}; too many: {unknown}. Give each column once."
+                f"missing: {lacking}; unknown: {unknown}. Give each column once."
             )
         try:
             return table.select(schema.names).cast(schema)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
             first = str(error).strip().split("\n")[0].rstrip(". ")
             raise DataError(
-                f"rows do not fit the columns of {self.path.name!r}: {first}. "
-                f"Convert them to {', '.join(f'{f.name} {f.type}' for f in schema)}."
+                f"rows must fit the column types of {self.path.name!r}: {first}. "
+                f"Convert the columns to {', '.join(f'{f.name} {f.type}' for f in schema)}."
             ) from None
 
     def __repr__(self) -> str:
@@ -346,19 +344,19 @@ class Store(ABC):
 
     @abstractmethod
     def _load_newest(self) -> None:
-        """Open the newest readable version."""
+        """Open the newest version that can be read."""
 
     @abstractmethod
     def _append(self, tables: Iterator[pa.Table]) -> None:
-        """Write the rows of tables of this schema and commit them, if there are any."""
+        """Write tables with the schema of the store, and commit them if they have rows."""
 
     @abstractmethod
     def _compact(self, progress: Progress | None) -> None:
-        """Rewrite small files, and files with deleted rows, and commit the change, if there is one."""
+        """Merge small files and files with deleted rows, and commit the change, if there is one."""
 
     @abstractmethod
     def _remove_unneeded(self, keep: int | None) -> int:
-        """Remove all but the newest `keep` versions, and files of no version; return the number of bytes freed."""
+        """Remove old versions and files that belong to no version; return the number of bytes freed."""
 
     def _latest(self) -> int:
         return max(self._numbers(), default=0)
@@ -369,10 +367,10 @@ class Store(ABC):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Hold the writer's lock with the newest version open; remove new files if the block raises."""
+        """Hold the writer lock with the newest version open; remove uncommitted files after an exception."""
         if self._pinned:
             raise OptionError(
-                f"version {self.version} of {self.path.name!r} cannot be written: only the newest can. "
+                f"only the newest version of {self.path.name!r} can be written, got version {self.version}. "
                 "Open the store without a version."
             )
         with writer_lock(self.path):
@@ -387,10 +385,10 @@ class Store(ABC):
                 raise
 
     def _report(self, damages: list[Damage]) -> None:
-        """Raise if files are damaged and damaged files are not skipped."""
+        """Raise if there are damages, unless the store skips damaged files."""
         if damages and not self._skip:
             more = f"; and {len(damages) - 5} more" if len(damages) > 5 else ""
             raise DamagedStoreError(
                 f"{self.path.name!r} is damaged: {'; '.join(map(str, damages[:5]))}{more}. "
-                "Restore these files from a copy, or open it with damaged='skip' to read the other rows."
+                "Restore these files from a copy, or open the store with damaged='skip' to read the other rows."
             )

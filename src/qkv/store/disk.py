@@ -1,4 +1,4 @@
-"""Checksums, and files that are written atomically and are on the disk when the call returns."""
+"""Checksums, and atomic writing of files that are synced to disk."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 __all__ = ["TEMPORARY", "checksum", "sync_folder", "translate_disk_full", "write_synced"]
 
 TEMPORARY = ".writing-"
-"""Start of the names of temporary files."""
+"""Prefix of the names of temporary files."""
 
 _CHUNK = 2**24
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def checksum(data: Bytes) -> int:
-    """Return the CRC-32 of bytes, in chunks, so that a memory-mapped file is read once.
+    """Return the CRC-32 checksum of a buffer, computed in chunks.
 
     Example:
         >>> checksum(b"123456789") == 0xCBF43926
@@ -45,7 +45,7 @@ def checksum(data: Bytes) -> int:
 
 @contextmanager
 def translate_disk_full(name: str) -> Iterator[None]:
-    """Translate errors of a full disk, an exceeded quota or a too large file to `StoreFullError`."""
+    """Raise `StoreFullError` for operating system errors of a full disk, a quota or a file size limit."""
     try:
         yield
     except OSError as error:
@@ -53,15 +53,15 @@ def translate_disk_full(name: str) -> Iterator[None]:
             raise
         raise StoreFullError(
             f"{name!r} cannot be written: {os.strerror(error.errno)}. "
-            "The store is unchanged; free some space and repeat."
+            "The store is unchanged; free some space and try again."
         ) from None
 
 
 def write_synced(path: Path, data: Bytes) -> None:
-    """Write a file atomically and wait until its bytes are on the disk; for its name see `sync_folder`.
+    """Write a file atomically and sync its contents to disk; its name is synced by `sync_folder`.
 
     Raises:
-        StoreFullError: The disk is full, or the file exceeds the allowed size. Nothing is left behind.
+        StoreFullError: The disk is full, or the file exceeds the allowed size. No file remains.
     """
     with (
         translate_disk_full(path.name),
@@ -72,6 +72,6 @@ def write_synced(path: Path, data: Bytes) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Sync the names in a folder, so that a rename survives a power loss."""
+    """Sync a folder to disk, so that renamed files survive a power loss."""
     with translate_disk_full(path.name):
         fsync(path)

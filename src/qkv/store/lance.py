@@ -1,12 +1,12 @@
-"""A store as a Lance dataset, readable by other programs of the Lance family.
+"""The store backend of Lance datasets, which other programs can read with Lance.
 
-A commit is Lance's own: files of rows, then a manifest that is linked into place. Lance syncs none of them, so a
-power loss can leave an empty newest manifest, which no version of Lance opens. This class syncs the files of rows
-before the commit, and the manifest and its folder after it. If the newest manifest cannot be read, opening the
-store renames it with a warning.
+Lance commits a version by writing files of rows and then linking a manifest into place. Lance syncs neither, so a
+power loss can leave an empty newest manifest, with which Lance cannot open the dataset. This module syncs the files of
+rows before the commit, and the manifest and its folder after it. If the newest manifest cannot be read, opening the
+store renames the manifest with a warning.
 
-Differences from a folder of Arrow files: bytes are not compared with checksums (`verify` reads every row, and
-detects files that are missing, cut off or do not decode); a reader that was open when old versions were removed
+Differences from a folder of Arrow files: there are no checksums (`verify` decodes every row, and
+detects files that are missing, cut off or cannot be decoded); a reader that was open when old versions were removed
 must refresh; rows are decoded, not memory-mapped.
 """
 
@@ -57,10 +57,10 @@ _OPERATIONS = {"Overwrite": "create", "Append": "append", "Delete": "delete", "R
 
 
 def import_lance() -> Any:
-    """Return the package `lance`.
+    """Import pylance, and return the module `lance`.
 
     Raises:
-        MissingPackageError: It is not installed.
+        MissingPackageError: pylance is not installed.
     """
     try:
         import lance
@@ -80,17 +80,17 @@ def is_lance(path: Path) -> bool:
 
 
 class LanceStore(Store):
-    """A Lance dataset in a folder.
+    """A store in the folder of a Lance dataset.
 
     Args:
         path: the folder.
         version: an older version; None: the newest.
         damaged: `"refuse"` raises if a file of rows is missing or cut off; `"skip"` continues without its rows,
-            and lists it in `damages`.
+            and lists the file in `damages`.
 
     Raises:
         DamagedStoreError: No version can be read, or files of rows are missing or cut off.
-        DataError: There is no such version.
+        DataError: The version does not exist.
         MissingPackageError: pylance is not installed.
     """
 
@@ -117,7 +117,7 @@ class LanceStore(Store):
     # -- reading ----------------------------------------------------------------------------------------
 
     def blocks(self, columns: Sequence[str] | None = None) -> Iterator[Block]:
-        """Yield the fragments of this version; see `Store.blocks`."""
+        """Yield the fragments of this version as blocks; see `Store.blocks`."""
         names = None if columns is None else list(columns)
         for fragment in self._fragments():
             with translate_errors(self.path):
@@ -129,13 +129,13 @@ class LanceStore(Store):
         return [fragment.count_rows() for fragment in self._fragments()]
 
     def size_of(self, columns: Sequence[str]) -> int:
-        """Return the approximate size of some columns in bytes."""
+        """Return the approximate total size of the given columns in bytes."""
         fields = [self.schema.field(name).type for name in columns]
         widths = [cell_bytes(type_) for type_ in fields]
         return len(self) * sum(widths)
 
     def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a table of the rows with these indices; see `Store.take`."""
+        """Return a table of the rows with the given indices; see `Store.take`."""
         names = list(self.schema.names if columns is None else columns)
         if not len(rows):
             return self.empty(names)
@@ -145,7 +145,7 @@ class LanceStore(Store):
             return self._dataset.take(rows.tolist(), columns=names).cast(self.empty(names).schema)
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Decode all rows of this version; return the damaged files."""
+        """Decode all rows of this version, and return the damaged files."""
         fragments, damages = self._dataset.get_fragments(), []
         for fragment in track(fragments, "verifying", progress):
             damage = self._damage(fragment)
@@ -161,7 +161,7 @@ class LanceStore(Store):
     # -- writing ----------------------------------------------------------------------------------------
 
     def delete_chosen(self, choose: BlockSelector) -> int:
-        """Delete rows, selected from all fragments at once."""
+        """Delete rows that a function selects from all fragments at once."""
         with self._writing():
             fragments = list(self._fragments())
             remaining, removed, deleted = [], [], 0
@@ -241,7 +241,7 @@ class LanceStore(Store):
         self._load(self._newest())
 
     def _newest(self) -> lance.LanceDataset:
-        """Return the newest readable version; unreadable newer ones are renamed."""
+        """Return the newest version that can be read, and rename the manifests of newer versions."""
         numbers = self._numbers()
         for back, number in enumerate(reversed(numbers)):
             try:
@@ -252,7 +252,8 @@ class LanceStore(Store):
                 self._set_aside(numbers[-back:])
             return dataset
         raise DamagedStoreError(
-            f"{self.path.name!r}: no manifest of its {len(numbers)} versions can be read. Restore it from a copy."
+            f"{self.path.name!r} is damaged: no manifest of its {len(numbers)} versions can be read. "
+            "Restore the store from a copy."
         )
 
     def _at(self, version: int) -> lance.LanceDataset:
@@ -264,18 +265,18 @@ class LanceStore(Store):
             if version not in numbers:
                 there = ", ".join(map(str, numbers[-5:])) or "none"
                 raise DataError(
-                    f"{self.path.name!r} has no version {version}; the newest it has are {there}."
+                    f"version must exist in {self.path.name!r}, got {version}. The newest versions are {there}."
                 ) from None
             raise DamagedStoreError(
                 f"{self.path.name!r}: the manifest of version {version} is damaged ({first_line(error)}). "
-                f"Open version {version - 1}, or restore it from a copy."
+                f"Open version {version - 1}, or restore the manifest from a copy."
             ) from None
 
     def _set_aside(self, numbers: list[int]) -> None:
         names = ", ".join(map(str, numbers))
         warnings.warn(
-            f"{self.path.name!r}: version {names} cannot be read, as after a power loss, and was set aside; "
-            "the newest readable version is open. Write again what was written then.",
+            f"{self.path.name!r}: version {names} cannot be read, probably because of a power loss, and was set aside. "
+            "The newest readable version is open. Repeat the last write.",
             UserWarning,
             stacklevel=4,
         )
@@ -298,7 +299,7 @@ class LanceStore(Store):
         self.schema = dataset.schema.remove_metadata()
 
     def _damage(self, fragment: LanceFragment) -> Damage | None:
-        """Return the damage of a fragment that the sizes of its files show."""
+        """Return the damage of a fragment if a file is missing or has a wrong size, else None."""
         for each in fragment.metadata.files:
             path = self.path / "data" / each.path
             try:

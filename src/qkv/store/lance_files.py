@@ -1,4 +1,4 @@
-"""The files of a Lance dataset: listing, syncing, and translation of Lance's errors."""
+"""Names, sizes and syncing of the files of a Lance dataset, and translation of the errors of Lance."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ HINT = "latest_version_hint.json"
 
 
 def sync_all(folder: Path, known: set[Path]) -> None:
-    """Sync the new files of a folder, and its names.
+    """Sync the new files of a folder and the folder itself to disk.
 
     Args:
         folder: the folder.
-        known: files that are synced already.
+        known: files that are already synced.
     """
     if not folder.is_dir():
         return
@@ -47,7 +47,7 @@ def sync_all(folder: Path, known: set[Path]) -> None:
 
 @contextmanager
 def translate_errors(path: Path) -> Iterator[None]:
-    """Translate Lance's errors to `StoreFullError` and `DamagedStoreError`."""
+    """Raise `StoreFullError` or `DamagedStoreError` for the corresponding errors of Lance."""
     import pyarrow as pa
 
     try:
@@ -56,33 +56,34 @@ def translate_errors(path: Path) -> Iterator[None]:
         if "os error 28" in str(error) or "No space left" in str(error) or "os error 27" in str(error):
             raise StoreFullError(
                 f"{path.name!r} cannot be written: the disk is full. The store is unchanged; free some space "
-                "and repeat."
+                "and try again."
             ) from None
         if "not found" in str(error).lower():
             raise DamagedStoreError(
-                f"{path.name!r}: {first_line(error)}. If it was compacted, refresh; else restore it from a copy."
+                f"{path.name!r}: {first_line(error)}. "
+                "If the store was compacted, refresh it; otherwise restore it from a copy."
             ) from None
         raise
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message."""
+    """Return the first line of the message of an error."""
     return (str(error).strip().split("\n")[0] or type(error).__name__)[:200].rstrip(". ")
 
 
 def file_name(fragment: LanceFragment) -> str:
-    """Return the name of a fragment's file."""
+    """Return the name of the first file of a fragment."""
     return str(fragment.metadata.files[0].path)
 
 
 def fragment_name(fragment: LanceFragment) -> str:
-    """Return a name that differs if other rows of the same file are deleted."""
+    """Return a unique name of a fragment and the set of its deleted rows."""
     deleted = fragment.metadata.to_json().get("deletion_file") or {}
     return f"{file_name(fragment)}-{deleted.get('id', 0)}"
 
 
 def cell_bytes(type_: pa.DataType) -> int:
-    """Return the approximate size of a cell in bytes."""
+    """Return the approximate size in bytes of a cell of an Arrow type."""
     size = getattr(type_, "list_size", None)
     if size is not None:
         return int(size) * cell_bytes(type_.value_type)

@@ -1,4 +1,4 @@
-"""The lock of the one writing process. The operating system releases it when that process dies."""
+"""The writer lock of a store, which the operating system releases when the process that holds it ends."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ WAIT_SECONDS = 10.0
 
 @contextmanager
 def writer_lock(path: Path) -> Iterator[None]:
-    """Hold the writer's lock of a store.
+    """Hold the writer lock of a store.
 
     Raises:
-        StoreBusyError: Another process holds it for ten seconds.
+        StoreBusyError: Another process has held the lock for ten seconds.
     """
     import filelock
 
@@ -28,7 +28,7 @@ def writer_lock(path: Path) -> Iterator[None]:
     except filelock.Timeout:
         raise StoreBusyError(
             f"another process has been writing to {path.name!r} for {WAIT_SECONDS:.0f} seconds. "
-            "Wait until it has finished and repeat."
+            "Wait until that process has finished and try again."
         ) from None
     try:
         yield

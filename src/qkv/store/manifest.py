@@ -1,7 +1,7 @@
-"""Manifests: the list of files of one version of a store, written once and never changed.
+"""Manifests, which list the files of each version of a store and are never changed.
 
-The newest version is the manifest with the highest number. A manifest contains its own checksum, so that a
-damaged one is detected.
+The manifest with the highest number is the newest version. A manifest contains its own checksum, so that damage is
+detected.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SUFFIX = ".json"
 
 @dataclass(frozen=True)
 class RowFile:
-    """A file of rows, or of the indices of deleted rows.
+    """A file that holds rows, or the indices of deleted rows.
 
-    Fields:
-        name: its name.
-        rows: number of rows that it holds.
+    Attributes:
+        name: the name of the file.
+        rows: number of rows in the file.
         size: size in bytes.
-        check: its CRC-32.
-        changed: its modification time at the commit, in nanoseconds.
+        check: the CRC-32 checksum.
+        changed: the modification time at the commit, in nanoseconds.
         deleted: the file with the indices of the rows that are deleted in this version.
     """
 
@@ -65,7 +65,7 @@ class Manifest:
 
     @property
     def version(self) -> Version:
-        """The version as reported to users."""
+        """The description of this version, as returned by `Store.versions`."""
         return Version(self.number, self.operation, self.rows, datetime.fromisoformat(self.written))
 
     def files(self) -> set[str]:
@@ -74,16 +74,16 @@ class Manifest:
         return named | {file.deleted.name for file in self.row_files if file.deleted}
 
     def next(self, operation: str, row_files: tuple[RowFile, ...]) -> Manifest:
-        """Return the version after this one."""
+        """Return the manifest of the next version."""
         return replace(self, number=self.number + 1, operation=operation, written=_now(), row_files=row_files)
 
     @classmethod
     def first(cls, schema: str, metadata: Metadata) -> Manifest:
-        """Return version 1, without rows."""
+        """Return the manifest of version 1, which has no rows."""
         return cls(1, "create", _now(), schema, metadata, ())
 
     def write(self, folder: Path) -> None:
-        """Commit this version, which becomes the newest."""
+        """Write the manifest to a folder, which commits the version."""
         body = {"format": FORMAT, **asdict(self)}
         body["pieces"] = body.pop("row_files")  # the name in format 1
         text = json.dumps(body, ensure_ascii=False, indent=0, sort_keys=True)
@@ -115,11 +115,13 @@ def latest(folder: Path) -> int:
     """Return the number of the newest version.
 
     Raises:
-        DataError: There is none.
+        DataError: There is no manifest.
     """
     found = numbers(folder)
     if not found:
-        raise DataError(f"{folder.parent.name!r} has no version, so it is not a store. Create it with `create`.")
+        raise DataError(
+            f"path must be a store, got {folder.parent.name!r} without versions. Create a store with `create`."
+        )
     return found[-1]
 
 
@@ -127,8 +129,8 @@ def read_manifest(folder: Path, number: int) -> Manifest:
     """Return the manifest of a version.
 
     Raises:
-        DataError: There is no such version, or a newer program wrote it.
-        DamagedStoreError: It is damaged.
+        DataError: The version does not exist, or was written by a newer version of qkv.
+        DamagedStoreError: The manifest is damaged.
     """
     path = manifest_path(folder, number)
     try:
@@ -138,7 +140,9 @@ def read_manifest(folder: Path, number: int) -> Manifest:
             raise ValueError("bytes changed")
     except FileNotFoundError:
         there = ", ".join(map(str, numbers(folder)[-5:])) or "none"
-        raise DataError(f"{folder.parent.name!r} has no version {number}; the newest it has are {there}.") from None
+        raise DataError(
+            f"version must exist in {folder.parent.name!r}, got {number}. The newest versions are {there}."
+        ) from None
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedStoreError(
             f"{folder.parent.name!r}: the manifest of version {number} is damaged ({error}). "
@@ -146,7 +150,7 @@ def read_manifest(folder: Path, number: int) -> Manifest:
         ) from None
     body = json.loads(text)
     if body.pop("format") > FORMAT:
-        raise DataError(f"{folder.parent.name!r} was written by a newer qkv. Update: pip install -U qkv.")
+        raise DataError(f"{folder.parent.name!r} was written by a newer version of qkv. Update: pip install -U qkv.")
     body["row_files"] = tuple(_row_file(fields) for fields in body.pop("pieces"))
     return Manifest(**body)
 

@@ -1,4 +1,4 @@
-"""Creation, opening and removal of stores of either backend."""
+"""Creation, opening and removal of stores."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def create(
     Args:
         path: a folder that does not exist or is empty.
         schema: a pyarrow schema.
-        metadata: other values to save, of JSON types.
+        metadata: values of JSON types to save with the store.
         backend: `"arrow"`, a folder of Arrow IPC files, or `"lance"`, a Lance dataset.
         attached: contents of files that belong to all versions, by name; see `read_attached`.
 
@@ -73,11 +73,11 @@ def create(
 
 
 def require_free(path: str | PathLike[str], backend: str = "arrow") -> None:
-    """Check that a store can be created, before anything is written.
+    """Raise if a store cannot be created at a path; nothing is written.
 
     Raises:
         DataError: The path is not empty.
-        OptionError: There is no such backend.
+        OptionError: The backend is unknown.
         MissingPackageError: pylance is not installed.
     """
     folder = Path(path)
@@ -85,7 +85,9 @@ def require_free(path: str | PathLike[str], backend: str = "arrow") -> None:
     if backend == "lance":
         import_lance()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise DataError(f"{str(path)!r} exists already. Open it, remove it, or choose another path.")
+        raise DataError(
+            f"path must be new or an empty folder, got {str(path)!r}. Choose another path, or open the existing store."
+        )
     check_creatable(folder, "the store")
 
 
@@ -108,10 +110,12 @@ def open(path: str | PathLike[str], *, version: int | None = None, damaged: str 
         damaged: `"refuse"` raises if a file is damaged; `"skip"` continues without its rows.
 
     Raises:
-        DataError: The path is not a store, or has no such version.
+        DataError: The path is not a store, or the version does not exist.
         DamagedStoreError: Files are missing, cut off or changed.
     """
     if not is_store(path):
-        raise DataError(f"{str(path)!r} is not a store. Create one with Database.create or qkv store create.")
+        raise DataError(
+            f"path must be a store, got {str(path)!r}. Create a store with Database.create or qkv store create."
+        )
     kind = ArrowStore if _is_arrow(Path(path)) else LanceStore
     return kind(Path(path), version, damaged)

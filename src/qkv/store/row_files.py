@@ -1,4 +1,4 @@
-"""The files of rows of an Arrow store: written atomically, memory-mapped, compared with their checksums."""
+"""Writing, memory-mapping and verification of the files of an Arrow store."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ __all__ = [
 ]
 
 BYTES = 2**25
-"""Approximate size of a file of rows, 32 MiB. One damaged file loses no more than this."""
+"""Approximate size of a file of rows, 32 MiB. A damaged file loses at most this much data."""
 
 VERIFIED = "verified.json"
 
 
 def split_table(table: pa.Table) -> Iterator[pa.Table]:
-    """Yield a table in parts of about `BYTES`, at least one row each."""
+    """Split a table into parts of about `BYTES` bytes, with at least one row each."""
     if not table.num_rows:
         return
     parts = min(table.num_rows, -(-table.nbytes // BYTES)) or 1
@@ -49,7 +49,7 @@ def split_table(table: pa.Table) -> Iterator[pa.Table]:
 
 
 def write_rows(folder: Path, tables: Iterable[pa.Table]) -> tuple[RowFile, ...]:
-    """Write each table to one file, and sync the folder."""
+    """Write each table to a file, and sync the folder to disk."""
     files = tuple(_write_file(folder, table) for table in tables)
     sync_folder(folder)
     return files
@@ -73,14 +73,14 @@ def write_file(path: Path, rows: int, data: bytes | pa.Buffer) -> RowFile:
 
 
 def load(folder: Path, file: RowFile) -> pa.Table:
-    """Return the table in a file, memory-mapped."""
+    """Return the table in a file, as a memory-mapped pyarrow table."""
     import pyarrow as pa
 
     return pa.ipc.open_file(pa.memory_map(str(folder / file.name))).read_all()
 
 
 def load_present(folder: Path, file: RowFile) -> Bool[np.ndarray, " rows"] | None:
-    """Return booleans, False where a row is deleted, or None if none is."""
+    """Return a mask that is False for deleted rows, or None if no row is deleted."""
     if file.deleted is None:
         return None
     present = np.ones(file.rows, bool)
@@ -89,12 +89,12 @@ def load_present(folder: Path, file: RowFile) -> Bool[np.ndarray, " rows"] | Non
 
 
 def find_problem(folder: Path, file: RowFile, read: bool) -> str | None:
-    """Return what is wrong with a file, or None.
+    """Return the kind of damage of a file in words, or None if the file is intact.
 
     Args:
-        folder: its folder.
+        folder: the folder of the file.
         file: the file as recorded.
-        read: whether every byte is compared; otherwise only the length is.
+        read: whether the checksum is verified, rather than only the length.
     """
     import pyarrow as pa
 
@@ -116,9 +116,9 @@ def find_damages(folder: Path, row_file: RowFile, read: Callable[[str], bool]) -
     """Return the damages of a file of rows and of its file of deleted rows.
 
     Args:
-        folder: their folder.
+        folder: the folder of the files.
         row_file: the file of rows as recorded.
-        read: whether every byte of the file of a name is compared.
+        read: a function of a file name that returns whether the checksum of the file is verified.
     """
     damages = []
     for file in with_deleted([row_file]):
@@ -129,14 +129,15 @@ def find_damages(folder: Path, row_file: RowFile, read: Callable[[str], bool]) -
 
 
 def with_deleted(files: Iterable[RowFile]) -> list[RowFile]:
-    """Return the files of rows and those of their deleted rows."""
+    """Return files of rows together with the files of their deleted rows."""
     return [file for rows in files for file in (rows, rows.deleted) if file is not None]
 
 
 def modified_files(folder: Path, files: Iterable[RowFile]) -> set[str]:
-    """Return the names of files modified since they were written or last verified; they are read when opened.
+    """Return the names of the files that were modified after they were written or last verified.
 
-    Changes that leave the modification time unchanged are detected by `verify` alone.
+    Their checksums are verified when the store is opened. Changes that leave the modification time unchanged are
+    detected by `verify` alone.
     """
     try:
         verified = json.loads((folder / VERIFIED).read_bytes())
