@@ -112,7 +112,7 @@ def test_score_normalizer_where_and_threshold_reach_the_database(qkv):
         )
     ]
     assert values[0]["rows"][0]["record"]["name"] == "Mario Gonzales"
-    assert values[1]["reason"] == "no key equals it"
+    assert values[1]["reason"] == "no key equals the query"
     assert values[2]["support"] == pytest.approx(23)
     assert "under 0.99" in values[3]["reason"]
 
@@ -151,7 +151,7 @@ def test_queries_come_from_a_file_with_or_without_a_header(qkv, tmp_path):
         (("ask", *PEOPLE, "x", "--top", "0"), "--top must be at least 1, got 0"),
         (("ask", *PEOPLE, "x", "--score", "gausian"), "Did you mean 'gaussian'?"),
         (("ask", *PEOPLE, "x", "--where", "income >"), "failed"),
-        (("ask", *GPA, "abc"), "holds numbers"),
+        (("ask", *GPA, "abc"), "must be a finite number"),
         (("ask", "--sql", "selct", "--key", "a", "--value", "b", "x"), "SQL"),
         (("ask", *GPA, "3.5", "--queries", "q.txt"), "Choose one"),
         (("ask", *GPA, "--queries", "no-such-file"), "cannot be read"),

@@ -108,7 +108,7 @@ def test_a_single_table_is_searched_for_duplicates(qkv, tmp_path):
     [
         (("join",), "LEFT"),
         (("join", "people.csv", "guests.csv"), "no column in common"),
-        (("join", *TABLES, "--on", "name"), "no column 'name' in guests.csv"),
+        (("join", *TABLES, "--on", "name"), "in guests.csv, got 'name'"),
         (("join", *TABLES, *ON, "--out", "x.txt"), "must end in"),
         (("join", *TABLES, *ON, "--out", "no-folder/x.csv"), "must exist, got 'no-folder'"),
         (("join", *TABLES, *ON, "--evaluate", "people.csv"), "Name them left, right and match"),

@@ -97,7 +97,7 @@ def test_without_pandas_and_polars_the_way_out_is_named(people, monkeypatch):
     monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(MissingPackageError, match="pip install pandas"):
         people.ask("john smith").to_frame()
-    with pytest.raises(OptionError, match="'pandas' or 'polars'"):
+    with pytest.raises(OptionError, match="'pandas', 'polars' or None"):
         people.ask("john smith").to_frame("numpy")
 
 

@@ -40,7 +40,7 @@ def test_john_doe_studies_psychology():
 def test_an_absent_name_gives_an_empty_answer_that_says_so():
     answer = Database.open(MAJORS, key="name", value="major").ask("Nobody", score="exact")
     assert (answer.found, answer.value, answer.rows, answer.support) == (False, None, (), 0.0)
-    assert "no key equals it" in answer.reason
+    assert "no key equals the query" in answer.reason
 
 
 def test_li_is_mu():

@@ -60,5 +60,5 @@ def test_a_store_of_a_later_format_is_refused_with_the_remedy(stores):
     body = json.loads(json.loads(newest.read_text())["manifest"])
     text = json.dumps({**body, "format": 99})
     newest.write_text(json.dumps({"check": checksum(text.encode()), "manifest": text}))
-    with pytest.raises(DataError, match="newer qkv"):
+    with pytest.raises(DataError, match="newer version of qkv"):
         Database.open(stores / "plain")

@@ -63,12 +63,12 @@ def test_every_exported_normalizer_has_a_name():
     ("text", "said"),
     [
         ("gausian", "Did you mean 'gaussian'"),
-        ("additive", "holds learned arrays"),
-        ("by-column", "holds learned arrays or other parts"),
-        ("exact:3", "'exact' was given 1 number. It takes none"),
-        ("gaussian:a", "parts after a colon must be numbers"),
+        ("additive", "must have only numbers as parameters"),
+        ("by-column", "must have only numbers as parameters"),
+        ("exact:3", "'exact' must have at most 0 numbers, got 1"),
+        ("gaussian:a", "text after a colon must be a number"),
         ("gaussian:-1", "positive"),
-        ("", "there is no score ''"),
+        ("", "score must be one of .* got ''"),
     ],
 )
 def test_a_score_that_cannot_be_built_is_one_sentence(text, said):

@@ -110,14 +110,14 @@ def test_a_column_whose_name_holds_a_comma_can_be_the_key():
 
 
 BAD_FILES = {
-    "gone.csv": (None, "there is no file"),
+    "gone.csv": (None, "must be an existing file"),
     "people.xlsx": (b"PK", "must end in one of .csv"),
     "noise.parquet": (b"\x00\x01\x02" * 400, "cannot be read as parquet"),
     "noise.arrow": (b"\x00\x01\x02" * 400, "cannot be read as Arrow"),
     "noise.json": (b"{]" * 50, "cannot be read as json"),
     "noise.csv.gz": (b"not gzip at all", "cannot be read as csv"),
     "empty.csv": (b"", "empty.csv. is empty. Give a file with rows"),
-    "header.csv": (b"name,income\n", "has no rows"),
+    "header.csv": (b"name,income\n", "must have at least one row"),
 }
 
 
@@ -135,7 +135,7 @@ def test_a_misspelt_file_and_a_misspelt_column_are_suggested(tmp_path):
     write(tmp_path / "people.csv", CSV)
     with pytest.raises(DataError, match=r"Did you mean 'people.csv'\?"):
         Database.open(tmp_path / "poeple.csv", key="name", value="income")
-    with pytest.raises(DataError, match=r"it has name, income. Did you mean 'income'\?"):
+    with pytest.raises(DataError, match=r"one of name, income in people.csv, got 'incmoe'. Did you mean 'income'\?"):
         Database.open(tmp_path / "people.csv", key="name", value="incmoe")
 
 
@@ -148,8 +148,11 @@ BAD_OBJECTS = {
     "mixed cells": ({"name": ["a", 3], "income": [1, 2]}, "cannot be read as a table"),
     "a struct": ({"name": [{"x": 1}], "income": [1]}, "column 'name' must hold texts"),
     "ragged vectors": ({"name": [[1.0], [1.0, 2.0]], "income": [1, 2]}, "lists of 1 to 2 numbers"),
-    "nothing filled": ({"name": ["a", None], "income": [None, 1]}, "no row of the dict has all of"),
-    "no rows": ({"name": [], "income": []}, "has no rows"),
+    "nothing filled": (
+        {"name": ["a", None], "income": [None, 1]},
+        "the dict must have at least one row with a value in all of",
+    ),
+    "no rows": ({"name": [], "income": []}, "must have at least one row"),
 }
 
 

@@ -416,13 +416,13 @@ def test_labels_are_read_by_number_and_by_id():
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: SoftJoin("name").join(PEOPLE, GUESTS), "no column 'name' in guests.csv"),
+        (lambda: SoftJoin("name").join(PEOPLE, GUESTS), "in guests.csv, got 'name'"),
         (lambda: SoftJoin("nmae=guest").join(PEOPLE, GUESTS), "Did you mean 'name'"),
         (lambda: SoftJoin().join(PEOPLE, GUESTS), "no column in common"),
-        (lambda: SoftJoin(ON).join(PEOPLE, "nothing.csv"), "there is no file"),
+        (lambda: SoftJoin(ON).join(PEOPLE, "nothing.csv"), "must be an existing file"),
         (lambda: SoftJoin("a").join({"a": []}, {"a": ["x"]}), "must have at least one row"),
         (lambda: SoftJoin("a").join({"a": [[1.0, 2.0]]}, {"a": [[1.0, 2.0]]}), "got vectors"),
-        (lambda: SoftJoin(ON, id="name").join(PEOPLE, GUESTS), "no column 'name' in guests.csv"),
+        (lambda: SoftJoin(ON, id="name").join(PEOPLE, GUESTS), "in guests.csv, got 'name'"),
         (lambda: SoftJoin("a", id="i").join({"a": ["x", "y"], "i": [1, 1]}), "more than once"),
         (lambda: SoftJoin("a", id="i").join({"a": ["x", "y"], "i": [1, None]}), "no missing cell, got one in row 1"),
         (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"a": 1}]), "Name them left, right and match"),

@@ -1,4 +1,4 @@
-"""The result of `ask`: values, spreads, effective numbers of rows, the rows of most weight, and the plan."""
+"""The result of `ask`: values, spreads, effective numbers of rows, the rows with the largest weights, and the plan."""
 
 from __future__ import annotations
 
@@ -28,18 +28,19 @@ Cell: TypeAlias = Any
 """A value of a table, of any type that Arrow columns hold."""
 
 OneOrList: TypeAlias = Any
-"""One value for a single query, a list of values for many."""
+"""One value for a single query, or a list of values for several queries."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A row with weight in an answer.
+    """A row of the table that has non-zero weight in an answer.
 
-    Fields:
-        weight: its weight.
-        index: its index in the table.
-        record: the whole row, by column name.
-        similarity, distance: the nearness of its key to the query, by the measure of the comparison; else None.
+    Attributes:
+        weight: the weight of the row.
+        index: the index of the row in the table.
+        record: the cells of the row, by column name.
+        similarity, distance: the similarity or distance of key and query, whichever the comparison computes;
+            otherwise None.
     """
 
     weight: float
@@ -51,7 +52,7 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False)
 class Entry:
-    """The answer to one query, with rows as indices; see the properties of `Answer`."""
+    """The result for one query, with rows given by their indices. `Answer` documents the attributes."""
 
     query: object
     found: bool
@@ -66,16 +67,17 @@ class Entry:
 
 
 def _entry_field(name: str, doc: str) -> property:
-    """Return a property of `Answer`: this field of the single entry, or the list of it for all entries."""
+    """Return a property of `Answer` that reads a field of its single entry, or of all entries as a list."""
     return property(lambda answer: answer._one_or_list([getattr(entry, name) for entry in answer.entries]), doc=doc)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Answer:
-    """The answer to one query, with single fields, or to many, with lists.
+    """The answers to one or more queries.
 
-    Indexing and iteration return the answers to single queries. A query without a matching key has `found` False,
-    the value None, no rows, and a `reason`.
+    For a single query each property is one value; for several queries it is a list with one value per query.
+    Indexing and iteration return the answer to each query. A query without a matching key has `found` False, the
+    value None, no rows, and a `reason`.
 
     Example:
         >>> from qkv.database import Database
@@ -99,7 +101,7 @@ class Answer:
 
     query = _entry_field("query", "The query as given.")
     value = _entry_field(
-        "value", "The weighted average, or the text or category with the most weight; None without a match."
+        "value", "The weighted average, or the text or category with the largest total weight; None without a match."
     )
     spread = _entry_field(
         "spread", "The weighted standard deviation of the values (for texts and categories, of one-hot vectors)."
@@ -115,7 +117,7 @@ class Answer:
 
     @property
     def rows(self) -> OneOrList:
-        """The rows of most weight as `Evidence`, the heaviest first."""
+        """The rows with the largest weights as `Evidence`, in descending order of weight."""
         return self._one_or_list(list(self._evidence_by_entry))
 
     def __len__(self) -> int:
@@ -158,7 +160,7 @@ class Answer:
         return pa.table(columns)
 
     def to_frame(self, library: str | None = None) -> Any:
-        """Return the table of `to_arrow` as a pandas or polars frame.
+        """Return the table of `to_arrow` as a pandas or polars data frame.
 
         Args:
             library: "pandas" or "polars"; None selects pandas, or polars if pandas is not installed.
@@ -167,7 +169,7 @@ class Answer:
             MissingPackageError: The library is not installed.
         """
         if library not in (None, "pandas", "polars"):
-            raise OptionError(f"library must be 'pandas' or 'polars', got {library!r}. Or leave it out.")
+            raise OptionError(f"library must be 'pandas', 'polars' or None, got {library!r}.")
         for name in [library] if library else ["pandas", "polars"]:
             try:
                 if name == "pandas":
@@ -199,7 +201,7 @@ class Answer:
         return "\n".join(lines)
 
     def headline(self, entry: Entry) -> str:
-        """Return one line with the query, its value, its spread and its effective number of rows."""
+        """Return one line of text with the query, value, spread and effective number of rows of an entry."""
         query = _query_text(entry.query)
         if not entry.found:
             return f"{query} → no match: {entry.reason}"

@@ -1,13 +1,13 @@
-"""A database answers queries: Attention(q, D) = Σ a(q, k_i) v_i over the rows (k_i, v_i) of a table.
+"""The class `Database`, a table in memory that answers queries by attention over its rows.
 
-A call to `Database.ask` proceeds as follows:
+For the rows (k_i, v_i) of a table D, Attention(q, D) = Σ a(q, k_i) v_i. A call to `Database.ask` proceeds as follows:
 
     io/sources.py              a file or frame becomes a table
     keys/columns.py            key and value columns become arrays
     keys/choose.py             a comparison is chosen
-    execute/in_memory.py       the engine attends (execute/streamed.py for stores larger than memory)
-    execute/aggregates.py      its output becomes averages or votes
-    answer.py                  values with their evidence
+    execute/in_memory.py       the engine computes attention (execute/streamed.py for stores larger than memory)
+    execute/aggregates.py      the output becomes averages or votes
+    answer.py                  values are returned with the rows that support them
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Database"]
 
 
 class Database(Queryable):
-    """A table in memory with one or several key columns and a value column.
+    """A table in memory with one or more key columns and a value column that answers queries.
 
     Example:
         >>> table = {"name": ["John Doe", "Jane Roe"], "major": ["psychology", "physics"]}
@@ -71,7 +71,7 @@ class Database(Queryable):
         memory: int | str = "512 MiB",
         progress: Progress | None = None,
     ) -> StoredDatabase:
-        """Create a database on disk; `open` opens it again with all of these settings.
+        """Create a database on disk. `Database.open` restores the settings given here.
 
         Args:
             path: a folder that does not exist or is empty.
@@ -83,16 +83,16 @@ class Database(Queryable):
             score: the default score of `ask`, by name.
             normalizer: the default normalizer of `ask`, by name.
             threshold: the default threshold of `ask`.
-            encoder: makes vectors of keys and queries, which are then compared: "latent", "latent:100",
+            encoder: maps keys and queries to vectors, which are then compared: "latent", "latent:100",
                 "sentences", "table", the folder of a sentence model, a file of word vectors, or an object of
-                `qkv.encoders`. What it learns from the first rows is saved with the store.
+                `qkv.encoders`. It is fitted to the first rows and saved with the store.
             backend: "arrow", or "lance" (pip install "qkv[lance]").
             memory: as in `open`.
             progress: as in `append`.
 
         Raises:
             DataError: The path is not empty, or a column is not in the source.
-            StoreFullError: The disk is full. Nothing is left behind.
+            StoreFullError: The disk is full. No files remain.
 
         Example:
             >>> import tempfile
@@ -145,14 +145,15 @@ class Database(Queryable):
         memory: int | str = "512 MiB",
         damaged: str = "refuse",
     ) -> Queryable:
-        """Open a file, frame, table, dict of columns, list of records, or store.
+        """Open a file, data frame, table, dict of columns, list of records, or store as a database.
 
         Args:
             source: a path that ends in .csv, .tsv, .txt, .jsonl, .ndjson, .json, .parquet, .arrow or .feather
                 (each also with .gz); a pandas or polars frame, a pyarrow table, a dict of lists or arrays (a
                 matrix is a column of vectors), a list of dicts; or the folder of a store made by `create`.
-            key: a column, several, or several with commas: `"longitude,latitude"`. A store knows its own.
-            value: the value column. A store knows its own.
+            key: one column name, a list of names, or names separated by commas: `"longitude,latitude"`. None: the
+                key that is saved with the store.
+            value: the name of the value column. None: the value that is saved with the store.
             fold: whether texts are compared without regard to case, width of characters (NFKC) and repeated
                 white space; None: as the store was created, otherwise True.
             memory: for stores: rows that need more than this are read block by block by each `ask`.
@@ -169,8 +170,8 @@ class Database(Queryable):
             return open_database(source, key, value, fold=fold, memory=memory, damaged=damaged)
         if key is None or value is None:
             raise DataError(
-                f"{describe(source)} does not say which column is the {'key' if key is None else 'value'}. "
-                "Name key and value; only a store knows its own."
+                f"{'key' if key is None else 'value'} must be given for {describe(source)}. "
+                "Name the key and value columns; only stores save these names."
             )
         names = tuple(key.split(",")) if isinstance(key, str) else tuple(key)
         table = with_microseconds(read(source, tuple(str(name).strip() for name in (*names, value))))
@@ -186,10 +187,10 @@ class Database(Queryable):
         tables: Mapping[str, object] | None = None,
         fold: bool = True,
     ) -> Database:
-        """Open the result of a SQL query. It runs in DuckDB, may name files, and downloads no extension.
+        """Open the result of a SQL query, which DuckDB runs without downloading extensions.
 
         Args:
-            query: a SELECT.
+            query: a SELECT statement, which may read files and `tables`.
             key: as in `open`.
             value: as in `open`.
             fold: as in `open`.
@@ -213,10 +214,10 @@ class Database(Queryable):
         return self._in_memory
 
     def swap(self) -> Database:
-        """Return the same table with key and value exchanged; nothing is copied.
+        """Return a database over the same table with key and value exchanged. No data is copied.
 
         Raises:
-            DataError: There are several key columns, and a value is one column.
+            DataError: There is more than one key column.
         """
         return Database(self._in_memory.table, self.value, self._single_key(), self.name, self._in_memory.fold)
 

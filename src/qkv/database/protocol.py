@@ -1,4 +1,4 @@
-"""The interface of all databases, in memory and on disk."""
+"""The abstract base class of databases in memory and on disk."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ __all__ = ["Queryable"]
 
 
 class Queryable(ABC):
-    """A table with key columns and a value column, which answers queries.
+    """Base class of databases: tables with key columns and a value column that answer queries.
 
     `Database` holds a table in memory, and `StoredDatabase` a store on disk.
 
-    Fields:
+    Attributes:
         key: the names of the key columns.
         value: the name of the value column.
-        name: the table's name in messages.
-        votes: whether values are put to the vote (texts, categories, booleans) rather than averaged.
+        name: the name of the table in messages.
+        votes: whether an answer is the weighted vote of the values (texts, categories, booleans) rather than their
+            average.
     """
 
     key: tuple[str, ...]
@@ -53,27 +54,27 @@ class Queryable(ABC):
         seed: int | None = None,
         progress: Progress | None = None,
     ) -> Answer:
-        """Answer one query or many.
+        """Answer one or more queries.
 
         Args:
-            queries: a cell for one key column; a tuple, a record or a text with commas for several; a list or a
-                frame of these for many.
+            queries: one query, or a list or data frame of several. A query is one value for a single key column,
+                and a tuple, a dict or a text with commas for several key columns.
             score: a score or its name (`"jaro-winkler"`, `"gaussian:0.1"`); None: see
                 `qkv.database.keys.choose`, or the score saved with a store.
             normalizer: a normalizer or its name (`"topk:10:0.02"`); None: the normalizer of the comparison.
             mask: a mask over the rows of the table, such as `masks.Keys(array)`.
-            where: a SQL predicate over the table's columns, `"city = 'Oslo'"`; it sees no other table.
-            top: number of rows of evidence. It does not change the answer.
+            where: a SQL predicate over the table's columns, `"city = 'Oslo'"`; other tables cannot be read.
+            top: number of rows to return as evidence. It does not affect the value.
             threshold: the least similarity, or the largest distance, of a match; None: see
                 `qkv.database.keys.choose`.
-            seed: seed of normalizers that draw.
+            seed: random seed of normalizers that sample.
             progress: called as `progress(description, done, total)` during long computations.
 
         Raises:
             QueryError: A query does not fit the key, or the predicate fails.
             OptionError: A name is unknown, or `top` is not a positive integer.
             DataError: A store has no rows.
-            RefusedError: The rows of a store exceed its memory limit, and the normalizer draws or needs all
+            RefusedError: The rows of a store exceed its memory limit, and the normalizer samples or needs all
                 weights at once.
 
         Example:
@@ -95,38 +96,38 @@ class Queryable(ABC):
 
     @abstractmethod
     def swap(self) -> Queryable:
-        """Return the same table with key and value exchanged; nothing is copied.
+        """Return a database over the same table with key and value exchanged. No data is copied.
 
         Raises:
-            DataError: There are several key columns, and a value is one column.
+            DataError: There is more than one key column.
         """
 
     @property
     def table(self) -> pa.Table | StoredRows:
-        """The rows: a pyarrow table, or an object that reads them when it is sliced."""
+        """The rows, as a pyarrow table or as an object that reads rows from the store when it is sliced."""
         return self._executor().table
 
     @property
     def left_out(self) -> dict[str, int]:
-        """The number of missing cells of each column that lacks some; rows with one take no part."""
+        """The number of missing cells of each column that has any. Rows with a missing cell are excluded."""
         return self._executor().left_out
 
     def column(self, name: str) -> Column:
-        """Return a key column or the value column as arrays; of a sample of the rows if they exceed the memory.
+        """Return a key column or the value column as arrays; of a sample of rows if the table exceeds the memory limit.
 
         Raises:
-            DataError: The column is neither.
+            DataError: The column is neither a key column nor the value column.
         """
         return self._executor().column(name)
 
     def __len__(self) -> int:
-        """Return the number of rows with key and value."""
+        """Return the number of rows that have both key and value."""
         return self._executor().complete_rows
 
     def _single_key(self) -> str:
         if len(self.key) > 1:
             raise DataError(
-                f"swap needs a single key column, got {len(self.key)} ({', '.join(self.key)}): key and value cannot "
-                "change places. Open the table with one of them as key."
+                f"swap requires a single key column, got {len(self.key)} ({', '.join(self.key)}). "
+                "Open the table with one of these columns as the key."
             )
         return self.key[0]

@@ -162,7 +162,7 @@ class LatentEncoder(BagOfWordsEncoder):
         folded = np.asarray(weighted @ self._components.T, np.float32)
         norms = np.linalg.norm(folded, axis=1, keepdims=True)
         # A text orthogonal to the latent space has a vector of rounding errors; scaled to length 1 it would match texts
-        # at random, so it becomes zero: "the encoder knows no part of it".
+        # at random, so it becomes zero, and as a query it has no match.
         rounding = 1e-6 * np.sqrt(np.reshape(weighted.multiply(weighted).sum(axis=1), (-1, 1)))
         return np.asarray(np.where(norms > rounding, folded / np.maximum(norms, 1e-12), 0.0), np.float32)
 

@@ -1,1 +1,1 @@
-"""Run a query: over a table in memory, or block by block over a store."""
+"""Execution of queries over a table in memory, or block by block over a store."""

@@ -1,4 +1,4 @@
-"""Accumulators of weights and values over the tiles of a store, for normalizers that need no whole row.
+"""Accumulators of weights and values over the tiles of a store, for normalizers that need no complete row of logits.
 
 Softmax keeps, for each query, with m the largest logit so far and d = l − m,
 
@@ -25,7 +25,7 @@ from qkv.normalizers.linear import LinearNormalizer
 
 __all__ = ["Accumulator", "accumulator_for"]
 
-# Exponentials of smaller numbers are denormal, and slow.
+# Smaller exponents give denormal results, which are slow to compute.
 _SMALLEST_EXPONENT = {"float32": -87.0, "float64": -700.0}
 
 Finalized = tuple[Summary, list[Aggregate], Float[np.ndarray, " q"] | None]
@@ -34,13 +34,13 @@ Finalized = tuple[Summary, list[Aggregate], Float[np.ndarray, " q"] | None]
 def accumulator_for(
     normalizer: Normalizer, queries: int, values: StreamedAggregator, evidence: int
 ) -> Accumulator | None:
-    """Return the accumulator for a normalizer, or None if it needs whole rows or few top rows.
+    """Return the accumulator for a normalizer, or None if the normalizer cannot be accumulated tile by tile.
 
     Args:
         normalizer: the normalizer.
         queries: number of queries.
-        values: accumulates the values.
-        evidence: number of top rows to keep.
+        values: the aggregator that accumulates the values.
+        evidence: number of rows with the largest weights to keep.
     """
     if normalizer.log_sum_exp:
         return SoftmaxAccumulator(normalizer, queries, values, evidence)
@@ -50,10 +50,10 @@ def accumulator_for(
 
 
 class Accumulator(ABC):
-    """Unfinished sums for some queries.
+    """Base class of accumulators: running sums of weights and values for a group of queries.
 
-    Fields:
-        top_rows: the rows of largest weight so far.
+    Attributes:
+        top_rows: the rows with the largest weights so far.
     """
 
     def __init__(self, normalizer: Normalizer, queries: int, values: StreamedAggregator, evidence: int) -> None:
@@ -64,20 +64,20 @@ class Accumulator(ABC):
 
     @abstractmethod
     def accumulate(self, logits: Float[np.ndarray, "q rows"], first: int, values: Num[np.ndarray, "rows ..."]) -> None:
-        """Add the rows of a tile.
+        """Accumulate the logits and values of a tile.
 
         Args:
-            logits: −inf where a row takes no part; overwritten.
-            first: the index of the first row.
-            values: their values, as returned by `StreamedAggregator.read`.
+            logits: the logits, −inf for excluded rows; overwritten.
+            first: the index of the first row of the tile.
+            values: the values of the rows, as returned by `StreamedAggregator.read`.
         """
 
     @abstractmethod
     def _partial(self) -> ExponentialSums | WeightedSums:
-        """Return the sums of weights in the form that the normalizer finalizes."""
+        """Return the accumulated sums in the form that `normalizer.finalize` expects."""
 
     def weights(self, logits: Float[np.ndarray, "q rows"], summary: Summary) -> Float[np.ndarray, "q rows"]:
-        """Return the weights of some rows from their logits."""
+        """Return the weights of rows from their logits and the summary of each query."""
         tile = Tile.whole(*logits.shape)
         return np.asarray(self.normalizer.tile_weights(self.normalizer.prepare(logits), summary, tile))
 
@@ -93,7 +93,7 @@ class Accumulator(ABC):
 
 
 class SoftmaxAccumulator(Accumulator):
-    """Sums of exponentials relative to the running maximum."""
+    """Accumulator for softmax: sums of exponentials relative to the running maximum."""
 
     def __init__(self, normalizer: Normalizer, queries: int, values: StreamedAggregator, evidence: int) -> None:
         super().__init__(normalizer, queries, values, evidence)
@@ -141,7 +141,7 @@ class SoftmaxAccumulator(Accumulator):
 
 
 class LinearAccumulator(Accumulator):
-    """Sums of the masses of a linear normalizer."""
+    """Accumulator for linear normalizers: sums of the unnormalized weights."""
 
     def accumulate(self, logits: Float[np.ndarray, "q rows"], first: int, values: Num[np.ndarray, "rows ..."]) -> None:
         assert isinstance(self.normalizer, LinearNormalizer)

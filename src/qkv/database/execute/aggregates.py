@@ -1,10 +1,10 @@
-"""Aggregation of values: numbers, timestamps and vectors are averaged, texts and categories are put to the vote.
+"""Aggregation of values: averages of numbers, timestamps and vectors, and votes of texts and categories.
 
 For weights w with total W:
 
     numbers    value = Σ w v                         spread = sqrt(Σ w (v − mean)² / W),  mean = Σ w v / W
     vectors    the same, with the length of v − mean
-    votes      value = the v with the most weight    spread = sqrt(1 − Σ p²),  p = its share of the weight
+    votes      value = the v of largest weight       spread = sqrt(1 − Σ p²),  p = its share of the weight
 
 The spread of a vote is that of the one-hot vectors: 0 where all agree, 0.71 where two are even, at most 1. Ties
 go to the label of the first row with non-zero weight.
@@ -45,9 +45,9 @@ _NO_ROW = np.iinfo(np.int64).max
 class Aggregate:
     """The aggregated value of one query.
 
-    Fields:
-        value: the average, or the label with the most weight.
-        spread: its spread; None where weights have both signs.
+    Attributes:
+        value: the average, or the label with the largest total weight.
+        spread: the spread of the values; None where weights have both signs.
         probabilities: the shares of a vote, the largest first; empty for averages.
     """
 
@@ -57,34 +57,34 @@ class Aggregate:
 
 
 class Aggregator(ABC):
-    """A value column in memory."""
+    """Base class of aggregators, which turn the weights of a query into an average or vote over a value column."""
 
     votes = False
-    """Whether `aggregate` needs the weights themselves."""
+    """Whether `aggregate` needs the weights in addition to the averaged matrix."""
 
     def __init__(self, column: Column) -> None:
         self.column = column
 
     @abstractmethod
     def matrix(self) -> Float[np.ndarray, "rows n"]:
-        """Return the matrix that the engine averages.
+        """Return the matrix of values that the engine averages over the rows.
 
-        Its last column is 1, so that its average is the total weight.
+        Its last column is 1, so that the last column of the output is the total weight.
         """
 
     @abstractmethod
     def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
-        """Return the values that leave-one-out predicts for the complete rows, or why nothing can be predicted."""
+        """Return the values of complete rows that the bandwidth search predicts, or the reason why it cannot."""
 
     @abstractmethod
     def aggregate(
         self, output: Float[np.ndarray, "q n"], weights: Float[np.ndarray, "q rows"] | None
     ) -> list[Aggregate]:
-        """Return the aggregates from the averaged matrix and, for votes, the weights."""
+        """Return the aggregate of each query from the averaged matrix and, for votes, the weights."""
 
 
 def aggregator_for(column: Column) -> Aggregator:
-    """Return the aggregator for a column's kind."""
+    """Return the aggregator for the kind of a column."""
     return _Averages(column) if column.kind in ("vector", "number", "timestamp") else _Votes(column)
 
 
@@ -104,11 +104,11 @@ class _Averages(Aggregator):
         self.center = center
 
     def matrix(self) -> Float[np.ndarray, "rows n"]:
-        """Return the moments of the cells: `(rows, 2 width + 2)`."""
+        """Return the columns v, v − center, |v − center|² and 1, of shape `(rows, 2 width + 2)`."""
         return _moments(_filled(self.column, self.center), self.center)
 
     def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
-        """Return the numbers, or the sixteen dimensions of largest variance of the vectors."""
+        """Return the cells, reduced to the 16 dimensions of largest variance if vectors are wider."""
         cells = _as_matrix(self.column.cells[complete])
         widest = np.argsort(-cells.var(axis=0), kind="stable")[:_MOST_TARGETS]
         return np.asarray(cells[:, np.sort(widest)])
@@ -140,11 +140,11 @@ class _Votes(Aggregator):
         self.codes = _label_codes(column, self.labels)
 
     def matrix(self) -> Float[np.ndarray, "rows n"]:
-        """Return one column of 1."""
+        """Return a column of ones."""
         return np.ones((len(self.codes), 1))
 
     def targets(self, complete: Bool[np.ndarray, " rows"]) -> Float[np.ndarray, "complete n"] | str:
-        """Return one-hot columns of the fifteen commonest values; the others are zero in all columns."""
+        """Return one-hot columns of the 15 most common values; rows with other values are zero."""
         codes, counts = np.unique(self.codes[complete], return_counts=True)
         if len(codes) > 0.5 * complete.sum():
             return "the values are nearly all different"
@@ -162,7 +162,7 @@ class _Votes(Aggregator):
 
 
 def _label_codes(column: Column, labels: dict[object, int]) -> Int[np.ndarray, " rows"]:
-    """Return the code of each cell's label; new labels are added to `labels`."""
+    """Return the integer code of each cell, and add new labels to `labels`."""
     # Original texts, not folded ones: λ and Λ are the same key, but different values.
     cells = column.cells.astype(bool) if column.original is None else column.original
     return np.array([labels.setdefault(cell, len(labels)) for cell in cells.tolist()], dtype=np.int64)
@@ -192,7 +192,7 @@ def _moments(
 def _spreads(
     deviation: Float[np.ndarray, "q width"], square: Float[np.ndarray, " q"], total: Float[np.ndarray, " q"]
 ) -> list[float | None]:
-    """Return sqrt(Σ w d² / W − |Σ w d / W|²), or None where the weights are not those of a mean."""
+    """Return sqrt(Σ w d² / W − |Σ w d / W|²), or None where W ≤ 0 or the variance is negative."""
     spreads: list[float | None] = []
     for first, second, weight in zip(deviation, square, total, strict=True):
         if not weight > 0:
@@ -212,14 +212,14 @@ def _spreads(
 
 
 class StreamedAggregator(ABC):
-    """Unfinished weighted sums of the values.
+    """Base class of aggregators over a store, which keep running weighted sums of the values.
 
     Args:
-        like: some rows of the column.
+        like: some rows of the column, which give its kind, origin and width.
         folded: whether texts are folded.
 
-    Fields:
-        sums: `(q, n)`, for weights that may still be rescaled.
+    Attributes:
+        sums: `(q, n)` sums, which the accumulator rescales when the running maximum changes.
     """
 
     sums: Float[np.ndarray, "q n"]
@@ -230,7 +230,7 @@ class StreamedAggregator(ABC):
     def read(
         self, table: pa.Table, complete: bool
     ) -> tuple[Num[np.ndarray, "rows ..."], Bool[np.ndarray, " rows"] | None]:
-        """Return the values of a tile for `add`, and which of them are missing, or None if none is.
+        """Return the values of a tile in the form of `add`, and a mask of missing values or None if there are none.
 
         Args:
             table: the rows of the tile.
@@ -249,11 +249,11 @@ class StreamedAggregator(ABC):
         values: Num[np.ndarray, "rows ..."],
         total: Float[np.ndarray, "q 1"],
     ) -> None:
-        """Add `Σ weight · value` of some rows; `total` is Σ weight."""
+        """Add the weighted sum of the values of some rows; `total` is the sum of the weights."""
 
     @abstractmethod
     def aggregates(self, scale: Float[np.ndarray, "q 1"], total: Float[np.ndarray, "q 1"]) -> list[Aggregate]:
-        """Return the aggregates: the sums times `scale`; `total` is Σ weight times scale."""
+        """Return the aggregate of each query from the sums times `scale`; `total` is the scaled sum of weights."""
 
 
 def streamed_aggregator_for(like: Column, folded: bool, mean: list[float], queries: int) -> StreamedAggregator:
@@ -285,7 +285,7 @@ class StreamedAverages(StreamedAggregator):
     def read(
         self, table: pa.Table, complete: bool
     ) -> tuple[Num[np.ndarray, "rows ..."], Bool[np.ndarray, " rows"] | None]:
-        """Return one axis of floats as stored, where that is possible, otherwise a matrix in float64."""
+        """Return a 1-D array of floats as stored where possible, otherwise a float64 matrix."""
         column = table.column(self.like.name)
         if complete and self.like.kind == "number" and column.num_chunks == 1:
             (chunk,) = arrow_columns.decoded_chunks(column)
@@ -303,7 +303,7 @@ class StreamedAverages(StreamedAggregator):
         values: Num[np.ndarray, "rows ..."],
         total: Float[np.ndarray, "q 1"],
     ) -> None:
-        # In float64; for one query over plain numbers, in their own dtype.
+        # One query over plain numbers is accumulated in their own dtype, everything else in float64.
         if values.ndim == 2 or len(weights) > 1:
             moments = _moments(_as_matrix(values).astype(np.float64, copy=False), self.center)
             self.sums += weights.astype(np.float64, copy=False) @ moments
@@ -323,7 +323,7 @@ class StreamedAverages(StreamedAggregator):
         self.sums[:, 3] += total[:, 0]
 
     def _recenter(self) -> None:
-        """Move the center to the mean so far: float32 sums of squares then keep the digits of a small spread."""
+        """Move the center to the running mean, so that float32 sums of squares stay accurate for small spreads."""
         first, second, total = self.sums[0, 1:]
         if not total > 0:
             return
@@ -345,7 +345,7 @@ class StreamedAverages(StreamedAggregator):
 
 
 class VoteCounts(StreamedAggregator):
-    """The weight of each label of texts, categories and booleans, and the first row that votes for it."""
+    """Running weight of each label of texts, categories and booleans, and the first row with that label."""
 
     def __init__(self, like: Column, folded: bool, queries: int) -> None:
         super().__init__(like, folded)

@@ -1,4 +1,4 @@
-"""Shared parts of execution in memory and over a store: parsing, choice of the comparison, evidence, notes."""
+"""Base class of executors in memory and over a store, and conversion of their results to answers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NO_MATCHING_ROW = "no row satisfies the predicate"
 
 @dataclass(frozen=True, eq=False)
 class AskOptions:
-    """The options of `Database.ask`."""
+    """The arguments of `Database.ask` other than the queries."""
 
     score: Score | str | None = None
     normalizer: Normalizer | str | None = None
@@ -51,15 +51,15 @@ class AskOptions:
 
 
 class Executor(ABC):
-    """Answers queries over the rows of one table.
+    """Base class of executors, which answer queries over the rows of a table.
 
-    Fields:
+    Attributes:
         table: the rows.
         key, value: names of the key columns and the value column.
-        name: the table's name in messages.
-        title: the table's name in notes.
+        name: the name of the table in messages.
+        title: the name of the table in notes.
         fold: whether texts are folded.
-        left_out: number of missing cells by column; rows with one take no part.
+        left_out: number of missing cells by column; rows with a missing cell are excluded.
         complete_rows: number of rows with key and value.
         query_columns: the key columns by which queries are parsed.
     """
@@ -76,10 +76,11 @@ class Executor(ABC):
         self._filter: tuple[str, np.ndarray] | None = None
 
     def _set_counts(self, missing: dict[str, int], complete_rows: int) -> None:
-        """Set the counts of rows from the number of missing cells of each column, or refuse a table without rows."""
+        """Set `left_out` and `complete_rows`; raise if no row is complete."""
         if not complete_rows:
             raise DataError(
-                f"no row of {self.name} has all of {', '.join(missing)}. Choose columns that are filled together."
+                f"{self.name} must have at least one row with a value in all of {', '.join(missing)}, got none. "
+                "Choose other columns, or fill in missing cells."
             )
         self.left_out = {name: count for name, count in missing.items() if count}
         self.complete_rows = complete_rows
@@ -92,7 +93,7 @@ class Executor(ABC):
     @property
     @abstractmethod
     def chooser(self) -> ComparisonChooser:
-        """Chooses the comparison."""
+        """The object that chooses the comparison."""
 
     @abstractmethod
     def run(
@@ -119,7 +120,7 @@ class Executor(ABC):
         """Return a key column or the value column, of all rows or of a sample.
 
         Raises:
-            DataError: The column is neither.
+            DataError: The column is neither a key column nor the value column.
         """
         for column in self.columns:
             if column.name == name:
@@ -144,11 +145,11 @@ class Executor(ABC):
 
 @dataclass(frozen=True, eq=False)
 class QueryResults:
-    """The results of some queries.
+    """Rows, weights and aggregates for a group of queries.
 
-    Fields:
-        rows: `(q, n)` rows of largest weight, heaviest first; −1 in unused places.
-        weights: `(q, n)`, their weights.
+    Attributes:
+        rows: `(q, n)` indices of the rows with the largest weights, in descending order; −1 in unused places.
+        weights: `(q, n)` weights of these rows.
         nearest: `(q,)`, the nearest row; −1 where there is none.
         support: `(q,)`, exp(entropy) of the weights; None if they do not sum to 1.
         aggregates: the aggregated value of each query.
@@ -170,15 +171,15 @@ def build_entries(
     no_row_reason: str = "",
     table_rows: Int[np.ndarray, " n"] | None = None,
 ) -> list[Entry]:
-    """Return answers with their evidence, or with the reason for "no match".
+    """Return one entry per query, with its value and evidence or with the reason for "no match".
 
     Args:
         queries: the parsed queries.
         query: the engine's query array.
         comparison: the comparison over the rows to which `results` refers.
         results: the results.
-        normalizer: the normalizer that ran.
-        no_row_reason: the reason why no row takes part at all; "" if some do.
+        normalizer: the normalizer.
+        no_row_reason: the reason why all rows are excluded; "" if some are included.
         table_rows: the indices of these rows in the table; None if they are the whole table.
     """
     reasons = _no_match_reasons(queries, query, comparison, results, normalizer, no_row_reason)
@@ -216,7 +217,7 @@ def _no_match_reasons(
     normalizer: Normalizer,
     no_row_reason: str,
 ) -> list[str]:
-    """Return why each query has no match, "" where it has one."""
+    """Return the reason for "no match" of each query, or "" if the query has a match."""
     without_weight = (results.nearest < 0) | (results.weights[:, 0] == 0)
     # The mean of all rows ignores the query, so every query has a match.
     mismatches: list[str | None] = [None] * len(results.nearest)

@@ -1,4 +1,4 @@
-"""Execution over a table in memory: the engine attends to all rows, some queries at a time."""
+"""Execution over a table in memory: attention over all rows, for one chunk of queries at a time."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 __all__ = ["InMemoryExecutor", "attend_to_rows"]
 
 _QUERIES_AT_ONCE = 1024
-# Votes need the weights of all rows: this many are held at once, 32 MiB of float64.
+# Votes need the weights of all rows: at most this many are held at once, 32 MiB of float64.
 _MOST_WEIGHTS = 4 * 2**20
 
 
 class InMemoryExecutor(Executor):
-    """Answers queries over a pyarrow table in memory.
+    """Executor that answers queries over a pyarrow table in memory.
 
     Args:
         table: the rows.
@@ -65,10 +65,10 @@ class InMemoryExecutor(Executor):
     ) -> None:
         super().__init__(key_names(key, table.column_names), value, name, fold)
         if not isinstance(value, str):
-            raise DataError(f"value must be one column name, got {value!r}. Ask once for each column.")
+            raise DataError(f"value must be one column name, got {value!r}. Open the table once for each value column.")
         require_columns(table, (*self.key, value), name)
         if not table.num_rows:
-            raise DataError(f"{name} has no rows. Add rows before asking.")
+            raise DataError(f"{name} must have at least one row, got none.")
         self.table = table.select([name for name in table.column_names if name not in hidden]) if hidden else table
         self.query_columns = tuple(Column.from_table(table, column, fold) for column in self.key)
         self.aggregator = aggregator_for(Column.from_table(table, value, fold))
@@ -84,13 +84,13 @@ class InMemoryExecutor(Executor):
 
     @cached_property
     def chooser(self) -> ComparisonChooser:
-        """Chooses the comparison from all complete rows."""
+        """The object that chooses the comparison, from all complete rows."""
         return ComparisonChooser(self.query_columns, self.complete, lambda: self.aggregator.targets(self.complete))
 
     def run(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
     ) -> tuple[list[Entry], Plan, int | None]:
-        """Attend to all rows; see `Executor.run`."""
+        """Compute attention over all rows; see `Executor.run`."""
         present, matching = self.complete, None
         if options.where is not None:
             present = present & self._filtered(options.where)
@@ -107,15 +107,15 @@ def attend_to_rows(
     present: Bool[np.ndarray, " rows"],
     options: AskOptions,
 ) -> tuple[list[Entry], Plan]:
-    """Attend to the rows in chunks of queries; return the entries, and the plan of the first chunk.
+    """Compute attention for chunks of queries; return the entries and the plan of the first chunk.
 
     Args:
         queries: the parsed queries.
         comparison: the comparison over all rows.
         normalizer: the normalizer.
-        aggregator: the values.
-        present: the rows that take part.
-        options: mask, top, seed and progress are used.
+        aggregator: the aggregator of the value column.
+        present: True for the rows that are included.
+        options: the options, of which mask, top, seed and progress are used.
     """
     call = _Call(comparison, normalizer, aggregator, present, _rows_mask(present, options.mask), options)
     chunk = _QUERIES_AT_ONCE
@@ -140,7 +140,7 @@ def _rows_mask(present: Bool[np.ndarray, " rows"], mask: Mask | None) -> Mask | 
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """The arguments that all chunks of queries share."""
+    """The arguments of `attend_to_rows` that are the same for all chunks of queries."""
 
     comparison: Comparison
     normalizer: Normalizer
@@ -163,7 +163,7 @@ class _Call:
         aggregates = self.aggregator.aggregate(np.asarray(observed.output), all_weights)
         nearest = rows[:, 0]
         if self.normalizer.stochastic:
-            # The drawn row need not be the nearest, so the nearest is found separately.
+            # The sampled row need not be the nearest, so the nearest row is found separately.
             hard = self._observe(query, np.ones((len(self.present), 1)), Hard(), [TopWeights(1)])
             nearest = np.asarray(hard.readouts[0].keys)[:, 0]
         results = QueryResults(rows, weights, nearest, support, aggregates)
@@ -190,4 +190,4 @@ class _Call:
             )
         except (KindError, ShapeError) as error:
             # The score is the user's choice, and does not fit the cells of the key.
-            raise QueryError(f"{self.comparison.score} does not fit this key: {error}") from None
+            raise QueryError(f"score must support the key, got {self.comparison.score}: {error}") from None

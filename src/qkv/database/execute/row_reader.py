@@ -20,20 +20,20 @@ __all__ = ["RowTile", "StoredRows", "match_blocks"]
 
 
 TILE = 2**18
-"""Largest number of rows that are read at once."""
+"""Maximum number of rows of a tile."""
 
 _NUMBERS_PER_TILE = 5 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
 class RowTile:
-    """Some rows of a block.
+    """Consecutive rows of a block, which are compared and accumulated together.
 
-    Fields:
-        number: the index of its first row in the store.
-        table: the rows, without deleted ones.
+    Attributes:
+        number: the index of the first row of the tile in the store.
+        table: the rows, without deleted rows.
         block: the block.
-        start: the index of its first row among the rows of the block that are not deleted.
+        start: the index of the first row of the tile among the rows of the block that are not deleted.
         cache: the folder for results about the block.
     """
 
@@ -45,7 +45,7 @@ class RowTile:
 
 
 class StoredRows:
-    """One version of a store, with the methods of a pyarrow table that answers need.
+    """One version of a store, with the methods of a pyarrow table that `Answer` calls.
 
     Row indices skip deleted rows. Later changes of the store are not visible.
 
@@ -67,16 +67,16 @@ class StoredRows:
         return self.store.take(np.arange(start, start + length), self.column_names)
 
     def take(self, rows: Int[np.ndarray, " n"], columns: Sequence[str] | None = None) -> pa.Table:
-        """Return a table of the rows with these indices, which must ascend."""
+        """Return a table of the rows with the given indices, which must be in ascending order."""
         return self.store.take(rows, columns)
 
     def tile_rows(self, columns: Sequence[str]) -> int:
-        """Return the number of rows of a tile: fewer if these columns hold wide vectors."""
+        """Return the maximum number of rows of a tile, which is smaller for columns of wide vectors."""
         width = sum(_width(self.store.schema.field(name).type) for name in columns)
         return max(1, min(TILE, _NUMBERS_PER_TILE // width))
 
     def tiles(self, columns: Sequence[str]) -> Iterator[RowTile]:
-        """Yield the rows in tiles of at most `tile_rows`, none of which crosses a block."""
+        """Yield tiles of at most `tile_rows` rows; each tile is part of one block."""
         first, rows = 0, self.tile_rows(columns)
         for block in self.store.blocks(columns):
             count = len(block)
@@ -86,14 +86,14 @@ class StoredRows:
             first += count
 
     def size_of(self, columns: Sequence[str]) -> int:
-        """Return the size of some columns in bytes."""
+        """Return the total size of the given columns in bytes."""
         names = tuple(columns)
         if names not in self._sizes:
             self._sizes[names] = self.store.size_of(columns)
         return self._sizes[names]
 
     def match(self, predicate: str) -> Bool[np.ndarray, " rows"]:
-        """Return True for each row that satisfies a SQL predicate.
+        """Return a boolean array that is True for each row that satisfies a SQL predicate.
 
         Raises:
             QueryError: As in `duckdb_reader.matching_rows`.
@@ -106,13 +106,15 @@ class StoredRows:
 def match_blocks(
     blocks: Sequence[Block], schema: pa.Schema, predicate: str, deleted: bool = False
 ) -> list[Bool[np.ndarray, " _"]]:
-    """Return which rows of each block satisfy a SQL predicate, evaluated over the rows of all blocks.
+    """Return a boolean array for each block, True for each row that satisfies a SQL predicate.
+
+    Aggregates in the predicate refer to the rows of all blocks.
 
     Args:
         blocks: the blocks of a store.
         schema: their schema.
         predicate: see `duckdb_reader.matching_rows`; it does not see deleted rows.
-        deleted: whether the result has an entry, False, for each deleted row.
+        deleted: whether the arrays include deleted rows, as False.
     """
     import pyarrow as pa
 
@@ -128,7 +130,7 @@ def match_blocks(
 
 
 def _width(type_: pa.DataType) -> int:
-    """Return the approximate size of a cell in numbers; a text counts as several."""
+    """Return the approximate number of elements of a cell; a text counts as 24."""
     from pyarrow import types
 
     if types.is_fixed_size_list(type_):

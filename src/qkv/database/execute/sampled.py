@@ -1,4 +1,4 @@
-"""The choice of a comparison for a store, from a sample of its rows and statistics of all of them."""
+"""Choice of the comparison for a store, from a sample of its rows and statistics of all rows."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ __all__ = ["SampledChooser"]
 
 
 class SampledChooser(ComparisonChooser):
-    """Choice of a comparison where `columns` hold a sample and `statistics` describe all rows.
+    """Chooser of the comparison for a store, from a sample of its rows and statistics of all rows.
 
     Chosen bandwidths and distances are saved with the statistics.
+
+    Args:
+        columns: the key columns of the sample.
+        statistics: the statistics of all rows.
+        targets: as in `ComparisonChooser`.
     """
 
     def __init__(
@@ -29,7 +34,7 @@ class SampledChooser(ComparisonChooser):
         self.statistics = statistics
 
     def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
-        """Return the bandwidth chosen from the sample, or the saved one."""
+        """Return the saved bandwidth, or choose a bandwidth from the sample and save it."""
         if self.statistics.bandwidth is None:
             chosen = choose_bandwidth(points, self.targets(), progress, self.statistics.complete)
             self.statistics.bandwidth = chosen
@@ -37,13 +42,13 @@ class SampledChooser(ComparisonChooser):
         return self.statistics.bandwidth
 
     def rule_of_thumb(self, points: Float[np.ndarray, "rows width"]) -> Bandwidth:
-        """Return Scott's bandwidth for the number of all rows."""
-        return scott(self.statistics.complete, points.shape[1], "numbers beside other kinds of key")
+        """Return the bandwidth by Scott's rule for the number of all rows."""
+        return scott(self.statistics.complete, points.shape[1], "the key has columns of several kinds")
 
     def mean_and_deviation(
         self, indices: tuple[int, ...], stacked: Float[np.ndarray, "rows width"]
     ) -> tuple[Float[np.ndarray, " width"], Float[np.ndarray, " width"]]:
-        """Return the mean and standard deviation of all rows."""
+        """Return the mean and standard deviation of the columns over all rows."""
         columns = [self.columns[index] for index in indices]
         found = [self.statistics.columns[column.name] for column in columns]
         unit = np.array([c.units_per_day if c.kind == "timestamp" else 1.0 for c in columns])
@@ -52,13 +57,14 @@ class SampledChooser(ComparisonChooser):
         return mean / unit, deviation / unit
 
     def most_repeats(self, column: Column) -> int:
-        """Return the number of rows with the commonest key among all rows."""
+        """Return the number of rows that have the most common key."""
         return self.statistics.columns[column.name].repeats
 
     def nearest_quantile(self, key: Float[np.ndarray, "rows width"], unit: str) -> float:
-        """Return the percentile for the sample, narrowed by Scott's power as other rows lie between."""
+        """Return the 99th percentile of nearest-neighbor distances of all rows, estimated from the sample."""
         saved = self.statistics.nearest_quantiles
         if unit not in saved:
+            # Among all rows, neighbors are nearer than in the sample by a factor of step^(1 / width).
             step = thinning_step(self.statistics.complete)
             saved[unit] = super().nearest_quantile(key, unit) * step ** (-1.0 / key.shape[1])
             self.statistics.save()

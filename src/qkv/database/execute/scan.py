@@ -1,9 +1,9 @@
-"""Logits of the rows of a store, tile by tile.
+"""Computation of the logits of the rows of a store, tile by tile.
 
-    CellLogits     any comparison, in float64; cells are read as for a table in memory
-    VectorLogits   one column of vectors under an inner product, a cosine or a Gaussian: one product of the
-                   memory-mapped file with the queries; norms are read from the cache folder
-    NumberLogits   columns of numbers under a Gaussian: differences, column by column
+    CellLogits     any comparison, computed in float64 like in memory
+    VectorLogits   one column of vectors with an inner product, a cosine or a Gaussian: one matrix product of the
+                   memory-mapped vectors and the queries; norms are read from the cache folder
+    NumberLogits   columns of numbers with a Gaussian: differences, column by column
 
 The last two handle tiles without missing cells only; `CellLogits` handles the others.
 """
@@ -47,11 +47,11 @@ _Rows = TypeVar("_Rows")
 
 
 class Logits(ABC, Generic[_Rows]):
-    """Logits of tiles for some queries.
+    """Base class for computing the logits of tiles for a group of queries.
 
-    Fields:
-        description: the computation in a few words, for EXPLAIN.
-        arrays_per_query: number of arrays of a tile's length that are in memory per query.
+    Attributes:
+        description: the computation in a few words, for the printed plan.
+        arrays_per_query: number of arrays of the length of a tile that are allocated per query.
     """
 
     description: str
@@ -59,14 +59,14 @@ class Logits(ABC, Generic[_Rows]):
 
     @abstractmethod
     def load(self, tile: RowTile) -> _Rows | None:
-        """Return what `compute` needs of the rows of a tile, or None if this class cannot handle them."""
+        """Load the rows of a tile for `compute`, or return None if this class does not support them."""
 
     @abstractmethod
     def compute(self, rows: _Rows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
-        """Return the logits of the loaded rows from `start` up to `stop`."""
+        """Return the logits of the loaded rows from `start` to `stop`, exclusive."""
 
     def missing(self, rows: _Rows) -> Bool[np.ndarray, " rows"] | None:
-        """Return which of the rows lack a cell, or None if none does."""
+        """Return a mask of the rows with a missing cell, or None if there are none."""
         return None
 
 
@@ -75,12 +75,12 @@ CellRows = tuple[BoundCall, Shaped[np.ndarray, " rows"] | None]
 
 @dataclass(eq=False)
 class CellLogits(Logits[CellRows]):
-    """Logits of any comparison.
+    """Logits of any comparison, computed in float64.
 
-    Fields:
+    Attributes:
         comparison: the comparison.
-        columns: the key columns, for kind, origin and width.
-        query: the engine's query array.
+        columns: the key columns, which give the kind, origin and width of the cells.
+        query: the query array of the engine.
         folded: whether texts are folded.
     """
 
@@ -91,33 +91,33 @@ class CellLogits(Logits[CellRows]):
     description: str = "cells in float64, as in memory"
 
     def load(self, tile: RowTile) -> CellRows | None:
-        """Return the bound call, and which rows lack a cell."""
+        """Return the bound call over the rows of a tile, and a mask of the rows with a missing cell."""
         columns = [Column.from_table(tile.table, column.name, self.folded, column) for column in self.columns]
         key = self.comparison.query_array([column.cells for column in columns])
         missing = np.logical_or.reduce([column.missing for column in columns])
         return self.bind(key), missing if missing.any() else None
 
     def bind(self, key: Shaped[np.ndarray, "rows ..."]) -> BoundCall:
-        """Return the bound call over these keys."""
+        """Return the bound call of the queries and a key array."""
         value = np.zeros((len(key), 1))
         return bind_call(self.query, key, value, score=self.comparison.score, normalizer=Identity())
 
     def compute(self, rows: CellRows, start: int, stop: int) -> Float[np.ndarray, "q n"]:
-        """Return the logits of the comparison's score."""
+        """Return the logits of the loaded rows by the score of the comparison."""
         call = rows[0]
         with ignore_numpy_warnings():
             logits = call.logits((0, call.tile.q_total), (start, stop))
         return np.array(logits)  # a copy, as a broadcast array is read-only
 
     def missing(self, rows: CellRows) -> Bool[np.ndarray, " rows"] | None:
-        """Return which of the rows lack a cell, or None if none does."""
+        """Return a mask of the rows with a missing cell, or None if there are none."""
         return rows[1]
 
 
 def fast_logits(
     comparison: Comparison, columns: Sequence[Column], query: Shaped[np.ndarray, "q ..."], norms: VectorNorms
 ) -> VectorLogits | NumberLogits | None:
-    """Return the fast implementation for a comparison, or None if there is none."""
+    """Return `VectorLogits` or `NumberLogits` for a comparison, or None if neither supports it."""
     score = comparison.score
     own = [columns[index] for index in comparison.columns]
     if len(own) == 1 and own[0].kind == "vector" and arrow_columns.float_dtype(own[0].type) is not None:
@@ -137,7 +137,11 @@ VectorRows = tuple[Float[np.ndarray, "rows width"], Float[np.ndarray, " rows"] |
 
 
 class VectorLogits(Logits[VectorRows]):
-    """Logits a ⟨q, k⟩, divided by ‖k‖ for a cosine; a ⟨q, k⟩ − b (‖k‖² + ‖q‖²) for a Gaussian."""
+    """Logits of a column of vectors, from one matrix product of keys and queries.
+
+    The logit is a ⟨q, k⟩ for an inner product, a ⟨q, k⟩ / ‖k‖ for a cosine and a ⟨q, k⟩ − b (‖k‖² + ‖q‖²) for a
+    Gaussian.
+    """
 
     arrays_per_query: int = 4
 
@@ -162,7 +166,7 @@ class VectorLogits(Logits[VectorRows]):
         self._workspace, self._out = np.empty(0, dtype), np.empty((1, 0), dtype)
 
     def load(self, tile: RowTile) -> VectorRows | None:
-        """Return the memory-mapped matrix, its norms, and their maximum."""
+        """Return the memory-mapped matrix of vectors, their norms, and the largest norm."""
         chunks = tile.table.column(self.column).chunks
         if len(chunks) != 1 or chunks[0].null_count:
             return None
@@ -187,7 +191,7 @@ class VectorLogits(Logits[VectorRows]):
         if self.kind == "inverse":
             logits *= norms
             return logits
-        # ‖k − q‖² as a difference of large numbers is accurate only if they are not large beside the bandwidth.
+        # ‖k − q‖² is a difference of squared norms, which is inaccurate if they are large relative to the bandwidth.
         largest = max(largest, float(self.square.max(initial=0)))
         if self.dtype == np.float32 and _EPSILON * largest * self.half > _TOLERANCE:
             return self._from_differences(matrix)
@@ -207,7 +211,7 @@ class VectorLogits(Logits[VectorRows]):
 
 
 class VectorNorms:
-    """Squared norms or inverse norms of vectors, in one file of the cache folder per block.
+    """Squared norms or inverse norms of vectors, cached in one file per block.
 
     A norm is NaN if the dtype cannot represent it; the inverse norm of a zero vector is 0.
     """
@@ -216,7 +220,7 @@ class VectorNorms:
         self._loaded: dict[tuple[str, str, str], tuple[np.ndarray, float]] = {}
 
     def load(self, tile: RowTile, column: str, kind: str) -> tuple[Float[np.ndarray, " rows"], float]:
-        """Return the norms of the rows of a tile, and the largest of its block; inf if one is NaN."""
+        """Return the norms of the rows of a tile, and the largest norm of the block or inf if a norm is NaN."""
         block = tile.block
         name = (block.name, column, kind)
         if name not in self._loaded:
@@ -229,7 +233,7 @@ class VectorNorms:
         return norms[tile.start : tile.start + tile.table.num_rows], largest
 
     def _of_block(self, block: Block, column: str, kind: str, cache: Path) -> Float[np.ndarray, " rows"]:
-        """Return the norms from the cache, or compute and save them."""
+        """Load the norms of a block from the cache, or compute and save them."""
         name = hashlib.sha256(f"{block.name} {column}".encode()).hexdigest()[:24]
         path = cache / f"{kind}-{name}.npy"
         try:
@@ -245,7 +249,7 @@ class VectorNorms:
         norms = np.concatenate([np.zeros(0, np.float32), *parts])
         data = io.BytesIO()
         np.save(data, norms)
-        # If they cannot be saved, they are computed again the next time.
+        # Norms that cannot be saved are computed again the next time.
         with contextlib.suppress(OSError, StoreFullError):
             path.parent.mkdir(exist_ok=True)
             write_synced(path, data.getvalue())
@@ -264,7 +268,7 @@ def _norms(matrix: Float[np.ndarray, "rows width"], kind: str) -> Float[np.ndarr
 
 
 class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
-    """Logits −Σ_j ((k_j − q_j) / (scale_j h √2))²."""
+    """Gaussian logits of columns of numbers, −Σ_j ((k_j − q_j) / (scale_j h √2))²."""
 
     arrays_per_query: int = 3
     description: str = "differences, column by column"
@@ -282,7 +286,7 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
         self.float32_suffices = rounding < _TOLERANCE / 10
 
     def load(self, tile: RowTile) -> list[Num[np.ndarray, " rows"]] | None:
-        """Return the columns without a copy, but in float64 where float32 does not suffice."""
+        """Return the columns of a tile, converted to float64 where float32 is not accurate enough."""
         columns = []
         for name, float32_suffices in zip(self.names, self.float32_suffices, strict=True):
             column = tile.table.column(name)
@@ -295,7 +299,7 @@ class NumberLogits(Logits[list[Num[np.ndarray, " rows"]]]):
         return columns
 
     def compute(self, rows: list[Num[np.ndarray, " rows"]], start: int, stop: int) -> Float[np.ndarray, "q n"]:
-        """Sum squared differences, some thousand rows at a time, which fit the processor's cache."""
+        """Return the logits of the loaded rows, computed in chunks that fit the processor cache."""
         dtype = np.result_type(*{cells.dtype for cells in rows})
         logits = np.empty((len(self.query), stop - start), dtype)
         squared = -np.square(self.factor).astype(dtype)

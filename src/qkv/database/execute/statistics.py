@@ -1,7 +1,7 @@
-"""Statistics of all rows of a store, computed in one pass and saved in the store's cache folder.
+"""Statistics of all rows of a store, computed in one pass and saved in its cache folder.
 
-They hold counts of missing cells, means and deviations, the earliest timestamp, the number of repetitions of the
-commonest text, and the indices of evenly spaced rows from which bandwidths are chosen.
+The statistics are counts of missing cells, means and standard deviations, the earliest timestamp, the number of
+occurrences of the most common text, and the indices of evenly spaced rows from which bandwidths are chosen.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _MOST_HASHES = 2**22
 class ColumnStatistics:
     """Statistics of one column.
 
-    Fields:
+    Attributes:
         missing: number of missing cells.
-        origin: the earliest timestamp, from which others are counted.
+        origin: the earliest timestamp, from which timestamps are counted.
         width: width of vectors.
-        mean, deviation: of the cells of complete rows, in the column's own unit from the origin; for numbers,
-            timestamps and booleans, and the mean also for vectors; otherwise empty.
-        repeats: number of complete rows with the commonest text.
+        mean, deviation: mean and standard deviation of the cells of complete rows, in the unit of the column and
+            relative to the origin. Vectors have a mean alone; both are empty for texts and categories.
+        repeats: number of complete rows with the most common text.
     """
 
     missing: int = 0
@@ -60,18 +60,18 @@ class ColumnStatistics:
 
 @dataclass
 class TableStatistics:
-    """Statistics of the rows of one version, for some key columns and a value column.
+    """Statistics of the rows of one version of a store, for its key columns and value column.
 
-    Fields:
+    Attributes:
         rows: number of rows.
         complete: number of rows with key and value.
         columns: statistics by column name.
         sample: indices of evenly spaced complete rows.
         incomplete_tiles: indices of the tiles with an incomplete row.
-        bandwidth: the bandwidth of standardised points, once chosen.
-        nearest_quantiles: percentiles of the distances of nearest keys, by unit.
+        bandwidth: the bandwidth of standardised points, or None until it is chosen.
+        nearest_quantiles: 99th percentiles of nearest-neighbor distances, by unit.
         tile: number of rows of a tile.
-        path: the file where they are saved.
+        path: the file in which the statistics are saved.
     """
 
     rows: int
@@ -86,11 +86,11 @@ class TableStatistics:
 
     @property
     def examples(self) -> Int[np.ndarray, " _"]:
-        """A few rows of the sample."""
+        """The indices of a few hundred evenly spaced rows of the sample."""
         return self.sample[:: max(1, len(self.sample) // _EXAMPLES)]
 
     def save(self) -> None:
-        """Write the statistics to the cache; if that fails, they are computed again the next time."""
+        """Save the statistics in the cache folder; a failure is ignored, as they can be computed again."""
         if self.path is None:
             return
         record = {
@@ -113,7 +113,7 @@ class TableStatistics:
 def load_statistics(
     rows: StoredRows, key: Sequence[str], value: str, folded: bool, progress: Progress | None = None
 ) -> TableStatistics:
-    """Return the saved statistics, or compute them in one pass over the rows."""
+    """Load the saved statistics, or compute them in one pass over the rows and save them."""
     options = json.dumps([list(key), value, folded]).encode()
     name = f"{rows.store.version:010d}-{hashlib.sha256(options).hexdigest()[:16]}.npz"
     path = rows.store.cache_folder / name
@@ -150,7 +150,7 @@ def _saved(path: Path, tile: int) -> TableStatistics | None:
 
 
 class _Pass:
-    """One pass over some columns of all rows."""
+    """Computation of the statistics in one pass over the rows of a store."""
 
     def __init__(self, rows: StoredRows, key: Sequence[str], value: str, folded: bool) -> None:
         self.rows, self.value = rows, value
@@ -186,7 +186,7 @@ class _Pass:
         return TableStatistics(self.rows.num_rows, complete, self.statistics, sample, incomplete, tile=self.tile)
 
     def _add_tile(self, table: pa.Table) -> Bool[np.ndarray, " rows"]:
-        """Add the rows of a tile, and return True for each complete row."""
+        """Add the rows of a tile to the statistics, and return a mask of its complete rows."""
         columns, missing = {}, [np.zeros(table.num_rows, bool)]
         for name in self.names:
             if name != self.value and (width := _complete_vector_width(table.column(name))):
@@ -212,7 +212,7 @@ class _Pass:
         return present
 
     def _sample(self, complete: int, bits: list[Shaped[np.ndarray, " _"]]) -> Int[np.ndarray, " sample"]:
-        """Return the rows that `leave_one_out` would select from all rows."""
+        """Return the indices of the rows that `leave_one_out` would select from all rows."""
         step, sample, rank, first = thinning_step(complete), [np.zeros(0, np.int64)], 0, 0
         counts = [
             min(self.tile, count - start)
@@ -228,7 +228,7 @@ class _Pass:
 
 
 def _complete_vector_width(column: pa.ChunkedArray) -> int:
-    """Return the width of vectors if their finite sum shows that none is missing, else 0."""
+    """Return the width of the vectors of a column, or 0 if an element may be missing or not finite."""
     if column.num_chunks != 1 or arrow_columns.float_dtype(column.type) is None or column.chunks[0].null_count:
         return 0
     matrix = arrow_columns.vector_matrix(column.chunks[0])
@@ -237,7 +237,7 @@ def _complete_vector_width(column: pa.ChunkedArray) -> int:
 
 
 class _RunningVariance:
-    """Mean and squared deviations of rows that come in parts.
+    """Running mean and sum of squared deviations of rows that are added in parts.
 
     Source: Chan, Golub, LeVeque (1983), Algorithms for computing the sample variance.
     """
@@ -259,7 +259,7 @@ class _RunningVariance:
 
 
 class _TextCounts:
-    """Number of occurrences of the commonest text, by hashes: 16 bytes for each distinct text."""
+    """Running counts of texts by their hashes, in 16 bytes for each distinct text."""
 
     def __init__(self) -> None:
         self.pending: list[Int[np.ndarray, " _"]] = []
@@ -268,8 +268,8 @@ class _TextCounts:
         self.counts = np.zeros(0, np.int64)
 
     def add(self, texts: Shaped[np.ndarray, " rows"]) -> None:
-        # Texts with equal hashes are counted together: in one of 10^5 tables of 10^7 distinct texts, one more
-        # key takes part.
+        # Texts with equal hashes are counted together. Among 10^7 distinct texts this happens with a probability
+        # below 10^-5, and its only effect is that one more key can have weight.
         self.pending.append(np.fromiter(map(hash, texts.tolist()), np.int64, len(texts)))
         self.size += len(texts)
         if self.size > _MOST_HASHES:

@@ -1,4 +1,4 @@
-"""The plan of an `ask` that reads a store block by block: `print(plan)` is EXPLAIN."""
+"""The plan of queries that are executed block by block over a store; `print(plan)` shows it."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ __all__ = ["StreamedPlan"]
 
 @dataclass(frozen=True)
 class StreamedPlan:
-    """The plan of queries over a store.
+    """The execution plan of queries that read a store block by block.
 
-    Fields:
-        name, version, rows, blocks: of the store.
+    Attributes:
+        name, version: the name and the open version of the store.
+        rows, blocks: the number of rows and of blocks of the store.
         queries: number of queries.
         key: the key columns and their types.
-        score, normalizer: the parts in words.
+        score, normalizer: the score and the normalizer in words.
         predicate: whether a predicate or mask excludes rows.
         logits: the computation of logits in words.
         sums: whether all rows are accumulated; otherwise only the top rows are kept.
-        passes: number of passes over all rows; a normalizer of wide support needs one more for each.
-        bytes: size of one pass.
+        passes: number of passes over all rows; up to twice as many for a normalizer with many
+            non-zero weights.
+        bytes: number of bytes that one pass reads.
         memory: approximate memory use in bytes.
         grows: whether memory use depends on the number of rows.
         encoder: the encoder of keys and queries in words; "" if there is none.
@@ -48,12 +50,12 @@ class StreamedPlan:
 
     def __str__(self) -> str:
         method = (
-            "weights and values are accumulated; the rows of most weight are read again"
+            "weights and values are accumulated; the rows with the largest weights are read again"
             if self.sums
-            else "the rows of highest score are kept, and attended to in memory"
+            else "attention is computed in memory over the rows with the largest logits"
         )
         lines = [
-            ("asked", f"{counted(self.queries, 'query', 'queries')} × {counted(self.rows, 'row', 'rows')}"),
+            ("query", f"{counted(self.queries, 'query', 'queries')} × {counted(self.rows, 'row', 'rows')}"),
             ("store", f"{self.name}, version {self.version}; key {self.key}"),
             *([("encoder", self.encoder)] if self.encoder else []),
             ("score", self.score),

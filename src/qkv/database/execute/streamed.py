@@ -1,11 +1,11 @@
-"""Execution over a store: blocks are read one after another, and accumulated.
+"""Execution over a store that exceeds the memory limit: blocks are read and accumulated one after another.
 
     choose     the comparison, from statistics of all rows and a sample of evenly spaced ones
     pass       tile by tile: logits, then sums (Softmax, Sum, Mean …) or top rows (TopK, Hard, Sparsemax …)
-    evidence   the rows of most weight are read again, and compared in float64
+    evidence   the rows with the largest weights are read again, and compared in float64
 
-If only top rows get weight, they are attended to as a small table in memory. The answers are those of the same
-rows in memory.
+If only the top rows can have weight, attention is computed over these rows in memory. The answers are the same as
+for a table in memory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["StreamedExecutor"]
 
 _QUERIES = 64
-# More rows than asked for are kept, as float32 may confuse two nearly equal ones.
+# Some more rows than requested are kept, because float32 may exchange rows with nearly equal logits.
 _SPARE_ROWS = 16
 _SUPPORT = 128
 _TILE_NUMBERS = 2**20
@@ -56,11 +56,11 @@ _TOLERANCE = 1e-4
 _MOST_VOTES = 4 * 2**20
 
 Consumer = Callable[[np.ndarray, int, np.ndarray | None], None]
-"""Takes the logits of some rows, the index of the first, and their values if they are read."""
+"""A function of the logits of some rows, the index of the first row, and the values of the rows or None."""
 
 
 class StreamedExecutor(Executor):
-    """Answers queries over one version of a store, block by block.
+    """Executor that answers queries over one version of a store, block by block.
 
     Args:
         store: the store.
@@ -101,7 +101,7 @@ class StreamedExecutor(Executor):
 
     @cached_property
     def chooser(self) -> SampledChooser:
-        """Chooses the comparison from the sample and the statistics."""
+        """The object that chooses the comparison, from the sample and the statistics."""
         numeric = any(column.kind in ("number", "timestamp", "boolean") for column in self.query_columns)
         columns = self.columns[:-1] if numeric else self.query_columns
         return SampledChooser(columns, self.statistics, self._targets)
@@ -109,7 +109,7 @@ class StreamedExecutor(Executor):
     def run(
         self, queries: Queries, comparison: Comparison, normalizer: Normalizer, options: AskOptions
     ) -> tuple[list[Entry], StreamedPlan, int | None]:
-        """Read all rows in one or two passes for some queries at a time; see `Executor.run`."""
+        """Read all rows in one or two passes for each group of queries; see `Executor.run`."""
         self._check(comparison, normalizer, queries)
         present = self._present(options)
         call = _Call(self, comparison, normalizer, present, options.top, queries)
@@ -120,7 +120,7 @@ class StreamedExecutor(Executor):
         return entries, call.plan(len(queries)), None if present is None else int(present.sum())
 
     def read_columns(self, table: pa.Table) -> tuple[Column, ...]:
-        """Read the key columns and the value column of some rows."""
+        """Return the key columns and the value column of a table as arrays."""
         names = (*self.key, self.value)
         return tuple(Column.from_table(table, name, self.fold, self._empty_column(name)) for name in names)
 
@@ -135,29 +135,29 @@ class StreamedExecutor(Executor):
         return aggregator_for(value).targets(np.ones(len(value.cells), bool))
 
     def _check(self, comparison: Comparison, normalizer: Normalizer, queries: Queries) -> None:
-        """Refuse what the engine refuses, with its messages, from a few rows."""
+        """Raise if the engine does not support the comparison or the normalizer."""
         if normalizer.stochastic:
             raise RefusedError(
-                f"{normalizer} draws rows, and {self.name} is read block by block, as it exceeds the memory limit. "
-                "Choose another normalizer, or open it with more memory."
+                f"normalizer must not sample for {self.name}, which exceeds the memory limit, got {normalizer}. "
+                "Choose another normalizer, or open the store with more memory."
             )
         query = comparison.query_array(queries.slice(0, 1).cells)
         values = np.ones((len(comparison.key), 1))
         try:
             explain(query, comparison.key, values, score=comparison.score, normalizer=normalizer)
         except (KindError, ShapeError) as error:
-            raise QueryError(f"{comparison.score} does not fit this key: {error}") from None
+            raise QueryError(f"score must support the key, got {comparison.score}: {error}") from None
 
     def _present(self, options: AskOptions) -> Bool[np.ndarray, " rows"] | None:
-        """Return the rows that take part, or None for all."""
+        """Return a mask of the included rows, or None if all rows are included."""
         present = None if options.where is None else self._filtered(options.where)
         mask = options.mask
         if mask is None:
             return present
         if not isinstance(mask, KeysMask) or np.ndim(np.asarray(mask.array)) != 1:
             raise OptionError(
-                f"mask must be masks.Keys with one boolean per row, as {self.name} is read block by block, "
-                f"got {mask}. Or use where."
+                f"mask must be masks.Keys with one boolean per row for {self.name}, which exceeds the memory limit, "
+                f"got {mask}. Use masks.Keys, select rows with where, or open the store with more memory."
             )
         mask.check(1, self.table.num_rows)
         array = np.broadcast_to(np.asarray(mask.array), self.table.num_rows)
@@ -165,7 +165,7 @@ class StreamedExecutor(Executor):
 
 
 class _Call:
-    """One call of `ask`: passes over the rows for some queries at a time."""
+    """The passes over the rows for one call of `ask`, in groups of queries."""
 
     def __init__(
         self,
@@ -185,20 +185,20 @@ class _Call:
         self.accumulates = accumulator_for(normalizer, 1, self._values(1), 1) is not None
         value_kind = executor.examples[-1].kind
         self._votes = value_kind not in ("number", "timestamp", "vector")
-        # A text may have as many different values to vote for as there are rows.
+        # A column of texts may have as many labels as rows.
         self.many_labels = value_kind == "text"
         cell_logits, fast = self._logits(comparison.query_array(queries.slice(0, 1).cells))
         self.logits = fast or cell_logits
 
     @property
     def queries_at_once(self) -> int:
-        """Number of queries that share a pass."""
+        """Number of queries that are answered in the same pass."""
         if self.accumulates and self.many_labels:
             return max(1, min(_QUERIES, _MOST_VOTES // self.statistics.complete))
         return _QUERIES
 
     def answer(self, queries: Queries, progress: Progress | None) -> list[Entry]:
-        """Return the entries of some queries, from one or two passes over the rows."""
+        """Return the entries of a group of queries, from one or two passes over the rows."""
         query = self.comparison.query_array(queries.cells)
         count = len(queries)
         accumulator = accumulator_for(self.normalizer, count, self._values(count), self.top + _SPARE_ROWS)
@@ -221,7 +221,7 @@ class _Call:
         return build_entries(queries, query, comparison, results, self.normalizer, self._no_row_reason(), top_rows)
 
     def plan(self, queries: int) -> StreamedPlan:
-        """Return the plan, for EXPLAIN."""
+        """Return the plan for a number of queries."""
         fields = [self.rows.store.schema.field(name) for name in self.names]
         return StreamedPlan(
             name=self.executor.name,
@@ -275,7 +275,7 @@ class _Call:
         progress: Progress | None,
         aggregator: StreamedAggregator | None,
     ) -> None:
-        """Call `consume` with the logits of all rows, some at a time, and their values if there is an aggregator."""
+        """Call `consume` with the logits of successive rows, and with their values if an aggregator is given."""
         cell_logits, fast = self._logits(query)
         values = aggregator if aggregator is not None else self._values(1)
         for number, tile in enumerate(self.rows.tiles(self.names)):
@@ -305,14 +305,14 @@ class _Call:
     def _excluded(
         self, first: int, count: int, *missing: Bool[np.ndarray, " rows"] | None
     ) -> Bool[np.ndarray, " rows"] | None:
-        """Return the rows of a tile that take no part, or None if all do."""
+        """Return a mask of the excluded rows of a tile, or None if no row is excluded."""
         masks = [mask for mask in missing if mask is not None]
         if self.present is not None:
             masks.append(~self.present[first : first + count])
         return np.logical_or.reduce(masks) if masks else None
 
     def _over(self, rows: Int[np.ndarray, " n"]) -> tuple[Comparison, tuple[Column, ...]]:
-        """Return the comparison over some rows, and their columns."""
+        """Return the comparison with the keys of the given rows, and the columns of these rows."""
         columns = self.executor.read_columns(self.rows.take(rows, self.names))
         return self.comparison.with_rows(columns[:-1]), columns
 
@@ -327,7 +327,7 @@ class _Call:
     def _answer_from_top_rows(
         self, queries: Queries, query: Shaped[np.ndarray, "q ..."], progress: Progress | None
     ) -> list[Entry]:
-        """Find the rows that can get weight, and attend to them in memory."""
+        """Find the rows that can have non-zero weight, and compute attention over them in memory."""
         top_k = self.normalizer.top_k
         top_rows = TopRows(len(query), (top_k or _SUPPORT) + _SPARE_ROWS)
         self._pass(query, lambda logits, first, _: top_rows.update(logits, first), progress, None)
@@ -345,12 +345,12 @@ class _Call:
     def _support(
         self, query: Shaped[np.ndarray, "q ..."], top_rows: TopRows, progress: Progress | None
     ) -> Int[np.ndarray, " n"]:
-        """Return the rows whose logits reach the threshold below which no row gets weight."""
+        """Return the rows whose logit is at least the threshold bound of some query."""
         bound = self.normalizer.threshold_bound(top_rows.rank)
         if bound is None:
             raise RefusedError(
-                f"{self.normalizer} needs whole rows of weights, and {self.executor.name} exceeds the memory limit. "
-                "Choose another normalizer, or open it with more memory."
+                f"normalizer must not need all logits of a query for {self.executor.name}, which exceeds the memory "
+                f"limit, got {self.normalizer}. Choose another normalizer, or open the store with more memory."
             )
         threshold = np.asarray(bound) - _TOLERANCE * (1 + np.abs(np.asarray(bound)))
         if (top_rows.rank[:, -1:] < threshold).all():
@@ -368,7 +368,7 @@ class _Call:
 def _heaviest(
     weights: Float[np.ndarray, "q rows"], top: int
 ) -> tuple[Int[np.ndarray, "q n"], Float[np.ndarray, "q n"]]:
-    """Return the columns of most weight, −1 where the weight is 0, and their weights."""
+    """Return the column indices of the largest weights, −1 where a weight is 0, and these weights."""
     if not weights.shape[1]:
         return np.full((len(weights), 1), -1), np.zeros((len(weights), 1))
     rank = np.where(weights == 0, -np.inf, weights)

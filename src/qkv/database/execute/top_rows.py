@@ -1,4 +1,4 @@
-"""The top rows of each query among rows that come tile by tile: the evidence, or all rows that get weight."""
+"""The top rows of each query, updated tile by tile."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _FIRST = 2**12
 
 
 class TopRows:
-    """The rows of highest rank of each query, highest first; ties go to the row that came first.
+    """The rows of highest rank for each query, in descending order; ties go to the row that was added first.
 
-    Fields:
+    Attributes:
         rank: `(q, n)`; −inf in unused places.
         row: `(q, n)` row indices; −1 in unused places.
 
@@ -34,11 +34,11 @@ class TopRows:
     def update(
         self, rank: Float[np.ndarray, "q rows"], first: int, largest: Float[np.ndarray, " q"] | None = None
     ) -> None:
-        """Merge the ranks of some rows.
+        """Merge further rows into the top rows.
 
         Args:
-            rank: −inf where a row takes no part; NaN ranks highest, so that it is noticed.
-            first: the index of the first of these rows.
+            rank: the ranks of the rows, −inf for excluded rows; NaN ranks highest, so that it shows in the answer.
+            first: the index of the first row.
             largest: the largest rank of each query, if known.
         """
         if not rank.shape[1]:
@@ -51,7 +51,7 @@ class TopRows:
     def _update_query(self, query: int, rank: Float[np.ndarray, " rows"], first: int, largest: float) -> None:
         known = self.rank[query]
         if known[-1] == -np.inf and len(rank) > 2 * _FIRST:
-            # The first rows give a rank that most of the others do not exceed.
+            # The first rows give a bound that most of the other rows do not exceed.
             self._update_query(query, rank[:_FIRST], first, largest)
             rank, first, known = rank[_FIRST:], first + _FIRST, self.rank[query]
         # In the dtype of the ranks; exact, as known ranks had that dtype.

@@ -1,1 +1,1 @@
-"""Read files, frames and SQL into Arrow tables, and format values for people."""
+"""Reading of files, data frames and SQL results as Arrow tables, and formatting of values for display."""

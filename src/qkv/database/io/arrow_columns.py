@@ -1,7 +1,7 @@
 """Conversion of Arrow columns to NumPy arrays, from their buffers.
 
-`to_numpy` imports pandas where that is installed, and `pyarrow.compute` is slow to import: together they take
-longer than a query over a small table.
+The `to_numpy` method of pyarrow imports pandas if it is installed, and `pyarrow.compute` is slow to import. Both
+imports together take longer than a query over a small table.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def null_mask(chunk: pa.Array) -> Bool[np.ndarray, " rows"]:
 
 
 def stored_numbers(chunk: pa.Array) -> Num[np.ndarray, " rows"]:
-    """Return the numbers of a fixed-width array: timestamps in their own unit, booleans as 0 and 1.
+    """Return the cells of a fixed-width array as numbers: timestamps in their own unit, booleans as 0 and 1.
 
-    The number at a null cell is undefined.
+    The number of a null cell is undefined.
     """
     import pyarrow as pa
 
@@ -82,7 +82,7 @@ def float_dtype(type_: pa.DataType) -> np.dtype[np.floating] | None:
 
 
 def vector_matrix(chunk: pa.Array) -> Num[np.ndarray, "rows width"] | None:
-    """Return fixed-size vectors as a matrix without a copy, or None if a number in them is null."""
+    """Return fixed-size vectors as a matrix without a copy, or None if an element is null."""
     width = chunk.type.list_size
     values = chunk.values.slice(chunk.offset * width, len(chunk) * width)
     return None if values.null_count else stored_numbers(values).reshape(len(chunk), width)
@@ -120,7 +120,7 @@ def to_units(value: Any, type_: pa.DataType) -> int:
 
     Raises:
         ValueError: The text is not a date, time or duration.
-        TypeError: The value is not of the kind of the type.
+        TypeError: The value does not fit the Arrow type.
     """
     import pyarrow as pa
 
@@ -134,7 +134,7 @@ def to_units(value: Any, type_: pa.DataType) -> int:
         return _whole_units(dt.datetime.combine(_EPOCH, clock) - _EPOCH, type_.unit)
     timestamp = dt.datetime.fromisoformat(value.strip()) if isinstance(value, str) else value
     if not isinstance(timestamp, dt.date):
-        raise TypeError(f"{value!r} is not a date")
+        raise TypeError(f"the value must be a date or timestamp, got {value!r}.")
     if not isinstance(timestamp, dt.datetime):
         timestamp = dt.datetime.combine(timestamp, dt.time())
     if timestamp.tzinfo is not None:

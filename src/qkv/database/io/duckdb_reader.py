@@ -1,4 +1,4 @@
-"""DuckDB without extensions: readers of files and SQL, and SQL predicates over one table.
+"""Reading of files, SQL queries and SQL predicates with DuckDB, without its extensions.
 
 Reading needs the file system and filtering does not, so `matching_rows` uses a connection that cannot open files
 and whose settings are locked.
@@ -38,7 +38,7 @@ _PRESENT = "__qkv_present"
 def _connection(
     settings: dict[str, str], error_class: type[QkvError], failure: str, remedy: str
 ) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a connection; an error of DuckDB becomes `error_class` with what failed, why, and what to do."""
+    """Yield a connection, and raise errors of DuckDB as `error_class` with the failure, its cause and a remedy."""
     import duckdb
 
     connection = duckdb.connect(config=settings)
@@ -51,14 +51,14 @@ def _connection(
 
 
 def _first_sentence(error: Exception) -> str:
-    """Return the first line of a DuckDB message without its kind: `Referenced column "x" not found …`."""
+    """Return the first line of a DuckDB message without the error class: `Referenced column "x" not found …`."""
     first = str(error).strip().split("\n")[0]
     head, colon, rest = first.partition("Error: ")
     return (rest if colon and len(head) < 40 else first).rstrip(".!: ")
 
 
 def read_file(path: str, kind: str, required: tuple[str, ...] = ()) -> pa.Table:
-    """Read a delimited, JSON or Parquet file, gzipped or not, as a pyarrow table.
+    """Read a delimited, JSON or Parquet file, which may be gzipped, as a pyarrow table.
 
     Args:
         path: an existing file.
@@ -67,7 +67,7 @@ def read_file(path: str, kind: str, required: tuple[str, ...] = ()) -> pa.Table:
             header, whatever types are detected.
 
     Raises:
-        DataError: The file is not of the kind that its name says.
+        DataError: The file cannot be read in the format of its suffix.
     """
     with _reading(path, kind) as relation:
         table = relation().to_arrow_table()
@@ -80,7 +80,7 @@ def read_file(path: str, kind: str, required: tuple[str, ...] = ()) -> pa.Table:
 
 
 def read_parts(path: str, kind: str) -> Iterator[pa.Table]:
-    """Yield the rows of such a file in tables of about a hundred thousand rows.
+    """Yield the rows of a delimited, JSON or Parquet file in tables of up to 131,072 rows.
 
     Raises:
         DataError: As in `read_file`.
@@ -96,12 +96,12 @@ def read_parts(path: str, kind: str) -> Iterator[pa.Table]:
 
 @contextmanager
 def _reading(path: str, kind: str) -> Iterator[Callable[..., duckdb.DuckDBPyRelation]]:
-    """Yield a function that opens the file, while the connection is open."""
-    # A path with glob characters means that one file: each is written as a class of one character.
+    """Yield a function that opens a file as a DuckDB relation, and close the connection afterwards."""
+    # Glob characters in a path are escaped as character classes, so that the path names one file.
     literal = "".join(f"[{c}]" if c in "*?[" else c for c in path)
     options = {"delimiter": "\t"} if kind == ".tsv" else {}
     failure = f"{path!r} cannot be read as {kind[1:]}"
-    remedy = "Check the file, or rename it to the format that it has."
+    remedy = "Check the file, or rename it with the suffix of its format."
     with _connection(_OFFLINE, DataError, failure, remedy) as connection:
 
         def relation(**more: bool) -> duckdb.DuckDBPyRelation:
@@ -113,28 +113,30 @@ def _reading(path: str, kind: str) -> Iterator[Callable[..., duckdb.DuckDBPyRela
 
 
 def run_sql(query: str, tables: Mapping[str, pa.Table]) -> pa.Table:
-    """Return the result of a SELECT as a pyarrow table. It may name files, and `tables` by their names.
+    """Return the result of a SELECT statement, which may read files and `tables`, as a pyarrow table.
 
     Raises:
-        QueryError: The query does not parse, is not one SELECT, or fails.
+        QueryError: The query does not parse, is not one SELECT statement, or fails.
     """
     import duckdb
 
-    remedy = "Correct it and run it again."
+    remedy = "Correct the query."
     with _connection(_OFFLINE, QueryError, "the SQL query failed", remedy) as connection:
         for name, table in tables.items():
             connection.register(name, table)
         statements = connection.extract_statements(query)
-        # COPY, CREATE and their like would write: they are refused rather than run for their row count.
+        # Statements such as COPY and CREATE would write, so only SELECT is accepted.
         if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-            raise QueryError(f"sql must be one SELECT, got {query!r}. Write a SELECT that returns the rows.")
+            raise QueryError(
+                f"the SQL query must be one SELECT statement, got {query!r}. Select the rows of the table."
+            )
         return connection.sql(query).to_arrow_table()
 
 
 def matching_rows(
     table: pa.Table, predicate: str, present: Bool[np.ndarray, " rows"] | None = None
 ) -> Bool[np.ndarray, " rows"]:
-    """Return True for each row of a pyarrow table that satisfies a SQL predicate.
+    """Return a boolean array that is True for each row of a table that satisfies a SQL predicate.
 
     The predicate may refer to the whole table as `data`: `income > (select avg(income) from data)`. Null is not
     true, as in SQL.
@@ -142,7 +144,7 @@ def matching_rows(
     Args:
         table: the table, read without a copy.
         predicate: one SQL expression.
-        present: True for the rows that exist; the predicate does not see the others. None: all exist.
+        present: True for the rows that exist; other rows are not visible to the predicate. None: all rows exist.
 
     Raises:
         QueryError: The predicate does not parse, names an unknown column, or accesses other data.

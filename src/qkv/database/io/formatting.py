@@ -1,4 +1,4 @@
-"""Formatting of values for people: numbers rounded to the digits that their spread supports, dates, vectors."""
+"""Formatting of values for display: dates, vectors, and numbers rounded according to their spread."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def number(value: float, spread: float | None = None) -> str:
 
 
 def format_value(value: object, spread: object = None) -> str:
-    """Format any value or cell as one short line.
+    """Format a value or cell as one short line of text.
 
     Example:
         >>> format_value("psychology"), format_value(None), format_value([0.5, 0.25])
@@ -58,7 +58,7 @@ def format_value(value: object, spread: object = None) -> str:
 
 
 def format_spread(spread: float | dt.timedelta | None) -> str:
-    """Format a spread with its sign, ` ± 1,200`, or return an empty string for None.
+    """Format a spread with a leading plus-minus sign, or return an empty string for None.
 
     Example:
         >>> format_spread(1234.5), format_spread(0.0), format_spread(dt.timedelta(days=40, hours=3))

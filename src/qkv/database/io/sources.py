@@ -1,8 +1,8 @@
 """Readers that turn files and objects into pyarrow tables.
 
 The format of a file is its suffix (`.csv`, `.tsv`, `.txt`, `.jsonl`, `.ndjson`, `.json`, `.parquet`, `.arrow`,
-`.feather`, each also with `.gz`). Objects may be a mapping of columns, a list of records, or whatever exports an
-Arrow stream (pyarrow, pandas, polars, DuckDB relations).
+`.feather`, each also with `.gz`). An object may be a mapping of columns, a list of records, or any object that
+exports an Arrow stream (pyarrow, pandas, polars, DuckDB relations).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SUFFIXES = (*duckdb_reader.DELIMITED, *duckdb_reader.JSON, *duckdb_reader.PARQU
 
 
 def read(source: object, required: tuple[str, ...] = ()) -> pa.Table:
-    """Read a path, frame, table, mapping of columns or list of records as a pyarrow table.
+    """Read a path, data frame, table, mapping of columns or list of records as a pyarrow table.
 
     Args:
-        source: see the module.
-        required: columns that the caller needs; they help to tell a header line from data.
+        source: a source of a type that the module docstring lists.
+        required: columns that the caller needs, by which the header line of a file is recognized.
 
     Raises:
         DataError: The file does not exist or cannot be read, or the object holds no columns.
@@ -60,7 +60,7 @@ def read(source: object, required: tuple[str, ...] = ()) -> pa.Table:
 
 
 def read_parts(source: object) -> Iterator[pa.Table]:
-    """Yield the rows of a source; a file in tables of about a hundred thousand rows, so it may exceed memory."""
+    """Yield the rows of a source as tables; files are read in parts of up to 131,072 rows."""
     if isinstance(source, (str, os.PathLike)):
         path = Path(source)
         kind = _suffix(path)
@@ -71,7 +71,7 @@ def read_parts(source: object) -> Iterator[pa.Table]:
 
 
 def iterate_tables(source: object) -> Iterator[pa.Table]:
-    """Yield the tables of a source, or of each of an iterator of sources, with timestamps as stores keep them."""
+    """Yield the tables of a source or of an iterator of sources, with timestamps truncated to microseconds."""
     each: Iterable[object] = source if isinstance(source, Iterator) else (source,)
     for one in each:
         for table in read_parts(one):
@@ -79,7 +79,7 @@ def iterate_tables(source: object) -> Iterator[pa.Table]:
 
 
 def report_rows(tables: Iterable[pa.Table], progress: Progress | None) -> Iterator[pa.Table]:
-    """Yield the tables, and report the number of rows after each as `progress("writing rows", rows, 0)`."""
+    """Yield the tables, and call `progress("writing rows", rows, 0)` with the number of rows so far."""
     rows = 0
     for table in tables:
         yield table
@@ -88,7 +88,7 @@ def report_rows(tables: Iterable[pa.Table], progress: Progress | None) -> Iterat
 
 
 def describe(source: object) -> str:
-    """Return the name of a source in messages: the file's name, or the type of the object."""
+    """Return the name of a source for messages: the name of the file, or the type of the object."""
     if isinstance(source, (str, os.PathLike)):
         return Path(source).name
     return f"the {type(source).__name__}"
@@ -100,12 +100,12 @@ def require_columns(table: pa.Table, names: Iterable[str], where: str) -> None:
         if name not in table.column_names:
             columns = ", ".join(table.column_names[:20]) + (", …" if table.num_columns > 20 else "")
             raise DataError(
-                f"there is no column {name!r} in {where}; it has {columns}." + suggest_name(name, table.column_names)
+                f"column must be one of {columns} in {where}, got {name!r}." + suggest_name(name, table.column_names)
             )
 
 
 def suggest_name(name: str, choices: Iterable[str]) -> str:
-    """Return ` Did you mean 'income'?`, or an empty string if no choice is near."""
+    """Return ` Did you mean 'income'?`, or an empty string if no choice is similar."""
     lowered = {choice.lower(): choice for choice in choices}
     near = difflib.get_close_matches(name.lower(), lowered, n=1, cutoff=0.6)
     return f" Did you mean {lowered[near[0]]!r}?" if near else ""
@@ -126,17 +126,17 @@ def _suffix(path: Path) -> str:
         raise DataError(f"source must be a file, got the folder {str(path)!r}. Name a file in it.")
     if not path.exists():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-        raise DataError(f"there is no file {str(path)!r}.{suggest_name(path.name, siblings)}")
+        raise DataError(f"source must be an existing file, got {str(path)!r}.{suggest_name(path.name, siblings)}")
     suffixes = [suffix.lower() for suffix in path.suffixes]
     gzipped = suffixes[-1:] == [".gz"]
     kind = (suffixes[:-1] if gzipped else suffixes)[-1:]
     if not kind or kind[0] not in _SUFFIXES:
         raise DataError(
             f"the file name must end in one of {', '.join(_SUFFIXES)} (each also with .gz), got {path.name!r}. "
-            "Rename the file to the format that it has, or convert it."
+            "Rename the file with the suffix of its format, or convert it."
         )
     if not os.access(path, os.R_OK):
-        raise DataError(f"{str(path)!r} cannot be read by this user. Change its permissions.")
+        raise DataError(f"{str(path)!r} cannot be read by this user. Change the permissions of the file.")
     if not path.stat().st_size:
         raise DataError(f"{str(path)!r} is empty. Give a file with rows.")
     return kind[0]
@@ -159,7 +159,7 @@ def _read_arrow(path: Path) -> pa.Table:
             return _ipc_table(mapped)
     except (pa.ArrowException, OSError, EOFError) as error:
         raise DataError(
-            f"{path.name!r} cannot be read as Arrow: {_first_line(error)}. Write it with pyarrow.feather."
+            f"{path.name!r} cannot be read as Arrow: {_first_line(error)}. Write the file with pyarrow.feather."
         ) from None
 
 
@@ -217,7 +217,9 @@ def _refuse_repeated_names(table: pa.Table) -> None:
     names = table.column_names
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise DataError(f"column names must be unique, but {', '.join(repeated)} occur more than once. Rename them.")
+        raise DataError(
+            f"column names must be unique, got {', '.join(repeated)} more than once. Rename the repeated columns."
+        )
 
 
 def _first_line(error: Exception) -> str:

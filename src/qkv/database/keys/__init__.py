@@ -1,1 +1,1 @@
-"""Key columns as arrays, parsed queries, and the comparison between them."""
+"""Key columns as arrays, parsed queries, and comparisons of queries with keys."""

@@ -1,10 +1,10 @@
-"""The bandwidth of a Gaussian kernel by leave-one-out cross-validation.
+"""Choice of the bandwidth of a Gaussian kernel by leave-one-out cross-validation.
 
     error(h) = mean over rows i of | v_i - sum_{j != i} K_h(x_i, x_j) v_j / sum_{j != i} K_h(x_i, x_j) |^2
     K_h(x, y) = exp(-|x - y|^2 / 2 h^2)
 
 For one-hot values this is the Brier score. Since K_{h/√2} = K_h², one exponential per pair of rows serves a
-whole ladder of bandwidths h, h/√2, h/2 … by squaring. Each pair of blocks is computed once for both of its rows,
+series of bandwidths h, h/√2, h/2 … by squaring. Each pair of blocks is computed once for both of its rows,
 so memory is linear in the rows. A row without neighbors within the kernel is predicted by the mean.
 """
 
@@ -40,12 +40,12 @@ _MOST_ROWS = 50_000
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """A bandwidth in the units of the points, with the method that chose it.
+    """A bandwidth in the units of the points, and how it was chosen.
 
-    Fields:
+    Attributes:
         value: the bandwidth.
         method: the method, in words.
-        rows: the number of rows it was chosen from.
+        rows: the number of rows from which it was chosen.
         error: the mean squared leave-one-out error; None where no error was computed.
         baseline: the error of the mean of all values.
         tried: pairs of bandwidth and error.
@@ -65,7 +65,7 @@ def choose_bandwidth(
     progress: Progress | None = None,
     total: int | None = None,
 ) -> Bandwidth:
-    """Return the leave-one-out bandwidth, or Scott's rule where nothing can be predicted.
+    """Choose a bandwidth by leave-one-out errors, or by Scott's rule if there are no values to predict.
 
     Args:
         points: standardised points.
@@ -79,7 +79,7 @@ def choose_bandwidth(
 
 
 def scott(rows: int, width: int, reason: str) -> Bandwidth:
-    """Return Scott's rule of thumb for standardised points, `rows^(-1/(width + 4))`.
+    """Return the bandwidth by Scott's rule for standardised points, `rows^(-1/(width + 4))`.
 
     Example:
         >>> round(scott(1000, 2, "the values are all different").value, 3)
@@ -94,17 +94,17 @@ def leave_one_out(
     progress: Progress | None = None,
     total: int | None = None,
 ) -> Bandwidth:
-    """Return the bandwidth with the least leave-one-out error among bandwidths a factor √2 apart.
+    """Return the bandwidth of smallest leave-one-out error, among bandwidths that differ by factors of √2.
 
-    More than 50,000 rows are thinned evenly, and the chosen bandwidth is narrowed by Scott's power of the
-    thinning; `Bandwidth.method` says so. The result is deterministic.
+    If there are more than 50,000 rows, every n-th row is used, and the chosen bandwidth is multiplied by
+    n^(-1/(width + 4)) as in Scott's rule; `Bandwidth.method` then says so. The result is deterministic.
 
     Args:
         points: standardised points.
         values: the values to predict; a category is given as one-hot columns.
         progress: called as `progress("choosing a bandwidth", done, total)`.
-        total: the number of rows of which the points were already thinned by `thinning_step`; None if they are
-            all rows.
+        total: the number of rows of the table if the points are every n-th row by `thinning_step`; None if they
+            are all rows.
 
     Example:
         >>> x = np.linspace(0, 6, 200)[:, None]
@@ -129,8 +129,8 @@ def leave_one_out(
         tried += errors
         converged = abs(errors[-1][1] - errors[-2][1]) <= 1e-9 * errors[-1][1]
         if isolated > 0.5 or converged:
-            break  # most rows have no neighbors left but their equals: narrower kernels change nothing
-    # Among equal errors the wider kernel, which claims less detail.
+            break  # most rows have no neighbors but identical rows, so narrower kernels change nothing
+    # Ties go to the wider kernel, which gives a smoother function.
     best, error = min(tried, key=lambda pair: (pair[1], -pair[0]))
     scale = float(spread) ** 2
     method, value = "leave-one-out", best
@@ -142,7 +142,7 @@ def leave_one_out(
 
 
 def thinning_step(rows: int) -> int:
-    """Return the step n such that every n-th row is compared with the others.
+    """Return the step n such that every n-th row makes at most 50,000 rows.
 
     Example:
         >>> thinning_step(50_000), thinning_step(50_001)
@@ -152,7 +152,7 @@ def thinning_step(rows: int) -> int:
 
 
 class _Ladder:
-    """Errors of eight bandwidths from one exponential per pair of rows."""
+    """Computation of the leave-one-out errors of eight bandwidths, with one exponential per pair of rows."""
 
     def __init__(self, blocks: PointBlocks, values: Float[np.ndarray, "rows targets"]) -> None:
         self.blocks = blocks
@@ -165,7 +165,7 @@ class _Ladder:
         self.block_values = [[np.ascontiguousarray(group[rows]) for group in groups] for rows in blocks.rows]
 
     def errors(self, widest: float, number: int, progress: Progress | None) -> tuple[list[tuple[float, float]], float]:
-        """Return bandwidths and errors, widest first, and the share of isolated rows at the narrowest."""
+        """Return pairs of bandwidth and error, widest first, and the share of rows without neighbors at the last."""
         cut = _LARGEST_EXPONENT * 2.0 * widest**2
         count = len(self.blocks.rows)
         pairs = [(a, b) for a in range(count) for b in range(a, count) if self.squared_gaps[a, b] < cut]

@@ -1,4 +1,4 @@
-"""The choice of a comparison: the defaults of `ask`, and their changes where a score is given.
+"""Choice of the comparison of queries and keys: the defaults of `ask`, and the effect of a given score.
 
     key                    score                     normalizer                    no match where
     one text               Spelling                  top 10, softmax of s/0.02     similarity < 0.8
@@ -8,10 +8,10 @@
     of several kinds       ByColumn of the above     Softmax                       one part has no match
 
 Numbers are too far away beyond the larger of three bandwidths (at most one standard deviation) and the 99th
-percentile of the distances between a key and its nearest other key. If a text fills more than ten rows, "top
-10" grows to that number, so that all equal keys take part. A score given as an object reads numbers unchanged
-(timestamps in days). A kernel given by name without a bandwidth reads standardised columns, and its bandwidth is
-chosen.
+percentile of the distances between a key and its nearest other key. If a text occurs in more than ten
+rows, "top 10" grows to that number, so that all equal keys are included. A score given as an object compares
+unstandardised numbers (timestamps in days). A kernel given by name without a bandwidth compares standardised
+columns with a chosen bandwidth.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _AS_WIDE_AS_GAUSSIAN = {"laplace": 0.7398, "boxcar": 1.7401, "epanechnikov": 2.2
 
 
 class ComparisonChooser:
-    """Choice of a comparison for some key columns.
+    """Chooser of the comparison of queries with the given key columns.
 
     Args:
         columns: the key columns, in the order in which the key was named.
@@ -75,10 +75,10 @@ class ComparisonChooser:
         self._bandwidth: Bandwidth | None = None
 
     def choose(self, score: Score | str | None, threshold: float | None, progress: Progress | None) -> Comparison:
-        """Return the comparison by this score, or the default one.
+        """Return the comparison with the given score, or the default comparison if the score is None.
 
         Raises:
-            OptionError: The score's name is unknown, or it compares one column and the key has several kinds.
+            OptionError: The name of the score is unknown, or the score does not support the kinds of the key columns.
         """
         named = parse_score(score) if isinstance(score, str) else None
         if named is not None and not named.needs_bandwidth:
@@ -97,7 +97,7 @@ class ComparisonChooser:
             return self._numeric(every, named, threshold, partial(self.bandwidth, progress=progress))
         if named is not None:
             raise OptionError(
-                f"score must be None or scores.ByColumn for a key of several kinds, got {score!r}. Leave it out."
+                f"score must be None or scores.ByColumn for a key of several kinds, got {score!r}. Omit score."
             )
         return self._mixed(threshold)
 
@@ -170,7 +170,7 @@ class ComparisonChooser:
         columns = tuple(self.columns[index] for index in indices)
         stacked = self._stacked(indices)
         mean, scale = self.mean_and_deviation(indices, stacked)
-        # A constant column carries no information; dividing by 1 keeps rounding from deciding.
+        # A constant column has no information; a scale of 1 avoids amplifying its rounding errors.
         scale = np.where(scale > 0, scale, 1.0)
         key = (stacked - mean) / scale
         chosen = choose(key)
@@ -201,7 +201,7 @@ class ComparisonChooser:
         for index, column in enumerate(self.columns):
             if index in numeric:
                 continue
-            # A similarity has the weight it has alone; two texts share it, as each is half of the name.
+            # A similarity has the same weight as in a key of one column; several texts share the weight of one.
             weight = 1.0 / (_VECTOR_TEMPERATURE if column.kind == "vector" else _TEXT_TEMPERATURE)
             own = self._single_column(index, threshold if column.kind == "text" else None)
             if column.kind == "category":
@@ -213,33 +213,33 @@ class ComparisonChooser:
         named_parts = tuple((name, part) for name, part, _ in parts)
         return MixedComparison((), (), score, Softmax(), key, notes, named_parts)
 
-    # -- statistics of the rows; `SampledChooser` has them for all rows of a store ----------------------
+    # -- statistics of the rows, which `SampledChooser` overrides ----------------------------------------
 
     def bandwidth(self, points: Float[np.ndarray, "rows width"], progress: Progress | None) -> Bandwidth:
-        """Return the bandwidth for these standardised points; it is computed once."""
+        """Return the bandwidth for standardised points, which is chosen at the first call."""
         if self._bandwidth is None:
             self._bandwidth = choose_bandwidth(points[self.complete], self.targets(), progress)
         return self._bandwidth
 
     def rule_of_thumb(self, points: Float[np.ndarray, "rows width"]) -> Bandwidth:
-        """Return Scott's bandwidth, for numbers that are one part of a mixed key."""
-        return scott(int(self.complete.sum()), points.shape[1], "numbers beside other kinds of key")
+        """Return the bandwidth by Scott's rule, for the numbers of a key of several kinds."""
+        return scott(int(self.complete.sum()), points.shape[1], "the key has columns of several kinds")
 
     def mean_and_deviation(
         self, indices: tuple[int, ...], stacked: Float[np.ndarray, "rows width"]
     ) -> tuple[Float[np.ndarray, " width"], Float[np.ndarray, " width"]]:
-        """Return the mean and standard deviation of some columns, given side by side."""
+        """Return the mean and standard deviation of each column of a matrix, over complete rows."""
         complete = stacked[self.complete]
         if not len(complete):
             return np.zeros(len(indices)), np.ones(len(indices))
         return complete.mean(axis=0), complete.std(axis=0)
 
     def most_repeats(self, column: Column) -> int:
-        """Return the number of rows with the commonest key."""
+        """Return the number of rows that have the most common key."""
         return max(Counter(column.cells[self.complete].tolist()).values(), default=0)
 
     def nearest_quantile(self, key: Float[np.ndarray, "rows width"], unit: str) -> float:
-        """Return the 99th percentile of the distances of a key to its nearest other key.
+        """Return the 99th percentile of the distances between each key and its nearest other key.
 
         Args:
             key: the keys as points.

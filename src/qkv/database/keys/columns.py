@@ -1,4 +1,4 @@
-"""Columns of a table as NumPy arrays, each with the kind of its cells.
+"""Columns of a table as NumPy arrays, with the kind of the cells.
 
     text        strings
     category    strings from a fixed set (Arrow dictionaries, pandas and polars categoricals, SQL enums)
@@ -48,7 +48,7 @@ def key_names(key: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ..
     """Return the names of the key columns, given as one name, several names, or one text with commas.
 
     Raises:
-        DataError: A name is not a text, or occurs twice.
+        DataError: A name is not a string, or occurs twice.
     """
     names = [key] if isinstance(key, str) and key in columns else key.split(",") if isinstance(key, str) else list(key)
     names = [name.strip() if isinstance(name, str) else name for name in names]
@@ -63,13 +63,13 @@ def key_names(key: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ..
 class Column:
     """One column of a pyarrow table as NumPy arrays.
 
-    Fields:
+    Attributes:
         name: the column's name in the table.
         kind: the kind of its cells.
         cells: `(rows,)` of folded texts; `(rows,)` of float64 (timestamps in their own unit, counted from
-            `origin`); `(rows, width)` of vectors. A missing cell is "" or 0.
+            `origin`); `(rows, width)` of vectors. Missing cells hold "" or 0.
         missing: `(rows,)` booleans, True where a cell is missing.
-        type: the pyarrow type, with which numbers become timestamps again.
+        type: the pyarrow type, by which numbers are converted back to timestamps.
         origin: the offset of timestamps, subtracted so that float64 represents them exactly.
         original: texts as in the table, not folded; None for other kinds.
     """
@@ -84,7 +84,7 @@ class Column:
 
     @staticmethod
     def from_table(table: pa.Table, name: str, folded: bool = True, like: Column | None = None) -> Column:
-        """Read a column of a table.
+        """Return a column of a table as NumPy arrays.
 
         Args:
             table: a pyarrow table.
@@ -104,11 +104,11 @@ class Column:
         return _read_numbers(chunked, name, kind, None if like is None else like.origin)
 
     def timestamp(self, number: float) -> Temporal:
-        """Return the date, time or duration nearest to a number of units from the origin."""
+        """Convert a number of units after the origin to the nearest date, time or duration."""
         return arrow_columns.from_units(round(number) + self.origin, self.type)
 
     def duration(self, number: float) -> dt.timedelta:
-        """Return a difference of timestamps as a timedelta."""
+        """Convert a number of units to a timedelta."""
         return dt.timedelta(days=number / self.units_per_day)
 
     @property
@@ -175,7 +175,7 @@ def _read_vectors(chunked: pa.ChunkedArray, name: str, width: int | None) -> Col
     if len(widths) > 1:
         raise DataError(
             f"column {name!r} must hold vectors of one length, got lists of {min(widths)} to {max(widths)} numbers. "
-            "Cut or pad them."
+            "Truncate or pad the vectors."
         )
     width = max(widths, default=getattr(chunked.type, "list_size", 1))
     blank = [np.nan] * width

@@ -1,6 +1,6 @@
-"""Comparisons of queries with keys: a key array and a score for the engine, and a rule for "no match".
+"""Comparisons of queries with keys, which define the key array, the score and when a query has no match.
 
-`choose.py` selects the comparison of a database.
+The module `choose` selects the comparison of a database.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ __all__ = [
 class Comparison:
     """The key array, score and normalizer with which the engine compares queries and keys.
 
-    Fields:
+    Attributes:
         columns: indices of the key columns that are compared.
-        key_columns: these columns, in the same order.
+        key_columns: the key columns that are compared, in the same order.
         score: the score.
         normalizer: the normalizer; None for the score's own.
-        key: the engine's key array.
+        key: the key array of the engine.
         notes: sentences that explain the choice.
     """
 
@@ -50,32 +50,32 @@ class Comparison:
     """The unit of `nearness`: "similarity", "distance", or "" where there is no single number."""
 
     def query_array(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> Shaped[np.ndarray, "q ..."]:
-        """Return the engine's query array for the parsed cells of all key columns.
+        """Return the query array of the engine for the parsed cells of all key columns.
 
-        These are the compared cells side by side, with timestamps in days.
+        It contains the compared columns side by side, with timestamps in days.
         """
         own = self._compared(cells)
         return own[0] if own[0].dtype == object or own[0].ndim == 2 else np.stack(own, axis=1)
 
     def with_rows(self, columns: Sequence[Column]) -> Self:
-        """Return the same comparison over other rows of these key columns."""
+        """Return the same comparison with the keys of other rows."""
         own = tuple(columns[index] for index in self.columns)
         return replace(self, key=self.query_array([column.cells for column in columns]), key_columns=own)
 
     def nearness(
         self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]
     ) -> Num[np.ndarray, "q n"] | None:
-        """Return the similarity or distance of each query to some rows, or None where there is no such number."""
+        """Return the similarity or distance of queries and rows, or None if `measure` is empty."""
         return None
 
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
-        """Return for each query why its nearest row is no match, or None where it is one."""
+        """Return for each query the reason why its nearest row does not match, or None if it matches."""
         return [None] * len(nearest)
 
     @property
     def no_weight_reason(self) -> str:
         """The reason for "no match" when no key has any weight."""
-        return "no key equals it" if isinstance(self.score, Exact) else "no key has any weight"
+        return "no key equals the query" if isinstance(self.score, Exact) else "all weights are zero"
 
     def _compared(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> list[Shaped[np.ndarray, "q ..."]]:
         return [in_days(column, cells[index]) for index, column in zip(self.columns, self.key_columns, strict=True)]
@@ -83,9 +83,9 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class ScoreComparison(Comparison):
-    """Comparison by a score alone: a query has no match only if no key gets any weight.
+    """Comparison by a score alone: a query has no match only if all weights are zero.
 
-    Fields:
+    Attributes:
         structured: whether the key is a structured array with a field per column.
     """
 
@@ -103,9 +103,9 @@ class ScoreComparison(Comparison):
 class SimilarityComparison(Comparison):
     """Comparison by a score that is a similarity of at most 1: spelling of texts, cosine of vectors.
 
-    Fields:
+    Attributes:
         threshold: the least similarity of a match.
-        accept_prefixes: whether a query that begins its nearest key matches it, however long the rest is.
+        accept_prefixes: whether a query that is a prefix of its nearest key always matches.
     """
 
     threshold: float
@@ -113,16 +113,16 @@ class SimilarityComparison(Comparison):
     measure: ClassVar[str] = "similarity"
 
     def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
-        """Return the score of each query with its rows."""
+        """Return the score of each query and its rows."""
         return np.asarray(self.score(query[:, None], self.key[rows]))[:, 0, :]
 
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
-        """Return a reason where the similarity is under the threshold and no prefix is accepted."""
+        """Return the reason for queries whose similarity is below the threshold, unless a prefix is accepted."""
         labels = self.key_columns[0].original
         best = self.nearness(query, nearest[:, None])[:, 0]
         reasons: list[str | None] = []
         for text, row, similarity in zip(query, nearest, best, strict=True):
-            # Not the other way round: any nonsense that begins with a short key would match that key.
+            # A key that is a prefix of the query is not accepted: any text that starts with a short key would match.
             prefix = self.accept_prefixes and len(text) > 1 and self.key[row].startswith(text)
             if similarity >= self.threshold or prefix:
                 reasons.append(None)
@@ -134,12 +134,12 @@ class SimilarityComparison(Comparison):
 
 @dataclass(frozen=True, eq=False)
 class DistanceComparison(Comparison):
-    """Comparison of numbers, timestamps and booleans, or of one column of vectors, as points by their distance.
+    """Comparison by the distance of points: numbers, timestamps and booleans, or one column of vectors.
 
-    Fields:
+    Attributes:
         offset, scale: each column is standardised as `(cells - offset) / scale` before the score.
-        unit: the displayed distance of one unit of standardised distance.
-        unit_name: the name of that unit, such as " days".
+        unit: the factor from standardised to displayed distances.
+        unit_name: the unit of displayed distances, such as " days".
         max_distance: the largest displayed distance of a match.
     """
 
@@ -155,12 +155,12 @@ class DistanceComparison(Comparison):
         return np.asarray((super().query_array(cells) - self.offset) / self.scale)
 
     def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
-        """Return Euclidean distances, from differences so that equal keys have distance 0."""
+        """Return Euclidean distances, computed from differences so that equal points have distance 0."""
         squares = np.square(query[:, None, :] - self.key[rows])
         return np.asarray(np.sqrt(squares.sum(axis=-1)) * self.unit)
 
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
-        """Return a reason where the nearest key is beyond the largest distance of a match."""
+        """Return the reason for queries whose nearest key is farther than the largest distance of a match."""
         limit = f"no match beyond a distance of {self.max_distance:.3g}"
         reasons: list[str | None] = []
         for row, distance in zip(nearest, self.nearness(query, nearest[:, None])[:, 0], strict=True):
@@ -180,7 +180,7 @@ class DistanceComparison(Comparison):
 
 @dataclass(frozen=True, eq=False)
 class MixedComparison(Comparison):
-    """Comparison of key columns of several kinds: each part is compared in its own way and must itself match."""
+    """Comparison of key columns of several kinds, each of which is compared separately and must match."""
 
     parts: tuple[tuple[str, Comparison], ...]
 
@@ -189,7 +189,7 @@ class MixedComparison(Comparison):
         return structured({name: part.query_array(cells) for name, part in self.parts})
 
     def with_rows(self, columns: Sequence[Column]) -> Self:
-        """Replace the key arrays of all parts."""
+        """Return the same comparison with the keys of other rows, in all parts."""
         parts = tuple((name, part.with_rows(columns)) for name, part in self.parts)
         return replace(super().with_rows(columns), parts=parts)
 

@@ -1,4 +1,4 @@
-"""Blocks of neighboring points, so that work on pairs of distant blocks can be skipped.
+"""Division of points into blocks of neighbors, so that pairs of distant blocks can be skipped.
 
 A k-d tree is cut into leaves of equal size. Each leaf is a small box, and the gap between two boxes is a lower
 bound of every distance between their points.
@@ -19,7 +19,7 @@ __all__ = ["PointBlocks", "nearest_distances", "split_into_blocks", "squared_dis
 class PointBlocks:
     """Points divided into blocks.
 
-    Fields:
+    Attributes:
         points: all points.
         rows: for each block the indices of its points, ascending.
         low, high: the corners of each block's bounding box.
@@ -31,14 +31,14 @@ class PointBlocks:
     high: Float[np.ndarray, "blocks width"]
 
     def squared_gaps(self, a: int) -> Float[np.ndarray, " blocks"]:
-        """Return the squared distance of block a's box from every box."""
+        """Return the squared distance between the bounding box of block a and the box of each block."""
         gaps = np.maximum(np.maximum(self.low[a] - self.high, self.low - self.high[a]), 0.0)
         return np.asarray(np.square(gaps).sum(axis=-1))
 
     def centered(self, a: int, b: int) -> tuple[Float[np.ndarray, "m width"], Float[np.ndarray, "n width"]]:
         """Return the points of two blocks in float32, relative to their common center.
 
-        Near pairs then have small coordinates, whose differences are exact enough in float32.
+        The coordinates of near pairs are then small, and their differences accurate in float32.
         """
         first, second = self.points[self.rows[a]], self.points[self.rows[b]]
         center = (first.mean(axis=0) + second.mean(axis=0)) / 2
@@ -100,7 +100,7 @@ def nearest_distances(points: Float[np.ndarray, "rows width"], most: int = 50_00
 
     Args:
         points: the points.
-        most: the approximate size of the sample for which distances are returned if there are more points.
+        most: approximate maximum number of distances; with more points, a sample of them is used.
 
     Example:
         >>> nearest_distances(np.array([[0.0], [1.0], [5.0]])).tolist()
@@ -110,7 +110,7 @@ def nearest_distances(points: Float[np.ndarray, "rows width"], most: int = 50_00
         return np.zeros(0)
     blocks = split_into_blocks(points)
     distances = []
-    # Evenly spaced blocks, each against all points, so that the sample's distances are those of the whole.
+    # Evenly spaced blocks are compared with all points, so each distance is that among all points.
     for a in range(0, len(blocks.rows), -(-len(points) // most)):
         best = np.full(len(blocks.rows[a]), np.inf, np.float32)
         gaps = blocks.squared_gaps(a)

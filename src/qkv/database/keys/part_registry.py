@@ -1,7 +1,7 @@
-"""Scores and normalizers by name, as on the command line: `jaro-winkler`, `gaussian:0.1`, `topk:10:0.02`.
+"""Construction of scores and normalizers from text: `jaro-winkler`, `gaussian:0.1`, `topk:10:0.02`.
 
-A name is the class name in words; numbers after colons are its fields in order. All classes that `qkv.scores` and
-`qkv.normalizers` export, and that numbers alone can construct, are available.
+The text is the class name in lower case with hyphens; numbers after colons are the fields in order. Every class
+exported by `qkv.scores` or `qkv.normalizers` is available if its required fields are numbers.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ __all__ = ["ParsedScore", "normalizer_names", "parse_normalizer", "parse_score",
 
 @dataclass(frozen=True)
 class ParsedScore:
-    """A score's class and the numbers that were given with its name."""
+    """The class of a score, and the numbers that were given after its name."""
 
     kind: type[Score]
     numbers: tuple[float, ...]
 
     @property
     def needs_bandwidth(self) -> bool:
-        """Whether its first field is a bandwidth and no number was given."""
+        """Whether the first field of the score is a bandwidth that was not given."""
         first = next(iter(dataclasses.fields(self.kind)), None)  # type: ignore[arg-type]
         return first is not None and first.name == "bandwidth" and not self.numbers
 
     def build(self, *numbers: float) -> Score:
-        """Return the score, with `numbers` if none were given with its name."""
+        """Return the score with the numbers given after its name, or with `numbers` if there were none."""
         return _build(self.kind, self.numbers or numbers)
 
 
 def score_names() -> list[str]:
-    """Return the names that `parse_score` accepts.
+    """Return the score names that `parse_score` accepts.
 
     Example:
         >>> "jaro-winkler" in score_names(), "additive" in score_names()
@@ -55,7 +55,7 @@ def score_names() -> list[str]:
 
 
 def normalizer_names() -> list[str]:
-    """Return the names that `parse_normalizer` accepts."""
+    """Return the normalizer names that `parse_normalizer` accepts."""
     return sorted(_normalizers())
 
 
@@ -63,7 +63,7 @@ def parse_score(text: str) -> ParsedScore:
     """Parse the name of a score and the numbers after it.
 
     Raises:
-        OptionError: There is no such score, or it takes no such numbers.
+        OptionError: The name of the score is unknown, or its numbers are invalid.
 
     Example:
         >>> parse_score("gaussian:0.5").build()
@@ -76,10 +76,12 @@ def parse_score(text: str) -> ParsedScore:
 
 
 def parse_normalizer(text: str) -> Normalizer:
-    """Return the normalizer of this name; `topk:10:0.02` is the top 10 under a softmax of temperature 0.02.
+    """Construct a normalizer from its name and numbers.
+
+    For example, `topk:10:0.02` is the top 10 with a softmax of temperature 0.02.
 
     Raises:
-        OptionError: There is no such normalizer, or it takes no such numbers.
+        OptionError: The name of the normalizer is unknown, or its numbers are invalid.
 
     Example:
         >>> print(parse_normalizer("topk:10:0.02"))
@@ -90,7 +92,7 @@ def parse_normalizer(text: str) -> Normalizer:
     if kind is not TopK:
         return _build(kind, _numbers(text, rest))
     if not rest:
-        raise OptionError("the normalizer 'topk' must be given with a number of keys. Write topk:10, or topk:10:0.02.")
+        raise OptionError("the normalizer 'topk' must have a number of keys, got none. Write topk:10 or topk:10:0.02.")
     count = _numbers(text, rest[:1])[0]
     inner = ":".join(rest[1:])
     if not inner:
@@ -109,7 +111,7 @@ def _normalizers() -> dict[str, type[Normalizer]]:
 
 
 def _classes(module: ModuleType, base: type) -> dict[str, type]:
-    """Return the exported classes that numbers alone can construct, by their names in words."""
+    """Return the exported classes whose required fields are numbers, by their names with hyphens."""
     exported = {name: getattr(module, name) for name in module.__all__}
     return {
         _in_words(name): kind
@@ -145,25 +147,27 @@ def _find(name: str, kinds: dict[str, type[_Part]], module: ModuleType, part: st
         return plain[wanted]
     if wanted in {other.lower() for other in module.__all__}:
         raise OptionError(
-            f"the {part} {name!r} holds learned arrays or other parts, which a name cannot give. Build it in Python."
+            f"{part} must have only numbers as parameters to be given by name, got {name!r}. "
+            "Construct the object in Python instead."
         )
-    raise OptionError(f"there is no {part} {name!r}; there are {', '.join(sorted(kinds))}.{suggest_name(name, kinds)}")
+    raise OptionError(f"{part} must be one of {', '.join(sorted(kinds))}, got {name!r}.{suggest_name(name, kinds)}")
 
 
 def _numbers(text: str, parts: list[str]) -> tuple[float, ...]:
     try:
         return tuple(int(part) if part.strip("+-").isdigit() else float(part) for part in parts)
     except ValueError:
-        raise OptionError(f"the parts after a colon must be numbers, got {text!r}. Write name:0.5.") from None
+        raise OptionError(
+            f"the text after a colon must be a number, got {text!r}. Write, for example, gaussian:0.5."
+        ) from None
 
 
 def _build(kind: type[_Part], numbers: tuple[float, ...], **parts: Normalizer) -> _Part:
     fields = [field.name for field in dataclasses.fields(kind) if _is_number(field)]  # type: ignore[arg-type]
     if len(numbers) > len(fields):
-        count = f"{len(numbers)} number{'s' * (len(numbers) != 1)}"
-        takes = f"It takes {', '.join(fields)}" if fields else "It takes none"
-        raise OptionError(f"{_in_words(kind.__name__)!r} was given {count}. {takes}.")
+        most = f"{len(fields)} number{'s' * (len(fields) != 1)}" + (f" ({', '.join(fields)})" if fields else "")
+        raise OptionError(f"{_in_words(kind.__name__)!r} must have at most {most}, got {len(numbers)}.")
     try:
         return kind(**dict(zip(fields, numbers, strict=False)), **parts)
     except TypeError as error:
-        raise OptionError(f"{_in_words(kind.__name__)!r} cannot be built: {error}.") from None
+        raise OptionError(f"{_in_words(kind.__name__)!r} cannot be constructed: {error}.") from None

@@ -1,7 +1,7 @@
-"""Parsing of queries: a text, number, tuple, record, list or frame becomes one array of cells per key column.
+"""Parsing of queries, given as a text, number, tuple, record, list or data frame, to one array per key column.
 
-With one key column, a query is a cell. With several, it is a tuple in their order, a record by their names, or
-a text with commas, as on the command line. A list holds many queries. A missing query (None, NaN, "") has no
+With one key column, a query is one value. With several key columns, it is a tuple in the order of the columns, a
+record with their names, or a text with commas. A list holds several queries. A missing query (None, NaN, "") has no
 match.
 """
 
@@ -29,14 +29,14 @@ _BOOLEANS = {
 }
 
 Cell = str | float | np.ndarray | None
-"""One parsed part of a query; None where it is missing."""
+"""The parsed value of a query for one key column; None if it is missing."""
 
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """Parsed queries.
+    """Parsed queries, with one array of cells per key column.
 
-    Fields:
+    Attributes:
         originals: the queries as given, for display.
         cells: for each key column, `(q,)` or `(q, width)` in the form of `Column.cells`.
         missing: `(q,)`, True where some cell is missing.
@@ -54,17 +54,17 @@ class Queries:
         return len(self.originals)
 
     def slice(self, start: int, stop: int) -> Queries:
-        """Return the queries from `start` up to `stop`."""
+        """Return the queries from `start` to `stop`, exclusive."""
         cells = tuple(column[start:stop] for column in self.cells)
         missing_cells = tuple(column[start:stop] for column in self.missing_cells)
         return Queries(self.originals[start:stop], cells, self.missing[start:stop], False, missing_cells)
 
     @staticmethod
     def parse(queries: object, columns: Sequence[Column], folded: bool = True) -> Queries:
-        """Parse queries for these key columns.
+        """Parse queries for the given key columns.
 
         Raises:
-            QueryError: A query is of another kind than its key, or has another number of parts.
+            QueryError: A query does not fit the kind of its key column, or has a wrong number of parts.
         """
         given, single = split_queries(queries, columns)
         rows = [_parts(query, columns) for query in given]
@@ -94,7 +94,7 @@ def split_queries(queries: object, columns: Sequence[Column]) -> tuple[list[obje
     if queries is None or isinstance(queries, (str, bytes, Mapping)) or not isinstance(queries, Sequence):
         return [queries], True
     if len(columns) > 1:
-        # A flat tuple is the parts of one query, and so is a flat list unless it may be a list of texts.
+        # A flat tuple holds the parts of one query, and so does a flat list unless it may be a list of texts.
         flat = not any(isinstance(part, (list, tuple, Mapping, np.ndarray)) for part in queries)
         with_commas = any(isinstance(part, str) and "," in part for part in queries)
         parts = len(queries) == len(columns) or not any(isinstance(part, str) for part in queries)
@@ -115,8 +115,8 @@ def _frame_rows(frame: object, columns: Sequence[Column]) -> list[object]:
     absent = [name for name in names if name not in table.column_names]
     if absent:
         raise QueryError(
-            f"the queries have no column {absent[0]!r}; they have {', '.join(table.column_names)}. "
-            "Name their columns as in the key."
+            f"queries must have the key column {absent[0]!r}, got the columns {', '.join(table.column_names)}. "
+            "Give the columns of the queries the same names as the key columns."
         )
     if len(names) == 1:
         return list(table.column(names[0]).to_pylist())
@@ -128,19 +128,19 @@ def _parts(query: object, columns: Sequence[Column]) -> tuple[object, ...]:
     if isinstance(query, Mapping):
         absent = [name for name in names if name not in query]
         if absent:
-            raise QueryError(f"the query {dict(query)!r} lacks {absent[0]!r}. Give {', '.join(names)}.")
+            raise QueryError(f"the query must have the key column {absent[0]!r}, got {dict(query)!r}.")
         return tuple(query[name] for name in names)
     if len(columns) == 1:
         return (query,)
     if query is None or (isinstance(query, str) and not query.strip()):
         return (None,) * len(columns)
-    # Quotes guard a comma inside a part, as in CSV: '"Doe, John",3.5'.
+    # A part that contains a comma is quoted, as in CSV: '"Doe, John",3.5'.
     parts = next(csv.reader([query], skipinitialspace=True)) if isinstance(query, str) else query
     if not isinstance(parts, (Sequence, np.ndarray)) or len(parts) != len(columns):
         count = len(parts) if isinstance(parts, (Sequence, np.ndarray)) else 1
         raise QueryError(
-            f"the query {query!r} has {count} part{'s' * (count != 1)}, and the key has {len(columns)}: "
-            f"{', '.join(names)}. Give one for each, such as {','.join(_example(c) for c in columns)}."
+            f"the query must have {len(columns)} parts ({', '.join(names)}), got {count} in {query!r}. "
+            f"Give one value per key column, such as {','.join(_example(c) for c in columns)}."
         )
     return tuple(parts)
 
@@ -194,18 +194,17 @@ def _stack(parsed: list[Cell], column: Column) -> Shaped[np.ndarray, "q ..."]:
 
 
 def _kind_error(value: object, column: Column) -> QueryError:
-    cells = {
-        "text": "text",
-        "category": "text",
-        "number": "numbers",
-        "boolean": "true and false",
-        "timestamp": "timestamps",
-        "vector": f"vectors of {column.cells.shape[-1]} numbers",
+    expected = {
+        "text": "a text",
+        "category": "a text",
+        "number": "a finite number",
+        "boolean": "true or false",
+        "timestamp": "a timestamp",
+        "vector": f"a vector of {column.cells.shape[-1]} finite elements",
     }[column.kind]
     text = repr(value) if len(repr(value)) < 80 else repr(value)[:77] + "…"
     return QueryError(
-        f"the query {text} does not fit the key {column.name!r}, which holds {cells}. "
-        f"Ask with something like {_example(column)}."
+        f"the query for the key {column.name!r} must be {expected}, got {text}. Use, for example, {_example(column)}."
     )
 
 

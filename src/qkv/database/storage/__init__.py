@@ -1,1 +1,1 @@
-"""Databases on disk: creation, opening, writing, and vectors from encoders."""
+"""Databases on disk: creation, opening, writing, and encoding of keys as vectors."""

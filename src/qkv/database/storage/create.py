@@ -1,4 +1,4 @@
-"""Creation and opening of databases on disk, with the settings that are saved with the store."""
+"""Creation and opening of databases on disk, whose settings are saved in the metadata of the store."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def create_database(
     tables = iter([source.empty_table()]) if isinstance(source, pa.Schema) else iterate_tables(source)
     pending = [table for table in (next(tables, None),) if table is not None]
     if not pending:
-        raise DataError("source must give at least one table, got an empty iterator. Give a pyarrow schema.")
+        raise DataError(
+            "source must yield at least one table, got an empty iterator. For an empty database, give a pyarrow schema."
+        )
     schema = pending[0].schema.remove_metadata()
     keys = key_names(key, schema.names)
     require_columns(pending[0], (*keys, value), "the source")
@@ -74,12 +76,12 @@ def create_database(
         from qkv.encoders.serialization import as_encoder, pack
 
         built = as_encoder(encoder, progress)
-        # The first part of a file may hold its columns and no rows.
+        # The first part of a file may have columns but no rows.
         while not pending[-1].num_rows and (more := next(tables, None)) is not None:
             pending.append(more)
         encoding = Encoding.learn(built, keys, pending[-1], progress)
         columns = encoding.schema(schema)
-        # The rows that determine how vectors are compared are appended, too.
+        # The rows that determine how vectors are compared are themselves appended below.
         encoded, pending = list(encoding.encode_tables(iter(pending[-1:]), progress)), []
         if built.input_kind == "table" and score is None:
             score, distance = _distance_defaults(encoding, encoded[0], value, fold, progress)
@@ -128,8 +130,8 @@ def open_database(
     value = saved.get("value") if value is None else value
     if key is None or value is None:
         raise DataError(
-            f"the store {Path(path).name!r} does not say which column is the {'key' if key is None else 'value'}. "
-            f"It has {', '.join(store.schema.names)}. Name key and value."
+            f"{'key' if key is None else 'value'} must be given for the store {Path(path).name!r}, which has no "
+            f"saved key and value. Choose from the columns {', '.join(store.schema.names)}."
         )
     same_key = list(key_names(key, store.schema.names)) == saved.get("key")
     defaults = {name: saved.get(name) if same_key else None for name in ("score", "normalizer", "threshold")}
@@ -141,7 +143,7 @@ def _check_name(name: object, parse: Callable[[str], object]) -> None:
     if name is not None and not isinstance(name, str):
         raise OptionError(
             f"score and normalizer of a store must be names, such as 'gaussian:0.1', got {name}. "
-            "Give its name, or give it to ask."
+            "Use a name, or pass the object to ask instead."
         )
     if name is not None:
         parse(name)
@@ -150,10 +152,10 @@ def _check_name(name: object, parse: Callable[[str], object]) -> None:
 def _distance_defaults(
     encoding: Encoding, table: pa.Table, value: str, fold: bool, progress: Progress | None
 ) -> tuple[str | None, float | None]:
-    """Return the default score and largest distance for vectors of whole rows.
+    """Return the default score and largest distance for vectors of a table encoder.
 
-    They are compared by distance, as standardised numbers are. Their direction carries little information: a row
-    with the mean in all columns is the zero vector.
+    The vectors are compared by distance, like standardised numbers. Their direction has little meaning: a row with
+    the mean in all columns is the zero vector.
     """
     if not table.num_rows:
         return None, None
@@ -170,11 +172,10 @@ def _distance_defaults(
 
 
 def _cosine_threshold(encoding: Encoding, table: pa.Table) -> float | None:
-    """Return the largest cosine to expect between a query and this many unrelated keys.
+    """Return the largest cosine to expect between a query and the keys of a table if none is related to it.
 
-    Cosines of random pairs of keys are computed. Most pairs are unrelated, so their median and their median
-    absolute deviation are those of unrelated pairs, and the largest of n normal variables is about √(2 log n)
-    deviations above the mean.
+    The median and the median absolute deviation of cosines are estimated from random pairs of keys, most of which
+    are unrelated. The largest of n normal variables is about √(2 log n) deviations above the mean.
     """
     if not table.num_rows:
         return None

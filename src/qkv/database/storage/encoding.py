@@ -1,11 +1,11 @@
-"""The encoder of a store: it makes a column of vectors from the rows, and vectors from queries.
+"""Encoding of the key columns and queries of a store as vectors.
 
     create    the encoder is fitted to the first rows, and saved with the store
     append    key columns → vectors, in batches; a row without a key has none
-    ask       queries → vectors, which are compared with the column
+    ask       queries → vectors, which are compared with the vectors of the keys
 
-A key or query without any known feature is the zero vector. Its cosine with everything is 0, and a query of that
-kind has no match.
+A text without any known word is encoded as the zero vector. Its cosine with any vector is 0, and such a query has
+no match.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ __all__ = ["FILE", "EncodedQueries", "Encoding"]
 
 FILE = "encoder.npz"
 _BATCH = 1024
-_UNKNOWN = "the encoder knows no part of it"
+_UNKNOWN = "the query has a zero or non-finite vector, for example because no word is in the encoder's vocabulary"
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedQueries:
-    """Queries as vectors.
+    """Queries encoded as vectors.
 
-    Fields:
-        queries: the queries, with their vectors as the single cell.
-        unknown: `(q,)`, True where the encoder knows no part of the query.
+    Attributes:
+        queries: the queries, with their vectors in place of the cells.
+        unknown: `(q,)`, True where the vector of a text is zero, or a vector is not finite.
     """
 
     queries: Queries
@@ -55,12 +55,12 @@ class EncodedQueries:
 class Encoding:
     """The encoder of a store's key columns, loaded on first use.
 
-    Fields:
+    Attributes:
         columns: the key columns that are encoded.
-        name, settings: of the encoder.
-        width: of the vectors.
+        name, settings: the name and the settings of the encoder.
+        width: the number of elements of a vector.
         description: the encoder in words.
-        load_encoder: returns the encoder.
+        load_encoder: a function that loads the encoder.
     """
 
     columns: tuple[str, ...]
@@ -74,17 +74,17 @@ class Encoding:
     def learn(
         cls, encoder: Encoder, columns: Sequence[str], table: pa.Table, progress: Progress | None = None
     ) -> Encoding:
-        """Return the encoding by an encoder, fitted to the rows of a table unless it is fitted already.
+        """Return the encoding by an encoder, which is fitted to the rows of a table unless it is already fitted.
 
         Raises:
-            OptionError: The encoder does not fit these columns, or has no rows to learn from.
-            DataError: It can learn nothing from these rows.
+            OptionError: The encoder does not support these columns, or there are no rows to fit it to.
+            DataError: The encoder cannot be fitted to these rows.
         """
         _check(encoder, columns, table)
         if not encoder.fitted:
             if not table.num_rows:
                 raise OptionError(
-                    f"source must have rows for the encoder {encoder.name!r} to learn from, got none. "
+                    f"source must have rows to fit the encoder {encoder.name!r} to, got none. "
                     "Give the first rows, or a fitted encoder."
                 )
             encoder.fit_encode(_inputs(encoder, columns, table, _has_key(encoder, columns, table)), progress)
@@ -97,21 +97,21 @@ class Encoding:
         Args:
             store: the store.
             record: the result of `record`.
-            use: whether it will be used, so that the model it needs must exist.
+            use: whether queries will be encoded, which requires the model of the encoder.
 
         Raises:
-            DataError: A model that it needs does not exist.
+            DataError: The model of the encoder does not exist.
         """
         from qkv.encoders.serialization import ENCODER_KINDS, unpack
 
         name, settings = record["name"], record["settings"]
         if name not in ENCODER_KINDS:
-            raise DataError(f"{store.path.name!r} was written by a newer qkv. Update: pip install -U qkv.")
+            raise DataError(f"{store.path.name!r} was written by a newer version of qkv. Update: pip install -U qkv.")
         missing = ENCODER_KINDS[name].missing_resources(settings)
         if use and missing:
             raise DataError(
-                f"{store.path.name!r} was encoded by {missing}, which does not exist. Restore it, or open the store "
-                "with damaged='skip' to read its rows."
+                f"{store.path.name!r} was encoded by {missing}, which does not exist. Restore the model, or open the "
+                "store with damaged='skip' to read its rows."
             )
 
         return cls(
@@ -124,17 +124,17 @@ class Encoding:
         )
 
     def record(self) -> dict[str, object]:
-        """Return the description of the encoding for the metadata of a store."""
+        """Return the encoding as JSON values for the metadata of a store."""
         record = {"columns": list(self.columns), "name": self.name, "settings": self.settings}
         return {**record, "width": self.width, "said": self.description}
 
     @cached_property
     def encoder(self) -> Encoder:
-        """The encoder.
+        """The encoder, which is loaded at the first access.
 
         Raises:
-            DamagedStoreError: Its file is damaged.
-            DataError: The model it needs does not exist or has changed.
+            DamagedStoreError: The file of the encoder is damaged.
+            DataError: The model of the encoder does not exist or has changed.
         """
         return self.load_encoder()
 
@@ -153,13 +153,15 @@ class Encoding:
 
         # SQL ignores the case of names, so a predicate could not distinguish them.
         if self.vector.casefold() in (name.casefold() for name in rows.names):
-            raise DataError(f"the source has a column {self.vector!r}, which is reserved for vectors. Rename it.")
+            raise DataError(
+                f"source must not have a column {self.vector!r}, which is reserved for vectors. Rename the column."
+            )
         return rows.append(pa.field(self.vector, pa.list_(pa.float32(), self.width)))
 
     def encode_tables(
         self, tables: Iterator[pa.Table], progress: Progress | None = None, done: int = 0
     ) -> Iterator[pa.Table]:
-        """Yield tables with their column of vectors.
+        """Yield the tables with a column of vectors added.
 
         Args:
             tables: tables with the key columns.
@@ -178,7 +180,7 @@ class Encoding:
             yield table.append_column(field, pa.chunked_array(parts, field.type))
 
     def encode_queries(self, queries: object, columns: Sequence[Column]) -> EncodedQueries:
-        """Return queries as vectors.
+        """Encode queries as vectors.
 
         Args:
             queries: as in `Database.ask`.
@@ -205,7 +207,7 @@ class Encoding:
         return EncodedQueries(Queries(parsed.originals, (vectors,), missing | unknown, parsed.single), unknown)
 
     def describe(self, answer: Answer, encoded: EncodedQueries, key: tuple[str, ...]) -> Answer:
-        """Return an answer by vectors with the names of the encoded key, and the encoder in its notes and plan."""
+        """Return an answer with the names of the key columns, and with the encoder in its notes and plan."""
         entries = [
             Entry(entry.query, False, reason=_UNKNOWN) if unknown else entry
             for entry, unknown in zip(answer.entries, encoded.unknown, strict=True)
@@ -220,7 +222,7 @@ class Encoding:
         return replace(answer, entries=tuple(entries), keys=key, plan=plan, notes=notes)
 
     def _vectors(self, table: pa.Table) -> pa.Array:
-        """Return the vectors of some rows, null where there is no key."""
+        """Return the vectors of the rows of a table, null for rows without a key."""
         import pyarrow as pa
 
         has_key = _has_key(self.encoder, self.columns, table)
@@ -236,7 +238,7 @@ class Encoding:
         return pa.Array.from_buffers(type_, len(has_key), [bits], int((~has_key).sum()), children=[flat])
 
     def _encode_texts(self, texts: list[str]) -> Float[np.ndarray, "texts width"]:
-        """Return vectors of texts; each distinct text is encoded once."""
+        """Return the vectors of texts, and encode each distinct text once."""
         places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
         if not places:
             return np.zeros((0, self.width), np.float32)
@@ -245,36 +247,36 @@ class Encoding:
     def _checked(self, vectors: Float[np.ndarray, "n width"]) -> Float[np.ndarray, "n width"]:
         if vectors.shape[1] != self.width:
             raise DataError(
-                f"the encoder must make vectors of {self.width} numbers, as in the store, got {vectors.shape[1]}: "
-                "it has changed. Restore the first encoder, or create the store again."
+                f"the encoder must return vectors of {self.width} elements like those of the store, "
+                f"got {vectors.shape[1]} elements. Restore the original encoder, or create the store again."
             )
         return np.asarray(vectors, np.float32)
 
 
 def _check(encoder: Encoder, columns: Sequence[str], table: pa.Table) -> None:
-    """Refuse an encoder for columns that it cannot read."""
+    """Raise if an encoder does not support the key columns."""
     kinds = {name: Column.from_table(table.slice(0, 0), name).kind for name in columns}
     if encoder.input_kind == "texts":
         if len(columns) > 1:
             raise OptionError(
-                f"the encoder {encoder.name!r} reads one column of texts, and the key has {len(columns)}: "
+                f"key must be one column of texts for the encoder {encoder.name!r}, got {len(columns)} columns: "
                 f"{', '.join(columns)}. Use encoder='table'."
             )
         if kinds[columns[0]] not in ("text", "category"):
             raise OptionError(
-                f"the encoder {encoder.name!r} reads texts, and the key {columns[0]!r} holds "
-                f"{kinds[columns[0]]}s. Use encoder='table', or none."
+                f"key must be a column of texts for the encoder {encoder.name!r}, got {columns[0]!r} with "
+                f"{kinds[columns[0]]}s. Use encoder='table' or no encoder."
             )
     fitted = [column.name for column in getattr(encoder, "fitted_columns", ())]
     if fitted and set(fitted) != set(columns):
         raise OptionError(
-            f"the table vectors were fitted to {', '.join(fitted)}, and the key is {', '.join(columns)}. "
-            "Fit them to the key, or give them unfitted."
+            f"key must be the columns to which the encoder was fitted, {', '.join(fitted)}, got {', '.join(columns)}. "
+            "Fit the encoder to the key columns, or give an unfitted encoder."
         )
 
 
 def _has_key(encoder: Encoder, columns: Sequence[str], table: pa.Table) -> Bool[np.ndarray, " rows"]:
-    """Return which rows have a key: a text that is not blank, or a cell in any of several columns."""
+    """Return a mask of the rows with a key: a text that is not blank, or a value in some key column."""
     if encoder.input_kind == "texts":
         cells = table.column(columns[0]).to_pylist()
         return np.array([cell is not None and bool(cell.strip()) for cell in cells], bool)

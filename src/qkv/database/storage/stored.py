@@ -1,7 +1,7 @@
-"""A database on disk: rows are appended and deleted, versions remain readable, and `ask` reads what it needs.
+"""The class `StoredDatabase`, a database on disk whose rows are appended and deleted in versions.
 
-Rows that fit the memory limit are attended to in memory. Others are read block by block, with the same answers;
-the plan says which.
+If the rows fit the memory limit, attention is computed in memory. Otherwise they are read block by block, with the
+same answers. The plan of an answer says which.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _EXAMPLES = 64
 
 
 class StoredDatabase(Queryable):
-    """A database on disk, made by `Database.create` and `Database.open`.
+    """A database on disk, which `Database.create` and `Database.open` return.
 
     It answers every query that a database in memory does. A store with an encoder compares the vectors of keys and
     queries, unless the score compares texts, such as `"spelling"` or `"exact"`; then the saved normalizer and
@@ -50,7 +50,7 @@ class StoredDatabase(Queryable):
         fold: whether texts are compared without regard to case.
         score, normalizer, threshold: the defaults of `ask`.
         memory: the memory limit, in bytes or as text.
-        encoding: makes vectors of keys and queries; None: keys are compared unchanged.
+        encoding: encodes keys and queries as vectors; None: keys are compared unchanged.
 
     Example:
         >>> import tempfile
@@ -101,7 +101,7 @@ class StoredDatabase(Queryable):
         normalizer, threshold = options.normalizer, options.threshold
         if vectors == self._compares_vectors(self.score):
             normalizer = self.normalizer if normalizer is None else normalizer
-            # The saved least cosine is not the largest distance of another score.
+            # The saved threshold is a cosine, which is no distance for another score.
             if threshold is None and (score == self.score or not vectors):
                 threshold = self.threshold
         executor = self._executor(vectors, options.progress)
@@ -112,10 +112,12 @@ class StoredDatabase(Queryable):
         return self.encoding.describe(executor.ask(encoded.queries, options), encoded, self.key)
 
     def swap(self) -> StoredDatabase:
-        """Return the same store with key and value exchanged; the new key is compared without an encoder.
+        """Return a database over the same store with key and value exchanged.
+
+        The new key is compared without an encoder.
 
         Raises:
-            DataError: There are several key columns, and a value is one column.
+            DataError: There is more than one key column.
         """
         return StoredDatabase(
             self.store, self.value, self._single_key(), fold=self.fold, memory=self.memory, encoding=self.encoding
@@ -127,10 +129,10 @@ class StoredDatabase(Queryable):
         return self._exceeds_memory(self._compares_vectors(self.score))
 
     def column(self, name: str) -> Column:
-        """Return a key column or the value column as arrays; of a sample of the rows if they exceed the memory.
+        """Return a key column or the value column as arrays; of a sample of rows if the table exceeds the memory limit.
 
         Raises:
-            DataError: The column is neither.
+            DataError: The column is neither a key column nor the value column.
         """
         # An encoded key is not itself a column of vectors.
         return self._executor(False if name in self.key else None).column(name)
@@ -149,7 +151,7 @@ class StoredDatabase(Queryable):
     # -- writing ----------------------------------------------------------------------------------------
 
     def append(self, source: object, progress: Progress | None = None) -> int:
-        """Append rows; they are on the disk when this returns.
+        """Append rows, and return when they are saved on disk.
 
         Args:
             source: anything that `Database.open` takes, with the columns of the store; or an iterator of such
@@ -160,16 +162,16 @@ class StoredDatabase(Queryable):
             The number of the new version.
 
         Raises:
-            DataError: Columns are missing, unknown, or of another type. Nothing was added.
+            DataError: Columns are missing, unknown, or of another type. The store is unchanged.
             StoreBusyError: Another process is writing.
-            StoreFullError: The disk is full. Nothing was added.
+            StoreFullError: The disk is full. The store is unchanged.
         """
         return self.store.append(self.prepare(iterate_tables(source), progress))
 
     def prepare(
         self, tables: Iterator[pa.Table], progress: Progress | None = None, done: int = 0
     ) -> Iterator[pa.Table]:
-        """Yield tables in the form that the store keeps: with vectors, if it has an encoder.
+        """Yield tables as they are stored, with a column of vectors if the store has an encoder.
 
         Args:
             tables: tables with the visible columns.
@@ -203,7 +205,7 @@ class StoredDatabase(Queryable):
         return self.store.delete_chosen(choose)
 
     def compact(self, keep: int | None = None, progress: Progress | None = None) -> int:
-        """Rewrite small blocks, and blocks with deleted rows, into full ones.
+        """Merge small blocks and blocks with deleted rows into full blocks.
 
         Args:
             keep: number of newest versions that remain readable; None: all.
@@ -240,18 +242,18 @@ class StoredDatabase(Queryable):
         )
 
     def refresh(self) -> bool:
-        """Open the newest version, also if another process wrote it; return True if there was a newer one."""
+        """Open the newest version, which another process may have written; return whether the version changed."""
         return self.store.refresh()
 
     def verify(self, progress: Progress | None = None) -> list[Damage]:
-        """Compare every byte of this version with its checksum; return the damaged files."""
+        """Verify the checksums of all files of this version, and return the damaged files."""
         return self.store.verify(progress)
 
     # -- private ----------------------------------------------------------------------------------------
 
     @property
     def _visible(self) -> list[str]:
-        """The columns that the user gave."""
+        """The names of the columns other than the vectors of the encoder."""
         hidden = None if self.encoding is None else self.encoding.vector
         return [name for name in self.store.schema.names if name != hidden]
 
@@ -259,26 +261,26 @@ class StoredDatabase(Queryable):
         return Column.from_table(self.store.empty([name]), name)
 
     def _compares_vectors(self, score: Score | str | None) -> bool:
-        """Return whether the score compares the encoder's vectors rather than the key."""
+        """Return whether the score compares the vectors of the encoder rather than the key columns."""
         if self.encoding is None or self.key != self.encoding.columns:
             return False
         kind = parse_score(score).kind if isinstance(score, str) else score
         return kind is None or kind.accepts == "numbers"
 
     def _example_columns(self) -> list[Column]:
-        """Return the key columns of some rows, by which queries are parsed."""
+        """Return the key columns of the first rows, which determine how queries are parsed."""
         if self._examples[0] != self.version:
             rows = self.store.take(np.arange(min(_EXAMPLES, len(self.store))), self.key)
             self._examples = self.version, [Column.from_table(rows, name, False) for name in self.key]
         return self._examples[1]
 
     def _executor(self, vectors: bool | None = None, progress: Progress | None = None) -> Executor:
-        """Return the executor of the open version, over the encoder's vectors or over the key."""
+        """Return the executor of the open version, over the vectors of the encoder or over the key columns."""
         if vectors is None:
             vectors = self._compares_vectors(self.score)
         if vectors not in self._executors or self._executors[vectors][0] != self.version:
             if not len(self.store):
-                raise DataError(f"{self.name} has no rows. Append rows before asking.")
+                raise DataError(f"{self.name} must have at least one row, got none. Append rows first.")
             executor: Executor
             key, visible = self._compared(vectors), self._visible
             hidden = [name for name in self.store.schema.names if name not in visible]
@@ -305,6 +307,6 @@ class StoredDatabase(Queryable):
         for name in dict.fromkeys((*self._compared(vectors), self.value)):
             width = getattr(self.store.schema.field(name).type, "list_size", 1)
             text = self._empty_column(name).kind in ("text", "category")
-            # Numbers as read, standardised and projected; Python texts, folded and not.
+            # Numbers as read, standardised and projected; Python texts as read and folded.
             row_bytes += 200 if text else 4 * 8 * max(1, width)
         return len(self.store) * row_bytes > self.memory
