@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qkv.interop import huggingface
+from qkv.core.extras import lazy_attributes
+from qkv.interop import huggingface  # noqa: F401 -- an attribute of the package, which loads no other library
 
 __all__ = ["record"]
 
@@ -18,7 +19,5 @@ if TYPE_CHECKING:
     from qkv.interop.huggingface import record
 
 
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(huggingface, name)  # on first use, because recording imports torch and transformers
+# On first use, because recording imports torch and transformers.
+__getattr__ = lazy_attributes(__name__, {"record": "huggingface"})

@@ -8,10 +8,9 @@ record            collect readouts of every layer and head while the model runs
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from qkv.core.extras import require_packages
+from qkv.core.extras import lazy_attributes
 
 __all__ = [
     "AttentionRecord",
@@ -41,11 +40,5 @@ _MODULES = {
     "register": "registration",
 }
 
-
-def __getattr__(name: str) -> object:
-    # Import on first access: the modules behind these names import torch and transformers.
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require_packages("qkv.interop.huggingface needs", "hf", "torch", "transformers")
-    globals()[name] = member = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-    return member
+# On first use, because these modules import torch and transformers.
+__getattr__ = lazy_attributes(__name__, _MODULES, "qkv.interop.huggingface needs", "hf", "torch", "transformers")

@@ -9,10 +9,9 @@ sequences run in memory linear in their length.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from qkv.core.extras import missing_package
+from qkv.core.extras import lazy_attributes, missing_package
 
 __all__ = ["AdditiveAttention", "Attention", "MultiHeadAttention"]
 
@@ -26,16 +25,13 @@ _MODULES = {
     "MultiHeadAttention": "multi_head",
 }
 
+_load = lazy_attributes(__name__, _MODULES)  # on first use, because Keras loads its backend, which takes seconds
+
 
 def __getattr__(name: str) -> object:
-    # Import on first access: Keras loads its backend, which takes seconds.
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        module = import_module(f"{__name__}.{_MODULES[name]}")
+        return _load(name)
     except ModuleNotFoundError as error:
         if error.name and error.name.split(".")[0] in ("keras", "tensorflow", "jax", "torch"):
             raise missing_package(f"{name} of qkv.interop.keras needs", error.name, "keras") from None
         raise
-    globals()[name] = member = getattr(module, name)
-    return member
