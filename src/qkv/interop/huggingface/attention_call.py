@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import TypedDict, cast
+from typing import TypedDict, TypeVar, cast
 
 import torch
 
@@ -32,6 +32,7 @@ from qkv.scores import Biased, ScaledDot, Score, Softcap
 
 __all__ = ["AttendOptions", "AttentionCall", "Registration", "is_causal", "key_padding"]
 
+P = TypeVar("P", bound=Part)
 ScoreFactory = Callable[[torch.nn.Module], Score]
 NormalizerFactory = Callable[[torch.nn.Module], Normalizer]
 
@@ -54,12 +55,15 @@ class Registration:
 
     def layer_score(self, module: torch.nn.Module) -> Score | None:
         """Return the score of an attention layer; None for the scaled dot product."""
-        return self.score if self.score is None or isinstance(self.score, Score) else self.score(module)
+        return _of_layer(self.score, module)
 
     def layer_normalizer(self, module: torch.nn.Module) -> Normalizer | None:
         """Return the normalizer of an attention layer; None for softmax."""
-        normalizer = self.normalizer
-        return normalizer if normalizer is None or isinstance(normalizer, Normalizer) else normalizer(module)
+        return _of_layer(self.normalizer, module)
+
+
+def _of_layer(option: P | Callable[[torch.nn.Module], P] | None, module: torch.nn.Module) -> P | None:
+    return option if option is None or isinstance(option, Part) else option(module)
 
 
 class AttendOptions(TypedDict):
@@ -156,7 +160,7 @@ class AttentionCall:
             temperature = 1.0 if normalizer is None else normalizer.temperature
             normalizer = Softmax(temperature, layout.split_per_head(sink.to(query.dtype)))
         if mask is not None and layout.group_size > 1:
-            mask = mask.map_arrays(layout.split_heads if _per_head(mask) else layout.insert_group_axis)  # type: ignore[arg-type]
+            mask = mask.map_arrays(layout.split_heads if _per_head(mask) else lambda x: torch.unsqueeze(x, 2))  # type: ignore[arg-type]
         if indices is not None:
             mask = and_masks(mask, IndexedMask(layout.split_pairs(indices[:, None])))
         if block_indices is not None:
@@ -201,18 +205,12 @@ class AttentionCall:
 
     def select_head(self, head: int) -> AttentionCall:
         """Return the call of a single head; its only batch axis is (batch,)."""
-        group_size = self.query.shape[2] if self.grouped else 1
-        index: tuple[slice | int, ...] = (slice(None), head)
-        if self.grouped:
-            index = (slice(None), head // group_size, head % group_size)
+        index = (slice(None), *(divmod(head, self.query.shape[2]) if self.grouped else (head,)))
         return self._map(lambda x: take_batch(x, index, 2), lambda part: part.select_batch(index), 1)
 
     def detached(self) -> AttentionCall:
         """Return the same call, detached from the autograd graph."""
-
-        def detach(x: torch.Tensor) -> torch.Tensor:
-            return x.detach()
-
+        detach = torch.Tensor.detach
         return self._map(detach, lambda part: part.map_arrays(detach), self.heads)  # type: ignore[arg-type]
 
     def _map(
@@ -242,24 +240,16 @@ class _HeadLayout:
     def split_keys(self, x: torch.Tensor) -> torch.Tensor:
         return x[:, :, None] if self.group_size > 1 else x
 
-    def insert_group_axis(self, x: torch.Tensor) -> torch.Tensor:
-        """Reshape `(batch, 1, …)`, the same for all heads, to `(batch, 1, 1, …)`."""
-        return x.unsqueeze(2)
-
     def split_pairs(self, x: torch.Tensor) -> torch.Tensor:
         """Split the heads of `(batch or 1, heads or 1, q, k)`; leading axes may be absent."""
-        while x.ndim < 4:
-            x = x[None]
+        x = x[(None,) * (4 - x.ndim)]
         if self.group_size == 1:
             return x
-        return self.insert_group_axis(x) if x.shape[1] == 1 else self.split_heads(x)
+        return x.unsqueeze(2) if x.shape[1] == 1 else self.split_heads(x)
 
     def split_per_head(self, x: torch.Tensor) -> torch.Tensor:
         """Split one number per head, or one number for all heads."""
-        x = x.reshape(1, -1)
-        if x.shape[1] == 1:
-            x = x.expand(1, self.heads)
-        return self.split_heads(x)
+        return self.split_heads(x.reshape(1, -1).expand(1, self.heads))
 
 
 def _dot(scaling: float | None, width: int) -> Score:
@@ -285,8 +275,7 @@ def _parse_mask(
     if mask.ndim == 2:
         return Keys(mask[:, None, :k].to(torch.bool)), None, None
     mask = mask[..., :k]
-    while mask.ndim < 4:
-        mask = mask[None]
+    mask = mask[(None,) * (4 - mask.ndim)]
     if mask.dtype == torch.bool:
         return Pairs(mask), None, None
     if not mask.requires_grad and not tracing_mode(mask):

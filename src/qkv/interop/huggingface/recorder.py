@@ -94,6 +94,7 @@ class Recorder:
         layers: name of each layer, with one record for each of its calls, in order.
         missed: names of attention layers that ran and could not be read.
         materialized: names of layers read from weights that the model computed itself.
+        calls: number of forward passes of the model so far.
     """
 
     def __init__(
@@ -119,13 +120,8 @@ class Recorder:
         self._heads = None if heads is None else tuple(heads)
         self._names = module_names(model)
         self._selected = _select_layers(self._names, layers)
-        self._runs = 0
+        self.calls = 0
         self._found_weights: list[weakref.ref[torch.Tensor]] = []
-
-    @property
-    def calls(self) -> int:
-        """Number of forward passes of the model so far."""
-        return self._runs
 
     def __enter__(self) -> Recorder:
         model = self._model
@@ -180,7 +176,7 @@ class Recorder:
 
     def _on_run(self, module: torch.nn.Module, args: tuple[object, ...]) -> None:
         """Count a forward pass of the model."""
-        self._runs += 1
+        self.calls += 1
         self._found_weights.clear()
 
     def _on_call(self, module: torch.nn.Module, call: AttentionCall, dropout: float) -> torch.Tensor | None:
@@ -210,7 +206,7 @@ class Recorder:
             saved = SavedCall(saved_call, log_sum_exp)
         self.layers.setdefault(name, []).append(
             AttentionRecord(
-                step=max(0, self._runs - 1),
+                step=max(0, self.calls - 1),
                 kind=attention_kind(name, module),
                 causal=is_causal(mask),
                 output_shape=(call.query.shape[0], q, call.heads, call.value.shape[-1]),
@@ -241,7 +237,7 @@ class Recorder:
         causal = q > 1 and q <= k and not bool((weights.triu(1 + k - q) > 0).any())
         self.layers.setdefault(name, []).append(
             AttentionRecord(
-                step=max(0, self._runs - 1),
+                step=max(0, self.calls - 1),
                 kind=attention_kind(name, module),
                 causal=causal,
                 output_shape=tuple(output[0].shape),
