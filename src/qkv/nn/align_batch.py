@@ -43,14 +43,12 @@ def align_batch(part: T, batch_axes: int, groups: Groups, per_head: bool) -> T:
 def _align(value: object, axes: tuple[str, ...] | None, rule: tuple[int, Groups, bool]) -> Any:
     if isinstance(value, Part):
         kind: Any = type(value)  # a dataclass
-        fields = {}
-        same = True
-        for name in kind.__match_args__:  # the fields, without class variables
-            before = getattr(value, name)
-            after = _align(before, kind.__dataclass_fields__[name].metadata.get("axes"), rule)
-            same = same and after is before
-            fields[name] = after
-        return value if same else kind(**fields)
+        names = kind.__match_args__  # the fields, without class variables
+        before = [getattr(value, name) for name in names]
+        field_axes = [kind.__dataclass_fields__[name].metadata.get("axes") for name in names]
+        after = [_align(x, own, rule) for x, own in zip(before, field_axes, strict=True)]
+        same = all([a is b for a, b in zip(after, before, strict=True)])  # noqa: C419 -- torch.compile
+        return value if same else kind(*after)
     if isinstance(value, tuple):
         items = tuple([_align(item, axes, rule) for item in value])
         same = all([a is b for a, b in zip(items, value, strict=True)])  # noqa: C419 -- torch.compile

@@ -26,7 +26,7 @@ from qkv.plan import Spec
 from qkv.readouts import Readout
 from qkv.scores import Score
 
-__all__ = ["Attention", "CallOptions", "run_attention"]
+__all__ = ["Attention", "CallOptions", "append_to_cache", "run_attention"]
 
 
 class CallOptions(TypedDict):
@@ -127,12 +127,7 @@ class Attention(torch.nn.Module):
         """
         key = query if key is None else key
         value = key if value is None else value
-        keys: Tensor | ChunkedTensor = key
-        values: Tensor | ChunkedTensor = value
-        if cache is not None:
-            keys, values = cache.append(key, value)
-            mask = and_masks(mask, cache.mask)
-            positions = cache.positions if positions is None else positions
+        keys, values, mask, positions = append_to_cache(cache, key, value, mask, positions)
         axes = max(query.ndim, keys.ndim, values.ndim) - 3
         options: CallOptions = {
             "score": align_batch(self.score(), max(axes, 0), None, True),
@@ -148,6 +143,16 @@ class Attention(torch.nn.Module):
     def extra_repr(self) -> str:
         """Return the dropout probability for `print`."""
         return f"dropout={self.dropout}" if self.dropout else ""
+
+
+def append_to_cache(
+    cache: Cache | None, key: Tensor, value: Tensor, mask: Mask | None, positions: Positions | None
+) -> tuple[Tensor | ChunkedTensor, Tensor | ChunkedTensor, Mask | None, Positions | None]:
+    """Append to the cache, if there is one; return all keys and values, and the mask and positions of the call."""
+    if cache is None:
+        return key, value, mask, positions
+    keys, values = cache.append(key, value)
+    return keys, values, and_masks(mask, cache.mask), cache.positions if positions is None else positions
 
 
 def run_attention(

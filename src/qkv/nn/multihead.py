@@ -11,12 +11,11 @@ from torch.nn import Linear
 
 from qkv.core.positions import Positions
 from qkv.core.typing import Float
-from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.masks import Mask
 from qkv.masks.base import and_masks, require_mask
 from qkv.nn import head_layout, torch_interop
 from qkv.nn.align_batch import Groups, align_array, align_batch
-from qkv.nn.attention import run_attention
+from qkv.nn.attention import append_to_cache, run_attention
 from qkv.nn.checks import check_probability, check_width
 from qkv.nn.extra_keys import append_extra_keys
 from qkv.nn.feed_forward import init_linear
@@ -224,19 +223,13 @@ class MultiHeadAttention(torch.nn.Module):
         key, value = projected
         if self.positions is not None:
             queries, key = head_layout.apply_rotation(self.positions, queries, key, cache, positions)
-        keys: Tensor | ChunkedTensor = key
-        values: Tensor | ChunkedTensor = value
-        if cache is not None:
-            keys, values = cache.append(key, value)
-            mask = and_masks(mask, cache.mask)
-            positions = cache.positions if positions is None else positions
+        keys, values, mask, positions = append_to_cache(cache, key, value, mask, positions)
         axes = max(queries.ndim, keys.ndim) - 3
         expand = self.logit_mix is not None or head_layout.selects_heads(readouts)
         groups = head_layout.head_groups(self.heads, self.key_heads, expand)
         mask = align_batch(and_masks(self.mask(), mask), axes, groups, False)
-        learned = []
-        if self.extra_key is not None and self.extra_value is not None:
-            learned.append((self.extra_key, self.extra_value))
+        extra_key, extra_value = self.extra_key, self.extra_value
+        learned = [] if extra_key is None or extra_value is None else [(extra_key, extra_value)]
         k = keys.shape[-2]
         keys, values, mask = append_extra_keys(keys, values, mask, learned, self.zero_key)
         score, normalizer = self._parts(axes, groups)
@@ -330,8 +323,7 @@ class MultiHeadAttention(torch.nn.Module):
         return text + (f", maps={self.maps!r}" if self.maps != "both" else "")
 
     def _parts(self, axes: int, groups: Groups) -> tuple[Score, Normalizer | None]:
-        score = self.score()
-        normalizer = self.normalizer()
+        score, normalizer = self.score(), self.normalizer()
         if self.log_temperature is not None or self.sink is not None:
             normalizer = add_softmax_parameters(normalizer, self.log_temperature, self.sink)
         if self.logit_mix is not None:

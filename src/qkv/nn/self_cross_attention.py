@@ -31,9 +31,6 @@ class SelfAttention(MultiHeadAttention):
         torch.Size([2, 5, 8])
     """
 
-    def __init__(self, width: int, heads: int = 1, **options: Any) -> None:
-        super().__init__(width, heads, **options)
-
     def forward(
         self,
         query: Float[Tensor, "*batch q width"],

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.core.parts import array_field
+from qkv.core.parts import array_field, delegates
 from qkv.core.tile import Tile
 from qkv.core.typing import Array, Bool, Float
 from qkv.normalizers import Normalizer
@@ -46,6 +46,7 @@ class MixedLogits(PointwiseScore):
         return _mix_heads(self.mix, logits, excluded(logits), -torch.inf)
 
 
+@delegates("normalizer", "stochastic")
 @dataclass(frozen=True, eq=False)
 class MixedWeights(Normalizer):
     """Normalizer that mixes the weights of an inner normalizer across heads, the last batch axis.
@@ -59,11 +60,6 @@ class MixedWeights(Normalizer):
     mix: Tensor | None = array_field("heads", "other_heads", default=None)
     online = False
     sums_to_one = False
-
-    @property
-    def stochastic(self) -> bool:  # type: ignore[override]
-        """Whether the inner normalizer uses random numbers."""
-        return self.normalizer.stochastic
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
         """Return W · weights; a pair that is excluded for a head has weight 0 in that head."""

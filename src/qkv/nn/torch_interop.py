@@ -11,7 +11,7 @@ weights     readouts see the weights before dropout, PyTorch returns them after 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -175,14 +175,10 @@ def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
             f"module must only use options of torch.nn.MultiheadAttention, got {', '.join(found)}. "
             "Keep this module, or build it without these options."
         )
-    assert ours.query_map is not None
-    assert ours.key_map is not None
-    assert ours.value_map is not None
-    assert ours.output_map is not None
-    linears = (ours.query_map, ours.key_map, ours.value_map)
-    weight = ours.output_map.weight
-    bias = ours.query_map.bias is not None
-    if bias != (ours.output_map.bias is not None):
+    maps = (ours.query_map, ours.key_map, ours.value_map, ours.output_map)
+    *linears, output_map = cast("tuple[nn.Linear, ...]", maps)
+    weight, bias = output_map.weight, linears[0].bias is not None
+    if bias != (output_map.bias is not None):
         raise OptionError(
             f"output_bias must equal bias={bias}, because torch.nn.MultiheadAttention has biases on all projections or "
             f"on none, got {not bias}."
@@ -209,7 +205,7 @@ def to_torch(ours: MultiHeadAttention) -> nn.MultiheadAttention:
                 target.copy_(linear.weight)
         if theirs.in_proj_bias is not None:
             theirs.in_proj_bias.copy_(torch.cat([linear.bias for linear in linears]))
-        _copy_linear(theirs.out_proj, weight, ours.output_map.bias)
+        _copy_linear(theirs.out_proj, weight, output_map.bias)
         for torch_extra, extra in ((theirs.bias_k, ours.extra_key), (theirs.bias_v, ours.extra_value)):
             if torch_extra is not None and extra is not None:
                 torch_extra.copy_(extra.reshape(torch_extra.shape))

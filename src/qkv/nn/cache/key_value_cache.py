@@ -13,6 +13,7 @@ from qkv.core.typing import Float, Int
 from qkv.errors import DataError, GradientError, KindError, RefusedError, ShapeError
 from qkv.kernels.chunked.kernel import ChunkedTensor
 from qkv.masks import Lengths, Mask, Window
+from qkv.masks.base import and_masks
 from qkv.nn.cache.chunk import Chunk, next_chunk_size
 from qkv.nn.cache.safetensors_file import CacheFacts, read_cache, write_cache
 from qkv.nn.checks import check_integers
@@ -90,10 +91,7 @@ class KeyValueCache:
     def mask(self) -> Mask | None:
         """Mask of the keys that `append` returned, for padding and window; None if all keys are allowed."""
         real = Lengths(self._total - self._first) if isinstance(self._total, Tensor) else None
-        if self.window is None:
-            return real
-        recent = Window(self.window - 1, 0)
-        return recent if real is None else real & recent
+        return and_masks(real, None if self.window is None else Window(self.window - 1, 0))
 
     def append(
         self, key: Float[Tensor, "*batch new width"], value: Float[Tensor, "*batch new value_width"]
@@ -133,9 +131,8 @@ class KeyValueCache:
         for side, x in enumerate((key, value)):
             self._finite[side] &= bool(x.isfinite().all())
         if isinstance(after, int):
-            skipped = 0
-            if first_call and self.window is not None:  # store only the rows of a long prompt that stay reachable
-                skipped = max(0, n - self.window + 1)
+            # Store only the rows of a long prompt that stay reachable.
+            skipped = max(0, n - self.window + 1) if first_call and self.window is not None else 0
             self._write(int(before) + skipped, key[..., skipped:, :], value[..., skipped:, :])
         else:
             self._scatter(before, after, key, value)
@@ -337,7 +334,6 @@ class KeyValueCache:
                 f"value must have the shape of key {tuple(key.shape)} except for the width, got {tuple(value.shape)}."
             )
         if self.chunks:
-            dtype = self._dtype
             for name, x in (("key", key), ("value", value)):
                 old = self.chunks[0].tensors[name]
                 if (*x.shape[:-2], x.shape[-1]) != (*old.shape[:-2], old.shape[-1]):
@@ -345,8 +341,10 @@ class KeyValueCache:
                         f"{name} must have the shape of the cache {tuple(old.shape)} except for the length, got "
                         f"{tuple(x.shape)}. Use reorder to change the batch."
                     )
-                if x.dtype != dtype:
-                    raise KindError(f"{name} must have the dtype of the cache, {dtype}, got {x.dtype}. Convert {name}.")
+                if x.dtype != self._dtype:
+                    raise KindError(
+                        f"{name} must have the dtype of the cache, {self._dtype}, got {x.dtype}. Convert {name}."
+                    )
 
 
 def _describe(x: object) -> str:
