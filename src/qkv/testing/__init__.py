@@ -1,15 +1,8 @@
 """Contract test suites to inherit for your own scores, normalizers, masks, readouts and kernels."""
 
-from qkv.errors import MissingPackageError
+from qkv.core.extras import require_packages
 
-try:
-    # Imported here, so that their absence raises an error with advice.
-    import hypothesis  # noqa: F401
-    import pytest  # noqa: F401
-except ImportError as error:
-    raise MissingPackageError(
-        f'qkv.testing needs pytest and hypothesis ({error.name} is missing): pip install "qkv[test]"'
-    ) from None
+require_packages("qkv.testing needs", "test", "pytest", "hypothesis")
 
 from qkv.testing.examples import At, Draw, RowAt
 from qkv.testing.kernels import KernelContract

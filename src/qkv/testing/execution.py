@@ -17,6 +17,7 @@ from qkv.engine import Observation
 from qkv.plan import Kernel
 from qkv.testing.cases import Call, Case
 from qkv.testing.examples import floats, with_floats
+from qkv.testing.gradients import in_torch
 from qkv.testing.libraries import Setting, to_float64
 
 __all__ = ["Outcome", "inputs_of", "oracle", "oracle_of", "parts_of", "run", "run_eagerly"]
@@ -119,20 +120,10 @@ def _differentiated(attend: Attend, call: Call, setting: Setting, rounding: Sett
 
     if setting.library == "numpy":
         return Outcome(to_float64(attend(leaves)), ())
-    output, gradients = {"torch": _in_torch, "jax": _in_jax, "tensorflow": _in_tensorflow}[setting.library](
+    output, gradients = {"torch": in_torch, "jax": _in_jax, "tensorflow": _in_tensorflow}[setting.library](
         attend, leaves, factors
     )
     return Outcome(to_float64(output), tuple(map(to_float64, gradients)))
-
-
-def _in_torch(attend: Attend, leaves: list[ArrayLike], factors: Attend) -> ArrayLike:
-    import torch
-
-    leaves = [leaf.requires_grad_() for leaf in leaves]
-    output = attend(leaves)
-    if not output.requires_grad:
-        return output, [torch.zeros_like(leaf) for leaf in leaves]
-    return output, torch.autograd.grad(output, leaves, factors(output), allow_unused=True, materialize_grads=True)
 
 
 def _in_jax(attend: Attend, leaves: list[ArrayLike], factors: Attend) -> ArrayLike:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import numpy as np
 
 from qkv.core.typing import ArrayLike
 from qkv.testing.libraries import LIBRARIES, Setting, assert_close, to_float64
 
-__all__ = ["assert_jax_agrees", "assert_numerical", "torch_gradients"]
+__all__ = ["assert_jax_agrees", "assert_numerical", "in_torch", "torch_gradients"]
 
 
 def assert_numerical(function: Callable[..., ArrayLike], inputs: list[ArrayLike], second: bool) -> None:
@@ -33,12 +31,22 @@ def torch_gradients(function: Callable[..., ArrayLike], inputs: list[ArrayLike])
     """Return the value and the gradients, 0 by default, of a scalar function of float64 NumPy arrays."""
     import torch
 
-    leaves = [torch.tensor(x, requires_grad=True) for x in inputs]
-    value = function(*leaves)
-    if not value.requires_grad:
-        return to_float64(value), [np.zeros(x.shape) for x in leaves]
-    found = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+    leaves = [torch.tensor(x) for x in inputs]
+    value, found = in_torch(lambda leaves: function(*leaves), leaves, torch.ones_like)
     return to_float64(value), [to_float64(gradient) for gradient in found]
+
+
+def in_torch(
+    function: Callable[[list[Any]], Any], leaves: list[Any], factors: Callable[[Any], Any]
+) -> tuple[Any, Sequence[Any]]:
+    """Return an output, and the gradients, 0 by default, of its sum with the factors."""
+    import torch
+
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    output = function(leaves)
+    if not output.requires_grad:
+        return output, [torch.zeros_like(leaf) for leaf in leaves]
+    return output, torch.autograd.grad(output, leaves, factors(output), allow_unused=True, materialize_grads=True)
 
 
 def assert_jax_agrees(function: Callable[..., ArrayLike], inputs: list[ArrayLike], tolerance: float = 1e-10) -> None:

@@ -82,7 +82,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def reopen(self) -> None:
         """Open the store again, as another process does."""
-        self.database = _open(self.folder / "store", "512 MiB")
+        self.database = Database.open(self.folder / "store")
         assert self.database.verify() == []
 
     @rule(index=st.integers(0, 100))
@@ -99,7 +99,7 @@ class StoreMachine(RuleBasedStateMachine):
         # A Counter keeps the order of first rows, and max returns the first of equal counts.
         winner = max(votes, key=votes.__getitem__, default=None)
         for memory in ("512 MiB", 1):
-            database = _open(self.folder / "store", memory)
+            database = Database.open(self.folder / "store", memory=memory)
             assert database.streams == (memory == 1)
             answer = database.ask(float(query), score="exact")
             assert answer.value == winner, f"memory {memory}: {votes}"
@@ -136,10 +136,6 @@ def store_machine(backend: str) -> type[StoreMachine]:
         suppress_health_check=list(HealthCheck),
     )
     return Machine
-
-
-def _open(path: Path, memory: int | str) -> StoredDatabase:
-    return Database.open(path, memory=memory)
 
 
 def _rows(database: StoredDatabase) -> list[Row]:
