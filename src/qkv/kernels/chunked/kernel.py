@@ -159,11 +159,11 @@ def attend_chunked(
     return result, plan.with_guards_taken(result.guards)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ChunkedCall(TorchCall):
     """A call whose keys and values are chunked, and whose tiles are whole chunks."""
 
-    chunked: tuple[ChunkedTensor, ChunkedTensor] | None = None
+    chunked: tuple[ChunkedTensor, ChunkedTensor]
 
     @classmethod
     def of(cls, call: BoundCall, key: ChunkedTensor, value: ChunkedTensor, finite: tuple[bool, bool]) -> ChunkedCall:
@@ -181,7 +181,6 @@ class ChunkedCall(TorchCall):
     @property
     def ranges(self) -> list[Limits]:
         """Range of the keys of each chunk."""
-        assert self.chunked is not None
         return self.chunked[0].ranges
 
     def first_pair(self) -> BoundCall:
@@ -191,7 +190,6 @@ class ChunkedCall(TorchCall):
 
     def chunk(self, side: Literal[0, 1], n: int) -> Tensor:
         """Return a chunk of the keys (0) or values (1), in the dtype of accumulation."""
-        assert self.chunked is not None
         chunk = self.chunked[side].dequantized(n)
         return chunk if side == 0 and self.score.keeps_dtype else typing.cast("Tensor", cast(chunk, self.dtype))
 

@@ -103,11 +103,8 @@ def _flatten(value: Any, tensors: list[Tensor], leaves: list[Any]) -> Structure:
     """Append the tensors and constants of a value and return its structure. The compiler traces this function."""
     import torch
 
-    if isinstance(value, torch.Tensor):
-        tensors.append(value)
-        return "tensor"
-    if isinstance(value, np.ndarray):
-        tensors.append(torch.as_tensor(value))
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        tensors.append(value if isinstance(value, torch.Tensor) else torch.as_tensor(value))
         return "tensor"
     if isinstance(value, tuple):
         return ("tuple", *[_flatten(item, tensors, leaves) for item in value])

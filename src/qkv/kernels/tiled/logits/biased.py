@@ -28,15 +28,14 @@ class BiasedLogits(TileLogits):
 
     inner: TileLogits
 
-    @property
-    def _score(self) -> PointwiseScore:
-        return cast("PointwiseScore", self.call.score)  # `adds_offset` says so
-
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
         """Return the inner logits with the offset added in place."""
-        tile, score = self.call.tile.restrict(rows, cols), self._score.slice(slice(*rows), slice(*cols))
+        tile, score = (
+            self.call.tile.restrict(rows, cols),
+            cast("PointwiseScore", self.call.score).slice(slice(*rows), slice(*cols)),
+        )
         offset = cast("Tensor", score.offset(tile, self.call.value))
         return self.inner.logits(rows, cols, workspace, shift).add_(offset, alpha=self.factor)
 
@@ -47,7 +46,7 @@ class BiasedLogits(TileLogits):
         import torch
 
         tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
-        score = self._score.slice(*limits)
+        score = cast("PointwiseScore", self.call.score).slice(*limits)
         leaves = leaves_of(tensors_of(score))
         with torch.enable_grad():
             offset = cast("Tensor", score.replace_arrays(leaves).offset(tile, self.call.value))
