@@ -17,7 +17,7 @@ __all__ = ["SampledChooser"]
 
 
 class SampledChooser(ComparisonChooser):
-    """Chooser of the comparison for a store, from a sample of its rows and statistics of all rows.
+    """Selects the comparison for a store, from a sample of its rows and statistics of all rows.
 
     Chosen bandwidths and distances are saved with the statistics.
 

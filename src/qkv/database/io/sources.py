@@ -123,7 +123,7 @@ def _suffix(path: Path) -> str:
         DataError: The file does not exist, is empty, is unreadable or has an unknown suffix.
     """
     if path.is_dir():
-        raise DataError(f"source must be a file, got the folder {str(path)!r}. Name a file in it.")
+        raise DataError(f"source must be a file, got the folder {str(path)!r}. Name a file in the folder.")
     if not path.exists():
         siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
         raise DataError(f"source must be an existing file, got {str(path)!r}.{suggest_name(path.name, siblings)}")
@@ -203,9 +203,11 @@ def _column(values: Any) -> pa.Array | pa.ChunkedArray:
         flat = pa.array(np.ascontiguousarray(values).reshape(-1))
         return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
     if isinstance(values, np.ndarray) and values.ndim != 1:
-        raise DataError(f"a column must have 1 axis (values) or 2 axes (vectors), got {values.ndim} axes. Reshape it.")
+        raise DataError(
+            f"a column must have 1 axis (values) or 2 axes (vectors), got {values.ndim} axes. Reshape the array."
+        )
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
-        raise DataError(f"a column must be a list or an array, got {values!r}. Put it in a list.")
+        raise DataError(f"a column must be a list or an array, got {values!r}. Put the value in a list.")
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
     if hasattr(values, "__arrow_c_stream__") or hasattr(values, "__arrow_c_array__"):

@@ -56,7 +56,7 @@ _AS_WIDE_AS_GAUSSIAN = {"laplace": 0.7398, "boxcar": 1.7401, "epanechnikov": 2.2
 
 
 class ComparisonChooser:
-    """Chooser of the comparison of queries with the given key columns.
+    """Selects the score, the normalizer and the threshold by which queries are compared with key columns.
 
     Args:
         columns: the key columns, in the order in which the key was named.

@@ -53,7 +53,7 @@ def key_names(key: str | Sequence[str], columns: Sequence[str]) -> tuple[str, ..
     names = [key] if isinstance(key, str) and key in columns else key.split(",") if isinstance(key, str) else list(key)
     names = [name.strip() if isinstance(name, str) else name for name in names]
     if not names or not all(isinstance(name, str) and name for name in names):
-        raise DataError(f"key must be one or several column names, got {key!r}. Separate several with commas.")
+        raise DataError(f"key must be one or several column names, got {key!r}. Separate several names with commas.")
     if len(set(names)) != len(names):
         raise DataError(f"key must name each column once, got {', '.join(names)}. Remove the repeated name.")
     return tuple(names)
@@ -136,7 +136,7 @@ def _kind_of(type_: pa.DataType, name: str) -> Kind:
         return "vector"
     raise DataError(
         f"column {name!r} must hold texts, numbers, categories, booleans, dates or lists of numbers, got {type_}. "
-        "Convert it to one of these."
+        "Convert the column to one of these types."
     )
 
 

@@ -74,7 +74,7 @@ class Comparison:
 
     @property
     def no_weight_reason(self) -> str:
-        """The reason for "no match" when no key has any weight."""
+        """The reason for "no match" when all weights are zero."""
         return "no key equals the query" if isinstance(self.score, Exact) else "all weights are zero"
 
     def _compared(self, cells: Sequence[Shaped[np.ndarray, "q ..."]]) -> list[Shaped[np.ndarray, "q ..."]]:
@@ -113,7 +113,7 @@ class SimilarityComparison(Comparison):
     measure: ClassVar[str] = "similarity"
 
     def nearness(self, query: Shaped[np.ndarray, "q ..."], rows: Int[np.ndarray, "q n"]) -> Num[np.ndarray, "q n"]:
-        """Return the score of each query and its rows."""
+        """Return the scores of each query with the given rows."""
         return np.asarray(self.score(query[:, None], self.key[rows]))[:, 0, :]
 
     def mismatches(self, query: Shaped[np.ndarray, "q ..."], nearest: Int[np.ndarray, " q"]) -> list[str | None]:
