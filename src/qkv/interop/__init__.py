@@ -1,8 +1,8 @@
-"""Adapters to other libraries: Hugging Face models, Keras layers and ONNX operators on the engine.
+"""Adapters to other libraries: Hugging Face models, Keras layers and ONNX operators, computed by qkv.
 
-record          record what a Hugging Face model attends to while it runs
-huggingface     run Hugging Face models on the engine
-keras           attention layers of Keras on the engine
+record          collect readouts of the attention layers of a Hugging Face model while it runs
+huggingface     Hugging Face models whose attention qkv computes
+keras           attention layers of Keras, computed by qkv
 onnx            the `Attention` operator of ONNX, and export of models to ONNX
 """
 
@@ -19,5 +19,5 @@ if TYPE_CHECKING:
     from qkv.interop.huggingface import record
 
 
-# On first use, because recording imports torch and transformers.
+# Imported on first use, because recording imports torch and transformers.
 __getattr__ = lazy_attributes(__name__, {"record": "huggingface"})

@@ -138,12 +138,12 @@ def test_dropout_preserves_the_mean_and_is_off_by_default() -> None:
 
 def test_sinks_under_a_normalizer_without_them_are_refused() -> None:
     huggingface.register("qkv-own", normalizer=normalizers.Sparsemax())
-    with pytest.raises(OptionError, match="has attention sinks, must be Softmax"):
+    with pytest.raises(OptionError, match=r"must be Softmax for .*, which has attention sinks"):
         call(Layer(), *arrays(), name="qkv-own", s_aux=torch.zeros(4))
 
 
 def test_another_sink_for_each_query_is_refused() -> None:
-    with pytest.raises(RefusedError, match="one for each of the 4 heads"):
+    with pytest.raises(RefusedError, match="one element for each of the 4 heads"):
         call(Layer(), *arrays(), sinks=torch.zeros(2, 4, 5, 1))
 
 

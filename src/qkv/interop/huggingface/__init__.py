@@ -1,8 +1,8 @@
-"""Hugging Face models on the engine, and records of what they attend to.
+"""Run Hugging Face models with attention computed by qkv, and record their attention.
 
-register          register the engine under a name that `attn_implementation=` accepts
-attach            switch a model to the engine, and warn about layers that bypass it
-layer_coverage    run a model once and report which layers call the engine
+register          register qkv under a name that `attn_implementation=` accepts
+attach            switch a model to qkv, and warn about layers that bypass qkv
+layer_coverage    run a model once and report which layers call qkv
 record            collect readouts of every layer and head while the model runs
 """
 

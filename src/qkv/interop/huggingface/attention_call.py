@@ -1,10 +1,10 @@
-"""Translate a call of transformers' attention interface into a call of the engine.
+"""Translate a call of transformers' attention interface into arguments of `qkv.attend`.
 
     logits = cap · tanh(scaling · <q, k> / cap) + position bias + float mask      weights = softmax(logits)
 
 The query has shape `(batch, heads, q, width)`, key and value `(batch, key_heads, k, …)`. In grouped-query
-attention, the heads that share a key become an additional batch axis along which key and value broadcast, so
-nothing is repeated.
+attention, the heads that share a key become an additional batch axis along which key and value broadcast, so that
+keys and values are not repeated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NormalizerFactory = Callable[[torch.nn.Module], Normalizer]
 
 @dataclass(frozen=True)
 class Registration:
-    """The options under which a name was registered with transformers.
+    """Options of a name that `register` registered with transformers.
 
     Attributes:
         score: replaces the scaled dot product: a score, or a function from the attention layer to a score.
@@ -79,7 +79,7 @@ class AttendOptions(TypedDict):
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One call of the engine, with batch axes (batch, heads) or (batch, key_heads, heads per key head).
+    """Arguments of one call of `qkv.attend`, with batch axes (batch, heads) or (batch, key_heads, group).
 
     Attributes:
         query: `(*batch, q, width)`.
@@ -117,7 +117,7 @@ class AttentionCall:
     ) -> AttentionCall:
         """Translate the arguments of transformers' attention interface.
 
-        The arguments in `ignored`, such as sliding windows and sequence lengths, are part of the mask already.
+        The mask already accounts for the arguments in `ignored`, such as sliding windows and sequence lengths.
 
         Raises:
             ShapeError: the number of query heads is not a multiple of the number of key heads.
@@ -127,7 +127,7 @@ class AttentionCall:
         heads, key_heads = query.shape[1], key.shape[1]
         if heads % key_heads:
             raise ShapeError(
-                f"the number of query heads must be a multiple of the {key_heads} key heads, got {heads}. "
+                f"the number of query heads must be a multiple of the number of key heads, {key_heads}, got {heads}. "
                 "Check num_attention_heads and num_key_value_heads of the model."
             )
         layout = _HeadLayout(heads, key_heads)
@@ -149,13 +149,13 @@ class AttentionCall:
         if sink is not None:
             if normalizer is not None and not isinstance(normalizer, Softmax):
                 raise OptionError(
-                    f"the normalizer of {type(module).__name__}, which has attention sinks, must be Softmax, got "
-                    f"{normalizer}. Register Softmax() for this layer: register(normalizer=lambda layer: …)."
+                    f"normalizer must be Softmax for {type(module).__name__}, which has attention sinks, got "
+                    f"{normalizer}. Register Softmax() for this layer with register(normalizer=lambda layer: …)."
                 )
             if sink.numel() not in (1, heads):
                 raise RefusedError(
-                    f"the sinks of {type(module).__name__} must be one for each of the {heads} heads, got shape "
-                    f"{tuple(sink.shape)}. Run this model on its own attention."
+                    f"sinks of {type(module).__name__} must have one element for each of the {heads} heads, got shape "
+                    f"{tuple(sink.shape)}. Choose another attn_implementation for this model, such as 'eager'."
                 )
             temperature = 1.0 if normalizer is None else normalizer.temperature
             normalizer = Softmax(temperature, layout.split_per_head(sink.to(query.dtype)))
@@ -180,7 +180,7 @@ class AttentionCall:
 
     @property
     def grouped(self) -> bool:
-        """Whether the heads that share a key have a batch axis of their own."""
+        """Whether the heads have two batch axes, (key_heads, group)."""
         return self.query.ndim == 5
 
     def merge_heads(self, x: torch.Tensor) -> torch.Tensor:
@@ -188,7 +188,7 @@ class AttentionCall:
         return x.flatten(1, 2) if self.grouped else x
 
     def ungrouped(self) -> AttentionCall:
-        """Return the same call with the keys expanded, so that heads are the last batch axis."""
+        """Return the same call with keys expanded to all heads, so that heads are a single batch axis."""
         if not self.grouped:
             return self
         heads = self.query.shape[1:3]
@@ -204,7 +204,7 @@ class AttentionCall:
         return self._map(merge, lambda part: part._map(merge_field), self.heads)
 
     def select_head(self, head: int) -> AttentionCall:
-        """Return the call of a single head; its only batch axis is (batch,)."""
+        """Return the call restricted to one head, with the single batch axis (batch,)."""
         index = (slice(None), *(divmod(head, self.query.shape[2]) if self.grouped else (head,)))
         return self._map(lambda x: take_batch(x, index, 2), lambda part: part.select_batch(index), 1)
 
@@ -241,14 +241,14 @@ class _HeadLayout:
         return x[:, :, None] if self.group_size > 1 else x
 
     def split_pairs(self, x: torch.Tensor) -> torch.Tensor:
-        """Split the heads of `(batch or 1, heads or 1, q, k)`; leading axes may be absent."""
+        """Split the heads of an array that broadcasts to `(batch, heads, q, k)`; leading axes may be absent."""
         x = x[(None,) * (4 - x.ndim)]
         if self.group_size == 1:
             return x
         return x.unsqueeze(2) if x.shape[1] == 1 else self.split_heads(x)
 
     def split_per_head(self, x: torch.Tensor) -> torch.Tensor:
-        """Split one number per head, or one number for all heads."""
+        """Split the heads of an array with one element per head, or a single element for all heads."""
         return self.split_heads(x.reshape(1, -1).expand(1, self.heads))
 
 
@@ -279,7 +279,8 @@ def _parse_mask(
     if mask.dtype == torch.bool:
         return Pairs(mask), None, None
     if not mask.requires_grad and not tracing_mode(mask):
-        # A float mask of 0 and very negative numbers alone is a boolean mask: masked values are then never read.
+        # A float mask that only holds 0 and very negative elements is converted to a boolean mask, so that masked
+        # values are never read.
         allowed = mask == 0
         if bool((allowed | (mask <= torch.finfo(mask.dtype).min / 2)).all()):
             return Pairs(allowed), None, None
@@ -305,7 +306,7 @@ def is_causal(mask: Mask | None) -> bool:
 
 
 def key_padding(mask: Mask | None) -> Bool[Tensor, "#batch k"] | None:
-    """Return which keys are not padding, if the mask states it for all queries alike; None if it does not."""
+    """Return which keys are not padding; None if the mask has no part that depends on keys alone."""
     if isinstance(mask, And):
         found = [x for x in (key_padding(mask.left), key_padding(mask.right)) if x is not None]
         return reduce(torch.logical_and, found) if found else None

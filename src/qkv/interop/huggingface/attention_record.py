@@ -1,4 +1,4 @@
-"""The record of one attention call of one layer, and the weights recomputed from it tile by tile."""
+"""Records of attention calls, from which tiles of the weights can be recomputed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ReadoutResult: TypeAlias = Any
 
 @dataclass(frozen=True)
 class SavedCall:
-    """A call and the log-sum-exp of its rows, from which tiles of the attention weights are recomputed.
+    """Inputs of an attention call and the log-sum-exp of its logits, to recompute tiles of the weights.
 
     Attributes:
         call: the call; its value is a placeholder.
@@ -62,10 +62,10 @@ class SavedCall:
 
 @dataclass(frozen=True)
 class AttentionRecord:
-    """The record of one attention call of one layer.
+    """Readouts, shapes and plan of one attention call of one layer.
 
     Attributes:
-        step: index of the forward pass of the model in which the layer ran; in `generate`, of the step.
+        step: index of the forward pass of the model, which in `generate` is the index of the generation step.
         kind: "self", or "cross" if the keys come from another sequence.
         causal: whether the mask excludes keys after each query; False for a call with a single query.
         output_shape: shape of the layer's output, (batch, queries, heads, width).
@@ -94,7 +94,7 @@ class AttentionRecord:
 
     @property
     def exact(self) -> bool:
-        """Whether the engine computed the readouts, rather than reading weights that the model returned."""
+        """Whether qkv computed the readouts; otherwise they were computed from weights that the model returned."""
         return self.plan is not None
 
     def tile(
@@ -105,11 +105,11 @@ class AttentionRecord:
         element: int = 0,
         head: int = 0,
     ) -> Float[Tensor, "tile_q tile_k"]:
-        """Recompute the exact weights of a range of queries and keys, at any time after the run.
+        """Recompute the exact weights of a range of queries and keys, also after the run.
 
         Args:
-            rows: first query, and one past the last.
-            cols: first key, and one past the last.
+            rows: range of queries, (start, stop).
+            cols: range of keys, (start, stop).
             element: index of the batch element.
             head: index of the head in the layer.
 
@@ -117,11 +117,11 @@ class AttentionRecord:
             Weights of shape `(rows[1] - rows[0], cols[1] - cols[0])`.
 
         Raises:
-            OptionError: the inputs of the call were not saved.
+            OptionError: `record` was called without `save_inputs=True`.
         """
         if self.saved is None:
             raise OptionError(
-                "tile needs query and key of the call, which were not saved. Call record with save_inputs=True, "
-                "or use the readouts Rows or Dense."
+                "save_inputs must be True to recompute weights, got False. Call record with save_inputs=True, or use "
+                "the readouts Rows or Dense."
             )
         return self.saved.tile(element, head, rows, cols)

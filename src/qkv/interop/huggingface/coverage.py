@@ -1,6 +1,6 @@
-"""Report which attention layers of a model call the engine, by counting calls during a run.
+"""Report which attention layers of a model call qkv, by counting calls during a run.
 
-Some models of transformers compute attention themselves, and silently accept any `attn_implementation`.
+Some models of transformers silently accept any `attn_implementation` but compute attention in their own code.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 class BypassWarning(UserWarning):
-    """Some layers of a model compute attention themselves and do not call the engine."""
+    """Warning that some attention layers of a model compute attention in their own code instead of calling qkv."""
 
 
 @dataclass(frozen=True)
 class LayerCoverage:
-    """The attention layers that call the engine, and those that bypass it.
+    """Attention layers of a model that call qkv, and attention layers that bypass qkv.
 
     Attributes:
-        covered: names of layers that called the engine, with the number of calls.
-        missed: names of attention layers that ran without calling the engine.
+        covered: number of calls of qkv by layer name.
+        missed: names of attention layers that ran without calling qkv.
     """
 
     covered: dict[str, int] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class LayerCoverage:
 
 
 class CallCounter:
-    """Counts calls of the engine and runs of attention layers, until it is stopped."""
+    """Counts calls of qkv and forward passes of attention layers until `stop` is called."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.names = module_names(model)
@@ -90,7 +90,7 @@ class CallCounter:
 
 
 def save_implementations(model: torch.nn.Module) -> list[tuple[PretrainedConfig, str | None]]:
-    """Return every config of the model with its attention implementation, for `restore_implementations`."""
+    """Return the attention implementation of every config of the model, for `restore_implementations`."""
     return [(config, config._attn_implementation) for config in attention_configs(model)]
 
 
@@ -101,7 +101,7 @@ def restore_implementations(saved: list[tuple[PretrainedConfig, str | None]]) ->
 
 
 def switch_implementation(model: torch.nn.Module, name: str) -> bool:
-    """Select an attention implementation; return whether the model supports that.
+    """Select an attention implementation of a model; return whether the model supports the selection.
 
     Raises:
         OptionError: the name is not registered.
@@ -109,7 +109,7 @@ def switch_implementation(model: torch.nn.Module, name: str) -> bool:
     if name not in REGISTERED:
         if name != "qkv":
             raise OptionError(
-                f'name must be a registered name ({", ".join(REGISTERED) or "none yet"}), got "{name}". '
+                f'name must be a registered name ({", ".join(REGISTERED) or "none so far"}), got "{name}". '
                 "Call qkv.interop.huggingface.register first."
             )
         register()
@@ -121,7 +121,7 @@ def switch_implementation(model: torch.nn.Module, name: str) -> bool:
 
 
 def attach(model: Model, name: str = "qkv") -> Model:
-    """Switch a model to the engine, and warn after its first run about layers that bypass it.
+    """Switch a model to qkv, and warn after the first run about attention layers that bypass qkv.
 
     `model.set_attn_implementation(name)` does the same without the warning.
 
@@ -133,7 +133,7 @@ def attach(model: Model, name: str = "qkv") -> Model:
         The model.
 
     Warns:
-        BypassWarning: after the first run, if some attention layers did not call the engine.
+        BypassWarning: after the first run, if some attention layers did not call qkv.
 
     Raises:
         OptionError: the name is not registered.
@@ -163,7 +163,7 @@ def attach(model: Model, name: str = "qkv") -> Model:
 
 
 def layer_coverage(model: torch.nn.Module, name: str = "qkv", **inputs: object) -> LayerCoverage:
-    """Run a model once on the engine and report which layers call it; the model is restored afterwards.
+    """Run a model once with qkv, report which layers call qkv, and restore the model.
 
     Args:
         model: a model of transformers.

@@ -1,6 +1,6 @@
-"""Masks by index: each query lists the keys, or blocks of keys, that it may attend to.
+"""Masks that list, for each query, the indices of the keys or blocks of keys that the query may attend to.
 
-Models with an indexer use them: DeepSeek V3.2 selects keys, MiniMax M3 blocks of keys.
+Models with an indexer use such masks: DeepSeek V3.2 selects keys, MiniMax M3 selects blocks of keys.
 Source: DeepSeek-AI (2025), DeepSeek-V3.2, section 2, https://arxiv.org/abs/2512.02556.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["IndexedMask"]
 
 @dataclass(frozen=True, eq=False)
 class IndexedMask(Mask):
-    """Allow query i to attend to key j if ⌊j / size⌋ is in `indices[i]`.
+    """Mask that allows query i to attend to key j if ⌊j / size⌋ is in `indices[i]`.
 
     Args:
         indices: integers `(*batch, q, n)`; negative entries are ignored.
@@ -38,7 +38,7 @@ class IndexedMask(Mask):
     size: int = 1
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Tensor, "*batch #q k"]:
-        """Return which pairs of the tile are allowed, by scattering the indices into a table of its blocks."""
+        """Return which pairs of the tile are allowed, by scattering the indices into a table of blocks."""
         indices = cast(torch.Tensor, self.indices)
         first, last = tile.cols[0] // self.size, (tile.cols[1] - 1) // self.size
         count = last - first + 1

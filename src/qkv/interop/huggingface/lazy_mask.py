@@ -1,10 +1,10 @@
-"""A tensor that stands for a mask of q · k elements, and allocates it only when its elements are needed.
+"""Tensor that represents a mask of q · k elements, and allocates the elements only when they are needed.
 
-`LazyMask` is a wrapper tensor of shape (batch, 1, q, k) without storage: 0 where a query may attend, and the
-most negative number where it may not, which is the mask that transformers passes to `eager` attention and
-every model supports. Passing it on, cropping its last keys and reading its shape allocate nothing. Every
-other operation first allocates the array, so models that add to the mask, index it or write into it compute
-the same numbers as before, with quadratic memory.
+`LazyMask` is a wrapper tensor of shape (batch, 1, q, k) without storage. Its elements are 0 for allowed pairs
+and the most negative float for masked pairs, as in the mask that transformers passes to `eager` attention, which
+every model supports. Passing the mask on, cropping its last keys and reading its shape allocate nothing. Every
+other operation first allocates the array, so models that add to the mask, index it or write into it compute the
+same results as with an array, with quadratic memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _KEEP_LAZY = ("aten::detach", "aten::alias")
 
 
 class LazyMask(torch.Tensor):
-    """A mask over q queries and k keys, the same for all heads, allocated on demand.
+    """Mask tensor of q queries and k keys, the same for all heads, whose array is allocated on demand.
 
     Args:
         mask: the mask, with batch axes (batch, 1); None allows all pairs.
@@ -55,7 +55,7 @@ class LazyMask(torch.Tensor):
         dtype: torch.dtype = torch.float32,
         crop: int = 0,
     ) -> LazyMask:
-        """Create the wrapper; no array is allocated."""
+        """Create the tensor without allocating its array."""
         cropped = (*shape[:-1], shape[-1] - crop)
         out: LazyMask = torch.Tensor._make_wrapper_subclass(cls, cropped, dtype=dtype, device=torch.device(device))
         out.mask, out.positions, out.uncropped_shape, out.crop, out.array = mask, positions, tuple(shape), crop, None
@@ -65,16 +65,16 @@ class LazyMask(torch.Tensor):
         pass
 
     def parts(self) -> tuple[Mask | None, Positions]:
-        """Return the mask of the remaining keys, and the positions.
+        """Return the mask, restricted to the keys that are not cropped, and the positions.
 
-        They do not include what was written into the array: if `array` is not None, use the array.
+        The mask does not reflect writes into the array: if `array` is not None, use the array.
         """
         if self.mask is None or not self.crop:
             return self.mask, self.positions
         return self.mask.slice(slice(None), slice(0, self.shape[-1])), self.positions
 
     def dense(self) -> Float[Tensor, "batch 1 q k"]:
-        """Return the array; it is allocated once, so that later writes into it are kept."""
+        """Return the array, which is allocated in the first call and keeps later writes."""
         if self.array is None:
             batch, _, q, k = self.shape
             mask, positions = self.parts()
@@ -85,7 +85,7 @@ class LazyMask(torch.Tensor):
         return self.array
 
     def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
-        """Describe the mask without allocating it."""
+        """Describe the mask without allocating its array."""
         content = "an array" if self.array is not None else str(self.mask or "all pairs")
         return f"LazyMask({content}, shape={tuple(self.shape)})"
 
@@ -97,7 +97,7 @@ class LazyMask(torch.Tensor):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        """Keep views and crops lazy; for every other operation allocate the array."""
+        """Return a lazy mask for views and crops, and allocate the array for every other operation."""
         name, first = func._schema.name, args[0] if args else None
         if isinstance(first, LazyMask) and first.array is None:
             if name in _KEEP_LAZY:
@@ -115,7 +115,7 @@ class LazyMask(torch.Tensor):
 def _cropped_length(
     mask: LazyMask, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> int | None:
-    """Return the number of remaining keys if a slice only crops the last keys, else None."""
+    """Return the number of remaining keys if a slice only crops keys at the end, else None."""
     length, keys = int(mask.shape[dim]), int(mask.shape[-1])
     stop = length if end is None else int(end)
     if start not in (None, 0) or step != 1 or stop < 0:

@@ -33,14 +33,14 @@ MaskFunction: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, to
 """A function of batch, head, query and key indices that returns which pairs are allowed."""
 
 Closure: TypeAlias = dict[str, Any]
-"""The variables that a mask function closes over, by name: tensors, numbers and further mask functions."""
+"""Variables that a mask function closes over, by name."""
 
 _MODULE = "transformers.masking_utils"
 
 
 @dataclass(frozen=True)
 class MaskContext:
-    """The indices at which a mask function is evaluated: queries from q_start, keys from k_start.
+    """Range of query and key indices at which a mask function is evaluated.
 
     Attributes:
         batch: number of batch elements.
@@ -49,8 +49,9 @@ class MaskContext:
         q_start: index of the first query.
         k_start: index of the first key.
         device: device of the mask.
-        vmapped: the mask function only accepts scalar indices.
-        ids: `(batch, length)`, indices within packed sequences that replace the indices; None to keep them.
+        vmapped: whether the mask function only accepts scalar indices.
+        ids: `(batch, length)`, indices within packed sequences, used instead of indices in the call; None if the
+            mask function uses indices in the call.
     """
 
     batch: int
@@ -68,11 +69,11 @@ class MaskContext:
         return Positions(query_start=self.q_start - self.k_start)
 
     def slice_queries(self, array: Shaped[Tensor, "batch length"]) -> Shaped[Tensor, "batch 1 q"]:
-        """Return the entries of the queries."""
+        """Return the elements of `array` at the indices of the queries."""
         return array[:, None, self.q_start : self.q_start + self.q]
 
     def slice_keys(self, array: Shaped[Tensor, "batch length"]) -> Shaped[Tensor, "batch 1 k"]:
-        """Return the entries of the keys."""
+        """Return the elements of `array` at the indices of the keys."""
         return array[:, None, self.k_start : self.k_start + self.k]
 
     def indices(self) -> tuple[Int[Tensor, "#batch 1 q"], Int[Tensor, "#batch 1 k"]]:
@@ -86,14 +87,14 @@ class MaskContext:
 
 @dataclass(frozen=True, eq=False)
 class FunctionMask(Mask):
-    """A mask given by a function of (batch, head, query, key) indices, evaluated tile by tile.
+    """Mask given by a function of (batch, head, query, key) indices, which is evaluated tile by tile.
 
     Args:
-        function: takes four integer tensors that broadcast.
+        function: function of four integer tensors that broadcast.
         elements: index of each batch element, `(batch, 1)`.
         q_start: index of the first query.
         k_start: index of the first key.
-        vmapped: the function only accepts scalar indices, and is vectorized with `torch.vmap`.
+        vmapped: whether the function only accepts scalar indices and must be vectorized with `torch.vmap`.
 
     Example:
         >>> from qkv.core.tile import Tile
@@ -111,7 +112,7 @@ class FunctionMask(Mask):
     vmapped: bool = False
 
     def signature(self) -> tuple[type, bool, tuple[int, ...]]:
-        """Return the facts that identify a plan; without the function, whose closure a cached plan would keep alive."""
+        """Return the key of this mask in the plan cache, without the function, whose closure would stay alive."""
         return (type(self), self.vmapped, tuple(self.elements.shape))
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Tensor, "*batch #q #k"]:
@@ -133,11 +134,11 @@ class FunctionMask(Mask):
 
 
 def translate_mask(function: MaskFunction, context: MaskContext) -> Mask | None:
-    """Return the mask that a mask function of transformers describes; None if it allows all pairs."""
+    """Translate a mask function of transformers to a mask; None if the function allows all pairs."""
     name = _name(function)
     if name in _DISTANCE_MASKS:
         mask = _DISTANCE_MASKS[name](_closure(function))
-        # Indices restart within packed sequences, so distances are not those of the call.
+        # Indices restart in each packed sequence, so they give other distances than positions in the call.
         return mask if mask is None or context.ids is None else _function_mask(function, context)
     if name in _TRANSLATIONS:
         return _TRANSLATIONS[name](function, _closure(function), context)
@@ -145,7 +146,7 @@ def translate_mask(function: MaskFunction, context: MaskContext) -> Mask | None:
 
 
 def simplify_mask(mask: Mask | None, tile: Tile) -> Mask | None:
-    """Drop the operands of an intersection that allow every pair of the tile, such as absent padding."""
+    """Return the mask without operands of an intersection that allow every pair of the tile, such as no padding."""
     if isinstance(mask, And):
         return and_masks(simplify_mask(mask.left, tile), simplify_mask(mask.right, tile))
     return None if mask is None or mask.coverage(tile) == "all" else mask
@@ -207,7 +208,7 @@ def _packed(function: MaskFunction, closure: Closure, context: MaskContext) -> M
 
 
 def _remapped(function: MaskFunction, closure: Closure, context: MaskContext) -> Mask | None:
-    """Translate a function of indices within packed sequences.
+    """Translate a mask function that is evaluated at indices within packed sequences.
 
     The indices grow by one from token to token of a sequence, and transformers combines the function with
     `packed_sequence_mask_function`, so distances within a sequence are those of the call.
@@ -233,7 +234,7 @@ _DISTANCE_MASKS: dict[str, Callable[[Closure], Mask | None]] = {
         closure["sliding_window"], closure["sliding_window"]
     ),
 }
-"""Masks that depend on the distance of query and key alone, by the name of the mask function."""
+"""Masks that depend only on the distance of query and key, by the name of the mask function."""
 
 _TRANSLATIONS: dict[str, Callable[[MaskFunction, Closure, MaskContext], Mask | None]] = {
     "and_masks.<locals>.and_mask": _and,

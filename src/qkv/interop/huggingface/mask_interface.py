@@ -1,4 +1,4 @@
-"""The function of transformers' mask interface, which returns a lazy mask instead of an array."""
+"""Implementation of transformers' mask interface that returns a lazy mask instead of an array."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def build_mask(
         kv_offset: index of the first key.
         mask_function: function of (batch, head, query, key) indices; None for causal attention.
         attention_mask: `(batch, k)`, True for keys that are not padding.
-        allow_is_bidirectional_skip: return None if all pairs are allowed.
-        use_vmap: the mask function only accepts scalar indices.
+        allow_is_bidirectional_skip: whether to return None if all pairs are allowed.
+        use_vmap: whether the mask function only accepts scalar indices.
         device: device of the mask.
         dtype: dtype of the mask.
         kwargs: further arguments, passed to `eager_mask` while a model is traced.
 
     Returns:
-        A `LazyMask` of shape (batch, 1, q, k); None if all pairs are allowed and the caller accepts None.
+        A `LazyMask` of shape (batch, 1, q, k); None if all pairs are allowed and `allow_is_bidirectional_skip` is True.
     """
     from transformers import masking_utils
     from transformers.utils import import_utils

@@ -1,4 +1,4 @@
-"""The attention layers of a model: their names, their kind, and whether they use the attention interface."""
+"""Find the attention layers of a model, their kind, and whether they use the attention interface."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def module_names(model: torch.nn.Module) -> dict[torch.nn.Module, str]:
 
 
 def is_attention(module: torch.nn.Module) -> bool:
-    """Return whether the class of a module is named like an attention layer, and not like its output or norm.
+    """Return whether a module is an attention layer, judged by the name of its class.
 
     Example:
         >>> is_attention(torch.nn.MultiheadAttention(4, 1)), is_attention(torch.nn.Linear(1, 1))
@@ -59,7 +59,7 @@ def attention_kind(name: str, module: torch.nn.Module) -> AttentionKind:
 
 
 def uses_interface(module: torch.nn.Module) -> bool:
-    """Return whether the source code of a module mentions the attention interface: a guess before it runs."""
+    """Return whether a module probably uses the attention interface, judged by its source code."""
     for cls in type(module).__mro__:
         if cls is torch.nn.Module:
             return False
@@ -83,7 +83,7 @@ def nested(name: str, names: Iterable[str]) -> bool:
 
 
 def attention_configs(model: torch.nn.Module) -> list[PretrainedConfig]:
-    """Return every config in the model that selects an attention implementation, nested ones included."""
+    """Return every config in the model that selects an attention implementation, including nested configs."""
     found: dict[int, PretrainedConfig] = {}
     queue: list[object] = [module.config for module in model.modules() if hasattr(module, "config")]
     while queue:

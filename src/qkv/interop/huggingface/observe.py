@@ -1,4 +1,4 @@
-"""Observe the call of one layer: readouts with axes (batch, heads, …), and the output of the same pass."""
+"""Compute the readouts of an attention call of one layer, and its output in the same pass."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["ObservedCall", "observe_call", "requires_gradient"]
 
 
 class ObservedCall(NamedTuple):
-    """The result of `observe_call`.
+    """Plan, readouts and output of an attention call, as returned by `observe_call`.
 
     Attributes:
-        plan: how the call ran; None if no head was observed.
+        plan: the plan of the call; None if no head was observed.
         readouts: one result for each readout, with axes (batch, heads, …).
         output: `(*batch, q, value_width)` with the batch axes of the call; None if it was not computed.
     """
@@ -35,7 +35,7 @@ class ObservedCall(NamedTuple):
 
 
 def requires_gradient(call: AttentionCall) -> bool:
-    """Return whether the output of a call is part of the autograd graph."""
+    """Return whether the output of a call requires a gradient."""
     arrays = [x for part in call.options.values() if isinstance(part, Part) for x in part.arrays()]
     tensors = (call.query, call.key, call.value, *arrays)
     return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in tensors)
@@ -44,17 +44,17 @@ def requires_gradient(call: AttentionCall) -> bool:
 def observe_call(
     call: AttentionCall, readouts: Sequence[Readout], heads: Sequence[int] | None, dropout: float
 ) -> ObservedCall:
-    """Compute readouts of a call, and its output if that takes no second pass.
+    """Compute the readouts of a call, and its output if the same pass can compute both.
 
     Args:
         call: the call of one layer.
         readouts: readouts to compute; no gradient flows through them.
-        heads: indices of the heads to read; None for all.
+        heads: indices of the heads to observe; None for all.
         dropout: dropout probability of the output.
 
     Returns:
         The plan, the readouts and the output. The output is None if it requires a gradient, or if only
-        some heads were read.
+        some heads were observed.
 
     Raises:
         OptionError: a head index is out of range.

@@ -1,6 +1,6 @@
-"""Weights that a model computes itself and returns with `output_attentions=True`, read like any other weights.
+"""Compute readouts from the weights that a model returns with `output_attentions=True`.
 
-Only models that bypass the attention interface are read this way: the weights are arrays of q · k elements.
+This is only used for models that bypass the attention interface, because the weights are arrays of q · k elements.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["find_weights", "read_weights", "request_weights"]
 
 
 def request_weights(model: torch.nn.Module) -> list[RemovableHandle]:
-    """Add hooks that pass `output_attentions=True` to every part of the model that accepts it; return the hooks."""
+    """Add hooks that pass `output_attentions=True` to every submodel that accepts the argument; return the hooks."""
     from transformers import PreTrainedModel
 
     def request(
@@ -42,11 +42,13 @@ def request_weights(model: torch.nn.Module) -> list[RemovableHandle]:
 
 
 def find_weights(output: object, found: list[weakref.ref[torch.Tensor]]) -> Float[Tensor, "batch heads q k"] | None:
-    """Return the attention weights in the output of a layer: non-negative, with rows that sum to at most one.
+    """Return the attention weights in the output of a layer, or None if the output contains no weights.
+
+    Weights are recognised as a tensor of four axes that is non-negative and whose rows sum to at most 1.
 
     Args:
-        output: what the layer returned.
-        found: weights of inner layers, which are skipped; the result is appended.
+        output: the output of the layer.
+        found: weights that inner layers returned, which are skipped; the returned weights are appended.
     """
     if not isinstance(output, (tuple, list)) or not isinstance(output[0], torch.Tensor):
         return None
@@ -64,7 +66,7 @@ def find_weights(output: object, found: list[weakref.ref[torch.Tensor]]) -> Floa
 
 
 def read_weights(readout: Readout, weights: Float[Tensor, "batch heads q k"]) -> ReadoutResult:
-    """Return the result of a readout of given weights; None for `LogSumExp`, which weights do not determine."""
+    """Compute a readout from given weights; None for `LogSumExp`, which cannot be computed from weights."""
     if isinstance(getattr(readout, "readout", readout), LogSumExp):
         return None
     batch, heads, q, k = weights.shape

@@ -1,4 +1,4 @@
-"""Record what the layers of a model attend to while it runs."""
+"""Collect readouts of the attention layers of a Hugging Face model while the model runs."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def record(
 ) -> Recorder:
     """Collect readouts of every attention layer and head while a model runs, within a `with` block.
 
-    The model may run any number of times and in any way, including `generate`. Its output equals that of its
-    own attention up to rounding, and it is restored afterwards, even after an exception. Memory is that of the
-    readouts: only `Dense` allocates an array of q · k elements. The weights are those before dropout, and no
-    gradient flows through them.
+    The model may run any number of times and in any way, including `generate`. Up to rounding, the output of
+    the model does not change, and the model is restored afterwards, even after an exception. The only additional
+    memory is for the readouts: only `Dense` allocates an array of q · k elements. Readouts see the weights before
+    dropout, and no gradient flows through them.
 
-    Layers that bypass the attention interface are read through `output_attentions=True`, which allocates
-    arrays of q · k elements; a warning names these layers.
+    For layers that bypass the attention interface, readouts are computed from the weights returned with
+    `output_attentions=True`, which are arrays of q · k elements; a warning names these layers.
 
     Args:
         model: a model of transformers.
@@ -56,15 +56,14 @@ def record(
         layers: names of layers, with wildcards as in file names (`"encoder.layer.0.*"`), or their indices in
             the order of the model; None for all.
         heads: indices of heads; None for all.
-        save_inputs: save query, key and log-sum-exp, so that `AttentionRecord.tile` can recompute any weights.
-        name: a registered name, used if the model does not run on the engine yet.
+        save_inputs: whether to save query, key and log-sum-exp, so that `AttentionRecord.tile` can recompute weights.
+        name: a registered name, used if the model does not use qkv yet.
 
     Returns:
         A `Recorder`, whose `layers` maps names of layers to the records of their calls.
 
     Warns:
-        BypassWarning: when the block ends, if layers were read from weights that the model computed, or could
-            not be read.
+        BypassWarning: when the block ends, if layers bypass the attention interface.
 
     Raises:
         KindError: a readout is not a `Readout`.
@@ -88,12 +87,12 @@ def record(
 
 
 class Recorder:
-    """A context manager that records the attention calls of a model; created by `record`.
+    """Context manager that records the attention calls of a model, as returned by `record`.
 
     Attributes:
-        layers: name of each layer, with one record for each of its calls, in order.
-        missed: names of attention layers that ran and could not be read.
-        materialized: names of layers read from weights that the model computed itself.
+        layers: for each layer name, one record for each call of the layer, in order.
+        missed: names of attention layers that ran and could not be recorded.
+        materialized: names of layers whose readouts were computed from weights that the model returned.
         calls: number of forward passes of the model so far.
     """
 
@@ -180,7 +179,7 @@ class Recorder:
         self._found_weights.clear()
 
     def _on_call(self, module: torch.nn.Module, call: AttentionCall, dropout: float) -> torch.Tensor | None:
-        """Record a call of the engine by an attention layer; return its output if it was computed."""
+        """Record a call of qkv by an attention layer; return the output of the call, or None if not computed."""
         name = self._names[module]
         if not self._is_selected(name):
             return None
@@ -200,7 +199,7 @@ class Recorder:
             if self._heads is not None:
                 log_sum_exp = observe_call(call, [LogSumExp()], None, 0.0).readouts[0]
             detached = call.detached()
-            # Copied because a static cache writes later steps into the same key.
+            # The key is copied, because a static cache writes the keys of later steps into the same tensor.
             key = detached.key.clone()
             saved_call = AttentionCall(detached.query, key, key[..., :1], detached.options, call.heads)
             saved = SavedCall(saved_call, log_sum_exp)
@@ -222,7 +221,7 @@ class Recorder:
         )
 
     def _on_output(self, module: torch.nn.Module, args: tuple[object, ...], output: object) -> None:
-        """Record the weights that an attention layer returned, unless it called the engine."""
+        """Record the weights that an attention layer returned, unless the layer called qkv."""
         name = self._names[module]
         if nested(name, self._counter.calls) or not self._is_selected(name):
             return
@@ -257,7 +256,7 @@ def _abbreviate(names: Sequence[str]) -> str:
 
 
 def _neighbor_uses_interface(module: torch.nn.Module, names: dict[torch.nn.Module, str]) -> bool:
-    """Return whether an attention module that contains this one, or is contained in it, uses the interface."""
+    """Return whether an attention module above or below `module` uses the attention interface."""
     name = names[module]
     return any(
         is_attention(other) and uses_interface(other)
@@ -288,8 +287,8 @@ def _select_layers(
         matches = fnmatch.filter(names.values(), selector)
         if not matches:
             raise OptionError(
-                f'layers must match names of layers, got "{selector}". Use names such as {_abbreviate(innermost)}, '
-                "or wildcards as in file names."
+                f'layers must match names of layers of the model, got "{selector}". Use names such as '
+                f"{_abbreviate(innermost)}, or wildcards as in file names."
             )
         selected.update(matches)
     return frozenset(selected)

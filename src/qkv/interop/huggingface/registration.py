@@ -1,6 +1,6 @@
-"""Register the engine with transformers: an attention function and its mask function under one name.
+"""Register qkv with transformers, with an attention function and a mask function under the same name.
 
-Both must be registered. Without a mask function transformers passes no mask, and the output would silently
+Both functions must be registered. Without a mask function transformers passes no mask, and the output would silently
 ignore padding and causality.
 """
 
@@ -30,10 +30,10 @@ REGISTERED: dict[str, Registration] = {}
 """The options of each registered name."""
 
 Listener = Callable[[torch.nn.Module, AttentionCall, float], torch.Tensor | None]
-"""A function of an attention layer, its call and the dropout probability; it may return the output of the call."""
+"""A function of an attention layer, its call and the dropout probability, which may return the output."""
 
 LISTENERS: WeakKeyDictionary[torch.nn.Module, OrderedDict[int, Listener]] = WeakKeyDictionary()
-"""The functions to notify of the calls of each attention layer, by the number of their handle."""
+"""Listeners of each attention layer, by the id of their handle."""
 
 _RESERVED = ("eager", "sdpa", "flex_attention")
 
@@ -46,13 +46,13 @@ def register(
     kernel: str | None = None,
     memory: int | str | None = None,
 ) -> str:
-    """Register the engine under a name that `attn_implementation=` and `set_attn_implementation` accept.
+    """Register qkv under a name that `attn_implementation=` and `set_attn_implementation` accept.
 
-    The scaling, soft cap, sinks, position bias, masks and dropout of the model are honoured. A `score`
-    replaces only the scaled dot product, a `normalizer` only the softmax.
+    The scaling, soft cap, sinks, position bias, masks and dropout of the model are applied. `score`
+    replaces only the scaled dot product, `normalizer` only the softmax.
 
     Args:
-        name: must not contain "flash", which transformers reserves for its own kernels.
+        name: name to register; it must not contain "flash", which transformers reserves for its own kernels.
         score: a score, or a function from an attention layer to its score:
             `lambda layer: Additive(layer.w, …)`.
         normalizer: a normalizer, or a function from an attention layer to its normalizer.
@@ -64,7 +64,7 @@ def register(
         The name.
 
     Raises:
-        OptionError: transformers reserves the name.
+        OptionError: the name is empty, or transformers reserves it.
 
     Example:
         >>> from qkv.interop import huggingface
@@ -89,7 +89,7 @@ def register(
 
 
 def add_listener(module: torch.nn.Module, listener: Listener) -> RemovableHandle:
-    """Notify a listener of the calls of an attention layer, until `remove` of the returned handle is called."""
+    """Call a listener in every call of an attention layer, until `remove` of the returned handle is called."""
     listeners = LISTENERS.setdefault(module, OrderedDict())
     handle = RemovableHandle(listeners)
     listeners[handle.id] = listener
@@ -107,9 +107,9 @@ def _attention(
     output_attentions: bool | None = False,
     **arguments: Any,
 ) -> tuple[Float[Tensor, "batch q heads value_width"], Float[Tensor, "batch heads q k"] | None]:
-    """Implement the attention interface of transformers; return the output, and the weights if requested.
+    """Implement the attention interface of transformers: return the output, and the weights if requested.
 
-    `arguments` are the further arguments of that interface, as in `AttentionCall.from_interface`.
+    `arguments` are the further arguments of the interface, as in `AttentionCall.from_interface`.
     """
     call = AttentionCall.from_interface(registration, module, query, key, value, attention_mask, **arguments)
     output: Array | None = None

@@ -1,10 +1,10 @@
-"""Attention layers of Keras 3 on the engine, for the TensorFlow, JAX and PyTorch backends.
+"""Attention layers of Keras 3 computed by qkv, for the TensorFlow, JAX and PyTorch backends.
 
     from qkv.interop.keras import Attention, AdditiveAttention, MultiHeadAttention
 
-The layers subclass those of Keras, with the same arguments, weights and files, and compute with `qkv`: the output
-of a fully masked row is 0, returning attention scores does not change the output, and on JAX and PyTorch long
-sequences run in memory linear in their length.
+The layers subclass those of Keras, with the same arguments, weights and file formats, and compute attention with
+`qkv`: the output of a fully masked row is 0, returning attention scores does not change the output, and on JAX and
+PyTorch long sequences run in memory linear in their length.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Attention` and `AdditiveAttention` of Keras, computed by the engine."""
+"""The layers `Attention` and `AdditiveAttention` of Keras, computed by qkv."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["AdditiveAttention", "Attention"]
 
 
 class _TwoSidedLayer(EngineLayer):
-    """Mixin before a layer of Keras that takes [query, value] or [query, value, key]."""
+    """Mixin for the Keras layers whose inputs are [query, value] or [query, value, key]."""
 
     if TYPE_CHECKING:
         dropout: float
@@ -59,7 +59,7 @@ class _TwoSidedLayer(EngineLayer):
 
 @keras.saving.register_keras_serializable(package="qkv")
 class Attention(_TwoSidedLayer, keras.layers.Attention):  # type: ignore[misc, name-defined, unused-ignore]
-    """Luong's attention, as `keras.layers.Attention`.
+    """Dot-product attention, a replacement for `keras.layers.Attention`.
 
     The score is scale · <q, k> in mode "dot", and w Σ tanh(scale · (q + k)) with learned scalars in mode "concat".
 
@@ -83,7 +83,9 @@ class Attention(_TwoSidedLayer, keras.layers.Attention):  # type: ignore[misc, n
 
 @keras.saving.register_keras_serializable(package="qkv")
 class AdditiveAttention(_TwoSidedLayer, keras.layers.AdditiveAttention):  # type: ignore[misc, name-defined, unused-ignore]
-    """Bahdanau's attention without projections, Σ scale · tanh(q + k), as `keras.layers.AdditiveAttention`.
+    """Additive attention without projections, a replacement for `keras.layers.AdditiveAttention`.
+
+    The score is Σ scale · tanh(q + k), with a learned vector `scale`.
 
     Args:
         args: arguments of `keras.layers.AdditiveAttention`.
@@ -101,7 +103,7 @@ class AdditiveAttention(_TwoSidedLayer, keras.layers.AdditiveAttention):  # type
 
 
 def _key_mask(mask: Bool[Array, "batch k"], rank: int) -> Mask:
-    """Return Keras' mask of values as a mask of keys for inputs of this rank."""
+    """Convert a Keras mask of values to a mask of keys for inputs with `rank` axes."""
     mask = ops.cast(mask, "bool")
     while len(mask.shape) < rank - 1:
         mask = ops.expand_dims(mask, -2)

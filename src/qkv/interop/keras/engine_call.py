@@ -1,4 +1,4 @@
-"""Call the engine from a Keras layer, on any backend."""
+"""Base of the Keras layers, which calls qkv on any backend of Keras."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Seed: TypeAlias = Any
 """An integer, or the two integers of a Keras seed generator as an array of the backend."""
 
 Weighted = tuple[Float[Array, "*batch q value_width"], Float[Array, "*batch q k"] | None]
-"""An output, and the weights before dropout if they were requested."""
+"""The output, and the weights before dropout, or None if the weights were not requested."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The arguments that the layers accept in addition to those of Keras, and save in their configuration.
+    """Arguments that the layers accept in addition to the arguments of Keras, and save in their configuration.
 
     Attributes:
         normalizer: name of a normalizer in `qkv.normalizers`, such as "sparsemax".
@@ -42,7 +42,7 @@ class EngineOptions:
         memory: memory limit beyond inputs and output, as in `qkv.attend`.
 
     Raises:
-        OptionError: there is no such normalizer.
+        OptionError: `normalizer` is not the name of a normalizer.
     """
 
     normalizer: str
@@ -55,7 +55,7 @@ class EngineOptions:
 
 
 class EngineLayer:
-    """Mixin before an attention layer of Keras: the options and the call of the engine.
+    """Mixin that adds the options of qkv to an attention layer of Keras and computes attention with qkv.
 
     Args:
         args: arguments of the layer of Keras.
@@ -77,7 +77,7 @@ class EngineLayer:
         self.engine = EngineOptions(normalizer, kernel, memory)
 
     def get_config(self) -> dict[str, object]:
-        """Return the configuration of the layer: that of Keras and the options of the engine."""
+        """Return the configuration of the Keras layer, extended by the options of qkv."""
         return {**super().get_config(), **asdict(self.engine)}  # type: ignore[misc]
 
     def attend(
@@ -91,7 +91,7 @@ class EngineLayer:
         seed: Seed | None,
         return_weights: bool,
     ) -> Weighted:
-        """Return the output and, if requested, the weights before dropout; query 0 is aligned with key 0."""
+        """Return the output and, if requested, the weights before dropout; query 0 has the position of key 0."""
         normalizer = NORMALIZERS[self.engine.normalizer]()
         if not all(isinstance(n, int) for x in (query, key, value) for n in ops.shape(x)):
             return _attend_unknown_lengths(query, key, value, score, normalizer, mask, dropout, seed, return_weights)
@@ -128,9 +128,9 @@ def _observe(query: Array, key: Array, value: Array, call: _Call, return_weights
 
 @cache
 def _observe_function() -> Callable[[Array, Array, Array, _Call, bool], Weighted]:
-    """Return `_observe`; on the PyTorch backend, excluded from graphs of torch.compile.
+    """Return `_observe`, on the PyTorch backend wrapped in `torch.compiler.disable`.
 
-    The compiler cannot trace the seed generators of Keras and the optional weights.
+    torch.compile cannot trace the seed generators of Keras or the optional weights.
     """
     if keras.backend.backend() != "torch":
         return _observe
@@ -153,7 +153,7 @@ def _attend_unknown_lengths(
     seed: Seed | None,
     return_weights: bool,
 ) -> Weighted:
-    """Evaluate the dense equation, in a graph of TensorFlow whose tensors have unknown lengths."""
+    """Compute attention with the dense equation, for tensors of unknown length in a TensorFlow graph."""
     (*batch, q, _), k = ops.shape(query), ops.shape(key)[-2]
     seed = None if seed is None else (seed[0], seed[1])
     half = keras.backend.standardize_dtype(value.dtype) in ("float16", "bfloat16")

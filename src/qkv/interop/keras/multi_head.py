@@ -1,4 +1,4 @@
-"""`MultiHeadAttention` of Keras, with its projections and weights, computed by the engine."""
+"""The layer `MultiHeadAttention` of Keras, with attention computed by qkv."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["MultiHeadAttention"]
 
 @keras.saving.register_keras_serializable(package="qkv")
 class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type: ignore[misc, name-defined, unused-ignore]
-    """Multi-head attention, as `keras.layers.MultiHeadAttention`.
+    """Multi-head attention, a replacement for `keras.layers.MultiHeadAttention`.
 
-    Causal masks and windows are not allocated as arrays. The weighted sum of a query that is masked or has no
-    keys is 0, so its output is the bias of the output projection.
+    Causal masks and windows are not allocated as arrays. A masked query, or a query without any allowed key, gets the
+    bias of the output projection as output.
 
     Args:
         args: arguments of `keras.layers.MultiHeadAttention`.
@@ -43,10 +43,10 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
         attention_mask: Array | None = None,
         use_causal_mask: bool = False,
     ) -> Mask | None:
-        """Combine all masks into one mask of the engine; `query` and `value` are not projected yet."""
+        """Combine all masks of Keras into one mask of qkv; `query` and `value` are not projected yet."""
         mask: Mask | None = None
         window = self._sliding_window
-        # Keras applies these along the first axis after the batch; for other axes it builds an array of pairs.
+        # Keras applies causal masks and windows along the first axis after the batch; for others it builds an array.
         one_axis = self._attention_axes == (1,)
         if one_axis and use_causal_mask:
             mask, use_causal_mask = Causal("start"), False
@@ -61,7 +61,7 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
         return and_masks(self._pair_mask(array, len(query.shape) + 1), mask)
 
     def _pair_mask(self, mask: Array | None, rank: int) -> Mask | None:
-        """Return Keras' array of pairs as a mask for projected queries of this rank, the same for all heads."""
+        """Convert the boolean mask array of Keras to a mask of pairs for projected queries with `rank` axes."""
         if mask is None:
             return None
         mask, count = ops.cast(mask, "bool"), len(self._attention_axes)
@@ -84,7 +84,7 @@ class MultiHeadAttention(EngineLayer, keras.layers.MultiHeadAttention):  # type:
         return_attention_scores: bool = False,
         use_causal_mask: bool = False,
     ) -> tuple[Array, Array | None]:
-        """Attend with projected heads `(batch, *axes, heads, width)`; weights are `(batch, …, heads, q, k)`."""
+        """Compute output and weights `(batch, …, heads, q, k)` from projected inputs `(batch, *axes, heads, width)`."""
         if self._flash_attention and return_attention_scores:
             raise ValueError(
                 "Returning attention scores is not supported when flash attention is enabled. Please disable "

@@ -1,13 +1,13 @@
-"""A kernel that writes a call into an ONNX graph as one `Attention` node, if the operator can express it.
+"""Kernel that writes a call into an ONNX graph as one `Attention` node, if the operator supports the call.
 
     softmax(softcap(scale · Q Kᵀ) + bias) V
 
 Q and K are the lifted query and key, and pointwise additions to the logits are the bias. Every mask becomes a
-boolean array, which the graph computes from lengths and positions, so lengths may be dynamic. Other calls are
-left to the dense kernel and become elementary operators.
+boolean array, which the graph computes from lengths and positions, so lengths may be dynamic. The dense kernel
+exports all other calls as elementary operators.
 
-The operator multiplies masked values by 0, and 0 · NaN is NaN. So keys and values that are not finite are set
-to 0 before the node, and the output of each query that may attend to one is set to NaN after it.
+The operator multiplies masked values by 0, and 0 · NaN is NaN. Therefore keys and values that are not finite are set
+to 0 before the node, and the output of each query that may attend to such a key or value is set to NaN after the node.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["AttentionNode"]
 
 
 class _OperatorScore(NamedTuple):
-    """A score in the terms of the operator: an inner product, its soft cap, and what is added afterwards."""
+    """A score as the operator expresses it: an inner product, its soft cap, and the biases added afterwards."""
 
     product: Score
     cap: float | None
@@ -44,11 +44,12 @@ class _OperatorScore(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionNode(Kernel):
-    """One node of the operator `Attention`.
+    """Kernel that exports a call as one node of the operator `Attention`.
 
     Attributes:
         version: version of the operator.
-        finite: keys and values are promised to be finite, so the graph does not guard against NaN and infinity.
+        finite: whether the caller promises finite keys and values, so that the graph needs no guard against NaN and
+            infinity.
     """
 
     version: int = 23
@@ -59,7 +60,7 @@ class AttentionNode(Kernel):
     traceable: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
-        """Return which parts of the call the operator cannot express."""
+        """Return conditions under which the operator does not support the call, each with the reason."""
         normalizer, score = problem.normalizer, _operator_score(problem.score)
         softmax = normalizer.log_sum_exp and normalizer.online and normalizer.shift_invariant
         capped = score is not None and score.cap is not None
@@ -75,7 +76,7 @@ class AttentionNode(Kernel):
         )
 
     def cost(self, problem: Problem) -> Cost:
-        """Return zero: the node is written, not run."""
+        """Return a cost of zero, because the node is written and not run."""
         return Cost(0.0, 0.0, 0.0)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
@@ -125,7 +126,7 @@ class AttentionNode(Kernel):
 
 
 def _operator_score(score: Score) -> _OperatorScore | None:
-    """Return the score in the terms of the operator; None if it cannot be expressed."""
+    """Return the score as the operator expresses it; None if the operator does not support the score."""
     offsets = []
     while score.lift_kind is None and score.adds_offset:
         assert isinstance(score, PointwiseScore)
@@ -157,7 +158,7 @@ def _reads_nonfinite(nonfinite: Tensor, readable: Tensor | None, causal: bool, q
 
 
 def _with_four_axes(batch: tuple[int, ...], query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-    """Reshape query, key and value to (batch, heads, length, width); heads of the query may share a key."""
+    """Reshape query, key and value to (batch, heads, length, width), with fewer heads of keys in grouped attention."""
     query, key, value = (x.reshape((*(1,) * (len(batch) - x.ndim + 2), *x.shape)) for x in (query, key, value))
     shared = len(batch) > 1 and key.shape[-3] == 1 and value.shape[-3] == 1
     key_batch = (*batch[:-1], 1) if shared else batch
@@ -171,7 +172,7 @@ def _with_four_axes(batch: tuple[int, ...], query: Tensor, key: Tensor, value: T
 
 
 def _mask_with_four_axes(call: BoundCall, heads: int, mask: Tensor) -> Tensor:
-    """Reshape the mask to (batch, heads, q, k); rows and columns are expanded, as runtimes do not broadcast them."""
+    """Reshape the mask to (batch, heads, q, k), with q and k expanded because runtimes do not broadcast these axes."""
     batch, tile = call.batch, call.tile
     mask = mask.reshape((*(1,) * (len(batch) - mask.ndim + 2), *mask.shape))
     mask = mask.expand((*mask.shape[:-2], tile.q_total, tile.k_total))

@@ -1,4 +1,4 @@
-"""The `Attention` operator of ONNX, translated to a call of the engine.
+"""The `Attention` operator of ONNX on NumPy and PyTorch arrays, computed by `qkv.attend`.
 
     Q * sqrt(scale) · K * sqrt(scale)  ->  Softcap  ->  + mask  ->  Softmax  ->  · V
 
@@ -41,13 +41,13 @@ __all__ = ["OperatorOutputs", "attention"]
 
 
 class OperatorOutputs(NamedTuple):
-    """The four outputs of the operator.
+    """The four outputs of the `Attention` operator.
 
     Attributes:
         Y: `(batch, q_num_heads, q, value_width)`, or `(batch, q, q_num_heads * value_width)` for inputs with
             three axes.
-        present_key: `(batch, kv_num_heads, past + k, width)`, the past and the new keys.
-        present_value: `(batch, kv_num_heads, past + k, value_width)`.
+        present_key: `(batch, kv_num_heads, past + k, width)`, the past keys followed by the new keys.
+        present_value: `(batch, kv_num_heads, past + k, value_width)`, the past values followed by the new values.
         qk_matmul_output: `(batch, q_num_heads, q, past + k)`; None unless `qk_matmul_output_mode` is given.
     """
 
@@ -76,19 +76,20 @@ def attention(
     Three choices that the operator leaves to the implementation differ from the reference implementation of
     onnx. Half precision is accumulated in float32, and `softmax_precision` raises that precision further. NaN
     in a key or value that is excluded by a boolean mask, causality, a window or a length does not reach the
-    output; a float mask is added to NaN, which stays NaN. With mode 0 the fourth output is the product before
+    output; NaN in a key that only a float mask excludes does. With mode 0 the fourth output is the product before
     the soft cap, as in the text and function body of the operator.
 
     Args:
         Q: `(batch, q_num_heads, q, width)`, or `(batch, q, q_num_heads * width)`.
         K: `(batch, kv_num_heads, k, width)`, or `(batch, k, kv_num_heads * width)`.
         V: `(batch, kv_num_heads, k, value_width)`, or `(batch, k, kv_num_heads * value_width)`.
-        attn_mask: broadcasts to `(batch, q_num_heads, q, past + k)`. Booleans exclude pairs where False;
-            numbers are added to the logits. From opset 24 the last axis may be shorter; missing keys are masked.
+        attn_mask: broadcasts to `(batch, q_num_heads, q, past + k)`. A boolean mask excludes the pairs
+            that are False; a float mask is added to the logits. From opset 24 the last axis may be shorter; missing
+            keys are masked.
         past_key: `(batch, kv_num_heads, past, width)`, prepended to K.
         past_value: `(batch, kv_num_heads, past, value_width)`, prepended to V.
         nonpad_kv_seqlen: `(batch,)`, the number of keys of each batch element that are not padding; requires
-            opset 24 and excludes a past. The queries are then aligned with the last of these keys.
+            opset 24, and no past. The queries are then aligned with the last of these keys.
         opset: version of the operator: 23, 24 or 25.
         attributes: attributes of the node by name: `is_causal`; `q_num_heads` and `kv_num_heads` (for inputs
             with three axes); `scale`; `softcap`; `softmax_precision`; `left_window_size` and
@@ -96,10 +97,10 @@ def attention(
             fourth output.
 
     Returns:
-        The four outputs, in the dtype of Q (the present value in that of V).
+        The four outputs, in the dtype of Q; `present_value` in the dtype of V.
 
     Raises:
-        OptionError: the opset has no such attribute, or its value is out of range.
+        OptionError: an attribute is unknown in this opset, or has an invalid value.
         ShapeError: the shapes of the inputs do not match.
         KindError: the inputs belong to several libraries, or the mask holds integers.
 
@@ -151,7 +152,7 @@ def attention(
 
 @dataclass(frozen=True, eq=False)
 class _Logits(Dense):
-    """All logits, −inf for excluded keys."""
+    """Readout of all logits, with −inf for excluded keys."""
 
     def read(self, logits: Array, weights: Array, normalizer: Normalizer, tile: Tile) -> Array:
         """Return the logits."""
@@ -160,7 +161,7 @@ class _Logits(Dense):
 
 @dataclass(frozen=True)
 class _CallShape:
-    """The lengths of the axes of a call; heads of the query that share a key become an axis of their own."""
+    """Lengths of the axes of a call, and the reshapes that let grouped heads broadcast."""
 
     batch: int
     heads: int
@@ -170,16 +171,16 @@ class _CallShape:
 
     @classmethod
     def check(cls, query: Array, key: Array, value: Array) -> _CallShape:
-        """Check the shapes of query, key and value with four axes, and return their lengths."""
+        """Check the shapes of query, key and value with four axes, and return the lengths of the axes."""
         (batch, heads, q, width), (key_batch, kv_heads, k, key_width) = query.shape, key.shape
         if width != key_width:
             raise ShapeError(
-                f"the heads of Q and K must have the same width, got width {width} and {key_width}. Project one of "
-                "them onto the width of the other."
+                f"the heads of Q and K must have the same width, got width {width} and {key_width}. Project Q or K to "
+                "the width of the other input."
             )
         if key_batch != batch or value.shape[:3] != (batch, kv_heads, k):
             raise ShapeError(
-                "Q, K and V must have the same batch, and K and V the same heads and length, got shapes "
+                "Q, K and V must have the same batch size, and K and V the same heads and length, got shapes "
                 f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)} as (batch, heads, length, "
                 "width)."
             )
@@ -192,7 +193,7 @@ class _CallShape:
 
     @property
     def grouped(self) -> bool:
-        """Whether heads must be split; a single key head broadcasts without it."""
+        """Whether the heads must be split into two axes; a single key head broadcasts without the split."""
         return self.kv_heads not in (1, self.heads)
 
     def split(self, x: Shaped[Array, "batch heads rows cols"], per_head: bool) -> Array:
@@ -218,23 +219,23 @@ def _check_kinds(inputs: dict[str, Array | None]) -> None:
     for name, x in arrays.items():
         if not is_floating(x) and not (name == "attn_mask" and "bool" in dtype_name(x)):
             condition = (
-                "booleans (True may attend) or floating-point numbers (added to the logits)"
+                "booleans (True means may attend) or floating-point elements to add to the logits"
                 if name == "attn_mask"
-                else "floating-point numbers"
+                else "floating-point elements"
             )
             raise KindError(f"{name} must hold {condition}, got {dtype_name(x)}.")
 
 
 def _split_heads(Q: Array, K: Array, V: Array, node: Attributes, opset: int) -> tuple[Array, Array, Array]:
-    """Return query, key and value with four axes."""
+    """Return query, key and value as (batch, heads, length, width)."""
     ranks = {Q.ndim, K.ndim, V.ndim}
     heads = {"q_num_heads": node.q_num_heads, "kv_num_heads": node.kv_num_heads}
     if ranks == {4}:
         for (name, n), x in zip(heads.items(), (Q, K), strict=True):
             if n is not None and (opset >= 25 or n != x.shape[1]):
                 raise OptionError(
-                    f"{name} must be absent for inputs with four axes, got {n}. The second axis states the number "
-                    f"of heads ({x.shape[1]})."
+                    f"{name} must be absent for inputs with four axes, got {n}. The length of the second axis, "
+                    f"{x.shape[1]}, is the number of heads."
                 )
         return Q, K, V
     if ranks != {3}:
@@ -244,7 +245,7 @@ def _split_heads(Q: Array, K: Array, V: Array, node: Attributes, opset: int) -> 
         )
     for name, n in heads.items():
         if n is None:
-            raise OptionError(f"{name} must be given for inputs with three axes, got none.")
+            raise OptionError(f"{name} must be given for inputs with three axes, got None.")
     split = []
     for name, x, attribute in (("Q", Q, "q_num_heads"), ("K", K, "kv_num_heads"), ("V", V, "kv_num_heads")):
         xp, n, (batch, length, width) = namespace(x), heads[attribute] or 1, x.shape
@@ -262,17 +263,18 @@ def _prepend_past(
     lengths: Array | None,
     opset: int,
 ) -> tuple[Array, Array]:
-    """Return keys and values with those of the past before them."""
+    """Return keys and values, with past keys and values prepended."""
     if (past_key is None) != (past_value is None):
-        raise OptionError("past_key and past_value must be given together, got only one of them.")
+        given = "past_value" if past_key is None else "past_key"
+        raise OptionError(f"past_key and past_value must be given together, got only {given}.")
     if lengths is not None and opset < 24:
-        raise OptionError(f"nonpad_kv_seqlen requires opset 24 or later, got opset {opset}.")
+        raise OptionError(f"opset must be at least 24 with nonpad_kv_seqlen, got {opset}.")
     if past_key is None or past_value is None:
         return key, value
     if lengths is not None:
         raise OptionError(
-            "nonpad_kv_seqlen must not be combined with past_key: it applies if K and V are the whole cache. Leave "
-            "one of them out."
+            "nonpad_kv_seqlen must be None if past_key is given, got both. Pass past_key and past_value, or pass the "
+            "whole cache as K and V with nonpad_kv_seqlen."
         )
     xp = namespace(key)
     for name, past, new in (("past_key", past_key, key), ("past_value", past_value, value)):
@@ -289,7 +291,7 @@ def _prepend_past(
 def _mask_and_bias(
     shape: _CallShape, attn_mask: Array | None, lengths: Array | None, node: Attributes, opset: int
 ) -> tuple[Mask | None, Array | None]:
-    """Return the mask that excludes pairs, and the bias that is added to their logits."""
+    """Return the mask that excludes pairs, and the bias that is added to the logits."""
     masks: list[Mask] = []
     bias = None
     if node.window == (None, 0):
@@ -299,7 +301,7 @@ def _mask_and_bias(
     if lengths is not None:
         if tuple(lengths.shape) != (shape.batch,) or "int" not in dtype_name(lengths):
             raise ShapeError(
-                f"nonpad_kv_seqlen must be integers of shape ({shape.batch},), one for each batch element, got shape "
+                f"nonpad_kv_seqlen must hold one integer for each batch element, shape ({shape.batch},), got shape "
                 f"{tuple(lengths.shape)} and dtype {dtype_name(lengths)}."
             )
         masks.append(Lengths(shape.per_batch(lengths)))
@@ -320,7 +322,7 @@ def _mask_and_bias(
 
 
 def _broadcastable_mask(mask: Array, call: _CallShape, opset: int) -> Shaped[Array, "#batch #heads #q #k"]:
-    """Return the mask with four axes, the last as long as the keys or 1."""
+    """Return the mask with four axes, of which the last has the length of the keys or 1."""
     xp = namespace(mask)
     expected = (call.batch, call.heads, call.q, call.k)
     shape = (1,) * (4 - mask.ndim) + tuple(mask.shape)
@@ -331,7 +333,7 @@ def _broadcastable_mask(mask: Array, call: _CallShape, opset: int) -> Shaped[Arr
         or not (short or shape[-1] in (1, call.k))
     ):
         raise ShapeError(
-            f"attn_mask must broadcast to {expected} (batch, heads, queries, and keys with those of the past), got "
+            f"attn_mask must broadcast to {expected} (batch, heads, queries, past and new keys), got "
             f"shape {tuple(mask.shape)}."
         )
     mask = xp.reshape(mask, shape)
@@ -349,7 +351,7 @@ def _positions(shape: _CallShape, past_key: Array | None, lengths: Array | None)
 
 
 def _compute_dtype(x: Array, node: Attributes) -> Array:
-    """Cast to float64 if the softmax needs it, and NumPy's bfloat16, which has no arithmetic, to float32."""
+    """Cast to float64 if `softmax_precision` requires it, and NumPy's bfloat16, which has no arithmetic, to float32."""
     xp = namespace(x)
     if node.float64_softmax:
         return cast(x, xp.float64)

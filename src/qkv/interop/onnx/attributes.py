@@ -1,4 +1,4 @@
-"""The attributes of the `Attention` operator by version, and their valid values.
+"""Attributes of the `Attention` operator of ONNX, and their valid values in each version.
 
 Source: https://onnx.ai/onnx/operators/onnx__Attention.html
 """
@@ -17,12 +17,12 @@ from qkv.errors import OptionError
 __all__ = ["OPSETS", "Attributes", "require_opset"]
 
 OPSETS = (23, 24, 25)
-"""Versions of the operator; a version holds until the next one."""
+"""Opsets that define a version of the operator; a version is valid until the next such opset."""
 
 
 @dataclass(frozen=True)
 class Attributes:
-    """The attributes of a node; None, or −1 for a window size, if the node does not set it.
+    """Attributes of an `Attention` node; attributes that the node does not set have their defaults.
 
     Example:
         >>> Attributes.parse(25, {"is_causal": 1, "left_window_size": 2}).window
@@ -41,25 +41,25 @@ class Attributes:
 
     @classmethod
     def parse(cls, opset: int, attributes: Mapping[str, object]) -> Attributes:
-        """Validate the attributes of a node.
+        """Validate the attributes of a node and return them.
 
         Raises:
-            OptionError: the opset has no such attribute, or a value is out of range.
+            OptionError: an attribute is unknown in this opset, or has an invalid value.
         """
         require_opset(opset)
         known = [name for name, rule in _RULES.items() if rule.since <= opset]
         for name in attributes:
             if name not in known:
-                since = f" It requires opset {_RULES[name].since}." if name in _RULES else ""
+                since = f" {name} requires opset {_RULES[name].since}." if name in _RULES else ""
                 raise OptionError(
-                    f"attributes of Attention in opset {opset} must be {', '.join(known)}, got {name!r}.{since}"
+                    f"attributes of Attention in opset {opset} must be among {', '.join(known)}, got {name!r}.{since}"
                 )
         checked = {name: _RULES[name].check(name, value) for name, value in attributes.items() if value is not None}
         return cls(**checked)  # type: ignore[arg-type]
 
     @property
     def window(self) -> tuple[int | None, int | None]:
-        """Number of keys before and after its own position that a query may attend to; None for all."""
+        """Number of keys before and after the position of a query that the query may attend to; None for all keys."""
         before = None if self.left_window_size < 0 else self.left_window_size
         after = None if self.right_window_size < 0 else self.right_window_size
         return before, 0 if self.is_causal else after
@@ -71,16 +71,16 @@ class Attributes:
 
 
 def require_opset(opset: int) -> None:
-    """Raise an `OptionError` unless the operator has this version."""
+    """Raise an `OptionError` if the opset does not define a version of the operator."""
     if opset not in OPSETS:
         raise OptionError(
-            f"opset must be 23, 24 or 25, got {opset!r}. Use the largest of these that is not larger than the "
-            "opset of your model."
+            f"opset must be 23, 24 or 25, got {opset!r}. Choose the largest of these that does not exceed the "
+            "opset of the model."
         )
 
 
 class _Rule(NamedTuple):
-    """The valid values of an attribute, and the opset that introduced it."""
+    """Valid values of an attribute, and the opset that introduced the attribute."""
 
     convert: Callable[[Any], bool | int | float]
     valid: Callable[[Any], bool]
@@ -88,7 +88,7 @@ class _Rule(NamedTuple):
     since: int = 23
 
     def check(self, name: str, value: Any) -> bool | int | float:
-        """Return the value in the type of the attribute; raise an `OptionError` if it is not valid."""
+        """Return the value, converted to the type of the attribute; raise an `OptionError` if the value is invalid."""
         flag = isinstance(value, (bool, np.bool_)) and self.convert is not bool
         if flag or not isinstance(value, _ACCEPTED[self.convert]) or not self.valid(value):
             raise OptionError(f"{name} must be {self.condition}, got {value!r}.")

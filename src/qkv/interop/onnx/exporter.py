@@ -1,4 +1,4 @@
-"""Export a module to an ONNX file, with each attention call as one `Attention` operator where possible."""
+"""Export a module to an ONNX file, with one `Attention` operator for each supported attention call."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def export(
     output_names: Sequence[str] | None = None,
     finite: bool = False,
 ) -> Path:
-    """Write a module that calls qkv, such as one of `qkv.nn`, to an ONNX file.
+    """Export a module that calls qkv, such as a model with modules of `qkv.nn`, to an ONNX file.
 
     A call becomes one `Attention` node if its score is an inner product, optionally with a soft cap and a
     bias, and its normalizer is softmax; every mask is supported. Other calls become elementary operators,
     which need memory for q · k elements when the file is run.
 
     Args:
-        module: the module, in evaluation mode.
+        module: a module in evaluation mode.
         args: example inputs; their lengths are fixed in the file unless `dynamic_shapes` names them.
-        path: path of the file; an existing file is replaced once the new one is complete.
+        path: path of the file; an existing file is only replaced when the new file is complete.
         kwargs: further example inputs, by name.
         opset: opset of the file: 23, 24 or 25.
         dynamic_shapes: as in `torch.export.export`, for example `{"query": {1: torch.export.Dim.DYNAMIC}}`.
@@ -82,7 +82,7 @@ def export(
         raise KindError(f"args must be a tuple of inputs, got a {type(args).__name__}.")
     require_opset(opset)
     if any(part.training for part in module.modules()):
-        raise OptionError("module must be in evaluation mode, got one in training mode. Call module.eval() first.")
+        raise OptionError("module must be in evaluation mode, got training mode. Call module.eval() first.")
     with torch.no_grad(), _preferred_kernel(AttentionNode(opset, finite)):
         exported = torch.export.export(
             module, args, None if kwargs is None else dict(kwargs), dynamic_shapes=dynamic_shapes, strict=False
@@ -113,14 +113,14 @@ def _preferred_kernel(kernel: AttentionNode) -> Iterator[None]:
 
 
 def _translations() -> Translations:
-    """Return translations to ONNX of the operators that PyTorch's exporter lacks."""
+    """Return ONNX translations of the operators that PyTorch's exporter does not support."""
     try:
         import onnxscript
         import torch
         from torch.onnx.ops import symbolic  # noqa: F401 -- added in PyTorch 2.8
     except ImportError as error:
         raise MissingPackageError(
-            f"export requires {error.name}, in a version that is not installed (PyTorch 2.8 or later). "
+            f"export requires PyTorch 2.8 or later, onnx and onnxscript, but {error.name} cannot be imported. "
             'Run: pip install "qkv[torch,onnx]"'
         ) from None
     op = onnxscript.values.Opset("", 18)
