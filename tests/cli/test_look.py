@@ -45,7 +45,7 @@ def test_the_option_layers_has_no_effect_on_short_texts_and_says_so(qkv):
     code, out, err = qkv("look", "--text", "the cat", "--terminal", "--layers", "5")
     assert (code, err) == (
         0,
-        "--layers has no effect on a text of 4 tokens: all layers are shown\n",
+        "--layers has no effect on a text of 4 tokens, so all layers are shown\n",
     )
     assert "the cat: layer 0, head 0" in out
 
@@ -90,9 +90,9 @@ def test_a_self_contained_file_is_written(qkv, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ([], "there is no text"),
-        (["none.txt"], "no file 'none.txt'"),
-        (["--text", "x", "--model", "."], "no config.json"),
+        ([], "--text or FILE must be given"),
+        (["none.txt"], "FILE must exist, got 'none.txt'"),
+        (["--text", "x", "--model", "."], "must contain config.json"),
         (["--text", "x", "--export", "a.pdf"], "must end in .html"),
         (["--text", "x", "--port", "99999"], "65535"),
         (
@@ -103,13 +103,13 @@ def test_a_self_contained_file_is_written(qkv, tmp_path):
             ["--text", "x", "--terminal", "--layer", "6", "--head", "3"],
             "--head must be between 0 and 2 in all heads, got 3",
         ),
-        (["--text", "x", "--terminal", "--layers", "77"], "no layer 77: all-MiniLM-L6-v2 has 6"),
+        (["--text", "x", "--terminal", "--layers", "77"], "between 0 and 5 for all-MiniLM-L6-v2, got 77"),
         (["--text", "x", "--export", "no-folder/a.html"], "no folder 'no-folder' for the page"),
         (["--text", " ", "--terminal"], "must not be empty"),
         (["--text", "word " * 600, "--terminal"], "at most 512"),
-        (["--text", "x", "--arrays", "a.npy", "b.npy"], "replaces a text"),
-        (["--arrays", "none.npy", "none.npy", "--export", "a.html"], "tiled maps cannot be exported"),
-        (["--text", "x", "--layers", "one"], "must be numbers"),
+        (["--text", "x", "--arrays", "a.npy", "b.npy"], "--arrays must not be given with a text"),
+        (["--arrays", "none.npy", "none.npy", "--export", "a.html"], "must not be given with --export"),
+        (["--text", "x", "--layers", "one"], "must be integers"),
         (["--text", "x", "--memory", "much", "--terminal"], "memory must be a positive amount, got 'much'"),
         (["--text", "x", "--generate", "3", "--terminal"], "cannot generate"),
     ],
@@ -161,7 +161,7 @@ def test_roles_of_another_kind_of_file_are_refused(qkv, tmp_path):
     (tmp_path / "s.txt").write_text("no table\n")
     code, _, err = qkv("roles", str(tmp_path / "s.txt"), "--kind", "conllu")
     assert code == 2
-    assert "not in CoNLL-U" in err
+    assert "must be in CoNLL-U format" in err
 
 
 def test_the_memory_of_arrays_is_printed_and_limited(tmp_path):
@@ -177,13 +177,13 @@ def test_the_memory_of_arrays_is_printed_and_limited(tmp_path):
     }
     refused = subprocess.run([*command, "--memory", "1 MiB"], capture_output=True, check=False, **options)
     assert refused.returncode == 2
-    assert "1 MiB allowed" in refused.stderr
-    assert "would take" in refused.stderr
+    assert "the limit is 1 MiB" in refused.stderr
+    assert "memory must be at least" in refused.stderr
     assert "Traceback" not in refused.stderr
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options) as process:
         address = process.stdout.readline().strip()
         said = process.stderr.readline()
-        wanted = r"1 x 3,000 queries x 3,000 keys: about [\d.]+ MiB beside the arrays, 1 GiB allowed\n"
+        wanted = r"1 x 3,000 queries x 3,000 keys take about [\d.]+ MiB in addition to the arrays; the limit is 1 GiB\n"
         assert re.fullmatch(wanted, said)
         for _ in range(200):
             with urllib.request.urlopen(f"{address}meta.json", timeout=60) as answer:

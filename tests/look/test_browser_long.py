@@ -115,7 +115,7 @@ def test_a_json_file_holds_the_visible_weights_if_all_are_too_many(opened, serve
     address, _, query, key = served
     page = opened(f"{address}#query={query}&key={key}")
     page.get_by_label("Save as JSON").click()
-    assert "zoom in" in page.locator(".status").text_content()
+    assert "To save fewer weights, zoom in" in page.locator(".status").text_content()
     page.locator("canvas.map").first.focus()
     while part(page)[2] > 4:
         redrawn(page, lambda: page.keyboard.press("+"))

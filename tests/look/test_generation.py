@@ -108,7 +108,7 @@ def test_generation_is_refused_without_a_language_model_head_or_beyond_the_conte
         vocab_size=13, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
     )
     bert = TextModel(transformers.BertModel(config).eval(), tokenizer(transformers), "bert")
-    with pytest.raises(DataError, match="cannot generate"):
+    with pytest.raises(DataError, match="cannot generate text"):
         text_views(bert, [TEXT], generate=3)
     with pytest.raises(DataError, match="Generate fewer"):
         text_views(reader("gpt2"), [TEXT], generate=60)

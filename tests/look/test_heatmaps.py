@@ -178,9 +178,9 @@ def test_a_figure_is_displayed_in_a_notebook():
     ("wrong", "error", "says"),
     [
         (lambda: look.heatmaps(np.ones(3)), ShapeError, r"\(3,\)"),
-        (lambda: look.heatmaps(np.ones((1, 1, 1, 2, 2))), ShapeError, "Index the batch"),
+        (lambda: look.heatmaps(np.ones((1, 1, 1, 2, 2))), ShapeError, "Select one element of the batch"),
         (lambda: look.heatmaps(np.ones((0, 3))), ShapeError, "non-empty array"),
-        (lambda: look.heatmaps(np.eye(2), titles=["a", "b"]), ShapeError, "titles must have 1 names, got 2"),
+        (lambda: look.heatmaps(np.eye(2), titles=["a", "b"]), ShapeError, "titles must have 1 elements, got 2"),
         (lambda: look.heatmaps(np.eye(2), scale="cubic"), OptionError, "linear, sqrt, log"),
         (lambda: look.heatmaps(np.eye(2), vmax=0.0), OptionError, "positive"),
         (lambda: look.attention(TOKENS, np.eye(3)), ShapeError, "10 queries and 10 keys"),

@@ -176,16 +176,20 @@ def test_conllu_is_read_with_its_text_reconstructed(tmp_path):
 @pytest.mark.parametrize(
     ("read", "content", "says"),
     [
-        (read_gap, "a\tb\n1\t2\n", "line 2 .* not in the format of GAP"),
-        (lambda path: read_winobias(path, ["clerk"]), "1 no brackets\n", "line 1 .* not in the format of WinoBias"),
-        (read_conllu, "1\tCats\n", "line 1 .* 2 columns"),
+        (read_gap, "a\tb\n1\t2\n", "in GAP format, got .* line 2"),
+        (
+            lambda path: read_winobias(path, ["clerk"]),
+            "1 no brackets\n",
+            "in WinoBias format, got .* 0 words in brackets on line 1",
+        ),
+        (read_conllu, "1\tCats\n", "2 columns on line 1"),
     ],
 )
 def test_a_file_of_another_kind_is_refused_with_its_line(tmp_path, read, content, says):
     (tmp_path / "f.txt").write_text(content)
     with pytest.raises(DataError, match=says):
         read(tmp_path / "f.txt")
-    with pytest.raises(DataError, match="no file"):
+    with pytest.raises(DataError, match="must exist"):
         read(tmp_path / "none.txt")
 
 

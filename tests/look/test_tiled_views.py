@@ -42,11 +42,11 @@ def test_saved_arrays_become_the_maps_of_their_heads(tmp_path, causal):
     ("content", "says"),
     [
         (np.zeros(3), "(tokens, width)"),
-        (np.array([["a"]]), "numbers"),
-        (np.array([[object()]], dtype=object), "must be a file of numpy.save"),
+        (np.array([["a"]]), "must be numeric"),
+        (np.array([[object()]], dtype=object), "must be in .npy format"),
         (np.zeros((0, 4)), "got shape (0, 4)"),
-        (b"<script>alert(1)</script>", "must be a file of numpy.save"),
-        (None, "there is no file"),
+        (b"<script>alert(1)</script>", "must be in .npy format"),
+        (None, "must exist"),
     ],
 )
 def test_a_file_without_a_suitable_array_is_refused(tmp_path, content, says):
@@ -73,7 +73,7 @@ def test_a_map_over_the_memory_limit_is_refused_in_advance():
     needed = arrays_required_bytes(query, query)
     overviews = 12 * (2 * 1024**2 * 4 + 5000 * 4)
     assert overviews <= needed < 2 * overviews
-    with pytest.raises(RefusedError, match=r"100 MiB are allowed\. Save fewer"):
+    with pytest.raises(RefusedError, match=r"for 12 heads, got 100 MiB\. Save fewer"):
         check_memory(needed, 100 * 2**20, "12 heads", "Save fewer.")
     check_memory(needed, needed, "12 heads", "Save fewer.")
     # Query and key of 64 numbers each, the total, and an overview of 512 x 512, twice.
@@ -115,7 +115,7 @@ def test_a_text_whose_maps_do_not_fit_the_memory_comes_in_tiles_with_the_same_we
     (short,) = text_views(reader, [text], all_heads=False)
     said = []
     (long,) = text_views(reader, [text], memory="4 MiB", layers=[0, 2], say=said.append)
-    assert said == ["2 layers of 2 heads over 700 tokens: about 2.19 MiB in tiles, 4 MiB allowed"]
+    assert said == ["2 layers of 2 heads over 700 tokens take about 2.19 MiB in tiles; the limit is 4 MiB"]
     assert [name for name, _ in long.layers] == ["layer 0", "layer 2"]
     for layer, number in ((0, 0), (1, 2)):
         for head in range(2):

@@ -1,4 +1,4 @@
-"""Plots of answers, regressions and attention weights; attention rollout and flow; the interactive page and widget."""
+"""Plot answers, regressions and attention weights; compute rollout and flow; show maps on an interactive page."""
 
 from qkv.look.answer_plot import plot_answer
 from qkv.look.heatmaps import alignment, attention, heads, heatmaps

@@ -1,8 +1,8 @@
-"""A plot of an answer without its table.
+"""Plot a database answer from its evidence rows alone, without access to the table.
 
-left     one bar per row of the evidence, as long as its weight
-right    numbers and dates: values against weights, with the answer and its spread
-         texts, categories and booleans: the probability of each value
+The left panel has one bar per evidence row; its length is the weight of the row. The right panel depends on the
+value column: numbers and dates are plotted against their weights, with the answer and its spread; texts, categories
+and booleans are shown with their probabilities.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _MAX_PROBABILITIES = 10
 
 
 def plot_answer(answer: Answer, *, dark: bool = False) -> Figure:
-    """Plot the answer to one query: the weights of its rows, and their values.
+    """Plot the weights and values of the evidence rows of one answer.
 
-    `plot_query` shows the answer within the whole table; this function needs the answer only.
+    Unlike `plot_query`, which also draws the data of the table, this function needs only the answer.
 
     Args:
-        answer: result of `Database.ask` for one query. It holds at most `top` rows.
+        answer: result of `Database.ask` for one query; it has at most as many rows as the argument `top` of `ask`.
         dark: draw light lines on a dark background.
 
     Raises:
-        DataError: the answer holds several queries.
+        DataError: the answer is for several queries.
         MissingPackageError: matplotlib is not installed.
 
     Example:
@@ -47,11 +47,13 @@ def plot_answer(answer: Answer, *, dark: bool = False) -> Figure:
         'weight of the row, labelled with its income'
     """
     if not answer.single:
-        raise DataError(f"answer must hold one query, got {len(answer)}. Index it, for example answer[0].")
+        raise DataError(
+            f"answer must be for one query, got {len(answer)} queries. Select one by index, for example answer[0]."
+        )
     ink, paper = (DARK["ink"], DARK["paper"]) if dark else (INK, PAPER)
     figure = new_figure((8.4, 4.0), paper=paper)
     if answer.rows:
-        # Keeps the labels of the left bars off the names of the right axes.
+        # Keep the labels of the left bars from overlapping those of the right axes.
         figure.set_layout_engine("constrained", wspace=0.08)
         rows, cells = figure.subplots(1, 2, width_ratios=(1.25, 1))
     else:

@@ -1,4 +1,4 @@
-"""The JavaScript modules of the page joined into one, for notebooks and exported files, which cannot import files."""
+"""Bundle the JavaScript modules of the page for notebooks and exported files, which cannot import other files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WEB_FILES = (
     "tiles.js",
     "tokens.js",
 )
-"""All files of the page; the server serves no others."""
+"""Names of all files of the page; the server delivers no other files."""
 
 _IMPORT = re.compile(r'^import (?:(\w+)|\{([^}]*)\}) from "\./([\w.]+)";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?!default)", re.MULTILINE)
@@ -35,7 +35,7 @@ _DEFAULT = re.compile(r"^export default ", re.MULTILINE)
 
 
 def read_web_file(name: str) -> str:
-    """Read one file of the page.
+    """Return the text of one of the `WEB_FILES`.
 
     Raises:
         KeyError: the name is not in `WEB_FILES`.
@@ -47,10 +47,10 @@ def read_web_file(name: str) -> str:
 
 @cache
 def bundle(entry: str) -> str:
-    """Join a module and its imports into one text, each module once and before the modules that import it.
+    """Join a JavaScript module and all modules that it imports into one text.
 
-    This simple bundler relies on three rules: each import is a line of its own, names are exported where they are
-    declared, and no two modules declare the same name.
+    Each module is included once, before the modules that import it. The bundler relies on three rules: each import is
+    on a line of its own, names are exported where they are declared, and no two modules declare the same name.
 
     Example:
         >>> [line for line in bundle("heads.js").splitlines() if line.startswith("import")]

@@ -1,4 +1,4 @@
-"""Matplotlib figures that notebooks display, saved atomically; and the colours that all plots share."""
+"""Create, style and save matplotlib figures, with the colours that all plots share."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FORMATS = (".png", ".svg", ".pdf")
 
 
 def new_figure(size: tuple[float, float], dpi: int = 150, paper: str = PAPER) -> Figure:
-    """Create an empty matplotlib figure.
+    """Create an empty matplotlib figure that notebooks display without `%matplotlib`.
 
     Args:
         size: width and height in inches.
@@ -63,7 +63,7 @@ def new_figure(size: tuple[float, float], dpi: int = 150, paper: str = PAPER) ->
 
 
 def style_axes(axes: Axes, ink: str = INK) -> None:
-    """Colour the ticks and the left and bottom spines; hide the other spines."""
+    """Set the colour of the ticks and of the left and bottom spines, and hide the other spines."""
     axes.tick_params(colors=ink, labelsize=9)
     for spine in axes.spines.values():
         spine.set_visible(spine.spine_type in ("left", "bottom"))
@@ -80,16 +80,18 @@ def draw_weighted_points(
     ink: str = INK,
     cmap: str = "Reds",
 ) -> None:
-    """Draw points of at least 1 % of the largest weight, darker and larger with their weight, and a colour bar.
+    """Draw a scatter plot in which points of larger weight are darker and larger, and add a colour bar.
+
+    Points with at most 1 % of the largest weight are not drawn.
 
     Args:
-        figure: the figure.
+        figure: the figure, to which the colour bar is added.
         axes: the axes to draw on.
-        x: coordinates of the points, numbers or dates.
-        y: coordinates of the points.
+        x: horizontal coordinates of the points, numbers or dates.
+        y: vertical coordinates of the points.
         weights: weight of each point.
         label: label of the colour bar.
-        ink: colour of the labels.
+        ink: colour of the labels of the colour bar.
         cmap: a matplotlib colour map.
     """
     maximum = weights.max()
@@ -107,18 +109,18 @@ def draw_weighted_points(
 
 
 def set_title(figure: Figure, title: str, ink: str = INK) -> None:
-    """Set the figure's title, left-aligned and bold."""
+    """Set the title of a figure in bold, left-aligned."""
     figure.suptitle(title, x=0.02, ha="left", fontsize=12, color=ink, fontweight="bold")
 
 
 def check_figure_path(path: str | os.PathLike[str]) -> Path:
-    """Check that a figure can be saved at a path, before anything is drawn.
+    """Check that a figure can be saved to a path.
 
     Returns:
-        The path.
+        The path as a `Path`.
 
     Raises:
-        DataError: the suffix is none of `FORMATS`, or the folder does not exist or is not writable.
+        DataError: the suffix is not one of `FORMATS`, or the folder does not exist or is not writable.
     """
     target = Path(path)
     check_writable(target, "the plot", FORMATS)
@@ -126,7 +128,7 @@ def check_figure_path(path: str | os.PathLike[str]) -> Path:
 
 
 def save_figure(figure: Figure, target: Path) -> None:
-    """Save a figure atomically: a failure leaves no partial file.
+    """Save a figure to a file atomically, so that a failure leaves no partial file.
 
     Raises:
         DataError: the file cannot be written.
@@ -136,9 +138,9 @@ def save_figure(figure: Figure, target: Path) -> None:
 
 @cache
 def _notebook_figure(base: type[Figure]) -> type[Figure]:
-    # Not pyplot: it would look for a window system and keep every figure alive.
+    # pyplot is avoided because it looks for a window system and keeps every figure in memory.
     class NotebookFigure(base):  # type: ignore[misc,valid-type]
-        """A figure that a notebook displays without `%matplotlib`."""
+        """A matplotlib figure that notebooks display as PNG without `%matplotlib`."""
 
         def _repr_png_(self) -> bytes:
             stream = io.BytesIO()

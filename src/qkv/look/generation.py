@@ -1,7 +1,7 @@
-"""Views of what each generated token attends to.
+"""Create views of the attention weights of generated tokens.
 
-The model generates greedily, and then runs once over the generated tokens. As no token attends to a later one,
-the weights of that run equal those of the single steps.
+The model first generates tokens greedily, and then runs once over the whole sequence. Because the attention of a
+decoder is causal, the weights of this single run equal the weights of the individual generation steps.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ __all__ = ["generation_views"]
 def generation_views(
     text_model: TextModel, encoded: Mapping[str, torch.Tensor], tokens: TokenAxis, name: str, count: int
 ) -> list[View]:
-    """Generate tokens and return views of what each of them attends to.
+    """Generate tokens and return views of their attention weights.
 
-    An encoder-decoder gives three views: cross-attention to the text, attention to the tokens generated before,
-    and the encoder's attention. A decoder gives one view: attention to all tokens before.
+    An encoder-decoder model gives three views: cross-attention to the text, self-attention to previously generated
+    tokens, and self-attention of the encoder. A decoder-only model gives one view: self-attention to all previous
+    tokens.
 
     Args:
         text_model: from `qkv.look.text_model.load_text_model`.
-        encoded: the tokenized text, without arguments that the model does not accept.
+        encoded: the tokenized text, restricted to arguments that the model's `forward` accepts.
         tokens: the tokens of the text.
-        name: title of the text.
+        name: the text, as shown in the titles of the views.
         count: maximum number of tokens to generate.
 
     Raises:
-        DataError: the model cannot generate, or generates nothing.
+        DataError: the model cannot generate text, or generates no tokens.
     """
     import torch
 
     model = text_model.model
     if not getattr(model, "can_generate", lambda: False)():
         raise DataError(
-            f"{text_model.name} cannot generate: it has no language model head. Leave --generate out, or name "
-            "a model that was trained to generate text."
+            f"--generate must be used with a model that has a language model head, got {text_model.name}, which cannot "
+            "generate text. Omit --generate, or name a model that was trained to generate text."
         )
     encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
     with torch.no_grad():
@@ -56,7 +57,7 @@ def generation_views(
         )[:1]
         start = 1 if encoder_decoder else encoded["input_ids"].shape[1]
         if generated.shape[1] <= start:
-            raise DataError(f"{text_model.name} generated no tokens after {name!r}. Try another text.")
+            raise DataError(f"{text_model.name} generated no tokens for the text {name!r}. Try another text.")
     inputs, outputs = generated[:, :-1], generated[:, start:]
     arguments = {**encoded, "decoder_input_ids": inputs} if encoder_decoder else {"input_ids": inputs}
     steps, previous = (token_axis(text_model.tokenizer, {"input_ids": numbers}) for numbers in (outputs, inputs))
@@ -79,7 +80,10 @@ def generation_views(
 
 
 def _padding_token(text_model: TextModel) -> int | None:
-    """Return the padding token, or else the end token: without one, `generate` warns on every call."""
+    """Return the id of the padding token, or of the end token if there is no padding token.
+
+    Without a padding token, `generate` warns on every call.
+    """
     config = text_model.model.generation_config
     padding = getattr(config, "pad_token_id", None)
     end = getattr(config, "eos_token_id", None)

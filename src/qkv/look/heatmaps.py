@@ -1,12 +1,12 @@
-"""Heatmaps of attention weights: queries as rows, keys as columns, one colour scale for all panels.
+"""Plot attention weights as heatmaps, with queries as rows and keys as columns.
 
-    heatmaps(weights)                     any (rows, columns, q, k) array, one panel per (row, column)
-    attention(tokens, weights)            one map with its tokens on both axes
-    alignment(source, target, weights)    which source words each word of a translation attends to
-    heads(weights)                        all layers and heads of a model as small maps
+    heatmaps(weights)                     plot an array (rows, columns, q, k) with one panel per (row, column)
+    attention(tokens, weights)            plot one map with its tokens on both axes
+    alignment(source, target, weights)    plot a translation (queries) against its source (keys)
+    heads(weights)                        plot all layers and heads of a model as a grid of small maps
 
-Where a panel has more keys or queries than cells that can be drawn, each cell shows the maximum of the weights it
-covers: averaging, as matplotlib does, would hide a single weight of 1 among 4,096.
+All panels of a figure share one colour scale. If a panel has more queries or keys than can be drawn, each cell shows
+the maximum of the weights that it covers. Averaging, as matplotlib does, would hide a single weight of 1 among 4,096.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ def heatmaps(
     """Plot weights `(rows, columns, q, k)` as a grid of heatmaps with one colour bar.
 
     Args:
-        weights: array of any library; two axes are one panel, three axes one row of panels.
+        weights: array of any supported library; two axes give one panel, and three axes give one row of panels.
         xlabel: label of the horizontal axis.
         ylabel: label of the vertical axis.
         titles: one title per column of panels.
-        figsize: size of the figure in inches; it grows if the panels would be too small to read.
+        figsize: size of the figure in inches; it is increased if the panels would be too small to read.
         cmap: a matplotlib colour map. `Reds` runs from light to dark in one hue, so it can be read without
             distinguishing red from green.
-        keys: tick labels of the horizontal axis; as many as fit are drawn.
+        keys: tick labels of the horizontal axis; if not all labels fit, only every n-th is drawn.
         queries: tick labels of the vertical axis.
         rows: one name per row of panels.
-        vmax: the weight at the end of the colour scale; None: the largest weight, but at least 1. Pass the largest
-            weight if all weights are small.
-        scale: `"linear"`, `"sqrt"` or `"log"` (from `vmax` / 10,000).
-        dark: draw light labels on a dark background; `Reds` is replaced by a map with a dark lower end.
+        vmax: the upper end of the colour scale; None: the largest weight, but at least 1. Pass the largest weight
+            if all weights are small.
+        scale: `"linear"`, `"sqrt"` or `"log"`; the logarithmic scale starts at `vmax` / 10,000.
+        dark: draw light labels on a dark background; `Reds` is replaced by a colour map with a dark lower end.
 
     Returns:
         A matplotlib figure; `savefig` writes PNG, SVG or PDF, and notebooks display it.
@@ -139,13 +139,13 @@ def attention(
 
     Args:
         tokens: the tokens of the keys.
-        weights: of one head, or averaged over heads.
-        queries: the tokens of the queries; None: those of the keys.
+        weights: `(q, k)`, the weights of one head or their average over heads.
+        queries: the tokens of the queries; None: the same as `tokens`.
         title: title above the map.
-        options: of `heatmaps`: `cmap`, `vmax`, `scale`, `dark`, `figsize`, `xlabel`, `ylabel`.
+        options: keyword arguments of `heatmaps`: `cmap`, `vmax`, `scale`, `dark`, `figsize`, `xlabel`, `ylabel`.
 
     Raises:
-        ShapeError: the weights are not one map of these tokens.
+        ShapeError: the shape of the weights does not match the tokens.
 
     Example:
         >>> figure = attention(["i", "like", "apples"], np.eye(3))
@@ -156,8 +156,8 @@ def attention(
     panel = _panels(weights)
     if panel.shape != (1, 1, len(queries), len(tokens)):
         raise ShapeError(
-            f"weights must be one map ({len(queries)}, {len(tokens)}) of {len(queries)} queries and {len(tokens)} "
-            f"keys, got {tuple(np.shape(weights))}. Choose a head, or average over heads."
+            f"weights must have shape ({len(queries)}, {len(tokens)}) for {len(queries)} queries and {len(tokens)} "
+            f"keys, got {tuple(np.shape(weights))}. Select one head, or average over heads."
         )
     side = [min(9.0, max(2.6, 1.3 + 0.19 * len(labels))) for labels in (tokens, queries)]
     titles = None if title is None else [title]
@@ -166,13 +166,13 @@ def attention(
 
 
 def alignment(source: Sequence[str], target: Sequence[str], weights: ArrayLike, **options: Any) -> Figure:
-    """Plot which source words each word of a translation attends to.
+    """Plot how much each word of a translation attends to each word of its source.
 
     Args:
         source: the words of the source (keys).
         target: the words of the translation (queries).
-        weights: `(target, source)`.
-        options: of `attention`.
+        weights: `(target, source)`, the attention weights.
+        options: keyword arguments of `attention`.
 
     Source:
         Bahdanau, Cho and Bengio 2015, Neural machine translation by jointly learning to align and
@@ -187,12 +187,12 @@ def alignment(source: Sequence[str], target: Sequence[str], weights: ArrayLike, 
 
 
 def heads(weights: ArrayLike, *, layers: Sequence[str] | None = None, **options: Any) -> Figure:
-    """Plot all layers and heads of a model, `(layers, heads, q, k)`, as a grid of small maps.
+    """Plot the attention maps of all layers and heads of a model as a grid.
 
     Args:
-        weights: of one input.
+        weights: `(layers, heads, q, k)`, the weights of one input.
         layers: one name per layer; None: `layer 0`, `layer 1` …
-        options: of `heatmaps`.
+        options: keyword arguments of `heatmaps`.
 
     Raises:
         ShapeError: the weights do not have four axes.
@@ -204,7 +204,8 @@ def heads(weights: ArrayLike, *, layers: Sequence[str] | None = None, **options:
     """
     if np.ndim(weights) != 4:
         raise ShapeError(
-            f"weights must be (layers, heads, queries, keys), got {np.ndim(weights)} axes. Select one input."
+            f"weights must have four axes, (layers, heads, queries, keys), got {np.ndim(weights)} axes. "
+            "Pass the weights of one input in all layers."
         )
     down, across = np.shape(weights)[:2]
     rows = [f"layer {i}" for i in range(down)] if layers is None else layers
@@ -215,8 +216,8 @@ def _panels(weights: ArrayLike) -> Float[np.ndarray, "rows columns q k"]:
     array = to_numpy(weights, np.float64)
     if not 2 <= array.ndim <= 4 or not array.size:
         raise ShapeError(
-            f"weights must be a non-empty array (rows, columns, queries, keys) of two to four axes, got {array.shape}. "
-            "Index the batch."
+            f"weights must be a non-empty array of two to four axes, (rows, columns, queries, keys), got shape "
+            f"{array.shape}. Select one element of the batch."
         )
     return array.reshape((1,) * (4 - array.ndim) + array.shape)
 
@@ -224,7 +225,7 @@ def _panels(weights: ArrayLike) -> Float[np.ndarray, "rows columns q k"]:
 def _check_names(*given: tuple[str, Sequence[str] | None, int]) -> None:
     for argument, names, count in given:
         if names is not None and len(names) != count:
-            raise ShapeError(f"{argument} must have {count} names, got {len(names)}. Pass one for each.")
+            raise ShapeError(f"{argument} must have {count} elements, got {len(names)}. Pass {count} names.")
 
 
 def _color_limit(panels: Float[np.ndarray, "rows columns q k"], vmax: float | None) -> float:
@@ -245,7 +246,7 @@ def _color_norm(scale: str, limit: float) -> Normalize:
 
 
 def _label_axis(axis: Axis, labels: Sequence[str] | None, inches: float, rotation: float) -> None:
-    """Draw tick labels, every n-th if they do not all fit; without labels, integer indices."""
+    """Set the tick labels of an axis, or every n-th label if not all fit; without labels, show integer indices."""
     if labels is None:
         from matplotlib.ticker import MaxNLocator
 
@@ -253,5 +254,5 @@ def _label_axis(axis: Axis, labels: Sequence[str] | None, inches: float, rotatio
         return
     step = max(1, -(-len(labels) * _LABEL_INCHES // inches))
     places = range(0, len(labels), int(step))
-    # An unescaped dollar sign would start a formula.
+    # matplotlib would parse text after an unescaped dollar sign as a formula.
     axis.set_ticks(places, [labels[place].replace("$", r"\$") for place in places], rotation=rotation)

@@ -1,4 +1,4 @@
-"""Export of a page as one self-contained HTML file, which makes no network requests."""
+"""Export a page as one self-contained HTML file that makes no network requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _HEAD = """<!doctype html>
 
 
 def export_html(page: Page, path: str | os.PathLike[str]) -> Path:
-    """Write a page as one HTML file, atomically.
+    """Write a page to a self-contained HTML file atomically.
 
     Args:
         page: a page without tiled views.
@@ -51,7 +51,7 @@ def export_html(page: Page, path: str | os.PathLike[str]) -> Path:
         The path.
 
     Raises:
-        DataError: the name has another suffix, the page has tiled views, or the file cannot be written.
+        DataError: the path does not end in .html, the page has tiled views, or the file cannot be written.
     """
     target = Path(path)
     check_writable(target, "the page", HTML_SUFFIXES)
@@ -71,8 +71,8 @@ def page_html(page: Page) -> str:
     for i, view in enumerate(page.views):
         if isinstance(view, TiledView):
             raise DataError(
-                f"an exported page must not hold tiled views, got {view.name!r} of {len(view.queries.tokens):,} "
-                "tokens. Serve the page, or save a part of the map from there."
+                f"an exported page must not contain tiled views, got {view.name!r} with {len(view.queries.tokens):,} "
+                "tokens. Serve the page, and save a part of the map from the browser."
             )
         parts[f"thumbs/{i}"] = _compressed(page.thumbs(i))
         for j, layer in enumerate(view.layers):
@@ -82,7 +82,7 @@ def page_html(page: Page) -> str:
         f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
-    # A token may hold "</script>"; in a script element only "<" can start a tag.
+    # A token may contain "</script>", so "<", which starts every tag, is escaped.
     data = json.dumps({"meta": page.meta(), "parts": parts}, ensure_ascii=False, separators=(",", ":"))
     return _HEAD.format(
         policy=policy,

@@ -1,4 +1,4 @@
-"""Several views under one title: the data that the server, the exported file and the widget send to the browser."""
+"""The page of attention views, whose data the server, the exported file and the widget send to the browser."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from qkv.look.views import View
 __all__ = ["THUMBNAIL_SIZE", "Page"]
 
 THUMBNAIL_SIZE = 32
-"""Pixels along each side of a thumbnail: 144 heads take 147 kB."""
+"""Pixels along each side of a thumbnail; the thumbnails of 144 heads take 147 kB."""
 _ViewKind = TypeVar("_ViewKind", View, TiledView)
 
 
 @dataclass(frozen=True, eq=False)
 class Page:
-    """Views shown on one page.
+    """A page that shows one or more attention views.
 
     Fields:
-        views: the views.
+        views: the views, dense or tiled.
         title: title of the page.
     """
 
@@ -32,7 +32,7 @@ class Page:
 
     @classmethod
     def from_views(cls, views: View | TiledView | Sequence[View | TiledView], title: str | None = None) -> Page:
-        """Create a page of one view or several.
+        """Create a page from one or more views.
 
         Args:
             views: at least one view.
@@ -53,7 +53,7 @@ class Page:
         return any(isinstance(view, TiledView) for view in self.views)
 
     def meta(self) -> dict[str, object]:
-        """Return everything but the maps as JSON for the page."""
+        """Return the metadata of the page as a JSON-serializable dictionary."""
         return {
             "title": self.title,
             "models": len({view.model for view in self.views}),
@@ -62,17 +62,17 @@ class Page:
         }
 
     def read(self, what: str, place: Sequence[str | int]) -> bytes:
-        """Answer a request of the browser for one array.
+        """Return the bytes that answer a request of the browser.
 
         Args:
-            what: the method that gives the array: `thumbs`, `map`, `tile` or `row`.
-            place: its arguments.
+            what: name of the method of this class to call: `thumbs`, `map`, `tile` or `row`.
+            place: arguments of the method, such as the indices of view, layer and head.
 
         Returns:
-            The codes; for a row, JSON.
+            The quantized weights; for `row`, a JSON array.
 
         Raises:
-            LookupError: the request has another name or other arguments, or the array does not exist.
+            LookupError: `what` or `place` is invalid, or the array does not exist.
         """
         methods: dict[str, Callable[..., bytes]] = {
             "thumbs": self.thumbs,
@@ -82,11 +82,11 @@ class Page:
         }
         try:
             return methods[what](*map(int, place))
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise LookupError(f"there is no such map: {error}") from None
+        except (KeyError, TypeError, ValueError, IndexError):
+            raise LookupError(f"request must name a map of this page, got {what!r} with indices {place!r}.") from None
 
     def thumbs(self, view: int) -> bytes:
-        """Return the codes of the thumbnails of all heads of a view.
+        """Return the thumbnails of all heads of a view as quantized weights.
 
         Raises:
             IndexError: the view does not exist.
@@ -94,7 +94,7 @@ class Page:
         return self.views[_checked(view, self.views)].thumbs(THUMBNAIL_SIZE)
 
     def map(self, view: int, layer: int, head: int) -> bytes:
-        """Return all codes of one head.
+        """Return the attention map of one head as quantized weights.
 
         Raises:
             IndexError: the view, layer or head does not exist, or the view is tiled.
@@ -103,7 +103,9 @@ class Page:
         return one.map(_checked(layer, one.layers), _checked(head, one.layers[layer].heads))
 
     def tile(self, view: int, layer: int, head: int, level: int, y: int, x: int) -> bytes:
-        """Return the codes of one tile: the maximum, then the mean of each of 256 × 256 cells.
+        """Return one tile of a tiled view as quantized weights.
+
+        The tile holds first the maximum and then the mean weight of each of its 256 × 256 cells.
 
         Raises:
             IndexError: the tile does not exist, or the view is not tiled.
@@ -111,7 +113,7 @@ class Page:
         return self._view(TiledView, view).tile(layer, head, level, y, x)
 
     def row(self, view: int, layer: int, head: int, query: int) -> list[tuple[int, float]]:
-        """Return the keys of largest weight of a query of a tiled view, with their weights.
+        """Return the keys with the largest weights for one query of a tiled view, as pairs (key index, weight).
 
         Raises:
             IndexError: the query does not exist, or the view is not tiled.
@@ -121,11 +123,13 @@ class Page:
     def _view(self, kind: type[_ViewKind], view: int) -> _ViewKind:
         one = self.views[_checked(view, self.views)]
         if not isinstance(one, kind):
-            raise IndexError(f"view {view} must be a {kind.__name__}, got a {type(one).__name__}")
+            raise IndexError(
+                f"view must be the index of a {kind.__name__}, got {view}, which is a {type(one).__name__}."
+            )
         return one
 
 
 def _checked(index: int, items: Sequence[object]) -> int:
     if not 0 <= index < len(items):
-        raise IndexError(f"index must be between 0 and {len(items) - 1}, got {index}")
+        raise IndexError(f"index must be between 0 and {len(items) - 1}, got {index}.")
     return index

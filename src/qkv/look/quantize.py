@@ -1,7 +1,8 @@
-"""Quantization of attention weights to one byte each, code = 255 · √(weight / scale), and maps at smaller sizes.
+"""Quantize attention weights to one byte each, and reduce attention maps to smaller sizes.
 
-The largest error of a dequantized weight is 1/255 of its scale. The square root gives small weights, which are
-the most frequent, more of the 256 codes: at 1/100 of the scale the error is a tenth as large.
+A weight is stored as code = 255 · √(weight / scale). The largest error of a dequantized weight is 1/255 of the scale.
+The square root assigns more of the 256 codes to small weights, which are the most frequent: at 1/100 of the scale,
+the error is a tenth as large.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ __all__ = ["dequantize", "max_pool", "quantize", "thumbnails", "to_numpy"]
 
 
 def quantize(weights: ArrayLike) -> tuple[Num[np.ndarray, "*maps q k"], Float[np.ndarray, "*maps"] | np.float32]:
-    """Quantize maps of weights to bytes, each map by its own largest weight.
+    """Quantize attention maps to uint8, each map relative to its largest weight.
 
     Args:
-        weights: `(*maps, q, k)` of any array library. Negative, infinite and NaN weights count as 0.
+        weights: `(*maps, q, k)` of any supported array library. Negative, infinite and NaN weights count as 0.
 
     Returns:
         The codes as uint8, `(*maps, q, k)`, and the scale of each map, `(*maps)`: its largest weight.
@@ -34,12 +35,12 @@ def quantize(weights: ArrayLike) -> tuple[Num[np.ndarray, "*maps q k"], Float[np
 
 
 def dequantize(codes: Num[np.ndarray, "*maps q k"], scale: ArrayLike) -> Float[np.ndarray, "*maps q k"]:
-    """Return the weights of codes from `quantize`, in float32."""
+    """Convert codes from `quantize` back to weights in float32."""
     return np.asarray(np.square(codes.astype(np.float32) / 255.0) * np.asarray(scale)[..., None, None])
 
 
 def thumbnails(codes: Num[np.ndarray, "heads q k"], size: int) -> Num[np.ndarray, "heads size size"]:
-    """Resize maps to small squares; each pixel is the maximum of the codes it covers.
+    """Resize quantized maps to `size` × `size` pixels, each the maximum of the codes that it covers.
 
     Example:
         >>> thumbnails(np.diag([1, 2, 3, 4]).astype(np.uint8)[None], 2).tolist()
@@ -51,7 +52,7 @@ def thumbnails(codes: Num[np.ndarray, "heads q k"], size: int) -> Num[np.ndarray
 
 
 def max_pool(panel: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> Num[np.ndarray, "*maps rows columns"]:
-    """Reduce a map to at most `rows` × `columns` cells, each the maximum of the weights it covers.
+    """Reduce a map to at most `rows` × `columns` cells, each the maximum of the weights that it covers.
 
     Example:
         >>> max_pool(np.diag([0.0, 0.0, 0.0, 1.0]), 2, 2).tolist()
@@ -65,7 +66,9 @@ def max_pool(panel: Num[np.ndarray, "*maps q k"], rows: int, columns: int) -> Nu
 
 
 def to_numpy(array: ArrayLike, dtype: type[np.floating] | None = None) -> Num[np.ndarray, "*shape"]:
-    """Convert an array of any library to NumPy; half precision of PyTorch becomes float32.
+    """Convert an array of any supported library to NumPy.
+
+    PyTorch tensors in half precision are converted to float32.
 
     Args:
         array: an array, a tensor, or nested lists of numbers.

@@ -1,8 +1,10 @@
-"""A plot of one answer within its table: the data, the weights of the query, and the answer with its spread.
+"""Plot the answer to one query together with the data of its table.
 
-one key of numbers or dates     the points, the estimate along the key, the query and its answer
-two keys of numbers or dates    the keys coloured by value, and rings around the query sized by weight
-any other key                   one bar per row of the evidence, as long as its weight
+The plot depends on the key columns:
+
+one column of numbers or dates     the data points, the estimate along the key, the query and its answer
+two columns of numbers or dates    the data points coloured by value, with rings near the query sized by weight
+any other columns                  one bar per evidence row; its length is the weight of the row
 """
 
 from __future__ import annotations
@@ -44,20 +46,22 @@ _MAX_BARS = 12
 
 
 def plot_query(database: Queryable, answer: Answer, **options: Any) -> Figure:
-    """Plot the answer to one query within the table.
+    """Plot the answer to one query together with the data of its table.
 
     Args:
         database: the database that gave the answer.
         answer: result of `Database.ask` for one query.
-        options: `score`, `normalizer` and `where` of the query. They are used again to get the weights of more
-            rows and the estimate along the key.
+        options: the arguments `score`, `normalizer` and `where` of the original query. The database is queried
+            again with them for the weights of more rows and for the estimate along the key.
 
     Raises:
-        DataError: the answer holds several queries.
+        DataError: the answer is for several queries.
         MissingPackageError: matplotlib is not installed.
     """
     if not answer.single:
-        raise DataError(f"answer must hold one query, got {len(answer)}. Index it, for example answer[0].")
+        raise DataError(
+            f"answer must be for one query, got {len(answer)} queries. Select one by index, for example answer[0]."
+        )
     figure = new_figure((7.2, 4.4))
     columns = [database.column(name) for name in database.key]
     continuous = all(column.kind in ("number", "timestamp") for column in columns)
@@ -78,7 +82,7 @@ def plot_query(database: Queryable, answer: Answer, **options: Any) -> Figure:
 
 
 def save_query_plot(database: Queryable, answer: Answer, path: str | os.PathLike[str], **options: Any) -> None:
-    """Save the figure of `plot_query` atomically.
+    """Save the figure that `plot_query` draws to a file atomically.
 
     Args:
         database: the database that gave the answer.
@@ -87,14 +91,14 @@ def save_query_plot(database: Queryable, answer: Answer, path: str | os.PathLike
         options: as in `plot_query`.
 
     Raises:
-        DataError: the file has another suffix, or cannot be written.
+        DataError: the path has another suffix, or the file cannot be written.
     """
     target = check_figure_path(path)
     save_figure(plot_query(database, answer, **options), target)
 
 
 def answer_title(answer: Answer) -> str:
-    """Format the query and its answer with the spread, or with the probability of a vote."""
+    """Return a figure title with the query, its answer, and the spread or the vote probability."""
     from qkv.database.io.formatting import format_spread, format_value
 
     query = (
@@ -108,7 +112,10 @@ def answer_title(answer: Answer) -> str:
 
 
 def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
-    """Draw one bar per row of the evidence, labelled with its value; without rows, the reason for no match."""
+    """Draw the weights of the evidence rows as horizontal bars labelled with their values.
+
+    If the answer has no rows, the reason for "no match" is written instead.
+    """
     from qkv.database.io.formatting import format_value
 
     rows = answer.rows[:_MAX_BARS]
@@ -126,7 +133,7 @@ def draw_weight_bars(axes: Axes, answer: Answer, ink: str = INK) -> None:
     axes.barh(places, weights, color=colours, height=0.66)
     axes.set_yticks(places, names)
     axes.invert_yaxis()
-    # Leaves space after the longest bar for its label.
+    # Leave space after the longest bar for its label.
     axes.set_xlim(min(0.0, 1.1 * weights.min()), 1.25 * maximum)
     axes.set_xticks([tick for tick in axes.get_xticks() if tick <= 1.02 * maximum])
     for place, weight, text in zip(places, weights, values, strict=True):
@@ -183,14 +190,14 @@ def _plot_two_keys(figure: Figure, database: Queryable, answer: Answer) -> list[
         axes.set_xlabel(across.name, color=INK)
     colours = [(*_RING, max(0.03, each)) for each in share]
     near.scatter(*points, s=20 + 160 * share, facecolors="none", edgecolors=colours, linewidths=1.3)
-    # The right axes cover the rows of at least 2 % of the largest weight, and a margin of 30 %.
+    # The right axes cover the rows with more than 2 % of the largest weight, and a margin of 30 %.
     heavy = share > 0.02
     for set_limits, along, middle in ((near.set_xlim, points[0], centre[0]), (near.set_ylim, points[1], centre[1])):
         distances = [abs(cell - middle) for cell, counts in zip(along, heavy, strict=True) if counts]
         if max(distances):
             set_limits(middle - 1.3 * max(distances), middle + 1.3 * max(distances))
     for axis, column in ((near.xaxis, across), (near.yaxis, up)):
-        # Full numbers at the ticks: an offset in the corner is easily overlooked.
+        # Write full numbers at the ticks, because an offset in the corner is easily overlooked.
         if column.kind == "number":
             axis.get_major_formatter().set_useOffset(False)
             axis.set_major_locator(MaxNLocator(3))
@@ -206,7 +213,7 @@ def _coordinates(column: Column, cells: Float[np.ndarray, " n"]) -> Any:
 
 
 def _query_coordinates(query: object, *columns: Column) -> list[Any]:
-    """Return the coordinate of a query, a text or values, on the axis of each column."""
+    """Return the plot coordinates of a query, one for each key column."""
     from qkv.database.keys.queries import Queries
 
     cells = Queries.parse([query], columns).cells

@@ -1,9 +1,9 @@
-"""A plot of a fitted regressor along one column: the data, the estimate with its error band, and one prediction.
+"""Plot a fitted regressor along one column, with its data and one prediction.
 
-dots     the fitted rows; darker and larger with their weight in the prediction of the query
-line     the estimate along the column; all other columns as in the query
-band     ± the expected error, one standard deviation
-cross    the prediction of the query, with its expected error
+dots     the fitted rows; rows of larger weight in the prediction are darker and larger
+line     the estimate along the column, with all other columns fixed to the values of the query
+band     the estimate ± its expected error (one standard deviation)
+cross    the prediction for the query, with its expected error
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def plot_regression(
     Args:
         model: a fitted regressor.
         feature: name or index of the column.
-        query: one row, as `predict` takes it; None: the fitted row closest to the mean of all columns.
+        query: one row in the format of `predict`; None: the fitted row closest to the mean of all columns.
         output: index of the target, if the model has several.
         dark: draw light lines on a dark background.
 
@@ -142,5 +142,5 @@ def _query_features(model: AttentionRegressor, rows: dict[str, np.ndarray], quer
         return Features(rows["numbers"][[middle]], rows["codes"][[middle]])
     features: Features = model._query_features(query)
     if len(features) != 1:
-        raise DataError(f"query must be one row, got {len(features)} rows. Select one.")
+        raise DataError(f"query must be one row, got {len(features)} rows. Select one row.")
     return features

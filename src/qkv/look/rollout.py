@@ -1,12 +1,12 @@
-"""Attention across several layers, and weights scaled by what they transport.
+"""Aggregate attention weights across layers, and scale them by gradients or by value norms.
 
-    rollout(weights)                   share of each input token in each output token, if layers only averaged
+    rollout(weights)                   product over layers of the head-averaged weights
     flow(weights)                      maximum flow from output to input tokens, with weights as capacities
     gradient_weighted(weights, g)      weights times the positive part of their gradient
-    norm_weighted(weights, values)     weights times the norm of the transported vector
+    norm_weighted(weights, values)     weights times the norm of the value vectors
 
-`rollout` and `flow` take the weights of one input, `(layers, heads, q, k)`, from any array library. All
-functions return NumPy arrays.
+`rollout` and `flow` take the weights of one input, `(layers, heads, q, k)`, from any supported array
+library. All functions return NumPy arrays.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from qkv.look.quantize import to_numpy
 __all__ = ["flow", "gradient_weighted", "norm_weighted", "rollout"]
 
 _UNIT = 2**24
-"""Integer capacity of a weight of 1: scipy's maximum flow takes integers, so the only error is this rounding."""
+"""Integer capacity that represents a weight of 1, because scipy's maximum flow requires integer capacities."""
 
 
 def rollout(weights: ArrayLike, residual: float = 0.5) -> Float[np.ndarray, "q k"]:
-    """Return the attention rollout: the product of the layers' mean weights, each mixed with the identity.
+    """Compute the attention rollout, the product over layers of head-averaged weights mixed with the identity.
 
         Â_l = residual · I + (1 − residual) · mean over heads of A_l,     R = Â_L ⋯ Â_2 Â_1
 
@@ -57,10 +57,10 @@ def rollout(weights: ArrayLike, residual: float = 0.5) -> Float[np.ndarray, "q k
 
 
 def flow(weights: ArrayLike, residual: float = 0.5, *, queries: list[int] | None = None) -> Float[np.ndarray, "q k"]:
-    """Return the attention flow: the maximum flow from each token of the last layer to each input token.
+    """Compute the attention flow from each token of the last layer to each input token.
 
-    The layers' mean weights, mixed with the identity as in `rollout`, are the capacities of the edges between the
-    tokens of neighbouring layers.
+    Attention flow is the maximum flow in a graph whose edges connect the tokens of neighbouring layers. The
+    capacities of the edges are the head-averaged weights mixed with the identity, as in `rollout`.
 
     Args:
         weights: `(layers, heads, tokens, tokens)`.
@@ -105,7 +105,7 @@ def flow(weights: ArrayLike, residual: float = 0.5, *, queries: list[int] | None
 
 
 def gradient_weighted(weights: ArrayLike, gradients: ArrayLike) -> Float[np.ndarray, "*shape"]:
-    """Return the weights times the positive part of their gradient.
+    """Compute the attention weights times the positive part of their gradient.
 
         max(0, ∂y/∂A ⊙ A)
 
@@ -136,18 +136,19 @@ def gradient_weighted(weights: ArrayLike, gradients: ArrayLike) -> Float[np.ndar
 def norm_weighted(
     weights: ArrayLike, values: ArrayLike, output_map: ArrayLike | None = None
 ) -> Float[np.ndarray, "*maps q k"]:
-    """Return the weights times the norm of the vector they transport, ‖a_ij v_j W_O‖.
+    """Compute the norms of the weighted and projected value vectors, ‖a_ij v_j W_O‖.
 
     Args:
         weights: `(*batch, heads, q, k)`.
         values: `(*batch, heads, k, value_width)`.
-        output_map: the blocks of W_O, `(heads, value_width, width)`; None: the norm of the value itself.
+        output_map: the output projection W_O as one block per head, `(heads, value_width, width)`; None: use the
+            norms of the values themselves.
 
     Returns:
         An array of the shape of the weights.
 
     Raises:
-        ShapeError: the shapes do not fit.
+        ShapeError: the shapes of the arguments do not match.
 
     Source:
         Kobayashi, Kuribayashi, Yokoi and Inui 2020, Attention is not only a weight, equation 5.
@@ -160,8 +161,8 @@ def norm_weighted(
     transported = values if output_map is None else _project(values, to_numpy(output_map, np.float64))
     if transported.shape[:-1] != (*weights.shape[:-2], weights.shape[-1]):
         raise ShapeError(
-            f"values must be (*batch, heads, k, value_width) for weights (*batch, heads, q, k), got values of shape "
-            f"{values.shape} and weights of shape {weights.shape}. Use the values of the same heads and keys."
+            f"values must have shape (*batch, heads, k, value_width) for weights (*batch, heads, q, k), got values of "
+            f"shape {values.shape} and weights of shape {weights.shape}. Use the values of the same heads and keys."
         )
     return np.asarray(weights * np.linalg.norm(transported, axis=-1)[..., None, :])
 
@@ -171,20 +172,20 @@ def _project(
 ) -> Float[np.ndarray, "*batch k width"]:
     if output_map.ndim != 3 or output_map.shape[:2] != (values.shape[-3], values.shape[-1]):
         raise ShapeError(
-            f"output_map must be ({values.shape[-3]}, {values.shape[-1]}, width) for values of shape {values.shape}, "
-            f"got {output_map.shape}. Split W_O into one block per head."
+            f"output_map must have shape ({values.shape[-3]}, {values.shape[-1]}, width) for values of shape "
+            f"{values.shape}, got {output_map.shape}. Split W_O into one block per head."
         )
     return np.asarray(values @ output_map)
 
 
 def _mixed_with_identity(weights: ArrayLike, residual: float) -> Float[np.ndarray, "layers tokens tokens"]:
-    """Average over heads and mix with the identity, which represents the residual connection."""
+    """Return head-averaged weights mixed with the identity, which represents the residual connection."""
     array = to_numpy(weights, np.float64)
     if array.ndim != 4 or array.shape[-1] != array.shape[-2] or not array.size:
         raise ShapeError(
-            f"weights must be (layers, heads, tokens, tokens), got {array.shape}. "
+            f"weights must have shape (layers, heads, tokens, tokens), got {array.shape}. "
             "Pass the self-attention of one input in all layers."
         )
     if not 0.0 <= residual <= 1.0:
-        raise OptionError(f"residual must be between 0 and 1, got {residual!r}. The usual value is 0.5.")
+        raise OptionError(f"residual must be between 0 and 1, got {residual!r}. A common value is 0.5.")
     return np.asarray(residual * np.eye(array.shape[-1]) + (1.0 - residual) * array.mean(axis=1))

@@ -1,7 +1,8 @@
-"""A local web server for the page, on 127.0.0.1, which answers only requests that carry its token.
+"""A local web server for attention pages that accepts only requests with its secret token.
 
-The address holds a random token; a request without it, or for another host name, is refused. The server serves
-only the files and maps of the page, and the page may load nothing from elsewhere.
+The server listens on 127.0.0.1. Its address contains a random token, and requests without this token or with another
+host name are refused. The server delivers only the files and maps of the page, and its content security policy
+prevents the page from loading anything from other hosts.
 """
 
 from __future__ import annotations
@@ -42,18 +43,19 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _MAX_PATH = 500
-"""Maximum length of a path; those of the page have fewer than 100 characters."""
+"""Maximum number of characters in a request path; the page itself uses fewer than 100."""
 _TYPES = {"js": "text/javascript", "css": "text/css", "html": "text/html"}
 
 
 @dataclass
 class ServedPage:
-    """A page being served, or the progress of creating it.
+    """The state of a served page, which may not be ready yet.
 
     Fields:
-        page: the page once it is ready.
-        error: the reason why it could not be created.
-        doing, done, total: the progress shown while it is created.
+        page: the page; None while the page is created.
+        error: the reason why the page could not be created, if any.
+        doing, done, total: name of the current step, number of completed parts and total number of parts, which the
+            browser shows while the page is created.
         token: the random part of the address.
     """
 
@@ -65,11 +67,11 @@ class ServedPage:
     token: str = field(default_factory=lambda: secrets.token_urlsafe(16), repr=False)
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Set the progress that the browser shows."""
+        """Update the progress that the browser shows."""
         self.doing, self.done, self.total = what, done, total
 
     def state(self) -> dict[str, object]:
-        """Return the content of `meta.json`: an error, the progress, or the page."""
+        """Return the content of `meta.json`, which is an error, the progress, or the metadata of the page."""
         if self.error:
             return {"error": self.error}
         if self.page is None:
@@ -79,11 +81,11 @@ class ServedPage:
 
 
 def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
-    """Create the ASGI application.
+    """Create the ASGI application that serves a page.
 
     Args:
-        served: the page.
-        hosts: accepted values of the Host header, with the port.
+        served: the state of the page.
+        hosts: accepted values of the Host header, including the port.
 
     Raises:
         MissingPackageError: starlette is not installed.
@@ -99,12 +101,16 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
         """Refuse requests with another host or token before routing, and add the security headers to all responses."""
         host, path = request.headers.get("host", ""), request.scope["path"]
         if host not in hosts:
-            response = Response(f"this page is not served as {host!r}", 403, media_type="text/plain")
+            response = Response(
+                f"the Host header must be the address of this server, got {host!r}", 403, media_type="text/plain"
+            )
         elif not secrets.compare_digest(path.split("/")[1].encode(), served.token.encode()):
-            reason = "the address is incomplete: copy it from the terminal, token included"
+            reason = "the address must contain the token of the page: copy the whole address from the terminal"
             response = Response(reason, 403, media_type="text/plain")
         elif len(path) > _MAX_PATH:
-            response = Response("there is no such address", 414, media_type="text/plain")
+            response = Response(
+                f"the path must have at most {_MAX_PATH} characters, got {len(path)}", 414, media_type="text/plain"
+            )
         else:
             response = await call_next(request)
         response.headers.update(_HEADERS)
@@ -113,7 +119,7 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
     def web(request: Request) -> Response:
         name = request.path_params.get("name", "page.html")
         if name not in WEB_FILES:
-            return Response("no such file", 404)
+            return Response("file not found", 404)
         return Response(read_web_file(name), media_type=_TYPES[name.rsplit(".", 1)[1]])
 
     def meta(_: Request) -> Response:
@@ -149,11 +155,14 @@ def create_app(served: ServedPage, hosts: set[str]) -> Starlette:
 
 @contextlib.contextmanager
 def serve_in_thread(served: ServedPage, port: int = 0) -> Iterator[str]:
-    """Serve in a background thread during a `with` block, which gets the address, token included.
+    """Serve a page from a background thread during a `with` block.
 
     Args:
-        served: the page.
+        served: the state of the page.
         port: port to listen on; 0: any free port.
+
+    Yields:
+        The address of the page, including its token.
 
     Raises:
         OptionError: the port is in use.
@@ -167,7 +176,9 @@ def serve_in_thread(served: ServedPage, port: int = 0) -> Iterator[str]:
         listener.bind(("127.0.0.1", port))
     except OSError as error:
         listener.close()
-        raise OptionError(f"port {port} cannot be used: {error.strerror}. Leave it out to use a free port.") from None
+        raise OptionError(
+            f"port must be available, got port {port}: {error.strerror}. Use port 0 for any free port."
+        ) from None
     # From here on the socket queues requests until the server accepts them.
     listener.listen()
     port = listener.getsockname()[1]
@@ -191,13 +202,15 @@ def serve(
     browser: bool = True,
     say: Callable[[str], None] = print,
 ) -> None:
-    """Serve a page until interrupted; the browser shows the progress while the page is created.
+    """Serve a page until the process is interrupted.
+
+    The browser shows the progress while the page is created.
 
     Args:
-        create_page: creates the page; called with a progress function.
+        create_page: function that creates the page; its argument is a progress callback.
         port: port to listen on; 0: any free port.
-        browser: open the page in the browser.
-        say: called with the address.
+        browser: open the page in the default browser.
+        say: function that prints the address for the user.
 
     Raises:
         OptionError: the port is in use.

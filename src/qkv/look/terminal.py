@@ -1,4 +1,8 @@
-"""Attention maps in the terminal: half blocks in 24-bit colour, two queries per line, or digits without colour."""
+"""Format attention maps as text for the terminal.
+
+With colour, half-block characters show two queries per line in 24-bit colour; without colour, digits show one query
+per line.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +29,15 @@ def text_map(
     width: int = 80,
     colour: bool | None = None,
 ) -> str:
-    """Format a map of weights as text; each cell is the maximum of the weights it covers.
+    """Format an attention map as text, in which each cell is the maximum of the weights that it covers.
 
     Args:
-        weights: of one head.
-        queries: token of each query, at the left.
-        keys: token of each key, below the map if every key has a column.
-        width: columns of the terminal.
-        colour: draw in 24-bit colour, else as digits 0 to 9 (tenths of the maximum); None: in colour, unless the
-            environment variable NO_COLOR is set.
+        weights: the weights of one head.
+        queries: token of each query, shown at the left.
+        keys: token of each key, shown below the map if each key has a column of its own.
+        width: width of the terminal in characters.
+        colour: True: use 24-bit colour; False: use digits from 0 to 9, tenths of the maximum; None: use colour,
+            unless the environment variable NO_COLOR is set.
 
     Example:
         >>> print(text_map(np.array([[1.0, 0.0], [0.5, 0.5]]), ["he", "saw"], ["he", "saw"], colour=False))
@@ -69,7 +73,7 @@ def text_map(
 
 
 def _paired_names(words: Sequence[str]) -> list[str]:
-    """Join the names of the two queries of each line, the upper one first."""
+    """Join the names of the two queries that share a line, the upper query first."""
     short = [_aligned(word, min(9, len(word))) for word in words]
     return ["/".join(short[top : top + 2]) for top in range(0, len(short), 2)]
 

@@ -1,4 +1,4 @@
-"""Hugging Face models with their tokenizers, and the tokens of a text."""
+"""Load Hugging Face models with their tokenizers, and run them on texts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TextModel:
     Fields:
         model: the model.
         tokenizer: its tokenizer.
-        name: its displayed name.
+        name: the name of the model that is displayed.
     """
 
     model: PreTrainedModel
@@ -42,41 +42,41 @@ class TextModel:
 
     @property
     def max_tokens(self) -> int | None:
-        """The context length of the model; None if its configuration does not state one."""
+        """The context length of the model in tokens; None if its configuration does not define it."""
         stated = getattr(self.model.config, "max_position_embeddings", None)
         return int(stated) if isinstance(stated, int) and stated > 0 else None
 
 
 def model_folder(path: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder of a model, after a check that it holds one.
+    """Return the folder of a model, after checking that it contains a model.
 
     Args:
-        path: a folder as `save_pretrained` writes it; None: the small sentence model all-MiniLM-L6-v2.
+        path: a folder written by `save_pretrained`; None: the small sentence model all-MiniLM-L6-v2.
 
     Raises:
-        DataError: the folder does not exist, or holds no model.
+        DataError: the folder does not exist, or contains no model.
         MissingPackageError: no path was given, and the sentence model is not installed.
     """
     folder = default_model_folder() if path is None else Path(path)
     try:
         (folder / "config.json").open("rb").close()
     except PermissionError:
-        raise DataError(f"the model in {str(folder)!r} may not be read by this user. Change its permissions.") from None
+        raise DataError(f"the model folder must be readable, got {str(folder)!r}. Change its permissions.") from None
     except OSError:
         raise DataError(
-            f"{str(folder)!r} holds no model: there is no config.json. Name a folder that save_pretrained wrote."
+            f"the model folder must contain config.json, got {str(folder)!r}. Name a folder written by save_pretrained."
         ) from None
     return folder
 
 
 def load_text_model(path: str | os.PathLike[str] | None = None) -> TextModel:
-    """Load a model and its tokenizer from a folder, without network access and without running code from it.
+    """Load a model and its tokenizer from a folder, without network access or execution of its code.
 
     Args:
-        path: a folder as `save_pretrained` writes it; None: the small sentence model all-MiniLM-L6-v2.
+        path: a folder written by `save_pretrained`; None: the small sentence model all-MiniLM-L6-v2.
 
     Raises:
-        DataError: the folder does not exist, or holds no model with a tokenizer.
+        DataError: the folder does not exist, or contains no model with a tokenizer.
         MissingPackageError: transformers is not installed.
     """
     folder = model_folder(path)
@@ -88,15 +88,17 @@ def load_text_model(path: str | os.PathLike[str] | None = None) -> TextModel:
 def run_dense(
     model: PreTrainedModel, inputs: Mapping[str, torch.Tensor], **options: bool
 ) -> list[tuple[str, AttentionRecord, Float[np.ndarray, "heads q k"]]]:
-    """Run a model without gradients on one input.
+    """Run a model on one input and return the dense weights of its attention layers.
+
+    Gradients are disabled.
 
     Args:
         model: a transformers model.
-        inputs: tensors for its `forward`.
-        options: other arguments for its `forward`.
+        inputs: tensor arguments of the model's `forward`.
+        options: other arguments of `forward`.
 
     Returns:
-        The name, the last call and the dense weights of each attention layer.
+        For each attention layer, its name, the record of its last call, and its dense weights.
     """
     import torch
 
@@ -110,11 +112,11 @@ def run_dense(
 
 
 def token_axis(tokenizer: PreTrainedTokenizerBase, encoded: BatchEncoding | Mapping[str, torch.Tensor]) -> TokenAxis:
-    """Return the readable tokens of an encoded text, and the words they belong to.
+    """Return the readable tokens of an encoded text and the words to which the tokens belong.
 
     Args:
         tokenizer: the tokenizer.
-        encoded: its output, or token numbers as `input_ids`.
+        encoded: the output of the tokenizer, or a mapping with token ids as `input_ids`.
     """
     numbers = encoded["input_ids"][0].tolist()
     raw = list(tokenizer.convert_ids_to_tokens(numbers))
@@ -139,7 +141,7 @@ def _word_numbers(encoded: BatchEncoding | Mapping[str, torch.Tensor], raw: list
         try:
             return list(encoded.word_ids(0))
         except ValueError:
-            pass  # a tokenizer written in Python does not know the words of its tokens
+            pass  # slow tokenizers do not record the word of each token
     marked = any(token.startswith(_WORD_STARTS) for token in raw)
     numbers: list[int | None] = []
     for token in raw:

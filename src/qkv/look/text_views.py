@@ -1,4 +1,4 @@
-"""Views of texts in a Hugging Face model."""
+"""Create attention views of texts with a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["text_views"]
 
 _MAX_FLOW_TOKENS = 32
-"""Attention flow solves one problem per pair of tokens: 0.3 s for 32 tokens in six layers, 3 s for 64."""
+"""Maximum tokens for attention flow, which takes 0.3 s for 32 tokens in six layers, and 3 s for 64 tokens."""
 
 
 def text_views(
@@ -39,19 +39,21 @@ def text_views(
     memory: int | str = "1 GiB",
     say: Callable[[str], None] | None = None,
 ) -> list[View | TiledView]:
-    """Run a model on each text and return views of all its heads.
+    """Run a model on each text and return attention views of all its heads.
 
-    A text whose dense maps fit the memory limit gives a `View`; a longer text gives a `TiledView`.
+    A text whose dense maps fit in the memory limit gives a `View`; a longer text gives a `TiledView`.
 
     Args:
         text_model: from `load_text_model`.
-        texts: texts, each run separately.
+        texts: the texts; the model runs on each text separately.
         progress: called after each text.
-        all_heads: add a layer of maps over all heads: mean, rollout, and for short texts flow.
-        generate: number of tokens to generate; show what each generated token attends to.
-        layers: indices of the layers of long texts; None: all.
+        all_heads: add a layer of maps that aggregate all layers and heads: the mean, the rollout and, for short
+            texts, the flow.
+        generate: maximum number of tokens to generate; if positive, the views show the attention of the generated
+            tokens.
+        layers: indices of the layers to show for texts that exceed the memory limit; None: all.
         memory: limit on the memory of the maps of one text.
-        say: called with the predicted memory of a long text, before the model runs.
+        say: function that prints the predicted memory of a long text before the model runs.
 
     Raises:
         DataError: a text is empty, or exceeds the context length of the model.
@@ -77,7 +79,7 @@ def text_views(
             views += generation_views(text_model, inputs, tokens, title, generate)
         elif _dense_bytes(text_model, count) <= memory_bytes(memory):
             if layers is not None and say is not None:
-                say(f"--layers has no effect on a text of {count:,} tokens: all layers are shown")
+                say(f"--layers has no effect on a text of {count:,} tokens, so all layers are shown")
             views.append(_dense_view(text_model, title, inputs, tokens, all_heads))
         else:
             _check_tiled_memory(text_model, count, layers, memory_bytes(memory), say)
@@ -91,7 +93,8 @@ def _check_layers(text_model: TextModel, layers: Sequence[int] | None) -> None:
     for layer in layers or ():
         if not 0 <= layer < count:
             raise OptionError(
-                f"there is no layer {layer}: {text_model.name} has {count}, counted from 0. Name one of them."
+                f"--layers must be between 0 and {count - 1} for {text_model.name}, got {layer}. "
+                "Name layers of this model."
             )
 
 
@@ -100,8 +103,8 @@ def _check_generated_length(text_model: TextModel, count: int, generate: int) ->
     total = max(count, generate) if encoder_decoder else count + generate
     if text_model.max_tokens is not None and total > text_model.max_tokens:
         raise DataError(
-            f"a text of {count:,} tokens and {generate:,} generated ones must fit the {text_model.max_tokens:,} tokens "
-            f"of {text_model.name}, and they do not. Generate fewer."
+            f"--generate must not exceed the context length of {text_model.name}, {text_model.max_tokens:,} tokens, "
+            f"got {generate:,} after a text of {count:,} tokens. Generate fewer tokens."
         )
 
 
@@ -112,25 +115,25 @@ def _check_tiled_memory(
     chosen = all_layers if layers is None else len(layers)
     required = heads_required_bytes(count, width, heads * chosen)
     subject = f"{chosen} layers of {heads} heads over {count:,} tokens"
-    advice = "Name fewer layers (--layers 0,1), or allow more (--memory)."
+    advice = "Name fewer layers (for example --layers 0,1), or increase --memory."
     check_memory(required, allowed, subject, advice, place="in tiles", say=say)
 
 
 def _dense_bytes(text_model: TextModel, count: int) -> int:
-    """Return the bytes of the dense maps: each weight in float32, and its code."""
+    """Return the bytes of the dense maps, which are weights in float32 and their quantized codes."""
     layers, heads, _ = model_dimensions(text_model.model)
     return 5 * layers * heads * count**2
 
 
 def _tokenize(text_model: TextModel, text: str) -> tuple[BatchEncoding, TokenAxis]:
     if not text.strip():
-        raise DataError("a text must not be empty, got one that is. Add some words.")
+        raise DataError(f"text must not be empty, got {text!r}. Add at least one word.")
     encoded = text_model.tokenizer(text, return_tensors="pt", return_special_tokens_mask=True, verbose=False)
     count = encoded["input_ids"].shape[1]
     if text_model.max_tokens is not None and count > text_model.max_tokens:
         raise DataError(
-            f"a text must have at most {text_model.max_tokens:,} tokens for {text_model.name}, "
-            f"got {count:,}: {text[:40]!r}…. Shorten it."
+            f"text must have at most {text_model.max_tokens:,} tokens for {text_model.name}, got {count:,} tokens in "
+            f"the text that starts with {text[:40]!r}. Shorten the text."
         )
     return encoded, token_axis(text_model.tokenizer, encoded)
 
@@ -140,7 +143,7 @@ def _dense_view(
 ) -> View:
     model = text_model.model
     if getattr(model.config, "is_encoder_decoder", False):
-        # The text gives no input to the decoder; `generate` shows what that attends to.
+        # Without generated tokens, the decoder has no input, so that only the encoder runs.
         model = model.get_encoder()
     maps = [weights for _, _, weights in run_dense(model, inputs)]
     layers = [LayerMaps.from_weights(f"layer {i}", weights) for i, weights in enumerate(maps)]
@@ -152,8 +155,8 @@ def _dense_view(
             combined["flow"] = flow(stacked)
         else:
             note = (
-                f"Attention flow is shown up to {_MAX_FLOW_TOKENS} tokens: it solves one maximum-flow problem "
-                "per pair of tokens."
+                f"Attention flow is shown for up to {_MAX_FLOW_TOKENS} tokens, because it solves one maximum-flow "
+                "problem per pair of tokens."
             )
         layers.append(LayerMaps.from_weights("all heads", np.stack(list(combined.values())), list(combined)))
     return View(name, text_model.name, "self", tokens, None, tuple(layers), note=note)

@@ -1,8 +1,8 @@
-"""Attention maps of up to 100,000 tokens: a pooled overview, and tiles at every finer resolution on demand.
+"""Attention maps of up to 100,000 tokens, with a pooled overview and tiles that are computed on demand.
 
-One pass over the keys gives, for each head, the mean and the maximum weight in about a thousand by a thousand
-cells, and the log-sum-exp of each query. From query, key and log-sum-exp any tile can be computed exactly,
-e^(logit − log-sum-exp), without the rest of the map:
+One pass over the keys computes, for each head, an overview of about 1,000 × 1,000 cells with the mean and the maximum
+weight of each cell, and the log-sum-exp of each query. Any tile can then be computed from query, key and log-sum-exp
+without the rest of the map, because a weight is exactly e^(logit − log-sum-exp):
 
     level 0          a cell is one pair of tokens                  computed on demand
     level l < base   2^l × 2^l tokens: maximum and mean            computed on demand
@@ -42,19 +42,19 @@ __all__ = ["TILE_SIZE", "TiledMap", "TiledView", "overview_size"]
 TILE_SIZE = 256
 """Cells along each side of a tile."""
 _BLOCK_WEIGHTS = 2**18
-"""Weights computed at a time for a tile of a coarse level: 1 MiB of float32, which fits the cache."""
+"""Number of weights computed at a time for a tile of a coarse level: 1 MiB of float32, which fits the CPU cache."""
 _CELL_TOKENS = 32
-"""Tokens per cell of the overview, unless it would have too many cells: a finer tile takes about 0.1 s."""
+"""Maximum tokens per overview cell, unless the overview would be too large; a finer tile then takes about 0.1 s."""
 _LOG2_E = math.log2(math.e)
 
 
 @dataclass(frozen=True, eq=False)
 class TiledMap:
-    """The weights of one head, at any resolution.
+    """The attention map of one head, which can be computed at any resolution.
 
     Fields:
         call: the bound call of the head, without batch axes.
-        log_sum_exp: `(q,)`, of the logits of each query.
+        log_sum_exp: `(q,)`, the log-sum-exp of the logits of each query.
         mean_overview: `(rows, columns)`, the mean weight of each cell.
         max_overview: `(rows, columns)`, the maximum weight of each cell.
     """
@@ -77,7 +77,9 @@ class TiledMap:
         size: int | None = None,
         memory: int | str = "512 MiB",
     ) -> TiledMap:
-        """Compute the overview of a head in one pass.
+        """Create the map of one head from its query and key arrays.
+
+        The overview is computed in one pass.
 
         Args:
             query: `(q, width)`, of any supported array library.
@@ -86,11 +88,11 @@ class TiledMap:
             normalizer: as in `qkv.attend`; it must have a log-sum-exp.
             mask: as in `qkv.attend`.
             positions: as in `qkv.attend`.
-            size: cells along each side of the overview; None: 1,024, up to 2,048 for more than 32,768 tokens.
-            memory: limit on memory beside query and key; `required_bytes` predicts the use.
+            size: cells along each side of the overview; None: 1,024, and up to 2,048 for more than 32,768 tokens.
+            memory: limit on the memory used in addition to query and key; `required_bytes` predicts this memory.
 
         Raises:
-            RefusedError: the memory is too small, or the normalizer has no log-sum-exp.
+            RefusedError: the memory limit is too small, or the normalizer has no log-sum-exp.
 
         Example:
             >>> rows = np.random.default_rng(0).normal(size=(300, 4))
@@ -125,7 +127,7 @@ class TiledMap:
 
     @classmethod
     def from_record(cls, record: AttentionRecord, head: int, element: int = 0) -> TiledMap:
-        """Create the map of one head from a recorded call of a model.
+        """Create the map of one head from a recorded attention call of a model.
 
         Args:
             record: a call recorded by `qkv.interop.record(model, [PooledMap(size), PooledMap(size, "max")],
@@ -143,33 +145,33 @@ class TiledMap:
 
     @staticmethod
     def required_bytes(q: int, k: int, width: int, *, size: int | None = None, library: str = "torch") -> int:
-        """Predict the bytes that `from_arrays` allocates beside query and key."""
+        """Predict the bytes that `from_arrays` allocates in addition to query and key."""
         shapes = (q, width), (k, width), (k, 1)
         return int(explain(*shapes, readouts=_readouts(size, q, k), library=library).cost.peak)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of queries and of keys."""
+        """The number of queries and the number of keys."""
         return self.call.tile.q_total, self.call.tile.k_total
 
     @cached_property
     def base(self) -> int:
-        """Level of the overview: the smallest at which a cell of 2^base × 2^base tokens is no smaller than its own."""
+        """The level of the overview: the base-2 logarithm of the tokens per overview cell, rounded up."""
         cells = zip(self.shape, self.mean_overview.shape, strict=True)
         return max(0, math.ceil(math.log2(max(tokens / count for tokens, count in cells))))
 
     @cached_property
     def levels(self) -> int:
-        """The coarsest level, which has a single tile."""
+        """The number of the coarsest level, which has a single tile."""
         return self.base + max(0, math.ceil(math.log2(max(self.mean_overview.shape) / TILE_SIZE)))
 
     @cached_property
     def max_weight(self) -> float:
-        """The largest weight of the map: the scale of every tile."""
+        """The largest weight of the map, which is the quantization scale of every tile."""
         return float(self.max_overview.max(initial=0.0))
 
     def weights(self, rows: tuple[int, int], cols: tuple[int, int]) -> Float[np.ndarray, "q k"]:
-        """Compute the exact weights of a range of queries and keys.
+        """Compute the exact weights for a range of queries and a range of keys.
 
         Args:
             rows: first query, and one past the last.
@@ -193,25 +195,27 @@ class TiledMap:
 
     @cached_property
     def _divisor(self) -> Float[Array, " q"]:
-        """The log-sum-exp, but infinite for fully masked queries, whose weights are 0."""
+        """The log-sum-exp of each query, with infinity for fully masked queries so that their weights are 0."""
         xp = namespace(self.log_sum_exp)
         infinite = xp.full_like(self.log_sum_exp, math.inf)
         return xp.where(self.log_sum_exp <= -math.inf, infinite, self.log_sum_exp)
 
     def tile(self, level: int, y: int, x: int) -> Num[np.ndarray, "2 256 256"]:
-        """Return the codes of a tile: the maximum, then the mean weight of each cell; 0 outside the map.
+        """Return the maximum and the mean weight of each cell of a tile as quantized weights.
+
+        Cells outside the map are 0.
 
         Raises:
             IndexError: the tile does not exist.
         """
         if not 0 <= level <= self.levels:
-            raise IndexError(f"level must be between 0 and {self.levels}, got {level}")
+            raise IndexError(f"level must be between 0 and {self.levels}, got {level}.")
         coarse = level >= self.base
         factor = 2 ** (level - self.base if coarse else level)
         height, width = self.mean_overview.shape if coarse else self.shape
         top, left = y * TILE_SIZE * factor, x * TILE_SIZE * factor
         if not (0 <= top < height and 0 <= left < width):
-            raise IndexError(f"level {level} has no tile {y}, {x}")
+            raise IndexError(f"y and x must be the indices of a tile of level {level}, got {y} and {x}.")
         rows, cols = (top, min(height, top + TILE_SIZE * factor)), (left, min(width, left + TILE_SIZE * factor))
         if coarse:
             part = slice(*rows), slice(*cols)
@@ -225,21 +229,21 @@ class TiledMap:
         return codes
 
     def row(self, query: int, count: int = 10) -> list[tuple[int, float]]:
-        """Return the keys of largest weight of a query with their weights, in decreasing order.
+        """Return the keys with the largest weights for one query, as pairs (key index, weight).
 
-        Ties go to the lower key.
+        The pairs are in decreasing order of weight; ties go to the lower key index.
 
         Raises:
             IndexError: the query does not exist.
         """
         if not 0 <= query < self.shape[0]:
-            raise IndexError(f"query must be between 0 and {self.shape[0] - 1}, got {query}")
+            raise IndexError(f"query must be between 0 and {self.shape[0] - 1}, got {query}.")
         weights = self.weights((query, query + 1), (0, self.shape[1]))[0]
         order = np.argsort(-weights, kind="stable")[:count]
         return [(int(key), float(weights[key])) for key in order]
 
     def _pooled_weights(self, rows: tuple[int, int], cols: tuple[int, int], factor: int) -> _Pooled:
-        """Compute weights from query, key and log-sum-exp, some rows of cells at a time, and pool them."""
+        """Compute the maximum and the mean weight of each cell, a few rows of cells at a time."""
         top, bottom = rows
         step = max(1, _BLOCK_WEIGHTS // ((cols[1] - cols[0]) * factor)) * factor
         maximum, mean = np.zeros((2, -(-(bottom - top) // factor), -(-(cols[1] - cols[0]) // factor)))
@@ -254,14 +258,14 @@ class TiledMap:
 
 @dataclass(frozen=True, eq=False)
 class TiledView:
-    """The tiled maps of several heads with their tokens; the counterpart of `View` for long texts.
+    """The attention maps of one long text in one model, computed tile by tile instead of stored as in `View`.
 
     Fields:
         name: title of the view.
         model: name of the model.
         queries: tokens of the rows.
-        keys: tokens of the columns; None: those of the rows.
-        layers: name of each layer, and the maps of its heads by name.
+        keys: tokens of the columns; None: the same as `queries`.
+        layers: for each layer, its name and a dictionary of the maps of its heads by name.
     """
 
     name: str
@@ -271,30 +275,30 @@ class TiledView:
     layers: tuple[tuple[str, dict[str, TiledMap]], ...]
 
     def head(self, layer: int, head: int) -> TiledMap:
-        """Return the map of one head.
+        """Return the tiled map of one head.
 
         Raises:
             IndexError: the head does not exist.
         """
         if min(layer, head) < 0:
-            raise IndexError(f"layer and head must not be negative, got {layer} and {head}")
+            raise IndexError(f"layer and head must not be negative, got {layer} and {head}.")
         return list(self.layers[layer][1].values())[head]
 
     def tile(self, layer: int, head: int, level: int, y: int, x: int) -> bytes:
-        """Return the codes of one tile."""
+        """Return one tile of a head as quantized weights."""
         return self.head(layer, head).tile(level, y, x).tobytes()
 
     def row(self, layer: int, head: int, query: int) -> list[tuple[int, float]]:
-        """Return the keys of largest weight of a query with their weights."""
+        """Return the keys with the largest weights for one query of a head, as pairs (key index, weight)."""
         return self.head(layer, head).row(query)
 
     def thumbs(self, size: int) -> bytes:
-        """Return the codes of the thumbnails of all heads, `size` × `size` bytes each."""
+        """Return the thumbnails of all heads as quantized weights, `size` × `size` bytes per head."""
         maps = [head for _, heads in self.layers for head in heads.values()]
         return b"".join(thumbnails(quantize(head.max_overview)[0][None], size).tobytes() for head in maps)
 
     def meta(self) -> dict[str, object]:
-        """Return everything but the maps as JSON for the page."""
+        """Return the metadata of the view as a JSON-serializable dictionary."""
         first = self.head(0, 0)
         return {
             "name": self.name,
@@ -312,11 +316,11 @@ class TiledView:
 
 
 _Pooled = tuple[Float[np.ndarray, "rows columns"], Float[np.ndarray, "rows columns"]]
-"""Maximum and mean of each cell."""
+"""The maximum and the mean weight of each cell."""
 
 
 def overview_size(tokens: int, least: int = 1024, most: int = 2048) -> int:
-    """Return the cells along each side of the overview of a map with this number of queries or keys."""
+    """Return the number of cells along each side of the overview for a number of queries or keys."""
     return min(most, max(least, -(-tokens // _CELL_TOKENS)))
 
 
@@ -326,7 +330,7 @@ def _readouts(size: int | None, q: int, k: int) -> list[Readout]:
 
 
 def _pool(weights: Float[Array, "q k"], factor: int) -> _Pooled:
-    """Return the maximum and the mean of each `factor` × `factor` weights; cells at the edges may cover fewer."""
+    """Return the maximum and the mean of each block of `factor` × `factor` weights; blocks at the edges are smaller."""
     if factor == 1:
         return to_numpy(weights), to_numpy(weights)
     xp, (rows, columns) = namespace(weights), weights.shape
@@ -336,7 +340,7 @@ def _pool(weights: Float[Array, "q k"], factor: int) -> _Pooled:
         padded = zeros(weights, (down * factor, across * factor))
         padded[:rows, :columns] = weights  # type: ignore[index] # NumPy and PyTorch only
         weights = padded
-    # Rows first: these reductions run over contiguous memory.
+    # Reduce the rows first, because these reductions run over contiguous memory.
     blocks = xp.reshape(weights, (down, factor, -1))
     maximum = xp.max(xp.reshape(xp.max(blocks, axis=1), (down, across, factor)), axis=2)
     sums = xp.sum(xp.reshape(xp.sum(blocks, axis=1), (down, across, factor)), axis=2)

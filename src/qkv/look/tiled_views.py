@@ -1,6 +1,6 @@
-"""Tiled views of saved arrays and of long texts in a model.
+"""Create tiled views from saved arrays, or by running a model on a long text.
 
-The memory they need is predicted in advance and limited; no array of all pairs is allocated.
+The required memory is predicted and limited in advance, and no array of all q × k weights is allocated.
 """
 
 from __future__ import annotations
@@ -37,29 +37,34 @@ __all__ = [
 
 
 def read_array(path: str | os.PathLike[str]) -> Float[np.ndarray, "*heads tokens width"]:
-    """Read a file of `numpy.save`, `(tokens, width)` or `(heads, tokens, width)`, as float32.
+    """Read a query or key array from a .npy file as float32.
+
+    Args:
+        path: a file written by `numpy.save`, with an array `(tokens, width)` or `(heads, tokens, width)`.
 
     Raises:
-        DataError: the file does not exist, cannot be read, or holds anything else.
+        DataError: the file does not exist, cannot be read, or contains no such array.
     """
     file = Path(path)
     try:
         array = np.load(file, mmap_mode="c", allow_pickle=False)
     except FileNotFoundError:
-        raise DataError(f"there is no file {str(path)!r}. Check the name.") from None
+        raise DataError(f"the array file must exist, got {str(path)!r}. Check the file name.") from None
     except OSError as error:
-        raise DataError(f"{str(path)!r} cannot be read: {error.strerror or error}.") from None
-    except (ValueError, EOFError):
-        # NumPy takes any unknown file for a pickle, and its message explains how to allow pickles.
         raise DataError(
-            f"{file.name!r} must be a file of numpy.save, and it is not. "
-            f"Save an array: np.save({file.stem + '.npy'!r}, array)."
+            f"the array file must be readable, got {str(path)!r}: {error.strerror or error}. Check the file."
+        ) from None
+    except (ValueError, EOFError):
+        # NumPy assumes that any unknown file is a pickle, and its message explains how to allow pickles.
+        raise DataError(
+            f"the array file must be in .npy format, got {file.name!r} in another format. "
+            f"Save an array with np.save({file.stem + '.npy'!r}, array)."
         ) from None
     shape = getattr(array, "shape", ())
     if len(shape) not in (2, 3) or 0 in shape or array.dtype.kind not in "fiu":
         raise DataError(
-            f"{file.name!r} must hold numbers (tokens, width) or (heads, tokens, width), got shape {shape} of "
-            f"{getattr(array, 'dtype', 'unknown type')}. Save the query or key of one input."
+            f"the array in {file.name!r} must be numeric with shape (tokens, width) or (heads, tokens, width), got "
+            f"shape {shape} and dtype {getattr(array, 'dtype', 'unknown')}. Save the query or key of one input."
         )
     return np.ascontiguousarray(array, dtype=np.float32)
 
@@ -67,7 +72,7 @@ def read_array(path: str | os.PathLike[str]) -> Float[np.ndarray, "*heads tokens
 def arrays_required_bytes(
     query: Float[np.ndarray, "*heads q width"], key: Float[np.ndarray, "*groups k key_width"]
 ) -> int:
-    """Predict the bytes that `arrays_view` allocates beside the arrays."""
+    """Predict the bytes that `arrays_view` allocates in addition to the arrays."""
     heads = query.shape[0] if query.ndim == 3 else 1
     q, k = query.shape[-2], key.shape[-2]
     one = TiledMap.required_bytes(q, k, query.shape[-1], library="torch" if find_spec("torch") else "numpy")
@@ -82,17 +87,17 @@ def arrays_view(
     name: str = "arrays",
     progress: Progress | None = None,
 ) -> TiledView:
-    """Create a view of scaled dot-product attention from a query and a key array.
+    """Create a tiled view of scaled dot-product attention from a query and a key array.
 
     Args:
         query: `(q, width)` or `(heads, q, width)`.
-        key: `(k, width)` or `(groups, k, width)`; `heads` is a multiple of `groups`.
-        causal: mask later keys; with more keys than queries, the last query is aligned with the last key.
+        key: `(k, width)` or `(groups, k, width)`; `heads` must be a multiple of `groups`.
+        causal: apply a causal mask; with more keys than queries, the last query is aligned with the last key.
         name: title of the view.
         progress: called after each head.
 
     Raises:
-        ShapeError: the heads or widths do not fit.
+        ShapeError: the numbers of heads or the widths do not match.
 
     Example:
         >>> rows = np.random.default_rng(0).normal(size=(2, 300, 4)).astype(np.float32)
@@ -103,8 +108,8 @@ def arrays_view(
     queries, keys = (array if array.ndim == 3 else array[None] for array in (query, key))
     if len(queries) % len(keys) or queries.shape[-1] != keys.shape[-1]:
         raise ShapeError(
-            "query and key must have equal widths, and the query's heads must be a multiple of the key's, "
-            f"got shapes {query.shape} and {key.shape}. Check that they come from the same layer."
+            "query and key must have equal widths, and the number of query heads must be a multiple of the number of "
+            f"key heads, got shapes {query.shape} and {key.shape}. Check that both arrays come from the same layer."
         )
     mask: Mask | None = Causal(align="end") if causal else None
     maps = {}
@@ -126,12 +131,15 @@ def model_dimensions(model: PreTrainedModel) -> tuple[int, int, int]:
 
 
 def heads_required_bytes(tokens: int, width: int, heads: int) -> int:
-    """Predict the bytes of `recorded_view`: query, key, log-sum-exp and overview of each head."""
+    """Predict the bytes that `recorded_view` allocates.
+
+    For each head, these are the query, the key, the log-sum-exp and the overview.
+    """
     return heads * (4 * tokens * (2 * width + 1) + _overview_bytes(tokens, tokens, _model_overview_size(tokens)))
 
 
 def _model_overview_size(tokens: int) -> int:
-    """Return a smaller size of the overview than that of a single map, because a model has many heads."""
+    """Return the size of each overview for a model, smaller than for a single map because a model has many heads."""
     return overview_size(tokens, 256, 1024)
 
 
@@ -148,14 +156,15 @@ def recorded_view(
 
     Args:
         model: a transformers model.
-        inputs: arguments of its `forward`.
+        inputs: tensor arguments of the model's `forward`.
         tokens: the tokens of the text.
         name: title of the view.
         model_name: name of the model.
         layers: indices of the layers; None: all.
 
     Raises:
-        DataError: the model computes attention itself, so that only dense weights are available.
+        DataError: the model does not use the attention interface of transformers, so that only dense weights are
+            available.
     """
     import torch
 
@@ -172,8 +181,8 @@ def recorded_view(
         last = calls[-1]
         if last.saved is None:
             raise DataError(
-                f"{model_name} must use the attention interface of transformers for a text of this length; it computes "
-                "attention itself. Shorten the text."
+                f"model must use the attention interface of transformers for a text whose maps exceed the memory "
+                f"limit, got {model_name}, which computes attention itself. Shorten the text, or increase the limit."
             )
         maps = {f"head {head}": TiledMap.from_record(last, head) for head in last.heads}
         result.append((f"layer {number}", maps))
@@ -192,21 +201,21 @@ def check_memory(
     """Check that the memory required does not exceed the memory allowed.
 
     Args:
-        required: bytes.
-        allowed: bytes.
-        subject: description of the maps.
-        advice: the last sentence of the error.
-        place: for the message to `say`, where the memory is used.
-        say: called with a message of the required memory, before the check.
+        required: required memory in bytes.
+        allowed: allowed memory in bytes.
+        subject: description of the maps, such as their number of heads and tokens.
+        advice: the last sentence of the error message.
+        place: description of how the memory is used, for the message that `say` prints.
+        say: function that prints the required memory before the check.
 
     Raises:
         RefusedError: the memory required exceeds the memory allowed.
     """
     if say is not None:
-        say(f"{subject}: about {memory_text(required)} {place}, {memory_text(allowed)} allowed")
+        say(f"{subject} take about {memory_text(required)} {place}; the limit is {memory_text(allowed)}")
     if required > allowed:
         raise RefusedError(
-            f"{subject} would take {memory_text(required)}, and {memory_text(allowed)} are allowed. {advice}"
+            f"memory must be at least {memory_text(required)} for {subject}, got {memory_text(allowed)}. {advice}"
         )
 
 
@@ -215,7 +224,7 @@ def _overview_bytes(q: int, k: int, size: int) -> int:
 
 
 def _as_preferred(rows: Float[np.ndarray, "tokens width"]) -> Float[Array, "tokens width"]:
-    """Convert to a tensor if PyTorch is installed, which is three times as fast."""
+    """Convert an array to a PyTorch tensor if PyTorch is installed, because PyTorch is three times as fast."""
     if not find_spec("torch"):
         return rows
     import torch

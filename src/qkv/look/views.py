@@ -1,4 +1,4 @@
-"""Views: the tokens of one text in one model, and the quantized attention maps of every layer and head."""
+"""Attention views, which hold the tokens of one text and the quantized attention maps of one model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TokenAxis:
         pieces: the text that each token adds to its word.
         words: the index of the word that each token belongs to; −1: none.
         special: whether each token is a special token of the model, such as [CLS].
-        numbered: the tokens are their indices, so they need not be sent to the page.
+        numbered: whether the tokens are the numbers from 0, which need not be sent to the page.
     """
 
     tokens: tuple[str, ...]
@@ -38,17 +38,17 @@ class TokenAxis:
 
     @classmethod
     def from_count(cls, count: int) -> TokenAxis:
-        """Create an axis whose tokens are the numbers from 0."""
+        """Create an axis whose tokens are the numbers from 0 to `count` − 1."""
         return replace(cls.from_words(range(count)), numbered=True)
 
     @classmethod
     def from_words(cls, words: Sequence[object]) -> TokenAxis:
-        """Create an axis on which every token is a whole word."""
+        """Create an axis from whole words, with one token per word."""
         names = tuple(str(word) for word in words)
         return cls(names, names, tuple(range(len(names))), (False,) * len(names))
 
     def meta(self) -> dict[str, object]:
-        """Return the fields as JSON for the page."""
+        """Return the fields as a JSON-serializable dictionary."""
         if self.numbered:
             return {"count": len(self.tokens)}
         return {name: list(getattr(self, name)) for name in ("tokens", "pieces", "words", "special")}
@@ -56,7 +56,7 @@ class TokenAxis:
 
 @dataclass(frozen=True, eq=False)
 class LayerMaps:
-    """The quantized maps of the heads of one layer.
+    """The quantized attention maps of the heads of one layer.
 
     Fields:
         name: name of the layer.
@@ -72,14 +72,14 @@ class LayerMaps:
 
     @classmethod
     def from_weights(cls, name: str, weights: ArrayLike, heads: Sequence[str] | None = None) -> LayerMaps:
-        """Quantize weights `(heads, q, k)` of any array library."""
+        """Create the maps of a layer by quantizing weights `(heads, q, k)` of any supported array library."""
         codes, scales = quantize(weights)
         return cls(name, tuple(heads or (f"head {i}" for i in range(len(codes)))), codes, np.asarray(scales))
 
 
 @dataclass(frozen=True)
 class HeadRole:
-    """A role of a head, measured over many sentences.
+    """A role of an attention head, measured over many sentences.
 
     Fields:
         role: name of the role, such as `previous`.
@@ -94,17 +94,17 @@ class HeadRole:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The attention maps of one text in one model.
+    """The quantized attention maps of one text in one model.
 
     Fields:
         name: title of the view, usually the text.
         model: name of the model.
         kind: `"self"`, `"cross"` or `"decoder"`.
         queries: tokens of the rows.
-        keys: tokens of the columns; None: those of the rows.
+        keys: tokens of the columns; None: the same as `queries`.
         layers: the maps of each layer.
         roles: roles of heads by (layer, head), shown as badges.
-        steps: the queries were generated one after another; the page steps through them.
+        steps: whether the queries are generated tokens, through which the user can step on the page.
         note: a remark shown beside the maps.
     """
 
@@ -129,18 +129,18 @@ class View:
         model: str = "",
         layers: Sequence[str] | None = None,
     ) -> View:
-        """Create a view from weights `(layers, heads, q, k)` of any array library.
+        """Create a view from weights `(layers, heads, q, k)` of any supported array library.
 
         Args:
-            weights: of one input; the layers of a sequence may have different numbers of heads.
+            weights: weights of one input; in a sequence, the layers may have different numbers of heads.
             queries: tokens of the rows.
-            keys: tokens of the columns; None: those of the rows.
+            keys: tokens of the columns; None: the same as `queries`.
             name: title of the view.
             model: name of the model.
             layers: name of each layer; None: `layer 0`, `layer 1` …
 
         Raises:
-            ShapeError: the weights do not fit the tokens.
+            ShapeError: the shape of the weights does not match the tokens.
 
         Example:
             >>> view = View.from_weights(np.eye(3)[None, None], ["a", "b", "c"])
@@ -153,8 +153,8 @@ class View:
         shapes = [tuple(np.shape(layer)) for layer in weights]
         if not shapes or any(len(shape) != 3 or shape[1:] != (q, k) or 0 in shape for shape in shapes):
             raise ShapeError(
-                f"weights must be (layers, heads, {q}, {k}) for {q} queries and {k} keys, got "
-                f"{len(shapes)} layers of the shapes {sorted(set(shapes))}. Select one input of the batch."
+                f"weights must have shape (layers, heads, {q}, {k}) for {q} queries and {k} keys, got "
+                f"{len(shapes)} layers with the shapes {sorted(set(shapes))}. Select one element of the batch."
             )
         names = layers or [f"layer {i}" for i in range(len(shapes))]
         maps = tuple(LayerMaps.from_weights(*layer) for layer in zip(names, weights, strict=True))
@@ -172,20 +172,20 @@ class View:
         name: str = "attention",
         model: str = "",
     ) -> View:
-        """Create a view from a run of a model within `qkv.interop.record(model, [Dense()])`.
+        """Create a view from attention weights that `qkv.interop.record(model, [Dense()])` recorded.
 
         Args:
-            record: the record; the last call of each layer is shown.
+            record: the record, of which the last call of each layer is shown.
             queries: tokens of the rows.
-            keys: tokens of the columns; None: those of the rows.
-            kind: `"self"` or `"cross"`: show the layers of this kind.
+            keys: tokens of the columns; None: the same as `queries`.
+            kind: kind of the layers to show, `"self"` or `"cross"`.
             element: index into the batch.
             name: title of the view.
             model: name of the model.
 
         Raises:
-            ShapeError: the weights do not fit the tokens.
-            DataError: the record holds no dense weights of layers of this kind.
+            ShapeError: the shape of the weights does not match the tokens.
+            DataError: the record contains no dense weights of layers of this kind.
         """
         last = [calls[-1] for calls in record.layers.values() if calls[-1].kind == kind]
         maps = [
@@ -196,8 +196,8 @@ class View:
         ]
         if not maps or len(maps) < len(last):
             raise DataError(
-                f"record must hold the dense weights of {kind}-attention, and it does not. "
-                "Run the model within record(model, [Dense()])."
+                f"record must contain dense weights of all {kind}-attention layers, got weights of {len(maps)} out of "
+                f"{len(last)} layers. Run the model within record(model, [Dense()])."
             )
         return cls.from_weights(maps, queries, keys, name=name, model=model)
 
@@ -207,15 +207,15 @@ class View:
         return dequantize(maps.codes[head], maps.scales[head])
 
     def map(self, layer: int, head: int) -> bytes:
-        """Return the codes of one head in row-major order."""
+        """Return the quantized weights of one head in row-major order."""
         return bytes(self.layers[layer].codes[head].tobytes())
 
     def thumbs(self, size: int) -> bytes:
-        """Return the codes of the thumbnails of all heads, `size` × `size` bytes each."""
+        """Return the thumbnails of all heads as quantized weights, `size` × `size` bytes per head."""
         return b"".join(thumbnails(layer.codes, size).tobytes() for layer in self.layers)
 
     def meta(self) -> dict[str, object]:
-        """Return everything but the maps as JSON for the page."""
+        """Return the metadata of the view as a JSON-serializable dictionary."""
         return {
             "name": self.name,
             "model": self.model,

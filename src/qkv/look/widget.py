@@ -1,4 +1,4 @@
-"""The page as a notebook widget: the same JavaScript module under anywidget; the kernel sends maps on request."""
+"""A notebook widget that shows an attention page and loads its maps from the kernel on request."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _widget_class() -> Callable[[Page], AnyWidget]:
     import traitlets
 
     class HeadsWidget(anywidget.AnyWidget):
-        """Sends maps to the page on request."""
+        """A widget that sends attention maps to the browser on request."""
 
         _esm = bundle("heads.js")
         _css = read_web_file("style.css")
@@ -63,14 +63,15 @@ def _widget_class() -> Callable[[Page], AnyWidget]:
 
 
 def respond(page: Page, message: object) -> tuple[dict[str, object], list[bytes]]:
-    """Answer a request of the page, `{"id": …, "what": "map", "place": [view, layer, head]}`.
+    """Return the response to a request from the browser.
 
     Args:
         page: the page.
-        message: a request for `"thumbs"`, `"map"`, `"tile"` or `"row"`; anything else is answered by an error.
+        message: a request `{"id": …, "what": "map", "place": [view, layer, head]}`, where `what` is `"thumbs"`,
+            `"map"`, `"tile"` or `"row"`; the response to any other message is an error.
 
     Returns:
-        The JSON part of the answer, and its binary buffers.
+        The JSON part of the response, and its binary buffers.
     """
     request = message if isinstance(message, dict) else {}
     number = request.get("id")

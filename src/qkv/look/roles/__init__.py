@@ -1,9 +1,10 @@
-"""Roles of attention heads, measured over many sentences with confidence intervals and baselines.
+"""Measure the roles of attention heads over many sentences, with confidence intervals and baselines.
 
     measure_roles(text_model, sentences)   score every head for every role
-    read_gap(path) …                       read annotated sentences: pronouns with names, occupations, syntax trees
+    read_gap(path), read_winobias(…)       read sentences with annotated pronouns
+    read_conllu(path)                      read sentences with syntax trees
 
-A head gets a role from many sentences only; see `RoleTable.labels`.
+`RoleTable.labels` assigns a role to a head only if enough sentences were measured.
 """
 
 from qkv.look.roles.annotations import (

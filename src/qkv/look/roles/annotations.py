@@ -1,4 +1,4 @@
-"""Annotated sentences: questions that name a word, the word it belongs to, and other candidates."""
+"""Read annotated sentences, whose questions ask to which of several candidates a word refers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Question:
-    """A question of which candidate a word belongs to.
+    """A question about which candidate is related to a word, such as the antecedent of a pronoun.
 
     Fields:
         role: the relation, such as `coreference` or `nsubj`.
-        query: the word.
-        right: the right candidate.
-        wrong: the other candidates; empty: every other word.
-        condition: a group that is also counted separately, such as `feminine`.
+        query: span of the word.
+        right: span of the right candidate.
+        wrong: spans of the other candidates; empty: all other words are candidates.
+        condition: name of a group whose questions are also counted separately, such as `feminine`.
     """
 
     role: str
@@ -49,7 +49,7 @@ class Question:
 
 @dataclass(frozen=True)
 class AnnotatedSentence:
-    """A text with questions about it.
+    """A text with questions about its words.
 
     Fields:
         text: the text.
@@ -61,14 +61,14 @@ class AnnotatedSentence:
 
 
 def plain_sentences(texts: Iterable[str]) -> list[AnnotatedSentence]:
-    """Wrap texts without annotation, which are enough for positional roles."""
+    """Return texts as sentences without questions, which suffice to measure positional roles."""
     return [AnnotatedSentence(text) for text in texts if text.strip()]
 
 
 def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedSentence]:
-    """Read a file of GAP: pronouns, each with two names of which it means one.
+    """Read sentences from a file of the GAP data set, each with one pronoun and two candidate names.
 
-    Sentences whose pronoun means neither name are left out.
+    Sentences whose pronoun does not refer to exactly one of the names are left out.
 
     Args:
         path: a tab-separated file, optionally compressed (.gz).
@@ -90,8 +90,9 @@ def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedSentence]:
             text = row["Text"]
         except (KeyError, TypeError, ValueError, AttributeError):
             raise DataError(
-                f"line {reader.line_num} of {Path(path).name!r} is not in the format of GAP, which has the "
-                "tab-separated columns Text, Pronoun, A, B, and their -offset and -coref. Check the file."
+                f"the file must be in GAP format, got {Path(path).name!r} with an invalid line {reader.line_num}. "
+                "Use the tab-separated columns Text, Pronoun, Pronoun-offset, A, A-offset, A-coref, B, B-offset, "
+                "and B-coref."
             ) from None
         if sum(truth) != 1:
             continue
@@ -104,11 +105,13 @@ def read_gap(path: str | os.PathLike[str]) -> list[AnnotatedSentence]:
 def read_winobias(
     path: str | os.PathLike[str], occupations: Iterable[str], condition: str = ""
 ) -> list[AnnotatedSentence]:
-    """Read a file of WinoBias: pronouns with two occupations, `3 [The mechanic] gave the clerk …, [she] won`.
+    """Read sentences from a file of the WinoBias data set, each with pronouns and candidate occupations.
+
+    A line has the form `3 [The mechanic] gave the clerk …, [she] won`.
 
     Args:
-        path: a file of the collection.
-        occupations: the words that can be candidates.
+        path: a file of the data set.
+        occupations: names of the occupations, which are the candidates.
         condition: name of the group, such as `pro` or `anti` for stereotypes.
 
     Raises:
@@ -127,13 +130,13 @@ def read_winobias(
         text, spans = _unmarked(marked)
         if len(spans) < 2:
             raise DataError(
-                f"line {number} of {Path(path).name!r} is not in the format of WinoBias, which has a pronoun and its "
-                f"occupation in [brackets]; it has {len(spans)} words in brackets. Check the file."
+                f"the file must be in WinoBias format, got {Path(path).name!r} with {len(spans)} words in brackets "
+                f"on line {number}. Mark the pronoun and its occupation by [brackets]."
             )
         pronouns = [span for span in spans if text[slice(*span)].lower() in _PRONOUNS]
         mentions = [span for span in spans if span not in pronouns]
         if len(mentions) != 1:
-            continue  # two occupations in brackets are no question
+            continue  # two occupations in brackets do not define a question
         others = tuple(m.span() for m in known.finditer(text) if not _overlap(m.span(), mentions[0]))
         inner = known.search(text, *mentions[0])
         head = inner.span() if inner else mentions[0]
@@ -144,14 +147,16 @@ def read_winobias(
 
 
 def read_conllu(path: str | os.PathLike[str], relations: Iterable[str] | None = None) -> list[AnnotatedSentence]:
-    """Read syntax trees: each word is a question for its head, with its relation as role (`nsubj`, `obj`, `det` …).
+    """Read sentences with syntax trees from a CoNLL-U file, with one question for the head of each word.
+
+    The role of a question is the relation of the word to its head (`nsubj`, `obj`, `det` …).
 
     Args:
-        path: a file in CoNLL-U.
+        path: a file in CoNLL-U format.
         relations: relations to keep; None: all. Subtypes (`nsubj:pass`) count as their type.
 
     Raises:
-        DataError: the file cannot be read, or a line is not in CoNLL-U.
+        DataError: the file cannot be read, or a line is not in CoNLL-U format.
 
     Source:
         universaldependencies.org/format.html; questions as in Clark, Khandelwal, Levy and Manning 2019.
@@ -171,11 +176,14 @@ def _tree(lines: list[tuple[int, str]], kept: set[str] | None, name: str) -> Ann
     for number, line in lines:
         cells = line.split("\t")
         if len(cells) != 10:
-            raise DataError(f"line {number} of {name!r} is not in CoNLL-U: it has {len(cells)} columns, not 10.")
+            raise DataError(
+                f"the file must be in CoNLL-U format, got {name!r} with {len(cells)} columns on line {number}. "
+                "Separate 10 columns by tabs."
+            )
         glue = "" if "SpaceAfter=No" in cells[9].split("|") else " "
         if "." in cells[0]:  # an empty node has no text
             continue
-        # Several words written as one, such as 1-2, share its span, and their own lines repeat parts of its text.
+        # The words of a multiword token, such as 1-2, share its span; their own lines repeat parts of its text.
         first, _, last = cells[0].partition("-")
         if int(first) > covered:
             covered = int(last or first)
@@ -193,7 +201,7 @@ def _tree(lines: list[tuple[int, str]], kept: set[str] | None, name: str) -> Ann
 
 
 def _paragraphs(path: str | os.PathLike[str]) -> Iterator[list[tuple[int, str]]]:
-    """Yield the lines of each sentence, with their numbers and without comments."""
+    """Yield the numbered lines of each sentence, without comments."""
     numbered = enumerate(_text(path).splitlines(), 1)
     for empty, lines in groupby(numbered, key=lambda line: not line[1].strip()):
         if not empty:
@@ -201,7 +209,7 @@ def _paragraphs(path: str | os.PathLike[str]) -> Iterator[list[tuple[int, str]]]
 
 
 def _unmarked(marked: str) -> tuple[str, list[Span]]:
-    """Return a text without its brackets, and the spans that they enclosed."""
+    """Return a text without its brackets, and the spans that were in brackets."""
     pieces = re.split(r"[][]", marked)
     ends = list(accumulate(map(len, pieces)))
     return "".join(pieces), list(zip(ends[::2], ends[1::2], strict=False))
@@ -213,5 +221,5 @@ def _overlap(a: Span, b: Span) -> bool:
 
 def _text(path: str | os.PathLike[str]) -> str:
     if not Path(path).is_file():
-        raise DataError(f"there is no file {str(path)!r}. Check the name.")
+        raise DataError(f"the file must exist, got {str(path)!r}. Check the file name.")
     return read_file(Path(path))

@@ -1,4 +1,4 @@
-"""Measure the roles of a model's heads over many sentences."""
+"""Measure the roles of the attention heads of a model over many sentences."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def measure_roles(
     lengths: Sequence[int] = LENGTHS,
     progress: Progress | None = None,
 ) -> RoleTable:
-    """Score every head for every role over many sentences.
+    """Score every attention head of a model for every role over many sentences.
 
     The score of a positional role (`previous`, `next`, `self`, `first`, `separator`, `duplicate`, `induction`) is
-    the mean weight on the keys that it expects; its baseline is that of uniform weights. The score of `broad` is
+    the mean weight of the role's target keys; its baseline is the score of uniform weights. The score of `broad` is
     the entropy of a row relative to uniform weights. The score of an annotated role (`coreference`, `nsubj` …) is
     the share of questions in which the right candidate gets the largest weight; its baseline is the better of the
     nearest candidate and the best fixed offset.
@@ -38,11 +38,11 @@ def measure_roles(
     Args:
         text_model: from `qkv.look.text_model.load_text_model`.
         sentences: sentences read by a function of `qkv.look.roles`.
-        lengths: upper limits in tokens by which the sentences are also grouped.
+        lengths: maximum numbers of tokens of the groups by length, for which scores are also reported.
         progress: called after each sentence.
 
     Returns:
-        A row for each role, head and group, with 95 % intervals.
+        A table with a row for each role, head and group, and with 95 % confidence intervals.
 
     Raises:
         DataError: there are no sentences.
@@ -51,7 +51,9 @@ def measure_roles(
         Clark, Khandelwal, Levy and Manning 2019, What does BERT look at?; induction: Olsson et al. 2022.
     """
     if not sentences:
-        raise DataError("sentences must not be empty. Pass many: the role of a head is a statistical property.")
+        raise DataError(
+            "sentences must not be empty, got 0 sentences. Pass many, because a role is a statistical property."
+        )
     masses: dict[tuple[str, str], list[_Mass]] = defaultdict(list)
     results: dict[tuple[str, str], list[QuestionResult]] = defaultdict(list)
     layers: list[int] = []
@@ -76,11 +78,14 @@ def measure_roles(
 
 
 _Mass = tuple[Float[np.ndarray, " heads"], float]
-"""Scores of all heads, and the score of uniform weights."""
+"""The scores of all heads, and the score of uniform weights."""
 
 
 def _run(text_model: TextModel, text: str) -> tuple[EncodedSentence, list[Float[np.ndarray, "heads n n"]]]:
-    """Run the model on a sentence, truncated to its context length; return the weights of each layer."""
+    """Return the tokens of a sentence and the attention weights of each layer.
+
+    The sentence is truncated to the context length of the model.
+    """
     encoded = text_model.tokenizer(
         text,
         return_tensors="pt",

@@ -1,4 +1,4 @@
-"""Scores of heads by role, with intervals and baselines, as text, JSON, a plot, and badges for the page."""
+"""A table of the scores of attention heads for roles, with confidence intervals and baselines."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _MARGIN = 0.1
 
 @dataclass(frozen=True)
 class HeadScore:
-    """The score of a head for a role over a group of sentences.
+    """The score of one attention head for one role, measured over a group of sentences.
 
     Fields:
         role: name of the role.
         group: name of the group of sentences.
         layer, head: indices of the head.
         score: mean score.
-        low, high: 95 % interval of the mean.
+        low, high: bounds of the 95 % confidence interval of the mean.
         count: number of sentences or questions.
         baseline: score of the best rule that needs no model.
         nearest, fixed: accuracy of the nearest candidate and of the best fixed offset; None for positional roles,
@@ -54,7 +54,7 @@ class HeadScore:
 
 @dataclass(frozen=True)
 class RoleTable:
-    """The scores of all heads of a model.
+    """A table of the scores of all attention heads of a model.
 
     Fields:
         model: name of the model.
@@ -71,20 +71,20 @@ class RoleTable:
         return list(dict.fromkeys(row.role for row in self.rows))
 
     def ranked(self, role: str, group: str = "all") -> list[HeadScore]:
-        """Return the scores of all heads for a role, the best first."""
+        """Return the scores of all heads for a role in decreasing order."""
         scores = [row for row in self.rows if row.role == role and row.group == group]
         return sorted(scores, key=lambda row: -row.score)
 
     def groups(self, role: str) -> list[str]:
-        """Return the names of the groups of sentences of a role."""
+        """Return the names of the sentence groups that have scores for a role."""
         return list(dict.fromkeys(row.group for row in self.rows if row.role == role))
 
     def labels(self) -> dict[tuple[int, int], tuple[HeadRole, ...]]:
-        """Return the roles of heads by (layer, head), for the badges of a page.
+        """Return the roles of each head as a dictionary with keys (layer, head).
 
         A head has a role if the lower end of its interval exceeds the baseline by at least 0.1, its score is at
-        least 0.5, and at least 30 sentences or questions were counted. It is `broad` if the lower end is at
-        least 0.9.
+        least 0.5, and at least 30 sentences or questions were counted. For the role `broad`, the lower end must be at
+        least 0.9 instead.
         """
         labels: dict[tuple[int, int], list[HeadRole]] = {}
         for row in self.rows:
@@ -101,7 +101,7 @@ class RoleTable:
 
         Args:
             best: number of heads per role.
-            groups: include the groups of sentences.
+            groups: also include the scores of each group of sentences.
         """
         counted = f"{self.sentences:,} sentence{'s' * (self.sentences != 1)}"
         lines = [f"{self.model}, {counted}; scores with 95 % intervals", ""]
@@ -116,7 +116,7 @@ class RoleTable:
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write all rows as JSON, atomically.
+        """Write all rows to a JSON file atomically.
 
         Raises:
             DataError: the file cannot be written.
@@ -126,7 +126,7 @@ class RoleTable:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RoleTable:
-        """Read a file of `save`."""
+        """Load a table from a file written by `save`."""
         body = json.loads(Path(path).read_bytes())
         return cls(body["model"], body["sentences"], tuple(HeadScore(**row) for row in body["rows"]))
 

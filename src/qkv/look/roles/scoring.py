@@ -1,4 +1,4 @@
-"""Scores of all heads in one sentence: the weight that each role expects, and the answers to questions."""
+"""Score attention heads in one sentence, by the weights of target keys and by answers to questions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["EncodedSentence", "QuestionResult", "position_scores", "score_questi
 
 @dataclass(frozen=True, eq=False)
 class EncodedSentence:
-    """The tokens of a sentence.
+    """A tokenized sentence.
 
     Fields:
-        ids: `(n,)`, the token numbers.
+        ids: `(n,)`, the token ids.
         special: `(n,)`, whether each token is a special token of the model.
-        spans: the characters of the text that each token covers.
+        spans: the span of characters of the text that each token covers.
     """
 
     ids: Int[np.ndarray, " n"]
@@ -34,7 +34,7 @@ class EncodedSentence:
 
 
 def _targets(encoded: EncodedSentence) -> dict[str, Bool[np.ndarray, "n n"]]:
-    """Return for each role the keys that it expects each query to attend to; a row may be empty."""
+    """Return for each role a boolean matrix of the target keys of each query, whose rows may be empty."""
     n = len(encoded.ids)
     key, query = np.arange(n), np.arange(n)[:, None]
     same = encoded.ids[:, None] == encoded.ids
@@ -57,16 +57,16 @@ def position_scores(
 ) -> dict[str, tuple[Float[np.ndarray, " heads"], float]]:
     """Score every head for each positional role in one sentence.
 
-    The score of a role is the mean weight on the keys that it expects; that of `broad` is the entropy of a row
-    relative to uniform weights. Queries that are special tokens are left out.
+    The score of a role is the mean weight of its target keys; the score of `broad` is the entropy of a row relative
+    to uniform weights. Queries that are special tokens are left out.
 
     Args:
-        weights: `(heads, n, n)`.
-        encoded: the tokens of the sentence.
+        weights: `(heads, n, n)`, the attention weights.
+        encoded: the tokenized sentence.
 
     Returns:
-        For each role the scores `(heads,)`, and the score of uniform weights. Roles that no query of the sentence
-        can have are left out.
+        For each role the scores `(heads,)`, and the score of uniform weights. Roles without a target key in the
+        sentence are left out.
     """
     n = weights.shape[-1]
     scores = {}
@@ -88,14 +88,14 @@ def position_scores(
 
 @dataclass(frozen=True, eq=False)
 class QuestionResult:
-    """The answers of heads and of simple rules to one question.
+    """The answers of all attention heads and of two baseline rules to one question.
 
     Fields:
         heads: `(heads,)`, whether each head chose the right candidate.
         nearest: whether the candidate nearest to the query is right.
         offset: distance in tokens from the query to the right candidate; the best fixed offset over all questions
             is a baseline.
-        chosen_by_offset: tells whether the candidate nearest to a given offset is right.
+        chosen_by_offset: function that returns whether the candidate nearest to a given offset is right.
     """
 
     heads: Bool[np.ndarray, " heads"]
@@ -107,17 +107,17 @@ class QuestionResult:
 def score_question(
     weights: Float[np.ndarray, "heads n n"], encoded: EncodedSentence, question: Question
 ) -> QuestionResult | None:
-    """Find the candidate of largest weight for every head.
+    """Determine for every head whether the right candidate of a question has the largest weight.
 
     The weight of a candidate is averaged over the tokens of the query and summed over those of the candidate.
 
     Args:
-        weights: `(heads, n, n)`.
-        encoded: the tokens of the sentence.
+        weights: `(heads, n, n)`, the attention weights.
+        encoded: the tokenized sentence.
         question: a question about the sentence.
 
     Returns:
-        The result; None if a word was truncated, or the mask excludes all candidates.
+        The result; None if a word of the question was truncated, or the mask excludes all candidates.
     """
     query, right = encoded.tokens(question.query), encoded.tokens(question.right)
     if question.wrong:

@@ -1,8 +1,8 @@
-// Mapping of weights to colours: a table of 256 colours, and three scales that index it.
+// Map weights to colours: a table of 256 colours, and three scales that give an index of the table.
 
 /** @typedef {"linear" | "sqrt" | "log"} Scale */
 
-/** Colour stops of the two themes, in one hue each, from 0 to the maximum. Light: ColorBrewer's Blues (safe for
+/** Colour stops of the light and the dark theme, from 0 to the maximum. Light: ColorBrewer's Blues (safe for
  *  colour-blind readers); dark: from the background through blue to near white. */
 const STOPS = {
   light: [[255, 255, 255], [222, 235, 247], [158, 202, 225], [66, 146, 198], [8, 81, 156], [3, 28, 82]],
@@ -35,7 +35,7 @@ export function shade(weight, maximum, scale) {
   return share;
 }
 
-/** Draw cells as pixels, one each.
+/** Return an image with one pixel per cell.
  *  @param {Float32Array} cells @param {number} width @param {number} maximum @param {Scale} scale
  *  @param {Uint8ClampedArray} table */
 export function pixels(cells, width, maximum, scale, table) {
@@ -54,7 +54,7 @@ export function cssColour(table, share) {
   return `rgb(${table[i]} ${table[i + 1]} ${table[i + 2]})`;
 }
 
-/** Return a text colour that is readable on that colour.
+/** Return a text colour that is readable on the colour of a number from 0 to 1.
  *  @param {Uint8ClampedArray} table @param {number} share */
 export function inkOn(table, share) {
   const i = 4 * Math.round(255 * share);

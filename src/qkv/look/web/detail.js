@@ -1,4 +1,4 @@
-// One head of one text: its map, its tokens, and the keys of largest weight of the selected query.
+// The detail view of one head: its map, its tokens, and the keys with the largest weights for the selected query.
 
 import { createElement, formatWeight } from "./dom.js";
 import { MapView } from "./map.js";
@@ -11,18 +11,18 @@ const TOP = 10;
 
 /** @typedef {Object} Side
  *  @property {string[]} tokens @property {string[]} pieces @property {number[]} words @property {boolean[]} special
- *  @property {number} [count] number of tokens, if they are numbers */
+ *  @property {number} [count] number of tokens, if the tokens are the numbers from 0 */
 
-/** A text in a model, as the server sends it.
+/** The metadata of a view of one text in one model, as the server sends it.
  *  @typedef {Object} View
  *  @property {string} name @property {string} model @property {string} kind self, cross or decoder
- *  @property {Side} queries @property {Side | null} keys null: those of the queries
+ *  @property {Side} queries @property {Side | null} keys null: the same as the queries
  *  @property {{name: string, heads: string[]}[]} layers
  *  @property {number[][]} scales the largest weight of each head
  *  @property {Record<string, {role: string, score: number, baseline: number}[]>} roles by "layer,head"
  *  @property {string} [note] a remark shown beside the maps
  *  @property {boolean} [steps] queries were generated one after another
- *  @property {number} [levels] of a tiled map: the coarsest level, which is one tile
+ *  @property {number} [levels] the coarsest level of a tiled map, which has a single tile
  *  @property {number} [base] level of its overview @property {[number, number]} [overview] cells of the overview */
 
 export class Detail {
@@ -149,7 +149,7 @@ export class Detail {
     const mapData = this.mapData;
     const names = this.names;
     if (!mapData || !names) return;
-    // Another text may still be loading; its indices may not exist here.
+    // While another text is loading, its indices may not exist in the current map.
     row = Math.max(0, Math.min(mapData.rows - 1, row));
     column = Math.max(0, Math.min(mapData.columns - 1, column));
     const changed = row !== this.query;

@@ -19,7 +19,7 @@ export function createElement(tag, attributes = {}, children = []) {
  *  @param {string} label @param {[string, string][]} options value and text of each
  *  @param {string} selected @param {(value: string) => void} change */
 export function createSelect(label, options, selected, change) {
-  // Two texts may start alike, so the tooltip shows the whole of the selected one.
+  // The options may be truncated, so the tooltip shows the whole selected text.
   const updateTooltip = () => (select.title = select.selectedOptions[0]?.textContent || "");
   const select = /** @type {HTMLSelectElement} */ (
     createElement("select", { onchange: () => { updateTooltip(); change(select.value); } },

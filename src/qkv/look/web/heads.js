@@ -1,6 +1,6 @@
-// The page: this module is the notebook widget, the served page and the exported file.
+// The page, which the notebook widget, the server and the exported file share.
 //
-// It follows the anywidget contract: `model.get("meta")` describes the views, and a source gives the maps as bytes.
+// It follows the anywidget contract: `model.get("meta")` describes the views, and a source returns the maps as bytes.
 
 import { createCheckBox, createElement, createSelect } from "./dom.js";
 import { colourTable } from "./colour.js";
@@ -174,7 +174,7 @@ function render({ model, el }) {
   restart();
 }
 
-/** Create the tokens of numbered axes, which are not sent.
+/** Create the tokens of numbered axes, because the server sends only their number.
  *  @param {any} meta */
 function withNumberedTokens(meta) {
   const side = (/** @type {any} */ sent) => {

@@ -1,4 +1,4 @@
-// One map on a canvas: queries as rows, keys as columns; hover, a keyboard cursor, zoom and pan.
+// One map on a canvas, with queries as rows and keys as columns; it supports hover, a keyboard cursor, zoom and pan.
 
 import { createElement } from "./dom.js";
 import { pixels } from "./colour.js";
@@ -52,7 +52,7 @@ export class MapView {
     new ResizeObserver(() => this.draw()).observe(this.canvas);
   }
 
-  /** Show another map; the visible part stays if the size is the same.
+  /** Show another map; the visible part does not change if both maps have the same size.
    *  @param {MapData} mapData */
   show(mapData) {
     const same = this.mapData && this.mapData.rows === mapData.rows && this.mapData.columns === mapData.columns;
@@ -66,7 +66,7 @@ export class MapView {
     if (this.mapData) this.part = [0, 0, this.mapData.rows, this.mapData.columns];
   }
 
-  /** Move the cursor to a pair; `follow` scrolls to it.
+  /** Move the cursor to a pair of query and key; `follow` scrolls to this pair.
    *  @param {number} row @param {number} column @param {boolean} [follow] */
   point(row, column, follow = false) {
     this.cursor = [row, column];
@@ -152,7 +152,7 @@ export class MapView {
   #cursor(pen) {
     const { box, part } = this;
     const [row, column] = this.cursor;
-    // Around a small cell, without covering it.
+    // The frame surrounds a small cell without covering it.
     const height = Math.max(9, box.height / part[2]);
     const width = Math.max(9, box.width / part[3]);
     const y = box.y + ((row + 0.5 - part[0]) / part[2]) * box.height - height / 2;
@@ -182,7 +182,7 @@ export class MapView {
       : null;
   }
 
-  /** Show `factor` times as many tokens; `fixed` keeps its place on the screen.
+  /** Show `factor` times as many tokens; the pair `fixed` keeps its place on the screen.
    *  @param {number} factor @param {[number, number]} fixed */
   zoom(factor, fixed) {
     const { mapData, part } = this;
@@ -246,7 +246,7 @@ export class MapView {
     if (!this.mapData) return;
     const [row, column] = this.cursor;
     const { box, part } = this;
-    // Zoomed out, a step is one cell, which covers several tokens.
+    // When the map is zoomed out, a step is one cell, which covers several tokens.
     const times = event.shiftKey ? 10 : 1;
     const down = times * Math.max(1, Math.round(part[2] / box.height));
     const across = times * Math.max(1, Math.round(part[3] / box.width));
@@ -284,7 +284,7 @@ export class MapView {
   }
 }
 
-/** Return the indices to label: every n-th, so that labels do not overlap.
+/** Return the indices to label, which are every n-th index so that labels do not overlap.
  *  @param {number} first @param {number} count @param {number} pixels */
 export function ticks(first, count, pixels) {
   const each = round(Math.max(1, Math.ceil((count * LABEL) / pixels)));
@@ -292,7 +292,7 @@ export function ticks(first, count, pixels) {
   return Array.from({ length: Math.max(0, Math.ceil((first + count - start) / each)) }, (_, i) => start + i * each);
 }
 
-/** Round up to 10, 20, 50, 100 …; numbers below 10 stay. @param {number} step */
+/** Round up to 10, 20, 50, 100 …; numbers below 10 do not change. @param {number} step */
 function round(step) {
   const power = 10 ** Math.floor(Math.log10(step));
   return step < 10 ? step : power * (step <= power ? 1 : step <= 2 * power ? 2 : step <= 5 * power ? 5 : 10);

@@ -1,4 +1,4 @@
-// Dense maps in the browser: dequantize them, merge tokens to words, leave out special tokens.
+// Functions on dense maps: dequantize weights, merge tokens into words, and leave out special tokens.
 
 /** A map of weights with the tokens of its axes.
  *  @typedef {Object} Matrix
@@ -7,7 +7,7 @@
  *  @property {string[]} keys
  *  @property {number} maximum the largest weight */
 
-/** Dequantize codes, 255 · √(weight / scale): the error of a weight is at most scale / 255.
+/** Convert codes, 255 · √(weight / scale), to weights; the error of a weight is at most scale / 255.
  *  @param {Uint8Array} codes @param {number} scale */
 export function dequantize(codes, scale) {
   const table = Float32Array.from({ length: 256 }, (_, code) => (code / 255) ** 2 * scale);
@@ -16,7 +16,7 @@ export function dequantize(codes, scale) {
   return weights;
 }
 
-/** Group tokens: return lists of token indices.
+/** Return lists of token indices, one for each group of tokens.
  *  @param {{tokens: string[], words: number[], special: boolean[]}} side
  *  @param {boolean} whole group the tokens of each word
  *  @param {boolean} hide leave out special tokens */
@@ -39,7 +39,7 @@ export function nameOf(side, group) {
   return group.length === 1 ? side.tokens[group[0]] : group.map((i) => side.pieces[i]).join("");
 }
 
-/** Merge tokens to words: average over the tokens of a query and sum over the tokens of a key, which preserves
+/** Merge tokens into words: average over the tokens of a query and sum over the tokens of a key, which preserves
  *  the row sums (Clark et al. 2019).
  *  @param {Float32Array} weights @param {number} width number of keys
  *  @param {number[][]} rows @param {number[][]} columns
@@ -75,7 +75,7 @@ export function strongest(matrix, row, count) {
   return found.sort((a, b) => b.weight - a.weight || a.key - b.key).slice(0, count);
 }
 
-/** Reduce a part of a map to the screen resolution: each cell is the maximum or the mean of the weights it covers.
+/** Reduce a part of a map to the screen resolution: each cell is the maximum or the mean of the weights that it covers.
  *  @param {Float32Array} weights @param {number} width
  *  @param {[number, number, number, number]} part first row, first column, rows, columns
  *  @param {number} down @param {number} across number of cells

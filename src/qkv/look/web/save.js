@@ -1,4 +1,4 @@
-// Saving: an image of the map as PNG or SVG, the weights as JSON.
+// Save the map as a PNG or SVG image, or the weights as JSON.
 
 import { download } from "./dom.js";
 import { pixels } from "./colour.js";
@@ -65,7 +65,7 @@ export function json(detail) {
   const mapData = /** @type {import("./map.js").MapData} */ (detail.map.mapData);
   const [top, left, rows, columns] = detail.matrix ? [0, 0, mapData.rows, mapData.columns] : detail.map.part;
   if (rows * columns > MAX_WEIGHTS) {
-    throw new Error(`${rows} × ${columns} weights exceed the maximum of a file: zoom in to ${MAX_WEIGHTS.toLocaleString("en")} or fewer.`);
+    throw new Error(`A JSON file must have at most ${MAX_WEIGHTS.toLocaleString("en")} weights, got ${rows} × ${columns}. To save fewer weights, zoom in.`);
   }
   const range = (/** @type {number} */ first, /** @type {number} */ count) => Array.from({ length: count }, (_, i) => first + i);
   return JSON.stringify({

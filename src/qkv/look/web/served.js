@@ -1,4 +1,4 @@
-// Entry point of the served page; it polls the server until the page is ready.
+// Entry point of the served page, which polls the server until the page is ready.
 
 import heads from "./heads.js";
 import { fromServer } from "./source.js";

@@ -1,4 +1,4 @@
-// Sources of maps: a server, the exported file itself, or the kernel of a notebook. All give bytes.
+// Sources of maps: a server, an exported file, or the kernel of a notebook. Each source returns bytes.
 
 /** @typedef {Object} Source
  *  @property {(view: number) => Promise<Uint8Array>} thumbs thumbnails of all heads of a view
@@ -22,7 +22,7 @@ export function fromServer(base) {
   };
 }
 
-/** Read parts of the exported file, gzip in base64; each is unpacked on first use.
+/** Create a source from the parts of an exported file, in gzip and base64; each part is unpacked on first use.
  *  @param {Record<string, string>} parts by name: `thumbs/0`, `layer/0/3` @param {(view: number) => number} area
  *  @returns {Source} */
 export function fromParts(parts, area) {
@@ -58,7 +58,7 @@ function fromJson(bytes) {
   return JSON.parse(new TextDecoder().decode(bytes));
 }
 
-/** Send requests to the kernel of a notebook, which answers in any order.
+/** Create a source that sends requests to the kernel of a notebook, which may respond in any order.
  *  @param {any} model of anywidget @returns {Source} */
 export function fromKernel(model) {
   let lastId = 0;

@@ -1,4 +1,4 @@
-// Steps of generation: a slider over the generated tokens, and buttons to the previous and next step.
+// Controls for the steps of generation: a slider over the generated tokens, and buttons for the previous and next step.
 
 import { createElement } from "./dom.js";
 

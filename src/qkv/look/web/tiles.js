@@ -1,4 +1,4 @@
-// Tiled maps of long texts: tiles at the resolution of the screen, loaded when they become visible.
+// Tiled maps of long texts, whose tiles are loaded at the resolution of the screen when they become visible.
 
 /** Cells along each side of a tile. */
 export const TILE_SIZE = 256;
@@ -7,8 +7,8 @@ const MAX_TILES = 200;
 export class Tiles {
   /** @param {{queries: string[], keys: string[], levels: number, maximum: number,
    *    base: number, overview: [number, number], tile: (level: number, y: number, x: number) => Promise<Uint8Array>}}
-   *    options levels from `base` on pool 2 × 2 cells of the overview at each step
-   *  @param {() => void} onLoad called when a tile was loaded */
+   *    options each level above `base` pools 2 × 2 cells of the level below
+   *  @param {() => void} onLoad called after a tile is loaded */
   constructor(options, onLoad) {
     this.options = options;
     this.onLoad = onLoad;
@@ -35,7 +35,7 @@ export class Tiles {
     await this.#fetch(this.options.levels, 0, 0);
   }
 
-  /** Load the exact weights of a query on a range of keys.
+  /** Load the exact weights of a query for a range of keys.
    *  @param {number} row @param {number} first @param {number} last */
   async #loadRow(row, first, last) {
     const y = Math.floor(row / TILE_SIZE);
@@ -93,14 +93,14 @@ export class Tiles {
     return (code / 255) ** 2 * this.options.maximum;
   }
 
-  /** Reduce a part of the map to the screen resolution: each cell is the maximum or the mean of all it covers.
+  /** Reduce a part of the map to the screen resolution: each cell is the maximum or the mean of the weights that it covers.
    *  @param {[number, number, number, number]} part @param {number} rowsOnScreen @param {number} columnsOnScreen
    *  @param {"max" | "mean"} reduction */
   #reduce([top, left, rows, columns], rowsOnScreen, columnsOnScreen, reduction) {
     const { levels, maximum } = this.options;
     const finest = Math.max(rows / rowsOnScreen, columns / columnsOnScreen);
     const level = Math.max(0, Math.min(levels, Math.floor(Math.log2(Math.max(1, finest)))));
-    // Coarser tiles are drawn until the right ones are loaded.
+    // Coarser tiles are drawn until the tiles of this level are loaded.
     const levelsDrawn = [];
     for (let at = level; at <= levels; at++) {
       const down = this.#covered(at, top, rows, rowsOnScreen, 0);
@@ -139,7 +139,7 @@ export class Tiles {
   }
 
   /** Return the tiles of a level by row and column, and whether all are loaded. @param {number} level
-   *  @param {Int32Array} down @param {Int32Array} across @param {boolean} load load those that are missing */
+   *  @param {Int32Array} down @param {Int32Array} across @param {boolean} load load the missing tiles */
   #grid(level, down, across, load) {
     /** @type {(Uint8Array | undefined)[][]} */
     const tiles = [];

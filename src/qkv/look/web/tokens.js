@@ -1,9 +1,9 @@
-// The tokens as text, shaded by their weight, and the keys of largest weight as a table.
+// The tokens as text shaded by weight, and a table of the keys with the largest weights.
 
 import { createElement, formatWeight } from "./dom.js";
 import { cssColour, inkOn, shade } from "./colour.js";
 
-/** Maximum number of tokens shown; of a longer text, those around the selected one. */
+/** Maximum number of tokens shown; in a longer text, the tokens around the selected token are shown. */
 export const MAX_TOKENS = 560;
 
 export class Tokens {
@@ -117,7 +117,7 @@ export class Tokens {
   }
 }
 
-/** Show the keys of largest weight of a query as a table, also for screen readers.
+/** Show the keys with the largest weights for a query as a table, which screen readers can read.
  *  @param {HTMLElement} place @param {string} query
  *  @param {{name: string, key: number, weight: number}[]} rows @param {(key: number) => void} onSelect */
 export function fillTable(place, query, rows, onSelect) {
