@@ -41,15 +41,15 @@ def test_text_has_no_width(qkv):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("explain",), "there is no --query"),
-        (("explain", "--query", "1,2"), "there is no --key"),
+        (("explain",), "--query must be given"),
+        (("explain", "--query", "1,2"), "--key must be given"),
         (("explain", "--query", "a,b", "--key", "1,2"), "got 'a,b'"),
         (("explain", "--query", "10,5", "--key", "20,7"), "query has width 5, key has width 7"),
         (("explain", *SHAPES, "--dtype", "int8"), "got 'int8'"),
         (("explain", *SHAPES, "--library", "mxnet"), "got 'mxnet'"),
         (("explain", *SHAPES, "--kernel", "magic"), "magic"),
         (("explain", *SHAPES, "--window", "3"), "got '3'"),
-        (("explain", *SHAPES, "--readout", "aura"), "there is no readout 'aura'"),
+        (("explain", *SHAPES, "--readout", "aura"), "got 'aura'"),
         (("explain", *SHAPES, "--causal", "--align", "middle"), "got 'middle'"),
         (("explain", *SHAPES, "--dropout", "much"), "--dropout must be a number, got 'much'"),
         (("explain", *SHAPES, "--memory", "plenty"), "plenty"),

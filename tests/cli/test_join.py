@@ -51,7 +51,7 @@ def test_a_join_without_pairs_gives_advice(qkv):
     code, out, _ = qkv("join", *TABLES, "--on", "city=guest")
     assert code == 0
     assert out.startswith("0 pairs of 24 and 13 rows\n")
-    assert "· no pair is more likely than not: compare more columns (--on)" in out
+    assert "· no pair is a match: compare more columns (--on)" in out
 
 
 def test_a_fitted_model_joins_and_is_evaluated(qkv, tmp_path):
@@ -115,9 +115,9 @@ def test_a_single_table_is_searched_for_duplicates(qkv, tmp_path):
         (("join", *TABLES, *ON, "--threshold", "2"), "threshold must be above 0"),
         (("join", *TABLES, *ON, "--one-to-one", "--many"), "must not both be set"),
         (("join", *TABLES, "--model", "no.json"), "cannot be read"),
-        (("join", *TABLES, *ON, "--model", "no.json"), "Leave --on out"),
+        (("join", *TABLES, *ON, "--model", "no.json"), "Omit --on"),
         (("join", *TABLES, "--model", "people.csv"), "not JSON"),
-        (("fit", "join", *TABLES, *ON), "there is no --out"),
+        (("fit", "join", *TABLES, *ON), "--out must be given"),
         (("fit", "join", *TABLES, *ON, "--out", "no-folder/m.json"), "must exist, got 'no-folder'"),
         (
             ("fit", "join", *TABLES, *ON, "--out", "m.json", "--pairs", "gpa.csv"),

@@ -114,7 +114,7 @@ def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
             ("store", "create", "PEOPLE", "people.csv", "--key", "name", "--value", "income"),
             "must be new or an empty folder",
         ),
-        (("store", "create", "new", "people.csv", "--key", "name"), "there is no --value"),
+        (("store", "create", "new", "people.csv", "--key", "name"), "--value must be given"),
         (("store", "create", "new", "nobody.csv", "--key", "name", "--value", "x"), "must be an existing file"),
         (
             ("store", "create", "new", "people.csv", "--key", "name", "--value", "city", "--encoder", "x"),
@@ -128,7 +128,10 @@ def test_damaged_files_are_named_with_exit_code_2(qkv, people, tmp_path):
         (("store", "wash", "PEOPLE"), "wash"),
         (("ask", "PEOPLE", "--version", "77", "x"), "got 77. The newest versions are"),
         (("ask", "PEOPLE", "--memory", "lots", "x"), "memory must be a positive amount, got 'lots'"),
-        (("ask", "people.csv", "--key", "name", "--value", "income", "--version", "1", "x"), "needs a store"),
+        (
+            ("ask", "people.csv", "--key", "name", "--value", "income", "--version", "1", "x"),
+            "must be used with a store",
+        ),
     ],
 )
 def test_invalid_input_is_reported_in_one_sentence(qkv, people, arguments, sentence):

@@ -1,1 +1,1 @@
-"""The command `qkv`: one file per subcommand."""
+"""The command-line interface `qkv`, with one module per subcommand."""

@@ -1,4 +1,4 @@
-"""Base class of the output formats of `qkv ask`."""
+"""The base class of the output formats of `qkv ask`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["AnswerWriter"]
 
 @dataclass
 class AnswerWriter(ABC):
-    """Prints answers to stdout as they are computed.
+    """Base class of writers that print answers to stdout as they are computed.
 
     Fields:
         database: the database that gives the answers.
@@ -43,6 +43,6 @@ class AnswerWriter(ABC):
         """Print the answer to one query."""
 
     def finish(self) -> None:
-        """Print the plan to stderr, because stdout holds the answers only."""
+        """Print the execution plan to stderr if requested, because stdout contains only answers."""
         if self.explain:
             print(self.plan, file=sys.stderr)

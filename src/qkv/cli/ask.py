@@ -1,4 +1,4 @@
-"""`qkv ask`: query a table by similarity, with evidence."""
+"""The command `qkv ask`, which queries a table by similarity and shows the evidence for each answer."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def ask(
 ) -> None:
     """Query a table: the answer is the weighted mean (or vote) of the values whose keys resemble the query.
 
-    FILE is .csv, .tsv, .txt, .jsonl, .json, .parquet, .arrow or .feather, each optionally with .gz, or a store
-    created by `qkv store create`, which has its key and value. A QUERY is a key in the format of the table; for
-    several key columns, separate the cells by commas. Without QUERY, queries are read from --queries or from
-    standard input, one per line, and answered as they arrive.
+    FILE is a .csv, .tsv, .txt, .jsonl, .json, .parquet, .arrow or .feather file, optionally compressed (.gz), or a
+    store created by `qkv store create`, which defines the key and value columns. A QUERY is a value of the key
+    column; for several key columns, separate the values by commas. Without QUERY, queries are read from --queries or
+    from standard input, one per line, and answered as they arrive.
 
     \b
     Examples:
@@ -97,13 +97,13 @@ def ask(
 
     stored = sql is None and bool(arguments) and is_store(arguments[0])
     if sql is None and not arguments:
-        raise DataError("there is no FILE. Name a table, or give --sql; qkv ask --help shows examples.")
+        raise DataError("FILE must be given. Name a table, or use --sql; see qkv ask --help for examples.")
     if not stored and (not key or not value):
         raise OptionError(
-            f"there is no --{'value' if key else 'key'}. Name the column, as in --key name --value income."
+            f"--{'value' if key else 'key'} must be given. Name the column, for example --key name --value income."
         )
     if version is not None and not stored:
-        raise OptionError("--version needs a store, and FILE is not one. Leave it out.")
+        raise OptionError("--version must be used with a store, got a table. Omit --version, or name a store.")
 
     from qkv.cli.json_csv import CsvWriter, JsonWriter
     from qkv.cli.query_input import read_queries
@@ -140,7 +140,7 @@ def ask(
             if plot is not None:
                 from qkv.look.query_plot import save_query_plot
 
-                # Before anything is printed: a closed pipe must not prevent the plot.
+                # The plot is saved before anything is printed, so that a closed pipe cannot prevent it.
                 save_query_plot(database, answer[0], plot, score=score, normalizer=normalizer, where=where)
             progress.clear()
             writer.write(answer)
@@ -156,21 +156,23 @@ def _open_store(path: str, key: str, value: str, version: int | None, memory: st
 
 
 def _check_arguments(arguments: list[str], format_: str) -> list[str]:
-    """Return the arguments; raise if one is an unknown option."""
+    """Return the arguments, after checking the output format and that no argument is an unknown option."""
     for argument in arguments:
         # A dash before a digit starts a negative number; before a letter, an unknown option.
         if argument.startswith("--") or (argument[:1] == "-" and argument[1:2].isalpha()):
             raise OptionError(
-                f"there is no option {argument.split('=')[0]}; see qkv ask --help. "
-                "Pass a query that starts with a dash by --queries."
+                f"the option must be listed by qkv ask --help, got {argument.split('=')[0]}. "
+                "To pass a query that starts with a dash, write it to a file and use --queries."
             )
     check_choice("--format", format_, _FORMATS)
     return arguments
 
 
 def _check_single(chunks: Iterator[list[str]]) -> Iterator[list[str]]:
-    """Yield the chunks; raise if they hold more or less than one query."""
+    """Yield the only chunk, after checking that it contains exactly one query."""
     first = next(chunks, [])
     if len(first) != 1 or next(chunks, []):
-        raise QueryError("--plot draws the answer to one query. Ask one, or leave --plot out.")
+        raise QueryError(
+            "--plot must be used with exactly one query, got none or several. Ask one query, or omit --plot."
+        )
     yield first

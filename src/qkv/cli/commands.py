@@ -1,4 +1,4 @@
-"""The subcommands of `qkv`, and the conversion of exceptions to messages and exit codes."""
+"""Define the subcommands of `qkv`, and convert exceptions to error messages and exit codes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": list(_HELP_NAMES), "max_content_width": 100},
 )
-# Unknown options are passed on: a query may be a negative number, -122.23,37.88.
+# Unknown options are passed on, because a query may be a negative number such as -122.23,37.88.
 app.command("ask", short_help="Query a table by similarity.", context_settings={"ignore_unknown_options": True})(ask)
 for command, summary in (
     (explain, "Show the execution plan of a call."),
@@ -72,7 +72,9 @@ def _qkv(
 
 
 def run_command(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return one of the exit codes of `qkv.cli.main`; no exception is raised.
+    """Run the command and return its exit code, with errors printed to stderr.
+
+    The exit codes are listed in `qkv.cli.main`.
 
     Args:
         arguments: the arguments after `qkv`; None: those of the process.
@@ -92,7 +94,7 @@ def run_command(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return _ignore_closed_pipe()
     except SystemExit as leave:
-        # Typer turns a broken pipe into an exit of its own.
+        # Typer converts a broken pipe to a SystemExit.
         return _ignore_closed_pipe() if isinstance(leave.__context__, BrokenPipeError) else int(leave.code or 0)
     except typer.Exit as leave:
         return int(leave.exit_code)
@@ -114,7 +116,7 @@ def _report_bug(error: BaseException) -> int:
 
 
 def _ignore_closed_pipe() -> int:
-    """Return success after `| head` closed the pipe; buffered output must not fail again at exit."""
+    """Return exit code 0 after a pipe was closed, and redirect stdout so that buffered output is discarded."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
 

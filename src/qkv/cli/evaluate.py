@@ -1,4 +1,4 @@
-"""`qkv evaluate`: evaluate rankings against relevance judgements."""
+"""The command `qkv evaluate`, which evaluates rankings against relevance judgements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["BuildOptions", "evaluate", "open_judged"]
 
 
 class BuildOptions(TypedDict):
-    """Options that define how an index is built."""
+    """Options that define how a search index is built."""
 
     encoder: str | None
     rank: int | None
@@ -56,9 +56,10 @@ def evaluate(
     ] = None,
     stem: Stem = False,
     learned: Annotated[
-        bool, typer.Option("--learned", help="Also learn W_Q and W_K on half of the queries and test on the rest.")
+        bool,
+        typer.Option("--learned", help="Also learn W_Q and W_K on half of the queries and test on the other half."),
     ] = False,
-    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Number of random halves for --learned.")] = 5,
+    repeats: Annotated[int, typer.Option(metavar="N", min=1, help="Number of random splits for --learned.")] = 5,
     penalty: Annotated[
         float | None,
         typer.Option(metavar="NUMBER", help="Penalty on changes of W_Q and W_K, for --learned; default: 500."),
@@ -74,9 +75,9 @@ def evaluate(
     """Evaluate rankings against relevance judgements by nDCG@10, MAP and recall@100 (ir-measures).
 
     COLLECTION is a BEIR folder (corpus.jsonl, queries.jsonl, qrels/test.tsv), a folder of SMART files (such as
-    Cranfield: documents, .qry, rel), documents as `qkv search` takes them, or an index; the last two need --queries
-    and --relevant. The command compares raw word counts, BM25, latent semantics (or --encoder), and a mixture of
-    the last two.
+    Cranfield: documents, .qry, rel), documents in a format of `qkv search`, or an index; documents and indexes also
+    need --queries and --relevant. The command compares raw word counts, BM25, latent semantics (or --encoder), and
+    a mixture of BM25 and the latter.
 
     \b
     Examples:
@@ -91,19 +92,19 @@ def evaluate(
     """
     names = measures.replace(",", " ").split()
     if not names:
-        raise OptionError('--measures must not be empty. Name some, as in --measures "nDCG@10 MAP".')
+        raise OptionError('--measures must not be empty. Name measures, for example --measures "nDCG@10 MAP".')
     rows: dict[str, RankingMeasures] = {}
     notes: list[str] = []
     gained: dict[str, Gain] = {}
     if collection is None and not run:
-        raise DataError("there is no COLLECTION. Name one, or give --run and --relevant.")
+        raise DataError("COLLECTION must be given. Name a collection, or use --run with --relevant.")
 
     from qkv.core.progress import ProgressBar
 
     with ProgressBar() as progress:
         if run:
             if relevant is None:
-                raise DataError("--run needs relevance judgements. Give --relevant FILE.")
+                raise DataError("--relevant must be given with --run. Name a file of relevance judgements.")
             _evaluate_runs(run, relevant, names, rows, notes)
         if collection is not None:
             from qkv.cli.search import open_index
@@ -142,7 +143,10 @@ def _evaluate_runs(
     for path in paths:
         ranked = read_run(Path(path))
         if not set(ranked) & set(judged):
-            raise DataError(f"the run {path!r} shares no query with {relevant!r}. Check that they belong together.")
+            raise DataError(
+                f"--run must contain queries of --relevant, got {path!r} without any query of {relevant!r}. "
+                "Check that both files belong to the same collection."
+            )
         if unjudged := len(set(ranked) - set(judged)):
             notes.append(f"{path}: {unjudged:,} queries have no judgements and are left out")
         if without := len(set(judged) - set(ranked)):
@@ -161,15 +165,15 @@ def open_judged(
     text: str | None,
     split: str,
 ) -> tuple[Index, collections.Collection]:
-    """Return an index, and the queries and judgements for its documents.
+    """Return a search index with the queries and the relevance judgements for its documents.
 
     Args:
-        collection: name of the collection, documents or index.
-        index: the opened index; None: build one from the documents of the collection.
+        collection: path or name of the collection, the documents or the index.
+        index: the opened index; None: build an index from the documents of the collection.
         progress: called during the build.
         build: options that define how an index is built.
-        queries: file of queries; None: those of the collection.
-        relevant: file of judgements; None: those of the collection.
+        queries: file of queries; None: the queries of the collection.
+        relevant: file of relevance judgements; None: the judgements of the collection.
         text: the text column of a table.
         split: split of a BEIR collection.
     """
@@ -214,7 +218,7 @@ def _evaluate_systems(
 
 
 def _depth(index: Index) -> int:
-    """Return the length of rankings: all documents if there are few."""
+    """Return the number of documents in each ranking, which is limited for large indexes."""
     return len(index) if len(index) <= 5000 else 1000
 
 

@@ -1,4 +1,4 @@
-"""`qkv explain`: show the execution plan of a call."""
+"""The command `qkv explain`, which shows the execution plan of an attention call."""
 
 from __future__ import annotations
 
@@ -46,15 +46,17 @@ def explain(
     library: Annotated[str, typer.Option(metavar="NAME", help="numpy, torch or jax.")] = "numpy",
     gradient: Annotated[bool, typer.Option("--gradient", help="Plan for a call that needs gradients.")] = False,
     dropout: Annotated[float, typer.Option(metavar="P", help="Dropout probability of the weights.")] = 0.0,
-    kernel: Annotated[str | None, typer.Option(metavar="NAME", help="Use this kernel.")] = None,
+    kernel: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Kernel to use; default: chosen by estimated cost.")
+    ] = None,
     memory: Annotated[
-        str, typer.Option(metavar="SIZE", help="Memory limit beside query, key, value and output.")
+        str, typer.Option(metavar="SIZE", help="Memory limit in addition to query, key, value and output.")
     ] = "512 MiB",
 ) -> None:
     """Print the execution plan of a call: the chosen kernel, the refused kernels, FLOPs and memory.
 
-    A shape is (…, length, width), separated by commas; batch axes, such as heads, come first. Text has no width.
-    Nothing is computed, and no arrays are allocated.
+    A shape is …,length,width; batch axes, such as heads, come first. For scores of text, queries and keys have no
+    width. Nothing is computed, and no arrays are allocated.
 
     \b
     Examples:
@@ -65,12 +67,12 @@ def explain(
       qkv explain --query 5 --key 20000 --value 20000,1 --score jaro-winkler
       qkv explain --query 1024,64 --key 1024,64 --kernel dense --dtype float64
 
-    Scores are those of qkv ask, and the learned scores additive, bilinear, gated and separable-gate; additive:256
-    has 256 hidden units.
+    Scores are those of qkv ask and the learned scores additive, bilinear, gated and separable-gate; additive:256 has
+    256 hidden units.
     """
     if not query or not key:
         missing = "key" if query else "query"
-        raise OptionError(f"there is no --{missing}. Give its shape, as in --query 8,1024,64 --key 8,4096,64.")
+        raise OptionError(f"--{missing} must be given. Write a shape, for example --query 8,1024,64 --key 8,4096,64.")
     for name, given, known in (
         ("dtype", dtype, _DTYPES),
         ("library", library, _LIBRARIES),
@@ -114,12 +116,14 @@ def _shape(name: str, text: str) -> tuple[int, ...]:
     except ValueError:
         shape = ()
     if not shape or min(shape) < 0:
-        raise OptionError(f"--{name} must be integers separated by commas, got {text!r}. Write it as in 8,1024,64.")
+        raise OptionError(
+            f"--{name} must be a shape of integers separated by commas, got {text!r}. For example, write 8,1024,64."
+        )
     return shape
 
 
 def _score(text: str, query_width: int, key_width: int) -> Score:
-    """Create a score by name; a learned score gets zeros of the right shapes, as a plan needs shapes only."""
+    """Create a score by name, with zeros as learned parameters because a plan depends only on shapes."""
     import numpy as np
 
     from qkv import scores
@@ -148,7 +152,9 @@ def _mask(causal: bool, window: str | None) -> Mask | None:
     if window is not None:
         before, comma, after = window.partition(",")
         if not comma or not before.strip().isdigit() or not after.strip().isdigit():
-            raise OptionError(f"--window must be two integers, got {window!r}. Write it as in 128,0.")
+            raise OptionError(
+                f"--window must be two non-negative integers, got {window!r}. For example, write --window 128,0."
+            )
         masks.append(Window(int(before), int(after)))
     return None if not masks else masks[0] if len(masks) == 1 else masks[0] & masks[1]
 
@@ -160,5 +166,7 @@ def _readout(text: str) -> Readout:
     plain = {kind.lower(): getattr(readouts, kind) for kind in ("Entropy", "LogSumExp", "Dense", "TopWeights")}
     kind = plain.get(name.lower().replace("-", ""))
     if kind is None or (number and not number.isdigit()):
-        raise OptionError(f"there is no readout {text!r}. Choose from entropy, log-sum-exp, dense, top-weights:K.")
+        raise OptionError(
+            f"--readout must be one of entropy, log-sum-exp, dense, top-weights:K, got {text!r}. Choose one of them."
+        )
     return kind(int(number or 10)) if kind is readouts.TopWeights else kind()

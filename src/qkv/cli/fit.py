@@ -1,4 +1,4 @@
-"""`qkv fit`: train a search index or a join model from examples."""
+"""The command `qkv fit`, which trains a search index or a join model from examples."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def fit_search(
 ) -> None:
     """Learn W_Q and W_K from queries with relevant documents, and save them in an index.
 
-    COLLECTION is a BEIR folder, a folder of SMART files, documents or an index; the last two need --queries and
-    --relevant. Training maximises the attention on relevant documents, and starts from unchanged latent semantics.
+    COLLECTION is a BEIR folder, a folder of SMART files, documents or an index; documents and indexes also need
+    --queries and --relevant. Training starts from latent semantics and maximises the weight of relevant documents.
     `qkv search` then uses the trained index; `qkv evaluate COLLECTION --learned` measures the gain on held-out
     queries.
 
@@ -71,7 +71,7 @@ def fit_search(
       qkv fit search notes.index --queries queries.tsv --relevant judged.txt
     """
     if collection is None:
-        raise DataError("there is no COLLECTION. Name one.")
+        raise DataError("COLLECTION must be given. Name a collection, a folder of documents, or an index.")
 
     from qkv.cli.evaluate import BuildOptions, open_judged
     from qkv.cli.search import open_index
@@ -83,7 +83,7 @@ def fit_search(
     index = open_index(collection, text=text, **build)
     target = collection if save is None else save
     if index is None and save is None:
-        raise OptionError("there is no --save. Name the folder for the trained index.")
+        raise OptionError("--save must be given, unless COLLECTION is an index. Name a folder for the trained index.")
     check_index_path(Path(target))
     given = {"penalty": penalty, "temperature": temperature, "loss": loss, "steps": steps}
     options: dict[str, object] = {name: value for name, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""`qkv fit join`: train a join model from labelled pairs."""
+"""The command `qkv fit join`, which trains a join model from labelled pairs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def fit_join(
     left: LeftTable,
     right: RightTable = None,
     out: Annotated[str, typer.Option(metavar="FILE.json", help="File for the model.", show_default=False)] = "",
-    pairs: Annotated[str | None, typer.Option(metavar="FILE", help="Labelled pairs.")] = None,
-    valid: Annotated[str | None, typer.Option(metavar="FILE", help="Labelled pairs for validation.")] = None,
+    pairs: Annotated[str | None, typer.Option(metavar="FILE", help="File of labelled pairs.")] = None,
+    valid: Annotated[str | None, typer.Option(metavar="FILE", help="File of labelled pairs for validation.")] = None,
     on: JoinedOn = None,
     id_: Annotated[
         str | None, typer.Option("--id", metavar="COLUMN", help="Column that identifies rows in the labelled pairs.")
@@ -37,7 +37,7 @@ def fit_join(
       qkv fit join people.csv guests.csv --on name=guest,city=town --out guessed.json
     """
     if not out:
-        raise DataError("there is no --out. Name a file for the model, as in --out model.json.")
+        raise DataError("--out must be given. Name a file for the model, for example --out model.json.")
 
     from qkv.core.files import check_writable
     from qkv.core.progress import ProgressBar

@@ -1,4 +1,4 @@
-"""`qkv join`: match the rows of two tables by similarity, with a weight for each pair."""
+"""The command `qkv join`, which matches the rows of two tables by similarity and weights each pair."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def join(
 ) -> None:
     """Match the rows of two tables: find for each row of LEFT the rows of RIGHT that describe the same thing.
 
-    LEFT and RIGHT are tables as for qkv ask; without RIGHT, the command finds duplicates within LEFT. The weight of
-    a pair is the share of the left row's attention that the right row gets; the rest goes to "no match". The
-    weights of the columns come from --model, or are estimated from the two tables.
+    LEFT and RIGHT are tables in a format of qkv ask; without RIGHT, the command finds duplicates within LEFT. The
+    weight of a pair is the share of the left row's attention that the right row gets; the rest goes to "no match".
+    The weights of the columns come from --model, or are estimated from the two tables.
 
     \b
     Examples:
@@ -62,7 +62,7 @@ def join(
     must list all matches, and every pair that was found counts.
     """
     if model is not None and on is not None:
-        raise OptionError("--model defines the columns to compare. Leave --on out.")
+        raise OptionError("--on must not be given with --model, which defines the columns to compare. Omit --on.")
     if out is not None:
         from qkv.core.files import check_writable
 
@@ -84,7 +84,7 @@ def join(
         )
     judged = None if evaluate is None else joined.evaluate(evaluate)
     if out is not None:
-        # Before anything is printed: a closed pipe must not prevent the file.
+        # The file is written before anything is printed, so that a closed pipe cannot prevent it.
         _write(joined.table, Path(out))
     _print(joined, top)
     if judged is not None:
@@ -92,7 +92,7 @@ def join(
 
 
 def _write(table: pa.Table, path: Path) -> None:
-    """Write a table atomically in the format of the suffix."""
+    """Write a table atomically in the format given by the suffix of the path."""
     import json
 
     import pyarrow as pa
@@ -118,7 +118,9 @@ def _write(table: pa.Table, path: Path) -> None:
                     for row in batch.to_pylist():
                         stream.write(json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n")
         except pa.ArrowException as error:
-            raise DataError(f"the pairs cannot be written as {kind[1:]}: {error}. Choose .arrow.") from None
+            raise DataError(
+                f"--out must have a format that can store the pairs, got {kind}: {error}. Choose .arrow."
+            ) from None
 
     write_atomic(path, fill, "the pairs")
 
@@ -148,7 +150,7 @@ def _print(joined: JoinResult, top: int) -> None:
             ]
             for row, key in zip(joined.rows[order], joined.keys[order], strict=True)
         ]
-        # Long rows are truncated here; the grid would truncate the weights and row numbers too.
+        # Long rows are truncated here, because the grid would also truncate the weights and row numbers.
         available = console.width - len("weight  left row    right row    ")
         left, right = (max(line[side].cell_len for line in lines) for side in (0, 1))
         widths = max(available - right, available // 2), max(available - left, available // 2)
@@ -161,13 +163,13 @@ def _print(joined: JoinResult, top: int) -> None:
         console.print(grid, markup=False)
     notes = list(joined.notes)
     if not pairs:
-        notes.append("no pair is more likely than not: compare more columns (--on), or train a model (qkv fit join)")
+        notes.append("no pair is a match: compare more columns (--on), or train a model (qkv fit join)")
     for note in notes:
         console.print(f"· {note}", style="dim", markup=False, soft_wrap=True)
 
 
 def _line(table: pa.Table, row: int, names: list[str]) -> Text:
-    """Format the compared cells of one row; in a `Text`, brackets in a cell are not markup."""
+    """Format the compared cells of one row as `Text`, in which brackets are not parsed as markup."""
     from rich.text import Text
 
     return Text(", ".join(str(table.column(name)[row].as_py() or "—") for name in names))

@@ -1,6 +1,7 @@
-"""Answers for programs: JSON lines and CSV, written as they are computed.
+"""Print answers as JSON lines or CSV as they are computed.
 
-Dates and times are ISO 8601, and their spread is in days. NaN and infinity, which JSON lacks, are null.
+Dates and times are written in ISO 8601, and their spread in days. NaN and infinity, which JSON does not support, are
+written as null.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ __all__ = ["CsvWriter", "JsonWriter"]
 
 
 class JsonWriter(AnswerWriter):
-    """Prints one JSON object per query: query, value, spread, support, found, and the rows with their weights."""
+    """Writer that prints one JSON object per query.
+
+    The object contains the query, the value, the spread, the effective number of rows (`support`), whether a match was
+    found, and the evidence rows with their weights.
+    """
 
     def write_one(self, one: Answer) -> None:
         """Print the answer to one query."""
@@ -47,7 +52,7 @@ class JsonWriter(AnswerWriter):
 
 @dataclass
 class CsvWriter(AnswerWriter):
-    """Prints a header, then one row per query."""
+    """Writer that prints a CSV header, then one row per query."""
 
     def __post_init__(self) -> None:
         self._writer = csv.writer(sys.stdout, lineterminator="\n")
@@ -62,9 +67,9 @@ class CsvWriter(AnswerWriter):
 
 
 def _to_json(value: object) -> object:
-    """Convert a value to one that `json` can write."""
+    """Convert a value to a type that `json` can serialize."""
     if isinstance(value, dict):
-        # Of a boolean key, `json` writes true or false.
+        # `json` writes boolean keys as true and false.
         return {name if isinstance(name, bool) else str(name): _to_json(item) for name, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
         return [_to_json(item) for item in value]

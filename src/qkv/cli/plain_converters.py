@@ -1,7 +1,7 @@
-"""Faster conversion of command-line parameters.
+"""Convert command-line parameters of plain types faster than Typer.
 
-Typer from 0.2x on builds a pydantic adapter for every parameter, which takes a third of the time of a small
-query. This module replaces the conversion of plain types; other versions of Typer stay as they are.
+Typer 0.2x builds a pydantic adapter for every parameter, which takes a third of the time of a small query. This module
+replaces the conversion of plain types; it does not change other versions of Typer.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["use_plain_converters"]
 
 
 def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
-    """Convert the parameters of a command group by `int`, `float` and `str` instead of pydantic.
+    """Make a command group convert its parameters by `int`, `float` and `str` instead of pydantic.
 
     Args:
         group: the click group of a Typer application.
         help_names: names of the help option.
 
     Returns:
-        The group. An option that is not a number, or below its `min`, raises an `OptionError` when it is parsed.
+        The group. Parsing raises an `OptionError` for an option that is not a number or is less than its `min`.
     """
     try:
         from typer._coercion import RuntimeParam
@@ -32,7 +32,7 @@ def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
         return group
 
     class Converted(RuntimeParam):
-        """Converts a value to the type of its annotation."""
+        """A parameter that converts its value to the plain type of its annotation."""
 
         def _coerce_value(self, value: Any, param: Any, ctx: object) -> object:
             kind = _plain_kind(self.annotation)
@@ -48,14 +48,14 @@ def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
                 raise OptionError(f"{name} must be at least {least}, got {value}. See --help.")
             return number
 
-    # With a context, each command also builds its --help, which is a parameter too.
+    # With a context, the parameters of each command include --help.
     context = typer.Context(group, help_option_names=list(help_names))
     subcommands = [each for command in group.commands.values() for each in getattr(command, "commands", {}).values()]
     for command in (group, *group.commands.values(), *subcommands):
         for parameter in command.get_params(context):
             descriptor: Any = getattr(parameter, "type_descriptor", None)
             if parameter.param_type_name == "argument" and hasattr(parameter, "display_type_rich"):
-                # Hides `<list[str]>` after an argument: the help is not only for Python programmers.
+                # Hide `<list[str]>` after an argument, because the help is not only for Python programmers.
                 parameter.display_type_rich = lambda ctx: None
             if hasattr(parameter, "_runtime_param") and _plain_kind(getattr(descriptor, "annotation", None)):
                 parameter._runtime_param = Converted(descriptor.parameter_info, descriptor.annotation)
@@ -63,7 +63,7 @@ def use_plain_converters(group: Any, help_names: tuple[str, ...]) -> Any:
 
 
 def _plain_kind(annotation: object) -> Any:
-    """Return the plain type of an annotation, which may be optional; None if it has no single plain type."""
+    """Return the plain type of an annotation that may be optional, or None if there is no single plain type."""
     options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     kinds = [get_origin(option) or option for option in options if option is not NoneType]
     return kinds[0] if len(kinds) == 1 and kinds[0] in (int, float, str, bool, list) else None

@@ -1,4 +1,4 @@
-"""Queries from files and pipes, in chunks, as soon as they arrive."""
+"""Read queries from files and pipes in chunks as soon as they arrive."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _MAX_CHUNK = 256
 
 
 def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) -> Iterator[list[str]]:
-    """Yield chunks of queries: those of the command line, or else the lines of a file or of standard input.
+    """Yield chunks of queries from the command line, a file or standard input.
 
-    Empty lines are skipped, and so is a first line that holds the names of the key columns.
+    A file has one query per line. Empty lines are skipped, and so is a first line with the names of the key columns.
 
     Args:
-        given: queries of the command line.
+        given: queries from the command line; empty: read the file.
         path: file of queries; None or "-": standard input.
         keys: names of the key columns.
 
     Raises:
-        QueryError: queries are given on the command line and by a file, or not at all.
+        QueryError: queries are given both on the command line and by a file, or there are none.
         DataError: the file cannot be read, or is not text in UTF-8.
     """
     if given and path is not None:
@@ -34,9 +34,9 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
         yield list(given)
         return
     if path is None and sys.stdin is None:
-        raise QueryError("there is no query. Write one after the file, or use --queries.")
+        raise QueryError("QUERY or --queries must be given. Write a query after FILE, or name a file of queries.")
     if path is None and sys.stdin.isatty():
-        print("One query per line; end with Ctrl-D.", file=sys.stderr)
+        print("Enter one query per line; end with Ctrl-D.", file=sys.stderr)
     header = ",".join(keys).lower()
     for number, chunk in enumerate(read_lines(path)):
         if number == 0:
@@ -49,10 +49,10 @@ def read_queries(given: Sequence[str], path: str | None, keys: Sequence[str]) ->
 
 
 def read_lines(path: str | None) -> Iterator[list[str]]:
-    """Yield the lines of a file or of standard input as they arrive.
+    """Yield the lines of a file or of standard input in lists, as they arrive.
 
-    The function reads from the file descriptor, because Python's buffer waits until it is full: lines of a slow
-    producer come one by one, those of a fast one in large chunks.
+    The function reads from the file descriptor, because Python's buffer waits until it is full. Lines of a slow
+    producer therefore arrive one by one, and lines of a fast producer in large chunks.
 
     Args:
         path: a file; None or "-": standard input.
@@ -67,7 +67,9 @@ def read_lines(path: str | None) -> Iterator[list[str]]:
         try:
             descriptor, name = os.open(path, os.O_RDONLY), path
         except OSError as error:
-            raise DataError(f"the queries {path!r} cannot be read: {error.strerror}. Check the name.") from None
+            raise DataError(
+                f"--queries must be a readable file, got {path!r}: {error.strerror}. Check the file name."
+            ) from None
     rest = b""
     try:
         while block := os.read(descriptor, 1 << 16):
@@ -77,7 +79,9 @@ def read_lines(path: str | None) -> Iterator[list[str]]:
         if rest:
             yield [_text(rest, name)]
     except IsADirectoryError:
-        raise DataError(f"the queries {name!r} are a folder. Name a file with one query per line.") from None
+        raise DataError(
+            f"--queries must be a file, got the folder {name!r}. Name a file with one query per line."
+        ) from None
     finally:
         if descriptor != 0:
             os.close(descriptor)
@@ -87,4 +91,6 @@ def _text(line: bytes, name: str) -> str:
     try:
         return line.decode("utf-8").rstrip("\r")
     except UnicodeDecodeError:
-        raise DataError(f"{name} is not text in UTF-8. Convert it, for instance with iconv.") from None
+        raise DataError(
+            f"queries must be text in UTF-8, got another encoding in {name}. Convert the text, for example with iconv."
+        ) from None

@@ -1,4 +1,4 @@
-"""`qkv roles`: measure the roles of a model's attention heads over many sentences."""
+"""The command `qkv roles`, which measures the roles of attention heads over many sentences."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def roles(
     Treat a head as having a role only if its interval exceeds the baseline by 0.1, over at least 30 sentences.
     """
     if not files:
-        raise OptionError("there is no FILE. Name a text file with one sentence per line.")
+        raise OptionError("FILE must be given. Name a text file with one sentence per line.")
     check_choice("--kind", kind, _KINDS)
     if kind == "winobias" and not occupations:
-        raise OptionError("--kind winobias needs --occupations. Name a file with one occupation per line.")
+        raise OptionError("--occupations must be given with --kind winobias. Name a file with one occupation per line.")
 
     from qkv.core.files import check_writable
     from qkv.core.progress import ProgressBar

@@ -1,4 +1,4 @@
-"""`qkv search`: search texts, and show the words that each result matched."""
+"""The command `qkv search`, which searches texts and shows the matching words of each result."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def search(
     save: Annotated[str | None, typer.Option(metavar="FOLDER", help="Save the index in this folder.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object per query.")] = False,
 ) -> None:
-    """Search texts: rank passages by the attention that the query pays to them.
+    """Search texts by ranking their passages by attention weight.
 
     SOURCE is a folder of .txt and .md files, one such file, a table with a text column (.csv, .jsonl, .parquet, …), a
     collection (SMART, BEIR), or an index saved by --save. Texts are split into passages at the ends of paragraphs
@@ -76,7 +76,7 @@ def search(
     installed), or the folder of a sentence model.
     """
     if source is None:
-        raise DataError("there is no SOURCE. Name a folder of texts, a table, or an index.")
+        raise DataError("SOURCE must be given. Name a folder of texts, a table, or an index.")
     queries_given = list(query or [])
 
     from qkv.cli.query_input import read_queries
@@ -110,17 +110,17 @@ def search(
 
 
 def open_index(source: str, **options: object) -> Index | None:
-    """Open the index in a folder.
+    """Open the search index in a folder, or return None if there is no index.
 
     Args:
         source: a path.
         options: options that define how an index is built; none may be set for an existing index.
 
     Returns:
-        The index; None if the path is not an index.
+        The index; None if the path is not the folder of an index.
 
     Raises:
-        OptionError: an option is set, and the path is an index.
+        OptionError: the path is an index, and an option is set.
     """
     from qkv.search.index_files import is_index
 
@@ -129,7 +129,8 @@ def open_index(source: str, **options: object) -> Index | None:
     for name, value in options.items():
         if value is not None and value is not False:
             raise OptionError(
-                f"{source!r} is already an index, which --{name} cannot change. Leave it out, or name the texts."
+                f"--{name} must not be given for an existing index, got the index {source!r}. "
+                f"Omit --{name}, or name the texts to build a new index."
             )
     from qkv.search.index import Index
 
@@ -147,7 +148,7 @@ def build_index(
     passage: int | None = None,
     mix: float | None = None,
 ) -> Index:
-    """Build an index of texts; None stands for the default of an option.
+    """Build a search index of texts, with default values for options that are None.
 
     Args:
         source: a path, or documents.
@@ -197,7 +198,7 @@ def _print_json(query: str, hits: list[Hit]) -> None:
 
 
 class _HitsWriter:
-    """Prints passages for people, with the matching words in colour, or in [brackets] without colour."""
+    """Writer that prints passages with their matching words in colour, or in [brackets] without colour."""
 
     def __init__(self, index: Index) -> None:
         from qkv.cli.text_output import new_console
@@ -231,7 +232,7 @@ class _HitsWriter:
                 )
 
     def _marked(self, hit: Hit, shares: dict[str, float]) -> Text:
-        """Return the part of a passage with the largest shares, on one line, with matching words marked."""
+        """Return the excerpt of a passage with the largest sum of shares, with its matching words marked."""
         from rich.text import Text
 
         text = " ".join(hit.text.removeprefix(hit.title).split()) or hit.title
@@ -259,7 +260,7 @@ _EXCERPT_LENGTH = 480
 
 
 def _excerpt(text: str, words: list[tuple[int, int, float]]) -> tuple[int, int]:
-    """Return the start and end of the excerpt with the largest sum of shares, between words."""
+    """Return the start and the end of the excerpt with the largest sum of shares, at word boundaries."""
     if len(text) <= _EXCERPT_LENGTH:
         return 0, len(text)
     best, begin = -1.0, 0

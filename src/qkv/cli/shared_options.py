@@ -48,7 +48,7 @@ Collection = Annotated[
     str | None, typer.Argument(metavar="COLLECTION", help="Collection, documents or index.", show_default=False)
 ]
 Queries = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Queries as lines of name, tab, text; as .jsonl; or in SMART format.")
+    str | None, typer.Option(metavar="FILE", help="Queries in .tsv (name, text), .jsonl or SMART format.")
 ]
 Judgements = Annotated[
     str | None, typer.Option(metavar="FILE", help="Relevance judgements in TREC, BEIR or SMART format.")
@@ -75,7 +75,7 @@ RightTable = Annotated[
 ]
 JoinedOn = Annotated[
     str | None,
-    typer.Option(metavar="A[,B=C]", help="Columns to compare; default: all that both tables have."),
+    typer.Option(metavar="A[,B=C]", help="Columns to compare; default: all common columns."),
 ]
 Candidates = Annotated[
     int | None,
@@ -85,5 +85,5 @@ Candidates = Annotated[
 # -- look, roles ----------------------------------------------------------------------------------------
 
 ModelFolder = Annotated[
-    str | None, typer.Option(metavar="FOLDER", help="Model, as save_pretrained writes it; default: all-MiniLM-L6-v2.")
+    str | None, typer.Option(metavar="FOLDER", help="Model saved by save_pretrained; default: all-MiniLM-L6-v2.")
 ]

@@ -1,4 +1,4 @@
-"""`qkv store`: create and maintain a database on disk."""
+"""The command `qkv store`, which creates and maintains a database on disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ store = typer.Typer(
 
 @store.callback()
 def _store(context: typer.Context) -> None:
-    """Create and maintain a database on disk, which qkv ask takes instead of a file.
+    """Create and maintain a database on disk, which qkv ask can query like a file.
 
     Rows are appended and deleted in versions; every change is synced to the disk before the command returns. A
     database larger than memory is read block by block.
@@ -53,7 +53,7 @@ StorePath = Annotated[str, typer.Argument(metavar="STORE", help="Folder of the s
 def create(
     path: StorePath,
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="First rows, in a format of qkv ask.", show_default=False)
+        str, typer.Argument(metavar="FILE", help="File of the first rows, in a format of qkv ask.", show_default=False)
     ],
     key: KeyColumns = "",
     value: ValueColumn = "",
@@ -73,7 +73,7 @@ def create(
 ) -> None:
     """Create a store from the rows of a file.
 
-    The store remembers the key, the value, and the defaults for score, normalizer and threshold.
+    The store records the key and value columns, and the defaults for score, normalizer and threshold.
 
     \b
     Example:
@@ -83,7 +83,7 @@ def create(
 
     if not key or not value:
         raise OptionError(
-            f"there is no --{'value' if key else 'key'}. Name the column, as in --key name --value income."
+            f"--{'value' if key else 'key'} must be given. Name the column, for example --key name --value income."
         )
     with ProgressBar() as progress:
         created = Database.create(
@@ -174,7 +174,9 @@ def compact(
 
 @store.command(short_help="Verify the checksums of all files.")
 def verify(path: StorePath) -> None:
-    """Verify the checksums of all files; damaged files are named, and the exit code is 2.
+    """Verify the checksums of all files.
+
+    Damaged files are listed, and the exit code is then 2.
 
     \b
     Example:
@@ -185,7 +187,8 @@ def verify(path: StorePath) -> None:
         damages = opened.verify(progress)
     if damages:
         raise DamagedStoreError(
-            f"{path!r} is damaged: {'; '.join(map(str, damages))}. Restore these files from a copy."
+            f"the checksums of {path!r} must match, got damaged files: {'; '.join(map(str, damages))}. "
+            "Restore these files from a backup."
         )
     print(f"all checksums match; {opened}")
 

@@ -1,4 +1,4 @@
-"""Answers on the terminal: one headline per query, its evidence with bars, and notes on how it was computed."""
+"""Print answers to the terminal, with their evidence and with notes on the computation."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 def new_console(width: int = 140) -> Console:
     """Create a console for stdout.
 
-    Rich leaves colours out if NO_COLOR is set or stdout is not a terminal.
+    Rich omits colours if NO_COLOR is set or stdout is not a terminal.
 
     Args:
-        width: columns if stdout is not a terminal and COLUMNS is not set.
+        width: width in characters, used if stdout is not a terminal and COLUMNS is not set.
     """
     from rich.console import Console
 
@@ -37,7 +37,7 @@ def new_console(width: int = 140) -> Console:
 
 @dataclass
 class TableWriter(AnswerWriter):
-    """Prints answers as tables for people."""
+    """Writer that prints answers as tables for the terminal."""
 
     def __post_init__(self) -> None:
         self._console = new_console()
@@ -49,7 +49,7 @@ class TableWriter(AnswerWriter):
             self._print_evidence(one)
 
     def finish(self) -> None:
-        """Print the notes and the plan."""
+        """Print the notes of the last answers, and the execution plan if requested."""
         if self.notes:
             self._console.print()
         for note in self.notes:
@@ -108,7 +108,7 @@ class TableWriter(AnswerWriter):
             self._console.print(f"  {'; '.join(remarks)}", style="dim")
 
     def _fitting_columns(self, one: Answer, used: int) -> list[str]:
-        """Return the key and value columns, and as many others as fit beside `used` characters."""
+        """Return the key and value columns, and as many other columns as fit in the width of the console."""
         from qkv.database.io.formatting import format_value
 
         first = [*one.keys, one.value_name]
