@@ -104,7 +104,7 @@ def test_a_self_contained_file_is_written(qkv, tmp_path):
             "--head must be between 0 and 2 in all heads, got 3",
         ),
         (["--text", "x", "--terminal", "--layers", "77"], "between 0 and 5 for all-MiniLM-L6-v2, got 77"),
-        (["--text", "x", "--export", "no-folder/a.html"], "no folder 'no-folder' for the page"),
+        (["--text", "x", "--export", "no-folder/a.html"], "folder of the page must exist, got 'no-folder'"),
         (["--text", " ", "--terminal"], "must not be empty"),
         (["--text", "word " * 600, "--terminal"], "at most 512"),
         (["--text", "x", "--arrays", "a.npy", "b.npy"], "--arrays must not be given with a text"),

@@ -151,7 +151,7 @@ def test_an_export_is_atomic_and_ends_in_html(tmp_path):
     assert target.read_text(encoding="utf-8").endswith("</html>\n")
     with pytest.raises(DataError, match=r"must end in \.html"):
         export_html(Page.from_views(view()), tmp_path / "a.txt")
-    with pytest.raises(DataError, match="no folder"):
+    with pytest.raises(DataError, match="must exist, got"):
         export_html(Page.from_views(view()), tmp_path / "none" / "a.html")
     assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
 

@@ -1,4 +1,4 @@
-"""The page of attention views, whose data the server, the exported file and the widget send to the browser."""
+"""A page of attention views, with the data that the server, the exported file and the widget show."""
 
 from __future__ import annotations
 

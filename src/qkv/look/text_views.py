@@ -94,7 +94,7 @@ def _check_layers(text_model: TextModel, layers: Sequence[int] | None) -> None:
         if not 0 <= layer < count:
             raise OptionError(
                 f"--layers must be between 0 and {count - 1} for {text_model.name}, got {layer}. "
-                "Name layers of this model."
+                "Choose layers of this model."
             )
 
 

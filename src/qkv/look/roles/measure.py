@@ -52,7 +52,7 @@ def measure_roles(
     """
     if not sentences:
         raise DataError(
-            "sentences must not be empty, got 0 sentences. Pass many, because a role is a statistical property."
+            "sentences must not be empty, got 0 sentences. Pass many sentences, because a role is a statistic."
         )
     masses: dict[tuple[str, str], list[_Mass]] = defaultdict(list)
     results: dict[tuple[str, str], list[QuestionResult]] = defaultdict(list)
