@@ -14,7 +14,7 @@ def check_choice(name: str, given: object, choices: Iterable[object]) -> None:
     """Check that an option is one of the choices.
 
     Raises:
-        OptionError: if it is not.
+        OptionError: `given` is not one of `choices`.
 
     Example:
         >>> check_choice("loss", "each", ("each", "mass"))
@@ -28,7 +28,7 @@ def check_integers(minimum: int = 1, **numbers: object) -> None:
     """Check that each number is an integer of at least `minimum`, or None.
 
     Raises:
-        OptionError: if one is not.
+        OptionError: a number is neither None nor an integer of at least `minimum`.
 
     Example:
         >>> check_integers(width=16, hidden=None)

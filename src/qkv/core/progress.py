@@ -22,13 +22,13 @@ _DELAY_SECONDS = 0.5
 
 
 def report(progress: Progress | None, task: str, done: int, total: int) -> None:
-    """Call `progress`, unless it is None."""
+    """Call `progress` with the arguments, unless it is None."""
     if progress is not None:
         progress(task, done, total)
 
 
 def track(items: Collection[Item], task: str, progress: Progress | None) -> Iterator[Item]:
-    """Yield the items, and report after each is processed.
+    """Yield the items and report progress after the caller has processed each item.
 
     Example:
         >>> list(track(["a", "b"], "reading", lambda task, done, total: print(task, done, total)))
