@@ -1,4 +1,4 @@
-"""Masks: booleans that state which query may attend to which key; combine them with `&`, `|` and `~`."""
+"""Masks, which state which queries may attend to which keys; they can be combined with `&`, `|` and `~`."""
 
 from qkv.masks.base import Mask
 from qkv.masks.blocks import Blocks

@@ -1,8 +1,8 @@
-"""The `Mask` interface, and the combinations of masks by `&`, `|` and `~`.
+"""The base class `Mask`, and the combinations of masks by `&`, `|` and `~`.
 
-A mask states for each pair of query and key whether the query may attend to the key (True means may attend),
-and for a whole tile whether all, none or some of its pairs are allowed, so that kernels skip tiles. Masks are
-objects, never bare arrays: `Keys` and `Pairs` wrap an array and name its axes.
+A mask states for each pair of query and key whether the query may attend to the key (True means that it may),
+and for each tile whether all, none or some of its pairs are allowed, so that kernels can skip tiles. A mask is always
+an object and never a bare array: `Keys` and `Pairs` wrap an array and name its axes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Coverage = Literal["all", "none", "part"]
 class Mask(Part, ABC):
     """Base class of masks. Combine masks with `&`, `|` and `~`.
 
-    Facts, read by the planner:
-        positional: the mask depends on the positions of queries.
-        key_only: the mask depends on the key alone, so excluded keys can be dropped once for all queries.
-        relative: the mask depends on key position − query position alone, and is the same for the whole batch.
+    Attributes:
+        positional: whether the mask depends on the positions of queries.
+        key_only: whether the mask depends only on the key, so that excluded keys can be dropped for all queries.
+        relative: whether the mask depends only on key position − query position, and is equal for all batch elements.
     """
 
     positional: bool = False
@@ -41,35 +41,35 @@ class Mask(Part, ABC):
 
     @abstractmethod
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return which pairs of a tile are allowed.
+        """Return a boolean array that is True for the allowed pairs of a tile.
 
         Args:
-            tile: the tile; the arrays of the mask are already sliced to it.
-            reference: an array of the call, which gives library and device.
+            tile: the tile, to which the arrays of the mask are already restricted.
+            reference: an array of the call, which determines the library and device of the result.
 
         Returns:
             Booleans that broadcast to `(*batch, q, k)`.
         """
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return whether all, none or part of the tile's pairs are allowed; "part" is always correct."""
+        """Return "all", "none" or "part" of the tile's pairs that are allowed; "part" is always a valid result."""
         return "part"
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return `(start, stop)` of a range that contains every key allowed for the tile's queries."""
+        """Return a range `(start, stop)` that contains every key allowed for any query of the tile."""
         return 0, tile.k_total
 
     def causal_offset(self, tile: Tile) -> int | None:
-        """Return the position of query 0 if this is exactly the causal mask, otherwise None."""
+        """Return the position of query 0 if this mask is exactly the causal mask, otherwise None."""
         return None
 
     @property
     def conjuncts(self) -> tuple[Mask, ...]:
-        """Masks that must all allow a pair; the mask itself unless it is a conjunction."""
+        """The masks that `&` combines in this mask; a tuple with the mask itself if it is not such a combination."""
         return (self,)
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` if the mask's arrays do not fit `q` queries and `k` keys."""
+        """Raise a `ShapeError` if the shapes of the mask's arrays do not match `q` queries and `k` keys."""
 
     def __and__(self, other: Mask) -> Mask:
         return And(self, require_mask(other))
@@ -91,21 +91,21 @@ class _Combined(Mask):
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """True if either mask is positional."""
+        """Whether either mask is positional."""
         return self.left.positional or self.right.positional
 
     @property
     def key_only(self) -> bool:  # type: ignore[override]
-        """True if both masks depend on the key alone."""
+        """Whether both masks depend only on the key."""
         return self.left.key_only and self.right.key_only
 
     @property
     def relative(self) -> bool:  # type: ignore[override]
-        """True if both masks are relative."""
+        """Whether both masks are relative."""
         return self.left.relative and self.right.relative
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` if either mask does not fit."""
+        """Raise a `ShapeError` if either mask does not match `q` queries and `k` keys."""
         self.left.check(q, k)
         self.right.check(q, k)
 
@@ -116,7 +116,7 @@ class And(_Combined):
 
     @property
     def conjuncts(self) -> tuple[Mask, ...]:
-        """The conjuncts of both masks."""
+        """The masks that `&` combines in `left`, followed by those in `right`."""
         return (*self.left.conjuncts, *self.right.conjuncts)
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
@@ -124,7 +124,7 @@ class And(_Combined):
         return self.left.allowed(tile, reference) & self.right.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "none" if either mask covers nothing, "all" if both cover everything."""
+        """Return "none" if either mask allows no pair of the tile, "all" if both allow all, otherwise "part"."""
         covers = (self.left.coverage(tile), self.right.coverage(tile))
         return "none" if "none" in covers else "all" if covers == ("all", "all") else "part"
 
@@ -146,12 +146,12 @@ class Or(_Combined):
         return self.left.allowed(tile, reference) | self.right.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "all" if either mask covers everything, "none" if both cover nothing."""
+        """Return "all" if either mask allows all pairs of the tile, "none" if both allow none, otherwise "part"."""
         covers = (self.left.coverage(tile), self.right.coverage(tile))
         return "all" if "all" in covers else "none" if covers == ("none", "none") else "part"
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the smallest range that contains both."""
+        """Return the smallest range that contains both ranges."""
         left, right = self.left.key_range(tile), self.right.key_range(tile)
         return min(left[0], right[0]), max(left[1], right[1])
 
@@ -162,16 +162,16 @@ class Or(_Combined):
 @delegates("mask", "positional", "key_only", "relative", "check")
 @dataclass(frozen=True, eq=False)
 class Not(Mask):
-    """Allow the pairs that the mask excludes."""
+    """Allow the pairs that the inner mask excludes."""
 
     mask: Mask
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return `~mask`."""
+        """Return the negation of the inner mask."""
         return ~self.mask.allowed(tile, reference)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return the inner coverage with "all" and "none" exchanged."""
+        """Return the coverage of the inner mask with "all" and "none" swapped."""
         swapped: dict[Coverage, Coverage] = {"all": "none", "none": "all", "part": "part"}
         return swapped[self.mask.coverage(tile)]
 
@@ -180,7 +180,7 @@ class Not(Mask):
 
 
 def and_masks(*masks: Mask | None) -> Mask | None:
-    """Return the mask of the pairs that all masks allow; None, as an argument or as the result, allows all pairs."""
+    """Return a mask that allows the pairs that all given masks allow; None stands for a mask that allows all pairs."""
     given = [require_mask(mask) for mask in masks if mask is not None]
     return reduce(And, given) if given else None
 
@@ -189,7 +189,7 @@ def require_mask(mask: object) -> Mask:
     """Return `mask` if it is a `Mask`.
 
     Raises:
-        KindError: `mask` is anything else. For a bare array, the message names the masks that wrap arrays.
+        KindError: `mask` is not a `Mask`. For an array, the message names the masks that wrap arrays.
     """
     if isinstance(mask, Mask):
         return mask
@@ -197,8 +197,8 @@ def require_mask(mask: object) -> Mask:
         shape = getattr(mask, "shape", None)
         given = f"an array of shape {tuple(shape)}" if shape is not None else f"a {type(mask).__name__}"
         raise KindError(
-            f"mask must be a Mask, got {given}. Name its axes: masks.Keys(array) for (*batch, k), "
-            f"masks.Pairs(array) for (*batch, q, k); True means may attend."
+            f"mask must be a Mask, got {given}. Wrap the array in masks.Keys for shape (*batch, k) or in "
+            "masks.Pairs for shape (*batch, q, k), where True means that the query may attend to the key."
         )
     raise KindError(f"mask must be a Mask, got {type(mask).__name__}. Use one of qkv.masks, such as masks.Causal().")
 
@@ -207,26 +207,26 @@ def require_boolean(owner: str, array: Shaped[Array, "*_shape"]) -> Bool[Array, 
     """Return `array` if its elements are booleans.
 
     Raises:
-        KindError: the elements are not booleans. Integers 0/1 and additive floats are refused because their
-            polarity would be a guess.
+        KindError: the elements are not booleans. Integers and additive masks of floating-point numbers are not
+            converted, because libraries differ in which elements exclude a pair.
     """
     if "bool" not in str(array.dtype):
         raise KindError(
-            f"the array of {owner} must be boolean, got {dtype_name(array)}. True means may attend: pass "
-            "array == 1 for 0/1, or array == 0 for an additive mask of 0 and −inf."
+            f"the array of {owner} must be boolean, got {dtype_name(array)}. True means that the query may attend to "
+            "the key: give array == 1 for a mask of 0 and 1, or array == 0 for an additive mask of 0 and −inf."
         )
     return array
 
 
 def require_integers(owner: str, name: str, value: ArrayLike) -> Array | int:
-    """Return an integer unchanged, and other values as an array of integers.
+    """Return an integer unchanged, or convert other values to an array of integers.
 
     Raises:
-        KindError: the array holds anything but integers.
+        KindError: the elements of the array are not integers.
     """
     if isinstance(value, int):
         return value
     array = as_array(value)
     if "int" not in dtype_name(array):
-        raise KindError(f"{name} of {owner} must be integers, got {dtype_name(array)}. Convert them first.")
+        raise KindError(f"{name} of {owner} must be integers, got {dtype_name(array)}. Convert to an integer dtype.")
     return array

@@ -1,4 +1,4 @@
-"""Blocks: a block-sparse mask, given by which block of queries may attend to which block of keys."""
+"""Blocks: a block-sparse mask, with one boolean for each pair of a block of queries and a block of keys."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["Blocks"]
 
 @dataclass(frozen=True, eq=False)
 class Blocks(Mask):
-    """Allow the pair (i, j) where `layout[i // size, j // size]` is True.
+    """Block-sparse mask that allows query i to attend to key j if `layout[i // size, j // size]` is True.
 
     Args:
         layout: booleans `(*batch, query_blocks, key_blocks)`.
-        size: number of positions in a block, or a pair (queries, keys).
+        size: number of queries and keys in a block, or a pair (number of queries, number of keys).
 
     Raises:
         KindError: the elements of `layout` are not booleans.
@@ -43,34 +43,35 @@ class Blocks(Mask):
     size: int | tuple[int, int] = 64
 
     def validate(self) -> None:
-        """Check that the layout is boolean and the sizes are positive integers."""
+        """Check that the layout is boolean and that the sizes are positive integers."""
         object.__setattr__(self, "layout", require_boolean("Blocks", as_array(self.layout)))
         if any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in self.sizes):
             raise OptionError(f"size of Blocks must be one or two integers of at least 1, got {self.size!r}.")
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """Number of positions in a block of queries and in a block of keys."""
+        """The number of queries and the number of keys in a block."""
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` unless the layout has one entry for each pair of blocks."""
+        """Raise a `ShapeError` unless the layout has one element for each pair of blocks."""
         expected = tuple(-(-n // size) for n, size in zip((q, k), self.sizes, strict=True))
         if tuple(self.layout.shape[-2:]) != expected:
             raise ShapeError(
-                f"layout of Blocks must be {expected[0]} by {expected[1]} blocks of {self.sizes} for {q} queries and "
-                f"{k} keys, got shape {tuple(self.layout.shape)}. Give one entry for each pair of blocks."
+                f"layout of Blocks must have shape (*batch, {expected[0]}, {expected[1]}) for {q} queries and {k} keys "
+                f"in blocks of size {self.sizes}, got shape {tuple(self.layout.shape)}. "
+                "Give one element for each pair of blocks."
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return `layout[i // size, j // size]`."""
+        """Return `layout[i // size, j // size]` for each pair (i, j)."""
         xp = namespace(self.layout)
         rows = tile.query_indices(self.layout) // self.sizes[0]
         cols = tile.key_positions(self.layout) // self.sizes[1]
         return xp.take(xp.take(self.layout, rows, axis=-2), cols, axis=-1)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the keys from the first block that any of these queries may attend to, to the end of the last."""
+        """Return the range from the first to the last block of keys that any query of the tile may attend to."""
         layout, (size_q, size_k) = to_numpy(self.layout), self.sizes
         if layout is None:
             return 0, tile.k_total

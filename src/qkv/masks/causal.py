@@ -1,4 +1,4 @@
-"""Causal: a query attends to the keys at its own position and before."""
+"""Causal: each query may attend to the keys at and before its own position."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Causal"]
 
 @dataclass(frozen=True, eq=False)
 class Causal(BandMask):
-    """Allow the pairs with key position ≤ query position.
+    """Causal mask, which allows the pairs with key position ≤ query position.
 
     Args:
-        align: how this mask aligns queries with keys if their lengths differ, "start" or "end"; None for the
-            call's `positions`.
+        align: "start" or "end", the alignment of queries and keys if their numbers differ; None: the `positions` of
+            the call.
 
     Raises:
         PositionError: query and key differ in length and no alignment is given.
@@ -35,16 +35,16 @@ class Causal(BandMask):
     after = 0
 
     def validate(self) -> None:
-        """Check that the alignment is known."""
+        """Check that the alignment is "start", "end" or None."""
         if self.align is not None:
             Positions(align=self.align)
 
     @property
     def positional(self) -> bool:  # type: ignore[override]
-        """True unless the mask has its own alignment."""
+        """Whether the mask uses the positions of the call, which holds if `align` is None."""
         return self.align is None
 
     def causal_offset(self, tile: Tile) -> int | None:
-        """Return the position of query 0 if it is the same for the whole batch."""
+        """Return the position of query 0, or None if it differs between batch elements."""
         offset = tile.offset(self.align)
         return offset if isinstance(offset, int) else None

@@ -1,4 +1,4 @@
-"""Documents: several texts are packed into one sequence, and each attends only to itself."""
+"""Documents: a mask for sequences that consist of several documents, each of which attends only to itself."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["Documents"]
 
 @dataclass(frozen=True, eq=False)
 class Documents(Mask):
-    """Allow the pairs whose query and key belong to the same document.
+    """Document mask, which allows the pairs whose query and key belong to the same document.
 
     Args:
-        query_ids: document of each query, integers `(*batch, q)`.
-        key_ids: document of each key, integers `(*batch, k)`; None for `query_ids`.
+        query_ids: id of the document of each query, integers `(*batch, q)`.
+        key_ids: id of the document of each key, integers `(*batch, k)`; None: the same as `query_ids`.
 
     Raises:
         ShapeError: the number of ids differs from the number of queries or keys.
@@ -40,27 +40,27 @@ class Documents(Mask):
     key_ids: Array | None = array_field("k", default=None)
 
     def validate(self) -> None:
-        """Convert both sides to arrays."""
+        """Convert the ids of queries and keys to arrays."""
         object.__setattr__(self, "query_ids", as_array(self.query_ids))
         object.__setattr__(self, "key_ids", self.query_ids if self.key_ids is None else as_array(self.key_ids))
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` unless there is one id per query and per key."""
+        """Raise a `ShapeError` unless there is one id for each query and for each key."""
         assert self.key_ids is not None
         got = (self.query_ids.shape[-1], self.key_ids.shape[-1])
         if got != (q, k):
             raise ShapeError(
-                f"ids of Documents must be as many as the {q} queries and {k} keys, got {got[0]} query ids and "
-                f"{got[1]} key ids. Give one id for each query and each key."
+                f"query_ids and key_ids of Documents must have length {q} and {k}, got lengths {got[0]} and {got[1]}. "
+                "Give one id for each query and each key."
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return `query_id == key_id`."""
+        """Return `query_id == key_id` for each pair."""
         assert self.key_ids is not None
         return self.query_ids[..., :, None] == self.key_ids[..., None, :]
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the keys whose ids lie between the smallest and the largest query id."""
+        """Return a range that contains all keys with an id between the smallest and the largest query id."""
         rows = to_numpy(self.slice(slice(*tile.rows), slice(0, 0)).query_ids)
         keys = None if self.key_ids is None else to_numpy(self.key_ids)
         if rows is None or keys is None or rows.size == 0:
@@ -70,7 +70,7 @@ class Documents(Mask):
         return (int(index[0]), int(index[-1]) + 1) if index.size else (0, 0)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return "none" if the ranges of ids are disjoint, "all" if both sides hold one and the same id."""
+        """Return "none" if the ranges of query ids and key ids are disjoint, "all" if all ids are equal, or "part"."""
         part = self.slice(slice(*tile.rows), slice(*tile.cols))
         rows, cols = to_numpy(part.query_ids), None if part.key_ids is None else to_numpy(part.key_ids)
         if rows is None or cols is None or rows.size == 0 or cols.size == 0:

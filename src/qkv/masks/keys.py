@@ -1,4 +1,4 @@
-"""Keys: a padding mask, one boolean per key."""
+"""Keys: a padding mask given by one boolean per key."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Keys"]
 
 @dataclass(frozen=True, eq=False)
 class Keys(Mask):
-    """Allow the keys whose element is True, for every query.
+    """Padding mask that allows, for every query, the keys for which a boolean array is True.
 
     Args:
         array: booleans `(*batch, k)`, or `(k,)` for the whole batch.
 
     Raises:
         KindError: the elements are not booleans.
-        ShapeError: the last axis is not as long as the key.
+        ShapeError: the length of the last axis differs from the number of keys.
 
     Example:
         >>> import numpy as np
@@ -48,16 +48,16 @@ class Keys(Mask):
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch 1 k"]:
-        """Return the array, broadcast over queries."""
+        """Return the boolean array with an axis of length 1 for the queries."""
         return self.array[..., None, :]
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return the coverage of the tile's keys."""
+        """Return the coverage of the elements of the array that belong to the tile's keys."""
         return coverage_of(self.array[..., slice(*tile.cols)] if self.array.shape[-1] != 1 else self.array)
 
 
 def coverage_of(array: Bool[Array, "*_shape"]) -> Coverage:
-    """Return whether all, none or part of the array is True; "part" for a traced array."""
+    """Return "all", "none" or "part" of the elements of an array that are True; "part" for a traced array."""
     known = to_numpy(array)
     if known is None:
         return "part"

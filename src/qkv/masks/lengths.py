@@ -1,4 +1,4 @@
-"""Lengths: each batch element has its own number of keys; keys beyond it are padding."""
+"""Lengths: a padding mask given by the number of keys of each batch element."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Lengths", "length_range", "shorter_than"]
 
 @dataclass(frozen=True, eq=False)
 class Lengths(Mask):
-    """Allow key j where j < length.
+    """Padding mask that allows key j for every query if j < length.
 
     Args:
-        lengths: number of keys that are not padding: integers `(*batch,)`, or one integer.
+        lengths: number of keys that are not padding, integers `(*batch,)` or one integer.
 
     Raises:
         KindError: the lengths are not integers.
@@ -37,15 +37,15 @@ class Lengths(Mask):
     key_only = True
 
     def validate(self) -> None:
-        """Convert `lengths` to an array of integers unless it is one number."""
+        """Convert `lengths` to an array of integers unless it is an integer."""
         object.__setattr__(self, "lengths", require_integers("Lengths", "lengths", self.lengths))
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return `j < length`."""
+        """Return `j < length` for each key j."""
         return shorter_than(tile, reference, self.lengths)
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Compare the tile's keys with the shortest and the longest length."""
+        """Return the coverage, computed from the tile's keys and the shortest and longest length."""
         known = length_range(self.lengths)
         if known is None:
             return "part"
@@ -53,12 +53,12 @@ class Lengths(Mask):
 
 
 def shorter_than(tile: Tile, reference: Array, lengths: Array | int) -> Bool[Array, "*batch #q k"]:
-    """Return which keys of the tile come before the length of their batch element."""
+    """Return a boolean array that is True for keys of the tile with an index below the length of the batch element."""
     each = lengths if isinstance(lengths, int) else lengths[..., None, None]
     return tile.key_positions(reference)[None, :] < each
 
 
 def length_range(lengths: Array | int) -> tuple[int, int] | None:
-    """Return the smallest and the largest length, or None if they are unknown (traced) or there are none."""
+    """Return the smallest and the largest length, or None if `lengths` is empty or traced."""
     known = np.asarray(lengths) if isinstance(lengths, int) else to_numpy(lengths)
     return None if known is None or known.size == 0 else (int(known.min()), int(known.max()))

@@ -1,4 +1,4 @@
-"""Pairs: one boolean for each pair of query and key."""
+"""Pairs: a mask given by a boolean array with an element for each pair of query and key."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Pairs"]
 
 @dataclass(frozen=True, eq=False)
 class Pairs(Mask):
-    """Allow the pairs whose element is True.
+    """Mask that allows the pairs for which a boolean array is True.
 
     Args:
-        array: booleans `(*batch, q, k)`; any of these axes may be 1, as in a padding mask `(batch, 1, 1, k)`.
+        array: booleans `(*batch, q, k)`; any axis may have length 1, as in a padding mask `(batch, 1, 1, k)`.
 
     Raises:
         KindError: the elements are not booleans.
-        ShapeError: the last two axes are neither 1 nor as long as query and key.
+        ShapeError: one of the last two axes has neither length 1 nor the number of queries or keys.
 
     Example:
         >>> import numpy as np
@@ -40,18 +40,18 @@ class Pairs(Mask):
         object.__setattr__(self, "array", require_boolean("Pairs", as_array(self.array)))
 
     def check(self, q: int, k: int) -> None:
-        """Raise a `ShapeError` unless the last two axes fit `q` and `k`."""
+        """Raise a `ShapeError` unless the last two axes have lengths `q` and `k`, or 1."""
         shape = tuple(self.array.shape)
         if len(shape) < 2 or shape[-2] not in (1, q) or shape[-1] not in (1, k):
             raise ShapeError(
-                f"the last two axes of Pairs must be 1 or ({q}, {k}) for {q} queries and {k} keys, got shape {shape}. "
+                f"the last two axes of Pairs must have lengths {q} or 1 and {k} or 1, got shape {shape}. "
                 "For a mask of shape (*batch, k) use Keys."
             )
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return the array."""
+        """Return the boolean array."""
         return self.array
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Return the coverage of the tile's elements."""
+        """Return the coverage of the elements of the array that belong to the tile."""
         return coverage_of(self.slice(slice(*tile.rows), slice(*tile.cols)).array)

@@ -1,4 +1,4 @@
-"""Prefix: every query attends to the first keys; the rest is causal. The mask of a prefix language model.
+"""Prefix: the mask of a prefix language model, which is causal except that every query may attend to the prefix.
 
 Source: Raffel et al. (2020), section 3.2.1, https://arxiv.org/abs/1910.10683.
 """
@@ -19,10 +19,10 @@ __all__ = ["Prefix"]
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Mask):
-    """Allow key j where j < length, or key position ≤ query position.
+    """Causal mask that additionally allows key j for every query if j < length.
 
     Args:
-        length: length of the prefix: an integer, or integers `(*batch,)`.
+        length: number of keys in the prefix, an integer or integers `(*batch,)`.
 
     Raises:
         KindError: the length is not an integer.
@@ -41,22 +41,22 @@ class Prefix(Mask):
     positional = True
 
     def validate(self) -> None:
-        """Convert `length` to an array of integers unless it is one number."""
+        """Convert `length` to an array of integers unless it is an integer."""
         object.__setattr__(self, "length", require_integers("Prefix", "length", self.length))
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*_shape"]:
-        """Return `(j < length) | (j <= i)`."""
+        """Return `(j < length) | (j <= i)` for each pair of positions (i, j)."""
         return shorter_than(tile, reference, self.length) | Causal().allowed(tile, reference)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the keys up to the last query's position or the end of the longest prefix."""
+        """Return the range of keys up to the last query's position or the end of the longest prefix."""
         known = length_range(self.length)
         if known is None:
             return 0, tile.k_total
         return 0, min(tile.k_total, max(Causal().key_range(tile)[1], known[1]))
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Combine the causal coverage with the shortest and the longest prefix."""
+        """Return the coverage, computed from the causal coverage and the shortest and longest prefix."""
         causal, known = Causal().coverage(tile), length_range(self.length)
         if causal == "all" or known is None:
             return causal if causal == "all" else "part"

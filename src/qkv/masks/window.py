@@ -1,4 +1,4 @@
-"""Window: a query attends to the keys near its own position (sliding window)."""
+"""Window: each query may attend to the keys near its own position (sliding window)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class BandMask(Mask):
     """Base class of masks that allow query position − before ≤ key position ≤ query position + after.
 
     Attributes:
-        before, after: number of allowed keys on each side of the query's own position; None for all.
-        align: alignment of queries with keys, in place of the call's `positions`; None for those.
+        before, after: number of allowed keys before and after the query's own position; None: all.
+        align: alignment of queries and keys; None: the `positions` of the call.
     """
 
     before: int | None
@@ -27,7 +27,7 @@ class BandMask(Mask):
     relative = True
 
     def allowed(self, tile: Tile, reference: Array) -> Bool[Array, "*batch q k"]:
-        """Return `(i - before <= j) & (j <= i + after)`."""
+        """Return `(i - before <= j) & (j <= i + after)` for each pair of positions (i, j)."""
 
         def inside(distance: Array) -> Array:
             out = distance == distance if self.after is None else distance <= self.after
@@ -36,7 +36,7 @@ class BandMask(Mask):
         return tile.map_relative_positions(reference, inside, self.align)
 
     def key_range(self, tile: Tile) -> tuple[int, int]:
-        """Return the keys from `before` the first query's position to `after` the last."""
+        """Return the range from `before` keys before the first query to `after` keys after the last query."""
         span = tile.query_position_range(self.align)
         if span is None:
             return 0, tile.k_total
@@ -45,7 +45,7 @@ class BandMask(Mask):
         return start, stop
 
     def coverage(self, tile: Tile) -> Coverage:
-        """Compare the distances at the corners of the tile with `before` and `after`."""
+        """Return the coverage, computed from the distances of positions at the corners of the tile."""
         span = tile.query_position_range(self.align)
         if span is None:
             return "part"
@@ -61,11 +61,11 @@ class BandMask(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Window(BandMask):
-    """Allow the pairs with query position − before ≤ key position ≤ query position + after.
+    """Sliding window, which allows the pairs with query position − before ≤ key position ≤ query position + after.
 
     Args:
-        before: number of keys before the query's own position; None for all.
-        after: number of keys after it; None for all. `Window(before, 0)` is causal.
+        before: number of keys before the query's own position; None: all.
+        after: number of keys after the query's own position; None: all. `Window(before, 0)` is causal.
 
     Raises:
         OptionError: a number is negative or not an integer.
@@ -85,7 +85,7 @@ class Window(BandMask):
     positional = True
 
     def validate(self) -> None:
-        """Check that both numbers are non-negative integers or None."""
+        """Check that `before` and `after` are non-negative integers or None."""
         for name in ("before", "after"):
             n = getattr(self, name)
             if n is not None and (isinstance(n, bool) or not isinstance(n, int) or n < 0):
