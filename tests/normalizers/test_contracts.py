@@ -169,7 +169,7 @@ class TestTopK(NormalizerContract):
             TopK(k)
 
     def test_refuses_an_inner_normalizer_that_is_none(self):
-        with pytest.raises(OptionError, match=r"got 'softmax'.*such as Softmax\(\)"):
+        with pytest.raises(OptionError, match=r"got 'softmax'.*Give Softmax\(\)"):
             TopK(3, normalizer="softmax")
 
 

@@ -1,4 +1,4 @@
-"""Normalizers, which turn rows of logits into weights; one per file."""
+"""Normalizers, which map rows of logits to weights."""
 
 from qkv.normalizers.base import Normalizer
 from qkv.normalizers.entmax15 import Entmax15
@@ -39,4 +39,4 @@ NORMALIZERS: dict[str, type[Normalizer]] = {
     "entmax15": Entmax15,
     "sample": Sample,
 }
-"""Normalizers by the names that `Score.default_normalizer` and the command line use."""
+"""Normalizer classes by the names that `Score.default_normalizer` and the command line use."""

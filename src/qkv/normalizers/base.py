@@ -1,11 +1,11 @@
-"""The `Normalizer` interface: from a row of logits to weights, for whole rows or tile by tile.
+"""The base class `Normalizer`: maps logits to weights, either for whole rows or tile by tile.
 
-A logit of −inf excludes its key. If every key of a row is excluded, all its weights are 0.
+A logit of −inf excludes its key. If every key of a row is excluded, all weights of the row are 0.
 
-Whole rows: `weights(logits, tile)` is the definition; it is portable and differentiable.
+Whole rows: `weights(logits, tile)` is the definition; it is differentiable and works with every array library.
 Tile by tile, for normalizers with `online`:
 
-    prepare(logits)                                  transform each logit by itself, differentiable (temperature)
+    prepare(logits)                                  elementwise, differentiable change of logits (temperature)
     accumulate(logits, value, tile) → partial        the partial result of a tile; partial results merge in any order
     finalize(partial, tile) → output, summary        the output, and a few numbers per row, from which
     tile_weights(logits, summary, tile)              the weights of any tile are recomputed, and
@@ -32,20 +32,21 @@ Summary = tuple[Array, ...]
 class Normalizer(Part, ABC):
     """Base class of normalizers, which map logits `(*batch, q, k)` to weights of the same shape.
 
-    Facts, read by the planner and the kernels:
-        online: rows can be accumulated tile by tile, as in online softmax; otherwise whole rows are needed.
-        shift_invariant: adding a number to all logits of a row does not change its weights.
-        symmetric: equal logits get equal weights.
-        sums_to_one: the weights of a row with at least one key sum to 1.
-        log_sum_exp: the row's log-sum-exp is defined.
-        selects_keys: keys are selected by rank and index, so they must not be reordered before accumulation.
-        top_k: only this many keys of the highest rank get weight, ties to the lowest index; None without a limit.
-        stochastic: the weights are drawn at random and need a seed.
-        differentiable: gradients reach the logits.
+    The planner and the kernels read the attributes.
+
+    Attributes:
+        online: whether rows can be accumulated tile by tile, as in online softmax; otherwise whole rows are needed.
+        shift_invariant: whether adding a number to all logits of a row leaves the weights unchanged.
+        symmetric: whether equal logits get equal weights.
+        sums_to_one: whether the weights of a row with at least one key sum to 1.
+        log_sum_exp: whether `log_total` is defined.
+        selects_keys: whether keys are selected by rank and index, so that kernels must not reorder them.
+        top_k: maximum number of keys with weight, chosen by rank with ties to the lowest index; None: no maximum.
+        stochastic: whether the weights are random and need a seed.
+        differentiable: whether gradients reach the logits.
         power: p if weights are max(0, scale · logit − τ)^p with τ such that they sum to 1; otherwise None.
         scale: the factor by which `prepare` multiplies, if it does nothing else; otherwise None.
-        distribution: the normalizer whose weights are the probabilities of the drawn key; None if no single key is
-            drawn.
+        distribution: normalizer whose weights are the probabilities of the sampled key; None if no key is sampled.
     """
 
     online: bool = True
@@ -62,54 +63,57 @@ class Normalizer(Part, ABC):
     distribution: Normalizer | None = None
 
     def simplify(self, k: int) -> Normalizer:
-        """Return a simpler normalizer with the same weights for at most `k` keys, or this one."""
+        """Return a simpler normalizer with the same weights for at most `k` keys, or this normalizer."""
         return self
 
     def log_total(self, logits: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
         """Return the log-sum-exp of each row, for normalizers with `log_sum_exp`."""
-        raise RefusedError(f"the normalizer must have a log-sum-exp, got {self}. Use Softmax.")
+        raise RefusedError(f"the normalizer must define a log-sum-exp, got {self}. Use Softmax.")
 
     def accumulator_width(self, value_width: int) -> int:
-        """Return the count of numbers that a partial result holds per query."""
+        """Return the number of array elements that a partial result holds per query."""
         return value_width + 2
 
     @abstractmethod
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        """Return the weights of whole rows."""
+        """Return the weights of whole rows of logits."""
 
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return which keys' values are read; by default all keys that are not excluded."""
+        """Return a boolean array that is True for keys whose values contribute to the output.
+
+        The default returns all keys that are not excluded.
+        """
         return ~excluded(logits)
 
     # If few keys of a row get weight: how a kernel finds these candidates without weighing the others.
 
     def selection_logits(self, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
-        """Return the numbers by which keys are ranked: the logits, perturbed for stochastic normalizers."""
+        """Return the ranks of keys: the logits, with added noise for stochastic normalizers."""
         return logits
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"] | None:
         """Return a rank below which no key of a row gets weight or changes another key's weight.
 
         Args:
-            largest: the largest rank in each of several disjoint groups of keys. The row's maximum is among
-                them, and none is NaN or +inf.
+            largest: the largest rank in each of several disjoint groups of keys. They include the maximum of
+                the row, and none is NaN or +inf.
 
         Returns:
-            A lower bound of the smallest rank with weight, NaN for rows without keys; None if every key may
-            get weight.
+            A lower bound of the ranks of keys with weight, NaN for rows without keys; None if every key may get
+            weight.
         """
         return None
 
     def candidate_weights(
         self, logits: Float[Array, "*batch q k"], ranks: Float[Array, "*batch q k"], tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return the weights of the candidates that reach the bound, in key order; rows are padded with −inf."""
+        """Return the weights of candidate keys, given in key order; logits and ranks are padded with −inf."""
         return self.weights(logits, tile)
 
     def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Transform each logit by itself before accumulation; differentiable, and −inf stays −inf."""
+        """Transform logits elementwise before accumulation; the result is differentiable, and −inf stays −inf."""
         return logits
 
     def accumulate(
@@ -120,11 +124,11 @@ class Normalizer(Part, ABC):
         dropout: float,
         finite: bool,
     ) -> PartialResult:
-        """Return the partial result of a tile; `finite` states that all values are known to be finite."""
+        """Return the partial result of a tile; `finite` states whether all values are known to be finite."""
         raise self._needs_rows()
 
     def finalize(self, partial: Any, tile: Tile, dropout: float) -> tuple[Array, Summary]:
-        """Return the output `(*batch, q, value_width)`, and the summary from which weights are recomputed."""
+        """Return the output `(*batch, q, value_width)`, and the summary from which `tile_weights` computes weights."""
         raise self._needs_rows()
 
     def tile_weights(
@@ -142,12 +146,12 @@ class Normalizer(Part, ABC):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return the gradient of a tile's prepared logits, 0 for normalizers that are not differentiable.
+        """Return the gradient of a tile's prepared logits; it is 0 for normalizers that are not differentiable.
 
         Args:
             logits: prepared logits of the tile.
             weights: weights of the tile, before dropout.
-            weight_gradient: gradient of these weights.
+            weight_gradient: gradient with respect to `weights`.
             row_dot: Σ over all keys of weight · weight_gradient.
             summary: the second result of `finalize`.
             tile: the tile.
@@ -157,13 +161,13 @@ class Normalizer(Part, ABC):
         return namespace(logits).zeros_like(logits)
 
     def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
-        """Return per-row gradients of `arrays()` that do not flow through `prepare`; None where there are none."""
+        """Return the gradients of each array per row, except for gradients through `prepare`; None if there is none."""
         return (None,) * len(self.arrays())
 
     def _needs_rows(self) -> RefusedError:
-        return RefusedError(f"{type(self).__name__} must be given whole rows, got a tile: it is not online.")
+        return RefusedError(f"{type(self).__name__} must be given whole rows of logits, got a tile of a row.")
 
 
 def excluded(logits: Float[Array, "*shape"]) -> Bool[Array, "*shape"]:
-    """Return which keys are excluded. NaN is not excluded, so that it propagates."""
+    """Return a boolean array that is True for logits of −inf, which exclude their keys; it is False for NaN."""
     return logits == -namespace(logits).inf

@@ -2,8 +2,8 @@
 
     w_j = [j = argmax_i l_i]
 
-This looks up the best match. No gradient reaches the logits. For a gradient estimate, draw the key with `Sample` and
-use the readout `LogProbability`.
+The output is the value of the best match. No gradient reaches the logits. For a gradient estimate, sample the key with
+`Sample` and use the readout `LogProbability`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Hard", "OneHot"]
 
 
 class OneHot(Normalizer):
-    """Base class of one-hot normalizers: the key with the highest rank takes the whole weight."""
+    """Base class of one-hot normalizers, which give the whole weight to the key with the highest rank."""
 
     selects_keys: ClassVar[bool] = True
     top_k = 1
@@ -33,27 +33,27 @@ class OneHot(Normalizer):
         return logits
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        """Return 1 for the key of the highest rank, NaN if its logit is NaN."""
+        """Return weight 1 for the key with the highest rank, or NaN if its logit is NaN."""
         return self._one(self.prepare(logits), select_top(self.perturb(self.prepare(logits), tile), 1))
 
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return the selected key."""
+        """Return a boolean array that is True for the selected key."""
         return weights != 0
 
     def selection_logits(self, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
-        """Return the perturbed prepared logits."""
+        """Return the prepared logits, with added noise for random normalizers."""
         return self.perturb(self.prepare(logits), tile)
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
-        """Return the row maximum."""
+        """Return the maximum of each row, because only the key with the highest rank gets weight."""
         return row_max(largest)
 
     def candidate_weights(
         self, logits: Float[Array, "*batch q k"], ranks: Float[Array, "*batch q k"], tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return 1 for the first key of the highest rank."""
+        """Return weight 1 for the first key with the highest rank."""
         return self._one(self.prepare(logits), select_top(ranks, 1))
 
     def accumulate(
@@ -64,18 +64,18 @@ class OneHot(Normalizer):
         dropout: float,
         finite: bool,
     ) -> TopKeys:
-        """Return the top key of the tile."""
+        """Return the key of the tile with the highest rank for each query."""
         return top_keys_of_tile(self.perturb(logits, tile), logits, value, tile, 1)
 
     def finalize(self, partial: TopKeys, tile: Tile, dropout: float) -> tuple[Array, Summary]:
-        """Return the value of the selected key."""
+        """Return the value of the selected key, and its rank and index as the summary."""
         weights = self._one(partial.logit, partial.rank != -namespace(partial.rank).inf)
         return weigh_top_keys(weights, partial, tile, dropout), selection_threshold(partial)
 
     def tile_weights(
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return 1 where the tile holds the selected key."""
+        """Return weight 1 for the selected key if it is in the tile, and 0 for all other keys."""
         return self._one(logits, is_selected(self.perturb(logits, tile), (summary[0], summary[1]), tile))
 
     def _one(self, logits: Array, chosen: Array) -> Array:
@@ -86,7 +86,7 @@ class OneHot(Normalizer):
 
 @dataclass(frozen=True, eq=False)
 class Hard(OneHot):
-    """One-hot weights on the largest logit; ties go to the lowest index.
+    """One-hot weights on the key with the largest logit; ties go to the lowest index.
 
     Example:
         >>> import numpy as np

@@ -18,7 +18,7 @@ __all__ = ["Identity"]
 
 @dataclass(frozen=True, eq=False)
 class Identity(LinearNormalizer):
-    """Use the logits as weights, of any sign and sum; the output lies in the span of the values.
+    """The logits as weights, which may be negative and do not sum to 1 in general.
 
     Example:
         >>> import numpy as np
@@ -30,7 +30,7 @@ class Identity(LinearNormalizer):
     sums_to_one = False
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return the logit, 0 where it is −inf."""
+        """Return the logits, with 0 in place of −inf."""
         return where(excluded(logits), 0.0, logits)
 
     def logit_gradient(
@@ -42,5 +42,5 @@ class Identity(LinearNormalizer):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return dw."""
+        """Return the gradient of the logits, dw for each key that is not excluded."""
         return where(excluded(logits), 0.0, weight_gradient)

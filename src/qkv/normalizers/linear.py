@@ -16,16 +16,16 @@ __all__ = ["LinearNormalizer"]
 
 
 class LinearNormalizer(Normalizer):
-    """Base class with weights = mass(logits) / Σ mass(logits), or mass(logits) if `divides` is False."""
+    """Base class of normalizers with weights mass(l) / Σ mass(l), or mass(l) if `divides` is False."""
 
     divides: bool = True
 
     @abstractmethod
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return the unnormalized weight of each key, 0 where it is excluded."""
+        """Return the unnormalized weight of each key, 0 for excluded keys."""
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        """Return mass / Σ mass, 0 where the sum is 0."""
+        """Return mass / Σ mass for each key, or 0 if the sum is 0."""
         mass = self.mass(self.prepare(logits))
         return _share(mass, namespace(mass).sum(mass, axis=-1, keepdims=True)) if self.divides else mass
 
@@ -37,13 +37,13 @@ class LinearNormalizer(Normalizer):
         dropout: float,
         finite: bool,
     ) -> WeightedSums:
-        """Return the sums over the tile."""
+        """Return the sum of the unnormalized weights and the weighted sum of the values of the tile."""
         mass = self.mass(logits)
         weighted = apply_weights(apply_dropout(mass, tile, dropout), value, self.support(logits, mass), finite)
         return WeightedSums(namespace(mass).sum(mass, axis=-1, keepdims=True), weighted)
 
     def finalize(self, partial: WeightedSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:
-        """Return weighted / total."""
+        """Return the output, weighted / total, and the total as the summary if `divides` is True."""
         if not self.divides:
             return partial.weighted, ()
         return _share(partial.weighted, partial.total), (partial.total,)
@@ -51,7 +51,7 @@ class LinearNormalizer(Normalizer):
     def tile_weights(
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return mass / total."""
+        """Return the mass of each key of the tile, divided by the total if `divides` is True."""
         return _share(self.mass(logits), summary[0]) if self.divides else self.mass(logits)
 
 

@@ -18,7 +18,7 @@ __all__ = ["Mean"]
 
 @dataclass(frozen=True, eq=False)
 class Mean(LinearNormalizer):
-    """Average pooling: the output is the mean of the values whose keys are not excluded.
+    """Equal weights for all keys that are not excluded, so that the output is the mean of their values.
 
     Example:
         >>> import numpy as np

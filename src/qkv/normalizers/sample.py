@@ -1,9 +1,9 @@
-"""Sample: one-hot weights on a key drawn from the softmax.
+"""Sample: one-hot weights on a key sampled from the softmax.
 
     j ~ softmax(l / T)          w_j = 1
 
-The draw is the argmax of l / T + Gumbel noise. No gradient flows through it. The readout `LogProbability` is log p_j,
-so (reward − baseline) · LogProbability is the surrogate loss of the score-function estimator (REINFORCE).
+The sampled key is the argmax of l / T + Gumbel noise. No gradient flows through the choice of the key. The readout
+`LogProbability` is log p_j, so the loss −(reward − baseline) · LogProbability gives the gradient estimate of REINFORCE.
 Sources: Xu et al. (2015), Show, attend and tell, section 4.1, https://arxiv.org/abs/1502.03044; Williams
 (1992), Simple statistical gradient-following algorithms, https://doi.org/10.1007/BF00992696.
 """
@@ -27,10 +27,10 @@ __all__ = ["Sample"]
 @delegates("distribution", "prepare", "validate")
 @dataclass(frozen=True, eq=False)
 class Sample(OneHot):
-    """Draw one key per query from the softmax, with the call's seed.
+    """One-hot weights on one key per query, sampled from the softmax with the seed of the call.
 
     Args:
-        temperature: T > 0, a number or one per batch element.
+        temperature: T > 0, a number or one number per batch element.
 
     Raises:
         OptionError: `temperature` is not positive, or the call has no seed.
@@ -47,12 +47,12 @@ class Sample(OneHot):
 
     @property
     def distribution(self) -> Softmax:  # type: ignore[override]
-        """The softmax from which keys are drawn."""
+        """The softmax from which keys are sampled."""
         return Softmax(self.temperature)
 
     def perturb(self, logits: Float[Array, "*batch q k"], tile: Tile | None) -> Float[Array, "*batch q k"]:
-        """Return logits + Gumbel noise."""
+        """Return the logits plus Gumbel noise."""
         if tile is None:
-            raise OptionError("Sample must be given a seed, got none. Pass seed=….")
+            raise OptionError("Sample must be given a seed, got no tile. Pass seed=… to the call.")
         # Gumbel noise is finite, so excluded keys stay at −inf.
         return logits + tile.gumbel(logits, random.SAMPLE)

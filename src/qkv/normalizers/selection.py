@@ -1,4 +1,4 @@
-"""Selection of the top keys of each row, for normalizers that give weight to those keys only.
+"""Selection of the top keys of each row, for normalizers that give weight only to a fixed number of keys.
 
 Ties go to the lowest key index, so that exactly `count` keys are selected.
 """
@@ -15,7 +15,9 @@ __all__ = ["is_selected", "select_top", "selection_threshold", "top_keys_of_tile
 
 
 def select_top(rank: Array, count: int) -> Array:
-    """Return which keys are among the `count` largest of their row; NaN ranks first, so that it propagates.
+    """Return a boolean array that is True for the `count` keys with the highest rank in each row.
+
+    NaN ranks highest, so that it propagates to the output.
 
     Example:
         >>> import numpy as np
@@ -26,7 +28,7 @@ def select_top(rank: Array, count: int) -> Array:
 
 
 def top_keys_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count: int) -> TopKeys:
-    """Return the top keys of a tile by rank, with their values; rows with fewer keys are padded with −inf."""
+    """Return the `count` keys of a tile with the highest rank, and their values; short rows are padded with −inf."""
     xp = namespace(logits)
     batch, q = logits.shape[:-2], logits.shape[-2]
     order = top_k_indices(rank, count)
@@ -47,7 +49,7 @@ def top_keys_of_tile(rank: Array, logits: Array, value: Array, tile: Tile, count
 
 
 def weigh_top_keys(weights: Array, top: TopKeys, tile: Tile, dropout: float, read: Array | None = None) -> Array:
-    """Return Σ w v over the selected keys; `read` marks the values to read, None those with non-zero weight."""
+    """Return Σ w v over the selected keys; `read` marks the keys to include, by default those with non-zero weight."""
     xp = namespace(weights)
     read = (weights != 0 if read is None else read)[..., None]
     dropped = apply_dropout(weights, tile, dropout, keys=top.index)[..., None]
@@ -55,12 +57,12 @@ def weigh_top_keys(weights: Array, top: TopKeys, tile: Tile, dropout: float, rea
 
 
 def selection_threshold(top: TopKeys) -> tuple[Array, Array]:
-    """Return rank and index `(*batch, q, 1)` of the last selected key, from which a tile finds its selected keys."""
+    """Return rank and index `(*batch, q, 1)` of the last selected key, which `is_selected` takes as a threshold."""
     return top.rank[..., -1:], top.index[..., -1:]
 
 
 def is_selected(rank: Array, threshold: tuple[Array, Array], tile: Tile) -> Array:
-    """Return which keys of a tile are selected, given `selection_threshold`."""
+    """Return a boolean array that is True for the selected keys of a tile, given their `selection_threshold`."""
     xp = namespace(rank)
     index = tile.key_positions(rank)
     better = (rank > threshold[0]) | ((rank == threshold[0]) & (index <= threshold[1])) | xp.isnan(rank)

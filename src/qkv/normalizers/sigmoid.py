@@ -3,7 +3,7 @@
     w_j = σ(l_j + b)
 
 Source: Ramapuram et al. (2024), Theory, analysis and best practices for sigmoid self-attention,
-https://arxiv.org/abs/2409.04431; they recommend b = −log of the number of keys.
+https://arxiv.org/abs/2409.04431. The authors recommend b = −log(number of keys).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["Sigmoid"]
 
 @dataclass(frozen=True, eq=False)
 class Sigmoid(LinearNormalizer):
-    """Apply the sigmoid to each logit; weights are in [0, 1] with any sum, and the output in the cone of the values.
+    """Sigmoid of each logit plus a bias; the weights are in [0, 1] and do not sum to 1 in general.
 
     Args:
-        bias: b, a number or one per batch element.
+        bias: b, a number or one number per batch element.
 
     Example:
         >>> import numpy as np
@@ -38,11 +38,11 @@ class Sigmoid(LinearNormalizer):
     sums_to_one = False
 
     def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return logits + b."""
+        """Return the logits plus b."""
         return logits + expand_to_pairs(self.bias) if is_array(self.bias) or self.bias else logits
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return σ(l), 0 at −inf."""
+        """Return σ(l) for each logit l, with 0 for −inf."""
         out = excluded(logits)
         return where(out, 0.0, sigmoid(where(out, 0.0, logits)))
 
@@ -55,5 +55,5 @@ class Sigmoid(LinearNormalizer):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return w (1 − w) dw."""
+        """Return the gradient of the logits, w (1 − w) dw."""
         return weights * (1 - weights) * weight_gradient

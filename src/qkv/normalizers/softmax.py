@@ -26,12 +26,12 @@ __all__ = ["Softmax"]
 
 @dataclass(frozen=True, eq=False)
 class Softmax(Normalizer):
-    """Softmax with temperature and an optional sink; the output lies in the convex hull of the values.
+    """Softmax of each row, with a temperature and an optional attention sink.
 
     Args:
-        temperature: T > 0, a number or one per batch element; a small T makes the weights sharp.
-        sink: an extra logit, after the temperature, that takes weight but has no value: a number, one per
-            batch element, or None.
+        temperature: T > 0, a number or one number per batch element; a small T concentrates the weights.
+        sink: an additional logit, not divided by the temperature, that takes weight but has no value: a number,
+            one number per batch element, or None.
 
     Raises:
         OptionError: `temperature` is not positive.
@@ -53,31 +53,31 @@ class Softmax(Normalizer):
 
     @property
     def scale(self) -> float | None:  # type: ignore[override]
-        """1/T if T is a plain number, otherwise None."""
+        """The factor 1/T if T is a Python number, otherwise None."""
         return 1.0 / self.temperature if isinstance(self.temperature, (int, float)) else None
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
-        """True without a sink."""
+        """Whether the weights are unchanged by a shift of the logits, which holds without a sink."""
         return self.sink is None
 
     @property
     def sums_to_one(self) -> bool:  # type: ignore[override]
-        """True without a sink, which takes part of the weight."""
+        """Whether the weights sum to 1, which holds without a sink."""
         return self.sink is None
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        """Return e^(l − m) / Σ e^(l − m), with m the row maximum."""
+        """Return e^(l − m) / Σ e^(l − m), where m is the maximum of the row."""
         e, total, _ = self._exponentials(self.prepare(logits))
         return e / nonzero(total)
 
     def log_total(self, logits: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
-        """Return the log-sum-exp of each row, log Σ e^(l / T), with the sink; −inf without key and sink."""
+        """Return log Σ e^(l / T) of each row, including the sink; −inf for a row without keys and sink."""
         _, total, shift = self._exponentials(self.prepare(logits))
         return where(total == 0, -math.inf, namespace(total).log(nonzero(total)) + shift)
 
     def prepare(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return logits / T."""
+        """Return the logits divided by T."""
         if not is_array(self.temperature):
             return logits if self.temperature == 1 else logits / self.temperature
         # −inf bypasses the division, whose gradient with respect to T would be 0 · inf.
@@ -92,13 +92,13 @@ class Softmax(Normalizer):
         dropout: float,
         finite: bool,
     ) -> ExponentialSums:
-        """Return the sums of exponentials relative to the tile's own maximum."""
+        """Return the sums of exponentials of a tile, relative to the maximum of the tile."""
         return ExponentialSums.accumulate(
             logits, lambda e: apply_weights(apply_dropout(e, tile, dropout), value, ~excluded(logits), finite)
         )
 
     def finalize(self, partial: ExponentialSums, tile: Tile, dropout: float) -> tuple[Array, Summary]:
-        """Return weighted / total, and (m, Σ e^(l − m)); the log-sum-exp alone would lose digits for large m."""
+        """Return the output and the summary (m, Σ e^(l − m)); the log-sum-exp would lose digits for large m."""
         shift = self._shift(partial.maximum)
         output, total = partial.finalize(shift, self._sink_mass(shift))
         return output, (shift, total)
@@ -106,7 +106,7 @@ class Softmax(Normalizer):
     def tile_weights(
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return e^(l − m) / Σ e^(l − m)."""
+        """Return e^(l − m) / Σ e^(l − m) for each key of the tile."""
         return namespace(logits).exp(logits - summary[0]) / nonzero(summary[1])
 
     def logit_gradient(
@@ -118,7 +118,7 @@ class Softmax(Normalizer):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return w (dw − Σ w dw)."""
+        """Return the gradient of the logits, w (dw − Σ w dw)."""
         return weights * (weight_gradient - row_dot)
 
     def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:

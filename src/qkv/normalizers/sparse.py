@@ -1,7 +1,7 @@
-"""Base class of sparse projections: weights max(0, z − τ)^p with the threshold τ at which they sum to 1.
+"""Base class of sparse normalizers: weights max(0, z − τ)^p with the threshold τ at which they sum to 1.
 
-The threshold is computed exactly by sorting, without gradient. Two Newton steps from there, with gradient, give
-the first and second derivatives without differentiating the sort.
+The threshold is computed exactly by sorting, without a gradient. Two Newton steps that start at the threshold are
+recorded for the gradient and give the first and second derivatives without differentiating the sort.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["SparseNormalizer"]
 
 
 BOUND_GROUPS = 128
-"""Smallest number of groups from which the threshold is bounded."""
+"""Minimum number of groups of keys from which a bound of the threshold is computed."""
 BOUND_STEPS = 3
-"""Number of Newton steps for the bound of the threshold; fewer steps give a lower bound."""
+"""Number of Newton steps for the lower bound of the threshold; every number of steps gives a valid bound."""
 
 
 class SparseNormalizer(Normalizer):
-    """Base class with weights max(0, z − τ)^p, where z = l · scale."""
+    """Base class of normalizers with weights max(0, z − τ)^p, where z = l · scale."""
 
     online = False
     shift_invariant = True
@@ -36,7 +36,7 @@ class SparseNormalizer(Normalizer):
 
     @abstractmethod
     def threshold(self, z: Float[Array, "*batch q k"]) -> Float[Array, "*batch q 1"]:
-        """Return τ of each row; the largest z of each row is 0, and none is below −2."""
+        """Return the threshold τ of each row, given z with a maximum of 0 and a minimum of at least −2 in each row."""
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
         """Return max(0, z − τ)^p."""
@@ -59,7 +59,7 @@ class SparseNormalizer(Normalizer):
         return where(out, 0.0, weights)
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"]:
-        """Return τ of the groups' maxima, which is a lower bound of τ of all keys."""
+        """Return the threshold computed from the groups' maxima, a lower bound of the threshold of all keys."""
         xp = namespace(largest)
         while (half := largest.shape[-1] // 2) >= BOUND_GROUPS:
             # Merging pairs of groups lowers the bound a little and halves the time.
@@ -83,5 +83,5 @@ class SparseNormalizer(Normalizer):
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return the keys with non-zero weight."""
+        """Return a boolean array that is True for keys with non-zero weight."""
         return weights != 0

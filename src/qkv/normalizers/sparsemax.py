@@ -1,4 +1,4 @@
-"""Sparsemax: the Euclidean projection of the logits onto the simplex; keys below a threshold get exactly 0.
+"""Sparsemax: the Euclidean projection of the logits onto the simplex; keys below a threshold get weight exactly 0.
 
     w = argmin_p ‖p − l‖²,   p ≥ 0, Σ p = 1          w_j = max(0, l_j − τ)
 
@@ -18,7 +18,7 @@ __all__ = ["Sparsemax"]
 
 @dataclass(frozen=True, eq=False)
 class Sparsemax(SparseNormalizer):
-    """Sparsemax of each row: weights that sum to 1, many of them exactly 0.
+    """Sparsemax of each row: weights that sum to 1, of which many can be exactly 0.
 
     Example:
         >>> import numpy as np

@@ -21,12 +21,12 @@ __all__ = ["Sum"]
 
 @dataclass(frozen=True, eq=False)
 class Sum(LinearNormalizer):
-    """Divide scores by their sum, for scores that are counts, similarities or matches.
+    """Scores divided by their sum, for scores that are counts, similarities or matches.
 
-    The value of a key with score 0 is not read. A row whose scores are all 0 has weights 0.
+    The values of keys with score 0 have no effect. If all scores of a row are 0, all its weights are 0.
 
     Raises:
-        NegativeScoreError: a score is negative. Under `jax.jit`, which cannot raise it, the row is NaN.
+        NegativeScoreError: a score is negative. Under `jax.jit` no error is raised, and the row becomes NaN.
 
     Example:
         >>> import numpy as np
@@ -36,7 +36,7 @@ class Sum(LinearNormalizer):
     """
 
     def mass(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Return the score, 0 at −inf and NaN if it is negative."""
+        """Return each score, 0 in place of −inf and NaN in place of negative scores."""
         xp = namespace(logits)
         mass = where(excluded(logits), 0.0, logits)
         negative = mass < 0
@@ -50,7 +50,7 @@ class Sum(LinearNormalizer):
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return the keys whose score is not 0."""
+        """Return a boolean array that is True for keys whose score is not 0."""
         return weights != 0
 
     def logit_gradient(
@@ -62,7 +62,7 @@ class Sum(LinearNormalizer):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return (dw − Σ w dw) / total."""
+        """Return the gradient of the scores, (dw − Σ w dw) / total."""
         total = summary[0]
         gradient = (weight_gradient - row_dot) / nonzero(total)
         return where(excluded(logits) | (total == 0), 0.0, gradient)

@@ -1,6 +1,6 @@
-"""Top-k: another normalizer applied to the k keys with the largest logits.
+"""Top-k: an inner normalizer applied to the k keys with the largest logits.
 
-    w = normalizer(l restricted to its k largest)
+    w = normalizer(the k largest l)
 
 With `Dot` this is sparse top-k attention.
 """
@@ -32,7 +32,7 @@ class TopK(Normalizer):
 
     Args:
         k: number of keys, at least 1. Rows with fewer keys keep all of them.
-        normalizer: the normalizer that weighs the kept keys.
+        normalizer: the inner normalizer, which computes the weights of the kept keys.
 
     Raises:
         OptionError: `k` is not a positive integer, or `normalizer` is not a `Normalizer`.
@@ -48,23 +48,23 @@ class TopK(Normalizer):
     selects_keys: ClassVar[bool] = True
 
     def validate(self) -> None:
-        """Check that `k` is a positive integer and `normalizer` a normalizer."""
+        """Check that `k` is a positive integer and that `normalizer` is a `Normalizer`."""
         require_positive_integer("TopK", "k", self.k)
         if not isinstance(self.normalizer, Normalizer):
-            raise OptionError(f"normalizer must be a Normalizer, got {self.normalizer!r}. Give one, such as Softmax().")
+            raise OptionError(f"normalizer must be a Normalizer, got {self.normalizer!r}. Give Softmax(), for example.")
 
     @property
     def online(self) -> bool:  # type: ignore[override]
-        """True if the inner normalizer is online and neither draws nor selects keys."""
+        """Whether the inner normalizer is online and neither samples nor selects keys."""
         return self.normalizer.online and self.top_k is not None
 
     @property
     def top_k(self) -> int | None:  # type: ignore[override]
-        """The number `k` if the inner normalizer neither draws nor selects keys, otherwise None."""
+        """The number `k` if the inner normalizer neither samples nor selects keys, otherwise None."""
         return None if self.normalizer.stochastic or self.normalizer.selects_keys else self.k
 
     def accumulator_width(self, value_width: int) -> int:
-        """Return the count of rank, index, logit and value numbers of the kept keys."""
+        """Return the number of array elements per query: rank, index, logit and value of each kept key."""
         return self.k * (value_width + 3)
 
     def simplify(self, k: int) -> Normalizer:
@@ -72,18 +72,18 @@ class TopK(Normalizer):
         return self.normalizer if k <= self.k else self
 
     def weights(self, logits: Float[Array, "*batch q k"], tile: Tile | None = None) -> Float[Array, "*batch q k"]:
-        """Return the inner weights of the kept logits."""
+        """Return the weights that the inner normalizer computes from the kept logits."""
         return self.normalizer.weights(_only(logits, select_top(logits, self.k)), tile)
 
     def support(
         self, logits: Float[Array, "*batch q k"], weights: Float[Array, "*batch q k"]
     ) -> Bool[Array, "*batch q k"]:
-        """Return the kept keys whose values the inner normalizer reads."""
+        """Return a boolean array that is True for kept keys in the support of the inner normalizer."""
         kept = _only(logits, select_top(logits, self.k))
         return self.normalizer.support(kept, weights)
 
     def threshold_bound(self, largest: Float[Array, "*batch q groups"]) -> Float[Array, "*batch q 1"] | None:
-        """Return the k-th largest group maximum, which at least k keys reach."""
+        """Return the k-th largest of the groups' maxima; at least k logits are at least as large."""
         if self.top_k is None:
             return None  # such an inner normalizer depends on the indices of keys
         xp = namespace(largest)
@@ -106,7 +106,10 @@ class TopK(Normalizer):
         return top_keys_of_tile(logits, logits, value, tile, self.k)
 
     def finalize(self, partial: TopKeys, tile: Tile, dropout: float) -> tuple[Array, Summary]:
-        """Accumulate the kept keys with the inner normalizer; the summary starts with the selection threshold."""
+        """Return the output for the kept keys, and a summary that starts with the selection threshold.
+
+        The inner normalizer computes the weights and the remaining elements of the summary.
+        """
         xp = namespace(partial.logit)
         inner = self.normalizer.map_arrays(lambda array: array[..., None] if array.ndim else array)
         # Each query has its own keys now, so the query axis becomes a batch axis with one query per element.
@@ -122,7 +125,7 @@ class TopK(Normalizer):
     def tile_weights(
         self, logits: Float[Array, "*batch q k"], summary: Summary, tile: Tile
     ) -> Float[Array, "*batch q k"]:
-        """Return the inner weights of the tile's kept keys."""
+        """Return the weights of the tile's kept keys, computed by the inner normalizer."""
         kept = _only(logits, is_selected(logits, (summary[0], summary[1]), tile))
         return self.normalizer.tile_weights(kept, summary[2:], tile)
 
@@ -135,7 +138,7 @@ class TopK(Normalizer):
         summary: Summary,
         tile: Tile,
     ) -> Float[Array, "*batch q k"]:
-        """Return the inner gradient for the kept keys and 0 for the others."""
+        """Return the gradient of the inner normalizer for kept keys and 0 for all other keys."""
         kept = is_selected(logits, (summary[0], summary[1]), tile)
         gradient = self.normalizer.logit_gradient(
             _only(logits, kept), weights, weight_gradient, row_dot, summary[2:], tile
@@ -143,7 +146,7 @@ class TopK(Normalizer):
         return where(kept, gradient, 0.0)
 
     def array_gradients(self, summary: Summary, row_dot: Array) -> tuple[Array | None, ...]:
-        """Return the inner normalizer's array gradients."""
+        """Return the gradients of the arrays of the inner normalizer."""
         return self.normalizer.array_gradients(summary[2:], row_dot)
 
 
