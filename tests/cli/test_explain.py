@@ -44,7 +44,7 @@ def test_text_has_no_width(qkv):
         (("explain",), "--query must be given"),
         (("explain", "--query", "1,2"), "--key must be given"),
         (("explain", "--query", "a,b", "--key", "1,2"), "got 'a,b'"),
-        (("explain", "--query", "10,5", "--key", "20,7"), "query has width 5, key has width 7"),
+        (("explain", "--query", "10,5", "--key", "20,7"), "got widths 5 and 7"),
         (("explain", *SHAPES, "--dtype", "int8"), "got 'int8'"),
         (("explain", *SHAPES, "--library", "mxnet"), "got 'mxnet'"),
         (("explain", *SHAPES, "--kernel", "magic"), "magic"),
@@ -53,7 +53,7 @@ def test_text_has_no_width(qkv):
         (("explain", *SHAPES, "--causal", "--align", "middle"), "got 'middle'"),
         (("explain", *SHAPES, "--dropout", "much"), "--dropout must be a number, got 'much'"),
         (("explain", *SHAPES, "--memory", "plenty"), "plenty"),
-        (("explain", *SHAPES, "--normalizer", "sigmoid", "--readout", "entropy"), "Entropy needs weights"),
+        (("explain", *SHAPES, "--normalizer", "sigmoid", "--readout", "entropy"), "weights that sum to 1 for Entropy"),
     ],
 )
 def test_invalid_input_is_reported_in_one_sentence_with_exit_code_2(qkv, arguments, said):

@@ -144,17 +144,17 @@ def test_class_instead_of_an_instance_is_refused_with_what_to_give() -> None:
         (
             readouts.Entropy(),
             normalizers.Identity(),
-            r"Entropy needs weights that sum to 1, and those of Identity\(\) do not.",
+            r"the normalizer must have weights that sum to 1 for Entropy, got Identity\(\)",
         ),
         (
             readouts.LogSumExp(),
             normalizers.Mean(),
-            r"LogSumExp needs a softmax, and the normalizer is Mean\(\).",
+            r"the normalizer must be Softmax for LogSumExp, got Mean\(\)",
         ),
         (
             readouts.SampledKey(),
             normalizers.Hard(),
-            r"SampledKey needs the normalizer Sample, .* is Hard\(\).",
+            r"the normalizer must be Sample for SampledKey, got Hard\(\)",
         ),
     ],
 )
@@ -259,11 +259,11 @@ def test_heads_come_in_the_order_named() -> None:
 
 def test_heads_that_are_not_there_are_refused() -> None:
     one = readouts.Heads(readouts.Entropy(), (3,))
-    with pytest.raises(ShapeError, match="below 2, the number of heads, got 3"):
+    with pytest.raises(ShapeError, match="from -2 to 1 for 2 heads, got 3"):
         qkv.explain((2, 5, 1), (2, 5, 1), (2, 5, 1), readouts=[one])
     with pytest.raises(ShapeError, match="must have a batch axis of heads"):
         qkv.explain((5, 1), (5, 1), (5, 1), readouts=[one])
-    with pytest.raises(RefusedError, match="Entropy needs"):
+    with pytest.raises(RefusedError, match="weights that sum to 1 for Entropy"):
         qkv.explain((4, 5, 1), (4, 5, 1), (4, 5, 1), normalizer=normalizers.Identity(), readouts=[one])
 
 

@@ -1,4 +1,4 @@
-"""Readouts, which compute quantities from the weights without storing the weights; one per file."""
+"""Readouts, which compute quantities from the weights without storing all weights."""
 
 from qkv.readouts.base import Readout, Reduction
 from qkv.readouts.column_sum import ColumnSum

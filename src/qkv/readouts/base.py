@@ -1,9 +1,9 @@
-"""The `Readout` interface: a quantity computed from the weights without storing the weights.
+"""The base class `Readout`: a quantity that is computed from the weights without storing all weights.
 
 `read` computes the quantity for some queries with all their keys, or for any tile if `accepts_tiles` is true.
 `reductions` states where the result of a tile belongs in the result of the whole call and how both are combined,
-so that row blocks, tiles and batch elements are assembled by one rule. A readout never changes the output, and
-its weights are those before dropout.
+so that the results of row blocks, tiles and batch elements are assembled in the same way. A readout never changes
+the output, and uses the weights before dropout.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ ReduceOp = Literal["set", "add", "max", "logaddexp", "top-k"]
 Result: TypeAlias = Array | tuple[Array, ...]
 
 _REQUIREMENTS = {
-    "sums_to_one": "weights that sum to 1, and those of {} do not.",
-    "distribution": "the normalizer Sample, which draws a key, and the normalizer is {}.",
-    "log_sum_exp": "a softmax, and the normalizer is {}.",
+    "sums_to_one": "have weights that sum to 1",
+    "distribution": "be Sample",
+    "log_sum_exp": "be Softmax",
 }
-"""What a readout needs, by the fact of the normalizer, and how a normalizer without it is refused."""
+"""The condition in the error message for each attribute of the normalizer that a readout may require."""
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ class Reduction:
     """How one array of a tile's result is combined into the array of the whole call.
 
     Attributes:
-        shape: the last axes of the whole array; the first of them runs along the queries.
-        index: the part of these axes that the tile contributes to.
-        op: "set" overwrites, "add" adds, "max" takes the larger (the earlier of equals), "logaddexp" adds
+        shape: lengths of the axes of the whole array after its batch axes.
+        index: index of the part of these axes to which the tile contributes.
+        op: "set" overwrites, "add" adds, "max" keeps the larger element (the earlier one if equal), "logaddexp" adds
             exponentials; "top-k" is handled by `Readout.merge`.
-        initial: the initial value of the whole array.
-        masked: the value contributed by a tile without allowed pairs; None if such a tile contributes nothing.
+        initial: initial value of the elements of the whole array.
+        masked: value contributed by a tile without allowed pairs; None if such a tile contributes nothing.
     """
 
     shape: tuple[int, ...]
@@ -61,17 +61,17 @@ class Reduction:
     masked: float | None = None
 
     def allocate(self, piece: Array, batch: tuple[int, ...] | None = None) -> Array:
-        """Return the initial whole array; its batch axes are those of `piece` unless given."""
+        """Return the initial array of the whole call, by default with the batch axes of `piece`."""
         batch = tuple(piece.shape[: piece.ndim - len(self.shape)]) if batch is None else batch
         empty = zeros(piece, (*batch, *self.shape))
         return empty + self.initial if self.initial else empty
 
     def slice(self, whole: Array) -> Array:
-        """Return the part of the whole array that the tile contributes to."""
+        """Return the part of the whole array to which the tile contributes."""
         return whole[(..., *self.index)]
 
     def combine(self, old: Array, new: Array) -> Array:
-        """Return the combination of both; differentiable."""
+        """Return the combination of the stored array and the array of a tile; the result is differentiable."""
         xp = namespace(old)
         if self.op == "add":
             return old + new
@@ -80,22 +80,24 @@ class Reduction:
         return xp.logaddexp(old, new) if self.op == "logaddexp" else new
 
     def exceeds(self, old: Array, new: Array) -> Array:
-        """Return where `new` replaces `old` under "max"; NaN replaces any number."""
+        """Return a boolean array that is True where the operation "max" takes `new`; NaN exceeds any number."""
         xp = namespace(old)
         return (new > old) | (xp.isnan(new) & ~xp.isnan(old))
 
 
 class Readout(Part, ABC):
-    """Base class of readouts.
+    """Base class of readouts, which compute a quantity from the weights of a call.
 
-    Facts, read by kernels:
-        accepts_tiles: `read` may be called with part of the keys.
+    The planner and the kernels read the attributes.
+
+    Attributes:
+        accepts_tiles: whether `read` may be called with part of the keys.
         pooling: "mean" or "max" if the result is the weights pooled to `size` cells per side, which kernels
             compute in the forward pass; otherwise None.
-        is_log_sum_exp: the result is the log-sum-exp of each query, which kernels have after the forward pass.
-        head_indices: indices along the last batch axis of the heads that are read; None if all heads are.
-        requires: fact of a normalizer without which the readout is undefined; None if it is always defined.
-        reduce_op, initial: how the numbers of a query are combined over the keys, see `Reduction`.
+        is_log_sum_exp: whether the result is the log-sum-exp of each query, which kernels compute anyway.
+        head_indices: indices of the heads, along the last batch axis, that the readout uses; None: all heads.
+        requires: attribute of the normalizer that must be set; None: the readout is defined for every normalizer.
+        reduce_op, initial: how results of tiles are combined over the keys, see `Reduction`.
     """
 
     accepts_tiles: bool = True
@@ -108,24 +110,24 @@ class Readout(Part, ABC):
 
     @property
     def per_head(self) -> Readout:
-        """The readout of each head that is read; the readout itself if all heads are."""
+        """The readout that is applied to each head; the inner readout of `Heads`, otherwise this readout."""
         return self
 
     def refuse(self, normalizer: Normalizer) -> str | None:
-        """Return the reason why the readout is undefined for the normalizer, as a sentence, or None."""
+        """Return a sentence that states why the readout is undefined for the normalizer, or None if it is defined."""
         if self.requires is None or getattr(normalizer, self.requires):
             return None
-        return f"{type(self).__name__} needs {_REQUIREMENTS[self.requires].format(normalizer)}"
+        return f"the normalizer must {_REQUIREMENTS[self.requires]} for {type(self).__name__}, got {normalizer}."
 
     def check(self, tile: Tile) -> None:
         """Raise an error if the readout refers to queries, heads or positions that the call does not have."""
 
     def element_count(self, q: int, k: int) -> int:
-        """Return the count of numbers stored per batch element."""
+        """Return the number of array elements stored per batch element."""
         return q
 
     def total_elements(self, tile: Tile) -> int:
-        """Return the count of numbers stored for the whole batch."""
+        """Return the number of array elements stored for the whole batch."""
         return math.prod(tile.batch) * self.element_count(tile.q_total, tile.k_total)
 
     @abstractmethod
@@ -146,36 +148,36 @@ class Readout(Part, ABC):
         """
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Return one `Reduction` per array of the result of `read`; by default one number per query."""
+        """Return a `Reduction` for each array that `read` returns; the default is one array with shape `(q,)`."""
         return (Reduction((tile.q_total,), query_slice(tile), across_keys(tile, self.reduce_op), self.initial),)
 
     def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
-        """Combine the arrays stored so far with those of a tile."""
+        """Return the combination of the arrays stored so far with the arrays of a tile."""
         reductions = self.reductions(tile)
         return tuple(each.combine(a, b) for each, a, b in zip(reductions, old, new, strict=True))
 
     def finalize(self, whole: Any, tile: Tile) -> Any:
-        """Return the final result from the assembled arrays."""
+        """Return the final result, computed from the assembled arrays."""
         return whole
 
 
 def query_slice(tile: Tile) -> tuple[slice]:
-    """Return the index of the tile's queries along an axis of all queries."""
+    """Return the index of the tile's queries along the query axis of an array of the whole call."""
     return (slice(*tile.rows),)
 
 
 def across_keys(tile: Tile, op: ReduceOp) -> ReduceOp:
-    """Return `op`, or "set" if the tile holds all keys, so that nothing is left to combine."""
+    """Return `op`, or "set" if the tile has all keys, because then no other tile has the same queries."""
     return "set" if tile.cols == (0, tile.k_total) else op
 
 
 def flatten(result: Result) -> tuple[Array, ...]:
-    """Return the arrays of a result as a tuple."""
+    """Return the arrays of a result, which is an array or a named tuple, as a tuple."""
     return tuple(result) if isinstance(result, tuple) else (result,)
 
 
 def unflatten(arrays: tuple[Array, ...], like: Result | type) -> Result:
-    """Return the arrays as a result of the same type as `like`, a result or its class."""
+    """Return the arrays as a result of the same type as `like`, which is a result or the class of a result."""
     kind: Any = like if isinstance(like, type) else type(like)
     unflattened: Result = kind(*arrays) if issubclass(kind, tuple) else arrays[0]
     return unflattened

@@ -1,8 +1,8 @@
-"""Cells: an axis of `length` entries divided into `cells` consecutive ranges of nearly equal length.
+"""Pooling of an axis of `length` entries into `cells` consecutive ranges of nearly equal length, called cells.
 
     cell of entry i = ⌊i · cells / length⌋          cells = min(size, length)
 
-Cell c starts at ⌈c · length / cells⌉.
+Cell c starts at entry ⌈c · length / cells⌉.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["cell_count", "cell_lengths", "cell_start", "cell_range", "pool_cells
 
 
 def cell_count(size: int, length: int) -> int:
-    """Return the count of cells, which is at most the count of entries."""
+    """Return the number of cells, which is at most the number of entries."""
     return min(size, length)
 
 
 def cell_start(cell: int, cells: int, length: int) -> int:
-    """Return the first entry of a cell; for `cell == cells`, the end of the last cell.
+    """Return the index of the first entry of a cell; for `cell == cells`, return the length of the axis.
 
     Example:
         >>> [cell_start(c, 3, 10) for c in range(4)]
@@ -32,7 +32,7 @@ def cell_start(cell: int, cells: int, length: int) -> int:
 
 
 def cell_lengths(cells: int, length: int) -> list[int]:
-    """Return the count of entries of each cell.
+    """Return the number of entries of each cell.
 
     Example:
         >>> cell_lengths(3, 10)
@@ -43,7 +43,7 @@ def cell_lengths(cells: int, length: int) -> list[int]:
 
 
 def cell_range(limits: tuple[int, int], cells: int, length: int) -> tuple[int, int]:
-    """Return the range `(first, stop)` of the cells that overlap `limits`.
+    """Return the range `(first, stop)` of the cells that overlap the range `limits` of entries.
 
     Example:
         >>> cell_range((3, 5), 3, 10)
@@ -56,15 +56,15 @@ def cell_range(limits: tuple[int, int], cells: int, length: int) -> tuple[int, i
 
 
 def pool_cells(x: Array, axis: int, limits: tuple[int, int], cells: int, length: int, how: str) -> Array:
-    """Return the sum or maximum of each cell along an axis that holds the entries within `limits`.
+    """Return the sum or maximum of each cell along an axis that holds the range `limits` of the entries.
 
-    The gradient of a maximum goes to the first of equals.
+    The gradient of a maximum goes to the first of several equal elements.
 
     Args:
         x: the array to pool.
         axis: −1 or −2.
         limits: range of the entries that `x` holds along the axis.
-        cells: count of cells of the whole axis.
+        cells: number of cells of the whole axis.
         length: length of the whole axis.
         how: "sum" or "max".
 

@@ -18,7 +18,7 @@ __all__ = ["ColumnSum"]
 
 @dataclass(frozen=True, eq=False)
 class ColumnSum(Readout):
-    """Sum the weights of each key over queries, `(*batch, k)`. If weights sum to 1, the total is q.
+    """Sum the weights of each key over all queries, `(*batch, k)`.
 
     Example:
         >>> import numpy as np, qkv
@@ -28,7 +28,7 @@ class ColumnSum(Readout):
     """
 
     def element_count(self, q: int, k: int) -> int:
-        """Return 2 k: the sums, and those of a row block."""
+        """Return 2 k, for the sums of all queries and the sums of a row block."""
         return 2 * k
 
     def read(
@@ -38,9 +38,9 @@ class ColumnSum(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Array:
-        """Return Σ over the queries."""
+        """Return the sum of the weights over the queries of the tile."""
         return namespace(weights).sum(weights, axis=-2)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Add one number per key over the queries."""
+        """Return a reduction that adds the sums of tiles."""
         return (Reduction((tile.k_total,), (slice(*tile.cols),), "add"),)

@@ -14,7 +14,7 @@ __all__ = ["Dense"]
 
 @dataclass(frozen=True, eq=False)
 class Dense(Readout):
-    """Return all weights, `(*batch, q, k)`, before dropout. No other readout needs q · k memory.
+    """Return all weights before dropout, `(*batch, q, k)`. Other readouts need less memory than O(q · k).
 
     Example:
         >>> import numpy as np, qkv
@@ -25,7 +25,7 @@ class Dense(Readout):
     """
 
     def element_count(self, q: int, k: int) -> int:
-        """Return q · k."""
+        """Return q · k, the number of weights."""
         return q * k
 
     def read(
@@ -35,9 +35,9 @@ class Dense(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Array:
-        """Return the weights."""
+        """Return the weights of the tile."""
         return weights
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Set the weights at the tile's rows and columns."""
+        """Return a reduction that stores the weights at the tile's rows and columns."""
         return (Reduction((tile.q_total, tile.k_total), (*query_slice(tile), slice(*tile.cols))),)

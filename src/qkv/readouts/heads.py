@@ -1,4 +1,4 @@
-"""Heads: a readout restricted to some heads."""
+"""Heads: an inner readout restricted to some of the heads."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["Heads"]
 @delegates("readout", "refuse", "element_count", "reductions", "merge", "finalize")
 @dataclass(frozen=True, eq=False)
 class Heads(Readout):
-    """Apply another readout to the given heads, in the given order. Heads are the last batch axis.
+    """Apply an inner readout to the given heads, in the given order. The last batch axis is the axis of heads.
 
     Args:
-        readout: the readout to apply to each head.
-        heads: indices of the heads; negative ones count from the end.
+        readout: the inner readout.
+        heads: indices of the heads; negative indices count from the end.
 
     Raises:
-        KindError: `readout` is not a readout.
-        OptionError: `heads` is empty or holds anything but integers.
+        KindError: `readout` is not a `Readout`.
+        OptionError: `heads` is empty or contains an element that is not an integer.
         ShapeError: the call has no batch axis, or an index is out of range.
 
     Example:
@@ -43,16 +43,16 @@ class Heads(Readout):
     heads: tuple[int, ...]
 
     def validate(self) -> None:
-        """Check that `readout` is a readout and `heads` are integers."""
+        """Check that `readout` is a `Readout` and that `heads` are integers."""
         if not isinstance(self.readout, Readout):
             raise KindError(
-                f"readout of Heads must be a Readout, got {self.readout!r}. Example: Heads(Entropy(), (0, 3))."
+                f"readout of Heads must be a Readout, got {self.readout!r}. Give one like Heads(Entropy(), (0, 3))."
             )
         require_indices(self, "heads")
 
     @property
     def head_indices(self) -> tuple[int, ...]:  # type: ignore[override]
-        """The indices of the heads that are read."""
+        """The indices of the heads that the readout uses."""
         return self.heads
 
     @property
@@ -61,19 +61,20 @@ class Heads(Readout):
         return self.readout
 
     def check(self, tile: Tile) -> None:
-        """Raise a `ShapeError` unless the call has these heads."""
+        """Raise a `ShapeError` if the call has no axis of heads or an index is out of range."""
         if not tile.batch:
             raise ShapeError(
-                "the call must have a batch axis of heads for Heads, got none. Give arrays (heads, length, width)."
+                "query, key and value must have a batch axis of heads for Heads, got no batch axes. "
+                "Give arrays of shape (heads, length, width)."
             )
         count = tile.batch[-1]
         for head in self.heads:
             if not -count <= head < count:
-                raise ShapeError(f"heads of Heads must be below {count}, the number of heads, got {head}.")
+                raise ShapeError(f"heads of Heads must be from {-count} to {count - 1} for {count} heads, got {head}.")
         self.readout.check(tile)
 
     def total_elements(self, tile: Tile) -> int:
-        """Return the inner readout's count for all heads that are read."""
+        """Return the number of array elements that the inner readout stores for the given heads."""
         count = self.readout.element_count(tile.q_total, tile.k_total)
         return math.prod(tile.batch[:-1]) * len(self.heads) * count
 
@@ -84,7 +85,7 @@ class Heads(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Result:
-        """Read one head after another and concatenate the results."""
+        """Apply the inner readout to one head after another and concatenate the results."""
         results = []
         for head in self.heads:
             n = head % weights.shape[-3]

@@ -1,6 +1,6 @@
-"""Log-probability of the drawn key, whose gradient is the score function of REINFORCE.
+"""Log-probability of the sampled key, whose gradient is used by the REINFORCE estimator.
 
-    log p_j = l_j / T − log Σ_i e^(l_i / T)          j the key that was drawn
+    log p_j = l_j / T − log Σ_i e^(l_i / T)          for the sampled key j
 
 Source: Williams (1992), Simple statistical gradient-following algorithms, https://doi.org/10.1007/BF00992696.
 """
@@ -27,10 +27,10 @@ class _Drawn(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LogProbability(Readout):
-    """Compute the log-probability of the key that `Sample` drew, `(*batch, q)`, in nats; 0 for rows without keys.
+    """Compute the log-probability of the key that `Sample` chose, `(*batch, q)`, in nats; 0 for rows without keys.
 
     Raises:
-        RefusedError: the normalizer does not draw a key.
+        RefusedError: the normalizer is not `Sample`.
 
     Example:
         >>> import numpy as np, qkv
@@ -43,7 +43,7 @@ class LogProbability(Readout):
     requires = "distribution"
 
     def element_count(self, q: int, k: int) -> int:
-        """Return 3 q: the drawn logit, the log-sum-exp and their difference."""
+        """Return 3 q, for the logit of the sampled key, the log-sum-exp and their difference."""
         return 3 * q
 
     def read(
@@ -53,13 +53,13 @@ class LogProbability(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> _Drawn:
-        """Return the drawn logit, 0 if it is outside the tile, and the log-sum-exp of the tile."""
+        """Return the logit of the sampled key, or 0 if the key is outside the tile, and the tile's log-sum-exp."""
         assert normalizer.distribution is not None
         drawn = where(weights != 0, normalizer.distribution.prepare(logits), 0.0)
         return _Drawn(namespace(logits).sum(drawn, axis=-1), normalizer.distribution.log_total(logits)[..., 0])
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Combine two numbers per query over the keys."""
+        """Return reductions that add the logits and combine the log-sum-exps of tiles."""
         shape, at = (tile.q_total,), query_slice(tile)
         return (
             Reduction(shape, at, across_keys(tile, "add")),
@@ -67,6 +67,6 @@ class LogProbability(Readout):
         )
 
     def finalize(self, whole: _Drawn, tile: Tile) -> Array:
-        """Return the drawn logit minus the log-sum-exp."""
+        """Return the logit of the sampled key minus the log-sum-exp."""
         empty = whole.total == -math.inf
         return where(empty, 0.0, whole.logit - where(empty, 0.0, whole.total))

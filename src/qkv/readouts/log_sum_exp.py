@@ -22,7 +22,7 @@ class LogSumExp(Readout):
     """Compute the log-sum-exp of each query's logits, `(*batch, q)`; −inf for rows without keys.
 
     Raises:
-        RefusedError: the normalizer has no log-sum-exp.
+        RefusedError: the normalizer does not define a log-sum-exp, as only Softmax does.
 
     Example:
         >>> import numpy as np, qkv

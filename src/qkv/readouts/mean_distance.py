@@ -20,11 +20,11 @@ __all__ = ["MeanDistance"]
 class MeanDistance(Readout):
     """Compute each query's weighted mean distance to the keys, `(*batch, q)`; 0 for rows without keys.
 
-    Key j has position j; the positions of queries are the call's `positions`.
+    Key j has position j, and the call's `positions` determine the positions of the queries.
 
     Raises:
         RefusedError: the normalizer's weights do not sum to 1.
-        PositionError: q ≠ k and no positions are given.
+        PositionError: the numbers of queries and keys differ and no positions are given.
 
     Source: Vig, Belinkov (2019), Analyzing the structure of attention in a transformer language model,
     https://arxiv.org/abs/1906.04284.
@@ -50,7 +50,7 @@ class MeanDistance(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Array:
-        """Return Σ w |p_i − p_j|."""
+        """Return Σ w |p_i − p_j| over the keys of the tile."""
         xp = namespace(weights)
         between = xp.abs(tile.query_positions(weights) - tile.key_positions(weights))
         return xp.sum(weights * cast(between, weights.dtype), axis=-1)

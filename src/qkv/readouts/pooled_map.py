@@ -1,6 +1,6 @@
-"""Pooled map: all weights, pooled to a small number of cells.
+"""Pooled map: the attention map reduced to a small grid of cells.
 
-mean: Σ of the weights of a cell / (its rows · its columns)          max: the largest of them
+mean: sum of the weights of a cell / number of pairs of the cell          max: largest weight of a cell
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class PooledMap(Readout):
     """Pool all weights to at most `size` × `size` cells, `(*batch, rows, cols)`.
 
     Query i is in row ⌊i · rows / q⌋ with rows = min(size, q), key j in column ⌊j · cols / k⌋ with cols =
-    min(size, k). A masked pair counts with weight 0. A mean shows where most of the weight is; a maximum also shows
-    single large weights, which a mean hides. The gradient of a maximum goes to the lowest query, then the lowest key,
-    of equals.
+    min(size, k). Masked pairs have weight 0. The mean shows where the weights are largest on average; the maximum also
+    shows single large weights. The gradient of a maximum goes to one weight; among equal weights, the lowest query and
+    then the lowest key comes first.
 
     Args:
-        size: cells along each side, at least 1.
-        how: "mean" or "max".
+        size: number of cells along each axis, at least 1.
+        how: the pooling, "mean" or "max".
 
     Raises:
         OptionError: `size` is not a positive integer, or `how` is neither "mean" nor "max".
@@ -53,21 +53,21 @@ class PooledMap(Readout):
     how: Literal["mean", "max"] = "mean"
 
     def validate(self) -> None:
-        """Check `size` and `how`."""
+        """Check that `size` is a positive integer and that `how` is "mean" or "max"."""
         require_positive_integer("PooledMap", "size", self.size)
         check_choice("how of PooledMap", self.how, ("mean", "max"))
 
     @property
     def pooling(self) -> Literal["mean", "max"] | None:  # type: ignore[override]
-        """The pooling, "mean" or "max"."""
+        """The pooling `how`, "mean" or "max"."""
         return self.how
 
     def element_count(self, q: int, k: int) -> int:
-        """Return the count of cells; twice that for means, which are sums first."""
+        """Return the number of cells for the maximum, and twice this number for the mean, which also stores sums."""
         return (2 if self.how == "mean" else 1) * math.prod(self.sides(q, k))
 
     def sides(self, q: int, k: int) -> tuple[int, int]:
-        """Return the count of rows and columns of the map."""
+        """Return the number of rows and the number of columns of the pooled map."""
         return cell_count(self.size, q), cell_count(self.size, k)
 
     def read(
@@ -84,7 +84,7 @@ class PooledMap(Readout):
         return pool_cells(lanes, -2, tile.rows, rows, tile.q_total, how)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Combine the cells that overlap the tile."""
+        """Return a reduction that adds, or takes the maximum of, the cells that overlap the tile."""
         sides = self.sides(tile.q_total, tile.k_total)
         at = (
             slice(*cell_range(tile.rows, sides[0], tile.q_total)),
@@ -95,7 +95,7 @@ class PooledMap(Readout):
         return (Reduction(sides, at, "add"),)
 
     def finalize(self, whole: Array, tile: Tile) -> Array:
-        """Divide sums by the count of pairs in each cell."""
+        """Return the maxima unchanged, or divide the sums by the number of pairs in each cell."""
         if self.how == "max":
             return whole
         rows, cols = self.sides(tile.q_total, tile.k_total)

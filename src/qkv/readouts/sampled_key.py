@@ -1,4 +1,4 @@
-"""Sampled key: the index of the key that was drawn for each query."""
+"""Sampled key: the index of the key that the normalizer `Sample` chose for each query."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["SampledKey"]
 
 @dataclass(frozen=True, eq=False)
 class SampledKey(Readout):
-    """Return the index of the key that `Sample` drew, `(*batch, q)`; −1 for rows without keys.
+    """Return the index of the key that `Sample` chose for each query, `(*batch, q)`; −1 for rows without keys.
 
     Raises:
-        RefusedError: the normalizer does not draw a key.
+        RefusedError: the normalizer is not `Sample`.
 
     Example:
         >>> import numpy as np, qkv

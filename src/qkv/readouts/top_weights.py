@@ -53,7 +53,7 @@ class TopWeights(Readout):
         require_positive_integer("TopWeights", "k", self.k)
 
     def element_count(self, q: int, k: int) -> int:
-        """Return 3 q k: a weight and an index of twice its size for each."""
+        """Return 3 per weight, because an index takes as much memory as two weights."""
         return 3 * q * self.k
 
     def read(
@@ -63,7 +63,7 @@ class TopWeights(Readout):
         normalizer: Normalizer,
         tile: Tile,
     ) -> Top:
-        """Return the largest weights of the tile."""
+        """Return the k largest weights of each query in the tile, and their keys."""
         xp = namespace(weights)
         order = finite_top_k_indices(_rank(weights), self.k)
         top = xp.take_along_axis(weights, order, axis=-1)
@@ -78,13 +78,13 @@ class TopWeights(Readout):
         return Top(top, keys)
 
     def reductions(self, tile: Tile) -> tuple[Reduction, ...]:
-        """Merge k weights and k indices per query over the keys."""
+        """Return reductions that merge the k largest weights and their keys from several tiles."""
         shape, at = (tile.q_total, self.k), (*query_slice(tile), slice(None))
         how = across_keys(tile, "top-k")
         return Reduction(shape, at, how), Reduction(shape, at, how, -1)
 
     def merge(self, old: tuple[Array, ...], new: tuple[Array, ...], tile: Tile) -> tuple[Array, ...]:
-        """Return the largest weights of both; ties go to the earlier arrays, whose keys are lower."""
+        """Return the k largest of the stored weights and the tile's weights; ties go to the stored weights."""
         xp = namespace(*old)
         weights, keys = (xp.concat(list(both), axis=-1) for both in zip(old, new, strict=True))
         order = finite_top_k_indices(_rank(weights), self.k)
