@@ -74,7 +74,7 @@ def test_default_normalizer_is_the_score_s_own() -> None:
         (KindError, "arrays of numpy and torch", (np.ones((1, 2)), torch.ones(3, 2), torch.ones(3, 1))),
         (
             KindError,
-            "query is text, the key is numbers",
+            "must be of the same kind, got text and numbers",
             (np.array(["a"], object), np.ones((3, 2)), np.ones((3, 1))),
         ),
         (
@@ -89,7 +89,7 @@ def test_default_normalizer_is_the_score_s_own() -> None:
         ),
         (
             KindError,
-            "compares numbers, query and key are text",
+            "query and key must be numbers for the score",
             (np.array(["a"]), np.array(["b"]), np.ones((1, 1))),
         ),
         (ShapeError, r"value must have shape .*got \(3,\)", (np.ones((1, 2)), np.ones((3, 2)), np.ones(3))),
@@ -226,7 +226,7 @@ def test_b9_unequal_widths_meet_through_linear_maps() -> None:
     seen = qkv.observe(query, key, value, score=score, readouts=[readouts.Dense()])
     assert seen.output.shape == (100, 10, 10)
     assert seen.readouts[0].shape == (100, 10, 20)
-    with pytest.raises(ShapeError, match=r"query has width 7, key has width 5.*Project one onto the other first"):
+    with pytest.raises(ShapeError, match=r"same width for ScaledDot, got widths 7 and 5.*Project them"):
         qkv.attend(query, key, value)
 
 

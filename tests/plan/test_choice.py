@@ -178,7 +178,7 @@ def test_half_precision_counts_the_inputs_that_are_widened() -> None:
         (ShapeError, "for 4 queries, got 9", {"readouts": [readouts.Rows((9,))]}),
         (
             ShapeError,
-            r"query has width 8.*this Bilinear weight is for widths 2 and 8",
+            r"query and key of width 8.*must match the weight of Bilinear, got a weight for widths 2 and 8",
             {"score": scores.Bilinear(np.ones((2, 8)))},
         ),
     ],

@@ -27,9 +27,15 @@ class TestAdditive(ScoreContract):
     @pytest.mark.parametrize(
         ("score", "words"),
         [
-            (Additive(np.ones((6, 3)), np.ones((6, 5)), None, None), "needs a vector.*Give vector"),
-            (Additive(np.ones((6, 3)), np.ones((4, 5)), None, np.ones(6)), "must be equal.*'key_weight': 4"),
-            (Additive(np.ones((6, 3)), np.ones((6, 4)), None, np.ones(6)), "key has width 5.*widths 3 and 4"),
+            (Additive(np.ones((6, 3)), np.ones((6, 5)), None, None), "vector of Additive must be given, got None"),
+            (
+                Additive(np.ones((6, 3)), np.ones((4, 5)), None, np.ones(6)),
+                "same number of hidden units, got .*'key_weight': 4",
+            ),
+            (
+                Additive(np.ones((6, 3)), np.ones((6, 4)), None, np.ones(6)),
+                "key of width . and 5 must .*widths 3 and 4",
+            ),
         ],
     )
     def test_refuses_weights_that_do_not_fit_and_says_which(self, score, words):
@@ -149,5 +155,5 @@ def test_batch_axes_that_do_not_broadcast_are_refused_by_naming_both():
 
 
 def test_a_bare_vector_is_refused_with_the_shape_that_is_wanted():
-    with pytest.raises(ShapeError, match=r"\(5,\).*\(\*batch, length, width\)"):
+    with pytest.raises(ShapeError, match=r"\(\*batch, length, width\).*\(5,\)"):
         Dot()(np.ones(5), np.ones((3, 5)))

@@ -168,5 +168,5 @@ def test_alibi_slopes_of_heads_are_a_batch_axis():
 @pytest.mark.parametrize(("side", "query", "key"), [("query", [2], [0]), ("key", [0], [-1])])
 def test_a_class_outside_the_table_is_refused_and_its_side_is_named(side, query, key):
     score = ClassTable(Constant(), np.zeros((2, 3)), np.array(query), np.array(key))
-    with pytest.raises(OptionError, match=rf"{side} classes must be between 0 and"):
+    with pytest.raises(OptionError, match=rf"{side}_classes of ClassTable must be between 0 and"):
         score(np.ones((1, 1)), np.ones((1, 1)))

@@ -111,7 +111,7 @@ class TextContract(ScoreContract):
         assert self.part()(rows, rows).tolist() == [[1.0, 0.0], [0.0, 0.0]]
 
     def test_refuses_numbers_and_says_what_to_do(self):
-        with pytest.raises(KindError, match=r"compares text.*numbers.*Give arrays of text"):
+        with pytest.raises(KindError, match=r"must be text for the score .*numbers.*Give arrays of text"):
             self.part()(np.ones((1, 2)), np.ones((3, 2)))
 
 
@@ -186,12 +186,12 @@ def test_neighbouring_member_numbers_are_told_apart_although_the_values_are_floa
 
 
 def test_text_meeting_numbers_is_refused_by_kind():
-    with pytest.raises(KindError, match=r"query is text, the key is numbers"):
+    with pytest.raises(KindError, match=r"must be of the same kind, got text and numbers"):
         Exact()(["Li"], np.ones((2, 3)))
 
 
 def test_text_for_a_score_of_numbers_is_refused_with_the_text_scores():
-    with pytest.raises(KindError, match=r"Dot compares numbers.*JaroWinkler"):
+    with pytest.raises(KindError, match=r"must be numbers for the score Dot, got text.*JaroWinkler"):
         Dot()(["Li"], ["Li"])
 
 

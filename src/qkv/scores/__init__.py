@@ -1,4 +1,4 @@
-"""Scores compare queries with keys; their results are logits. There is one score per module."""
+"""Scores, which compare queries with keys and compute a logit for each pair."""
 
 from qkv.scores.additive import Additive
 from qkv.scores.alibi import ALiBi

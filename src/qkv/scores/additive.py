@@ -1,4 +1,4 @@
-"""Additive score: a network with one hidden layer of the query and the key.
+"""Additive score: a neural network with one hidden layer, applied to query and key.
 
     logit(q, k) = vᵀ tanh(W₁ q + W₂ k + b)
 
@@ -34,7 +34,7 @@ class Additive(GeneralScore):
         query `(*batch, q, query_width)`, key `(*batch, k, key_width)` -> logits `(*batch, q, k)`
 
     Raises:
-        ShapeError: the weights do not fit query and key.
+        ShapeError: the shapes of the weights do not match query and key, or each other.
 
     Example:
         >>> import numpy as np
@@ -50,20 +50,20 @@ class Additive(GeneralScore):
 
     @property
     def tanh_vector(self) -> Array | None:  # type: ignore[override]
-        """The vector v."""
+        """The vector v, which weights the hidden units."""
         return self.vector
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if the weights do not fit query and key, or their hidden units differ."""
+        """Raise a `ShapeError` if the weights do not match the widths, or differ in the number of hidden units."""
         expected = (self.query_weight.shape[-1], self.key_weight.shape[-1])
         if (query_width, key_width) != expected:
             raise ShapeError(
-                f"query has width {query_width}, key has width {key_width}; this Additive score maps from "
-                f"widths {expected[0]} and {expected[1]}. Its weights must be (hidden, {query_width}) and "
+                f"query and key of width {query_width} and {key_width} must match the weights of Additive, got weights "
+                f"for widths {expected[0]} and {expected[1]}. Give weights of shape (hidden, {query_width}) and "
                 f"(hidden, {key_width})."
             )
         if self.vector is None:
-            raise ShapeError("Additive needs a vector, got None. Give vector of shape (hidden,).")
+            raise ShapeError("vector of Additive must be given, got None. Give an array of shape (hidden,).")
         hidden = {
             name: array.shape[axis]
             for name, array, axis in (
@@ -75,14 +75,14 @@ class Additive(GeneralScore):
             if array is not None
         }
         if len(set(hidden.values())) > 1:
-            raise ShapeError(f"the numbers of hidden units of Additive must be equal, got {hidden}.")
+            raise ShapeError(f"all weights of Additive must have the same number of hidden units, got {hidden}.")
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
         """Return the number of hidden units."""
         return int(self.vector.shape[-1])
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 13 per hidden unit: an addition, a tanh (counted as 10), a product and an addition."""
+        """Return 13 operations per hidden unit: an addition, a tanh (counted as 10), a product and an addition."""
         return 13 * int(self.vector.shape[-1])
 
     def compare(
@@ -112,6 +112,6 @@ class Additive(GeneralScore):
         return xp.matmul(hidden, self.vector[..., None, :, None])[..., 0]
 
     def bound(self, left: Num[Array, "*#batch q hidden"], right: Num[Array, "*#batch k hidden"]) -> Num[Array, ""]:
-        """Return the sum of |v|, the largest over the batch."""
+        """Return Σ |v|, or the largest such sum of the batch."""
         xp = namespace(left)
         return xp.max(xp.sum(xp.abs(self.vector), axis=-1))

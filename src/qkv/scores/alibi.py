@@ -2,8 +2,8 @@
 
     logit = score(q_i, k_j) − slope · |i − j|
 
-Source: Press, Smith, Lewis (2022), Train short, test long, https://arxiv.org/abs/2108.12409. Their causal form
-is this score with a causal mask.
+Source: Press, Smith, Lewis (2022), Train short, test long, https://arxiv.org/abs/2108.12409. The paper combines this
+score with a causal mask.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ALiBi(PointwiseScore):
 
     Args:
         score: the inner score.
-        slope: penalty per unit of distance: a number, or one per batch element (heads are a batch axis).
+        slope: penalty per unit of distance, a number or one number per batch element (heads are a batch axis).
 
     Raises:
         PositionError: query and key differ in length and no positions are given.

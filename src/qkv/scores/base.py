@@ -2,11 +2,11 @@
 
     Score                    logits(query, key, tile)
     ├── InnerProductScore    lift(query, key, tile): the logit is the inner product of two vectors
-    ├── PointwiseScore       offset(tile) or transform(logits, tile): changes each logit of another score
+    ├── PointwiseScore       offset(tile) or transform(logits, tile): changes each logit of an inner score
     └── GeneralScore         compare(query, key): any function of a pair
 
-To add a score, subclass one of the three as a frozen dataclass and define that one method. Masks, kernels with
-memory linear in the lengths, gradients, EXPLAIN and `Database.ask` then work with it.
+To add a score, subclass one of the three base classes as a frozen dataclass and define the method shown next to it.
+Masks, kernels with memory linear in the lengths, gradients, EXPLAIN and `Database.ask` then support the new score.
 """
 
 from __future__ import annotations
@@ -39,27 +39,28 @@ LiftKind: TypeAlias = Literal["exact", "up_to_query_constant"]
 
 
 class Score(Part, ABC):
-    """Compares every query with every key. Its results are called logits.
+    """Base class of scores, which compute a logit for each pair of a query and a key.
 
-    Attributes are facts that the planner and the kernels read.
+    The planner and the kernels read the attributes.
 
     Attributes:
-        default_normalizer: name of the normalizer used where the call gives none.
+        default_normalizer: name of the normalizer used if the call gives none.
         positional: whether the logit depends on positions.
-        accepts: "numbers", "text" or "any".
+        accepts: the kind of queries and keys, "numbers", "text" or "any".
         constant: whether every pair has the same logit.
         keeps_dtype: whether query and key are compared in their own dtype instead of the dtype of accumulation.
         lift_kind: "exact" if the logit is the inner product of the vectors of `lift`, "up_to_query_constant" if
             that holds up to a term that depends on the query alone, None otherwise.
         is_inner_product: whether `projected_logits` is the plain matrix product of the projections.
-        is_scaled_dot: whether the logit is a number times the inner product of query and key themselves, so that
-            `scaled_lift` copies nothing.
-        tanh_vector: v if the logit is Σ_h v_h tanh(left_h + right_h) of the projections; otherwise None.
-        gated_product: whether the logit is σ(left_w + right_w) · <left_:w, right_:w> of the projections, whose last
-            column w is the gate's.
-        inner: the score whose logits this score changes one by one; otherwise None.
-        adds_offset: whether the logit is that of `inner` plus `offset(tile)`, which does not depend on logits.
-        tanh_cap: c if the logit is c · tanh(logit of `inner` / c) with one number c; otherwise None.
+        is_scaled_dot: whether the logit is a number times the inner product of query and key, so that `scaled_lift`
+            returns query and key without a copy.
+        tanh_vector: v if the logit is Σ_h v_h tanh(left_h + right_h) with projections `left` and `right`;
+            otherwise None.
+        gated_product: whether the logit is σ(left_w + right_w) · <left_:w, right_:w> with projections `left` and
+            `right`, whose last column w belongs to the gate.
+        inner: the inner score, if this score changes each logit of an inner score; otherwise None.
+        adds_offset: whether the logit is the logit of `inner` plus `offset(tile)`, which is independent of logits.
+        tanh_cap: c if the logit is c · tanh(logit of `inner` / c) with a single number c; otherwise None.
     """
 
     default_normalizer: str = "softmax"
@@ -81,7 +82,7 @@ class Score(Part, ABC):
         return self.lift_kind is not None
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the number of array elements in memory at once per logit of a tile."""
+        """Return the number of array elements per logit that are in memory while a tile is computed."""
         return 1
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
@@ -93,7 +94,7 @@ class Score(Part, ABC):
         return max(query_width, key_width)
 
     def lift_description(self) -> str:
-        """Return a few words for EXPLAIN about `lift`; "" if it does nothing."""
+        """Return a short description of `lift` for EXPLAIN, or "" if `lift` returns query and key unchanged."""
         return ""
 
     def check_widths(self, query_width: int, key_width: int) -> None:
@@ -107,7 +108,7 @@ class Score(Part, ABC):
         Args:
             query: the tile's queries, `(*batch, q, query_width)`, or text `(*batch, q)`.
             key: the tile's keys, `(*batch, k, key_width)`, or text `(*batch, k)`.
-            tile: the place of the tile in the call. Arrays of this score are already restricted to it.
+            tile: the tile, to which the arrays of this score are already restricted.
         """
 
     def lift(
@@ -118,22 +119,22 @@ class Score(Part, ABC):
         Raises:
             KindError: the score is not an inner product.
         """
-        raise KindError(f"{type(self).__name__} is not an inner product, so it has no lift.")
+        raise KindError(f"the score must be an inner product to have a lift, got {type(self).__name__}.")
 
     def scaled_lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"], float]:
-        """Return `lift` and a factor of the inner product, which a kernel applies without copying the vectors."""
+        """Return the lifted query and key, and a factor by which kernels multiply their inner product."""
         return *self.lift(query, key, tile), 1.0
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
-        """Return the logit minus the inner product of `lift`, `(*batch, q)`; None where `lift` is exact."""
+        """Return the logit minus the inner product of `lift`, `(*batch, q)`; None if `lift` is exact."""
         return None
 
     def centre(self, key: Num[Array, "*batch k key_width"]) -> Centre:
         """Return a point `(*batch, 1, width)` to subtract from query and key before `lift`, or None.
 
-        It reduces cancellation. Lifts that are compared with each other must use the same centre.
+        Subtracting the point reduces cancellation errors. Queries and keys must be lifted with the same point.
         """
         return None
 
@@ -142,14 +143,14 @@ class Score(Part, ABC):
         return self
 
     def flatten(self) -> Score:
-        """Return the score without redundant nesting, or this score if there is none."""
+        """Return an equal score without redundant nesting, or this score if nothing can be removed."""
         return self
 
     def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """Return the part of the logit that depends on each side alone, in O(q + k) for the whole call.
+        """Return the projections of query and key, which are computed once per call in O(q + k).
 
-        `projected_logits` of the projections are the `logits` of query and key. The default returns the vectors of
-        `lift`, with `query_term` as one more column, and query and key themselves if there is no lift.
+        `projected_logits` computes the logits from the projections. The default returns the vectors of `lift`, with
+        `query_term` as an additional column, or query and key unchanged if the score has no lift.
         """
         if self.lift_kind is None:
             return query, key
@@ -173,7 +174,7 @@ class Score(Part, ABC):
     def bound(self, left: Array, right: Array) -> Shaped[Array, ""] | None:
         """Return an upper bound of |logit| over all pairs of these projections, in O(q + k); None if unknown.
 
-        Below 60 it lets a kernel take exponentials without the maximum of each row.
+        If the bound is below 60, kernels compute exponentials without subtracting the maximum of each row.
         """
         return product_bound(left, right) if self.is_inner_product else None
 
@@ -187,14 +188,17 @@ class Score(Part, ABC):
             positions: how query positions relate to key positions, for positional scores.
 
         Raises:
-            ShapeError: widths or batch axes do not fit.
-            KindError: the score does not accept text, or not numbers.
+            ShapeError: the widths or batch axes of query and key do not match.
+            KindError: query and key are text and the score accepts only numbers, or the reverse.
             PositionError: the score is positional, the lengths differ and `positions` is None.
         """
         query, key = as_array(query), as_array(key)
         core = 1 if is_text(query) else 2
         if query.ndim < core or key.ndim < core:
-            raise ShapeError(f"query has shape {query.shape}, key {key.shape}; they must be (*batch, length, width).")
+            raise ShapeError(
+                "query and key must have shape (*batch, length, width), got shapes "
+                f"{tuple(query.shape)} and {tuple(key.shape)}."
+            )
         self.check_kind(is_text(query), is_text(key))
         if core == 2:
             self.check_widths(query.shape[-1], key.shape[-1])
@@ -207,18 +211,23 @@ class Score(Part, ABC):
         """Raise a `KindError` if one side is text and the other numbers, or if the score does not accept them."""
         kinds = ["text" if text else "numbers" for text in (text_query, text_key)]
         if kinds[0] != kinds[1]:
-            raise KindError(f"the query is {kinds[0]}, the key is {kinds[1]}. Give both as the same kind.")
+            raise KindError(
+                f"query and key must be of the same kind, got {kinds[0]} and {kinds[1]}. "
+                "Give both as text or both as numbers."
+            )
         if self.accepts not in ("any", kinds[0]):
             advice = (
                 "Choose a text score: Exact, Spelling, JaroWinkler, Levenshtein, TokenSetRatio."
                 if kinds[0] == "text"
-                else "Give arrays of text, or choose a score for numbers."
+                else "Give arrays of text, or choose a score for numbers, such as Dot or Gaussian."
             )
-            raise KindError(f"{type(self).__name__} compares {self.accepts}, query and key are {kinds[0]}. {advice}")
+            raise KindError(
+                f"query and key must be {self.accepts} for the score {type(self).__name__}, got {kinds[0]}. {advice}"
+            )
 
 
 class InnerProductScore(Score):
-    """A score that is an inner product of lifted vectors, plus at most a term of the query alone."""
+    """Base class of scores that are an inner product of two vectors, plus optionally a term of the query alone."""
 
     lift_kind: LiftKind | None = "exact"
 
@@ -240,7 +249,7 @@ class InnerProductScore(Score):
 @delegates("score", "accepts", "default_normalizer", "elements_per_logit", "lifted_width", "lift_description")
 @delegates("score", "check_widths", "centre")
 class WrapperScore(Score):
-    """A score around another one, `score`, whose facts it has unless it overrides them."""
+    """Base class of scores that wrap an inner score and by default take over its attributes."""
 
     score: Score
     uses_positions: ClassVar[bool] = False
@@ -252,7 +261,7 @@ class WrapperScore(Score):
         return self.uses_positions or self.score.positional
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the number of the inner score plus 4."""
+        """Return the number of operations of the inner score plus 4."""
         return self.score.flop_per_logit(query_width, key_width) + 4
 
     def _lift_description_with(self, own: str) -> str:
@@ -261,34 +270,34 @@ class WrapperScore(Score):
 
 @delegates("score", "query_term")
 class PointwiseScore(WrapperScore):
-    """A score that changes each logit of another score. Define `offset` or `transform`."""
+    """Base class of scores that change each logit of an inner score. Subclasses define `offset` or `transform`."""
 
     @property
     def inner(self) -> Score:  # type: ignore[override]
-        """The score whose logits are changed."""
+        """The inner score, whose logits this score changes."""
         return self.score
 
     @property
     def adds_offset(self) -> bool:  # type: ignore[override]
-        """True unless the class overrides `transform`."""
+        """Whether the class adds `offset` to the logits, which holds unless it overrides `transform`."""
         return type(self).transform is PointwiseScore.transform
 
     @property
     def is_inner_product(self) -> bool:
-        """Whether this score is an exact inner product itself."""
+        """Whether this score, including the change of the logits, is an exact inner product."""
         return self.lift_kind == "exact"
 
     def offset(self, tile: Tile, reference: Array) -> Array:
-        """Return the numbers to add to the logits of a tile, broadcasting to `(*batch, q, k)`.
+        """Return the array to add to the logits of a tile, which broadcasts to `(*batch, q, k)`.
 
         Args:
-            tile: the place of the tile in the call.
+            tile: the tile.
             reference: an array of the library, device and dtype of the result.
 
         Raises:
             KindError: the class defines neither `offset` nor `transform`.
         """
-        raise KindError(f"{type(self).__name__} is a pointwise score and defines neither offset nor transform.")
+        raise KindError(f"{type(self).__name__} must define offset or transform to be a PointwiseScore.")
 
     def transform(self, logits: Num[Array, "*#batch #q #k"], tile: Tile) -> Num[Array, "*#batch #q #k"]:
         """Return the changed logits; the default adds `offset`."""
@@ -299,54 +308,54 @@ class PointwiseScore(WrapperScore):
         return self.transform(self.score.logits(query, key, tile), tile)
 
     def project(self, query: Array, key: Array, tile: Tile) -> tuple[Array, Array]:
-        """Return the projections of the inner score, or of this score if it is an exact inner product."""
+        """Return the projections of this score if it is an exact inner product, otherwise those of the inner score."""
         if self.is_inner_product:
             return super().project(query, key, tile)
         return self.score.project(query, key, tile)
 
     def projected_logits(self, left: Array, right: Array, tile: Tile) -> Num[Array, "*#batch #q #k"]:
-        """Return the logits of a tile from the projections."""
+        """Return the changed logits of a tile from the projections of its queries and keys."""
         if self.is_inner_product:
             return super().projected_logits(left, right, tile)
         return self.transform(self.score.projected_logits(left, right, tile), tile)
 
 
 class GeneralScore(Score):
-    """A score defined by any function of a tile of queries and a tile of keys."""
+    """Base class of scores that are defined by an arbitrary function of query and key."""
 
     @abstractmethod
     def compare(self, query: Array, key: Array) -> Shaped[Array, "*#batch #q #k"]:
-        """Return the logits, `(*batch, q, k)`; each must depend on its own query and key alone."""
+        """Return the logits, `(*batch, q, k)`; each logit must depend only on its own query and key."""
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the wider width: `compare` may hold an array of all features of all pairs."""
+        """Return the larger width, because `compare` may compute an array of all features of all pairs."""
         return max(query_width, key_width)
 
     @final
     def logits(self, query: Array, key: Array, tile: Tile) -> Shaped[Array, "*#batch #q #k"]:
-        """Return `compare(query, key)`."""
+        """Return the logits that `compare` computes."""
         return self.compare(query, key)
 
 
 def check_same_width(score: Score, query_width: int, key_width: int) -> None:
-    """Raise a `ShapeError` if the widths differ."""
+    """Raise a `ShapeError` if the widths of query and key differ."""
     if query_width != key_width:
         raise ShapeError(
-            f"query has width {query_width}, key has width {key_width}; {type(score).__name__} compares "
-            "equal widths. Project one onto the other first: Projected(score, query_weight, key_weight) or "
+            f"query and key must have the same width for {type(score).__name__}, got widths {query_width} and "
+            f"{key_width}. Project them to the same width with Projected(score, query_weight, key_weight), or use "
             f"Bilinear(weight) with a weight of shape ({query_width}, {key_width})."
         )
 
 
 def concat_features(*arrays: Array) -> Num[Array, "*batch n width"]:
-    """Concatenate arrays along the last axis after broadcasting the others."""
+    """Concatenate arrays along the last axis after broadcasting all other axes."""
     xp = namespace(*arrays)
     lead = xp.broadcast_arrays(*(x[..., :1] for x in arrays))[0].shape[:-1]
     return xp.concat([xp.broadcast_to(x, (*lead, x.shape[-1])) for x in arrays], axis=-1)
 
 
 def product_bound(left: Num[Array, "*#batch q width"], right: Num[Array, "*#batch k width"]) -> Num[Array, ""]:
-    """Return the largest row norm of one side times that of the other, which bounds every inner product."""
+    """Return the product of the largest row norms of both arrays, which bounds all inner products of their rows."""
     xp = namespace(left)
     # vector_norm needs no temporary array of squares.
     return xp.max(xp.linalg.vector_norm(left, axis=-1)) * xp.max(xp.linalg.vector_norm(right, axis=-1))

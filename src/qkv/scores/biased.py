@@ -1,4 +1,4 @@
-"""Biased: given numbers, per pair or per key, added to another score.
+"""Biased: a bias for each pair or for each key, added to another score.
 
 logit = score(q_i, k_j) + B_ij          or          + b_j
 """
@@ -24,7 +24,7 @@ class Biased(PointwiseScore):
     Args:
         score: the inner score.
         bias: bias of each pair, `(*batch, q, k)`; any of these axes may be 1.
-        per_key: bias of each key, `(*batch, k)`. With it an inner product remains an inner product.
+        per_key: bias of each key, `(*batch, k)`. An inner product plus this bias is again an inner product.
 
     Raises:
         OptionError: not exactly one of `bias` and `per_key` is given.
@@ -51,13 +51,13 @@ class Biased(PointwiseScore):
 
     @property
     def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
-        """The kind of the inner score for a bias per key; None for a bias per pair."""
+        """The lift kind of the inner score for a bias per key; None for a bias per pair."""
         return self.score.lift_kind if self.per_key is not None else None
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the inner lift with one more column: 1 for each query, the bias for each key."""
+        """Return the inner lift with an additional column: 1 for each query, the bias for each key."""
         left, right = self.score.lift(query, key, tile)
         one = namespace(left).ones_like(left[..., :1])
         assert self.per_key is not None
@@ -68,17 +68,17 @@ class Biased(PointwiseScore):
         return self.score.lifted_width(query_width, key_width) + 1
 
     def lift_description(self) -> str:
-        """Return the description of the inner score and that of the column of the bias."""
-        return self._lift_description_with("one more column for the bias of the key")
+        """Return the description of the inner lift, extended by the column of the bias."""
+        return self._lift_description_with("additional column for the bias of the key")
 
     def simplify(self, q: int, k: int) -> Score:
-        """Return the score with a bias per key, if `bias` has one row for several queries."""
+        """Return an equal score with a bias per key if all queries share one row of `bias`, otherwise this score."""
         if self.bias is None or self.bias.shape[-2] != 1 or self.bias.shape[-1] != k or q == 1:
             return self
         return replace(self, bias=None, per_key=self.bias[..., 0, :])
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch #q #k"]:
-        """Return the bias."""
+        """Return the bias, which broadcasts to `(*batch, q, k)`."""
         if self.per_key is not None:
             return self.per_key[..., None, :]
         assert self.bias is not None

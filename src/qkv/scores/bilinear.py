@@ -1,6 +1,6 @@
-"""Bilinear score: the inner product after a learned linear map of full or of low rank.
+"""Bilinear score: the inner product of the key and the query after a learned projection of full or low rank.
 
-    logit(q, k) = qᵀ W k            or, low rank,            logit(q, k) = qᵀ U Vᵀ k
+    logit(q, k) = qᵀ W k            or, with low rank,            logit(q, k) = qᵀ U Vᵀ k
 
 Source: Luong, Pham, Manning (2015), Effective approaches to attention-based neural machine translation,
 section 3.1 ("general"), https://arxiv.org/abs/1508.04025.
@@ -22,7 +22,7 @@ __all__ = ["Bilinear"]
 
 @dataclass(frozen=True, eq=False)
 class Bilinear(InnerProductScore):
-    """Inner product of the mapped query with the key; the widths of query and key may differ.
+    """Inner product of the projected query and the key; the widths of query and key may differ.
 
     Args:
         weight: W `(query_width, key_width)`; or U `(query_width, rank)` if `key_factor` is given.
@@ -32,7 +32,7 @@ class Bilinear(InnerProductScore):
         query `(*batch, q, query_width)`, key `(*batch, k, key_width)` -> logits `(*batch, q, k)`
 
     Raises:
-        ShapeError: the weights do not fit query and key, or each other.
+        ShapeError: the shapes of the weights do not match query and key, or each other.
 
     Example:
         >>> import numpy as np
@@ -44,25 +44,27 @@ class Bilinear(InnerProductScore):
     key_factor: Array | None = array_field("key_width", "rank", default=None)
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if the weights do not fit query and key, or each other."""
+        """Raise a `ShapeError` if the shapes of the weights do not match the widths, or each other."""
         expected = (self.weight.shape[-2], self.weight.shape[-1])
         if self.key_factor is not None:
             ranks = (expected[1], self.key_factor.shape[-1])
             if ranks[0] != ranks[1]:
-                raise ShapeError(f"Bilinear factors have ranks {ranks[0]} and {ranks[1]}. Give both the same rank.")
+                raise ShapeError(
+                    f"weight and key_factor of Bilinear must have the same rank, got {ranks[0]} and {ranks[1]}."
+                )
             expected = (expected[0], self.key_factor.shape[-2])
         if (query_width, key_width) != expected:
             raise ShapeError(
-                f"query has width {query_width}, key has width {key_width}; this Bilinear weight is for "
-                f"widths {expected[0]} and {expected[1]}. Give a weight of shape ({query_width}, {key_width})."
+                f"query and key of width {query_width} and {key_width} must match the weight of Bilinear, got a weight "
+                f"for widths {expected[0]} and {expected[1]}. Give a weight of shape ({query_width}, {key_width})."
             )
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the width of the key, or the rank."""
+        """Return the width of the key, or the rank if `key_factor` is given."""
         return key_width if self.key_factor is None else int(self.key_factor.shape[-1])
 
     def lift_description(self) -> str:
-        """Return the products that `lift` computes."""
+        """Return a description of the matrix products that `lift` computes."""
         return "query · W" if self.key_factor is None else "query · U, key · V"
 
     def lift(

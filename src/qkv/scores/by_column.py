@@ -1,8 +1,8 @@
-"""By column: the weighted sum of a score for each column of structured rows.
+"""ByColumn: the weighted sum of scores of the columns of structured arrays.
 
     logit(q, k) = Σ_c weight_c · score_c(q[c], k[c])
 
-Rows are NumPy structured arrays, so text and numbers can be combined.
+Query and key are NumPy structured arrays, so columns of text and columns of numbers can be combined.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["ByColumn"]
 
 @dataclass(frozen=True, eq=False)
 class ByColumn(GeneralScore):
-    """The weighted sum of one score per column.
+    """Weighted sum of scores, each of which compares one column of query and key.
 
     Args:
         columns: a tuple with `(name, score, weight)` for each column.
@@ -29,8 +29,9 @@ class ByColumn(GeneralScore):
         query `(*batch, q)`, key `(*batch, k)`, structured arrays with these fields -> logits `(*batch, q, k)`
 
     Raises:
-        OptionError: `columns` is empty or has an entry of another form.
-        KindError: the arrays are not structured, or lack a column.
+        OptionError: `columns` is not a tuple of one or more tuples (name, score, weight).
+        KindError: query or key is not a structured array, or lacks a column.
+        ShapeError: a column of vectors has different widths in query and key.
 
     Example:
         >>> import numpy as np
@@ -49,36 +50,39 @@ class ByColumn(GeneralScore):
             raise OptionError(f"columns must be a tuple of (name, score, weight), got {self.columns!r}.")
         for column in self.columns:
             if len(column) != 3 or not isinstance(column[1], Score):
-                raise OptionError(f"each of columns must be (name, score, weight), got {column!r}.")
+                raise OptionError(f"each element of columns must be (name, score, weight), got {column!r}.")
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the largest number of the columns plus 1: columns are compared one after another."""
+        """Return the largest number of any column plus 1, because columns are compared one after another."""
         return 1 + max(score.elements_per_logit(1, 1) for _, score, _ in self.columns)
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the sum over the columns."""
+        """Return the sum of the operations of all columns."""
         return sum(score.flop_per_logit(1, 1) + 2 for _, score, _ in self.columns)
 
     def compare(
         self, query: Shaped[Array, "*#batch q"], key: Shaped[Array, "*#batch k"]
     ) -> Shaped[Array, "*#batch q k"]:
-        """Return Σ weight · score of the column."""
+        """Return the weighted sum of the logits of the columns."""
         total = None
         for name, score, weight in self.columns:
             for side, rows in (("query", query), ("key", key)):
                 if name not in (rows.dtype.names or ()):
-                    raise KindError(f"{side} must have the column {name!r}, got {rows.dtype.names}. Add that field.")
-            logits = weight * _column_logits(score, query[name], key[name], (query.ndim, key.ndim))
+                    raise KindError(f"{side} must have the column {name!r}, got {rows.dtype.names}. Add the column.")
+            logits = weight * _column_logits(name, score, query[name], key[name], (query.ndim, key.ndim))
             total = logits if total is None else total + logits
         assert total is not None
         return total
 
 
-def _column_logits(score: Score, query: Array, key: Array, ndims: tuple[int, int]) -> Array:
+def _column_logits(name: str, score: Score, query: Array, key: Array, ndims: tuple[int, int]) -> Array:
     q, k = query.shape[ndims[0] - 1], key.shape[ndims[1] - 1]
     if query.dtype != object:
         query, key = (x[..., None] if x.ndim == n else x for x, n in zip((query, key), ndims, strict=True))
         query, key = cast(query, "float64"), cast(key, "float64")
         if query.shape[-1] != key.shape[-1]:
-            raise ShapeError(f"a column has width {query.shape[-1]} in the query and {key.shape[-1]} in the key.")
+            raise ShapeError(
+                f"column {name!r} must have the same width in query and key, got widths {query.shape[-1]} and "
+                f"{key.shape[-1]}."
+            )
     return score.logits(query, key, Tile.whole(q, k))

@@ -1,9 +1,9 @@
-"""Class table: a number per pair of classes of query and key, added to another score.
+"""Class table: a learned bias for each pair of a query class and a key class, added to another score.
 
 logit = score(q_i, k_j) + T[a_i, b_j]          T[a_i, b_j] = <one_hot(a_i), T[:, b_j]>
 
-The second form is an inner product as wide as the smaller side of the table: with few classes fused kernels support
-it, and the gradient of the table is a matrix product instead of a scatter over all pairs.
+The second form is an inner product of vectors with one element per class. With few classes, fused kernels support it,
+and the gradient of the table is a matrix product instead of a scatter over all pairs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from qkv.scores.base import LiftKind, PointwiseScore, Score, concat_features
 __all__ = ["ClassTable"]
 
 MAX_LIFTED_CLASSES = 64
-"""Classes up to which one column each costs less than a lookup for every pair: see docs/decisions/0006."""
+"""Number of classes up to which a column per class is faster than a lookup per pair; see docs/decisions/0006."""
 
 
 @dataclass(frozen=True, eq=False)
 class ClassTable(PointwiseScore):
-    """Another score plus a number for each pair of classes.
+    """Another score plus a learned bias for each pair of a query class and a key class.
 
     Args:
         score: the inner score.
@@ -34,7 +34,7 @@ class ClassTable(PointwiseScore):
         key_classes: class b of each key, integers `(*batch, k)`.
 
     Raises:
-        OptionError: a class is outside the table.
+        OptionError: a class is negative or has no row or column in the table.
 
     Example:
         >>> import numpy as np
@@ -52,13 +52,17 @@ class ClassTable(PointwiseScore):
 
     @property
     def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
-        """The kind of the inner score if one side of the table has few classes; otherwise None."""
+        """The lift kind of the inner score if the table has few rows or few columns; otherwise None."""
         return self.score.lift_kind if min(self.table.shape[-2:]) <= MAX_LIFTED_CLASSES else None
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the inner lift with a column per class of the smaller side: one-hot there, table rows on the other."""
+        """Return the inner lift with an additional column for each query class or each key class.
+
+        The side with fewer classes determines the columns. They are one-hot vectors on this side, and entries of the
+        table on the other side.
+        """
         left, right = self.score.lift(query, key, tile)
         rows, columns = self.table.shape[-2:]
         xp = namespace(self.table)
@@ -73,15 +77,15 @@ class ClassTable(PointwiseScore):
         return concat_features(left, queries), concat_features(right, keys)
 
     def lifted_width(self, query_width: int, key_width: int) -> int:
-        """Return the lifted width of the inner score plus the number of classes of the smaller side."""
+        """Return the lifted width of the inner score plus the smaller number of classes."""
         return self.score.lifted_width(query_width, key_width) + int(min(self.table.shape[-2:]))
 
     def lift_description(self) -> str:
-        """Return the description of the inner score and that of the columns of the classes."""
+        """Return the description of the inner lift, extended by the columns for the classes."""
         return self._lift_description_with("one-hot classes times rows of the table")
 
     def offset(self, tile: Tile, reference: Array) -> Num[Array, "*#batch q k"]:
-        """Return T[a, b]."""
+        """Return the table entry T[a, b] for each pair."""
         rows, columns = self.table.shape[-2:]
         _check_classes("query", self.query_classes, rows)
         _check_classes("key", self.key_classes, columns)
@@ -96,4 +100,8 @@ def _one_hot(classes: Num[Array, "*batch n"], count: int, table: Array) -> Num[A
 def _check_classes(side: str, classes: Array, count: int) -> None:
     # The lookup in the flattened table would silently read another row for a class that is too large.
     if statically_known_true(namespace(classes).any((classes < 0) | (classes >= count))):
-        raise OptionError(f"{side} classes must be between 0 and {count - 1}, the size of the table, got others.")
+        lowest, highest = int(namespace(classes).min(classes)), int(namespace(classes).max(classes))
+        raise OptionError(
+            f"{side}_classes of ClassTable must be between 0 and {count - 1} for a table with {count} {side} classes, "
+            f"got classes from {lowest} to {highest}."
+        )

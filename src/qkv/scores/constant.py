@@ -2,7 +2,7 @@
 
     logit(q, k) = 0
 
-Softmax of it is average pooling: the output is the mean of the values.
+With softmax this is average pooling: the output is the mean of the values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Constant"]
 
 @dataclass(frozen=True, eq=False)
 class Constant(GeneralScore):
-    """Zero for every pair; the widths of query and key may differ.
+    """The constant logit 0 for every pair; the widths of query and key may differ.
 
     Shapes:
         query `(*batch, q, query_width)`, key `(*batch, k, key_width)` -> logits `(*batch, q, k)`
@@ -35,17 +35,17 @@ class Constant(GeneralScore):
         """Accept any widths."""
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 1."""
+        """Return 1, because only the logits are in memory."""
         return 1
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 1."""
+        """Return 1, for one addition."""
         return 1
 
     def compare(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"]
     ) -> Num[Array, "*#batch q k"]:
-        """Return zeros."""
+        """Return zeros for all pairs."""
         xp = namespace(query)
         # Not 0 · q, which is NaN where q is not finite.
         return xp.sum(xp.zeros_like(query), axis=-1)[..., :, None] + xp.sum(xp.zeros_like(key), axis=-1)[..., None, :]

@@ -1,8 +1,8 @@
-"""Cosine similarity over a temperature.
+"""Cosine similarity divided by a temperature.
 
     logit(q, k) = <q, k> / (‖q‖ ‖k‖ T)
 
-The cosine with a zero vector is 0.
+The cosine similarity with a zero vector is defined as 0.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["Cosine"]
 
 @dataclass(frozen=True, eq=False)
 class Cosine(InnerProductScore):
-    """Cosine of the angle between query and key, over a temperature.
+    """Cosine of the angle between query and key, divided by a temperature.
 
     Args:
-        temperature: T > 0, a number, or one per batch element.
+        temperature: T > 0, a number or one number per batch element.
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`
@@ -46,8 +46,8 @@ class Cosine(InnerProductScore):
         require_number("Cosine", "temperature", self.temperature, lambda t: t > 0, "a positive number")
 
     def lift_description(self) -> str:
-        """Return "both sides normalized to length 1"."""
-        return "both sides normalized to length 1"
+        """Return a description of the normalization that `lift` applies."""
+        return "query and key normalized to length 1"
 
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
@@ -57,7 +57,7 @@ class Cosine(InnerProductScore):
 
 
 def _normalize(x: Array) -> Array:
-    """Divide each row by its length; a row of zeros stays, with gradient 0."""
+    """Divide each row by its norm; a row of zeros is returned unchanged, with gradient 0."""
     xp = namespace(x)
     largest = xp.max(xp.abs(stop_gradient(x)), axis=-1, keepdims=True) if x.shape[-1] else xp.ones_like(x[..., :1])
     # Divide by the largest entry first: squares of 1e30 or 1e-30 overflow or underflow in float32.

@@ -1,4 +1,4 @@
-"""Custom: any function as a score.
+"""Custom: a score that calls a function of the user.
 
 logit(q, k) = function(query, key, *parameters)
 """
@@ -17,23 +17,23 @@ __all__ = ["Custom"]
 
 @dataclass(frozen=True, eq=False)
 class Custom(GeneralScore):
-    """A function from a tile of queries and a tile of keys to their logits.
+    """A score computed by a function of a tile of queries and a tile of keys.
 
-    Masks, kernels with memory linear in the lengths, gradients and EXPLAIN work as with every other score.
+    Masks, kernels with memory linear in the lengths, gradients and EXPLAIN work as with any other score.
 
     Args:
         function: called as `function(query, key, *parameters)` with tiles `(*batch, q, query_width)` and
-            `(*batch, k, key_width)`, returns `(*batch, q, k)`. Each logit must depend on its own query and key
-            alone.
+            `(*batch, k, key_width)`, returns `(*batch, q, k)`. Each logit must depend only on its own query and
+            key.
         parameters: learned arrays, passed to the function after the key. Arrays that the function closes over
             get no gradient.
         elements: number of array elements in memory at once per logit, which determines the size of tiles;
-            None: the wider width.
-        accepts: "numbers", "text" or "any".
+            None: the larger of the widths of query and key.
+        accepts: the kind of queries and keys, "numbers", "text" or "any".
 
     Raises:
         OptionError: `function` is not callable.
-        GradientError: at the call, if the function closes over an array that requires a gradient.
+        GradientError: raised by the call if `function` closes over an array that requires a gradient.
 
     Example:
         >>> import numpy as np
@@ -55,12 +55,12 @@ class Custom(GeneralScore):
             object.__setattr__(self, "parameters", tuple(self.parameters))
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Accept any widths; the function decides."""
+        """Accept any widths, which only `function` can check."""
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return `elements`, or the wider width."""
+        """Return `elements`, or the larger width if `elements` is None."""
         return self.elements or max(query_width, key_width)
 
     def compare(self, query: Array, key: Array) -> Shaped[Array, "*#batch #q #k"]:
-        """Return the result of the function."""
+        """Return the logits that `function` computes."""
         return self.function(query, key, *self.parameters)

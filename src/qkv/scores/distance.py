@@ -1,8 +1,8 @@
-"""Kernels of the distance: Laplace, and the compact kernels Boxcar, Epanechnikov and Triangular.
+"""Kernels of the distance: Laplace, and the kernels with bounded support Boxcar, Epanechnikov and Triangular.
 
     u = ‖q − k‖ / h          logit = log K(u)
 
-Softmax of log K is the Nadaraya–Watson estimator with kernel K. Where a compact kernel is 0 the logit is −inf.
+With softmax this is the Nadaraya–Watson estimator with kernel K. Where the kernel is 0, the logit is −inf.
 Source: Hastie, Tibshirani, Friedman (2009), The elements of statistical learning, section 6.1.
 """
 
@@ -22,10 +22,10 @@ __all__ = ["Boxcar", "DistanceKernel", "Epanechnikov", "Laplace", "Triangular"]
 
 @dataclass(frozen=True, eq=False)
 class DistanceKernel(GeneralScore):
-    """Logarithm of a kernel of the distance over a bandwidth. Subclasses define `log_kernel`.
+    """Base class of scores log K(distance / bandwidth), with a kernel K that subclasses define in `log_kernel`.
 
     Args:
-        bandwidth: h > 0, in the unit of the keys: a number, or one per batch element.
+        bandwidth: h > 0 in the unit of the keys, a number or one number per batch element.
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`
@@ -53,20 +53,20 @@ class DistanceKernel(GeneralScore):
         return self.log_kernel(namespace(query).sum(difference * difference, axis=-1))
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 4 per feature: a difference, a quotient, a square and a sum; and 10 for the kernel."""
+        """Return 4 operations per feature (difference, quotient, square and sum) plus 10 for the kernel."""
         return 4 * max(query_width, key_width) + 10
 
     @abstractmethod
     def log_kernel(self, square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-        """Return log K for u²."""
+        """Return log K(u) for the square u² of the distance divided by the bandwidth."""
 
 
 @dataclass(frozen=True, eq=False)
 class Laplace(DistanceKernel):
-    """Minus the distance over the bandwidth: K = exp(−u).
+    """Laplace kernel K(u) = exp(−u): the logit is the negative distance divided by the bandwidth.
 
     Args:
-        bandwidth: h > 0, in the unit of the keys: a number, or one per batch element.
+        bandwidth: h > 0 in the unit of the keys, a number or one number per batch element.
 
     Example:
         >>> import numpy as np
@@ -81,10 +81,10 @@ class Laplace(DistanceKernel):
 
 @dataclass(frozen=True, eq=False)
 class Boxcar(DistanceKernel):
-    """0 within the bandwidth, −inf beyond it: K = 1 where u ≤ 1.
+    """Boxcar kernel K(u) = 1 for u ≤ 1: the logit is 0 within the bandwidth and −inf beyond it.
 
     Args:
-        bandwidth: h > 0, in the unit of the keys: a number, or one per batch element.
+        bandwidth: h > 0 in the unit of the keys, a number or one number per batch element.
 
     Example:
         >>> import numpy as np
@@ -99,12 +99,12 @@ class Boxcar(DistanceKernel):
 
 @dataclass(frozen=True, eq=False)
 class Epanechnikov(DistanceKernel):
-    """Logarithm of one minus the squared distance over the squared bandwidth: K = 1 − u² where u < 1.
+    """Epanechnikov kernel K(u) = 1 − u² for u < 1: the logit is log K(u) within the bandwidth and −inf beyond it.
 
-    The factor 3/4 of its density cancels in the weights.
+    The constant factor 3/4 of the kernel is omitted, because it cancels in the weights.
 
     Args:
-        bandwidth: h > 0, in the unit of the keys: a number, or one per batch element.
+        bandwidth: h > 0 in the unit of the keys, a number or one number per batch element.
 
     Example:
         >>> import numpy as np
@@ -119,10 +119,10 @@ class Epanechnikov(DistanceKernel):
 
 @dataclass(frozen=True, eq=False)
 class Triangular(DistanceKernel):
-    """Logarithm of one minus the distance over the bandwidth: K = 1 − u where u < 1.
+    """Triangular kernel K(u) = 1 − u for u < 1: the logit is log K(u) within the bandwidth and −inf beyond it.
 
     Args:
-        bandwidth: h > 0, in the unit of the keys: a number, or one per batch element.
+        bandwidth: h > 0 in the unit of the keys, a number or one number per batch element.
 
     Example:
         >>> import numpy as np
@@ -142,6 +142,6 @@ def _log_where(inside: Bool[Array, "*batch q k"], kernel: Num[Array, "*batch q k
 
 
 def _sqrt(square: Num[Array, "*batch q k"]) -> Num[Array, "*batch q k"]:
-    """Return the square root with gradient 0 at 0, the mean over directions of the gradient of a distance."""
+    """Return the square root, with gradient 0 where the square is 0."""
     zero = square == 0
     return where(zero, 0.0, namespace(square).sqrt(where(zero, 1.0, square)))

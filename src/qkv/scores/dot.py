@@ -1,4 +1,4 @@
-"""Dot product score.
+"""Dot product score, with an optional scale.
 
     logit(q, k) = scale · <q, k>
 
@@ -51,7 +51,7 @@ class Dot(InnerProductScore):
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
-        """Return the scaled query, which has fewer rows than the key in most databases, and the key."""
+        """Return the query times the scale, and the key."""
         return (query if self.scale == 1 else query * self.scale), key
 
     def scaled_lift(

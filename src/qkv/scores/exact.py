@@ -2,8 +2,8 @@
 
     logit(q, k) = [q = k]
 
-With `Sum` this is a database lookup: the weight is divided equally among the equal keys, and is 0 everywhere if
-there is none.
+With `Sum` this is a database lookup: the weight is divided equally among the keys that equal the query, and all
+weights are 0 if no key does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Exact"]
 
 @dataclass(frozen=True, eq=False)
 class Exact(GeneralScore):
-    """Equality of text, or of numbers over the whole width. The default normalizer is `Sum`.
+    """The logit 1 if query and key are equal in all features, otherwise 0. The default normalizer is `Sum`.
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, width)`, or text `(*batch, q)`, `(*batch, k)` -> logits

@@ -3,7 +3,7 @@
     logit(q, k) = σ(W_g [q; k] + b) · <q, k>          W_g [q; k] = <w_q, q> + <w_k, k>
 
 Source: Dhingra et al. (2017), Gated-attention readers for text comprehension,
-https://arxiv.org/abs/1606.01549, for gates on attention; here the gate is one number per pair.
+https://arxiv.org/abs/1606.01549, for gates on attention. In this module the gate is a scalar for each pair.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ __all__ = ["GateWeights", "Gated", "gate_logits"]
 
 
 class GateWeights(Score):
-    """Base class of scores with a gate that is a linear function of each side."""
+    """Base class of scores with sigmoid gates whose logits are linear in the query and in the key."""
 
     query_weight: Array
     key_weight: Array
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if the widths differ or a gate is for another width."""
+        """Raise a `ShapeError` if the widths of query, key and gate weights differ."""
         check_same_width(self, query_width, key_width)
         for weight in (self.query_weight, self.key_weight):
             if weight.shape[-1] != query_width:
                 raise ShapeError(
-                    f"query and key have width {query_width}; this {type(self).__name__} has a gate for width "
-                    f"{weight.shape[-1]}. Give gate weights of shape ({query_width},)."
+                    f"query_weight and key_weight of {type(self).__name__} must have width {query_width}, like query "
+                    f"and key, got width {weight.shape[-1]}. Give gate weights of shape ({query_width},)."
                 )
 
 
 @dataclass(frozen=True, eq=False)
 class Gated(GateWeights, GeneralScore):
-    """Inner product times a sigmoid of both sides.
+    """Inner product of query and key, times a sigmoid gate that depends on both.
 
     Args:
-        query_weight: the part w_q of W_g for the query, `(width,)`.
-        key_weight: the part w_k of W_g for the key, `(width,)`.
-        bias: b, a number, or one per batch element.
+        query_weight: w_q `(width,)`, the part of W_g that multiplies the query.
+        key_weight: w_k `(width,)`, the part of W_g that multiplies the key.
+        bias: b, a number or one number per batch element.
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`
 
     Raises:
-        ShapeError: the widths differ, or the gate is for another width.
+        ShapeError: the widths of query, key and gate weights differ.
 
     Example:
         >>> import numpy as np
@@ -64,7 +64,7 @@ class Gated(GateWeights, GeneralScore):
     gated_product = True
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 2: the gate and the product."""
+        """Return 2, for the gate and the inner product of a pair."""
         return 2
 
     def compare(
@@ -76,14 +76,14 @@ class Gated(GateWeights, GeneralScore):
     def project(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile | None = None
     ) -> tuple[Num[Array, "*#batch q columns"], Num[Array, "*#batch k columns"]]:
-        """Return query and key, each with its part of the gate's logit as one more column."""
+        """Return query and key, each with an additional column for its term of the logit of the gate."""
         gate = gate_logits(query, self.query_weight)[..., None] + expand_to_pairs(self.bias)
         return concat_features(query, gate), concat_features(key, gate_logits(key, self.key_weight)[..., None])
 
     def projected_logits(
         self, left: Num[Array, "*#batch q columns"], right: Num[Array, "*#batch k columns"], tile: Tile | None = None
     ) -> Num[Array, "*#batch q k"]:
-        """Return σ(sum of the last columns) times the inner product of the others."""
+        """Return the sigmoid of the sum of the last columns, times the inner product of the other columns."""
         xp = namespace(left)
         gate = left[..., :, -1:] + xp.matrix_transpose(right[..., :, -1:])
         return sigmoid(gate) * xp.matmul(left[..., :-1], xp.matrix_transpose(right[..., :-1]))

@@ -1,8 +1,8 @@
-"""Gaussian kernel of the distance.
+"""Gaussian kernel of the distance between query and key.
 
     logit(q, k) = −‖q − k‖² / 2h²
 
-Softmax of it is the Nadaraya–Watson estimator with a Gaussian kernel.
+With softmax this is the Nadaraya–Watson estimator with a Gaussian kernel.
 Source: Nadaraya (1964), On estimating regression, https://doi.org/10.1137/1109020; Watson (1964), Smooth
 regression analysis.
 """
@@ -22,10 +22,10 @@ __all__ = ["Gaussian"]
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(InnerProductScore):
-    """Minus the squared distance over twice the squared bandwidth.
+    """Negative squared distance divided by twice the squared bandwidth.
 
     Args:
-        bandwidth: h > 0, in the unit of the keys: a number, or one per batch element.
+        bandwidth: h > 0 in the unit of the keys, a number or one number per batch element.
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`
@@ -48,7 +48,7 @@ class Gaussian(InnerProductScore):
         require_number("Gaussian", "bandwidth", self.bandwidth, lambda h: h > 0, "a positive number")
 
     def centre(self, key: Num[Array, "*batch k width"]) -> Num[Array, "*batch 1 width"]:
-        """Return the mean key, because ‖q‖² − 2<q, k> + ‖k‖² cancels less near the origin."""
+        """Return the mean key; ‖q‖² − 2<q, k> + ‖k‖² has smaller cancellation errors near the origin."""
         xp = namespace(key)
         if key.shape[-2] == 0:
             return xp.zeros((*key.shape[:-2], 1, key.shape[-1]), dtype=key.dtype)
@@ -57,9 +57,9 @@ class Gaussian(InnerProductScore):
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return query/h and key/h with one more column: 1 for each query, −‖k‖²/2h² for each key.
+        """Return query/h and key/h with an additional column: 1 for each query, −‖k‖²/2h² for each key.
 
-        The inner product lacks −‖q‖²/2h², which softmax cancels.
+        The inner product does not include −‖q‖²/2h², which cancels in softmax.
         """
         xp = namespace(query)
         query, key = self._scaled(query, tile), self._scaled(key, tile)
@@ -71,8 +71,8 @@ class Gaussian(InnerProductScore):
         return max(query_width, key_width) + 1
 
     def lift_description(self) -> str:
-        """Return the steps of `lift`."""
-        return "mean key subtracted, one more column for −‖k‖²/2h²"
+        """Return a description of the steps of `lift`."""
+        return "mean key subtracted, additional column for −‖k‖²/2h²"
 
     def query_term(self, query: Num[Array, "*#batch q width"], tile: Tile) -> Num[Array, "*#batch q"]:
         """Return −‖q‖²/2h²."""

@@ -16,7 +16,7 @@ __all__ = ["JaroWinkler"]
 
 @dataclass(frozen=True, eq=False)
 class JaroWinkler(TextScore):
-    """Jaro–Winkler similarity of strings, which favours a common prefix; made for names.
+    """Jaro–Winkler similarity of strings, which favours a common prefix and is intended for names.
 
     Shapes:
         query `(*batch, q)`, key `(*batch, k)`, arrays of strings -> logits `(*batch, q, k)` in [0, 1]

@@ -25,7 +25,7 @@ class QuadraticPosition(PointwiseScore):
 
     Args:
         score: the inner score.
-        coefficient: c, penalty per squared unit of distance: a number, or one per batch element.
+        coefficient: c, the penalty per squared unit of distance, a number or one number per batch element.
 
     Raises:
         PositionError: query and key differ in length and no positions are given.
@@ -44,13 +44,13 @@ class QuadraticPosition(PointwiseScore):
 
     @property
     def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
-        """The kind "up_to_query_constant" if the inner score has a lift, because −c·i² depends on the query."""
+        """The value "up_to_query_constant" if the inner score has a lift, because −c·i² depends on the query."""
         return "up_to_query_constant" if self.score.lift_kind else None
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q lifted"], Num[Array, "*#batch k lifted"]]:
-        """Return the inner lift with two more columns: −c(i − j)² = −c·i² + 2c·i·j − c·j²."""
+        """Return the inner lift with two additional columns: −c(i − j)² = −c·i² + 2c·i·j − c·j²."""
         left, right = self.score.lift(query, key, tile)
         i = _centred(tile.query_positions(left), tile, left)
         j = _centred(tile.key_positions(right), tile, right)[:, None]
@@ -63,8 +63,8 @@ class QuadraticPosition(PointwiseScore):
         return self.score.lifted_width(query_width, key_width) + 2
 
     def lift_description(self) -> str:
-        """Return the description of the inner score and that of the two columns."""
-        return self._lift_description_with("two more columns for 2c·i·j and −c·j²")
+        """Return the description of the inner lift, extended by the two additional columns."""
+        return self._lift_description_with("two additional columns for 2c·i·j and −c·j²")
 
     def query_term(self, query: Num[Array, "*#batch q query_width"], tile: Tile) -> Num[Array, "*#batch q"] | None:
         """Return −c·i² plus the query term of the inner score."""

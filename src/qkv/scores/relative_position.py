@@ -1,8 +1,8 @@
-"""Relative position bias: a learned number per range of distances, added to another score.
+"""Relative position bias: a learned bias for each bucket of relative positions, added to another score.
 
     logit = score(q_i, k_j) + table[bucket(j − i)]
 
-Small distances have a bucket each; larger ones share buckets that widen logarithmically.
+Each small distance has its own bucket; larger distances share buckets whose size grows logarithmically.
 Source: Raffel et al. (2020), Exploring the limits of transfer learning (T5), section 2.1,
 https://arxiv.org/abs/1910.10683.
 """
@@ -24,14 +24,14 @@ __all__ = ["RelativePosition", "bucket"]
 
 @dataclass(frozen=True, eq=False)
 class RelativePosition(PointwiseScore):
-    """Another score plus a learned bias of the bucketed distance.
+    """Another score plus a learned bias for the bucket of the relative position.
 
     Args:
         score: the inner score.
         table: bias of each bucket, `(buckets,)`, or `(*batch, buckets)` for one table per head.
-        bidirectional: whether half of the buckets are for keys after the query; otherwise those all are in
-            bucket 0.
-        max_distance: distance from which on all pairs are in the last bucket.
+        bidirectional: if True, half of the buckets are for keys after the query; if False, all keys after the query
+            are in bucket 0.
+        max_distance: distance from which on all pairs share the last bucket.
 
     Raises:
         PositionError: query and key differ in length and no positions are given.
@@ -62,7 +62,7 @@ class RelativePosition(PointwiseScore):
 
 
 def bucket(relative: Int[Array, "*axes"], buckets: int, bidirectional: bool, max_distance: int) -> Int[Array, "*axes"]:
-    """Return T5's bucket of each relative position j − i, integers in [0, buckets)."""
+    """Return the bucket, as defined by T5, of each relative position j − i, an integer in [0, buckets)."""
     xp = namespace(relative)
     first = xp.zeros_like(relative)
     if bidirectional:

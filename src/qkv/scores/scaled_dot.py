@@ -1,9 +1,9 @@
-"""Scaled dot product score, with logits that do not grow with the width.
+"""Scaled dot product score, whose logits do not grow with the width.
 
     logit(q, k) = <q, k> / sqrt(width)
 
 Source: Vaswani et al. (2017), Attention Is All You Need, section 3.2.1,
-https://arxiv.org/abs/1706.03762. Their d_k is our width.
+https://arxiv.org/abs/1706.03762. The paper's d_k is called width in this project.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["ScaledDot"]
 
 @dataclass(frozen=True, eq=False)
 class ScaledDot(InnerProductScore):
-    """Inner product of query and key over the square root of their width.
+    """Inner product of query and key, divided by the square root of their width.
 
-    Unit-variance inputs get unit-variance logits at every width. Luong's dot score is `Dot`; this score with a
-    learned map before it is `Projected(ScaledDot(), …)`.
+    Inputs of unit variance give logits of unit variance at every width. `Dot` is the score without the division, and
+    `Projected(ScaledDot(), …)` is this score with learned projections.
 
     Args:
         scale: factor of the inner product in place of 1/sqrt(width), as in
@@ -54,7 +54,7 @@ class ScaledDot(InnerProductScore):
     def lift(
         self, query: Num[Array, "*#batch q width"], key: Num[Array, "*#batch k width"], tile: Tile
     ) -> tuple[Num[Array, "*#batch q width"], Num[Array, "*#batch k width"]]:
-        """Return the scaled query, which has fewer rows than the key in most databases, and the key."""
+        """Return the query times the scale, and the key."""
         # Scale before the product: in float16 the raw inner product can overflow.
         if self.scale is None:
             return query / math.sqrt(max(1, query.shape[-1])), key

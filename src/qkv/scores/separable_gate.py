@@ -1,8 +1,8 @@
-"""Separable gate: the inner product times a sigmoid gate of the query and one of the key.
+"""Separable gate: the inner product times a sigmoid gate of the query and a sigmoid gate of the key.
 
     logit(q, k) = σ(<w_q, q> + b_q) · σ(<w_k, k> + b_k) · <q, k>
 
-Unlike `Gated` this is an inner product of gated vectors, so fused kernels and vector indices support it.
+Unlike `Gated`, this score is an inner product of gated vectors, so fused kernels and vector indices support it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["SeparableGate"]
 
 @dataclass(frozen=True, eq=False)
 class SeparableGate(GateWeights, InnerProductScore):
-    """Inner product of gated query and gated key.
+    """Inner product of the gated query and the gated key.
 
     Args:
         query_weight: w_q `(width,)`.
         key_weight: w_k `(width,)`.
-        query_bias: b_q, a number, or one per batch element.
-        key_bias: b_k, a number, or one per batch element.
+        query_bias: b_q, a number or one number per batch element.
+        key_bias: b_k, a number or one number per batch element.
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`
 
     Raises:
-        ShapeError: the widths differ, or a gate is for another width.
+        ShapeError: the widths of query, key and gate weights differ.
 
     Example:
         >>> import numpy as np
@@ -47,8 +47,8 @@ class SeparableGate(GateWeights, InnerProductScore):
     key_bias: Array | float = array_field(default=0.0)
 
     def lift_description(self) -> str:
-        """Return "each side scaled by its own gate"."""
-        return "each side scaled by its own gate"
+        """Return a description of the gates that `lift` applies."""
+        return "query and key multiplied by their gates"
 
     def lift(
         self, query: Num[Array, "*#batch q query_width"], key: Num[Array, "*#batch k key_width"], tile: Tile

@@ -25,7 +25,7 @@ class Softcap(PointwiseScore):
 
     Args:
         score: the inner score.
-        cap: the limit, > 0: a number, or one per batch element.
+        cap: the limit, > 0, a number or one number per batch element.
 
     Raises:
         OptionError: the cap is not positive.
@@ -46,11 +46,11 @@ class Softcap(PointwiseScore):
 
     @property
     def tanh_cap(self) -> float | None:  # type: ignore[override]
-        """The cap, if it is one number; None for one cap per batch element."""
+        """The cap if it is a number; None if it is an array."""
         return self.cap if isinstance(self.cap, (int, float)) else None
 
     def bound(self, left: Array, right: Array) -> Num[Array, ""]:
-        """Return the largest cap."""
+        """Return the cap, or the largest cap of the batch."""
         return namespace(left).max(asarray_like(left, self.cap, left.dtype))
 
     def transform(self, logits: Num[Array, "*#batch #q #k"], tile: Tile) -> Num[Array, "*#batch #q #k"]:

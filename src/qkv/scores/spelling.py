@@ -1,13 +1,14 @@
-"""Spelling similarity: the mean of the Jaro–Winkler similarity and a similarity by edits.
+"""Spelling similarity: the mean of the Jaro–Winkler similarity and an edit similarity.
 
     logit(q, k) = (JaroWinkler(q, k) + Alignment(q, k)) / 2
     Alignment(q, k) = 1 − edits(q, k) / max(len q, len k)
 
 An edit inserts, deletes or changes a letter, or swaps two neighbours (optimal string alignment distance).
 
-Jaro–Winkler alone ignores much of the order of shared letters: among many thousands of names, one in three random
-strings has a similarity of 0.8 to some name. Edits alone penalize a wrong beginning no more than a wrong end. Source
-of the distance: Boytsov (2011), Indexing methods for approximate dictionary searching, section 2.
+The Jaro–Winkler similarity alone ignores much of the order of shared letters: among many thousands of names, one in
+three random strings has a similarity of 0.8 to some name. The edit similarity alone does not penalize errors at the
+beginning more than errors at the end. Source of the distance: Boytsov (2011), Indexing methods for approximate
+dictionary searching, section 2.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["Spelling"]
 
 @dataclass(frozen=True, eq=False)
 class Spelling(TextScore):
-    """The mean of Jaro–Winkler and edit similarity; the default for text keys of a database.
+    """Mean of Jaro–Winkler similarity and edit similarity; the default score for text keys of a database.
 
     Shapes:
         query `(*batch, q)`, key `(*batch, k)`, arrays of strings -> logits `(*batch, q, k)` in [0, 1]

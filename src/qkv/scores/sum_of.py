@@ -1,8 +1,8 @@
-"""Sum of scores of the same query and key.
+"""Sum of several scores of the same query and key.
 
     logit(q, k) = Σ_s score_s(q, k)
 
-Under softmax the weights are the normalized product of the weights of the single scores.
+With softmax, the weights are proportional to the product of the weights that the individual scores give.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["SumOf"]
 
 @dataclass(frozen=True, eq=False)
 class SumOf(Score):
-    """The sum of several scores of the same pair.
+    """Sum of several scores, which all compare the same query and key.
 
     Args:
-        scores: one or more scores, as a tuple.
+        scores: a tuple of one or more scores.
 
     Shapes:
         query `(*batch, q, width)`, key `(*batch, k, width)` -> logits `(*batch, q, k)`
 
     Raises:
         OptionError: `scores` is not a tuple of one or more scores.
-        ShapeError: one of the scores cannot compare the widths.
+        ShapeError: any of the scores cannot compare query and key of these widths.
 
     Example:
         >>> import numpy as np
@@ -46,11 +46,11 @@ class SumOf(Score):
             raise OptionError(f"scores must be a tuple of one or more scores, got {self.scores!r}.")
         for score in self.scores:
             if not isinstance(score, Score):
-                raise OptionError(f"each of scores must be a Score, got {score!r}.")
+                raise OptionError(f"each element of scores must be a Score, got {score!r}.")
 
     @property
     def lift_kind(self) -> LiftKind | None:  # type: ignore[override]
-        """The weakest kind of the scores."""
+        """None if any score has no lift, "exact" if all lifts are exact, otherwise "up_to_query_constant"."""
         facts = {score.lift_kind for score in self.scores}
         return None if None in facts else "up_to_query_constant" if len(facts) > 1 else facts.pop()
 
@@ -61,7 +61,7 @@ class SumOf(Score):
 
     @property
     def accepts(self) -> str:  # type: ignore[override]
-        """The kind of the first score that does not accept any; otherwise "any"."""
+        """The kind of query and key, "numbers" or "text", that the scores require; "any" if they accept both."""
         return next((score.accepts for score in self.scores if score.accepts != "any"), "any")
 
     @property
@@ -70,16 +70,16 @@ class SumOf(Score):
         return self.scores[0].default_normalizer
 
     def check_widths(self, query_width: int, key_width: int) -> None:
-        """Raise a `ShapeError` if one of the scores cannot compare these widths."""
+        """Raise a `ShapeError` if any of the scores cannot compare query and key of these widths."""
         for score in self.scores:
             score.check_widths(query_width, key_width)
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the largest number of the scores plus 1: they are computed one after another."""
+        """Return the largest number of any score plus 1, because scores are computed one after another."""
         return 1 + max(score.elements_per_logit(query_width, key_width) for score in self.scores)
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return the sum over the scores."""
+        """Return the sum of the operations of all scores."""
         return sum(score.flop_per_logit(query_width, key_width) + 1 for score in self.scores)
 
     def logits(self, query: Array, key: Array, tile: Tile) -> Num[Array, "*#batch #q #k"]:
@@ -90,7 +90,7 @@ class SumOf(Score):
         return total
 
     def centre(self, key: Num[Array, "*batch k key_width"]) -> tuple[Centre, ...]:
-        """Return the centre of each score."""
+        """Return a tuple with the centre of each score."""
         return tuple(score.centre(key) for score in self.scores)
 
     def lift(
@@ -105,11 +105,11 @@ class SumOf(Score):
         return sum(score.lifted_width(query_width, key_width) for score in self.scores)
 
     def lift_description(self) -> str:
-        """Return the descriptions of the scores."""
-        return "; ".join(["concatenated", *filter(None, (score.lift_description() for score in self.scores))])
+        """Return the descriptions of the lifts of all scores."""
+        return "; ".join(["lifts concatenated", *filter(None, (score.lift_description() for score in self.scores))])
 
     def flatten(self) -> Score:
-        """Return the sum without nested sums; the score itself if there is only one."""
+        """Return an equal sum without nested sums, or the only score if the sum has one term."""
         scores: list[Score] = []
         for score in (score.flatten() for score in self.scores):
             scores += score.scores if isinstance(score, SumOf) else (score,)

@@ -19,34 +19,35 @@ __all__ = ["TextScore", "map_batch"]
 
 
 class TextScore(GeneralScore):
-    """A similarity of strings in [0, 1], where 1 means equal. A missing value (None) is similar to nothing.
+    """Base class of similarities of strings in [0, 1], where 1 means equal.
 
-    The default normalizer is `Sum`. A subclass names functions of RapidFuzz; the score is their mean.
+    The similarity to a missing value (None) is 0. The default normalizer is `Sum`. A subclass lists functions of
+    RapidFuzz in `scorers`; the score is the mean of their results.
     """
 
     accepts = "text"
     default_normalizer = "sum"
     scorers: ClassVar[tuple[str, ...]] = ()
-    """Dotted names in the package `rapidfuzz`."""
+    """Dotted names of functions in the package `rapidfuzz`."""
     scorer_maximum: ClassVar[float] = 1.0
-    """Result of each scorer for equal strings."""
+    """The result of each function for equal strings."""
 
     def validate(self) -> None:
         """Raise a `MissingPackageError` if RapidFuzz is not installed."""
         require_packages("text scores need", "ask", "rapidfuzz")
 
     def elements_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 1."""
+        """Return 1, because only the logits are in memory."""
         return 1
 
     def flop_per_logit(self, query_width: int, key_width: int) -> int:
-        """Return 500 for each comparison of two strings."""
+        """Return 500 operations for each function that compares two strings."""
         return 500 * len(self.scorers)
 
     def compare(
         self, query: Shaped[Array, "*#batch q"], key: Shaped[Array, "*#batch k"]
     ) -> Float[np.ndarray, "*#batch q k"]:
-        """Return the mean of the scorers' similarities."""
+        """Return the mean similarity over the functions in `scorers`."""
         return map_batch(self._similarities, query, key)
 
     def _similarities(self, query: Shaped[np.ndarray, " q"], key: Shaped[np.ndarray, " k"]) -> Float[np.ndarray, "q k"]:
@@ -64,7 +65,7 @@ def map_batch(
     query: Shaped[Array, "*#batch q"],
     key: Shaped[Array, "*#batch k"],
 ) -> Float[np.ndarray, "*#batch q k"]:
-    """Apply a function of `(q,)` and `(k,)` to each batch element and stack its results as float64."""
+    """Apply a function of arrays `(q,)` and `(k,)` to each batch element and stack the results as float64."""
     query, key = np.asarray(query), np.asarray(key)
     if query.ndim == key.ndim == 1:
         return np.asarray(function(query, key), dtype=np.float64)

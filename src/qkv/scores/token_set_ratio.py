@@ -1,4 +1,4 @@
-"""Token set ratio: similarity of two texts as sets of words, whatever their order and repetition.
+"""Token set ratio: similarity of two texts as sets of words, regardless of word order and repetition.
 
     logit(q, k) = token_set_ratio(q, k) / 100
 
