@@ -428,7 +428,7 @@ def test_a_copied_store_answers_as_the_first(path):
         ({"encoder": TableVectors().fit({"z": [1.0, 2.0]})}, OptionError, "the encoder was fitted, z, got text"),
         ({"key": "number"}, OptionError, "must be a column of texts .* got 'number' with numbers"),
         ({"key": "text,book"}, OptionError, "must be one column of texts"),
-        ({"source": {"text": [None, "of the"], "number": [1.0, 2.0]}}, DataError, "must contain words"),
+        ({"source": {"text": [None, "of the"], "number": [1.0, 2.0]}}, DataError, "must contain at least one word"),
         (
             {"source": pa.schema({"text": pa.string(), "number": pa.float64()})},
             OptionError,

@@ -57,7 +57,7 @@ def test_a_model_is_kept_by_its_folder_and_missed_when_it_is_gone(tmp_path):
     rest = Database.open(tmp_path / "store", damaged="skip")
     assert rest.verify() == []
     assert rest.ask("Cats and dogs.", score="spelling").value == pytest.approx(3)
-    with pytest.raises(DataError, match="Restore it"):
+    with pytest.raises(DataError, match="Restore or install"):
         rest.ask("golden ring")
     shutil.move(tmp_path / "away", model)
     assert Database.open(tmp_path / "store").ask("golden ring").value == pytest.approx(wanted)
@@ -69,9 +69,9 @@ def test_another_model_in_the_same_folder_does_not_answer(tmp_path):
     shutil.rmtree(model)
     small(tmp_path / "model", 1)
     opened = Database.open(tmp_path / "store")
-    with pytest.raises(DataError, match="must be the one that encoded these vectors"):
+    with pytest.raises(DataError, match="must be the model that encoded the stored vectors"):
         opened.ask("golden ring")
-    with pytest.raises(DataError, match="must be the one that encoded these vectors"):
+    with pytest.raises(DataError, match="must be the model that encoded the stored vectors"):
         opened.append(ROWS)
 
 

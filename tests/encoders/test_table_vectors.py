@@ -94,7 +94,7 @@ def test_saved_table_vectors_encode_alike_and_contain_no_code(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"text", pickle.dumps([1])])
 def test_a_file_with_other_content_is_refused(tmp_path, content):
     (tmp_path / "a.npz").write_bytes(content)
-    with pytest.raises(DataError, match="must be a file of table vectors"):
+    with pytest.raises(DataError, match=r"must be a file that TableVectors\.save wrote"):
         TableVectors.load(tmp_path / "a.npz")
 
 
@@ -114,13 +114,13 @@ def test_unusable_tables_and_options_are_refused():
         TableVectors().save("x.npz")
     with pytest.raises(OptionError, match="text_width must be an integer of at least 1, got 0"):
         TableVectors(text_width=0)
-    with pytest.raises(DataError, match="got 'wage'"):
+    with pytest.raises(DataError, match="must have a column 'wage'"):
         TableVectors(("wage",)).fit(MIXED)
-    with pytest.raises(DataError, match="no rows"):
+    with pytest.raises(DataError, match="at least one row"):
         TableVectors().fit({"a": []})
-    with pytest.raises(DataError, match="must hold numbers, as fitted, got texts"):
+    with pytest.raises(DataError, match="must hold numbers, as when fitted, got texts"):
         fitted().encode({**MIXED, "age": ["old"] * 6})
-    with pytest.raises(DataError, match="of 2 numbers, as fitted, got 3 numbers in row 0"):
+    with pytest.raises(DataError, match="of 2 elements, as when fitted, got 3 elements in row 0"):
         fitted().encode({**MIXED, "point": [[1.0, 2.0, 3.0]] * 6})
     with pytest.raises(DataError, match="must hold numbers, timestamps"):
         TableVectors().fit(pa.table({"a": pa.array([{"b": 1}])}))

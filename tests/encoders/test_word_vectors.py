@@ -72,8 +72,8 @@ def test_the_first_vector_of_a_repeated_word_is_kept(tmp_path):
     ("content", "name", "said"),
     [
         (b"a 1 2\nb 3\n", "a.txt", "a.txt, line 2 must hold 2 numbers, got 1"),
-        (b"2 2\na 1 2\nb x 4\n", "a.txt", "a.txt, line 3 must be a word and 2 numbers, got 'b x 4'"),
-        (b"3 2\na 1 2\n", "a.txt", "a.txt must hold 3 words, as its first line states, but ends after 1 words"),
+        (b"2 2\na 1 2\nb x 4\n", "a.txt", "a.txt, line 3 must consist of a word and 2 numbers, got 'b x 4'"),
+        (b"3 2\na 1 2\n", "a.txt", "a.txt must hold 3 words, as its first line states, got only 1"),
         (b"a 1 nan\n", "a.txt", "line 1: the vector of 'a' must be finite"),
         (b"a 1\n\xff\xfe 1\n", "a.txt", "line 2: the word must be valid UTF-8"),
         (b"", "a.txt", "got an empty line"),
@@ -94,7 +94,7 @@ def test_the_first_vector_of_a_repeated_word_is_kept(tmp_path):
             "a.bin",
             "byte 6: the vector of 'a' must be finite",
         ),
-        (b"1 1\n" + b"x" * 20_000, "a.bin", "byte 4: a word must end within 10,000 bytes"),
+        (b"1 1\n" + b"x" * 20_000, "a.bin", "byte 4: a word must have at most 10,000 bytes"),
         (b"1 1\n\xff " + struct.pack("<f", 1), "a.bin", "byte 4: the word must be valid UTF-8"),
         (gzip.compress(b"a 1 2\n" * 999, mtime=0)[:30], "a.txt.gz", "must be a complete gzip file"),
         (b"a 1 2\n", "a.txt.gz", "must be a complete gzip file"),
@@ -118,7 +118,7 @@ def test_absent_files_and_unknown_formats_are_refused(tmp_path):
         WordVectors.load(tmp_path / "none.txt")
     with pytest.raises(OptionError, match="word2vec, glove, binary"):
         some().save(tmp_path / "a.txt", format="fasttext")
-    with pytest.raises(DataError, match="must not contain separators"):
+    with pytest.raises(DataError, match="must not be empty or contain separators"):
         some().save(tmp_path / "a.bin", format="binary")
     assert list(tmp_path.iterdir()) == []
 

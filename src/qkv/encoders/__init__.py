@@ -1,4 +1,4 @@
-"""Encoders of texts and table rows as vectors: latent semantics, word vectors, sentence models, table vectors."""
+"""Encoders that map texts or table rows to vectors: latent semantics, word vectors, sentence models, table vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The interface of encoders: they map texts or rows to vectors, and their fitted state is settings and arrays."""
+"""Interface of encoders, which map texts or table rows to vectors.
+
+The fitted state of an encoder consists of settings, which are JSON values, and of arrays.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ if TYPE_CHECKING:
 __all__ = ["Encoder", "TextEncoder", "WordContributions", "pack_words", "read_arrays", "unpack_words"]
 
 WordContributions: TypeAlias = "tuple[list[str], Vectors]"
-"""The words of a text, and for each the vector that it contributes; they add up to the vector of the text."""
+"""Words of a text, and the vectors that they contribute, whose sum is the vector of the text."""
 
 
 class Encoder(ABC):
-    """Maps texts or table rows to vectors.
+    """Base class of encoders, which map texts or table rows to vectors.
 
     Attributes:
-        name: name in files and on the command line.
+        name: name of the encoder in files and on the command line.
         input_kind: `"texts"` for a list of strings, or `"table"` for a table or dict of columns.
     """
 
@@ -39,29 +42,32 @@ class Encoder(ABC):
 
     @property
     def fitted(self) -> bool:
-        """Whether the encoder is ready to encode."""
+        """Whether the encoder is fitted and can encode."""
         return True
 
     @property
     @abstractmethod
     def width(self) -> int:
-        """Width of the vectors, once fitted."""
+        """Width of the vectors; known after fitting."""
 
     @abstractmethod
     def fit_encode(self, inputs: Any, progress: Progress | None = None) -> Vectors:
-        """Learn from texts or rows, and return their vectors, the keys."""
+        """Fit the encoder to texts or rows, and return their vectors."""
 
     @abstractmethod
     def encode(self, inputs: Any) -> Vectors:
-        """Return the vectors of other texts or rows, the queries."""
+        """Return the vectors of texts or rows, without fitting."""
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments of the constructor, as JSON values."""
+        """Return the arguments of the constructor as JSON values."""
         return {}
 
     @abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the fitted state, or data that identifies it, as arrays without Python objects."""
+        """Return the fitted state as arrays, which contain no Python objects.
+
+        An encoder whose state is stored elsewhere, such as a sentence model, returns arrays that identify the state.
+        """
 
     @classmethod
     @abstractmethod
@@ -69,21 +75,22 @@ class Encoder(ABC):
         """Restore an encoder from its `settings` and `arrays`.
 
         Raises:
-            DataError: the arrays belong to another encoder.
+            DataError: the arrays were saved by a different encoder.
         """
 
     @classmethod
     def missing_resources(cls, settings: dict[str, Any]) -> str:
-        """Describe the files or packages that an encoder with these settings needs and that are missing; "" if none."""
+        """Return a description of the required files or packages that are missing; "" if none are missing."""
         return ""
 
 
 class TextEncoder(Encoder):
-    """Maps texts to vectors of unit length, each a sum of contributions of its words.
+    """Base class of text encoders, whose unit-length vectors are sums of the contributions of words.
 
     Attributes:
         dense: whether the vectors are dense arrays `(texts, width)`; otherwise they are sparse.
-        vocabulary: splits texts into words, if the encoder does; `fit_encode` then also accepts lists of words.
+        vocabulary: splits texts into words; `fit_encode` then also accepts lists of words. None if the encoder has
+            its own tokenizer.
     """
 
     dense = True
@@ -91,11 +98,14 @@ class TextEncoder(Encoder):
 
     @abstractmethod
     def word_contributions(self, text: str) -> WordContributions:
-        """Return the distinct words of a text, and the vectors that add up to the vector of the text."""
+        """Return the distinct words of a text, and the vector that each word contributes.
+
+        The sum of these vectors is the vector of the text.
+        """
 
 
 def pack_words(words: Sequence[str]) -> np.ndarray:
-    """Pack words into an array of bytes, which is smaller than an array of fixed-width strings.
+    """Serialize words as an array of bytes, which is smaller than an array of fixed-width strings.
 
     Example:
         >>> unpack_words(pack_words(["a", "große Straße"]))
@@ -106,12 +116,12 @@ def pack_words(words: Sequence[str]) -> np.ndarray:
 
 
 def read_arrays(file: str | PathLike[str] | IO[bytes]) -> dict[str, np.ndarray]:
-    """Read the arrays that `numpy.savez` wrote; pickled objects are refused."""
+    """Read the arrays of a file that `numpy.savez` wrote; files with pickled objects are refused."""
     with np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
 
 
 def unpack_words(packed: np.ndarray) -> list[str]:
-    """Unpack the words that `pack_words` packed."""
+    """Return the list of words in an array that `pack_words` returned."""
     words: list[str] = json.loads(packed.tobytes())
     return words

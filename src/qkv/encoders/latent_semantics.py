@@ -1,8 +1,8 @@
-"""Latent semantics: rows and columns of a matrix in a space of few dimensions, by singular value decomposition.
+"""Latent semantics: truncated singular value decomposition of a matrix of rows and columns.
 
-    X ≈ U_k Σ_k V_kᵀ        rows of U_k Σ_k (or U_k) are the rows of X in the space of V_k
+    X ≈ U_k Σ_k V_kᵀ        row i of U_k Σ_k (or of U_k) represents row i of X in k dimensions
 
-A new row x is folded in as x V_k, or x V_k Σ_k⁻¹. With `center=True` this is principal component analysis.
+A new row x is projected to x V_k, or to x V_k Σ_k⁻¹. With `center=True` this is principal component analysis.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _MAX_FULL_CELLS = 2000 * 2000
 
 
 class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Truncated singular value decomposition of a weighted matrix, into which new rows can be folded.
+    """Truncated singular value decomposition of a weighted matrix, with projection of new rows.
 
     Args:
-        n_components: number of dimensions k; at most that of the matrix.
+        n_components: number of dimensions k, limited by the numbers of rows and columns of the matrix.
         weighting: weighting of counts: None, `"tfidf"` or `"log-entropy"`, as in `qkv.encoders.weighting`. Weighted
             matrices must be non-negative.
         center: subtract the mean of each column (principal component analysis). Sparse matrices stay sparse.
@@ -53,7 +53,7 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
 
     Raises:
         OptionError: an option is out of range; raised by `fit`.
-        ValueError: cells that are not finite, or negative ones under a weighting.
+        ValueError: an element of the matrix is not finite, or is negative although a weighting is used.
 
     Source:
         Deerwester, Dumais, Furnas, Landauer and Harshman 1990, Indexing by latent semantic analysis;
@@ -128,13 +128,13 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return self
 
     def transform(self, X: ArrayLike) -> Float[np.ndarray, "rows k"]:
-        """Project rows into the latent space, as `fold_in` with the option `scale`."""
+        """Project rows into the latent space; equal to `fold_in(X, scale=self.scale)`."""
         return self.fold_in(X, scale=self.scale)
 
     def fold_in(self, X: ArrayLike, *, scale: bool = False) -> Float[np.ndarray, "rows k"]:
         """Project new rows into the latent space: x V_k, or x V_k Σ_k⁻¹ with `scale`.
 
-        With `scale`, the rows of the fitted matrix give the rows of U_k. Dimensions of singular value 0 give 0.
+        With `scale`, the rows of the fitted matrix give the rows of U_k. Dimensions with singular value 0 give 0.
 
         Args:
             X: `(rows, columns)`, unweighted, in the units of the fitted matrix.
@@ -150,7 +150,7 @@ class LatentSemantics(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEst
         return np.asarray(folded)
 
     def inverse_transform(self, X: ArrayLike) -> Float[np.ndarray, "rows columns"]:
-        """Map points of the latent space back to weighted rows."""
+        """Reconstruct weighted rows from their projections into the latent space."""
         check_is_fitted(self, "components_")
         points = np.asarray(X, np.float64)
         if self.scale:

@@ -1,4 +1,7 @@
-"""Load Hugging Face models from folders: from safetensors, without downloads and without running code in them."""
+"""Load Hugging Face models from local folders.
+
+Weights are read from safetensors. Nothing is downloaded, and no code in the folder is run.
+"""
 
 from __future__ import annotations
 
@@ -37,14 +40,14 @@ def default_model_folder() -> Path:
 
 
 def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
-    """Return the tokenizer and the model that `save_pretrained` wrote to a folder, in evaluation mode.
+    """Load a tokenizer and a model, in evaluation mode, from a folder that `save_pretrained` wrote.
 
     Args:
         folder: the folder.
         lm_head: load the language modelling head, if the model was saved with one.
 
     Raises:
-        DataError: the folder holds no model with a tokenizer.
+        DataError: the folder contains no model with a tokenizer.
         MissingPackageError: transformers or torch is not installed.
     """
     require_packages("loading a model requires", "hf", "transformers", "torch")
@@ -52,7 +55,7 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
 
     if not (folder / "config.json").is_file():
         raise DataError(
-            f"folder must hold a model that save_pretrained wrote, got {str(folder)!r}, which has no config.json."
+            f"folder must contain a model that save_pretrained wrote, got {str(folder)!r}, which has no config.json."
         )
     options: dict[str, bool] = {"local_files_only": True, "trust_remote_code": False}
     try:
@@ -70,7 +73,7 @@ def load_model(folder: Path, *, lm_head: bool = False) -> tuple[PreTrainedTokeni
 
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """Disable the progress bars of transformers: loading takes a second, and they would mix with the output."""
+    """Disable the progress bars of transformers, which would be mixed with the output."""
     from transformers.utils import logging
 
     enabled = logging.is_progress_bar_enabled()

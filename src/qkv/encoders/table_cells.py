@@ -1,4 +1,4 @@
-"""Read the columns of a table of any library, and their cells by kind."""
+"""Read the columns of pyarrow tables, data frames and dicts, and convert their cells to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Table: TypeAlias = Any
 
 
 def read_columns(source: Table, names: tuple[str, ...] | None) -> dict[str, pa.ChunkedArray]:
-    """Return the columns of a table by name, in the order of `names`; None for all.
+    """Return the columns with the given names, in their order; all columns if `names` is None.
 
     Raises:
-        KindError: the source is not a table.
-        DataError: a column is absent, or the columns differ in length.
+        KindError: the source is not a table, data frame or dict.
+        DataError: a column is missing, or the columns differ in length.
     """
     import pyarrow as pa
 
@@ -43,20 +43,23 @@ def read_columns(source: Table, names: tuple[str, ...] | None) -> dict[str, pa.C
             )
     except (pa.ArrowException, ValueError) as error:
         raise DataError(
-            f"table must have columns of equal length and a known type, got a {type(source).__name__}: "
-            f"{str(error).splitlines()[0]}."
+            f"table must have columns of equal length, of types that pyarrow supports, got a {type(source).__name__} "
+            f"that pyarrow cannot read: {str(error).splitlines()[0]}."
         ) from None
     absent = [name for name in names or () if name not in table.column_names]
     if absent:
-        raise DataError(f"columns must be among {', '.join(table.column_names)}, got {absent[0]!r}.")
+        raise DataError(f"table must have a column {absent[0]!r}, got the columns {', '.join(table.column_names)}.")
     return {name: table.column(name) for name in names or table.column_names}
 
 
 def read_cells(name: str, column: pa.ChunkedArray) -> tuple[Kind, np.ndarray]:
-    """Return the kind of a column and its cells: float64 with NaN, or objects (strings, vectors) with None.
+    """Return the kind of a column, and its cells as an array.
+
+    Numbers and timestamps have dtype float64, with NaN for missing cells. Texts, categories and vectors have dtype
+    object, with None for missing cells.
 
     Raises:
-        DataError: cells of this type cannot be encoded.
+        DataError: the column has a type that cannot be encoded.
     """
     import pyarrow as pa
     from pyarrow import types
@@ -80,13 +83,13 @@ def read_cells(name: str, column: pa.ChunkedArray) -> tuple[Kind, np.ndarray]:
         cells[:] = [cell or None for cell in values]
         return "category" if types.is_dictionary(column.type) else "text", cells
     raise DataError(
-        f"column {name!r} must hold numbers, timestamps, booleans, texts, categories or vectors, got {type_}. Leave "
-        "it out with columns=…."
+        f"column {name!r} must hold numbers, timestamps, booleans, texts, categories or vectors, got {type_}. "
+        "Exclude the column with the argument columns."
     )
 
 
 def is_missing(cells: np.ndarray) -> np.ndarray:
-    """Return which cells are missing."""
+    """Return a boolean array that is True for missing cells."""
     if cells.dtype == object:
         return np.array([cell is None for cell in cells], bool)
     return np.asarray(np.isnan(cells))

@@ -1,14 +1,16 @@
-"""Encode the rows of a table as vectors: columns side by side, each scaled by its kind so that distances compare.
+"""Encode the rows of a table as vectors, by concatenating the encodings of the columns.
+
+Each kind of column is scaled such that distances in different columns are comparable:
 
     number      (x − mean) / deviation
-    timestamp   days, as a number; and the day of the year as a point on a circle
-    category    one-hot with value 1/√2, so that two categories have distance 1; also booleans, and texts
-                with few distinct values
-    text        tf-idf of words, projected onto few dimensions by latent semantics, at unit length
-    vector      divided by the root mean square of the lengths
+    timestamp   days, encoded as a number, and the day of the year as a point on a circle
+    category    one-hot vector with value 1/√2, so that two categories have distance 1; also used for
+                booleans, and for texts with few distinct values
+    text        tf-idf of words, projected by latent semantics and normalized to unit length
+    vector      divided by the root mean square of the lengths of all vectors
 
 A missing cell, an unknown category and a text of unknown words are encoded as zeros. A column with missing
-cells at fit gets an additional indicator. `save` writes arrays and JSON, without executable code.
+cells in the fitted table gets an additional indicator element. `save` writes arrays and JSON, without executable code.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ _DAYS_PER_YEAR = 365.2425
 
 @dataclass(frozen=True, eq=False)
 class FittedColumn:
-    """The fitted state of one column; which attributes are used depends on the kind.
+    """Fitted state of one column; the kind determines which attributes are used.
 
     Attributes:
         name: name of the column.
@@ -59,9 +61,9 @@ class FittedColumn:
         mean: mean of numbers and timestamps.
         scale: standard deviation of numbers and timestamps, root mean square length of vectors.
         terms: categories, or words.
-        weights: global weights of words.
+        weights: global weight of each word.
         components: components of the latent semantics of words.
-        length: length of vectors.
+        length: number of elements of a vector.
     """
 
     name: str
@@ -87,7 +89,7 @@ class FittedColumn:
         return own + self.missing
 
     def encode(self, cells: Shaped[np.ndarray, " rows"]) -> Float[np.ndarray, "rows width"]:
-        """Encode cells as `read_cells` returns them, in float32."""
+        """Return the encodings, in float32, of cells that `read_cells` returned."""
         absent = is_missing(cells)
         parts = _ENCODE[self.kind](self, cells)
         parts = np.where(absent[:, None], 0.0, parts)
@@ -130,8 +132,8 @@ class FittedColumn:
                 continue
             if len(cell) != self.length:
                 raise DataError(
-                    f"column {self.name!r} must hold vectors of {self.length} numbers, as fitted, got {len(cell)} "
-                    f"numbers in row {row}."
+                    f"column {self.name!r} must hold vectors of {self.length} elements, as when fitted, got "
+                    f"{len(cell)} elements in row {row}."
                 )
             parts[row] = cell
         return parts / self.scale
@@ -147,16 +149,16 @@ _ENCODE = {
 
 
 class TableVectors(Encoder):
-    """An encoder of table rows, with columns of any kind, as vectors.
+    """Encoder of table rows, whose columns hold numbers, timestamps, categories, texts or vectors.
 
     Args:
         columns: names of the columns; None for all.
         text_width: maximum number of dimensions of a column of texts.
-        max_categories: a column of texts with at most this many distinct values, each used twice on average, is
-            treated as categories.
+        max_categories: a column of texts is treated as categories if it has at most this many distinct values, and
+            each occurs at least twice on average.
 
     Raises:
-        OptionError: a number is less than 1.
+        OptionError: `text_width` or `max_categories` is less than 1.
 
     Example:
         >>> people = {"age": [30, 50, None, 40], "city": ["Oslo", "Rome", "Oslo", "Rome"]}
@@ -187,36 +189,36 @@ class TableVectors(Encoder):
 
         Raises:
             KindError: `table` is not a table.
-            DataError: the table has no rows, a column is absent, or its cells cannot be encoded.
+            DataError: the table has no rows, or a column is missing or cannot be encoded.
         """
         columns = read_columns(table, self.columns)
         if not columns or not len(next(iter(columns.values()))):
-            raise DataError("table must have rows and columns, got no rows or no columns.")
+            raise DataError("table must have at least one row and one column, got an empty table.")
         self.fitted_columns = tuple(self._fit(name, *read_cells(name, column)) for name, column in columns.items())
         return self
 
     def fit_encode(self, inputs: Table, progress: Progress | None = None) -> np.ndarray:
-        """Learn means, scales, categories and words of a table, and return the vectors of its rows."""
+        """Fit the encoder to a table, and return the vectors of its rows."""
         return self.fit(inputs).encode(inputs)
 
     def encode(self, inputs: Table) -> Float[np.ndarray, "rows width"]:
         """Return the vectors of the rows of a table, in float32.
 
         Raises:
-            DataError: a fitted column is absent, or its cells are of another kind.
+            DataError: a fitted column is missing, or has a different kind than when fitted.
             OptionError: `fit` has not been called.
         """
         if not self.fitted:
-            raise OptionError("TableVectors must be fitted first, got an unfitted one. Call fit.")
+            raise OptionError("TableVectors must be fitted first, got an unfitted encoder. Call fit.")
         columns = read_columns(inputs, tuple(column.name for column in self.fitted_columns))
         parts = []
         for column in self.fitted_columns:
             kind, cells = read_cells(column.name, columns[column.name])
             found, wanted = _COMPATIBLE[kind], _COMPATIBLE[column.kind]
             if found != wanted:
-                # The kind of a column of missing cells is arbitrary.
+                # The kind of a column without any present cell is arbitrary.
                 if not is_missing(cells).all():
-                    raise DataError(f"column {column.name!r} must hold {wanted}s, as fitted, got {found}s.")
+                    raise DataError(f"column {column.name!r} must hold {wanted}s, as when fitted, got {found}s.")
                 number = wanted in ("number", "timestamp")
                 cells = np.full(len(cells), np.nan) if number else np.full(len(cells), None, object)
             parts.append(column.encode(cells))
@@ -224,7 +226,7 @@ class TableVectors(Encoder):
 
     @property
     def fitted(self) -> bool:
-        """Whether columns have been fitted."""
+        """Whether `fit` has been called."""
         return bool(self.fitted_columns)
 
     @property
@@ -252,7 +254,7 @@ class TableVectors(Encoder):
             OptionError: `fit` has not been called.
         """
         if not self.fitted:
-            raise OptionError("TableVectors must be fitted first, got an unfitted one. Call fit.")
+            raise OptionError("TableVectors must be fitted first, got an unfitted encoder. Call fit.")
         parts = {
             f"{part}{i}": getattr(column, part) for i, column in enumerate(self.fitted_columns) for part in _ARRAYS
         }
@@ -265,14 +267,17 @@ class TableVectors(Encoder):
 
     @classmethod
     def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
-        """Restore table vectors from the arrays that `arrays` returned.
+        """Restore an encoder from the arrays that `arrays` returned.
 
         Raises:
             DataError: the arrays were written by an incompatible version.
         """
         content = json.loads(arrays["head"].tobytes())
         if content["format"] not in (_FORMAT, _FORMAT_1):
-            raise DataError("table vectors must be of a known format, got those of another version. Fit them again.")
+            raise DataError(
+                f"table vectors must have the format {_FORMAT!r} or {_FORMAT_1!r}, got {content['format']!r}. "
+                "Fit the encoder again."
+            )
         options = {name: content.get(name, content.get(old)) for name, old in _OPTIONS.items()}
         vectors = cls(**options)
         fitted = []
@@ -290,7 +295,7 @@ class TableVectors(Encoder):
         return f"table vectors of {', '.join(column.name for column in self.fitted_columns)}, {self.width} numbers"
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the fitted state to one file of NumPy arrays and JSON.
+        """Write the fitted state to a single file of NumPy arrays and JSON.
 
         Raises:
             OptionError: `fit` has not been called.
@@ -301,21 +306,21 @@ class TableVectors(Encoder):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file that `save` wrote.
+        """Load an encoder from a file that `save` wrote.
 
         Raises:
-            DataError: the file does not exist, or holds something else.
+            DataError: the file does not exist, or was not written by `save`.
         """
         name = str(path)
         try:
             return cls.from_state({}, read_arrays(io.BytesIO(Path(path).read_bytes())))
         except OSError as error:
             reason = error.strerror or error
-            raise DataError(f"the table vectors {name!r} could not be read: {reason}. Check the path.") from None
+            raise DataError(f"path must be a readable file, got {name!r}: {reason}. Check the path.") from None
         except (KeyError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
             if isinstance(error, DataError):
                 raise
-            raise DataError(f"path must be a file of table vectors that save wrote, got {name!r}.") from None
+            raise DataError(f"path must be a file that TableVectors.save wrote, got {name!r}.") from None
 
     def _fit(self, name: str, kind: Kind, cells: np.ndarray) -> FittedColumn:
         from sklearn.preprocessing import OneHotEncoder, StandardScaler
@@ -329,7 +334,7 @@ class TableVectors(Encoder):
             widths = {len(cell) for cell in present}
             if len(widths) > 1:
                 raise DataError(
-                    f"column {name!r} must hold vectors of one length, got {min(widths)} to {max(widths)} numbers."
+                    f"column {name!r} must hold vectors of equal length, got lengths {min(widths)} to {max(widths)}."
                 )
             stacked = np.array([*present], np.float64)
             scale = float(np.sqrt(np.square(stacked).sum(axis=-1).mean())) if len(present) else 1.0

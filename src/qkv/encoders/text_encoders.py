@@ -1,6 +1,7 @@
-"""Encoders of texts by weighted word counts, as vectors of unit length, whose inner product is a cosine.
+"""Text encoders based on weighted word counts.
 
-Each vector is a sum over the words of its text, so a cosine is a sum over pairs of words.
+Vectors have unit length, so an inner product is a cosine. Each vector is a sum over the words of its text, so a cosine
+is a sum over pairs of words.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ FEWEST_DIMENSIONS, MOST_DIMENSIONS = 30, 300
 
 
 class BagOfWordsEncoder(TextEncoder):
-    """The base class of encoders of weighted word counts."""
+    """Base class of text encoders based on weighted word counts."""
 
     vocabulary: Vocabulary
 
@@ -43,7 +44,7 @@ class BagOfWordsEncoder(TextEncoder):
         self._terms: list[str] = []
 
     def word_contributions(self, text: str) -> WordContributions:
-        """Return the known words of a text, and the vector that each contributes."""
+        """Return the known words of a text, and the vector that each word contributes."""
         rows: csr_array = self._weighting.apply(self.vocabulary.transform([text]))
         vectors = self._word_vectors(rows)
         return [self._terms[column] for column in rows.indices], vectors
@@ -53,7 +54,7 @@ class BagOfWordsEncoder(TextEncoder):
         return {"weighting": self.weighting, "stem": self.vocabulary.stem}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the vocabulary, and the weight of each word."""
+        """Return the vocabulary and the weight of each word."""
         arrays = {"known": pack_words(self._terms)}
         return arrays if self._weighting.words is None else arrays | {"weights": self._weighting.words}
 
@@ -67,7 +68,7 @@ class BagOfWordsEncoder(TextEncoder):
         return encoder
 
     def encode(self, inputs: Sequence[str]) -> Vectors:
-        """Return the vectors of texts; zeros for a text without known words."""
+        """Return the vectors of texts; a text without known words is encoded as zeros."""
         return self._unit_vectors(self.vocabulary.transform(inputs))
 
     @property
@@ -77,7 +78,7 @@ class BagOfWordsEncoder(TextEncoder):
 
     @property
     def width(self) -> int:
-        """Width of the vectors: one number for each word."""
+        """Width of the vectors: the number of words in the vocabulary."""
         return len(self._terms)
 
     def _learn(self, texts: Sequence[str | Sequence[str]]) -> csr_array:
@@ -92,11 +93,11 @@ class BagOfWordsEncoder(TextEncoder):
 
     @abstractmethod
     def _word_vectors(self, row: csr_array) -> Vectors:
-        """Return the vector that each non-zero cell of a weighted row contributes."""
+        """Return the vector that each non-zero element of a weighted row contributes."""
 
 
 class LatentEncoder(BagOfWordsEncoder):
-    """Encodes texts by latent semantics of weighted word counts, at unit length.
+    """Text encoder that projects weighted word counts into a latent space, with vectors of unit length.
 
     Args:
         rank: number of dimensions; None for half the number of texts, between 30 and 300.
@@ -104,7 +105,7 @@ class LatentEncoder(BagOfWordsEncoder):
         stem: stemmer, as in `Vocabulary`.
 
     Raises:
-        OptionError: the rank is less than 1, or there is no such weighting.
+        OptionError: the rank is less than 1, or the weighting is unknown.
 
     Example:
         >>> texts = ["a golden ring", "the ring of gold", "a dark den", "shadows in the den"]
@@ -123,7 +124,7 @@ class LatentEncoder(BagOfWordsEncoder):
         self._components = np.zeros((0, 0), np.float32)
 
     def fit_encode(self, inputs: Sequence[str], progress: Progress | None = None) -> Float[np.ndarray, "texts width"]:
-        """Learn vocabulary, weights and latent space, and return the vectors of the texts."""
+        """Learn the vocabulary, the weights and the latent space, and return the vectors of the texts."""
         from qkv.encoders.latent_semantics import LatentSemantics
 
         counts = self._learn(inputs)
@@ -161,8 +162,8 @@ class LatentEncoder(BagOfWordsEncoder):
         weighted: csr_array = self._weighting.apply(counts)
         folded = np.asarray(weighted @ self._components.T, np.float32)
         norms = np.linalg.norm(folded, axis=1, keepdims=True)
-        # A text orthogonal to the latent space has a vector of rounding errors; scaled to length 1 it would match texts
-        # at random, so it becomes zero, and as a query it has no match.
+        # The vector of a text orthogonal to the latent space consists of rounding errors. Scaled to unit length, it
+        # would match texts at random, so it is set to zero; as a query, it has no match.
         rounding = 1e-6 * np.sqrt(np.reshape(weighted.multiply(weighted).sum(axis=1), (-1, 1)))
         return np.asarray(np.where(norms > rounding, folded / np.maximum(norms, 1e-12), 0.0), np.float32)
 
@@ -174,7 +175,7 @@ class LatentEncoder(BagOfWordsEncoder):
 def default_rank(texts: int) -> int:
     """Return the default rank of a latent space: half the number of texts, between 30 and 300.
 
-    Fewer than 30 texts get one dimension each, so that all of them can be told apart.
+    For fewer than 30 texts, the rank is the number of texts.
 
     Example:
         >>> default_rank(12), default_rank(100), default_rank(100_000)

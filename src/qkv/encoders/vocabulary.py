@@ -1,4 +1,4 @@
-"""Vocabularies: splitting texts into words, and counting the words."""
+"""Split texts into words, and count the words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Stemmer(Protocol):
 
 
 class Vocabulary:
-    """A vocabulary of words, which splits texts into words and counts them.
+    """Vocabulary that splits texts into words and counts them.
 
     Words consist of two or more letters or digits, in lower case; scikit-learn's English stop words are left out.
 
@@ -34,7 +34,7 @@ class Vocabulary:
 
     Raises:
         MissingPackageError: scikit-learn, or PyStemmer for stems, is not installed.
-        OptionError: there is no such stemmer.
+        OptionError: the stemmer is unknown.
 
     Example:
         >>> Vocabulary()("The shepherd found a golden ring.")
@@ -62,7 +62,7 @@ class Vocabulary:
         )
 
     def __call__(self, text: str | Sequence[str]) -> Sequence[str]:
-        """Split a text into words, in order, lowercased and stemmed; a list of words is returned unchanged."""
+        """Split a text into words, lowercased and optionally stemmed; a list of words is returned unchanged."""
         if not isinstance(text, str):
             return text
         words = self._split(text)
@@ -78,7 +78,8 @@ class Vocabulary:
             return self._counter.fit_transform(texts).astype(np.float64).tocsr()
         except ValueError:
             raise DataError(
-                "texts must contain words of two letters or more other than stop words such as 'the', got none."
+                "texts must contain at least one word of two or more letters that is not a stop word such as 'the', "
+                "got none."
             ) from None
 
     def transform(self, texts: Sequence[str]) -> csr_array:
@@ -91,7 +92,7 @@ class Vocabulary:
         return [str(word) for word in self._counter.get_feature_names_out()]
 
     def find_words(self, text: str) -> list[tuple[int, int, str]]:
-        """Return the words of a text with their places: start, end, and the word lowercased and stemmed."""
+        """Return the start, the end and the normalized form of each word of a text."""
         words = []
         for match in re.finditer(r"\w\w+", text):
             for word in self(match[0]):

@@ -1,11 +1,11 @@
-"""Weightings of word counts: a local weight for each cell, times a global weight for each word.
+"""Weightings of word counts, each the product of a local weight per count and a global weight per word.
 
     None          the count tf
     "tfidf"       tf · (log((1 + n) / (1 + df)) + 1)
     "log-entropy" log(1 + tf) · (1 + Σ_d p log p / log n),   p = tf / Σ_d tf
 
-n is the number of documents, and df the number of documents that contain the word. A word spread evenly over
-all documents has entropy weight 0, and a word in a single document weight 1.
+n is the number of documents, and df the number of documents that contain the word. The log-entropy weight
+of a word is 0 if the word is spread evenly over all documents, and 1 if it occurs in a single document.
 
 Source: Dumais 1991, Improving the retrieval of information from external sources (log-entropy);
 Salton and Buckley 1988, Term-weighting approaches in automatic text retrieval (tf-idf; smoothed as in
@@ -33,10 +33,10 @@ __all__ = ["WEIGHTINGS", "Weighting", "get_weighting"]
 
 @dataclass(frozen=True, eq=False)
 class Weighting:
-    """The identity weighting, and the base class of others.
+    """Base class of weightings, which itself leaves counts unchanged.
 
     Attributes:
-        words: the global weight of each word, once fitted; None for no weighting.
+        words: the global weight of each word after fitting; None if counts are not weighted.
     """
 
     words: np.ndarray | None = None
@@ -47,7 +47,7 @@ class Weighting:
         return self if words is None else replace(self, words=words)
 
     def apply(self, counts: Counts) -> Counts:
-        """Return the weighted counts; sparse if the counts are."""
+        """Return the weighted counts, as a sparse array if the counts are sparse."""
         if self.words is None:
             return counts
         weighted = _map_cells(self.local_weights, counts)
@@ -57,11 +57,11 @@ class Weighting:
         return weighted
 
     def global_weights(self, counts: Counts) -> np.ndarray | None:
-        """Return the weight of each word; None for no weighting."""
+        """Return the global weight of each word; None if counts are not weighted."""
         return None
 
     def local_weights(self, counts: np.ndarray) -> np.ndarray:
-        """Return the weight of each count."""
+        """Return the local weight of each count, such as its logarithm."""
         return counts
 
 
@@ -106,10 +106,10 @@ WEIGHTINGS: dict[str | None, type[Weighting]] = {
 
 
 def get_weighting(name: str | None) -> Weighting:
-    """Return a weighting by name, not fitted.
+    """Return the unfitted weighting with the given name.
 
     Raises:
-        OptionError: there is no weighting of that name.
+        OptionError: the name is unknown.
 
     Example:
         >>> counts = np.array([[1.0, 4.0], [1.0, 0.0]])

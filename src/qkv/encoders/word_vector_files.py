@@ -1,4 +1,7 @@
-"""Read and write files of word vectors, one line or vector at a time; errors name the line or byte."""
+"""Read and write files of word vectors.
+
+Files are read one line or vector at a time, and errors state the line or the byte.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +43,9 @@ def read_word_vectors(
     except FileNotFoundError:
         raise DataError(f"path must be an existing file, got {str(path)!r}. Check the name.") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path.name} must be a complete gzip file, got: {error}. Download it again.") from None
+        raise DataError(f"{path.name} must be a complete gzip file, got: {error}. Download the file again.") from None
     except OSError as error:
-        raise DataError(f"{str(path)!r} could not be read: {error.strerror or error}. Check the path.") from None
+        raise DataError(f"path must be a readable file, got {str(path)!r}: {error.strerror or error}.") from None
 
 
 def _read(
@@ -52,12 +55,12 @@ def _read(
     first = stream.readline(64 if binary else -1)
     sizes = _sizes(first) if format != "glove" else None
     if binary and sizes is None:
-        raise DataError(f"{name}, byte 0 must be the number of words and their width, got {_quote(first)}.")
+        raise DataError(f"{name}, byte 0: the header must state the number and width of vectors, got {_quote(first)}.")
     if not first.strip():
         raise DataError(f"the first line of {name} must hold a word and numbers, got an empty line.")
     if format == "word2vec" and sizes is None:
         raise DataError(
-            f"{name}, line 1 must be the number of words and their width, got {_quote(first)}. Pass "
+            f"{name}, line 1: the header must state the number and width of vectors, got {_quote(first)}. Pass "
             "format='glove' for a GloVe file."
         )
     stated, width = sizes or (None, None)
@@ -73,8 +76,8 @@ def _read(
     count = 0
     for count, (word, vector, where) in enumerate(islice(rows, expected), start=1):
         if not np.isfinite(vector).all():
-            raise DataError(f"{where}: the vector of {word!r} must be finite.")
-        if word not in words:  # of repeated words the first is kept
+            raise DataError(f"{where}: the vector of {word!r} must be finite, got {vector[~np.isfinite(vector)][0]}.")
+        if word not in words:  # of repeated words, the first vector is kept
             row = words[word] = len(words)
             if row == len(vectors):
                 # Resized in place, so that a large file is in memory only once.
@@ -84,8 +87,7 @@ def _read(
             progress("reading", count, expected or count)
     if stated is not None and count < (expected or 0):
         raise DataError(
-            f"{name} must hold {stated:,} words, as its first line states, but ends after {count:,} words. "
-            "Download it again."
+            f"{name} must hold {stated:,} words, as its first line states, got only {count:,}. Download the file again."
         )
     vectors.resize((len(words), vectors.shape[1]), refcheck=False)
     return tuple(words), vectors
@@ -94,7 +96,7 @@ def _read(
 def _text_rows(
     lines: Iterable[tuple[int, bytes]], name: str, width: int | None
 ) -> Iterator[tuple[str, np.ndarray, str]]:
-    """Yield word, vector and place of each line: a word, which may contain spaces, followed by numbers."""
+    """Yield the word, the vector and the location of each line; words may contain spaces."""
     for number, line in lines:
         if not line.strip():
             continue
@@ -107,28 +109,28 @@ def _text_rows(
         try:
             vector = np.array(cells[-width:]).astype(np.float32)
         except ValueError:
-            raise DataError(f"{where} must be a word and {width} numbers, got {_quote(line)}.") from None
+            raise DataError(f"{where} must consist of a word and {width} numbers, got {_quote(line)}.") from None
         yield word, vector, where
 
 
 def _binary_rows(
     stream: IO[bytes], name: str, place: int, count: int, width: int
 ) -> Iterator[tuple[str, np.ndarray, str]]:
-    """Yield word, vector and place of each entry, from the byte `place` of a file that states `count` words."""
+    """Yield the word, the vector and the location of each of `count` entries, starting at byte `place`."""
     for number in range(count):
         word, place = _binary_word(stream, name, place, number, count)
         content = stream.read(4 * width)
         if len(content) < 4 * width:
             raise DataError(
-                f"{name} must hold {count:,} words, but ends at byte {place + len(content)}, within the vector of "
-                f"word {number + 1:,}. Download it again."
+                f"{name} must hold {count:,} words, as its first line states, but ends at byte {place + len(content)}, "
+                f"within the vector of word {number + 1:,}. Download the file again."
             )
         yield word, np.frombuffer(content, "<f4"), f"{name}, byte {place}"
         place += 4 * width
 
 
 def _binary_word(stream: IO[bytes], name: str, place: int, number: int, count: int) -> tuple[str, int]:
-    """Read a word up to the next space, without the newline that some writers put after a vector."""
+    """Read a word up to the next space, skipping the newline that some writers put after a vector."""
     start, letters = place, bytearray()
     while True:
         letter = stream.read(1)
@@ -138,13 +140,13 @@ def _binary_word(stream: IO[bytes], name: str, place: int, number: int, count: i
         if not letter:
             raise DataError(
                 f"{name} must hold {count:,} words, as its first line states, but ends after {number:,} words, at byte "
-                f"{place - 1}. Download it again."
+                f"{place - 1}. Download the file again."
             )
         if letter != b"\n" or letters:
             letters += letter
         if len(letters) > _MAX_WORD_BYTES:
             raise DataError(
-                f"{name}, byte {start}: a word must end within {_MAX_WORD_BYTES:,} bytes. Check the format."
+                f"{name}, byte {start}: a word must have at most {_MAX_WORD_BYTES:,} bytes, got more. Check the format."
             )
     return _decode(bytes(letters), f"{name}, byte {start}"), place
 
@@ -153,7 +155,7 @@ def _decode(word: bytes, where: str) -> str:
     try:
         return word.decode("utf-8")
     except UnicodeDecodeError:
-        raise DataError(f"{where}: the word must be valid UTF-8.") from None
+        raise DataError(f"{where}: the word must be valid UTF-8, got {word[:40]!r}.") from None
 
 
 def _sizes(line: bytes) -> tuple[int, int] | None:
@@ -171,11 +173,11 @@ def _quote(line: bytes) -> str:
 
 
 def write_word_vectors(path: Path, words: tuple[str, ...], vectors: np.ndarray, format: str) -> None:
-    """Write words and vectors to a file; see `WordVectors.save`."""
+    """Write words and their vectors to a file; see `WordVectors.save`."""
     check_choice("format", format, FORMATS)
     for word in words:
         if not word or "\n" in word or (format == "binary" and " " in word):
-            raise DataError(f"words must not contain separators of the format, got {word!r}. Rename it.")
+            raise DataError(f"words must not be empty or contain separators of the format, got {word!r}.")
     rows = np.asarray(vectors, np.float32)
 
     def write(stream: IO[bytes]) -> None:

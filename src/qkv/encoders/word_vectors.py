@@ -1,8 +1,8 @@
-"""Published word vectors: word2vec and GloVe, text and binary, optionally gzipped.
+"""Word vectors in the formats of word2vec and GloVe, as text or binary, optionally compressed with gzip.
 
     word2vec text     "rows width", then a line for each word: the word and its numbers
     word2vec binary   "rows width", then for each word: its bytes, a space, float32 numbers, optionally a newline
-    GloVe text        the lines for the words, without the first line
+    GloVe text        word2vec text without the first line
 
 A text is encoded as the mean of the vectors of its words, optionally weighted by inverse document frequency.
 
@@ -38,7 +38,7 @@ _BATCH = 10_000
 
 @dataclass(frozen=True, eq=False)
 class WordVectors(Encoder):
-    """Words and their vectors, which encode a text as the mean of the vectors of its words.
+    """Word vectors, which encode a text as the mean of the vectors of its words.
 
     A word is looked up as written, then in lower case, then capitalized. Unknown words are left out of the mean
     of a text; a text without known words is encoded as zeros, whose cosine with every vector is 0.
@@ -46,7 +46,7 @@ class WordVectors(Encoder):
     Args:
         words: distinct words.
         vectors: `(words, width)`, floating-point.
-        weights: weight of each word in the mean of a text; None for equal weights. `weighted_by` learns them.
+        weights: weight of each word in the mean of a text; None for equal weights. `weighted_by` computes them.
 
     Raises:
         DataError: a word is repeated, or the numbers of words and vectors differ.
@@ -76,7 +76,7 @@ class WordVectors(Encoder):
         rows = dict(zip(self.words, range(len(self.words)), strict=True))
         if len(rows) < len(self.words):
             twice = next(word for word, count in Counter(self.words).items() if count > 1)
-            raise DataError(f"words must be distinct, got {twice!r} more than once. Keep one vector for it.")
+            raise DataError(f"words must be distinct, got {twice!r} more than once. Keep one vector per word.")
         object.__setattr__(self, "_rows", rows)
 
     @staticmethod
@@ -87,7 +87,7 @@ class WordVectors(Encoder):
         limit: int | None = None,
         progress: Progress | None = None,
     ) -> WordVectors:
-        """Read a file; of repeated words the first is kept.
+        """Load word vectors from a file; of repeated words, the first vector is kept.
 
         Args:
             path: path of the file; `.bin` is the binary format of word2vec, other suffixes are text, and `.gz` may
@@ -98,19 +98,19 @@ class WordVectors(Encoder):
 
         Raises:
             DataError: the file does not exist, is truncated, or does not follow the format.
-            OptionError: there is no such format, or the limit is less than 1.
+            OptionError: the format is unknown, or the limit is less than 1.
         """
         return WordVectors(*read_word_vectors(Path(path), format, limit, progress))
 
     def save(self, path: str | os.PathLike[str], *, format: str = "word2vec") -> None:
-        """Write a file atomically; weights are not written.
+        """Write words and vectors to a file atomically; weights are not written.
 
         Args:
             path: path of the file; `.gz` compresses it.
             format: `"word2vec"`, `"glove"` or `"binary"`.
 
         Raises:
-            OptionError: there is no such format.
+            OptionError: the format is unknown.
             DataError: a word contains a separator of the format, or the file cannot be written.
         """
         write_word_vectors(Path(path), self.words, self.vectors, format)
@@ -127,7 +127,7 @@ class WordVectors(Encoder):
 
     @classmethod
     def from_state(cls, settings: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> Self:
-        """Restore words, vectors and weights."""
+        """Restore word vectors from their arrays."""
         return cls(tuple(unpack_words(arrays["words"])), arrays["vectors"], arrays.get("weights"))
 
     def __str__(self) -> str:
@@ -168,7 +168,7 @@ class WordVectors(Encoder):
         return float(a @ b) / lengths if lengths else 0.0
 
     def nearest(self, query: str | np.ndarray, top: int = 10) -> list[tuple[str, float]]:
-        """Return the words with the largest cosine similarity to a word or vector, without the word itself.
+        """Return the words with the largest cosine similarity to a word or vector, excluding the word itself.
 
         Args:
             query: a word, or a vector.
@@ -191,7 +191,7 @@ class WordVectors(Encoder):
         return [(self.words[row], float(cosines[row])) for row in best]
 
     def weighted_by(self, texts: Iterable[str]) -> WordVectors:
-        """Return the same vectors, with weights by inverse document frequency in these texts.
+        """Return word vectors whose weights are the inverse document frequencies of words in the given texts.
 
             weight = log((1 + texts) / (1 + texts with the word)) + 1
 
@@ -204,7 +204,7 @@ class WordVectors(Encoder):
         return replace(self, weights=np.log((1.0 + count) / (1.0 + frequency)) + 1.0)
 
     def fit_encode(self, inputs: Sequence[str | None], progress: Progress | None = None) -> np.ndarray:
-        """Return the vectors of texts; nothing is learned."""
+        """Return the vectors of texts; word vectors need no fitting."""
         return self.encode(inputs, progress=progress)
 
     def encode(
@@ -213,7 +213,7 @@ class WordVectors(Encoder):
         """Encode each text as the weighted mean of the vectors of its known words, in float32.
 
         Args:
-            inputs: texts; None is a text without words.
+            inputs: texts; None counts as a text without words.
             progress: called after each batch.
 
         Raises:
