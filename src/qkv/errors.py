@@ -1,19 +1,19 @@
-"""Every error that qkv raises on purpose, in one tree.
+"""Exceptions of qkv, in one hierarchy.
 
     QkvError
-    ├── ShapeError (ValueError)       lengths, widths or batch axes do not fit
-    ├── KindError (TypeError)         an argument has the wrong type: a bare array as a mask, text among numbers
-    ├── OptionError (ValueError)      a number or a name is not allowed
-    ├── PositionError (ValueError)    query and key differ in length and the call gives no positions
+    ├── ShapeError (ValueError)       lengths, widths or batch axes do not match
+    ├── KindError (TypeError)         an argument has the wrong type, such as an array instead of a mask
+    ├── OptionError (ValueError)      the value of an argument is not allowed
+    ├── PositionError (ValueError)    query and key differ in length and positions are not given
     ├── NegativeScoreError (ValueError)   the normalizer Sum got a negative score
-    ├── RefusedError (RuntimeError)   no kernel, or not the named one, supports the call; lists the reasons
-    ├── GradientError (RuntimeError)  a gradient would silently be missing
+    ├── RefusedError (RuntimeError)   no kernel, or not the requested kernel, supports the call
+    ├── GradientError (RuntimeError)  a gradient cannot be computed
     ├── MissingPackageError (ImportError)   an optional package is not installed
     └── DataError (ValueError)        a table, file, column or query cannot be used
-        ├── QueryError                SQL does not parse, or a query does not fit the key
+        ├── QueryError                SQL cannot be parsed, or a query does not match the columns
         ├── DamagedStoreError         files of a store are missing, truncated or changed
         ├── StoreBusyError            another process is writing to the store
-        └── StoreFullError            the disk is full; nothing was lost
+        └── StoreFullError            the disk is full; the store is unchanged
 
 Each error also derives from a built-in exception, so `except ValueError` works.
 """
@@ -39,56 +39,56 @@ __all__ = [
 
 
 class QkvError(Exception):
-    """Base class of all errors that qkv raises on purpose."""
+    """Base class of all exceptions of qkv."""
 
 
 class ShapeError(QkvError, ValueError):
-    """Lengths, widths or batch axes do not fit each other."""
+    """Raised when lengths, widths or batch axes of arrays do not match."""
 
 
 class KindError(QkvError, TypeError):
-    """An argument has the wrong type, such as a bare array as a mask or text instead of numbers."""
+    """Raised when an argument has the wrong type, such as an array instead of a mask or text instead of numbers."""
 
 
 class OptionError(QkvError, ValueError):
-    """A number or a name is not allowed."""
+    """Raised when the value of an argument is not allowed."""
 
 
 class PositionError(QkvError, ValueError):
-    """Query and key differ in length, positions matter, and the call gives none."""
+    """Raised when query and key differ in length, and a call that depends on positions does not specify them."""
 
 
 class NegativeScoreError(QkvError, ValueError):
-    """The normalizer `Sum` got a negative score, which would give a negative weight."""
+    """Raised when the normalizer `Sum` gets a negative score, which would give a negative weight."""
 
 
 class RefusedError(QkvError, RuntimeError):
-    """No kernel, or not the named one, supports the call."""
+    """Raised when no kernel, or not the requested kernel, supports the call; the message lists the reasons."""
 
 
 class GradientError(QkvError, RuntimeError):
-    """A gradient would silently be missing."""
+    """Raised when a gradient cannot be computed and would otherwise be missing without notice."""
 
 
 class MissingPackageError(QkvError, ImportError):
-    """An optional package is not installed; the message says what to install."""
+    """Raised when an optional package is not installed; the message states which package to install."""
 
 
 class DataError(QkvError, ValueError):
-    """A table, file or column cannot be used."""
+    """Raised when a table, file, column or query cannot be used."""
 
 
 class QueryError(DataError):
-    """SQL does not parse, or a query does not fit the key."""
+    """Raised when SQL cannot be parsed, or a query does not match the columns of the table."""
 
 
 class DamagedStoreError(DataError):
-    """Files of a store are missing, truncated or changed; the message names them."""
+    """Raised when files of a store are missing, truncated or changed; the message names the files."""
 
 
 class StoreBusyError(DataError):
-    """Another process is writing to the store."""
+    """Raised when another process is writing to the store."""
 
 
 class StoreFullError(DataError):
-    """The disk is full. The store is as it was before the call."""
+    """Raised when the disk is full; the store remains unchanged."""
