@@ -123,13 +123,13 @@ def wrong(path, content, read, says):
 
 
 def test_unreadable_files_raise_errors_that_name_the_line(tmp_path, beir):
-    wrong(tmp_path / "a.txt", b"\xff\xfe\x00", read_texts, "not UTF-8")
-    wrong(tmp_path / "a.txt", b"", read_texts, "is empty")
+    wrong(tmp_path / "a.txt", b"\xff\xfe\x00", read_texts, "must be UTF-8 text")
+    wrong(tmp_path / "a.txt", b"", read_texts, "got an empty file")
     wrong(tmp_path / "q", b"q1 0 d1\nq1 0\n\nq2 0 d2 high 5\n", read_judgements, "line 4 .* must be a judgement")
-    wrong(tmp_path / "q", b"\n", read_judgements, "no judgement")
+    wrong(tmp_path / "q", b"\n", read_judgements, "at least one judgement, got none")
     wrong(tmp_path / "run", b"q1 Q0 d1 1 high me\n", read_run, "line 1 .* must be a line of a TREC run")
-    wrong(tmp_path / "t.csv", b"a,b\nx,y\n", read_texts, "2 of its columns hold text.*--text")
-    wrong(tmp_path / "t.csv", b"a,b\n1,2\n", read_texts, "none of its columns hold text")
+    wrong(tmp_path / "t.csv", b"a,b\nx,y\n", read_texts, "got 2 columns of strings.*--text")
+    wrong(tmp_path / "t.csv", b"a,b\n1,2\n", read_texts, "got 0 columns of strings")
     (beir / "corpus.jsonl").write_text('{"text": "no id"}\n')
     with pytest.raises(DataError, match=r"line 1 of .*corpus.jsonl"):
         read_collection(beir)
@@ -137,12 +137,12 @@ def test_unreadable_files_raise_errors_that_name_the_line(tmp_path, beir):
 
 def test_parts_that_do_not_belong_together_are_refused(beir):
     (beir / "other.tsv").write_text("query-id\tcorpus-id\tscore\nq9\td1\t1\n")
-    with pytest.raises(DataError, match=r"no query of .* 'q9'.* 'q1'"):
+    with pytest.raises(DataError, match=r"queries of .* got queries 'q1'.* 'q9'"):
         read_collection(beir, relevant=beir / "other.tsv")
     (beir / "other.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td9\t1\n")
-    with pytest.raises(DataError, match=r"no judged document .*'d9'.*'d1'"):
+    with pytest.raises(DataError, match=r"must include at least one of its documents.*'d9'.*'d1'"):
         read_collection(beir, relevant=beir / "other.tsv")
-    with pytest.raises(DataError, match="contains no judgements"):
+    with pytest.raises(DataError, match="must contain a file of judgements"):
         read_collection(beir, split="dev")
 
 

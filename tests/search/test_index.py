@@ -169,9 +169,9 @@ def test_a_file_that_is_cut_off_or_gone_is_named_at_open(library, tmp_path):
 
 def test_a_folder_of_something_else_is_neither_opened_nor_overwritten(library, tmp_path):
     (tmp_path / "a.txt").write_text("mine")
-    with pytest.raises(DataError, match="is not an index"):
+    with pytest.raises(DataError, match="must be a search index"):
         Index.open(tmp_path)
-    with pytest.raises(DataError, match="is not an index"):
+    with pytest.raises(DataError, match="must be an index, an empty folder"):
         Index.from_texts(library).save(tmp_path)
     assert not is_index(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
@@ -219,9 +219,9 @@ def test_searching_requires_a_query_a_number_and_a_temperature(library):
 
 
 def test_texts_without_words_are_refused():
-    with pytest.raises(DataError, match="must contain words"):
+    with pytest.raises(DataError, match="must contain at least one word"):
         Index.from_texts([Document("a", "of the"), Document("b", "")])
-    with pytest.raises(DataError, match="documents must not be empty"):
+    with pytest.raises(DataError, match="at least one document"):
         Index.from_texts([])
 
 

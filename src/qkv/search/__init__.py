@@ -1,12 +1,12 @@
-"""Hybrid search: texts are split into passages, and a query attends to them by vectors and by BM25.
+"""Hybrid search: a query attends to the passages of texts, by vectors and by BM25.
 
 score(q, p) = m · z(latent(q) · latent(p)) + (1 − m) · z(BM25(q, p))        z: standardised over all passages
 weights = softmax(score / T)                                                over all passages
 
 read_texts(source)        a folder, a file or a table of texts
 read_collection(source)   texts with queries and relevance judgements: SMART, BEIR, TREC
-Index.from_texts(texts)   an index of passages, vectors and words to search, save and open
-measure(…)                nDCG, average precision and recall of rankings
+Index.from_texts(texts)   an index of passages, which can be searched and saved
+measure(…)                nDCG, mean average precision and recall of rankings
 """
 
 from qkv.core.extras import lazy_attributes

@@ -1,4 +1,4 @@
-"""BM25 over the words of texts; `qkv.encoders.vocabulary` splits texts into words."""
+"""BM25 scores of passages for queries, both split into words."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ __all__ = ["BM25", "Vocabulary"]
 
 
 class BM25:
-    """BM25 scores of every passage for every word, precomputed by `bm25s`.
+    """Precomputed BM25 scores of every passage for every word, which queries add up.
 
         bm25(q, p) = Σ_w idf(w) tf(w, p) / (tf(w, p) + a (1 − b + b length(p) / mean length))
 
-    Σ runs over the words w of the query, repeated words included (Lucene's form; a = 1.2, b = 0.75).
+    The sum runs over the words w of the query, including repetitions (Lucene's form; a = 1.2, b = 0.75). The scores
+    are computed by `bm25s`.
 
     Source: Robertson and Zaragoza (2009), The probabilistic relevance framework, section 3.4.
 
     Args:
         scores: scores `(passages, words)`, sparse by columns.
-        vocabulary: the words.
+        vocabulary: the word of each column.
 
     Example:
         >>> BM25.fit([["ring", "gold"], ["den"]]).score([["gold"], ["den", "den"]]).round(2)
@@ -42,7 +43,7 @@ class BM25:
 
     @classmethod
     def fit(cls, texts: Sequence[Sequence[str]]) -> BM25:
-        """Index texts split into words.
+        """Compute the scores of texts that are split into words.
 
         Raises:
             MissingPackageError: bm25s is not installed.
@@ -62,7 +63,7 @@ class BM25:
         return cls(scores[:, [numbers[word] for word in vocabulary]], vocabulary)
 
     def score(self, queries: Sequence[Sequence[str]]) -> np.ndarray:
-        """Return the scores `(queries, passages)` of queries split into words; unknown words score 0."""
+        """Return the scores `(queries, passages)` for queries split into words; unknown words contribute 0."""
         found = np.zeros((len(queries), self.scores.shape[0]), np.float32)
         for at, words in enumerate(queries):
             numbers = [self._numbers[word] for word in words if word in self._numbers]
@@ -71,7 +72,7 @@ class BM25:
         return found
 
     def contributions(self, words: Sequence[str], passage: int) -> dict[str, float]:
-        """Return the contribution of each query word, counted as often as it occurs, to the score of one passage."""
+        """Return the contribution of each query word, including repetitions, to the score of one passage."""
         known = [word for word in words if word in self._numbers]
         shares = self.scores[:, [self._numbers[word] for word in known]][[passage]].toarray()[0]
         found: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Test collections: documents, queries and relevance judgements."""
+"""Read test collections, which consist of documents, queries and relevance judgements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Collection", "judged_collection", "read_collection", "read_documents
 
 @dataclass(frozen=True)
 class Collection:
-    """Documents, queries and relevance judgements.
+    """Test collection of documents, queries and relevance judgements.
 
     Fields:
         name: name of the collection.
@@ -36,10 +36,10 @@ class Collection:
 
 
 def read_documents(source: object, column: str | None = None) -> list[Document]:
-    """Read documents as `read_texts` does, and also from SMART files and BEIR folders.
+    """Read documents from a SMART file, a BEIR folder, or a source that `read_texts` accepts.
 
     Raises:
-        DataError: as `read_texts`.
+        DataError: the source cannot be read, or contains no text.
     """
     path = Path(source) if isinstance(source, str | PathLike) else None
     if path is not None and path.is_dir():
@@ -65,18 +65,18 @@ def read_collection(
 
     Args:
         source: a folder with corpus.jsonl, queries.jsonl and qrels/; or a folder with three SMART files, whose
-            names contain `all`, end in `qry`, and contain `rel`; or documents in any form that `read_texts` reads.
-        queries: file of queries: SMART, .jsonl, or lines of number, tab and text; None for that of the folder.
-        relevant: file of judgements: TREC, BEIR or SMART; None for that of the folder.
+            names contain `all`, end in `qry`, and contain `rel`; or a source of documents that `read_texts` accepts.
+        queries: file of queries: SMART, .jsonl, or lines of number, tab and text; None for the file in the folder.
+        relevant: file of judgements: TREC, BEIR or SMART; None for the file in the folder.
         column: column of texts, if the documents are a table.
         split: split of a BEIR collection, as in qrels/test.tsv.
 
     Raises:
-        DataError: a file is missing or unreadable, or no query is judged.
+        DataError: a file is missing or unreadable, or no query has a relevant document.
     """
     folder = Path(source)
     if not folder.exists():
-        raise DataError(f"the collection {str(source)!r} does not exist. Check the name.")
+        raise DataError(f"source must be an existing file or folder, got {str(source)!r}. Check the name.")
     documents = read_documents(source, column)
     if folder.is_dir():
         smart = _smart_files(folder)
@@ -95,10 +95,10 @@ def judged_collection(
     queries: str | PathLike[str] | None,
     relevant: str | PathLike[str] | None,
 ) -> Collection:
-    """Combine documents with the files of queries and judgements.
+    """Combine documents with queries and relevance judgements from files.
 
     Raises:
-        DataError: a file is not given or missing, or the files do not belong together.
+        DataError: a file is missing, or the files have no queries or documents in common.
     """
     queries_file = _require_file(queries, "queries", "--queries", name)
     judged = read_judgements(_require_file(relevant, "judgements", "--relevant", name))
@@ -111,8 +111,9 @@ def judged_collection(
     kept = [query for query in given if any(grade > 0 for grade in judged.get(query.name, {}).values())]
     if not kept:
         raise DataError(
-            f"no query of {name} has a relevant document: judgements are for {_first_names(judged)}, queries are "
-            f"{_first_names([query.name for query in given])}. Do both files belong together?"
+            f"queries of {name} must include at least one with a relevant document, got queries "
+            f"{_first_names([query.name for query in given])} and judgements for {_first_names(judged)}. Pass queries "
+            "and judgements of the same collection."
         )
     if skipped := len(given) - len(kept):
         notes.append(f"{skipped:,} of {len(given):,} queries are not judged and are skipped")
@@ -121,8 +122,10 @@ def judged_collection(
     listed = {name for judgements in grades.values() for name, grade in judgements.items() if grade > 0}
     if not listed & names:
         raise DataError(
-            f"no judged document of {name} is among its documents: judged is {_first_names(sorted(listed))}, "
-            f"there is {_first_names([document.name for document in documents])}. Do both files belong together?"
+            f"judgements of {name} must include at least one of its documents, got judgements of "
+            f"{_first_names(sorted(listed))} for the documents "
+            f"{_first_names([document.name for document in documents])}. Pass documents and judgements of the same "
+            "collection."
         )
     if missing := len(listed - names):
         notes.append(f"{missing:,} judged documents are missing from the collection and count as not found")
@@ -133,9 +136,9 @@ def judged_collection(
 
 def _require_file(path: str | PathLike[str] | None, kind: str, option: str, name: str) -> Path:
     if path is None:
-        raise DataError(f"{name!r} contains no {kind}. Name their file: {option} FILE.")
+        raise DataError(f"{name!r} must contain a file of {kind}, got none. Name the file, like {option} FILE.")
     if not Path(path).is_file():
-        raise DataError(f"the file {str(path)!r} of {kind} does not exist. Check the name.")
+        raise DataError(f"{kind} must be in an existing file, got {str(path)!r}. Check the name.")
     return Path(path)
 
 
@@ -149,7 +152,7 @@ def _named(folder: Path, names: Sequence[str]) -> Path | None:
 
 
 def _smart_files(folder: Path) -> tuple[Path, Path, Path] | None:
-    """Return documents, queries and judgements of a folder of SMART files; None for another folder."""
+    """Return the files of documents, queries and judgements in a folder of SMART files; None for other folders."""
     files = [path for path in sorted(folder.iterdir()) if path.is_file() and "readme" not in path.name.lower()]
     texts = [path for path in files if is_smart(path)]
     queries = [path for path in texts if _ends(path, "qry")]
@@ -161,7 +164,7 @@ def _smart_files(folder: Path) -> tuple[Path, Path, Path] | None:
 
 
 def _ends(path: Path, ending: str) -> bool:
-    """Return whether a name has an ending, with or without .gz."""
+    """Return whether a file name has an ending, which `.gz` may follow."""
     return path.name.lower().removesuffix(".gz").endswith(ending)
 
 
@@ -182,4 +185,4 @@ def _beir(path: Path) -> list[Document]:
         record = json.loads(line)
         return Document(str(record["_id"]), str(record.get("text") or ""), str(record.get("title") or ""))
 
-    return parse_lines(path, "record of BEIR", "a JSON object with _id and text", parse)
+    return parse_lines(path, "BEIR record", "a JSON object with _id and text", parse)

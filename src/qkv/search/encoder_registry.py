@@ -1,4 +1,4 @@
-"""Text encoders of a search index, by name.
+"""Create the text encoder of a search index by name.
 
     latent      latent semantic analysis of weighted word counts
     terms       weighted word counts, one dimension per word
@@ -28,7 +28,7 @@ __all__ = ["ENCODERS", "Encoder", "LatentEncoder", "SentenceModel", "TermEncoder
 
 
 class TermEncoder(BagOfWordsEncoder):
-    """Encode texts as weighted word counts of unit length, one dimension per word.
+    """Text encoder that normalizes weighted word counts to unit length, with one dimension per word.
 
     Args:
         weighting: `"tfidf"`, `"log-entropy"`, or None for plain counts.
@@ -39,7 +39,7 @@ class TermEncoder(BagOfWordsEncoder):
     dense = False
 
     def fit_encode(self, inputs: Sequence[str], progress: Progress | None = None) -> csr_array:
-        """Learn vocabulary and weights, and return the encoded texts."""
+        """Learn the vocabulary and the weights, and return the vectors of the texts."""
         return self._unit_vectors(self._learn(inputs))
 
     def _unit_vectors(self, counts: csr_array) -> csr_array:
@@ -60,7 +60,7 @@ ENCODERS: dict[str, type[Encoder]] = {kind.name: kind for kind in (LatentEncoder
 
 
 def build_encoder(name: str, *, rank: int | None = None, stem: str | None = None) -> Encoder:
-    """Return the encoder with the given name, as on the command line.
+    """Return the encoder with the given name; the command line accepts the same names.
 
     Args:
         name: `latent` (log-entropy weights) or `latent-tfidf`; `tfidf`, `log-entropy` or `counts` for word counts
@@ -69,11 +69,13 @@ def build_encoder(name: str, *, rank: int | None = None, stem: str | None = None
         stem: see `Vocabulary`.
 
     Raises:
-        OptionError: the name is unknown, or a rank is given for an encoder without one.
+        OptionError: the name is unknown, or a rank is given for an encoder without a latent space.
     """
     weighted: dict[str, str | None] = {"tfidf": "tfidf", "log-entropy": "log-entropy", "counts": None}
     if rank is not None and not name.startswith("latent"):
-        raise OptionError(f"rank must be None for the encoder {name!r}, got {rank}. Drop --rank, or use latent.")
+        raise OptionError(
+            f"rank must be None for the encoder {name!r}, got {rank}. Omit --rank, or use the encoder latent."
+        )
     if name in ("latent", "latent-tfidf"):
         return LatentEncoder(rank, "log-entropy" if name == "latent" else "tfidf", stem)
     if name in weighted:

@@ -1,4 +1,4 @@
-"""Evaluation of rankings by `ir-measures` (nDCG, MAP, recall), and of the gain from learned maps."""
+"""Evaluate rankings with `ir-measures` (nDCG, MAP, recall), and the gain from learned projections."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from qkv.search.text_sources import Document
 __all__ = ["Gain", "MEASURES", "RankingMeasures", "gains", "learn", "measure", "rankings"]
 
 MEASURES = ("nDCG@10", "MAP", "R@100")
-"""The default measures."""
+"""Default measures of rankings."""
 
 Run = Mapping[str, Mapping[str, float]]
 
 
 @dataclass(frozen=True)
 class RankingMeasures:
-    """Values of the measures of a ranking.
+    """Values of evaluation measures, such as nDCG@10, for the rankings of several queries.
 
     Fields:
-        means: mean over all judged queries, by measure.
-        queries: values of each query, by name, in the order of the measures.
+        means: mean of each measure over all judged queries.
+        queries: values of all measures for each query, by query name.
     """
 
     means: dict[str, float]
@@ -38,12 +38,12 @@ class RankingMeasures:
 
 
 def measure(run: Run, relevant: Judgements, measures: Sequence[str] = MEASURES) -> RankingMeasures:
-    """Evaluate rankings against relevance judgements; a judged query without a ranking counts 0.
+    """Evaluate rankings against relevance judgements; a judged query without a ranking has the value 0.
 
     Args:
         run: scores of the found documents, by query and document.
         relevant: grades of documents, by query and document; a grade above 0 is relevant.
-        measures: names of `ir-measures`: nDCG@10, MAP, R@100, P@5, RR, ….
+        measures: names of measures in `ir-measures`: nDCG@10, MAP, R@100, P@5, RR, ….
 
     Raises:
         OptionError: a measure is unknown.
@@ -62,7 +62,7 @@ def measure(run: Run, relevant: Judgements, measures: Sequence[str] = MEASURES) 
             parsed[name] = ir_measures.parse_measure(name)
         except (NameError, ValueError, SyntaxError):
             raise OptionError(
-                f"measure must be a name of ir-measures, got {name!r}. Examples: nDCG@10, MAP, R@100."
+                f"measures must be names of measures in ir-measures, got {name!r}. Examples: nDCG@10, MAP, R@100."
             ) from None
     found = {query: [0.0] * len(parsed) for query in relevant}
     places = {str(each): at for at, each in enumerate(parsed.values())}
@@ -82,7 +82,7 @@ def rankings(
     top: int = 1000,
     progress: Progress | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Rank documents for each query with `Index.rank`, by query name."""
+    """Return the ranking of documents for each query, by query name; see `Index.rank`."""
     ranked = index.rank([query_text(query) for query in queries], top, mix=mix, progress=progress)
     return {query.name: found for query, found in zip(queries, ranked, strict=True)}
 
@@ -100,14 +100,17 @@ def learn(
     progress: Progress | None = None,
     **options: Any,
 ) -> tuple[Index, list[float]]:
-    """Learn W_Q and W_K from judged queries; return the index that uses them, and the losses.
+    """Learn the projections W_Q and W_K from judged queries, and return an index that uses them.
 
     Args:
-        index: an index with dense vectors; maps that it already has are ignored.
+        index: an index with dense vectors; its present projections are ignored.
         queries: judged queries.
         relevant: judgements as in `Collection`; all grades above 0 count equally.
         progress: called after each step.
         options: options of `AttentionRanker`.
+
+    Returns:
+        The index with learned projections, and the loss at each step.
 
     Raises:
         OptionError: the encoder's vectors are sparse.
@@ -118,7 +121,8 @@ def learn(
 
     if not index.keys.dense:
         raise OptionError(
-            f"the encoder must have dense vectors to learn maps, got {index.encoder.name!r}. Use latent or sentences."
+            f"encoder must produce dense vectors for learned projections, got {index.encoder.name!r}. Use latent or "
+            "sentences."
         )
     numbers = dict(zip(index.table.column("name").to_pylist(), index.owners.tolist(), strict=True))
     positives = [
@@ -126,7 +130,9 @@ def learn(
         for query in queries
     ]
     if not any(positives):
-        raise DataError("no judged document is in the index. Give judgements that belong to the indexed documents.")
+        raise DataError(
+            "relevant must include at least one document of the index, got none. Pass judgements of indexed documents."
+        )
     vectors = index.encoder.encode([query_text(query) for query in queries])
     ranker = AttentionRanker(**options).fit(
         vectors, np.asarray(index.keys.rows), positives, document_ids=index.owners, progress=progress
@@ -136,11 +142,11 @@ def learn(
 
 @dataclass(frozen=True)
 class Gain:
-    """Gain from learned maps on held-out queries, over several random halves.
+    """Gain from learned projections, measured on several random halves of the queries.
 
     Fields:
-        start, learned: means over the held-out halves without and with learned maps, by measure.
-        gains: learned − start of each half, by measure.
+        start, learned: means over the held-out halves without and with learned projections, by measure.
+        gains: differences learned − start of all halves, by measure.
     """
 
     start: dict[str, float]
@@ -164,12 +170,12 @@ def gains(
     progress: Progress | None = None,
     **options: Any,
 ) -> dict[float, Gain]:
-    """Learn from a random half of the queries and test on the other half, several times.
+    """Measure the gain from learned projections, with random halves of the queries for learning and testing.
 
     Args:
-        index: untrained.
-        collection: whose queries are divided; the seed of repeat i is i.
-        mixes: shares of the vectors in the score; each is measured with and without learned maps.
+        index: an index without learned projections.
+        collection: collection whose queries are split at random; repeat i uses the seed i.
+        mixes: shares of the vectors in the score; each is measured with and without learned projections.
         repeats: number of random halves.
         measures: names of measures, see `measure`.
         top: number of passages, see `Index.rank`.
@@ -177,11 +183,12 @@ def gains(
         options: options of `AttentionRanker`.
 
     Raises:
-        DataError: fewer than four queries.
+        DataError: the collection has fewer than four queries.
     """
     if len(collection.queries) < 4:
         raise DataError(
-            f"the collection must have at least 4 judged queries, got {len(collection.queries)}. Use 40 or more."
+            f"the collection must have at least 4 judged queries, got {len(collection.queries)}. Use 40 or more "
+            "for reliable results."
         )
     before = {
         mix: measure(rankings(index, collection.queries, mix=mix, top=top), collection.relevant, measures).queries
@@ -202,7 +209,7 @@ def gains(
 
 
 def _gain(pairs: np.ndarray, measures: Sequence[str]) -> Gain:
-    """Summarize `(repeats, 2, measures)`, the values before and after learning."""
+    """Return the gain for values `(repeats, 2, measures)` before and after learning."""
     start, learned = pairs.mean(axis=0).tolist()
     added = (pairs[:, 1] - pairs[:, 0]).T.tolist()
     return Gain(*(dict(zip(measures, part, strict=True)) for part in (start, learned, added)))

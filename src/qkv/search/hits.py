@@ -19,7 +19,7 @@ class Contributions:
         query_words: words of the query; "" is a special token of a sentence model.
         words: words of the passage.
         pairs: contributions `(query_words, words)`.
-        rest: the part of the score not due to words: minus the mean, since scores are standardized.
+        rest: the part of the score that is not due to words: the negative mean, since scores are standardized.
     """
 
     query_words: list[str]
@@ -29,7 +29,7 @@ class Contributions:
 
     @property
     def score(self) -> float:
-        """The score: the sum of all contributions and `rest`."""
+        """Score of the passage: the sum of all contributions and `rest`."""
         return float(self.pairs.sum()) + self.rest
 
     def by_word(self) -> dict[str, float]:
@@ -66,7 +66,7 @@ class Hit:
 
 
 def merge_contributions(parts: list[tuple[list[str], list[str], np.ndarray]], rest: float) -> Contributions:
-    """Merge the contributions of several comparisons of the same two texts by adding pairs of equal words.
+    """Add up the contributions of equal word pairs over several scores of one query and one passage.
 
     Example:
         >>> one = (["ring"], ["ring", "gold"], np.array([[2.0, 1.0]]))

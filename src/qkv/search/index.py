@@ -1,4 +1,4 @@
-"""The search index: passages with vectors and BM25 scores, to which a query attends."""
+"""Search index of passages, which are compared with queries by vectors and BM25."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ __all__ = ["Index"]
 
 _MAX_QUERIES = 64
 _MAX_PAIRS = 2**24
-"""Largest number of queries compared at once, and of query-passage pairs in memory."""
+"""Maximum number of queries compared at once, and maximum number of query-passage pairs in memory."""
 _MIN_DEVIATION = 1e-6
 """A standard deviation below this is rounding error: all passages score the same."""
 
 
 class Index:
-    """Passages with vectors and BM25 scores, to which queries attend.
+    """Search index of passages, to which queries attend by vectors and BM25.
 
         score(q, p) = m z(q · W k_p) + (1 − m) z(bm25(q, p))
         weights     = softmax over passages(score / T)
 
     z subtracts the mean over all passages and divides by their standard deviation, so that with m = ½ both scores
-    count equally. W = W_Qᵀ W_K is learned, or 1.
+    count equally. W = W_Qᵀ W_K is learned, or the identity matrix.
 
     Create an index with `Index.from_texts` or `Index.open`.
 
@@ -51,7 +51,7 @@ class Index:
         keys: vectors of the passages.
         words: BM25 scores of the passages.
         mix: m, the share of the vectors in the score.
-        metric: W `(width, width)`; None for 1.
+        metric: W `(width, width)`; None for the identity matrix.
 
     Example:
         >>> index = Index.from_texts([Document("a", "A shepherd found a golden ring."),
@@ -96,13 +96,13 @@ class Index:
         mix: float = 0.5,
         progress: Progress | None = None,
     ) -> Index:
-        """Index texts.
+        """Build an index of texts.
 
         Args:
-            source: documents, or a source that `read_texts` reads, a SMART file or a BEIR folder.
+            source: list of documents, SMART file, BEIR folder, or a source that `read_texts` accepts.
             encoder: name for `build_encoder`, or an encoder.
             rank: rank of the latent space; None for half the number of passages, from 30 to 300.
-            stem: `"english"` to compare words by their stems.
+            stem: `"english"` to compare words by their stems; None to compare them as written.
             column: column of texts, if the source is a table.
             words: maximum number of words per passage; 0 for whole documents.
             overlap: maximum number of words shared with the previous passage, in whole sentences.
@@ -110,7 +110,7 @@ class Index:
             progress: called after each step.
 
         Raises:
-            DataError: there is no text, or the texts have no words.
+            DataError: the source contains no text, or the texts contain no words.
             OptionError: an option is invalid.
             MissingPackageError: scikit-learn or bm25s is not installed.
         """
@@ -121,7 +121,7 @@ class Index:
         _check_mix(mix)
         documents = source if _are_documents(source) else read_documents(source, column)
         if not documents:
-            raise DataError("documents must not be empty. Give at least one document.")
+            raise DataError("source must contain at least one document, got none.")
         built = build_encoder(encoder, rank=rank, stem=stem) if isinstance(encoder, str) else encoder
         splitter = Vocabulary(stem)
         passages = passages_of(documents, words, overlap)
@@ -133,7 +133,7 @@ class Index:
                 progress("words", at, len(texts))
         if not any(split):
             raise DataError(
-                "the texts must contain words other than stop words such as “the” and “of”. Give other texts."
+                "texts must contain at least one word that is not a stop word such as 'the' or 'of', got none."
             )
         table = pa.table(
             {
@@ -154,7 +154,7 @@ class Index:
         """Open a saved index; its vectors are memory-mapped.
 
         Raises:
-            DataError: the folder holds no index.
+            DataError: the folder contains no index.
             DamagedStoreError: a file is missing or truncated.
         """
         from qkv.search.index_files import read_index
@@ -165,7 +165,7 @@ class Index:
         """Write the index to a folder atomically; an existing index is replaced.
 
         Raises:
-            DataError: the folder holds something else, or cannot be written.
+            DataError: the folder contains other files, or cannot be written.
         """
         from qkv.search.index_files import save_index
 
@@ -191,20 +191,22 @@ class Index:
         temperature: float = 1.0,
         contributions: bool = True,
     ) -> list[Hit]:
-        """Return the passages with the largest weights, in descending order; none if no word of the query is known.
+        """Return the passages with the largest weights, in descending order.
+
+        The list is empty if no word of the query is known.
 
         Args:
             query: text of the query.
             top: maximum number of passages.
-            mix: m; None for that of the index.
-            temperature: T, in standard deviations; a small T makes the weights sharp.
+            mix: m; None for the value of the index.
+            temperature: T, in standard deviations of the score; a small T concentrates the weights.
             contributions: whether to compute the contributions of words.
 
         Raises:
             OptionError: the query is empty, or a number is out of range.
         """
         if not query.strip():
-            raise OptionError("query must not be empty. Give at least one word.")
+            raise OptionError("query must contain at least one word, got an empty string.")
         mix = self.mix if mix is None else _check_mix(mix)
         bound = _BoundQueries(self, [query], mix)
         rows, weights = (part[0].tolist() for part in self._top_passages(bound, top, temperature))
@@ -226,12 +228,14 @@ class Index:
         mix: float | None = None,
         progress: Progress | None = None,
     ) -> Iterator[dict[str, float]]:
-        """Yield for each query the weights of documents by name, each that of its best passage.
+        """Yield the weights of documents, by name, for each query.
+
+        The weight of a document is the weight of its best passage.
 
         Args:
             queries: texts of the queries.
             top: maximum number of passages per query.
-            mix: m; None for that of the index.
+            mix: m; None for the value of the index.
             progress: called after each batch of queries.
         """
         firsts = np.searchsorted(self.owners, np.arange(self.documents))
@@ -249,7 +253,7 @@ class Index:
             report(progress, "ranking", min(begin + together, len(queries)), len(queries))
 
     def with_metric(self, metric: np.ndarray | None) -> Index:
-        """Return an index of the same passages with the metric W `(width, width)`, or None for 1."""
+        """Return an index of the same passages with another metric W; None for the identity matrix."""
         return Index(self.table, self.encoder, self.keys, self.words, self.splitter, mix=self.mix, metric=metric)
 
     def with_encoder(self, encoder: Encoder, progress: Progress | None = None) -> Index:
@@ -265,7 +269,7 @@ class Index:
     # -- implementation -----------------------------------------------------------------------------------------
 
     def _top_passages(self, bound: _BoundQueries, top: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return rows and weights of the top passages of each query."""
+        """Return the rows and the weights of the top passages for each query."""
         import qkv
         from qkv.readouts import TopWeights
         from qkv.scores import Biased, Dot
@@ -285,7 +289,7 @@ class Index:
     def _contributions(
         self, query: str, own: WordContributions | None, row: int, text: str, bound: _BoundQueries
     ) -> Contributions:
-        """Return the contributions of query words to the score of a passage; `own` are those of the query."""
+        """Return the contributions of word pairs to the score of a passage; `own` holds the words of the query."""
         parts = []
         if own is not None:
             (left, first), (right, second) = own, self.encoder.word_contributions(text)
@@ -303,8 +307,10 @@ class Index:
 class _BoundQueries:
     """Queries bound to an index, such that `score = query · key + bias − centre`.
 
-    vector_scale, bm25_scale: factors of inner products and BM25 scores per query; 0 if all passages score the
-    same. found: whether any word of the query is known.
+    Attributes:
+        vector_scale, bm25_scale: factors of inner products and BM25 scores for each query; 0 if all passages have the
+            same score.
+        found: whether any word of each query is known.
     """
 
     def __init__(self, index: Index, queries: Sequence[str], mix: float) -> None:
@@ -333,7 +339,7 @@ class _BoundQueries:
         self.found: np.ndarray = np.asarray(known)
 
     def score(self, row: int) -> float:
-        """Return the score of the first query with a passage."""
+        """Return the score of a passage for the first query."""
         return float(self.query[0] @ self.key[row] + self.bias[0, row]) - float(self.centre[0])
 
 

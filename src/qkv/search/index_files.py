@@ -1,4 +1,4 @@
-"""Files of a search index: a folder of arrays, and index.json, which names the current folder.
+"""Read and write a search index, which is a folder of arrays and the file index.json that names this folder.
 
     index.json                format version, current folder, and the size of each file
     g-…/passages.arrow        texts          keys.npy, moments.npz | keys.npz   vectors
@@ -32,7 +32,7 @@ _LOCK = "writer.lock"
 
 
 def is_index(path: Path) -> bool:
-    """Return whether a folder holds an index."""
+    """Return whether a folder contains a search index."""
     return _read_settings(path) is not None
 
 
@@ -40,15 +40,17 @@ def check_index_path(path: Path) -> None:
     """Check that an index can be written to a path, before the index is built.
 
     Raises:
-        DataError: the path holds something else, or is not writable.
+        DataError: the path exists and is not an index, or is not writable.
     """
     if not is_index(path) and path.exists() and (not path.is_dir() or any(map(_is_foreign, path.iterdir()))):
-        raise DataError(f"{str(path)!r} exists and is not an index. Choose another folder.")
+        raise DataError(
+            f"path must be an index, an empty folder or a new folder, got {str(path)!r}. Choose another folder."
+        )
     check_creatable(path, "the index")
 
 
 def save_index(index: Index, path: Path) -> None:
-    """Write an index; see `Index.save`."""
+    """Write an index to a folder; see `Index.save`."""
     check_index_path(path)
     from filelock import FileLock, Timeout
 
@@ -57,7 +59,9 @@ def save_index(index: Index, path: Path) -> None:
         with FileLock(path / _LOCK, timeout=0):
             _replace(index, path)
     except Timeout:
-        raise StoreBusyError(f"another process writes the index {str(path)!r}. Wait until it is done.") from None
+        raise StoreBusyError(
+            f"another process is writing the index {str(path)!r}. Try again when it has finished."
+        ) from None
     except OSError as error:
         raise DataError(
             f"the index {str(path)!r} cannot be written: {error.strerror}. Choose another folder."
@@ -94,7 +98,7 @@ def _replace(index: Index, path: Path) -> None:
 
 
 def read_index(path: Path) -> dict[str, Any]:
-    """Read an index and return the arguments of `Index`; see `Index.open`."""
+    """Read an index from a folder, and return the arguments of `Index`."""
     import pyarrow as pa
     from scipy.sparse import csc_array, load_npz
 
@@ -104,16 +108,21 @@ def read_index(path: Path) -> dict[str, Any]:
 
     settings = _read_settings(path)
     if settings is None:
-        raise DataError(f"{str(path)!r} is not an index. Create one: qkv search TEXTS --save {path}.")
+        raise DataError(
+            f"path must be a search index, got {str(path)!r}. Create an index with: qkv search TEXTS --save {path}."
+        )
     if settings["format"] != _FORMAT or settings["encoder"] not in ENCODERS:
-        raise DataError(f"the index {str(path)!r} was written by another version of qkv. Build it again.")
+        raise DataError(
+            f"the index {str(path)!r} must have format {_FORMAT} and a known encoder, got format "
+            f"{settings['format']!r} and encoder {settings['encoder']!r}. Build the index again."
+        )
     folder = path / settings["folder"]
     for name, size in settings["files"].items():
         actual = (folder / name).stat().st_size if (folder / name).is_file() else None
         if actual != size:
             problem = "missing" if actual is None else f"{actual:,} bytes long instead of {size:,}"
             raise DamagedStoreError(
-                f"the index {str(path)!r} is damaged: {folder.name}/{name} is {problem}. Build it again."
+                f"the index {str(path)!r} is damaged: {folder.name}/{name} is {problem}. Build the index again."
             )
     encoder = ENCODERS[settings["encoder"]].from_state(settings["settings"], read_arrays(folder / "encoder.npz"))
     with pa.memory_map(str(folder / "passages.arrow")) as mapped:
@@ -169,7 +178,7 @@ def _write_parts(index: Index, folder: Path) -> None:
 
 
 def _is_foreign(path: Path) -> bool:
-    """Return whether a file cannot be the remains of an interrupted save."""
+    """Return whether a file was not left by an interrupted save."""
     return path.name != _LOCK and not path.name.startswith("g-")
 
 

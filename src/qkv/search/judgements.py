@@ -1,4 +1,4 @@
-"""Relevance judgements (qrels) and rankings (runs) from files of TREC, BEIR and SMART.
+"""Read relevance judgements (qrels) and rankings (runs) in the formats of TREC, BEIR and SMART.
 
 TREC   query 0 document grade          BEIR   query document grade, with tabs, below a header
 SMART  query document [grade]          run    query Q0 document rank score name
@@ -20,11 +20,11 @@ Judgements = dict[str, dict[str, int]]
 def read_judgements(path: Path) -> Judgements:
     """Read relevance judgements in the format of TREC, BEIR or SMART.
 
-    Every pair that a SMART file lists is relevant with grade 1, regardless of its third column: in Cranfield that
-    is a scale from 1, best, to 4, and -1 for the paper from which the query was taken.
+    Every pair in a SMART file gets the grade 1. The third column is ignored: in Cranfield, it is a scale from 1 (best)
+    to 4, or -1 for the paper from which the query was taken.
 
     Raises:
-        DataError: a line has none of these formats, or the file has no judgement.
+        DataError: a line has none of these formats, or the file contains no judgement.
     """
 
     def parse(line: str) -> tuple[str, str, int]:
@@ -44,16 +44,16 @@ def read_judgements(path: Path) -> Judgements:
 
 
 def read_run(path: Path) -> dict[str, dict[str, float]]:
-    """Read a TREC run: the scores of documents by query.
+    """Read the scores of documents for each query from a TREC run.
 
     Raises:
-        DataError: a line does not have that format, or the file has no ranking.
+        DataError: a line does not have the format of a TREC run, or the file contains no line.
     """
 
     def parse(line: str) -> tuple[str, str, float]:
         query, _, document, _, score, _ = line.split()
         if not re.fullmatch(r"[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?", score):
-            raise ValueError("the score must be a number")
+            raise ValueError(f"score must be a number, got {score!r}")
         return query, document, float(score)
 
     found: dict[str, dict[str, float]] = {}

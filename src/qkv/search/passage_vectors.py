@@ -1,4 +1,4 @@
-"""Vectors of passages, with the mean and standard deviation of their inner products with queries."""
+"""Vectors of passages, and statistics of their inner products with queries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PassageVectors:
 
     Args:
         rows: vectors `(passages, width)`.
-        moments: mean and covariance of dense rows, if they are known.
+        moments: mean and covariance of dense rows; None to compute them when needed.
     """
 
     def __init__(self, rows: np.ndarray | csr_array, moments: tuple[np.ndarray, np.ndarray] | None = None) -> None:
@@ -33,14 +33,14 @@ class PassageVectors:
         return int(self.rows.shape[0])
 
     def inner_products(self, queries: np.ndarray | csr_array) -> np.ndarray:
-        """Return the inner products `(queries, passages)`."""
+        """Return the inner products of queries and passages, `(queries, passages)`."""
         product = queries @ self.rows.T
         return np.asarray(product if self.dense else product.toarray(), np.float32)
 
     def score_statistics(self, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the mean and standard deviation, over all passages, of each query's inner products.
+        """Return the mean and standard deviation of each query's inner products with all passages.
 
-        They follow from the mean and covariance of the rows, as qᵀμ and √(qᵀΣq).
+        Both are computed from the mean μ and covariance Σ of the rows, as qᵀμ and √(qᵀΣq).
         """
         mean, covariance = self.moments
         queries = queries.astype(np.float64)
@@ -60,5 +60,5 @@ class PassageVectors:
 
 
 def row_statistics(scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the mean and standard deviation of each row."""
+    """Return the mean and standard deviation of each row of scores."""
     return scores.mean(axis=1, dtype=np.float64), scores.std(axis=1, dtype=np.float64)

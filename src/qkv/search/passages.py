@@ -1,4 +1,4 @@
-"""Splitting of documents into passages at the ends of paragraphs and sentences."""
+"""Split documents into passages at the ends of paragraphs and sentences."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _WORD = re.compile(r"\S+")
 
 @dataclass(frozen=True)
 class Passage:
-    """A part of a document.
+    """Part of a document that a search ranks, given as a range of characters.
 
     Fields:
-        document: number of the document.
+        document: index of the document.
         start, end: range of characters of `Document.whole`.
     """
 
@@ -37,11 +37,11 @@ class _Piece:
     start: int
     end: int
     words: int
-    closes: bool  # the last of its paragraph
+    closes: bool  # whether this is the last piece of its paragraph
 
 
 def passages_of(documents: Sequence[Document], words: int, overlap: int = 0) -> list[Passage]:
-    """Split every document into passages, in order; a document without words is one passage. See `split`."""
+    """Split every document into passages; a document without words is one passage. See `split`."""
     return [
         Passage(number, start, end)
         for number, document in enumerate(documents)
@@ -52,8 +52,8 @@ def passages_of(documents: Sequence[Document], words: int, overlap: int = 0) -> 
 def split(text: str, words: int, overlap: int = 0) -> list[tuple[int, int]]:
     """Return the character ranges of passages of at most `words` words.
 
-    A passage ends with a paragraph if that fills at least half of it, otherwise with a sentence; longer sentences
-    are split between words. Every word is in some passage.
+    A passage ends at the end of a paragraph if it is then at least half full, otherwise at the end of a sentence.
+    Sentences of more than `words` words are split between words. Every word is in at least one passage.
 
     Args:
         text: the document.
@@ -61,7 +61,7 @@ def split(text: str, words: int, overlap: int = 0) -> list[tuple[int, int]]:
         overlap: maximum number of words repeated from the end of the previous passage, in whole sentences.
 
     Raises:
-        OptionError: a number is negative, or `overlap` is half a passage or more.
+        OptionError: `words` or `overlap` is negative, or `overlap` is at least half of `words`.
 
     Example:
         >>> text = "The den is dark. A shepherd found a ring. All is well. Nobody saw it."
@@ -70,8 +70,8 @@ def split(text: str, words: int, overlap: int = 0) -> list[tuple[int, int]]:
     """
     if words < 0 or overlap < 0 or (words and 2 * overlap >= words):
         raise OptionError(
-            f"overlap must be from 0 to less than half of words, got words={words} and overlap={overlap}. Choose a "
-            "smaller overlap."
+            f"words must be at least 0, and overlap must be at least 0 and less than half of words, got "
+            f"words={words} and overlap={overlap}."
         )
     pieces = list(_pieces(text, words or len(text)))
     if not pieces:
@@ -101,7 +101,7 @@ def split(text: str, words: int, overlap: int = 0) -> list[tuple[int, int]]:
 
 
 def _pieces(text: str, words: int) -> Iterator[_Piece]:
-    """Yield sentences without surrounding space; long ones in parts of `words` words."""
+    """Yield the sentences of a text, with long sentences split into parts of `words` words."""
     for block in _BLOCK.finditer(text):
         begin = block.start()
         ends = [match.end() for match in _END.finditer(text, block.start(), block.end())]

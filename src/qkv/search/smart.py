@@ -1,4 +1,4 @@
-"""Reader of the SMART collections (Cranfield, CISI, ADI, MED): records start with .I, with fields .T and .W.
+"""Read documents and queries in the format of SMART (Cranfield, CISI, ADI, MED).
 
 .I 12                        the record's number
 .T                           its title, on the lines below
@@ -19,7 +19,7 @@ _FIELD = re.compile(r"\.([A-Z])(?:\s+(.*))?$")
 
 
 def is_smart(path: Path) -> bool:
-    """Return whether a file begins with a record of this format."""
+    """Return whether a file begins with a SMART record."""
     import gzip
 
     try:
@@ -30,10 +30,10 @@ def is_smart(path: Path) -> bool:
 
 
 def read_smart(path: Path) -> list[Document]:
-    """Read the records of a file: numbers without leading zeros, titles and texts.
+    """Read the records of a SMART file as documents; their names are record numbers without leading zeros.
 
     Raises:
-        DataError: the file cannot be read, or has no record.
+        DataError: the file cannot be read, or contains no record.
     """
     records: list[dict[str, list[str]]] = []
     field: list[str] | None = None
@@ -49,7 +49,7 @@ def read_smart(path: Path) -> list[Document]:
         elif field is not None:
             field.append(line)
     if not records:
-        raise DataError(f"{str(path)!r} contains no record: no line begins with .I. Give another file.")
+        raise DataError(f"{str(path)!r} must contain a SMART record, which begins with .I, got none.")
 
     def read_field(record: dict[str, list[str]], name: str) -> str:
         return "\n".join(record.get(name, [])).strip()

@@ -1,4 +1,4 @@
-"""Reading of texts to search: a folder of .txt and .md files, one such file, or a table with a column of texts."""
+"""Read the texts of a search index from a folder, a text file, or a table with a column of texts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _TITLE_NAMES = ("title", "name", "headline", "subject")
 
 @dataclass(frozen=True)
 class Document:
-    """A text with a name.
+    """Text with a unique name and an optional title.
 
     Fields:
         name: unique name in rankings and judgements.
-        text: text, which is searched together with the title.
-        title: title, or "".
+        text: text of the document.
+        title: title, which is searched with the text, or "".
     """
 
     name: str
@@ -40,7 +40,7 @@ class Document:
 
     @property
     def whole(self) -> str:
-        """Title and text, as they are searched."""
+        """Title and text, separated by a newline."""
         return "\n".join(part for part in (self.title, self.text) if part)
 
 
@@ -48,13 +48,13 @@ def read_texts(source: object, column: str | None = None) -> list[Document]:
     """Read the documents in a folder, a text file or a table.
 
     Args:
-        source: a folder (its .txt and .md files, including subfolders, without hidden files), one such file, a
-            list of texts, or a table: a file or frame that `Database.open` reads, except .txt.
+        source: a folder, of which all .txt and .md files that are not hidden are read, including subfolders; a
+            single .txt or .md file; a list of texts; or a table in any form that `Database.open` reads.
         column: column of texts, if the source is a table; None for the column named text, body, content or
             similar, or the only column of text. Columns named id and title are used if present.
 
     Raises:
-        DataError: there is no text or no column of texts, or a file is not UTF-8.
+        DataError: the source contains no text or no column of texts, or a file is not UTF-8.
 
     Example:
         >>> [document.name for document in read_texts({"id": ["a", "b"], "text": ["One.", "Two."]})]
@@ -65,11 +65,11 @@ def read_texts(source: object, column: str | None = None) -> list[Document]:
         if path.is_dir():
             return _folder(path)
         if not path.exists():
-            raise DataError(f"the file or folder {str(source)!r} does not exist. Check the name.")
+            raise DataError(f"source must be an existing file or folder, got {str(source)!r}. Check the name.")
         if _is_text(path):
             text = read_file(path)
             if not text.strip():
-                raise DataError(f"{str(path)!r} is empty. Give a text.")
+                raise DataError(f"{str(path)!r} must contain text, got an empty file.")
             return [Document(path.name, text)]
     elif isinstance(source, Sequence) and source and all(isinstance(text, str) for text in source):
         return [Document(str(number), text) for number, text in enumerate(source, 1)]
@@ -86,7 +86,7 @@ def read_file(path: Path) -> str:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise DataError(f"{str(path)!r} is not UTF-8 text. Save it as UTF-8.") from None
+        raise DataError(f"{str(path)!r} must be UTF-8 text, got another encoding. Save the file as UTF-8.") from None
     except (EOFError, OSError) as error:
         why = getattr(error, "strerror", None) or error
         raise DataError(f"{str(path)!r} cannot be read: {why}.") from None
@@ -94,17 +94,18 @@ def read_file(path: Path) -> str:
 
 
 def parse_lines(path: Path, kind: str, remedy: str, parse: Callable[[str], T], header: Sequence[str] = ()) -> list[T]:
-    """Parse each line of a text file that is not blank.
+    """Parse each non-blank line of a text file, and return the list of values.
 
     Args:
         path: the file.
-        kind: what a line holds, in error messages.
-        remedy: the format of a line, in error messages.
-        parse: returns the value of a line; a TypeError, LookupError, AttributeError or ValueError refuses the line.
-        header: first cells of a first line that is skipped.
+        kind: name of what a line holds, for error messages.
+        remedy: format of a line, for error messages.
+        parse: function that returns the value of a line; it raises a TypeError, LookupError, AttributeError or
+            ValueError if the line is invalid.
+        header: names of a first column; a first line that begins with one of these names is skipped.
 
     Raises:
-        DataError: the file cannot be read or has no such line, or `parse` refuses a line.
+        DataError: the file cannot be read, all lines are blank, or a line is invalid.
     """
     found = []
     for number, line in enumerate(read_file(path).split("\n"), 1):
@@ -114,10 +115,10 @@ def parse_lines(path: Path, kind: str, remedy: str, parse: Callable[[str], T], h
             found.append(parse(line))
         except (AttributeError, LookupError, TypeError, ValueError):
             raise DataError(
-                f"line {number} of {str(path)!r} must be a {kind}, got {line[:60]!r}. Write {remedy}."
+                f"line {number} of {str(path)!r} must be a {kind}, got {line[:60]!r}. The format is {remedy}."
             ) from None
     if not found:
-        raise DataError(f"{str(path)!r} contains no {kind}. Give another file.")
+        raise DataError(f"{str(path)!r} must contain at least one {kind}, got none.")
     return found
 
 
@@ -135,8 +136,8 @@ def _folder(folder: Path) -> list[Document]:
                 found.append(Document(name.as_posix(), text))
     if not found:
         raise DataError(
-            f"the folder {str(folder)!r} contains no text: no non-empty file ends in {', '.join(_SUFFIXES)}. "
-            "Give another folder, or a table with --text."
+            f"the folder {str(folder)!r} must contain a non-empty file that ends in {', '.join(_SUFFIXES)}, got none. "
+            "Choose another folder, or pass a table with --text."
         )
     return found
 
@@ -159,7 +160,7 @@ def _table(source: object, column: str | None) -> list[Document]:
         Document(name, text, title) for name, text, title in zip(names, texts, titles or [""] * len(texts), strict=True)
     ]
     if not any(document.whole.strip() for document in documents):
-        raise DataError(f"column {column!r} of {where} contains no text. Give another column.")
+        raise DataError(f"column {column!r} of {where} must contain text, got only empty cells. Choose another column.")
     return documents
 
 
@@ -178,6 +179,6 @@ def _text_column(table: pa.Table, where: str) -> str:
         return str((named or texts)[0])
     names = ", ".join(table.column_names[:20])
     raise DataError(
-        f"{where} has no column called text, and {len(texts) or 'none'} of its columns "
-        f"{'hold' if len(texts) != 1 else 'holds'} text; it has {names}. Name the column to search: --text COLUMN."
+        f"{where} must have a column named text, or exactly one column of strings, got {len(texts)} columns of strings "
+        f"among {names}. Name the column to search, like --text COLUMN."
     )
