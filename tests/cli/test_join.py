@@ -107,13 +107,13 @@ def test_a_single_table_is_searched_for_duplicates(qkv, tmp_path):
     ("arguments", "said"),
     [
         (("join",), "LEFT"),
-        (("join", "people.csv", "guests.csv"), "no column in common"),
+        (("join", "people.csv", "guests.csv"), "must have a common column name"),
         (("join", *TABLES, "--on", "name"), "in guests.csv, got 'name'"),
         (("join", *TABLES, *ON, "--out", "x.txt"), "must end in"),
         (("join", *TABLES, *ON, "--out", "no-folder/x.csv"), "must exist, got 'no-folder'"),
-        (("join", *TABLES, *ON, "--evaluate", "people.csv"), "Name them left, right and match"),
+        (("join", *TABLES, *ON, "--evaluate", "people.csv"), "must have the columns left and right"),
         (("join", *TABLES, *ON, "--threshold", "2"), "threshold must be above 0"),
-        (("join", *TABLES, *ON, "--one-to-one", "--many"), "must not both be set"),
+        (("join", *TABLES, *ON, "--one-to-one", "--many"), "must not both be True"),
         (("join", *TABLES, "--model", "no.json"), "cannot be read"),
         (("join", *TABLES, *ON, "--model", "no.json"), "Omit --on"),
         (("join", *TABLES, "--model", "people.csv"), "not JSON"),
@@ -121,7 +121,7 @@ def test_a_single_table_is_searched_for_duplicates(qkv, tmp_path):
         (("fit", "join", *TABLES, *ON, "--out", "no-folder/m.json"), "must exist, got 'no-folder'"),
         (
             ("fit", "join", *TABLES, *ON, "--out", "m.json", "--pairs", "gpa.csv"),
-            "Name them left, right and match",
+            "must have the columns left and right",
         ),
     ],
 )

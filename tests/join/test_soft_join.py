@@ -360,7 +360,7 @@ def test_a_damaged_model_is_refused(tmp_path):
     SoftJoin(ON).fit(PEOPLE, GUESTS, SAME).save(path)
     good = json.loads(path.read_text())
     for change, said in (
-        ({"format": "other"}, "not a model of a join"),
+        ({"format": "other"}, "must be a join model, got other JSON"),
         ({"version": 99}, "version 99"),
         ({"log_odds": [[1.0]]}, "damaged"),
         ({"learned": [1.0, 2.0]}, "damaged"),
@@ -418,14 +418,17 @@ def test_labels_are_read_by_number_and_by_id():
     [
         (lambda: SoftJoin("name").join(PEOPLE, GUESTS), "in guests.csv, got 'name'"),
         (lambda: SoftJoin("nmae=guest").join(PEOPLE, GUESTS), "Did you mean 'name'"),
-        (lambda: SoftJoin().join(PEOPLE, GUESTS), "no column in common"),
+        (lambda: SoftJoin().join(PEOPLE, GUESTS), "must have a common column name"),
         (lambda: SoftJoin(ON).join(PEOPLE, "nothing.csv"), "must be an existing file"),
         (lambda: SoftJoin("a").join({"a": []}, {"a": ["x"]}), "must have at least one row"),
         (lambda: SoftJoin("a").join({"a": [[1.0, 2.0]]}, {"a": [[1.0, 2.0]]}), "got vectors"),
         (lambda: SoftJoin(ON, id="name").join(PEOPLE, GUESTS), "in guests.csv, got 'name'"),
         (lambda: SoftJoin("a", id="i").join({"a": ["x", "y"], "i": [1, 1]}), "more than once"),
-        (lambda: SoftJoin("a", id="i").join({"a": ["x", "y"], "i": [1, None]}), "no missing cell, got one in row 1"),
-        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"a": 1}]), "Name them left, right and match"),
+        (
+            lambda: SoftJoin("a", id="i").join({"a": ["x", "y"], "i": [1, None]}),
+            "no missing cells, got a missing cell in row 1",
+        ),
+        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"a": 1}]), "must have the columns left and right"),
         (
             lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 99, "right": 0, "match": 1}]),
             "must be from 0 to 23, got 99",
@@ -435,11 +438,11 @@ def test_labels_are_read_by_number_and_by_id():
             lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, [{"left": 0, "right": 0, "match": 1}]),
             "got 1 matches among 1",
         ),
-        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, valid=SAME), "Give training pairs too"),
+        (lambda: SoftJoin(ON).fit(PEOPLE, GUESTS, valid=SAME), "Pass training pairs"),
         (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, threshold=0.0), "threshold must be above 0"),
-        (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, one_to_one=True, many=True), "must not both be set"),
-        (lambda: SoftJoin("name,name"), "must name each column once"),
-        (lambda: SoftJoin(""), "must name each column once"),
+        (lambda: SoftJoin(ON).join(PEOPLE, GUESTS, one_to_one=True, many=True), "must not both be True"),
+        (lambda: SoftJoin("name,name"), "and each column once"),
+        (lambda: SoftJoin(""), "and each column once"),
     ],
 )
 def test_unusable_arguments_are_refused(call, said):

@@ -1,9 +1,10 @@
-"""Agreement of each column of a pair, as one number in [0, 1] and as a level.
+"""Agreement of the two cells of a pair in each column, as a number in [0, 1] and as a level.
 
     text     max(spelling, 0.95 · contained)       number   max(equal, 0.95 · ratio)
     code     spelling                              date     max(equal, 0.95 · spelling)
 
-The factor reserves 1 for equal cells. Levels divide the range of the agreement; level 0 is a missing cell.
+The factor 0.95 reserves 1 for equal cells. Levels are intervals of the agreement; level 0 means that a cell is
+missing.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LOG_ODDS_SCALE = 5.0
 
 
 def agreement(measures: ComparisonVectors, found: np.ndarray) -> np.ndarray:
-    """Return the agreement of each column, `(*pairs, columns)`; NaN where a cell is missing."""
+    """Return the agreement of each pair in each column, `(*pairs, columns)`; NaN if a cell is missing."""
     columns, start = [], 0
     for field in measures.fields:
         names = [measure for column, measure in measures.names if column == field.name]
@@ -39,7 +40,7 @@ def agreement(measures: ComparisonVectors, found: np.ndarray) -> np.ndarray:
 
 
 def agreement_levels(agreed: np.ndarray) -> np.ndarray:
-    """Return the levels of agreements, from 1 (int8); 0 where a cell is missing.
+    """Return the level of each agreement, from 1, as int8; 0 if a cell is missing.
 
     Example:
         >>> agreement_levels(np.array([[np.nan, 0.1, 0.85, 1.0]])).tolist()
@@ -50,18 +51,18 @@ def agreement_levels(agreed: np.ndarray) -> np.ndarray:
 
 
 def mean_agreement(agreed: np.ndarray) -> np.ndarray:
-    """Return the mean agreement, shrunk toward 0 for missing cells, by which candidates are ranked."""
+    """Return the mean agreement over columns, shrunk toward 0 for missing cells, to rank candidates."""
     present = ~np.isnan(agreed)
     total = np.where(present, agreed, 0.0).sum(axis=-1)
     return np.asarray(total / (present.sum(axis=-1) + 1.0))
 
 
 def level_log_odds(measures: ComparisonVectors, found: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
-    """Return the log odds of each column's level, `(pairs, columns)`, from a table `(columns, levels)`."""
+    """Look up the log odds of each agreement level, `(pairs, columns)`, in an array `(columns, levels)`."""
     level = agreement_levels(agreement(measures, found))
     return np.stack([log_odds[column][level[:, column]] for column in range(level.shape[1])], axis=1)
 
 
 def append_log_odds(found: np.ndarray, log_odds: np.ndarray) -> np.ndarray:
-    """Return comparison vectors with the scaled log odds of each column appended."""
+    """Append the scaled log odds of each column to comparison vectors."""
     return np.concatenate([found, log_odds / _LOG_ODDS_SCALE], axis=1, dtype=np.float64)

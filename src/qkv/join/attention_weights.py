@@ -2,8 +2,8 @@
 
     weight(r, k) = e^(l_rk) / (1 + Σ_j e^(l_rj))        probability(r, k) = e^(l_rk) / (1 + e^(l_rk))
 
-The logit of "no match" is 0, since l are log odds of a match. Right rows compete for the weight of a left row; the
-probability concerns a pair alone.
+The logit of "no match" is 0, because the logits l are log odds of a match. Right rows compete for the weight of a
+left row; the probability of a pair does not depend on other pairs.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class CandidateMatches:
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Probability of each pair alone."""
+        """Probability that each pair matches, regardless of other pairs."""
         return np.asarray(expit(self.logits))
 
 
 def collect_matches(strips: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], rows: int) -> CandidateMatches:
-    """Collect candidate matches from batches of `(rows, keys, logits)` that hold whole rows."""
+    """Collect candidate matches from batches `(rows, keys, logits)`, which hold all pairs of their left rows."""
     least = np.log(_LEAST / (1 - _LEAST))
     no_match = np.ones(rows)
     kept = [(np.zeros(0, int), np.zeros(0, int), np.zeros(0), np.zeros(0))]
@@ -63,9 +63,9 @@ def collect_matches(strips: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
 
 
 def attention_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the weight of each pair among those of its row and "no match", and that of "no match".
+    """Return the weight of each pair in its left row, and the weight of "no match" in the same row.
 
-    This is `normalizers.Softmax(sink=0.0)` over rows of unequal length.
+    The result equals that of `normalizers.Softmax(sink=0.0)`, for rows of unequal length.
 
     Example:
         >>> weights, nothing = attention_weights(np.array([0, 0, 1]), np.log([2.0, 1.0, 3.0]))
@@ -85,9 +85,10 @@ def attention_weights(rows: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray,
 
 
 def solve_assignment(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray) -> np.ndarray:
-    """Return which pairs are in the one-to-one assignment with the largest total of positive gains.
+    """Return a boolean array of the pairs in the one-to-one assignment with the largest sum of gains.
 
-    Each connected component of the graph of pairs is solved as a separate assignment problem.
+    Pairs without a positive gain are never assigned. Each connected component of the graph of pairs is a separate
+    assignment problem.
 
     Example:
         >>> solve_assignment(np.array([0, 0, 1]), np.array([0, 1, 0]), np.array([3.0, 2.0, 2.5])).tolist()

@@ -1,8 +1,8 @@
-"""Blocking: the candidate pairs of two tables, in batches of bounded memory.
+"""Blocking: select the candidate pairs of two tables, in batches of bounded memory.
 
-Up to 25 million pairs, all pairs are candidates. Beyond, each left row has the 50 right rows with the largest
-cosine of tf-idf over letter trigrams, without trigrams that occur in more than 2 % of the rows. Matches among
-other pairs are missed.
+All pairs are candidates if there are at most 25 million. Otherwise, the candidates of a left row are the 50 right rows
+with the largest cosine of tf-idf vectors of letter trigrams; trigrams that occur in more than 2 % of the rows are
+ignored. Matches among other pairs are not found.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CandidatePairs:
     Args:
         measures: comparison vectors of both tables.
         itself: whether left and right are the same table, so that no row is paired with itself.
-        count: number of right rows per left row; None for all pairs if they are at most 25 million.
+        count: number of right rows per left row; None for all pairs if there are at most 25 million, else 50.
     """
 
     def __init__(self, measures: ComparisonVectors, itself: bool = False, count: int | None = None) -> None:
@@ -48,7 +48,7 @@ class CandidatePairs:
 
     @property
     def note(self) -> str:
-        """A sentence about the compared pairs."""
+        """Description of the compared pairs, as a sentence."""
         if self.count is None:
             return f"all {self.rows:,} × {self.keys:,} pairs compared"
         return (
@@ -59,7 +59,7 @@ class CandidatePairs:
     def batches(
         self, progress: Progress | None = None, of: np.ndarray | None = None
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield `(rows, keys, measures)` of batches of pairs; all pairs of a left row are in one batch.
+        """Yield batches of pairs as `(rows, keys, measures)`; all pairs of a left row are in the same batch.
 
         Args:
             progress: called with the step, the count done and the total.
@@ -122,11 +122,11 @@ class CandidatePairs:
         return self.measures.compute(PairList(rows[allowed], keys[allowed]))
 
     def _allowed(self, rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Return which pairs may be compared: of one table with itself, those of different rows."""
+        """Return which pairs may be compared; within one table, rows are not compared with themselves."""
         return np.asarray((rows != keys) | (not self.itself))
 
     def _near(self, count: int, progress: Progress | None) -> tuple[np.ndarray, np.ndarray]:
-        """Return the right rows with the most similar records for each left row, by sparse products."""
+        """Return the pairs of each left row with its most similar right rows, computed by sparse products."""
         left, right = (_records(self.measures.fields, side) for side in ("left", "right"))
         weighed = tfidf_rows(left, right, letters=True)
         often = np.asarray((weighed.right != 0).sum(axis=0)).reshape(-1)
@@ -158,7 +158,7 @@ def top_per_row(rows: np.ndarray, score: np.ndarray, count: int) -> np.ndarray:
 
 
 def _records(fields: list[ComparedColumn], side: str) -> np.ndarray:
-    """Join the cells of each row to one text."""
+    """Join the cells of each row into one string."""
     columns: list[list[str]] = []
     for field in fields:
         cells, missing = getattr(field, side), getattr(field, f"{side}_missing")

@@ -1,12 +1,13 @@
 """Columns of two tables, normalized for comparison as texts, codes, numbers or dates.
 
-    text      words: case folded, entities decoded, accents dropped, apostrophes closed ("Tom 's" is "toms")
-    code      telephone and account numbers, postcodes: texts that are mostly digits, compared by them; and
-              whole numbers that have four or more digits and nearly all equally many
+    text      words, with case folded, HTML entities decoded, and accents and apostrophes removed ("Tom 's" is "toms")
+    code      texts that consist mostly of digits, such as telephone numbers and postcodes; also integers of four or
+              more digits, if nearly all have the same number of digits
     number    numbers, and texts such as "8.70 %" that are a number with a unit
     date      dates and times, in days
 
-The kind is the more general one of both tables. A cell without letters and digits ("-", "") is missing.
+If the kinds of both tables differ, the more general kind is used. A cell without letters and digits ("-", "") is
+missing.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _MIN_DIGITS = 4
 
 @dataclass(frozen=True, eq=False)
 class ComparedColumn:
-    """A compared column of both tables.
+    """Compared column of both tables, with normalized cells.
 
     Fields:
         name, kind: name and kind of the column.
@@ -81,13 +82,13 @@ def read_columns(
     """Read columns of two pyarrow tables for comparison.
 
     Args:
-        left: left table, which has these columns.
-        right: right table, which has them too.
-        names: names of the columns.
-        kinds: kind of each column, if known from a model; otherwise it is inferred.
+        left: left table.
+        right: right table, with the same column names.
+        names: names of the columns to read.
+        kinds: kind of each column in a fitted model; None to infer the kinds.
 
     Raises:
-        DataError: a column holds vectors, or another kind of data than the model was fitted to.
+        DataError: a column holds vectors, or a different kind of data than the model was fitted to.
     """
     return [
         _field(Column.from_table(left, name), Column.from_table(right, name), (kinds or {}).get(name)) for name in names
@@ -97,7 +98,9 @@ def read_columns(
 def _field(left: Column, right: Column, kind: Kind | None) -> ComparedColumn:
     for column in (left, right):
         if column.kind == "vector":
-            raise DataError(f"column {column.name!r} must hold texts, numbers or dates, got vectors. Leave it out.")
+            raise DataError(
+                f"column {column.name!r} must hold texts, numbers or dates, got vectors. Exclude the column."
+            )
     wanted = kind or _kind(left, right)
     (left_cells, left_missing), (right_cells, right_missing) = (_convert(column, wanted) for column in (left, right))
     return ComparedColumn(left.name, wanted, left_cells, right_cells, left_missing, right_missing)
@@ -142,7 +145,7 @@ def _number(text: str) -> float | None:
 
 
 def _as_texts(column: Column) -> np.ndarray:
-    """Return the cells as texts."""
+    """Return the cells as strings."""
     if column.original is not None:
         return np.array(["" if text is None else str(text) for text in column.original], dtype=object)
     timestamps = column.kind == "timestamp"
@@ -154,9 +157,7 @@ def _convert(column: Column, kind: Kind) -> tuple[np.ndarray, np.ndarray]:
     """Return the cells converted to a kind, and which are missing."""
     if kind == "date":
         if column.kind != "timestamp":
-            raise DataError(
-                f"column {column.name!r} must hold dates as in the model, got {column.kind}. Convert the column."
-            )
+            raise DataError(f"column {column.name!r} must hold dates, as when the model was fitted, got {column.kind}.")
         return (column.cells + column.origin) / column.units_per_day, column.missing
     if kind == "number" and column.kind in ("number", "boolean"):
         return column.cells, column.missing

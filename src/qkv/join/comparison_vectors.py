@@ -1,4 +1,4 @@
-"""Comparison vectors of pairs of rows: several similarities in [0, 1] per column, and some of the whole record.
+"""Comparison vectors of pairs of rows, which hold several similarities in [0, 1] for each column and the record.
 
     text     spelling      mean of Jaro–Winkler and optimal string alignment (scores.Spelling)
              words         cosine of tf-idf over words
@@ -17,7 +17,7 @@
     record   letters, words, contained, over all texts of a row
     any      missing       1 if either cell is missing; the column's other similarities are then 0
 
-Equal cells have 1 in all but `missing`. Inverse document frequencies are computed over both tables.
+Equal cells have the value 1 in all similarities. Inverse document frequencies are computed over both tables.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ENDING = 4
 
 @dataclass(frozen=True, eq=False)
 class TfidfRows:
-    """Tf-idf of the texts of both tables as sparse rows.
+    """Tf-idf vectors of the texts of both tables, as rows of sparse matrices.
 
     Fields:
         left, right: tf-idf rows of unit length.
@@ -64,7 +64,7 @@ class TfidfRows:
 
 
 def tfidf_rows(left: np.ndarray, right: np.ndarray, letters: bool) -> TfidfRows:
-    """Return the tf-idf of words, or of letter trigrams if `letters`, over both tables."""
+    """Return tf-idf vectors of words, or of letter trigrams if `letters` is true, for both tables."""
     texts = np.concatenate([left, right])
     vectorizer = TfidfVectorizer(
         analyzer="char_wb" if letters else "word",
@@ -83,7 +83,7 @@ def tfidf_rows(left: np.ndarray, right: np.ndarray, letters: bool) -> TfidfRows:
 
 
 class ComparisonVectors:
-    """Comparison vectors of the compared columns of two tables.
+    """Computes the comparison vectors of pairs of rows of two tables.
 
     Attributes:
         names: `(column, similarity)` of each element of a comparison vector.
@@ -104,7 +104,7 @@ class ComparisonVectors:
 
     @property
     def kinds(self) -> dict[str, Kind]:
-        """Kind of each compared column, by its left name."""
+        """Kind of each compared column, by its name in the left table."""
         return {field.name: field.kind for field in self.fields}
 
     @staticmethod
@@ -114,7 +114,7 @@ class ComparisonVectors:
         return sum(len(_MEASURES[kind]) for kind in kinds) + record
 
     def compute(self, pairs: PairSet) -> np.ndarray:
-        """Return the comparison vectors of pairs, `(*pairs, similarities)` float32."""
+        """Return the comparison vectors of pairs, `(*pairs, similarities)`, in float32."""
         parts = [part for field in self.fields for part in self._field(field, pairs)]
         if self.record is not None:
             letters, words = self.record
@@ -207,7 +207,7 @@ def _day_digits(days: np.ndarray) -> np.ndarray:
 
 
 def _digit_words(texts: np.ndarray) -> np.ndarray:
-    """Keep the words that contain a digit."""
+    """Return each text reduced to the words that contain a digit."""
     return np.array(
         [" ".join(word for word in text.split() if any(sign.isdigit() for sign in word)) for text in texts],
         object,

@@ -1,11 +1,11 @@
-"""Unsupervised log odds of agreement levels: expectation–maximisation of the Fellegi–Sunter mixture.
+"""Estimate log odds of agreement levels without labels, by expectation–maximisation of the Fellegi–Sunter mixture.
 
     logit(pair) = log(π / (1 − π)) + Σ_columns log(m[level] / u[level])
 
 m and u are the probabilities of a level among matching and among random pairs, π the share of matching pairs.
 Expectation–maximisation estimates m and π. A pair's responsibility is the smaller of its attention weights in both
-directions, with "no match" as an additional key. The candidates of a row thus compete, so that pairs are not all
-matches because a column such as the city often agrees.
+directions, with "no match" as an additional key. The candidates of a row thus compete, so a
+column that agrees in many pairs, such as the city, does not turn all of them into matches.
 
 Source: Fellegi and Sunter 1969, A theory for record linkage; Winkler 1988, Using the EM algorithm for weight
 computation in the Fellegi–Sunter model of record linkage.
@@ -31,11 +31,14 @@ _CLOSEST = 20
 _DRAWN = 2**16
 _STEPS = 100
 _MOST_ROWS = 20_000
-"""Number of left rows, drawn at random, on which larger tables are estimated."""
+"""Maximum number of left rows for the estimate; of larger tables, a random sample is used."""
 
 
 def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = None) -> tuple[np.ndarray, float]:
-    """Return the log odds of each level, `(columns, levels)` with 0 for missing cells, and the prior log odds."""
+    """Return the log odds of each level, `(columns, levels)`, and the prior log odds of a match.
+
+    Level 0, which means that a cell is missing, has log odds 0.
+    """
     measures = candidates.measures
     count = min(candidates.rows, _MOST_ROWS)
     sample = None
@@ -70,7 +73,7 @@ def estimate_log_odds(candidates: CandidatePairs, progress: Progress | None = No
 
 
 def _chance(drawn: np.ndarray, counted: np.ndarray) -> np.ndarray:
-    """Return u, the probabilities of the levels among random pairs, with half a pair added to each."""
+    """Return u, the probabilities of the levels among random pairs, with half a pair added to each count."""
     shares = _shares(drawn, counted) + 0.5
     return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 

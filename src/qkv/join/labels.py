@@ -1,8 +1,8 @@
-"""Labelled pairs: a left row, a right row, and whether they match.
+"""Read labelled pairs, which state for a left row and a right row whether they match.
 
-A table with the columns `left`, `right` and `match` (or `ltable_id`, `rtable_id`, `label`, as Magellan and
-DeepMatcher write them). Without the third column the table lists all matches. A row is identified by its number,
-from 0, or by its cell in the id column, if there is one.
+Labelled pairs are a table with the columns `left`, `right` and `match`, or `ltable_id`, `rtable_id` and `label` as in
+the files of Magellan and DeepMatcher. Without the third column, the table lists all matches. A row is identified by
+its value in the id column, if there is an id column, otherwise by its number from 0.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _FALSE = {"0", "false", "no", "0.0"}
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """Labelled pairs by row number.
+    """Labelled pairs as row numbers of both tables.
 
     Fields:
         rows, keys: left and right row of each pair.
         match: 1 for a match, 0 otherwise.
-        complete: whether the pairs are all matches.
+        complete: whether the pairs are a complete list of matches, without non-matches.
     """
 
     rows: np.ndarray
@@ -42,7 +42,7 @@ class Labels:
 
 
 def row_numbers(table: pa.Table, column: str | None, where: str) -> dict[str, int] | None:
-    """Return the row of each id, or None if rows are identified by number.
+    """Return the row number of each id, or None if there is no id column.
 
     Raises:
         DataError: an id is missing or occurs more than once.
@@ -52,7 +52,8 @@ def row_numbers(table: pa.Table, column: str | None, where: str) -> dict[str, in
     cells = table.column(column).to_pylist()
     if None in cells:
         raise DataError(
-            f"the id column {column!r} of {where} must have no missing cell, got one in row {cells.index(None)}."
+            f"the id column {column!r} of {where} must have no missing cells, got a missing cell in "
+            f"row {cells.index(None)}."
         )
     found: dict[str, int] = {}
     for row, cell in enumerate(cells):
@@ -70,8 +71,8 @@ def read_labels(
 
     Args:
         source: path, table or list of records.
-        sizes: number of rows of both tables.
-        ids: rows by id of both tables, from `row_numbers`.
+        sizes: numbers of rows of both tables.
+        ids: row numbers by id for both tables, from `row_numbers`.
 
     Raises:
         DataError: a column is missing, a row is not in its table, or a label is neither 0 nor 1.
@@ -82,8 +83,8 @@ def read_labels(
     names = next((names for names in _NAMES if set(names[:2]) <= set(lowered)), None)
     if names is None:
         raise DataError(
-            f"the pairs in {name} have the columns {', '.join(table.column_names)}. Name them left, right "
-            "and match (or ltable_id, rtable_id and label)."
+            f"labelled pairs in {name} must have the columns left and right, or ltable_id and rtable_id, got "
+            f"{', '.join(table.column_names)}."
         )
     rows, keys = (
         _rows(table.column(lowered[column]).to_pylist(), own, size, f"{column} in {name}")
@@ -101,10 +102,10 @@ def _rows(cells: list[object], ids: dict[str, int] | None, size: int, where: str
         text = str(cell).strip()
         line = f"{where}, line {place + 1}"
         if ids is not None and text not in ids:
-            raise DataError(f"{line}: the id must be one of the table, got {cell!r}.")
+            raise DataError(f"{line}: the id must occur in the id column of the table, got {cell!r}.")
         if ids is None and not (text.isdigit() and int(text) < size):
             raise DataError(
-                f"{line}: the row must be from 0 to {size - 1}, got {cell!r}. "
+                f"{line}: the row number must be from 0 to {size - 1}, got {cell!r}. "
                 "Name the id column (--id), or number rows from 0."
             )
         found[place] = int(text) if ids is None else ids[text]

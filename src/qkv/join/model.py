@@ -1,4 +1,4 @@
-"""The fitted model of a join: kinds of columns, log odds of agreement levels and learned weights, saved as JSON."""
+"""Fitted model of a join, with the kinds of columns, log odds of agreement levels and learned weights."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _VERSION = 2
 
 @dataclass(frozen=True, eq=False)
 class JoinModel:
-    """Log odds of a match, from the comparison vector of a pair.
+    """Fitted model that maps the comparison vector of a pair to the log odds of a match.
 
     Fields:
         on: `(left name, right name)` of each compared column.
-        kinds: kind of each compared column, by its left name.
+        kinds: kind of each compared column, by its name in the left table.
         log_odds: unsupervised log odds of each agreement level, `(columns, levels)`.
         learned: supervised weights of the comparison vector and of each column's log odds; None without labels.
         bias: prior log odds.
@@ -63,10 +63,10 @@ class JoinModel:
 
     @staticmethod
     def load(path: str | Path) -> JoinModel:
-        """Load a saved model.
+        """Load a model from a file that `save` wrote.
 
         Raises:
-            DataError: the file does not exist or holds no model of a join.
+            DataError: the file does not exist, or contains no join model.
         """
         name = str(path)
         try:
@@ -74,18 +74,20 @@ class JoinModel:
         except OSError as error:
             raise DataError(f"the model {name!r} cannot be read: {error.strerror}. Check the name.") from None
         except ValueError:
-            raise DataError(f"{name!r} is not JSON. Give a file that `qkv fit join` wrote.") from None
+            raise DataError(
+                f"{name!r} must be a join model, got a file that is not JSON. Pass a file that `qkv fit join` wrote."
+            ) from None
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise DataError(f"{name!r} is not a model of a join. Give a file that `qkv fit join` wrote.")
+            raise DataError(f"{name!r} must be a join model, got other JSON. Pass a file that `qkv fit join` wrote.")
         if content.get("version") != _VERSION:
             raise DataError(
-                f"the model {name!r} has version {content.get('version')!r}, and this qkv reads {_VERSION}. "
-                "Fit it again, or use the qkv that wrote it."
+                f"the model {name!r} must have version {_VERSION}, got {content.get('version')!r}. Fit the "
+                "model again, or load it with the version of qkv that saved it."
             )
         try:
             return _built(content)
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise DataError(f"the model {name!r} is damaged ({error}). Fit it again.") from None
+            raise DataError(f"the model {name!r} is damaged: {error}. Fit the model again.") from None
 
 
 def _built(content: dict[str, Any]) -> JoinModel:
@@ -99,14 +101,14 @@ def _built(content: dict[str, Any]) -> JoinModel:
         notes=tuple(map(str, content["notes"])),
     )
     if set(model.kinds) != {left for left, _ in model.on} or not set(model.kinds.values()) <= set(KINDS):
-        raise ValueError("columns and kinds do not match")
+        raise ValueError("kinds must name the compared columns")
     shape = (len(model.on), len(LEVELS) + 2)
     if model.log_odds.shape != shape:
-        raise ValueError(f"log_odds has shape {model.log_odds.shape} instead of {shape}")
+        raise ValueError(f"log_odds must have shape {shape}, got {model.log_odds.shape}")
     learned = np.zeros(0) if model.learned is None else model.learned
     count = ComparisonVectors.count([model.kinds[left] for left, _ in model.on]) + len(model.on)
     if model.learned is not None and learned.shape != (count,):
-        raise ValueError(f"it holds {learned.shape} weights instead of {count}")
+        raise ValueError(f"learned must have shape ({count},), got {learned.shape}")
     if not np.isfinite([*model.log_odds.ravel(), *learned, model.bias, model.threshold]).all():
-        raise ValueError("a number in it is not finite")
+        raise ValueError("log_odds, learned, bias and threshold must be finite")
     return model

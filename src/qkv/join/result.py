@@ -1,4 +1,4 @@
-"""The result of a join: matches with weights, as a table, and their evaluation against labels."""
+"""Result of a join: matches with weights, and their evaluation against labelled pairs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Match:
     Attributes:
         left, right: row numbers.
         weight: attention weight of the right row for the left row.
-        probability: probability of a match, of this pair alone.
+        probability: probability that the pair matches, regardless of other pairs.
     """
 
     left: int
@@ -42,7 +42,7 @@ class Evaluation:
     Attributes:
         precision, recall, f1: 0 if the join is empty or there are no matches.
         pairs, matches: number of labelled pairs, and of matches among them.
-        found, right: number of labelled pairs in the join, and of matches among those.
+        found, right: number of labelled pairs that the join found, and of correct pairs among them.
     """
 
     precision: float
@@ -65,7 +65,7 @@ class JoinResult:
     """Matching pairs of two tables, in descending order of weight for each left row.
 
     Fields:
-        left, right: the pyarrow tables; the same table if it was joined to itself.
+        left, right: the pyarrow tables; the same object if a table was joined to itself.
         rows, keys, weights, probabilities: left row, right row, weight and probability of each match.
         no_match: weight of "no match" for each left row.
         threshold: smallest weight (or probability, see `SoftJoin.join`) of a match.
@@ -118,12 +118,12 @@ class JoinResult:
         return pa.table(columns)
 
     def evaluate(self, pairs: object) -> Evaluation:
-        """Evaluate the join against labelled pairs, whose format `qkv.join.labels` describes.
+        """Evaluate the join against labelled pairs, in the format that `qkv.join.labels` describes.
 
-        Only labelled pairs count, unless the labels list all matches; then every pair of the join counts.
+        Only labelled pairs count. If the labels are a complete list of matches, every pair of the join counts.
 
         Raises:
-            DataError: the labels do not fit the tables.
+            DataError: a label is invalid, or refers to a row that is not in its table.
         """
         labels = read_labels(pairs, (self.left.num_rows, self.right.num_rows), self.ids)
         found = set(zip(*self._sides(self.rows, self.keys), strict=True))
@@ -160,7 +160,7 @@ def matched(
     if not 0.0 < threshold <= 1.0:
         raise OptionError(f"threshold must be above 0 and at most 1, got {threshold:g}.")
     if one_to_one and many:
-        raise OptionError("one_to_one and many must not both be set. Choose one.")
+        raise OptionError("one_to_one and many must not both be True, got True for both.")
     rows, keys, logits, weights = edges.rows, edges.keys, edges.logits, edges.weights
     if itself:
         rows, keys, logits, weights = _once(rows, keys, logits, weights)
@@ -188,7 +188,7 @@ def _once(
 def _paired(rows: np.ndarray, keys: np.ndarray, gain: np.ndarray, itself: bool) -> np.ndarray:
     if not itself:
         return solve_assignment(rows, keys, gain)
-    # Within one table this is no bipartite assignment: pairs are taken greedily, each row once.
+    # Pairs within one table are not a bipartite graph, so they are selected greedily, with each row used once.
     taken = np.zeros(len(rows), bool)
     used: set[int] = set()
     for place in np.argsort(-gain, kind="stable"):

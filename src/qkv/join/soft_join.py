@@ -1,4 +1,4 @@
-"""The soft join: link the rows of two tables that describe the same thing."""
+"""Soft join: link the rows of two tables that describe the same entity."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DEFAULT_THRESHOLD = 0.5
 class SoftJoin:
     """Soft join of two tables: left rows are queries, right rows are keys, and "no match" is an additional key.
 
-        weight(r, k) = softmax_k(score(r, k))        score = a · measures(r, k) + b,    "no match" has 0
+        weight(r, k) = softmax_k(score(r, k))        score = a · measures(r, k) + b,    score("no match") = 0
 
     The measures compare rows column by column (`qkv.join.comparison_vectors`). Their weights a are learned from
     labelled pairs (`qkv.join.supervised`), or estimated without labels (`qkv.join.expectation_maximisation`).
@@ -46,7 +46,7 @@ class SoftJoin:
     Args:
         on: columns to compare; `"city=town"` or `("city", "town")` if a column has another name in the right table.
             None for all common columns except `id`.
-        id: column that identifies rows in labelled pairs; None if these number rows from 0.
+        id: column that identifies rows in labelled pairs; None if labelled pairs hold row numbers from 0.
 
     Raises:
         OptionError: `on` is empty or names a column twice.
@@ -73,11 +73,11 @@ class SoftJoin:
         candidates: int | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Fit the weights of the similarities.
+        """Fit the weights of the similarities, from labelled pairs if they are given.
 
         Args:
-            left: table: a path, frame, pyarrow table or dict of columns.
-            right: table; None for `left` itself.
+            left: left table: a path, frame, pyarrow table or dict of columns.
+            right: right table; None for `left` itself.
             pairs: labelled pairs (see `qkv.join.labels`); None for unsupervised estimation.
             valid: labelled validation pairs, also used to choose regularization and threshold.
             candidates: number of right rows compared with each left row; None for the default of
@@ -91,7 +91,7 @@ class SoftJoin:
         candidate_pairs = _candidate_pairs(tables, on, None, candidates)
         if pairs is None:
             if valid is not None:
-                raise OptionError("pairs must be given together with valid, got None. Give training pairs too.")
+                raise OptionError("pairs must be given if valid is given, got None. Pass training pairs.")
             self.model = _estimated_model(candidate_pairs, on, progress)
             return self
         sizes = tables[0].num_rows, tables[1].num_rows
@@ -103,8 +103,7 @@ class SoftJoin:
             if len(np.unique(sample.labels)) < 2:
                 raise DataError(
                     f"the {name} pairs must include matches and non-matches, got {int(sample.labels.sum())} matches "
-                    f"among {len(sample.labels)}. "
-                    "Add the missing ones."
+                    f"among {len(sample.labels)} pairs."
                 )
         found = fit_labelled(samples[0], samples[1] if len(samples) > 1 else None, progress)
         counted = " and ".join(f"{len(sample.labels):,}" for sample in samples)
@@ -132,11 +131,11 @@ class SoftJoin:
     ) -> JoinResult:
         """Join two tables, or a table with itself to find its duplicates.
 
-        A join that was not fitted estimates its scores from these tables without storing them.
+        If `fit` was not called, the scores are estimated from these tables, for this call only.
 
         Args:
-            left: table.
-            right: table; None for `left` itself.
+            left: left table.
+            right: right table; None for `left` itself.
             threshold: smallest weight of a match; None for the fitted threshold, or 0.5.
             one_to_one: whether each row has at most one match: the assignment with the largest sum of log odds
                 above the threshold; within one table, the strongest pairs first.
@@ -146,8 +145,8 @@ class SoftJoin:
             progress: called with the step, the count done and the total.
 
         Raises:
-            DataError: a table or column cannot be used.
-            OptionError: the threshold is outside (0, 1], or options exclude each other.
+            DataError: a table cannot be read, or a column is missing or of a kind that cannot be compared.
+            OptionError: the threshold is outside (0, 1], or both `one_to_one` and `many` are true.
         """
         tables, on, ids = self._read(left, right)
         candidate_pairs = _candidate_pairs(tables, on, self.model, candidates)
@@ -170,15 +169,15 @@ class SoftJoin:
             DataError: the file cannot be written.
         """
         if self.model is None:
-            raise OptionError("the join must be fitted before it is saved. Call fit first.")
+            raise OptionError("the join must be fitted before saving, got an unfitted join. Call fit first.")
         self.model.save(Path(path))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, id: str | None = None) -> Self:
-        """Load a saved model.
+        """Load a fitted join from a file that `save` wrote.
 
         Raises:
-            DataError: the file does not exist or holds no model of a join.
+            DataError: the file does not exist, or contains no join model.
         """
         model = JoinModel.load(Path(path))
         join = cls(model.on, id=id)
@@ -188,21 +187,21 @@ class SoftJoin:
     # -- implementation -----------------------------------------------------------------------------------------
 
     def _read(self, left: object, right: object) -> tuple[tuple[pa.Table, pa.Table], ColumnPairs, RowsById]:
-        """Return both tables, the names of the compared columns, and the rows by id."""
+        """Return both tables, the names of the compared columns, and the row numbers by id."""
         first = read(left)
         second = first if right is None or right is left else read(right)
         places = describe(left), describe(left if right is None else right)
         for table, place in zip((first, second), places, strict=True):
             if not table.num_rows:
-                raise DataError(f"{place} must have at least one row for a join, got none. Give a table with rows.")
+                raise DataError(f"{place} must have at least one row for a join, got an empty table.")
         on = self.on
         if on is None:
             common = [name for name in first.column_names if name in second.column_names]
             on = tuple((name, name) for name in common if name.lower() != "id" and name != self.id)
             if not on:
                 raise DataError(
-                    f"{places[0]} and {places[1]} have no column in common: {', '.join(first.column_names)}; "
-                    f"{', '.join(second.column_names)}. Name the pairs of columns, as in --on city=town."
+                    f"{places[0]} and {places[1]} must have a common column name, got {', '.join(first.column_names)} "
+                    f"and {', '.join(second.column_names)}. Name the pairs of columns, like --on city=town."
                 )
         identified = [] if self.id is None else [self.id]
         require_columns(first, [name for name, _ in on] + identified, places[0])
@@ -230,7 +229,9 @@ def _names(on: Sequence[str | tuple[str, str]] | str) -> tuple[tuple[str, str], 
         pairs.append((left.strip(), right.strip() or left.strip()))
     lefts = [left for left, _ in pairs]
     if not pairs or not all(lefts) or len(set(lefts)) < len(lefts):
-        raise OptionError(f"on must name each column once, got {on!r}. Example: name,city=town.")
+        raise OptionError(
+            f"on must name at least one column, and each column once, got {on!r}. Example: name,city=town."
+        )
     return tuple(pairs)
 
 

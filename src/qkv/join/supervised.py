@@ -1,10 +1,10 @@
-"""Supervised weights of the comparison vectors: logistic regression on labelled pairs.
+"""Learn the weights of comparison vectors by logistic regression on labelled pairs.
 
     logit(pair) = a · measures + b,    a ≥ 0
 
 minimizes the cross-entropy of the labels plus λ/2 ‖a‖². Weights are non-negative, so that no similarity counts
-against a match. λ and the threshold are chosen on held-out pairs: two repeats of five-fold cross-validation, and the
-validation pairs. The loss is that of the attention weight of a pair among its competitors.
+against a match. λ and the threshold are chosen on held-out pairs, by two repeats of five-fold cross-validation and on
+the validation pairs. The loss of a held-out pair is computed from its attention weight among the pairs of its left row.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _REPEATS = 2
 
 @dataclass(frozen=True, eq=False)
 class LabelledSample:
-    """Labelled pairs and their competitors.
+    """Labelled pairs, and unlabelled pairs of the same left rows, which compete with them.
 
     Fields:
         rows, measures, labels: left row, comparison vector and label of each pair.
-        other_rows, other_measures: unlabelled pairs of the same left rows.
+        other_rows, other_measures: left row and comparison vector of each unlabelled pair.
     """
 
     rows: np.ndarray
@@ -50,7 +50,7 @@ class LabelledSample:
 
 @dataclass(frozen=True, eq=False)
 class FittedWeights:
-    """Result of `fit_labelled`.
+    """Weights and threshold that `fit_labelled` learned, with their errors on held-out pairs.
 
     Fields:
         weights, bias: a and b.
@@ -71,7 +71,7 @@ class FittedWeights:
 def fit_labelled(
     train: LabelledSample, valid: LabelledSample | None = None, progress: Progress | None = None
 ) -> FittedWeights:
-    """Fit on `train`, with λ and threshold chosen by cross-validation and on `valid`."""
+    """Fit the weights on `train`, and choose λ and the threshold by cross-validation and on `valid`."""
     folds = [_folds(train.labels, seed) for seed in range(_REPEATS)]
     steps, done = len(_STRENGTHS) * (_REPEATS * _FOLDS + 1), 0
     labels = np.concatenate([*[train.labels] * _REPEATS, *([] if valid is None else [valid.labels])])
@@ -103,7 +103,9 @@ def fit_labelled(
 
 
 def best_threshold(labels: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
-    """Return the threshold with the largest F1, midway between two weights and closest to 0.5, and that F1.
+    """Return the threshold with the largest F1 score, and this score.
+
+    Thresholds are midpoints between adjacent weights; a tie goes to the threshold closest to 0.5.
 
     Example:
         >>> best_threshold(np.array([0, 1, 1]), np.array([0.25, 0.75, 0.9]))
@@ -137,7 +139,7 @@ def _fit(measures: np.ndarray, labels: np.ndarray, strength: float) -> np.ndarra
 
 
 def _folds(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Return a stratified fold for each pair."""
+    """Return the fold of each pair, stratified by label."""
     draw, folds = np.random.default_rng(seed), np.zeros(len(labels), int)
     for label in (0, 1):
         own = draw.permutation(np.flatnonzero(labels == label))
