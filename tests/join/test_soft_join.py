@@ -361,7 +361,7 @@ def test_a_damaged_model_is_refused(tmp_path):
     good = json.loads(path.read_text())
     for change, said in (
         ({"format": "other"}, "must be a join model, got other JSON"),
-        ({"version": 99}, "version 99"),
+        ({"version": 99}, "must have version 2, got 99"),
         ({"log_odds": [[1.0]]}, "damaged"),
         ({"learned": [1.0, 2.0]}, "damaged"),
         ({"kinds": {"name": "colour", "city": "text"}}, "damaged"),
