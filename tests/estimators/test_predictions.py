@@ -157,7 +157,7 @@ def test_partial_fit_accepts_later_classes_only_if_declared():
     model = quick(AttentionClassifier, "none", bandwidth=0.2).partial_fit(X[:60], np.zeros(60), classes=[0, 1])
     model.partial_fit(X[60:], np.ones(60))
     assert set(model.predict(np.concatenate([X[:3], X[-3:]]))) == {0, 1}
-    with pytest.raises(DataError, match=r"classes of \[0, 1\], got 2"):
+    with pytest.raises(DataError, match=r"the classes \[0, 1\], got 2"):
         model.partial_fit(X[:1], [2])
 
 

@@ -101,7 +101,7 @@ def test_it_is_cloned_with_its_options():
         ({"temperature": 0}, {}, OptionError, "temperature must be positive"),
         ({"penalty": -1.0}, {}, OptionError, "penalty must be at least 0"),
         ({}, {"relevant": [[0]]}, ShapeError, "each of 7 queries, got 1 lists"),
-        ({}, {"relevant": [[40]] * 7}, DataError, "numbers of documents, got 40"),
+        ({}, {"relevant": [[40]] * 7}, DataError, "must hold only ids of documents, got 40"),
         ({}, {"relevant": [[]] * 7}, DataError, "at least one document"),
         ({}, {"queries": np.zeros((7, 4))}, ShapeError, "got 4"),
         ({}, {"queries": np.zeros(7)}, ShapeError, r"shape \(rows, width\)"),

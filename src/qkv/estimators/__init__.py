@@ -1,4 +1,4 @@
-"""Estimators with scikit-learn's contract: attention over the rows of a table, with a learned metric."""
+"""Estimators for scikit-learn that predict by attention over the rows of a table, with a learned metric."""
 
 from qkv.core.extras import lazy_attributes
 

@@ -1,4 +1,4 @@
-"""Choose the bandwidths by the leave-one-out error of rows that were not trained on, over a grid.
+"""Choose bandwidths from a grid by the leave-one-out error of rows that were not used for training.
 
     error(h) = mean over rows i of  error(y_i, t(x_i) + Σ_{j≠i} w_ij(h) (y_j − t(x_j)))
 
@@ -24,20 +24,20 @@ __all__ = ["LOCAL_GRID", "WIDE_GRID", "BandwidthSearch", "search_bandwidth"]
 LOCAL_GRID = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5)
 """Factors of a bandwidth that was learned from a sample of the rows."""
 WIDE_GRID = tuple(2.0 ** (1.0 - step / 2) for step in range(18))
-"""Bandwidths in units of √width, used where nothing was learned."""
+"""Bandwidths in units of √width, used if no metric was trained."""
 _MAX_PAIRS = 4e8
-"""Pairs of rows per bandwidth of the grid, which bounds the time of the search."""
+"""Maximum number of pairs of rows per bandwidth of the grid, which limits the time of the search."""
 _MIN_ROWS = 128
 
 
 @dataclass(frozen=True)
 class BandwidthSearch:
-    """Result of `search_bandwidth`.
+    """Bandwidths that `search_bandwidth` chose, and their errors on out-of-bag rows.
 
     Attributes:
         bandwidth: chosen bandwidths `(members, bandwidths)`.
         rows: indices of the out-of-bag rows that were evaluated, `(members, rows)`.
-        squared_errors: their squared errors at the chosen bandwidths, `(members, rows, outputs)`.
+        squared_errors: squared errors of these rows at the chosen bandwidths, `(members, rows, outputs)`.
         loss: mean loss of each member at the chosen bandwidths, `(members,)`.
     """
 
@@ -58,14 +58,14 @@ def search_bandwidth(
     factors: Sequence[float],
     classification: bool,
 ) -> BandwidthSearch:
-    """Return the multiple of `bandwidth` with the smallest leave-one-out error.
+    """Return the multiple of each bandwidth with the smallest leave-one-out error.
 
     Args:
         keys: keys of all rows.
         trends: trends of all rows, or None.
         values: values of all rows.
         sample_weight: weights of all rows; None means equal weights.
-        out_of_bag: rows to evaluate; only the first ones are used where rows are very many.
+        out_of_bag: rows to evaluate; in large tables, only the first of them are used.
         bandwidth: bandwidths that the factors multiply.
         factors: the grid.
         classification: whether values are class indicators, with log loss instead of squared error.

@@ -1,4 +1,4 @@
-"""Base of the attention estimators: reading a table, training the metric, storing and adding rows."""
+"""Base class of the attention estimators, which reads tables, trains the metric and stores rows."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _FORMER_NAMES = {
     "asked_": "out_of_bag_rows_",
     "errors_": "out_of_bag_errors_",
 }
-"""Attributes of models that were pickled before 2026-11-22, and their names now."""
+"""Attributes of models that were pickled before 2026-11-22, and their current names."""
 
 
 @dataclass(eq=False, repr=False)
 class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
-    """Base of `AttentionRegressor` and `AttentionClassifier`: their options, as the fields of a dataclass."""
+    """Base class of `AttentionRegressor` and `AttentionClassifier`, whose fields are their common options."""
 
     metric: str = "network"
     _: KW_ONLY
@@ -77,7 +77,7 @@ class AttentionEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             X: `(rows, columns)`: an array of numbers, or a frame of pandas, polars or pyarrow with numbers,
                 strings, categories, booleans and timestamps. Cells may be missing.
             y: value of each row.
-            sample_weight: non-negative weight of each row. Rows of weight 0 are left out.
+            sample_weight: non-negative weight of each row. Rows of weight 0 are ignored.
 
         Returns:
             The fitted estimator.

@@ -27,15 +27,15 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
     class, predicted from all other rows.
 
     Args:
-        metric: as in `AttentionRegressor`, like all further arguments.
+        metric: distance metric; see `AttentionRegressor` for all arguments.
         width: width of a key.
         hidden: hidden units per layer.
         layers: layers of the network.
         members: size of the ensemble.
         max_steps: maximum number of training steps.
         patience: steps without a smaller validation loss before training stops.
-        batch_size: rows that are predicted in one step.
-        candidates: rows that they are predicted from.
+        batch_size: rows that are predicted in one training step.
+        candidates: rows from which a batch is predicted.
         learning_rate: learning rate.
         weight_decay: weight decay.
         dropout: dropout probability of hidden units.
@@ -87,18 +87,18 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         return super().fit(X, y, sample_weight)
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
-        """Store further rows; the metric and the bandwidth stay as the first call learned them.
+        """Store further rows; the metric and the bandwidth are learned in the first call and then fixed.
 
         Args:
             X: rows, as in `fit`.
             y: class of each row.
-            classes: all classes of all calls; required in the first call if its rows lack some.
+            classes: classes of all calls; required in the first call if its rows do not include all of them.
 
         Returns:
             The fitted estimator.
 
         Raises:
-            DataError: if a class is new.
+            DataError: if the class of a row is not among the classes of the first call.
         """
         if hasattr(self, "keys_"):
             return self._add_rows(X, y)
@@ -116,7 +116,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         return np.asarray(votes / votes.sum(axis=1, keepdims=True))
 
     def predict_log_proba(self, X: ArrayLike) -> Float[np.ndarray, "queries classes"]:
-        """Return the logarithm of `predict_proba`; −inf for a class without any vote."""
+        """Return the logarithm of `predict_proba`; −inf for a class with probability 0."""
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(self.predict_proba(X)))
 
@@ -149,7 +149,7 @@ class AttentionClassifier(ClassifierMixin, AttentionEstimator):  # type: ignore[
         unknown = self.classes_[index] != y
         if unknown.any():
             raise DataError(
-                f"y must hold classes of {self.classes_.tolist()}, got {y[unknown].tolist()[0]!r}. "
-                "Name all classes in the first call: partial_fit(X, y, classes=…)."
+                f"y must hold only the classes {self.classes_.tolist()}, got {y[unknown].tolist()[0]!r}. "
+                "Name all classes in the first call, like partial_fit(X, y, classes=…)."
             )
         return np.eye(len(self.classes_), dtype=np.float32)[index]

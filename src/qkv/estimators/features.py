@@ -1,8 +1,8 @@
-"""Encode the columns of a table as features: numbers near zero with similar spread, categories as integer codes.
+"""Encode the columns of a table as features: numbers are standardised, categories become integer codes.
 
     number          z = (x − median) / spread, then z / √(1 + (z/3)²), which keeps outliers within ±3
     category        index among the most frequent levels of the fitted column; a missing cell is a level
-    missing number  the median, and a binary feature that marks it
+    missing number  the median, with a binary feature that marks missing cells
     repeated value  a numeric column with few distinct values is also a category of these values, so that a
                     network can separate 5178 from 5013 where a tree would split between them
 
@@ -38,19 +38,24 @@ __all__ = [
 ]
 
 MAX_LEVELS = 64
-"""Levels of a category with a code of their own; rarer ones share one code."""
+"""Maximum number of levels of a category with separate codes; rarer levels share one code."""
 _MIN_REPEATS = 32
-"""Rows in which a numeric value must occur to count as repeated."""
+"""Minimum number of rows in which a repeated numeric value occurs."""
 _OUTLIER = 3.0
 _MISSING = "\0missing"
 
 
 class Encoding(TypedDict):
-    """What `fit_encoding` learns of the columns, stored with a fitted estimator.
+    """Fitted encoding of the columns of a table, which is stored with an estimator.
 
-    `numbers`, `gaps`, `categories` and `repeated` are column indices: of numeric columns, of those with missing
-    cells, of categories, and of numeric columns with repeated values. `middles` and `spreads` belong to `numbers`,
-    `levels` to `categories`, `common` to `repeated`.
+    Attributes:
+        numbers: indices of the numeric columns.
+        middles, spreads: median and spread of each numeric column.
+        gaps: indices of the numeric columns with missing cells.
+        categories: indices of the categorical columns.
+        levels: most frequent levels of each categorical column.
+        repeated: indices of the numeric columns with repeated values.
+        common: repeated values of each of these columns.
     """
 
     numbers: np.ndarray
@@ -69,7 +74,7 @@ class Features:
 
     Attributes:
         numbers: numeric features without missing values.
-        codes: categorical features; unknown levels have a code of their own.
+        codes: categorical features; all unknown levels of a feature share one code.
     """
 
     numbers: Float[np.ndarray, "rows columns"]
@@ -80,14 +85,14 @@ class Features:
 
 
 def is_frame(X: object) -> bool:
-    """Return whether `X` is a table with named columns, of any library that returns columns by name."""
+    """Return whether `X` is a table with named columns, such as a frame of pandas, polars or pyarrow."""
     return not isinstance(X, np.ndarray) and (
         (hasattr(X, "columns") and hasattr(X, "__getitem__")) or hasattr(X, "column_names")
     )
 
 
 def read_columns(X: Any) -> list[np.ndarray]:
-    """Return one array per column: floats, or objects where the cells are not numbers.
+    """Return one array per column, with dtype float64 for numbers and timestamps, and object for other cells.
 
     Args:
         X: a two-dimensional array, or a frame of pandas, polars or pyarrow.
@@ -106,7 +111,7 @@ def read_columns(X: Any) -> list[np.ndarray]:
 
 
 def fit_encoding(columns: Sequence[np.ndarray], repeats: bool = False) -> Encoding:
-    """Learn the encoding of columns as `read_columns` returns them.
+    """Fit the encoding of columns, as `read_columns` returns them.
 
     Args:
         columns: one array per column.
@@ -146,7 +151,7 @@ def fit_encoding(columns: Sequence[np.ndarray], repeats: bool = False) -> Encodi
 
 
 def encode_columns(encoding: Encoding, columns: Sequence[np.ndarray]) -> Features:
-    """Return the features of rows whose columns `read_columns` returned."""
+    """Encode columns, as `read_columns` returns them, as features."""
     rows = len(columns[0])
     numbers = np.empty((rows, len(encoding["numbers"])), np.float32)
     scales = zip(encoding["numbers"], encoding["middles"], encoding["spreads"], strict=True)
@@ -168,7 +173,7 @@ def encode_columns(encoding: Encoding, columns: Sequence[np.ndarray]) -> Feature
 
 
 def decode_columns(encoding: Encoding, features: Features) -> list[np.ndarray]:
-    """Return the columns that the features encode, to float32 precision; rare levels become None."""
+    """Reconstruct columns from their features, to float32 precision; rare levels become None."""
     count = len(encoding["numbers"]) + len(encoding["categories"])
     columns: list[np.ndarray] = [np.zeros(0)] * count
     for feature, index in enumerate(encoding["numbers"]):
@@ -184,7 +189,7 @@ def decode_columns(encoding: Encoding, features: Features) -> list[np.ndarray]:
 
 
 def encoding_sizes(encoding: Encoding) -> tuple[int, list[int]]:
-    """Return the number of numeric features, and of codes of each categorical one, unknown levels included."""
+    """Return the number of numeric features, and the number of codes of each categorical feature."""
     levels = [len(known) + 1 for known in encoding["levels"]]
     common = [len(known) + 1 for known in encoding["common"]]
     return len(encoding["numbers"]), levels + [3] * len(encoding["gaps"]) + common
@@ -210,19 +215,19 @@ def _as_numbers(column: np.ndarray, name: object) -> np.ndarray:
     if np.isinf(numbers).any():
         raise DataError(
             f"Input X contains infinity or a value too large for dtype('float64') in {name}. "
-            "Replace it or leave it empty: missing cells are allowed."
+            "Replace the value, or leave the cell empty; missing cells are allowed."
         )
     return numbers
 
 
 def _infer_dtype(column: np.ndarray, name: object) -> np.ndarray:
-    """Convert objects to numbers or timestamps if all present cells are such, otherwise to strings."""
+    """Convert objects to numbers or timestamps if no present cell has another type, otherwise to strings."""
     present = [cell for cell in column.astype(object) if not _is_missing(cell)]
     for cell in present:
         if not isinstance(cell, str | Number | np.bool_ | date):
             raise KindError(
-                f"cells of {name} are invalid: argument must be a string or a number, a boolean, a timestamp or "
-                f"missing, got a {type(cell).__name__}."
+                f"cells of {name} must be strings, numbers, booleans, timestamps or missing, got a "
+                f"{type(cell).__name__} (argument must be a string or a number)."
             )
     if present and all(isinstance(cell, date) for cell in present):
         return np.array([None if _is_missing(cell) else cell for cell in column], "datetime64[us]")
@@ -244,20 +249,21 @@ def _as_text(column: np.ndarray) -> np.ndarray:
 def _require_numbers(column: np.ndarray, index: int) -> np.ndarray:
     if column.dtype == object:
         raise DataError(
-            f"column {index} must hold numbers, as when the estimator was fitted, got text. Give numbers, or fit again."
+            f"column {index} must hold numbers, as when the estimator was fitted, got text. Pass numbers, or fit "
+            "the estimator again."
         )
     return column
 
 
 def _most_frequent(cells: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the most frequent values, sorted, and how often they occur."""
+    """Return the most frequent values, sorted, and their counts."""
     known, counts = np.unique(cells, return_counts=True)
     common = np.sort(np.argsort(-counts, kind="stable")[:MAX_LEVELS])
     return known[common], counts[common]
 
 
 def _repeated_values(present: np.ndarray) -> np.ndarray:
-    """Return the most frequent values, sorted, if they make up most of the column, otherwise none."""
+    """Return the repeated values, sorted, if they make up most of the column, otherwise an empty array."""
     values, counts = _most_frequent(present)
     repeated = counts >= _MIN_REPEATS
     return values[repeated] if 2 * counts[repeated].sum() > len(present) else values[:0]

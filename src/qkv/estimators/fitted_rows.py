@@ -1,7 +1,7 @@
-"""Predictions from the fitted rows: weighted means, expected errors, and the contribution of each row.
+"""Predictions from the fitted rows of an estimator, their expected errors, and the contributions of rows.
 
-All rows contribute to every prediction, in float64 and in memory linear in the rows. A prediction depends on its
-own query alone, not on the other queries of a call or their number.
+All rows contribute to every prediction, in float64 and in memory linear in the rows. A prediction does not
+depend on the other queries of the same call.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["FittedRows", "RowExplanation"]
 
 _QUERY_BLOCK = 2048
 _EXPLAINED_WEIGHTS = 2**23
-"""Elements of the weight matrix that is held at once while predictions are explained."""
+"""Maximum number of weights in memory while predictions are explained."""
 
 
 class RowExplanation(NamedTuple):
-    """The rows with the largest weights in each prediction, in descending order of weight.
+    """Fitted rows with the largest weights in each prediction, in descending order of weight.
 
     Attributes:
         rows: indices of fitted rows, `(queries, top)`.
@@ -52,7 +52,7 @@ class FittedRows:
         metric: the metric, which computes the keys of queries.
         parameters: parameters of the metric.
         keys: keys `(members, rows, width)`.
-        values: values less the trend, `(members or 1, rows, outputs)`.
+        values: values minus the trend, `(members or 1, rows, outputs)`.
         sample_weight: weights `(rows, 1)`; None means equal weights.
         bandwidth: bandwidths `(members, bandwidths)`.
     """
@@ -76,7 +76,10 @@ class FittedRows:
     def expected_squared_errors(
         self, features: Features, rows: Int[Tensor, "members n"], squared_errors: Float[Tensor, "members n outputs"]
     ) -> Float[np.ndarray, "queries outputs"]:
-        """Return the weighted mean of the out-of-bag rows' squared errors, with the weights of a prediction."""
+        """Return the expected squared error of each prediction, from the squared errors of out-of-bag rows.
+
+        This is the mean of these errors with the attention weights of the query.
+        """
         keys = self.keys[torch.arange(len(rows))[:, None], rows]
         weights = None if self.sample_weight is None else self.sample_weight[rows]
         parts = [
@@ -86,7 +89,7 @@ class FittedRows:
         return torch.cat(parts).numpy()
 
     def explain(self, features: Features, top: int, output: int) -> RowExplanation:
-        """Return the rows with the largest weights for one output."""
+        """Return the rows with the largest weights in the predictions of one output."""
         group = min(output, self.bandwidth.shape[1] - 1)
         top = min(top, self.keys.shape[1])
         # Classes share their weights, so all outputs are explained at once.

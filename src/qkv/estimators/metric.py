@@ -1,13 +1,13 @@
-"""Distance metrics between rows of a table: the features of a row become its key, and keys are compared.
+"""Distance metrics between rows of a table, computed as the distance of keys, which are functions of the features.
 
-    none        k(x) = u                                      u: the numbers, and the codes one-hot encoded
+    none        k(x) = u                                      u: the numbers and the one-hot encoded codes
     diagonal    k(x) = a ∘ u
     linear      k(x) = u A                 low_rank: A has `width` columns
     network     k(x) = e A + h B,          h = silu(… silu(e W + b) …),
                 e = [s ∘ z, cos(2π z f + c) L, codes]         periodic features of each number z, then the codes
 
 With a trend, t(x) = e C + h D as well. All parameters have a leading axis of ensemble members, so that an ensemble
-is evaluated at once. They are plain tensors in a dictionary: an estimator stores no objects of PyTorch.
+is evaluated at once. They are plain tensors in a dictionary, so that an estimator need not store PyTorch modules.
 
 Source of the periodic features: Gorishniy, Rubachev and Babenko (2022), On embeddings for numerical features in
 tabular deep learning, https://arxiv.org/abs/2203.05556; of keys from a network: Ye et al. (2025), Revisiting
@@ -38,7 +38,7 @@ Parameters = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Metric:
-    """Kind and sizes of a metric; its parameters are passed to every call.
+    """Function that maps the features of rows to keys and trends, with parameters passed to every call.
 
     Attributes:
         kind: one of `METRICS`.
@@ -69,7 +69,7 @@ class Metric:
 
     @property
     def encoded_width(self) -> int:
-        """Width of u: the numbers, and the codes one-hot encoded."""
+        """Width of u, which consists of the numbers and the one-hot encoded codes."""
         return self.numbers + sum(self.sizes)
 
     @property
@@ -83,7 +83,10 @@ class Metric:
         return self.width if self.kind in ("low_rank", "network") else self.encoded_width
 
     def initial_parameters(self, members: int, generator: torch.Generator) -> Parameters:
-        """Draw initial parameters: distances are those of the standardised features, the trend is near 0."""
+        """Return random initial parameters.
+
+        Initial distances are those of the standardised features, and the initial trend is near 0.
+        """
 
         def draw(*shape: int, std: float) -> Tensor:
             return torch.randn(members, *shape, generator=generator) * std
@@ -118,7 +121,7 @@ class Metric:
 
     @property
     def bandwidths(self) -> int:
-        """Number of bandwidths per member: one per output, one in all for classes."""
+        """Number of bandwidths per member: one per output, or a single bandwidth for classification."""
         return 1 if self.classification else self.outputs
 
     @staticmethod
@@ -133,7 +136,7 @@ class Metric:
         codes: Int[Tensor, "#members rows categories"],
         dropout_mask: Float[Tensor, " layers #members rows hidden"] | None = None,
     ) -> tuple[Float[Tensor, "members rows key_width"], Float[Tensor, "members rows outputs"] | None]:
-        """Return keys, and trends if there are any.
+        """Return the keys and the trends of rows; the trends are None if the metric has no trend.
 
         Args:
             parameters: parameters as `initial_parameters` returns them.

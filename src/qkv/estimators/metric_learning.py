@@ -2,9 +2,9 @@
 
     loss = mean over rows i of the batch of  error(y_i, t(x_i) + Σ_{j≠i} w_ij (y_j − t(x_j)))
 
-The other rows are all fitted rows, or a sample drawn anew for every batch where there are many. All members of an
-ensemble are trained at once along the first axis. Each holds out rows of its own, evaluates a running mean of its
-parameters on them, and keeps the best.
+The other rows are all fitted rows, or a new random sample for every batch if there are many. All members of an
+ensemble are trained at once along the first axis. Each member holds out some rows, evaluates a running mean of its
+parameters on the held-out rows, and keeps the best mean.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TrainingProgress = Callable[[int, int, float], None]
 """Called as `progress(step, max_steps, validation_loss)`."""
 
 _MAX_HELD_OUT = 4096
-"""Rows that a member holds out at most, enough to estimate the error."""
+"""Maximum number of rows that a member holds out, enough to estimate the error."""
 _MAX_VALIDATION_KEYS = 16_384
 _EMBEDDING_BLOCK = 8192
 _MIN_PROBABILITY = 1e-6
@@ -50,8 +50,8 @@ class TrainingOptions:
     Attributes:
         members: number of ensemble members.
         steps: maximum number of optimiser steps.
-        batch: rows that are predicted in one step.
-        candidates: rows that they are predicted from in one step.
+        batch: rows that are predicted in one training step.
+        candidates: rows from which a batch is predicted.
         rate: learning rate.
         decay: weight decay.
         dropout: dropout probability of hidden units.
@@ -70,7 +70,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class TrainedMetric:
-    """Result of `train_metric`.
+    """Parameters of a trained metric, with the held-out rows and their losses.
 
     Attributes:
         parameters: parameters by name, members first.
@@ -94,7 +94,7 @@ def train_metric(
     seed: int,
     progress: TrainingProgress | None = None,
 ) -> TrainedMetric:
-    """Return the parameters with the smallest loss on the held-out rows.
+    """Train a metric, and return the parameters with the smallest loss on the held-out rows.
 
     Args:
         metric: the metric to train.
@@ -128,7 +128,7 @@ def row_losses(
 
 
 def as_tensors(features: Features) -> tuple[Tensor, Tensor]:
-    """Return numbers `(1, rows, columns)` and codes `(1, rows, categories)`."""
+    """Return features as tensors: numbers `(1, rows, columns)` and codes `(1, rows, categories)`."""
     return torch.from_numpy(features.numbers)[None], torch.from_numpy(features.codes)[None]
 
 
@@ -244,7 +244,7 @@ class _Trainer:
         return torch.gather(self.training, 1, torch.stack(order))
 
     def _batch_loss(self, order: Tensor, number: int) -> Tensor:
-        """Return the sum of all members' losses of one batch, whose rows are the first of its candidates."""
+        """Return the loss of one batch, summed over members; the rows of the batch are the first candidates."""
         count, start = order.shape[1], number * self.batch
         if self.candidates == count:
             index = torch.roll(order, -start, dims=1)
@@ -273,7 +273,7 @@ class _Trainer:
         return losses.mean(dim=1).sum()
 
     def _dropout_mask(self, rows: int) -> Tensor | None:
-        """Draw a dropout mask that all members share, because drawing takes longer than multiplying."""
+        """Sample one dropout mask for all members, because sampling takes longer than multiplying."""
         rate = self.options.dropout
         if rate == 0 or not self.metric.has_network:
             return None

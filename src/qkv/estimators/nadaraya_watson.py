@@ -1,4 +1,4 @@
-"""Nadaraya–Watson estimates with the engine, for training and for prediction.
+"""Nadaraya–Watson estimates, computed by `qkv.attend`, for training and for prediction.
 
     estimate(x) = t(x) + Σ_i w_i(x) (v_i − t(x_i))        w_i(x) ∝ s_i exp(−‖k(x) − k(x_i)‖² / 2h²)
 
@@ -32,7 +32,7 @@ def weighted_mean(
     sample_weight: Float[Tensor, "#members k 1"] | None,
     mask: Mask | None = None,
 ) -> Float[Tensor, "members q outputs"]:
-    """Return Σ_i w_i v_i.
+    """Return the weighted mean of the values, Σ_i w_i v_i, for each query.
 
     Args:
         query: keys of the queries.
@@ -40,7 +40,7 @@ def weighted_mean(
         value: values of the fitted rows.
         bandwidth: one bandwidth per member, or one per member and output.
         sample_weight: s; None means equal weights.
-        mask: pairs that may have weight.
+        mask: mask of the pairs that may have weight.
     """
     if bandwidth.shape[1] == 1:
         return _attention_mean(query, key, value, Gaussian(bandwidth[:, 0]), sample_weight, mask)
@@ -59,7 +59,7 @@ def weighted_mean_with_trend(
     sample_weight: Float[Tensor, "#members k 1"] | None,
     mask: Mask | None = None,
 ) -> Float[Tensor, "members q outputs"]:
-    """Return t(x) + Σ_i w_i (v_i − t(x_i)); arguments as in `weighted_mean`."""
+    """Return the weighted mean with a trend, t(x) + Σ_i w_i (v_i − t(x_i)); see `weighted_mean`."""
     (query_key, query_trend), (row_key, row_trend) = query, key
     if query_trend is None or row_trend is None:
         return weighted_mean(query_key, row_key, value, bandwidth, sample_weight, mask)

@@ -1,11 +1,12 @@
-"""Ranking by attention with learned projections W_Q and W_K, trained so that relevant documents get the weight.
+"""Ranking by attention, with projections W_Q and W_K learned from relevant documents.
 
     a(q, d) = softmax_d( (W_Q q · W_K d) / T )                      over the whole collection
     loss    = mean_q mean_{d relevant to q} −log a(q, d)  +  λ/n (‖W_Q − 1‖² + ‖W_K − 1‖²)
 
-n is the number of relevant pairs: with more pairs, the projections may move further from their start,
-W_Q = W_K = 1, which keeps the order of the inner products. The loss is minimised by L-BFGS over all queries; the
-softmax over the collection is computed tile by tile, in memory linear in queries and documents.
+n is the number of relevant pairs, so the penalty has less effect if there are more pairs. Training starts from the
+identity matrices W_Q = W_K = 1, which rank documents by their inner products with the query. The loss is minimised by
+L-BFGS over all queries; the softmax over the collection is computed tile by tile, in memory linear in queries and
+documents.
 
 Source: Bai et al. (2009), Supervised semantic indexing, section 3: one projection for queries, one for documents.
 """
@@ -36,8 +37,8 @@ class Ranking(NamedTuple):
     """Documents with the largest attention weights, in descending order.
 
     Attributes:
-        documents: indices of fitted documents `(queries, top)`; −1 where there are fewer.
-        weights: their attention weights `(queries, top)`.
+        documents: indices of fitted documents `(queries, top)`; −1 if there are fewer than `top`.
+        weights: attention weights of these documents `(queries, top)`.
     """
 
     documents: Int[np.ndarray, "queries top"]
@@ -49,22 +50,23 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
 
     Args:
         temperature: temperature T of the softmax.
-        penalty: λ, the weight of the distance from the initial projections, in relevant pairs.
+        penalty: λ, the weight of the squared distance from the initial projections, divided by the number of
+            relevant pairs.
         loss: "each": −log of the attention on each relevant document, averaged; or "mass": −log of the sum
-            over all relevant documents, for which one found document suffices.
+            over all relevant documents, which is small if one of them has a large weight.
         steps: maximum number of L-BFGS iterations. 0 keeps the initial projections.
         memory: memory of the softmax over the collection, as in `qkv.attend`.
 
     Attributes:
         query_weight_: W_Q `(width, width)`, laid out as in `torch.nn.Linear`.
         key_weight_: W_K `(width, width)`, likewise.
-        losses_: loss after each evaluation.
+        losses_: loss at each evaluation.
 
     Raises:
         MissingPackageError: when imported, if PyTorch or scikit-learn is not installed.
         OptionError: when fitted, if an option is not allowed.
         ShapeError: when fitted, if shapes do not match.
-        DataError: when fitted, if there is nothing to learn from.
+        DataError: when fitted, if no query has a relevant document, or the loss is not finite.
 
     Example:
         >>> angles = np.arange(12) * np.pi / 6
@@ -100,12 +102,12 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
         document_ids: ArrayLike | None = None,
         progress: Progress | None = None,
     ) -> Self:
-        """Learn both projections.
+        """Learn the projections of queries and documents.
 
         Args:
             queries: queries `(queries, width)`.
             documents: the whole collection `(documents, width)`.
-            relevant: for each query, the rows of its relevant documents. Queries without any are ignored.
+            relevant: for each query, the rows of its relevant documents. Queries with an empty list are ignored.
             document_ids: document number of each row, if rows are passages of documents. `relevant` then holds
                 these numbers, and the attention on a document is the sum over its passages.
             progress: called after each evaluation of the loss.
@@ -116,14 +118,14 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
         Raises:
             OptionError: if an option is not allowed.
             ShapeError: if the shapes do not match.
-            DataError: if no query has a relevant document, a number is unknown, or the loss is not finite.
+            DataError: if no query has a relevant document, a document is unknown, or the loss is not finite.
         """
         self._check()
         queries, documents = _rows(queries, "queries"), _rows(documents, "documents")
         if queries.shape[1] != documents.shape[1]:
             raise ShapeError(
-                f"queries must have the width of documents, {documents.shape[1]}, got {queries.shape[1]}. Encode "
-                "both in the same way."
+                f"queries must have the same width as documents, {documents.shape[1]}, got {queries.shape[1]}. Use the "
+                "same encoder for both."
             )
         ids = np.arange(len(documents)) if document_ids is None else np.asarray(document_ids)
         if ids.shape != (len(documents),):
@@ -166,7 +168,7 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
 
     @property
     def metric_(self) -> Float[np.ndarray, "width width"]:
-        """W_Qᵀ W_K: multiply queries by it to compare them with unprojected documents."""
+        """Matrix W_Qᵀ W_K; queries multiplied by this matrix can be compared with unprojected documents."""
         check_is_fitted(self, "query_weight_")
         return np.asarray(self.query_weight_.T @ self.key_weight_)
 
@@ -224,7 +226,7 @@ class AttentionRanker(BaseEstimator):  # type: ignore[misc]
         weights: list[Tensor],
         pairs: _RelevantPairs[Tensor],
     ) -> Tensor:
-        """Return the mean over queries of −log attention, averaged over each query's relevant documents."""
+        """Return the mean of −log attention over queries and their relevant documents."""
         import torch
 
         import qkv
@@ -256,10 +258,11 @@ A = TypeVar("A")
 
 
 class _RelevantPairs(NamedTuple, Generic[A]):
-    """Pairs of a query and a relevant row, in groups: the rows of one document, or of all relevant documents.
+    """Pairs of a query and a relevant row, grouped by document or by query.
 
-    `query`, `key` and `group` belong to each pair; `group_query` and `group_weight` to each group. The weights of a
-    query's groups are equal, and all weights sum to 1.
+    A group holds the rows of one relevant document, or of all relevant documents of the query. `query`, `key`
+    and `group` have one element per pair, `group_query` and `group_weight` one per group. The weights of a query's
+    groups are equal, and all weights sum to 1.
     """
 
     query: A
@@ -283,8 +286,8 @@ def _relevant_pairs(
     if (starts == ends).any():
         unknown = np.argmax(starts == ends)
         raise DataError(
-            f"relevant[{owner[unknown]}] must hold numbers of documents, got {numbers[unknown]}. Number documents "
-            "from 0."
+            f"relevant[{owner[unknown]}] must hold only ids of documents, got {numbers[unknown]}. Without "
+            "document_ids, ids are row numbers from 0."
         )
     rows = [order[start:end] for start, end in zip(starts, ends, strict=True)]
     pair = np.repeat(np.arange(len(numbers)), ends - starts)  # the number of each pair

@@ -29,8 +29,8 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
     Every fitted row contributes to every prediction. The keys k and the trend t are learned so that rows predict
     each other well; the trend shifts a row's value by the difference between the query's position and its own.
     Without a trend this is the Nadaraya–Watson estimate. An ensemble is trained at once, each member with its own
-    held-out rows for early stopping; predictions are the mean. Numbers are standardised; strings, categories and
-    missing cells are encoded.
+    held-out rows for early stopping; a prediction is the mean over the members. Numbers are standardised; strings,
+    categories and missing cells are encoded.
 
     Args:
         metric: "none" (standardised columns; only the bandwidth is chosen, by leave-one-out), "diagonal" (one
@@ -42,8 +42,8 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         members: size of the ensemble; "auto": 8, fewer above 8,000 rows or below 128.
         max_steps: maximum number of training steps; "auto": 600 to 1,000, or one epoch if that is more.
         patience: steps without a smaller validation loss before training stops.
-        batch_size: rows that are predicted in one step; "auto": a quarter of the rows, from 32 to 512.
-        candidates: rows that they are predicted from in one step; of more rows, a new sample in every step.
+        batch_size: rows that are predicted in one training step; "auto": a quarter of the rows, from 32 to 512.
+        candidates: rows from which a batch is predicted; if there are more rows, a random sample in every step.
         learning_rate: learning rate of AdamW; "auto": 0.003 with a network, 0.03 without.
         weight_decay: weight decay of AdamW.
         dropout: dropout probability of hidden units.
@@ -53,12 +53,12 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
 
     Attributes:
         keys_: keys of the fitted rows, `(members, rows, width)`.
-        residuals_: standardised values less their trend, `(members or 1, rows, outputs)`.
+        residuals_: standardised values minus the trend, `(members or 1, rows, outputs)`.
         parameters_: parameters of the metric by name, members first.
         features_: encoding of the columns.
         out_of_bag_rows_: rows that each member was not trained on, `(members, n)`.
-        out_of_bag_errors_: their squared errors in variances of y, `(members, n, outputs)`.
-        validation_loss_: mean of these errors for each member, `(members,)`.
+        out_of_bag_errors_: squared errors of these rows, relative to the variance of y, `(members, n, outputs)`.
+        validation_loss_: mean squared error of each member on its out-of-bag rows, `(members,)`.
         sample_weight_: weights of the fitted rows, or None.
         n_steps_: number of training steps.
         n_features_in_, feature_names_in_: as in every estimator of scikit-learn.
@@ -83,7 +83,10 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
     trend: str = "auto"
 
     def predict(self, X: ArrayLike) -> Float[np.ndarray, " queries *outputs"]:
-        """Return predictions `(queries,)` or `(queries, outputs)`, as y was given, exact over all fitted rows."""
+        """Return the prediction for each query, computed exactly over all fitted rows.
+
+        Predictions have shape `(queries,)`, or `(queries, outputs)` if y had several outputs.
+        """
         return self._like_y(self._predict(X) * self.y_scale_ + self.y_mean_)
 
     def predict_std(self, X: ArrayLike) -> Float[np.ndarray, " queries *outputs"]:
@@ -128,7 +131,7 @@ class AttentionRegressor(RegressorMixin, AttentionEstimator):  # type: ignore[mi
         return explanation._replace(values=explanation.values * self.y_scale_[output] + self.y_mean_[output])
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Store further rows; the metric, trend and bandwidth stay as the first call learned them.
+        """Store further rows; the metric, trend and bandwidth are learned in the first call and then fixed.
 
         Predictions are exactly those of the learned metric over all rows so far.
 
