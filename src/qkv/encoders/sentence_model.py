@@ -195,7 +195,7 @@ def _max_seq_length(folder: Path) -> int | None:
 
 
 def _check_pooling(folder: Path) -> None:
-    """Raise a `DataError` if the folder specifies a pooling other than the mean, which alone is implemented."""
+    """Raise a `DataError` if the model does not use mean pooling, the only implemented kind."""
     pooling = _read_json(folder / "1_Pooling" / "config.json")
     mean = not pooling or pooling.get("pooling_mode_mean_tokens", pooling.get("pooling_mode") == "mean")
     if not mean or (folder / "2_Dense").is_dir():

@@ -59,9 +59,7 @@ def save_index(index: Index, path: Path) -> None:
         with FileLock(path / _LOCK, timeout=0):
             _replace(index, path)
     except Timeout:
-        raise StoreBusyError(
-            f"another process is writing the index {str(path)!r}. Try again when it has finished."
-        ) from None
+        raise StoreBusyError(f"another process is writing the index {str(path)!r}. Try again later.") from None
     except OSError as error:
         raise DataError(
             f"the index {str(path)!r} cannot be written: {error.strerror}. Choose another folder."
