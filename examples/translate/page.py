@@ -1,7 +1,7 @@
 """`python -m examples.translate.page`: write the tables of the recorded runs into docs/translate.md.
 
-A table is between two comments, `<!-- runs: NAME -->` and `<!-- end -->`; the text around it is written by hand
-and not changed.
+Each table is between two comments, `<!-- runs: NAME -->` and `<!-- end -->`. The text around the tables is written
+by hand and is not changed.
 """
 
 import json
@@ -39,7 +39,7 @@ def filled(text: str, found: dict[str, str]) -> str:
     """
     places = re.findall(r"<!-- runs: (\w+) -->", text)
     if sorted(places) != sorted(found):
-        raise DataError(f"the page has places for {sorted(places)}, and there are {sorted(found)}.")
+        raise DataError(f"page must have one comment for each of the tables {sorted(found)}, got {sorted(places)}.")
     return re.sub(
         r"(<!-- runs: (\w+) -->\n).*?(<!-- end -->)",
         lambda place: f"{place[1]}\n{found[place[2]]}\n\n{place[3]}",
@@ -67,7 +67,7 @@ def _models(result: dict[str, Any]) -> dict[str, str]:
         "parameters": f"{measured['parameters'] / 1e6:.1f} M",
         "steps": f"{training['step']:,}",
         "CPU minutes": f"{training['cpu_seconds'] / 60:.0f}",
-        "loss, watched": f"{min(loss for _, loss in result['watched']):.3f}",
+        "validation loss": f"{min(loss for _, loss in result['watched']):.3f}",
         "BLEU": _bleu(measured["all"]),
         f"BLEU, {measured['long_words']} words or more": _bleu(measured["long"]),
         "copies aligned": _copies(measured),
@@ -80,7 +80,7 @@ def _scores(result: dict[str, Any]) -> dict[str, str]:
         "`--score`": result["options"]["score"],
         "BLEU": _bleu(measured["all"]),
         f"BLEU, {measured['long_words']} words or more": _bleu(measured["long"]),
-        "loss, watched": f"{min(loss for _, loss in result['watched']):.3f}",
+        "validation loss": f"{min(loss for _, loss in result['watched']):.3f}",
         "copies aligned": _copies(measured),
         "CPU minutes": f"{training['cpu_seconds'] / 60:.1f}",
         "peak memory": f"{training['peak_mib']:,.0f} MiB",
@@ -125,7 +125,7 @@ def _facts(results: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"- {', '.join(dates)}; {machine['cpu']} with {machine.get('cores', '?')} cores, "
-            f"{', '.join(machine['instructions'])}; one thread for each run, beside other work; "
+            f"{', '.join(machine['instructions'])}; one thread for each run, while other jobs ran; "
             f"{packages}.",
             f"- Held out: {measured['all']['sentences']:,} English sentences with "
             f"{measured['all']['references']:,} French references; {long['sentences']:,} of them have "

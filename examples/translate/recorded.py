@@ -44,9 +44,9 @@ def main() -> int:
     """Run the experiments that are not finished yet."""
     parser = argparse.ArgumentParser(prog="python -m examples.translate.recorded", description=__doc__)
     parser.add_argument("pairs", type=Path, metavar="PAIRS", help="the file of sentence pairs")
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="for what is trained; can be thrown away")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder for checkpoints; may be deleted afterwards")
     parser.add_argument(
-        "--only", nargs="+", choices=[*RUNS, RACE], default=[*RUNS, RACE], metavar="RUN", help="of these"
+        "--only", nargs="+", choices=[*RUNS, RACE], default=[*RUNS, RACE], metavar="RUN", help="run only these"
     )
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER", help="default: results")
     asked = parser.parse_args()
@@ -55,7 +55,7 @@ def main() -> int:
     for name in asked.only:
         kept = asked.results / f"{name}.json"
         if kept.exists():
-            print(f"{name}: done before, see {kept.name}", flush=True)
+            print(f"{name}: already finished, see {kept.name}", flush=True)
             continue
         if name == RACE:
             _race(asked.pairs, asked.folder / name, kept)
@@ -93,7 +93,7 @@ def _race(pairs: Path, folder: Path, kept: Path) -> None:
     from examples.translate.racing import race
 
     torch.set_num_threads(1)
-    print(f"{RACE}: all scores take turns", flush=True)
+    print(f"{RACE}: measuring the time of a step for all scores in alternation", flush=True)
     options = options_of(_SHORT.split())
     files.write_json(kept, _facts(RACE) | {"options": vars(options), "race": race(pairs, folder, options)})
 
