@@ -319,7 +319,7 @@ def test_more_rows_than_are_compared_give_the_bandwidth_of_the_same_sample(tmp_p
     _made(tmp_path, table())
     near, far = (each.ask([0.3]) for each in both(tmp_path / "store", "x", "value"))
     assert far.notes[1:3] == near.notes[1:3]
-    assert "on every 8th row, narrowed by Scott's power" in far.notes[2]
+    assert "on every 8th row, multiplied by Scott's factor" in far.notes[2]
     assert far.value == pytest.approx(near.value, rel=1e-5)
 
 

@@ -136,7 +136,7 @@ def leave_one_out(
     method, value = "leave-one-out", best
     if step > 1:
         value = best * step ** (-1.0 / (width + 4))
-        method = f"leave-one-out on every {step}th row, narrowed by Scott's power"
+        method = f"leave-one-out on every {step}th row, multiplied by Scott's factor"
     baseline = float(np.square(values).sum(axis=1).mean()) * scale
     return Bandwidth(value, method, len(points), error * scale, baseline, tuple((h, e * scale) for h, e in tried))
 
