@@ -1,6 +1,6 @@
 """Mutation testing on a random sample: changes to the code that no test detects.
 
-    python -m tests.mutants [--seed 1] [--size 1500] [--least 150] [--package masks]
+    python -m tests.mutants [--seed 1] [--size 1500] [--least 150] [--package masks] [--resume]
 
 mutmut changes one operator, number, name or argument of one function at a time and runs the tests that call the
 function. The sample is stratified by package: at least `--least` mutants of each, the rest in proportion. The report
@@ -31,13 +31,14 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1500, help="mutants in the sample")
     parser.add_argument("--least", type=int, default=150, help="mutants of each package, at least")
     parser.add_argument("--package", choices=PACKAGES, action="append", help="only this package; may be repeated")
+    parser.add_argument("--resume", action="store_true", help="use the mutants of an earlier run of the same code")
     given = parser.parse_args()
     packages = tuple(given.package or PACKAGES)
-    mutmut("no-such-mutant")  # create the mutants, and record which tests call which function
+    if not given.resume:
+        mutmut("no-such-mutant")  # create the mutants, and record which tests call which function
     sample = drawn(packages, given.size, given.least, random.Random(given.seed))
     names = [name for some in sample.values() for name in some]
-    for start in range(0, len(names), 200):  # the length of a command line is limited
-        mutmut(*names[start : start + 200])
+    mutmut(*names)
     report(sample)
 
 
