@@ -160,7 +160,7 @@ def test_pictures_that_cannot_be_drawn_are_refused_before_the_work(capsys, train
     line = ["translate", trained, "Tom see the cat.", "--picture"]
     two = ["translate", trained, "Tom see the cat.", "he see the cat.", "--picture", tmp_path / "out.png"]
     assert "must end in .png" in refused(capsys, *line, tmp_path / "out.gif")
-    assert "no folder" in refused(capsys, *line, tmp_path / "no" / "out.png")
+    assert "the folder of the plot must exist" in refused(capsys, *line, tmp_path / "no" / "out.png")
     assert "one sentence, and 2" in refused(capsys, *two)
     train(pairs_file, tmp_path / "none", small(score="none", steps=3))
     line[1] = tmp_path / "none"

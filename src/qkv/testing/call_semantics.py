@@ -32,16 +32,16 @@ POSITIONAL: dict[str, Any] = {
 
 MISFITS: dict[str, tuple[Callable[[Call], Call], str]] = {
     "values": (lambda c: replace(c, value=np.ones((3, 2))), r"key and value must have the same length, got 4 and 3"),
-    "widths": (lambda c: replace(c, query=np.ones((2, 5))), r"width 5.*width 2"),
+    "widths": (lambda c: replace(c, query=np.ones((2, 5))), r"got widths 5 and 2"),
     "batch": (lambda c: replace(c, query=np.ones((3, 2, 2)), key=np.ones((2, 4, 2))), r"\(3,\).*\(2,\)"),
     "a mask of keys": (lambda c: replace(c, mask=masks.Keys(np.ones(3, dtype=bool))), r"must have length 4.*\(3,\)"),
     "a mask of pairs": (
         lambda c: replace(c, mask=masks.Pairs(np.ones((4, 2), dtype=bool))),
-        r"2 queries.*\(4, 2\)",
+        r"lengths 2 or 1.*\(4, 2\)",
     ),
     "documents": (
         lambda c: replace(c, mask=masks.Documents(np.zeros(4, dtype=int))),
-        r"2 queries.*4 query ids",
+        r"must have length 2 and .*, got lengths 4",
     ),
     "a bias": (lambda c: replace(c, score=scores.Biased(c.score, np.ones((4, 2)))), r"\(4, 2\)"),
     "one axis": (lambda c: replace(c, value=np.ones(4)), r"x\[:, None\]"),
