@@ -279,7 +279,7 @@ def test_c4_mask_of_pairs_is_one_for_all_batch_elements() -> None:
 def test_custom_score_that_closes_over_a_parameter_is_an_error(kernel: Any) -> None:
     scale, x = normal(1), normal(4, 3)
     hidden = scores.Custom(lambda query, key: query @ key.mT * scale)
-    with pytest.raises(GradientError, match=r"closure over a tensor that requires a gradient.*parameters="):
+    with pytest.raises(GradientError, match=r"close over a tensor that requires a gradient.*parameters="):
         qkv.attend(x, x, x, score=hidden, kernel=kernel)
     with pytest.raises(GradientError, match="parameters="):
         qkv.attend(x.detach(), x.detach(), x.detach(), score=hidden, kernel=kernel)

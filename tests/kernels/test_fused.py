@@ -84,7 +84,7 @@ def test_batch_axes_that_broadcast_give_what_the_oracle_gives(query: Any, key: A
 
 
 def test_batch_axes_that_would_have_to_be_copied_are_refused() -> None:
-    with pytest.raises(RefusedError, match="some of them shared, would need a copy"):
+    with pytest.raises(RefusedError, match="cannot be mapped to two without a copy"):
         qkv.attend(made(2, 3, 4, 5, 2), made(2, 1, 4, 6, 2), made(1, 3, 1, 6, 2), kernel="fused")
 
 
@@ -215,7 +215,7 @@ def test_kernels_that_read_data_are_refused_in_traced_calls() -> None:
     x = torch.randn(2, 4, 3)
     with pytest.raises(RefusedError, match=r"transforms of torch\.func cannot trace it"):
         torch.func.vmap(lambda x: qkv.attend(x, x, x, kernel="tiled"))(x)
-    with pytest.raises(RefusedError, match=r"no forward or second derivative of it in torch\.func"):
+    with pytest.raises(RefusedError, match=r"neither its forward-mode nor its second derivatives"):
         torch.func.jvp(lambda x: qkv.attend(x, x, x, kernel="fused"), (x,), (x,))
 
 

@@ -105,7 +105,7 @@ def test_readouts_are_those_of_the_dense_weights() -> None:
 
 
 def test_readout_that_a_loop_cannot_combine_is_refused_by_name() -> None:
-    with pytest.raises(RefusedError, match=r"a compiled loop cannot combine the parts of the readout Rows"):
+    with pytest.raises(RefusedError, match=r"a compiled loop cannot combine the results of the readout Rows"):
         qkv.explain(*LONG, library="jax", kernel="jax_loops", readouts=[readouts.Rows((0,))])
 
 

@@ -46,20 +46,20 @@ REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
     ),
     (
         "fused",
-        r"it computes softmax, not Sigmoid\(\)",
+        r"it supports only softmax, not Sigmoid\(\)",
         {"normalizer": normalizers.Sigmoid(), "library": "torch"},
     ),
     (
         "fused",
-        r"it computes softmax, not TopK\(2\)",
+        r"it supports only softmax, not TopK\(2\)",
         {"normalizer": normalizers.TopK(2), "library": "torch"},
     ),
     (
         "fused",
-        r"it has no sink, Softmax\(sink=1.0\) has one",
+        r"it does not support the sink of Softmax\(sink=1.0\)",
         {"normalizer": normalizers.Softmax(sink=1.0), "library": "torch"},
     ),
-    ("fused", "it returns no weights for readouts", {"readouts": [readouts.Entropy()], "library": "torch"}),
+    ("fused", "it does not support readouts", {"readouts": [readouts.Entropy()], "library": "torch"}),
     ("fused", "with dropout PyTorch needs quadratic memory", {"dropout": 0.5, "library": "torch"}),
     (
         "fused",
@@ -68,7 +68,7 @@ REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
     ),
     (
         "tiled",
-        r"Sparsemax\(\) must see whole rows, a tile shows part of them",
+        r"Sparsemax\(\) needs whole rows of logits, not tiles",
         {"normalizer": normalizers.Sparsemax(), "library": "torch"},
     ),
     ("dense", "it would allocate .* B, more than the 64 B allowed", {"memory": 64}),

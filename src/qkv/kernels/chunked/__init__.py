@@ -1,0 +1,1 @@
+"""The chunked kernel: attention over keys and values in several arrays, as a key-value cache holds them."""

@@ -1,13 +1,13 @@
-"""Attention over chunked keys and values: arrays that follow one another and are never concatenated.
+"""Attention over keys and values that are stored in several chunks, without concatenating them.
 
-A cache grows by chunks (`nn.KeyValueCache`); copying them into one array at every step of decoding would cost as
-much as the step. There, few queries attend to many keys, so their whole rows of logits are small beside the keys:
-logits are computed chunk by chunk, weights from the whole row, and each chunk adds its part of the output.
+A key-value cache grows by chunks (`nn.KeyValueCache`), and copying them into one array at every decoding step would
+take as long as the step itself. In decoding, few queries attend to many keys, so whole rows of logits are small
+compared to the keys. Logits are computed chunk by chunk, weights from whole rows, and the output is summed over chunks:
 
     l = [l₁ … l_p]        w = normalize(l)        output = Σ_p w_p V_p
 
-So every normalizer runs as it does elsewhere, also those that need whole rows. Where rows are not small beside the
-memory allowed, the chunks are concatenated, and the planner chooses among all kernels.
+Every normalizer is therefore supported, including those that need whole rows. If whole rows exceed the memory limit,
+the chunks are concatenated, and the planner chooses among all kernels.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ __all__ = ["CHUNKED_KERNEL", "ChunkedCall", "ChunkedKernel", "ChunkedTensor", "a
 
 @dataclass(frozen=True)
 class ChunkedTensor:
-    """Keys or values `(*batch, k, width)` in PyTorch arrays that follow one another along k.
+    """Keys or values `(*batch, k, width)`, stored as several PyTorch tensors along the key axis.
 
     Attributes:
-        chunks: arrays `(*batch, k_i, width)`.
-        scales: for each chunk None, or factors `(*batch, k_i, 1)` of the numbers of an int8 array.
-        dtype: dtype in which the chunks are read.
-        finite: whether all numbers are known to be finite.
+        chunks: tensors `(*batch, k_i, width)`.
+        scales: scales `(*batch, k_i, 1)` of each int8 chunk, by which its elements are multiplied; None for chunks
+            that are not quantized.
+        dtype: dtype of the elements after dequantization.
+        finite: whether all elements are known to be finite.
     """
 
     chunks: tuple[Tensor, ...]
@@ -68,32 +69,32 @@ class ChunkedTensor:
 
     @property
     def ranges(self) -> list[Limits]:
-        """First row of each chunk and one past its last."""
+        """The range of rows of each chunk in the concatenated array."""
         return list(pairwise(accumulate((x.shape[-2] for x in self.chunks), initial=0)))
 
     def dequantized(self, n: int) -> Tensor:
-        """Return one chunk, with its scale applied."""
+        """Return chunk `n`, multiplied by its scale if it is quantized."""
         scale = self.scales[n]
         return self.chunks[n] if scale is None else self.chunks[n].to(self.dtype).mul_(scale)
 
     def concat(self) -> Tensor:
-        """Copy all chunks into one array."""
+        """Return all chunks concatenated into one tensor."""
         import torch
 
         return torch.cat([self.dequantized(n) for n in range(len(self.chunks))], dim=-2)
 
     def placeholder(self) -> Tensor:
-        """Return an array of this shape and dtype that takes no memory, for planning."""
+        """Return a tensor of the same shape and dtype that uses no memory, for planning."""
         return self.chunks[0].new_zeros((), dtype=self.dtype).expand(self.shape)
 
     def unsqueeze(self, axis: int) -> ChunkedTensor:
         """Insert a batch axis of length 1.
 
         Args:
-            axis: position of the new axis, negative.
+            axis: position of the new axis, counted from the end.
 
         Raises:
-            IndexError: the axis is not negative or not a batch axis.
+            IndexError: the axis is not negative, or is not a batch axis.
         """
         if not -self.ndim - 1 <= axis < -2:
             raise IndexError(f"axis must be from {-self.ndim - 1} to -3, got {axis}. Count batch axes from the end.")
@@ -103,7 +104,7 @@ class ChunkedTensor:
 
 
 def concat_chunks(x: Tensor | ChunkedTensor) -> Tensor:
-    """Return one array: chunks are concatenated, an array is returned unchanged."""
+    """Return a chunked tensor concatenated into one tensor; return other tensors unchanged."""
     return x.concat() if isinstance(x, ChunkedTensor) else x
 
 
@@ -116,19 +117,21 @@ def attend_chunked(
     memory: int | str = "512 MiB",
     seed: int | None = None,
 ) -> tuple[Result, Plan] | None:
-    """Return the result and its plan, or None where the chunks should be concatenated.
+    """Compute a call on chunked keys and values and return the result and the plan.
+
+    Return None if whole rows of logits would exceed the memory limit; the caller should then concatenate the chunks.
 
     Args:
         query: queries.
         key: keys.
-        value: values, chunked at the same rows as the keys.
+        value: values, in chunks of the same lengths as those of the keys.
         spec: score, normalizer, mask, positions and dropout.
         readouts: readouts of the weights, as in `qkv.observe`.
-        memory: memory allowed, as in `qkv.observe`.
-        seed: seed of the random draws, as in `qkv.observe`.
+        memory: memory limit, as in `qkv.observe`.
+        seed: seed of random numbers, as in `qkv.observe`.
 
     Raises:
-        QkvError: the call is refused, as by `qkv.attend`.
+        QkvError: the call is invalid; see `qkv.attend`.
     """
     import torch
 
@@ -137,7 +140,7 @@ def attend_chunked(
     check_problem(problem)
     if CHUNKED_KERNEL.refuse(problem) is not None or CHUNKED_KERNEL.cost(problem).peak > problem.memory:
         return None
-    # Plans are not cached: every step of decoding has another length.
+    # Plans are not cached, because the number of keys changes at every decoding step.
     plan = plan_problem(problem, (CHUNKED_KERNEL,))
     problem, spec = plan.problem, plan.problem.spec
     with torch.autocast(query.device.type, enabled=False):
@@ -153,7 +156,7 @@ def attend_chunked(
             cast_tiles=True,
             axes=problem.axes,
         )
-        # Chunks were checked when they were appended: checking at every step would read all of them again.
+        # Chunks were checked when they were appended. Checking at every step would read all of them again.
         finite = key.finite and bool(query.isfinite().all()), value.finite
         result = CHUNKED_KERNEL.run(ChunkedCall.of(call, key, value, finite), problem)
     return result, plan.with_guards_taken(result.guards)
@@ -161,41 +164,41 @@ def attend_chunked(
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedCall(TorchCall):
-    """A call whose keys and values are chunked, and whose tiles are whole chunks."""
+    """Bound call with chunked keys and values, whose tiles are whole chunks."""
 
     chunked: tuple[ChunkedTensor, ChunkedTensor]
 
     @classmethod
     def of(cls, call: BoundCall, key: ChunkedTensor, value: ChunkedTensor, finite: tuple[bool, bool]) -> ChunkedCall:
-        """Return the call over chunked keys and values.
+        """Return the call with chunked keys and values in place of placeholders.
 
         Args:
-            call: a call of placeholders.
+            call: call that is bound to placeholders of the keys and values.
             key: keys.
             value: values.
-            finite: whether query and keys, and whether values, are known to be finite.
+            finite: two flags: whether queries and keys are known to be finite, and whether the values are.
         """
         fields = {field.name: getattr(call, field.name) for field in dataclasses.fields(call)}
         return cls(**{**fields, "chunked": (key, value), "finite": finite})
 
     @property
     def ranges(self) -> list[Limits]:
-        """Range of the keys of each chunk."""
+        """The range of keys of each chunk."""
         return self.chunked[0].ranges
 
     def first_pair(self) -> BoundCall:
-        """Return the call of one query and one key, in the dtype of accumulation."""
+        """Return the call restricted to the first query and the first key, in the dtype of accumulation."""
         key = self.key[..., :1, :] if self.score.keeps_dtype else cast(self.key[..., :1, :], self.dtype)
         return dataclasses.replace(self, query=self.queries((0, 1)), key=key)
 
     def chunk(self, side: Literal[0, 1], n: int) -> Tensor:
-        """Return a chunk of the keys (0) or values (1), in the dtype of accumulation."""
+        """Return chunk `n` of the keys (side 0) or values (side 1), in the dtype of accumulation."""
         chunk = self.chunked[side].dequantized(n)
         return chunk if side == 0 and self.score.keeps_dtype else typing.cast("Tensor", cast(chunk, self.dtype))
 
 
 class ChunkedKernel(Kernel):
-    """Rows of logits from chunks of the keys, weights of whole rows, output from chunks of the values."""
+    """Kernel for chunked keys and values, which computes whole rows of logits chunk by chunk."""
 
     name: ClassVar[str] = "chunked"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
@@ -203,22 +206,22 @@ class ChunkedKernel(Kernel):
     casts_tiles: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
-        """Return the only limit: whole rows of logits must not exceed a row block."""
+        """Return the only limit: the whole rows of logits of all queries must fit one row block."""
         q, rows = problem.axes.q, row_block_size(problem, ROW_BLOCK_BUDGET, row_block_arrays(problem))
-        return ((rows < q, f"the rows of {q} queries are too many numbers to be in memory at once"),)
+        return ((rows < q, f"the logits of {q} queries over whole rows exceed the size of a row block"),)
 
     def describe(self, problem: Problem) -> str:
-        """Describe that nothing is copied."""
+        """State that keys and values are read chunk by chunk."""
         return "keys and values are read chunk by chunk"
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate one pass over keys and values, and a few arrays of all pairs."""
+        """Estimate the cost of one pass over keys and values with a few arrays of all pairs in memory."""
         pairs = problem.axes.pairs
         peak = pairs * problem.itemsize * row_block_arrays(problem) + problem.untiled_bytes
         return Cost(pairs * problem.flop_per_pair, problem.input_bytes + 2 * peak, peak, 3e-4)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute logits, weights, output and readouts."""
+        """Compute the output and the readouts of the call."""
         assert isinstance(call, ChunkedCall)
         refuse_closure_gradients(call.first_pair())
         if call.mask is not None and call.mask.coverage(call.tile) == "all":  # such as one last query under Causal
@@ -249,7 +252,7 @@ class ChunkedKernel(Kernel):
 
 
 CHUNKED_KERNEL = ChunkedKernel()
-"""The kernel of `attend_chunked`. It is not among `KERNELS`, because the keys of `attend` are whole arrays."""
+"""The kernel of `attend_chunked`. `KERNELS` does not contain it, because `qkv.attend` takes no chunked keys."""
 
 
 def _is_plain(call: ChunkedCall) -> bool:
@@ -257,9 +260,9 @@ def _is_plain(call: ChunkedCall) -> bool:
 
 
 def _row_logits(call: ChunkedCall) -> Float[Tensor, "*batch q k"]:
-    """Return whole rows of logits, −inf where a key is excluded."""
+    """Return whole rows of logits, −inf where a key is masked."""
     query, score = typing.cast("Tensor", call.queries(call.tile.rows)), call.score
-    if score.is_scaled_dot:  # the keys are compared as they are, so the queries are scaled once
+    if score.is_scaled_dot:  # multiply the queries by the scale once, so that the keys are used unchanged
         lifted, _, scale = score.scaled_lift(query, query, call.tile)
         query = typing.cast("Tensor", lifted if scale == 1 else lifted * scale)
     if _is_plain(call):
@@ -271,7 +274,7 @@ def _row_logits(call: ChunkedCall) -> Float[Tensor, "*batch q k"]:
 
 
 def _chunk_logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Tensor:
-    """Return the logits of one chunk, −inf where a key is excluded."""
+    """Return the logits of chunk `n`, −inf where a key is masked."""
     tile, score = call.tile.restrict(call.tile.rows, cols), call.score
     coverage, mask = restrict_mask(call.mask, tile)
     if coverage == "none":
@@ -290,7 +293,7 @@ def _chunk_logits(call: ChunkedCall, query: Tensor, n: int, cols: Limits) -> Ten
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
-    """Return left @ right; heads that share a key become more rows of it, since a broadcast would copy the keys."""
+    """Return left @ right, without copying keys that several query heads share: their queries become rows."""
     if left.ndim < 4 or right.ndim != left.ndim or right.shape[-3] != 1 or left.shape[-3] == 1:
         return left @ right
     *batch, group, q, width = left.shape

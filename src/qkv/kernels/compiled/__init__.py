@@ -1,1 +1,1 @@
-"""A whole call as one operator that torch.compile does not look into."""
+"""Support for `torch.compile`, as one opaque custom operator per call, and for `torch.export`."""

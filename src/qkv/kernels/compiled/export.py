@@ -1,8 +1,8 @@
-"""Plans of calls that `torch.export` traces, whose lengths may be symbols.
+"""Plans of calls that `torch.export` traces, with static or dynamic shapes.
 
-With numbers as lengths the planner chooses between the kernels that can be traced: the fused one, as PyTorch's public
-function, and the dense one. Symbols cannot be compared without fixing them, so with symbols the dense kernel runs.
-`EXPORT_KERNEL` puts a kernel of the caller's own first.
+With static shapes the planner chooses between the two kernels that can be traced: fused, which calls PyTorch's public
+function, and dense. With dynamic shapes the dense kernel runs, because comparing symbolic lengths would make them
+static. A kernel in `EXPORT_KERNEL` takes precedence over both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qkv.plan.problem import Problem
 __all__ = ["EXPORT_KERNEL", "export_plan"]
 
 EXPORT_KERNEL: ContextVar[Kernel | None] = ContextVar("export_kernel", default=None)
-"""Runs every problem that it does not refuse, in calls that name no kernel."""
+"""Kernel that is preferred while exporting, for calls without `kernel=` that it supports."""
 
 _NO_COST = Cost(0.0, 0.0, 0.0)
 
@@ -30,19 +30,19 @@ def export_plan(problem: Problem, kernels: Sequence[Kernel], kernel: str | Kerne
     """Return the plan of a call that is being exported.
 
     Raises:
-        RefusedError: the call names a kernel that needs lengths, and these are symbols.
+        RefusedError: the call names a kernel other than dense, and lengths are symbolic.
     """
     axes, first = problem.axes, EXPORT_KERNEL.get()
     known = all(isinstance(n, int) for shape in (axes.query, axes.key, axes.value) for n in shape)
     if kernel is None and first is not None:
         rewritten, sentences = rewrite(problem) if known else (problem, ())
         if first.refuse(rewritten) is None:
-            return Plan(problem, rewritten, first, "the first that can, while exporting", _NO_COST, sentences)
+            return Plan(problem, rewritten, first, "the kernel preferred while exporting", _NO_COST, sentences)
     if known:
         return plan_problem(problem, kernels, kernel)
     if kernel not in (None, DenseKernel.name):
         raise RefusedError(
-            f"kernel must be None or {DenseKernel.name!r} while exporting with dynamic shapes, got {kernel!r}, which "
-            f"needs lengths to plan. Leave kernel=… out, or export with fixed shapes."
+            f"kernel must be None or {DenseKernel.name!r} while exporting with dynamic shapes, got {kernel!r}. "
+            f"Omit kernel=…, or export with static shapes."
         )
-    return Plan(problem, problem, DenseKernel(), "lengths are not known while exporting", _NO_COST)
+    return Plan(problem, problem, DenseKernel(), "the shapes are dynamic while exporting", _NO_COST)

@@ -1,16 +1,17 @@
-"""One operator of PyTorch for a whole call, for `torch.compile` to put into its graph.
+"""Custom PyTorch operator that represents a whole call in the graph of `torch.compile`.
 
-The compiler cannot trace kernels that look at their data. It sees one operator instead, which runs the call as it would
-run without the compiler, planned for the shapes and data of each call:
+The compiler cannot trace kernels whose control flow depends on data. Its graph contains one opaque operator instead,
+which plans and runs the call as without the compiler:
 
-    qkv::attend(tensors, seed, call) -> output, saved numbers of each query
-    qkv::attend_backward(gradient, output, numbers, tensors, needed, seed, call) -> the gradients needed
+    qkv::attend(tensors, seed, call) -> output, saved statistics of each query
+    qkv::attend_backward(gradient, output, numbers, tensors, needed, seed, call) -> the required gradients
 
-`tensors` are query, key, value and the arrays of the parts; `call` is the name of the rest: the parts without their
-arrays, the kernel and the memory. A name is valid only in the process that traced it, so a saved graph does not run in
-another. Lengths may be dynamic; if a number of a part changes, the call is compiled again, unless it is in a tensor.
-Gradients cannot be differentiated again. The backward operators of the tiled and the fused kernel continue from the
-saved numbers (`saved.py`); those of other kernels, and in half precision, first run forward once more.
+`tensors` are query, key, value and the arrays of the parts. `call` is a name under which all other arguments are
+registered: the parts without their arrays, the kernel and the memory limit. Names are valid only in the process that
+traced the call, so a saved graph cannot run in another process. Lengths may be dynamic. A call is compiled again if a
+Python number in a part changes; a number in a tensor may change freely. Second derivatives are not supported. In
+backward, the tiled and the fused kernel use the saved statistics (`saved.py`); other kernels, and all kernels in half
+precision, run the forward pass again.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ __all__ = ["compiled_attend", "operator_arguments", "refuse"]
 Run = Callable[..., Any]
 Needed = tuple[bool, ...] | None
 Structure = str | tuple[Any, ...]
-"""How a value is built: "tensor", "constant", ("tuple", …) or ("part", names, …), nested."""
+"""Nested structure of a value: "tensor", "constant", ("tuple", items…) or ("part", field names, items…)."""
 
 
 def compiled_attend(
     query: Tensor, key: Tensor, value: Tensor, fields: SpecFields, seed: int | None, run: Run, *more: Hashable
 ) -> Tensor:
-    """Return the output of a call that `torch.compile` is tracing; the arguments are those of `operator_arguments`."""
+    """Return the output of a call that `torch.compile` is tracing. The arguments are as in `operator_arguments`."""
     import torch
 
     arguments = operator_arguments(query, key, value, fields, seed, run, *more)  # first: this defines the operator
@@ -57,23 +58,23 @@ def compiled_attend(
 def operator_arguments(
     query: Tensor, key: Tensor, value: Tensor, fields: SpecFields, seed: int | None, run: Run, *more: Hashable
 ) -> tuple[list[Tensor], Tensor | None, str]:
-    """Return the arguments of the operator. The compiler traces this function.
+    """Return the arguments of the operator `qkv::attend`. The compiler traces this function.
 
     Args:
         query: queries.
         key: keys.
         value: values.
         fields: score, normalizer, mask, positions and dropout.
-        seed: a whole number; None: every call draws one, if it draws at all.
-        run: runs the call as `run(query, key, value, fields, seed, *more)`.
+        seed: an integer, or None for a new random seed at every call that uses random numbers.
+        run: function that runs the call, as `run(query, key, value, fields, seed, *more)`.
         more: further arguments of `run`.
     """
     import torch
 
     if _in_functorch():
         refuse(
-            "under torch.compile the transforms of torch.func (vmap, grad, jvp) cannot trace qkv.attend. "
-            "Transform outside of torch.compile, or keep both in a function that is not compiled."
+            "torch.compile cannot trace qkv.attend within a transform of torch.func (vmap, grad, jvp). Apply the "
+            "transform outside of torch.compile, or do not compile the function that applies the transform."
         )
     tensors = [query, key, value]
     leaves: list[Any] = []
@@ -82,13 +83,13 @@ def operator_arguments(
     name = _register_call(run, more, needed, structure, *leaves)
     if seed is not None:
         if isinstance(seed, bool) or not isinstance(seed, int):
-            refuse("seed must be a whole number under torch.compile, got another type. Give an int.")
+            refuse("seed must be an int or None under torch.compile, got a value of another type.")
         return tensors, torch.full((), seed, dtype=torch.int64, device="cpu"), name
     return tensors, torch.randint(2**62, (), device="cpu") if _draws(name) else None, name
 
 
 def refuse(sentence: str) -> NoReturn:
-    """Refuse a call that the compiler is tracing. The compiler runs this function, so that users see its error.
+    """Raise an error about a call that is being compiled. The compiler runs this function instead of tracing it.
 
     Raises:
         RefusedError: always.
@@ -96,11 +97,11 @@ def refuse(sentence: str) -> NoReturn:
     raise RefusedError(sentence)
 
 
-# -- parts as tensors and constants ---------------------------------------------------------------------
+# -- flattening of parts to tensors and constants --------------------------------------------------------
 
 
 def _flatten(value: Any, tensors: list[Tensor], leaves: list[Any]) -> Structure:
-    """Append the tensors and constants of a value and return its structure. The compiler traces this function."""
+    """Append the tensors and constants of a value to two lists, and return its structure. The compiler traces this."""
     import torch
 
     if isinstance(value, (torch.Tensor, np.ndarray)):
@@ -114,7 +115,7 @@ def _flatten(value: Any, tensors: list[Tensor], leaves: list[Any]) -> Structure:
         names = tuple(kind.__dataclass_fields__)
         return ("part", names, *[_flatten(getattr(value, name), tensors, leaves) for name in names])
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        # The compiler may use a symbol for a number that has changed between calls; the name of a call contains it.
+        # The compiler may replace a number that changes between calls by a symbol, which a registered call cannot hold.
         from torch.fx.experimental.symbolic_shapes import guard_scalar
 
         value = guard_scalar(value * 1)
@@ -123,7 +124,7 @@ def _flatten(value: Any, tensors: list[Tensor], leaves: list[Any]) -> Structure:
 
 
 def _unflatten(structure: Structure, tensors: list[Any], leaves: list[Any]) -> Any:
-    """Return the value of a structure; its tensors and constants are removed from the front of the lists."""
+    """Rebuild a value from its structure, consuming its tensors and constants from the front of the lists."""
     if structure == "tensor":
         return tensors.pop(0)
     if structure == "constant":
@@ -139,12 +140,20 @@ def _unflatten(structure: Structure, tensors: list[Any], leaves: list[Any]) -> A
     return part
 
 
-# -- names of calls ------------------------------------------------------------------------------------
+# -- registered calls ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Call:
-    """Everything of a call but its tensors; `needed`: which of them require a gradient, or None without autograd."""
+    """Call of the operator without its tensors, to which it can be applied.
+
+    Attributes:
+        run: function that runs the call.
+        more: further arguments of `run`.
+        needed: which of the tensors require a gradient; None if autograd is disabled.
+        structure: structure of score, normalizer, mask, positions and dropout.
+        leaves: constants of this structure.
+    """
 
     run: Run
     more: tuple[Hashable, ...]
@@ -154,7 +163,7 @@ class _Call:
 
     def __call__(self, tensors: Sequence[Tensor], seed: Tensor | None) -> Tensor:
         query, key, value, *arrays = tensors
-        # The plan cache recognises parts without arrays by their identity.
+        # The plan cache identifies parts without arrays by `id`, so they are rebuilt only once.
         fields = _unflatten(self.structure, arrays, list(self.leaves)) if arrays else self._fields_without_arrays
         output = self.run(query, key, value, fields, None if seed is None else int(seed), *self.more)
         return cast("Tensor", output)
@@ -169,7 +178,7 @@ _NAMES: dict[Hashable, str] = {}
 
 
 def _register_call(run: Run, more: tuple[Hashable, ...], needed: Needed, structure: Structure, *leaves: Any) -> str:
-    """Return the name of a call, the same for equal calls. The compiler runs this function while it traces."""
+    """Register a call and return its name; equal calls have the same name. The compiler runs this while tracing."""
     _define_operators()
     call = _Call(run, more, needed, structure, leaves)
     key: Hashable = (call, tuple(map(type, leaves)))  # 1, 1.0 and True are equal
@@ -188,14 +197,14 @@ def _register_call(run: Run, more: tuple[Hashable, ...], needed: Needed, structu
 def _find_call(name: str) -> _Call:
     if name not in _CALLS:
         raise RefusedError(
-            f"a compiled call must run in the process that traced it, got {name} of another process. Compile it in "
-            f"this one: a saved graph does not hold the parts."
+            f"compiled call {name!r} must run in the process that compiled it: a saved graph does not contain the "
+            f"score, normalizer and mask. Compile the function again in this process."
         )
     return _CALLS[name]
 
 
 def _draws(name: str) -> bool:
-    """Return whether a call draws at random."""
+    """Return whether a registered call uses random numbers."""
     call = _CALLS[name]
     placeholders = [None] * str(call.structure).count("'tensor'")
     score, normalizer, _, _, dropout = _unflatten(call.structure, placeholders, list(call.leaves))
@@ -212,7 +221,7 @@ def _in_functorch() -> bool:
 
 
 for _function in (_register_call, _draws, _in_functorch, refuse):
-    # What `torch.compiler.assume_constant_result` does, which would import the compiler with qkv.
+    # This has the effect of `torch.compiler.assume_constant_result`, which would import the compiler together with qkv.
     vars(_function)["_dynamo_marked_constant"] = True
 
 
@@ -292,7 +301,7 @@ def _define_operators() -> None:
 
 
 def _refuse_closures(output: Tensor, leaves: Sequence[Tensor]) -> None:
-    """Raise a `GradientError` if the graph of the output leads to a tensor that is not one of the leaves."""
+    """Raise a `GradientError` if the output depends on a tensor that requires a gradient and is not among `leaves`."""
     known, visited = {id(x) for x in leaves}, set()
     stack = [output.grad_fn]
     while stack:
@@ -302,15 +311,15 @@ def _refuse_closures(output: Tensor, leaves: Sequence[Tensor]) -> None:
         visited.add(node)
         if id(getattr(node, "variable", leaves[0])) not in known:
             raise GradientError(
-                "a part of a compiled call must hold its parameters, got one that closes over a tensor that requires a "
-                "gradient, which it would not receive. Use Custom(function, parameters=(…,)), which calls "
-                "function(query, key, *parameters); in a part of your own make it a field."
+                "score, normalizer and mask of a compiled call must not close over a tensor that requires a gradient: "
+                "the tensor would receive none. Pass the tensor as Custom(function, parameters=(…,)), which calls "
+                "function(query, key, *parameters), or make it a field of your own class."
             )
         stack.extend(before for before, _ in node.next_functions)
 
 
 def _with_autograd() -> AbstractContextManager[object]:
-    """Return a context in which PyTorch records a graph, as it does outside of an operator."""
+    """Return a context that enables autograd within an operator, where PyTorch disables it."""
     import torch
 
     inner: Any = torch._C
@@ -322,7 +331,7 @@ def _with_autograd() -> AbstractContextManager[object]:
 
 
 def _own(x: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """Return `x` contiguous, as `fake` promises, and in memory that no other tensor uses."""
+    """Return `x` contiguous, as the fake implementation declares, and in memory that no tensor in `others` shares."""
     x = x.contiguous()
     storage = x.untyped_storage().data_ptr()
     return x.clone() if any(storage == y.untyped_storage().data_ptr() for y in others) else x

@@ -1,8 +1,9 @@
-"""Numbers that the forward operator of a compiled call saves for its backward operator.
+"""Statistics per query that the forward operator of a compiled call saves for its backward operator.
 
-Without the compiler, autograd saves a few numbers per query. Operators return tensors alone, whose shapes must be known
-beforehand: so the numbers go into one tensor `(*batch, q, 4)`, whose first column says how many of the others are used.
-If it is 0, the backward operator runs forward once more.
+Without the compiler, autograd saves a few statistics per query, such as the log-sum-exp. An operator can only return
+tensors of shapes that are known when it is traced. The statistics are therefore stored in one tensor `(*batch, q, 4)`,
+whose first column holds the number of further columns in use. If this number is 0, the backward operator runs the
+forward pass again.
 """
 
 from __future__ import annotations
@@ -18,26 +19,29 @@ from qkv.core.typing import Tensor
 __all__ = ["COLUMNS", "SavedNumbers", "current_saved", "saving"]
 
 COLUMNS = 4
-"""Width of the tensor of saved numbers."""
+"""Number of columns of the tensor of saved statistics."""
 
 
 @dataclass
 class SavedNumbers:
-    """Numbers of each query, recorded in forward or restored in backward.
+    """Statistics of each query, recorded in the forward pass or restored in the backward pass.
 
     Args:
-        restored: the output and the tensor of saved numbers; None in forward.
+        restored: the output and the tensor of saved statistics; None in the forward pass.
     """
 
     restored: tuple[Tensor, Tensor] | None = None
     _recorded: list[Sequence[Tensor]] = field(default_factory=list)
 
     def note(self, columns: Sequence[Tensor]) -> None:
-        """Record these numbers, each `(*batch, q, 1)`."""
+        """Record statistics, each a tensor `(*batch, q, 1)`."""
         self._recorded.append(columns)
 
     def take(self) -> tuple[Tensor, list[Tensor]] | None:
-        """Return the output and numbers of forward, once; None if they have to be computed."""
+        """Return the output and the statistics of the forward pass, or None if they must be computed.
+
+        They are returned only at the first call.
+        """
         restored, self.restored = self.restored, None
         if restored is None or not restored[1].numel() or not (count := int(restored[1].flatten()[0])):
             return None
@@ -45,7 +49,7 @@ class SavedNumbers:
         return output, [table[..., n : n + 1].contiguous() for n in range(1, count + 1)]
 
     def table(self, output: Tensor) -> Tensor:
-        """Return the tensor of saved numbers for this output."""
+        """Return the recorded statistics as one tensor, with the dtype and device of the output."""
         table = output.new_zeros((*output.shape[:-1], COLUMNS))
         columns = self._recorded[0] if len(self._recorded) == 1 else ()
         shape = (*output.shape[:-1], 1)
@@ -62,7 +66,7 @@ _SAVED: ContextVar[SavedNumbers | None] = ContextVar("saved", default=None)
 
 @contextmanager
 def saving(saved: SavedNumbers) -> Iterator[SavedNumbers]:
-    """Let kernels that run within, on this thread, record to `saved` and restore from it."""
+    """Let kernels that run within this context record statistics in `saved` and restore them from it."""
     token = _SAVED.set(saved)
     try:
         yield saved
@@ -71,5 +75,5 @@ def saving(saved: SavedNumbers) -> Iterator[SavedNumbers]:
 
 
 def current_saved() -> SavedNumbers | None:
-    """Return the saved numbers of the running operator; None outside of operators."""
+    """Return the saved statistics of the operator that is running, or None outside of an operator."""
     return _SAVED.get()

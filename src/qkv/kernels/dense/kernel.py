@@ -1,4 +1,7 @@
-"""The dense kernel: the equation on whole arrays, in memory q · k. It runs every call and is the oracle of others."""
+"""The dense kernel: the equation on whole arrays, in memory proportional to q · k.
+
+It supports every call, and is the reference that other kernels are tested against.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,23 @@ from qkv.plan.problem import Problem
 __all__ = ["DenseKernel"]
 
 _CACHE_BYTES = 4 * 2**20
-"""Bytes of arrays that stay in the cache."""
+"""Largest total size in bytes of arrays that stay in the processor's cache."""
 _SORT_FLOP = 2000
-"""Cost of sorting a row, in operations per number."""
+"""Cost of sorting a row, in floating-point operations per element."""
 
 
 @dataclass(frozen=True)
 class DenseKernel(Kernel):
-    """The equation on whole arrays of every library, with derivatives of any order."""
+    """Kernel that evaluates the equation on whole arrays of every library, with derivatives of any order."""
 
     name: ClassVar[str] = "dense"
     libraries: ClassVar[tuple[str, ...]] = ("numpy", "torch", "jax", "tensorflow")
     traceable: ClassVar[bool] = True
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate that every array of pairs is written to and read from main memory."""
+        """Estimate the cost, assuming that every array of pairs is written to main memory and read back."""
         elements = problem.elements_per_logit if problem.elements_per_logit > 1 else 0
-        # Logits, their exponentials, weights and a mask; with a gradient everything that is saved for it.
+        # Logits, exponentials, weights and the mask; with a gradient also the arrays saved for backward.
         arrays = (4 + elements) * (2 if problem.gradient else 1)
         pair_bytes = problem.axes.pairs * problem.itemsize * arrays
         peak = problem.axes.pairs * problem.itemsize * _peak_arrays(problem, elements) + problem.untiled_bytes
@@ -46,9 +49,9 @@ class DenseKernel(Kernel):
         return Cost(flop, traffic, peak, 2e-4)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Evaluate the equation, and the readouts on its weights."""
+        """Evaluate the equation on whole arrays, and the readouts on its weights."""
         if problem.library == "torch":
-            # Autograd would find these gradients here, but not in the kernels of larger calls.
+            # Autograd would compute these gradients here, but other kernels, which run larger calls, would not.
             refuse_closure_gradients(call)
         with ignore_numpy_warnings(), _no_autocast(call.value):
             result = dense(call)
@@ -60,9 +63,9 @@ class DenseKernel(Kernel):
 
 
 def _peak_arrays(problem: Problem, elements: int) -> int:
-    """Return the numbers in memory at once for each pair, as measured by `benchmarks/explain.py`."""
-    # The numbers that a score compares exist before and after; backward adds a third copy. Sorting has logits,
-    # order, sums and a support in memory at once.
+    """Return the peak number of elements in memory per pair, as measured by `benchmarks/explain.py`."""
+    # Scores with several elements per logit hold them before and after a function such as tanh; backward adds a third
+    # copy. Sorting normalizers hold logits, the sorting order, cumulative sums and the support.
     sorts = not problem.normalizer.online
     if problem.gradient:
         return 8 + 3 * elements + 2 * sorts
@@ -70,7 +73,7 @@ def _peak_arrays(problem: Problem, elements: int) -> int:
 
 
 def _no_autocast(reference: Array) -> AbstractContextManager[object]:
-    """Disable PyTorch's autocast: half precision follows from the caller's dtypes, and accumulates in float32."""
+    """Return a context without PyTorch's autocast, since dtypes follow from the caller's arrays alone."""
     if library(reference) != "torch":
         return nullcontext()
     import torch

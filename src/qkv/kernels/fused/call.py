@@ -1,8 +1,8 @@
-"""A call of the fused kernel: queries and keys are lifted and padded, and the results are checked.
+"""Execution of a call by the fused kernel: queries and keys are lifted and padded, and the results are checked.
 
-PyTorch's operator multiplies masked keys and values by 0, and 0 · NaN is NaN; for a query of NaN it may return 0. So
-a call is accepted only if its inputs are finite: with a gradient the sum of each input is checked, without one the
-returned output and log-sum-exp (`sdpa.py`).
+PyTorch's operator multiplies masked keys and values by 0, so that NaN reaches the output (0 · NaN is NaN), and it may
+return 0 for a query of NaN. A result is therefore returned only if all inputs are finite: with a gradient the sum of
+each input is checked, without a gradient the returned output and log-sum-exp (`sdpa.py`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FINITE = ("all finite: fused",)
 
 
 def shortcut(problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result | None] | None:
-    """Return a function that runs a plain dot product, without a mask or with a causal one; None for other calls."""
+    """Return a fast path for scaled dot products without a mask or with a causal mask, or None for other calls."""
     axes, score, mask = problem.axes, problem.score, problem.spec.mask
     keys, offset, known = split_mask(mask, problem.tile)
     equal = axes.query_width == axes.key_width == axes.value_width
@@ -63,13 +63,13 @@ def shortcut(problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result | No
 def _run_shortcut(
     attention: FusedAttention, gradient: bool, query: Tensor, key: Tensor, value: Tensor
 ) -> Result | None:
-    """Return the result of `run`; None where only `run` can compute it."""
+    """Return the result of the fast path, or None if the general `run` is required."""
     output = _attend_finite(attention, (query, key, value), gradient) if value.is_cpu else None
     return None if output is None else Result(attention.layout.output(output, value.shape[-1]), (), _FINITE)
 
 
 def run(call: TorchCall, problem: Problem) -> Result | None:
-    """Run the call; None where the data is not finite."""
+    """Run the call and return its result, or None if the data is not finite."""
     fused = _LiftedCall.of(call, problem)
     if problem.traced:
         return Result(cast(fused.traced(), call.out_dtype), (), ("traced: data not checked",))
@@ -83,9 +83,9 @@ def run(call: TorchCall, problem: Problem) -> Result | None:
 def _attend_finite(
     attention: FusedAttention, sides: tuple[Tensor, Tensor, Tensor], needs_gradient: bool
 ) -> Float[Tensor, "b heads q width"] | None:
-    """Return the output; None if it may be wrong because an input is not finite."""
+    """Return the output, or None if the output may be wrong because an input is not finite."""
     if not needs_gradient and attention.reveals_nonfinite(sides[2]):
-        # The results are checked: they are smaller than the inputs.
+        # Check the results instead of the inputs, because the results are smaller.
         output, log_sum_exp = attend_without_gradient(attention, *sides)
         return output if results_are_finite(output, log_sum_exp) or _all_finite(sides) else None
     if not _all_finite(sides):
@@ -97,13 +97,13 @@ def _attend_finite(
 
 def _all_finite(tensors: Sequence[Tensor]) -> bool:
     tensors = [x.detach() for x in tensors]
-    # A finite sum has finite terms; it may overflow, though.
+    # If the sum is finite, all terms are. If not, the sum may have overflowed, and all elements are checked.
     return math.isfinite(sum(x.sum() for x in tensors)) or all(bool(x.isfinite().all()) for x in tensors)
 
 
 @dataclasses.dataclass(frozen=True)
 class _LiftedCall:
-    """A call with lifted queries and keys, and all sides of one width."""
+    """Call with lifted queries and keys; queries, keys and values are padded to one width."""
 
     call: TorchCall
     problem: Problem
@@ -115,7 +115,7 @@ class _LiftedCall:
 
     @classmethod
     def of(cls, call: TorchCall, problem: Problem) -> _LiftedCall:
-        """Lift and pad, outside of autocast."""
+        """Lift the queries and keys of a call and pad all inputs to one width, with autocast disabled."""
         import torch
 
         device = call.value.device.type
@@ -130,14 +130,14 @@ class _LiftedCall:
         batch = call.tile.batch
         layout = layout_of(batch, *(tuple(x.shape[:-2]) for x in sides))
         if layout is None:
-            # Arrays of the score brought batch axes along which the inputs are shared.
+            # Lifting broadcast the inputs to batch axes of the score's arrays.
             sides = [x.expand((*batch, *x.shape[-2:])) for x in sides]
             layout = layout_of(batch, batch, batch, batch)
             assert layout is not None
         return cls(call, problem, layout, sides[0], sides[1], sides[2], scale)
 
     def output(self) -> Tensor | None:
-        """Return the output; None if it may be wrong because an input is not finite."""
+        """Return the output, or None if the output may be wrong because an input is not finite."""
         import torch
 
         sides = self.query, self.key, self.value
@@ -146,7 +146,7 @@ class _LiftedCall:
         return None if output is None else self.layout.output(output, self.call.value.shape[-1])
 
     def traced(self) -> Tensor:
-        """Return the output where the data cannot be checked: masked keys and values are always set to 0."""
+        """Return the output under tracing, where data cannot be checked: masked keys and values are always set to 0."""
         keys, offset, _ = split_mask(self.call.mask, self.call.tile)
         fused, poison = self, None
         if keys is not None:
@@ -159,7 +159,10 @@ class _LiftedCall:
         return output if poison is None else output + poison
 
     def _zero_nonfinite(self) -> tuple[_LiftedCall, Tensor]:
-        """Return the call with non-finite keys and values set to 0, and NaN for each query that may attend to one."""
+        """Return the call with non-finite keys and values set to 0, and a tensor to add to the output.
+
+        The tensor is NaN for each query that may attend to a non-finite key or value, and 0 for other queries.
+        """
         import torch
 
         key, value = (torch.where(x.isfinite(), x, 0.0) for x in (self.key, self.value))
@@ -186,7 +189,7 @@ class _LiftedCall:
 
 @dataclasses.dataclass(frozen=True)
 class _DoubleBackward:
-    """Gradients that can be differentiated again: those of the lifted call in row blocks."""
+    """Differentiable gradients of the lifted call, computed in row blocks."""
 
     problem: Problem
     tile: Tile
@@ -203,9 +206,9 @@ class _DoubleBackward:
 
 
 def lift_sides(call: BoundCall, score: Score) -> tuple[Tensor, Tensor, float]:
-    """Return queries and keys lifted by a score, and the factor of their product, both divided by the temperature."""
+    """Return the lifted queries and keys, and the factor of their inner product, with the temperature included."""
     centre = score.centre(call.key)
-    # Computed once, because query and key must be lifted from the same centre.
+    # The centre is computed once, because queries and keys must be shifted by the same vector.
     tile = call.tile if centre is None else dataclasses.replace(call.tile, centre=centre)
     *lifted, scale = score.scaled_lift(call.query, call.key, tile)
     query, key = typing.cast("list[Tensor]", lifted)
@@ -216,7 +219,10 @@ def lift_sides(call: BoundCall, score: Score) -> tuple[Tensor, Tensor, float]:
 
 
 def _zero_masked(call: TorchCall, keys: Mask) -> TorchCall | None:
-    """Return the call with masked keys and values set to 0; None where a shared key is masked for some elements."""
+    """Return the call with masked keys and values set to 0.
+
+    Return None if batch elements that share a key have different masks.
+    """
     import torch
 
     allowed = typing.cast("Tensor", keys.allowed(call.tile, call.value)).mT

@@ -1,8 +1,9 @@
-"""The fused kernel: PyTorch's fused attention, for softmax over scores that lift to an inner product.
+"""The fused kernel: PyTorch's fused attention, for softmax over scores that are inner products of lifted vectors.
 
-It runs only in linear memory. Calls are brought into the form it takes: values or vectors are padded to one width, a
-last axis is made contiguous, batch axes are mapped to two (`layout.py`), and a causal mask that starts late is split
-in two (`sdpa.py`). Other calls are refused. This file defines what is supported and what it costs; `call.py` runs it.
+It supports a call only if PyTorch can compute it in linear memory. Inputs are converted to the layout that PyTorch
+expects: queries, keys and values are padded to one width, the last axis is made contiguous, batch axes are mapped to
+two (`layout.py`), and a causal mask with an offset is split in two (`sdpa.py`). This file defines the supported calls
+and their cost; `call.py` runs them.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html
 """
@@ -31,7 +32,7 @@ __all__ = ["FusedKernel"]
 
 @dataclasses.dataclass(frozen=True)
 class FusedKernel(Kernel):
-    """One call of PyTorch's fused attention on lifted query and key."""
+    """Kernel that calls PyTorch's fused attention on lifted queries and keys."""
 
     name: ClassVar[str] = "fused"
     libraries: ClassVar[tuple[str, ...]] = ("torch",)
@@ -42,17 +43,20 @@ class FusedKernel(Kernel):
     traceable: ClassVar[bool] = True
 
     def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
-        """Return the limits on score, normalizer, mask and shapes."""
+        """Return the limits on the score, the normalizer, the mask and the shapes."""
         from qkv.kernels.fused.layout import layout_of
 
         axes, normalizer = problem.axes, problem.normalizer
         return (
             (problem.score.lift_kind is None, f"{problem.score} is not an inner product"),
-            (not (normalizer.log_sum_exp and normalizer.online), f"it computes softmax, not {normalizer}"),
-            (not normalizer.shift_invariant, f"it has no sink, {normalizer} has one"),
-            (bool(problem.readouts), "it returns no weights for readouts"),
+            (not (normalizer.log_sum_exp and normalizer.online), f"it supports only softmax, not {normalizer}"),
+            (not normalizer.shift_invariant, f"it does not support the sink of {normalizer}"),
+            (bool(problem.readouts), "it does not support readouts"),
             (problem.spec.dropout > 0, "with dropout PyTorch needs quadratic memory"),
-            (problem.traced in ("jvp", "twice"), "PyTorch has no forward or second derivative of it in torch.func"),
+            (
+                problem.traced in ("jvp", "twice"),
+                "torch.func supports neither its forward-mode nor its second derivatives",
+            ),
             (
                 not _supports_mask(problem),
                 f"the mask {problem.spec.mask} would need an array of {axes.q} × {axes.k}",
@@ -60,12 +64,12 @@ class FusedKernel(Kernel):
             (0 in (axes.q, axes.k, axes.query_width, axes.value_width, axes.batch_size), "an axis is empty"),
             (
                 layout_of(axes.batch, axes.query[:-2], axes.key[:-2], axes.value[:-2]) is None,
-                "more than two batch axes, some of them shared, would need a copy",
+                "the batch axes cannot be mapped to two without a copy",
             ),
         )
 
     def describe(self, problem: Problem) -> str:
-        """Describe what is lifted, mapped and padded."""
+        """Describe how queries and keys are lifted and padded, and how the mask and shared heads are handled."""
         from qkv.kernels.fused.layout import layout_of, split_mask
 
         axes, score = problem.axes, problem.score
@@ -84,14 +88,14 @@ class FusedKernel(Kernel):
         return "; ".join(note for note in notes if note)
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate one pass, five more products with a gradient, and copies of what is lifted or padded."""
+        """Estimate the cost of one pass, of five matrix products in backward, and of copies for lifting and padding."""
         from qkv.kernels.fused.layout import split_mask
 
         axes, score = problem.axes, problem.score
         rows = [math.prod(shape[:-1]) for shape in (axes.query, axes.key, axes.value)]
         widths = (axes.query_width, axes.key_width, axes.value_width)
         width = max(score.lifted_width(*widths[:2]), axes.value_width)
-        # The output with its log-sum-exp, and a copy of each side that is lifted or padded.
+        # The output with its log-sum-exp, and a copy of each input that is lifted or padded.
         output = math.prod(axes.output[:-1]) * (width + 1)
         lifted = not score.is_scaled_dot
         numbers = output + sum(
@@ -100,7 +104,7 @@ class FusedKernel(Kernel):
             if lift or own != width
         )
         if problem.gradient:
-            # The gradient of the output and of all sides, one of them twice while its layout changes.
+            # The gradients of the output and of all inputs, and a second copy of one of them while its layout changes.
             numbers += output + (sum(rows) + max(rows)) * width + (sum(rows[:2]) * width if lifted else 0)
         if problem.dtype in ("float16", "bfloat16"):
             numbers += sum(n * own for n, own in zip(rows, widths, strict=True))
@@ -112,11 +116,11 @@ class FusedKernel(Kernel):
         overhead = 1.5e-4 if problem.gradient else 8e-5
         arithmetic = flop / PRODUCT_RATE
         if width > 64 and 48 <= axes.q < 768 and not problem.gradient:
-            arithmetic *= 1.25  # PyTorch then multiplies blocks of 32 or 64 queries, which is slower
+            arithmetic *= 1.25  # PyTorch then uses blocks of 32 or 64 queries, which are slower
         return Cost(flop, traffic, peak, overhead, arithmetic=arithmetic)
 
     def prepare(self, problem: Problem) -> PreparedCall:
-        """Return a call of the operator alone for plain dot products, and the unprepared call if its guard fails."""
+        """Return a prepared call, with a fast path for scaled dot products that runs if the data is finite."""
         from qkv.kernels.fused.call import shortcut
 
         plain, bound = shortcut(problem), super().prepare(problem)
@@ -130,7 +134,7 @@ class FusedKernel(Kernel):
         return run
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Run the fused call, or the tiled kernel where the data is not finite."""
+        """Run PyTorch's fused attention, or the tiled kernel if the data is not finite."""
         from qkv.kernels.fused.call import run
 
         tensors = typing.cast("TorchCall", call)
@@ -141,11 +145,11 @@ class FusedKernel(Kernel):
 
 
 _SCRATCH = 8 * 2**20
-"""Bytes of the operator's own tiles and of the library of matrix products."""
+"""Bytes that the operator's own tiles and the matrix product library allocate."""
 
 
 def _supports_mask(problem: Problem) -> bool:
-    """Return whether the operator takes the mask without an array of all pairs."""
+    """Return whether the operator supports the mask without an array of all pairs."""
     from qkv.kernels.fused.layout import split_mask
     from qkv.kernels.fused.sdpa import operators
 

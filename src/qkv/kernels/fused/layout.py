@@ -1,11 +1,11 @@
-"""Batch axes and masks of PyTorch's fused attention: any batch axes become two, without copying a shared axis.
+"""Mapping of batch axes and masks to those of PyTorch's fused attention, without copies of broadcast axes.
 
     (*batch, q, width)   ->   (b, heads, q, width)
     (*batch, k, width)   ->   (b, key_heads, k, width)          heads = key_heads · group
 
-A last batch axis that query has and key and value share is a group (`enable_gqa`): its gradients are added inside
-the kernel. Every other shared axis is expanded, with stride 0. Where there are more than two axes, neighbours that
-are shared by the same arrays are merged.
+If only the query has the last batch axis, and key and value are broadcast along it, it becomes a group of heads
+(`enable_gqa`), whose gradients are summed inside the operator. All other broadcast axes are expanded with stride 0.
+More than two axes are reduced by merging neighbours along which the same inputs are broadcast.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = ["Layout", "Side", "layout_of", "split_mask"]
 
 Batch = tuple[int, ...]
 Side = Literal[0, 1, 2]
-"""Query (0), key (1) or value (2)."""
+"""Index of an input: query (0), key (1) or value (2)."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Two batch axes for query, key and value.
+    """Mapping of the batch axes of query, key and value to two batch axes.
 
     Attributes:
-        batch: batch axes of the call.
-        own: batch axes of query, key and value with four axes, before anything is expanded.
-        heads: (b, heads) of the query.
-        key_heads: (b, key_heads) of key and value.
+        batch: batch shape of the call.
+        own: the two batch axes of query, key and value, with length 1 where an input is broadcast.
+        heads: (b, heads), the batch axes of the query.
+        key_heads: (b, key_heads), the batch axes of key and value.
     """
 
     batch: Batch
@@ -44,11 +44,11 @@ class Layout:
 
     @property
     def grouped(self) -> bool:
-        """Whether several heads of the query share one of the key."""
+        """Whether several query heads share a key head."""
         return self.heads != self.key_heads
 
     def to_four_axes(self, x: Float[Tensor, "*own n width"], side: Side) -> Float[Tensor, "b heads n width"]:
-        """Return query, key or value with four axes, its last axis contiguous."""
+        """Return an input reshaped to four axes, with a contiguous last axis."""
         core, own, target = x.shape[-2:], self.own[side], self.heads if side == 0 else self.key_heads
         if x.shape[:-2] != own:
             x = x.reshape((*own, *core))
@@ -57,20 +57,20 @@ class Layout:
         return x if own == target else x.expand((*target, *core))
 
     def sides(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value with four axes."""
+        """Return query, key and value reshaped to four axes."""
         return self.to_four_axes(query, 0), self.to_four_axes(key, 1), self.to_four_axes(value, 2)
 
     def from_four_axes(
         self, gradient: Float[Tensor, "b heads n width"], side: Side, like: Float[Tensor, "*own n width"]
     ) -> Float[Tensor, "*own n width"]:
-        """Return the gradient of the argument of `to_four_axes`, summed over expanded axes."""
+        """Return the gradient of the argument of `to_four_axes`: the inverse reshape, summed over expanded axes."""
         own = (*self.own[side], *gradient.shape[-2:])
         if tuple(gradient.shape) != own:
             gradient = gradient.sum_to_size(own)
         return gradient if gradient.shape == like.shape else gradient.reshape(like.shape)
 
     def output(self, x: Float[Tensor, "b heads q width"], width: int) -> Float[Tensor, "*batch q value_width"]:
-        """Return the output with the batch axes of the call and the width of the values."""
+        """Return the operator's output with the batch axes of the call and without padded columns."""
         if x.shape[-1] != width:
             x = x[..., :width]
         return x if x.shape[:-2] == self.batch else x.reshape((*self.batch, *x.shape[-2:]))
@@ -78,7 +78,7 @@ class Layout:
     def restore(
         self, output: Float[Tensor, "*batch q value_width"], log_sum_exp: Float[Tensor, "*batch q 1"], width: int
     ) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
-        """Return output and log-sum-exp in the operator's layout, the output padded to the width."""
+        """Return the output and log-sum-exp of the call in the operator's layout, with the output padded to `width`."""
         import torch
 
         rows = (*self.heads, output.shape[-2])
@@ -86,7 +86,7 @@ class Layout:
         return output.reshape((*rows, width)), log_sum_exp.reshape(rows)
 
     def key_mask(self, allowed: Bool[Tensor, "*some 1 k"]) -> Bool[Tensor, "b heads 1 k"]:
-        """Return which keys are allowed, with four axes."""
+        """Return a mask of allowed keys reshaped to four axes."""
         if math.prod(allowed.shape[:-2]) == 1:
             return allowed.reshape((1, 1, *allowed.shape[-2:]))
         return allowed.expand((*self.batch, *allowed.shape[-2:])).reshape((*self.heads, *allowed.shape[-2:]))
@@ -94,7 +94,7 @@ class Layout:
 
 @lru_cache(maxsize=256)
 def layout_of(batch: Batch, query: Batch, key: Batch, value: Batch) -> Layout | None:
-    """Return the layout for these batch axes; None where a shared axis would have to be copied.
+    """Return the layout for given batch axes, or None if a broadcast axis would have to be copied.
 
     Example:
         >>> layout = layout_of((2, 4, 3), (2, 4, 3), (2, 4, 1), (2, 4, 1))
@@ -126,7 +126,7 @@ def layout_of(batch: Batch, query: Batch, key: Batch, value: Batch) -> Layout | 
 
 
 def _merge_alike(axes: list[tuple[int, tuple[bool, ...]]]) -> list[tuple[int, tuple[bool, ...]]]:
-    """Merge neighbouring axes that the same arrays have, from the first, until two are left."""
+    """Merge neighbouring axes along which the same inputs are broadcast, from the first, until two axes are left."""
     axes = list(axes)
     at = 0
     while len(axes) > 2 and at + 1 < len(axes):
@@ -138,10 +138,11 @@ def _merge_alike(axes: list[tuple[int, tuple[bool, ...]]]) -> list[tuple[int, tu
 
 
 def split_mask(mask: Mask | None, tile: Tile) -> tuple[Mask | None, int | None, bool]:
-    """Split a mask into one of keys and a causal one.
+    """Split a mask into a mask of keys and a causal mask.
 
     Returns:
-        The mask of keys or None, the offset of the causal mask or None, and whether both together are the mask.
+        The mask of keys or None, the offset of the causal mask or None, and whether the conjunction of both is
+        equivalent to the mask.
     """
     if mask is None:
         return None, None, True

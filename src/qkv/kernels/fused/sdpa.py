@@ -1,13 +1,14 @@
 """PyTorch's fused attention with the log-sum-exp of each row: forward, backward and double backward.
 
-On a CPU the operators behind `scaled_dot_product_attention` are called directly: they cannot fall back to an array
-of all pairs, need no choice of backend per call, and return the log-sum-exp. With it the outputs of two ranges of
-keys merge (see `core/online_softmax.py`): a causal mask that starts d keys late is d keys that all queries attend
-to, and a causal rest.
+On a CPU the operators behind `scaled_dot_product_attention` are called directly: they never allocate an array of all
+pairs, need no choice of backend per call, and return the log-sum-exp, with which the outputs of two ranges of keys can
+be merged (see `core/online_softmax.py`). A causal mask with an offset of d is split into the first d keys, to which
+all queries attend, and a causal mask over the remaining keys:
 
     output = Σ_s output_s e^(lse_s − lse)          lse = log Σ_s e^lse_s
 
-Elsewhere, and where the operators are missing, the public function is called with the backends it may use.
+On other devices, and if the operators are missing, the public function is called, restricted to its linear-memory
+backends.
 
 Source: Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
 """
@@ -42,7 +43,7 @@ Operator = Callable[..., Any]
 
 @cache
 def operators(device: str) -> tuple[Operator, Operator] | None:
-    """Return the forward and backward operators for a device; None where PyTorch has none to call."""
+    """Return PyTorch's forward and backward operators for a device, or None if there are none."""
     if device != "cpu":
         return None
     import torch
@@ -58,15 +59,15 @@ def operators(device: str) -> tuple[Operator, Operator] | None:
 
 @dataclass(frozen=True)
 class FusedAttention:
-    """One call of the fused attention.
+    """Configuration of one call of PyTorch's fused attention, with its forward and backward pass.
 
     Attributes:
-        layout: layout of the batch axes.
+        layout: mapping of the batch axes.
         scale: factor of the inner product.
-        offset: position of query 0 under a causal mask; None: not causal.
-        bias: 0 or −inf for each key, with four axes; None: all keys.
-        double_backward: returns the gradients of query, key and value, which can be differentiated again, from
-            (query, key, value, gradient).
+        offset: position of query 0 under a causal mask, or None without a causal mask.
+        bias: 0 for allowed and −inf for masked keys, with four axes; None if all keys are allowed.
+        double_backward: function that returns differentiable gradients of query, key and value, given (query, key,
+            value, gradient).
     """
 
     layout: Layout
@@ -81,7 +82,7 @@ class FusedAttention:
         key: Float[Tensor, "b key_heads k width"],
         value: Float[Tensor, "b key_heads k width"],
     ) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
-        """Return output and log-sum-exp."""
+        """Return the output and the log-sum-exp of each query."""
         import torch
 
         run, _ = self._operators(value)
@@ -111,7 +112,7 @@ class FusedAttention:
         output: Float[Tensor, "b heads q width"],
         log_sum_exp: Float[Tensor, "b heads q"],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of query, key and value."""
+        """Return the gradients of query, key and value, given that of the output."""
         import torch
 
         _, run = self._operators(value)
@@ -130,7 +131,7 @@ class FusedAttention:
                 late[0], late[1], key, value, late[2], late[3], 0.0, True, scale=self.scale
             )
             return torch.nn.functional.pad(found, (0, 0, -offset, 0)), key_gradient, value_gradient
-        # The weights of every key follow from the log-sum-exp of the whole row, so each range is independent.
+        # The weights of every key follow from the log-sum-exp of the whole row, so both ranges are independent.
         far, near = (
             run(gradient, query, key[:, :, keys], value[:, :, keys], output, log_sum_exp, 0.0, causal, scale=self.scale)
             for keys, causal in ((slice(0, offset), False), (slice(offset, None), True))
@@ -138,7 +139,7 @@ class FusedAttention:
         return far[0] + near[0], torch.cat([far[1], near[1]], dim=-2), torch.cat([far[2], near[2]], dim=-2)
 
     def reveals_nonfinite(self, value: Tensor) -> bool:
-        """Return whether the results of this call show that an input was not finite."""
+        """Return whether `results_are_finite` reliably detects NaN and infinity in the inputs of this call."""
         has_operators = operators(value.device.type) is not None
         return not self.offset and has_operators and _reveals_nonfinite(str(value.dtype))
 
@@ -151,17 +152,17 @@ class FusedAttention:
 def results_are_finite(output: Float[Tensor, "b heads q width"], log_sum_exp: Float[Tensor, "b heads q"]) -> bool:
     """Return whether the results prove that every input was finite.
 
-    NaN in a row of the query shows in the log-sum-exp of that row, in a key in all of them; in a value it shows in
-    every row that is multiplied with it, masked or not, and the last row is multiplied with all. A row of NaN alone
-    may be mistaken for one without keys, whose log-sum-exp is 0: so a 0 proves nothing. Nor does an overflow of the
-    sum.
+    A non-finite query makes the log-sum-exp of its row non-finite, and a non-finite key that of all rows. A non-finite
+    value makes every output row non-finite whose weights are multiplied with it, masked or not; the last row is
+    multiplied with all values. The operator may return a log-sum-exp of 0 for a row of NaN, as for a row without keys,
+    so a 0 proves nothing, nor does a sum that is not finite, because sums may overflow.
     """
     return bool(log_sum_exp.all()) and math.isfinite(float(log_sum_exp.sum() + output[..., -1, :].sum()))
 
 
 @cache
 def _reveals_nonfinite(dtype: str) -> bool:
-    """Test on small inputs whether the operator of this machine reveals NaN and Inf as `results_are_finite` expects."""
+    """Test on small inputs whether `results_are_finite` detects NaN and infinity with the operator of this machine."""
     import torch
 
     kind = getattr(torch, dtype.removeprefix("torch."))
@@ -178,10 +179,10 @@ def _reveals_nonfinite(dtype: str) -> bool:
 
 
 def attend(attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor) -> Float[Tensor, "b heads q width"]:
-    """Return the output, differentiable.
+    """Return the differentiable output of the fused attention.
 
     Args:
-        attention: the call.
+        attention: the configuration of the call.
         query: lifted queries.
         key: lifted keys, as wide as the queries.
         value: values, padded to the same width.
@@ -193,21 +194,21 @@ def attend(attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor)
 def attend_without_gradient(
     attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[Float[Tensor, "b heads q width"], Float[Tensor, "b heads q"]]:
-    """Return output and log-sum-exp; arguments as in `attend`."""
+    """Return the output and the log-sum-exp, without recording a gradient. The arguments are as in `attend`."""
     return attention.forward(*attention.layout.sides(query, key, value))
 
 
 def attend_public(
     attention: FusedAttention, query: Tensor, key: Tensor, value: Tensor, traced: bool
 ) -> Float[Tensor, "b heads q width"]:
-    """Return the output of the public function, for tracers and where the operators are missing.
+    """Return the output of `scaled_dot_product_attention`, for tracing and where the operators are missing.
 
     Args:
-        attention: the call.
+        attention: the configuration of the call.
         query: lifted queries.
         key: lifted keys, as wide as the queries.
         value: values, padded to the same width.
-        traced: whether a tracer runs; it chooses the backend itself.
+        traced: whether PyTorch is tracing the call; the backend is then chosen when the graph runs.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention

@@ -1,7 +1,7 @@
-"""Tiles of a compiled loop: their size is known when the loop is compiled, their position when it runs.
+"""Tiles of a compiled JAX loop, whose sizes are static and whose positions are dynamic.
 
-The last tile of an axis is as long as the others, so that nothing is padded or copied: it starts earlier, and what
-an earlier tile already covers is excluded from it.
+All tiles have the same size, so that no input is padded or copied. The last tile along an axis therefore overlaps the
+tile before it, and its overlapping part is masked.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 Start = Array | int | np.integer
-"""A position along an axis: a number of Python, or of a compiled loop."""
+"""Position along an axis: a Python number, or an array within a compiled loop."""
 Window = tuple[Start, int]
-"""First entry along an axis and number of entries."""
+"""Start and length of a range along an axis."""
 Axes = tuple[str, ...] | None
 AnyPart = TypeVar("AnyPart", bound=Part)
 Result = TypeVar("Result")
@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class DynamicTile:
-    """Position and size of a tile.
+    """Tile of static size at a dynamic position.
 
     Attributes:
         rows: first query and number of queries.
@@ -59,12 +59,12 @@ class DynamicTile:
 
     @classmethod
     def of(cls, number: tuple[Start, Start], sides: tuple[int, int], lengths: tuple[int, int]) -> DynamicTile:
-        """Return the tile with this number along each axis.
+        """Return the tile with a given number along each axis.
 
         Args:
-            number: number of the tile along queries and keys.
-            sides: queries and keys of a tile.
-            lengths: queries and keys of the call.
+            number: number of the tile along the query axis and along the key axis.
+            sides: numbers of queries and keys in a tile.
+            lengths: numbers of queries and keys in the call.
         """
         import jax.numpy as jnp
 
@@ -74,7 +74,7 @@ class DynamicTile:
 
 
 class UnprojectedSides(NamedTuple):
-    """Query and key as given, without gradients, and which of their rows are not finite."""
+    """Query and key before projection, without gradients, with masks of their rows that are not finite."""
 
     query: Array
     key: Array
@@ -84,11 +84,11 @@ class UnprojectedSides(NamedTuple):
 
 @dataclass(frozen=True)
 class DynamicCall:
-    """A call whose tiles are computed in a compiled loop.
+    """Bound call whose tiles are computed in a compiled loop.
 
     Attributes:
-        call: the call on its score's projections.
-        unprojected: query and key as given; None where they are finite or nothing is masked.
+        call: the call, with query and key replaced by their projections.
+        unprojected: query and key before projection; None if they are finite or the call has no mask.
     """
 
     call: BoundCall
@@ -96,7 +96,10 @@ class DynamicCall:
 
     @classmethod
     def of(cls, call: BoundCall) -> DynamicCall:
-        """Project each side once; non-finite rows are projected as zeros where something is masked."""
+        """Return the dynamic call of a bound call, projecting query and key once.
+
+        If the call has a mask, non-finite rows of query and key are replaced by zeros before they are projected.
+        """
         import jax
         import jax.numpy as jnp
 
@@ -118,7 +121,7 @@ class DynamicCall:
         )
 
     def allowed(self, window: DynamicTile) -> Bool[Array, " ..."]:
-        """Return which pairs of the tile the mask allows and no earlier tile covers, broadcasting to the tile."""
+        """Return a mask, which broadcasts to the tile, of pairs that are allowed and not covered by an earlier tile."""
         import jax.numpy as jnp
 
         call, tile = self.call, self.tile(window)
@@ -132,14 +135,14 @@ class DynamicCall:
     def logits(
         self, window: DynamicTile, query: Array, key: Array, score: Score, allowed: Bool[Array, " ..."]
     ) -> Float[Array, "*batch q k"]:
-        """Return the logits of a tile, −inf where a pair is not allowed.
+        """Return the logits of a tile, −inf for pairs that are not allowed.
 
         Args:
             window: position of the tile.
             query: projected queries of the tile.
             key: projected keys of the tile.
-            score: score cut to the tile.
-            allowed: returned by `allowed`.
+            score: score restricted to the tile.
+            allowed: mask of the tile, as `allowed` returns it.
         """
         import jax
         import jax.numpy as jnp
@@ -158,13 +161,16 @@ class DynamicCall:
                 raw_logits = cast(constant.logits(raw_query, raw_key, tile), call.dtype)
                 return typing.cast("Array", jnp.where(nonfinite_query | nonfinite_key, raw_logits, logits))
 
-            # As `core.guard.guarded_logits`; the second computation runs only where it is needed.
+            # Like `core.guard.guarded_logits`, but the second computation runs only if it is needed.
             some = jnp.any(nonfinite_query) | jnp.any(nonfinite_key)
             logits = jax.lax.cond(some, with_nonfinite, lambda logits: logits, logits)
         return typing.cast("Array", jnp.where(allowed, logits, -jnp.inf))
 
     def if_finite(self, function: Callable[[bool], Result], value: Array) -> Result:
-        """Return `function(finite)`; the loop checks whether these values are finite unless that is known."""
+        """Return `function(finite)`, where `finite` tells whether the values are finite.
+
+        The check runs in the compiled loop, unless all values of the call are known to be finite.
+        """
         import jax
         import jax.numpy as jnp
 
@@ -175,7 +181,7 @@ class DynamicCall:
 
 
 def slice_axis(x: Array, window: Window, axis: int) -> Array:
-    """Return some entries along an axis; an axis of length 1 is shared and stays."""
+    """Return a range of an array along an axis. An axis of length 1 broadcasts and is returned unchanged."""
     import jax
 
     if x.shape[axis] == 1:
@@ -184,7 +190,7 @@ def slice_axis(x: Array, window: Window, axis: int) -> Array:
 
 
 def slice_array(array: Array, names: Axes, window: DynamicTile) -> Array:
-    """Return an array for a tile, cut along its axes named "q" and "k"."""
+    """Return an array restricted to a tile along its axes named "q" and "k"."""
     for back, name in enumerate(reversed(names or ()), start=1):
         if name in ("q", "k"):
             array = slice_axis(array, window.rows if name == "q" else window.cols, -back)
@@ -192,12 +198,12 @@ def slice_array(array: Array, names: Axes, window: DynamicTile) -> Array:
 
 
 def slice_part(part: AnyPart, window: DynamicTile) -> AnyPart:
-    """Return the part for a tile: `Part.slice` at a dynamic position."""
+    """Return a part restricted to a tile, like `Part.slice` but at a dynamic position."""
     return part._map(lambda array, names: slice_array(array, names, window))
 
 
 def add_to_slice(whole: Array, more: Array, names: Axes, window: DynamicTile) -> Array:
-    """Return the array with the contribution of a tile added: the inverse of `slice_array`."""
+    """Return the array with the contribution of a tile added at the position that `slice_array` reads."""
     import jax
 
     starts: list[Start] = [np.int32(0)] * whole.ndim
@@ -211,5 +217,5 @@ def add_to_slice(whole: Array, more: Array, names: Axes, window: DynamicTile) ->
 
 
 def axis_names(part: Part) -> list[Axes]:
-    """Return the names of the axes of each array of a part, in the order of `arrays()`."""
+    """Return the axis names of each array of a part, in the order of `arrays()`."""
     return [names for _, names in part._walk()]

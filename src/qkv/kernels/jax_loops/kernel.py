@@ -1,10 +1,10 @@
-"""The JAX loop kernel: JAX, in memory linear in queries and keys, under `jit`, `grad` and `vmap`.
+"""The JAX kernel: compiled loops in memory linear in queries and keys, which support `jit`, `grad` and `vmap`.
 
-    forward   a compiled loop over tiles of queries and keys; the partial results of each query are merged
-    backward  the same tiles again, from a few numbers per query
+    forward   a compiled loop over tiles of queries and keys, which merges the partial results of each query
+    backward  a loop that computes the tiles again from a few statistics per query
 
-Normalizers that need whole rows or select keys, and readouts, run in blocks of whole rows (`row_blocks.py`); all
-others tile by tile (`tiles.py`).
+Normalizers that need whole rows or select keys, and readouts, run in blocks of whole rows (`row_blocks.py`). All other
+calls run tile by tile (`tiles.py`).
 """
 
 from __future__ import annotations
@@ -37,24 +37,25 @@ from qkv.scores.base import Score
 __all__ = ["JaxLoopsKernel"]
 
 BUDGET = 2**20
-"""Numbers in the widest array of a tile."""
+"""Largest number of elements in any array of a tile."""
 ROW_BLOCK_BUDGET = 2**23
-"""Numbers in all arrays of a row block together."""
+"""Largest number of elements in all arrays of a row block together."""
 TILE_SECONDS = 3e-4
-"""Seconds to start the work of a tile, whose operations are many and small."""
+"""Fixed cost of a tile in seconds, because it consists of many small operations."""
 
 Parts = tuple[Score, Normalizer, Mask | None, Positions | None]
 
 
 @dataclass(frozen=True)
 class JaxLoopsKernel(Kernel):
-    """Compiled loops: every score and mask, every normalizer, most readouts.
+    """Kernel of compiled JAX loops, for every score, normalizer and mask and most readouts.
 
-    Derivatives of tiles use reverse mode only: for `jax.jvp` and `jax.hessian` name the kernel dense.
+    Calls that run tile by tile support reverse-mode derivatives only; for `jax.jvp` and `jax.hessian` use
+    `kernel="dense"`.
 
     Args:
-        budget: numbers in the widest array of a tile.
-        row_block_budget: numbers in all arrays of a row block together.
+        budget: largest number of elements in any array of a tile.
+        row_block_budget: largest number of elements in all arrays of a row block together.
     """
 
     name: ClassVar[str] = "jax_loops"
@@ -63,24 +64,24 @@ class JaxLoopsKernel(Kernel):
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
-        """Return which readouts hold arrays that a compiled loop cannot combine."""
+        """Return the only limit: a compiled loop must be able to combine the readouts of row blocks."""
         return (
             (
                 combine_kinds(readout, problem.tile, self._rows(problem)) is None,
-                f"a compiled loop cannot combine the parts of the readout {readout}",
+                f"a compiled loop cannot combine the results of the readout {readout}",
             )
             for readout in problem.readouts
         )
 
     def describe(self, problem: Problem) -> str:
-        """Describe the size of a tile or row block."""
+        """Describe the sizes of tiles and row blocks."""
         if _in_tiles(problem) and not problem.readouts:
             return f"tiles of {size_text(*self._tile(problem))}; logits are computed again in backward"
         blocks = f"row blocks of {size_text(self._rows(problem), problem.axes.k)}"
         return f"tiles, and for the readouts {blocks}" if _in_tiles(problem) else blocks
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate one tile or row block at a time; with a gradient all is computed again and differentiated."""
+        """Estimate the cost, with one tile or row block in memory; a gradient includes a second forward pass."""
         axes = problem.axes
         passes = 3.5 if problem.gradient else 1.0
         peak, steps, flop, traffic = 0.0, 0.0, 0.0, float(problem.input_bytes)
@@ -97,7 +98,7 @@ class JaxLoopsKernel(Kernel):
             flop += axes.pairs * problem.flop_per_pair * passes
             traffic += 12 * axes.pairs * problem.itemsize * passes
         numbers = axes.batch_size * axes.q * problem.normalizer.accumulator_width(axes.value_width)
-        # The projections of query and key are there also without a gradient.
+        # The projections of query and key are in memory even without a gradient.
         numbers += axes.batch_size * axes.q * axes.query_width + axes.batch_size * axes.k * axes.key_width
         if problem.gradient:
             numbers += 2 * axes.batch_size * (axes.q + axes.k) * (axes.query_width + axes.value_width)
@@ -109,7 +110,7 @@ class JaxLoopsKernel(Kernel):
         )
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Run the compiled loop; it is compiled once per plan, or as part of a function that JAX traces."""
+        """Run the compiled loop, which is compiled once per plan or as part of a function that JAX traces."""
         tile = call.tile
         seed = None if tile.seed is None else tuple(_seed_word(x) for x in seed_words(tile.seed))
         static = _StaticCall(
@@ -131,30 +132,33 @@ class JaxLoopsKernel(Kernel):
         return max(1, min(rows, problem.axes.q)), max(1, min(cols, problem.axes.k))
 
     def _rows(self, problem: Problem) -> int:
-        """Return the queries of a row block; 0 where there are none."""
+        """Return the number of queries in a row block, or 0 if the call uses no row blocks."""
         if _in_tiles(problem) and not problem.readouts:
             return 0
         return row_block_size(problem, self.row_block_budget, row_block_arrays(problem))
 
     def _cols(self, problem: Problem, rows: int) -> int:
-        """Return the keys of a tile of a row block's logits."""
+        """Return the number of keys in a tile of the logits of a row block."""
         pairs = self.budget // max(1, problem.axes.batch_size * rows * problem.elements_per_logit)
         return max(1, min(problem.axes.k, pairs))
 
 
 def _in_tiles(problem: Problem) -> bool:
-    """Return whether the call runs tile by tile: selected keys would have to be found again exactly in backward."""
+    """Return whether the call runs tile by tile.
+
+    Normalizers that select keys do not, because the backward pass would have to select exactly the same keys again.
+    """
     return problem.normalizer.online and not problem.normalizer.selects_keys
 
 
 def _tile_arrays(problem: Problem) -> int:
-    """Return the numbers in memory at once for each pair of a tile."""
+    """Return the peak number of elements in memory per pair of a tile."""
     return (8 if problem.gradient else 5) + (3 if problem.gradient else 2) * problem.elements_per_logit
 
 
 @dataclass(frozen=True)
 class _StaticCall:
-    """Everything that a compiled loop depends on except its arrays and parts."""
+    """Static argument of the compiled function: shapes, sizes and options of a call, without its arrays and parts."""
 
     lengths: tuple[int, int]
     batch: tuple[int, ...]
@@ -164,17 +168,17 @@ class _StaticCall:
     finite: tuple[bool, bool]
     readouts: tuple[Readout, ...] = field(compare=False)
     signatures: tuple[Hashable, ...]
-    """Of the readouts, which hold no arrays: equal signatures mean equal readouts."""
+    """Signatures of the readouts, which are compared in place of the readouts because those hold no arrays."""
 
 
 def _seed_word(number: int | Array) -> np.uint32 | Array:
-    """Return a word of the seed as an argument of the compiled function, not as a constant in it."""
+    """Return a word of the seed as an array, so that the compiled function takes it as an argument."""
     return np.uint32(number) if isinstance(number, int) else number
 
 
 @cache
 def _compiled() -> Callable[..., tuple[Array, tuple[object, ...]]]:
-    """Return the function that JAX compiles, defined on first use since JAX is optional."""
+    """Return the compiled function, which is defined on first use because JAX is optional."""
     import jax
 
     return typing.cast("Callable[..., tuple[Array, tuple[object, ...]]]", jax.jit(_attend, static_argnums=0))
@@ -191,7 +195,7 @@ def _attend(
     readouts: tuple[object, ...] = ()
     output = None
     if static.row_block is not None:
-        # The compiler removes the output of row blocks where tiles compute it.
+        # If tiles compute the output, the compiler removes the output of row blocks as dead code.
         output, readouts = RowBlockLoop(call, static.readouts, *static.row_block).attend()
     if static.tile_shape is not None:
         output = attend_tiles(call, static.tile_shape)

@@ -1,6 +1,6 @@
-"""Blocks of whole rows in JAX: for normalizers that need or order whole rows, and for readouts.
+"""Row blocks in JAX, for readouts and for normalizers that need or sort whole rows of logits.
 
-Each block is computed again in backward, and within it each tile of logits, so only the inputs are saved.
+The backward pass recomputes each block, and within a block each tile of logits, so only the inputs are saved.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["RowBlockLoop", "combine_kinds"]
 
 
 def combine_kinds(readout: Readout, tile: Tile, rows: int) -> list[str] | None:
-    """Return how a loop combines each array of a readout over row blocks; None where it cannot.
+    """Return how a loop combines each array of a readout over row blocks, or None if it cannot.
 
     Returns:
-        "rows" where each block has the entries of its own queries, "cells" for a pooled map, and the reduction's
-        operation where each block has the same entries.
+        For each array "rows" if each block holds the elements of its own queries, "cells" for a pooled attention map,
+        or the operation of the reduction if the arrays of all blocks have the same elements.
     """
     if readout.pooling and readout.head_indices is None:
         return ["cells"]
@@ -52,13 +52,13 @@ def combine_kinds(readout: Readout, tile: Tile, rows: int) -> list[str] | None:
 
 @dataclass(frozen=True)
 class RowBlockLoop:
-    """A call computed in blocks of whole rows.
+    """Loop that computes a call in blocks of whole rows.
 
     Attributes:
         call: the call.
-        readouts: readouts whose arrays a loop can combine.
-        rows: queries of a block.
-        cols: keys of a tile of its logits.
+        readouts: readouts that `combine_kinds` supports.
+        rows: number of queries in a block.
+        cols: number of keys in a tile of a block's logits.
     """
 
     call: BoundCall
@@ -67,7 +67,7 @@ class RowBlockLoop:
     cols: int
 
     def attend(self) -> tuple[Float[Array, "*batch q value_width"], tuple[Any, ...]]:
-        """Return output and readouts; differentiable any number of times and in both modes."""
+        """Return the output and the readouts, which support derivatives of any order in forward and reverse mode."""
         import jax
 
         dynamic, tile = DynamicCall.of(self.call), self.call.tile
@@ -76,14 +76,14 @@ class RowBlockLoop:
 
         def block(number: Start) -> tuple[Array, list[tuple[Array, ...]]]:
             output, read = self._block(dynamic, number)
-            results[:] = read  # for their types; their arrays belong to the loop
+            results[:] = read  # only the types are used later: the arrays are tracers of the loop
             return output, [flatten(result) for result in read]
 
         first = tile.restrict((0, min(q, self.rows)), (0, tile.k_total))
         reductions = [reduction for readout in self.readouts for reduction in readout.reductions(first)]
         kinds = [kind for readout in self.readouts for kind in combine_kinds(readout, tile, self.rows) or ()]
         _, shapes = jax.eval_shape(block, np.int32(0))
-        # `prevent_cse` is not needed within a loop, and would keep JAX from optimising it.
+        # `prevent_cse` is not needed within a loop and would prevent optimizations.
         checkpointed = jax.checkpoint(block, prevent_cse=False)
 
         def step(carried: list[Array], number: Start) -> tuple[list[Array], list[Array]]:
@@ -118,7 +118,7 @@ class RowBlockLoop:
         return _join(output, (q, output.shape[-1])), tuple(wholes)
 
     def _allocate(self, reduction: Reduction, block: Array, kind: str) -> Array:
-        """Return the initial array; one of cells is longer by as many as a block may touch."""
+        """Return the initial array of a reduction. A pooled map is padded by the rows that one block may touch."""
         import jax.numpy as jnp
 
         batch, shape = block.shape[: len(block.shape) - len(reduction.shape)], reduction.shape
@@ -127,11 +127,11 @@ class RowBlockLoop:
         return cast("Array", jnp.full((*batch, *shape), reduction.initial, block.dtype))
 
     def _touched_cells(self, cells: int) -> int:
-        """Return how many rows of cells a block touches at most."""
+        """Return the largest number of rows of a pooled map that a block contributes to."""
         return min(cells, -(-self.rows * cells // max(1, self.call.tile.q_total)) + 1)
 
     def _add_to_cells(self, whole: Array, pooled: Array, reduction: Reduction, number: Start) -> Array:
-        """Return the cells with a block added, whose keys are pooled already."""
+        """Return a pooled map with a block added, which is already pooled along the keys."""
         import jax
         import jax.numpy as jnp
 
@@ -148,7 +148,7 @@ class RowBlockLoop:
                 rows_of_cells.append(jnp.sum(jnp.where(inside, pooled, 0), axis=-2))
                 continue
             of_cell = jnp.where(inside, pooled, -jnp.inf)
-            # By index, so that the gradient goes to the first of equals.
+            # Select by index, so that the gradient of a tie goes to the first of the equal elements.
             index = jnp.argmax(of_cell, axis=-2, keepdims=True)
             rows_of_cells.append(jnp.take_along_axis(of_cell, index, axis=-2)[..., 0, :])
         new, axis = jnp.stack(rows_of_cells, axis=-2), whole.ndim - 2
@@ -157,7 +157,7 @@ class RowBlockLoop:
         return cast("Array", updated)
 
     def _block(self, dynamic: DynamicCall, number: Start) -> tuple[Array, list[Any]]:
-        """Return the output and the readouts of the block with this number."""
+        """Return the output and the readouts of a row block."""
         call, normalizer = dynamic.call, dynamic.call.normalizer
         whole = call.tile
         window = DynamicTile.of((number, 0), (self.rows, whole.k_total), (whole.q_total, whole.k_total))
@@ -183,7 +183,7 @@ class RowBlockLoop:
         return dynamic.if_finite(output, call.value), read
 
     def _logits(self, dynamic: DynamicCall, number: Start) -> Float[Array, "*batch rows k"]:
-        """Return whole rows of logits, from tiles that are computed again in backward."""
+        """Return the logits of a row block, computed in tiles that the backward pass recomputes."""
         import jax
         import jax.numpy as jnp
 
@@ -204,9 +204,9 @@ class RowBlockLoop:
 
 
 def _join(blocks: Array, shape: tuple[int, ...]) -> Array:
-    """Join blocks `(count, *batch, length, …)` along the axis whose length is first in `shape`.
+    """Concatenate blocks `(count, *batch, length, …)` along the axis whose total length is the first of `shape`.
 
-    The last block is as long as the others: what the one before it covers is left out of it.
+    The last block overlaps the block before it, and its overlapping part is dropped.
     """
     import jax.numpy as jnp
 

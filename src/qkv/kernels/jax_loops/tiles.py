@@ -1,10 +1,10 @@
-"""Normalizers that need one pass, in JAX: a compiled loop over the tiles that the mask leaves.
+"""Online normalizers in JAX: a compiled loop over the tiles in which the mask allows any pair.
 
-forward: the partial results of all queries are carried; each tile merges its own into those of its rows
-backward: weights of the tile from the summary;  dV += Wᵀ dO
-          dS from the normalizer's `logit_gradient`;  both sides and the parameters from dS, by JAX on the tile
+forward:  the loop carries the partial results of all queries, and each tile merges its results into those of its rows
+backward: weights W of the tile from the summary;  dV += Wᵀ dO
+          dS from the normalizer's `logit_gradient`;  gradients of query, key and parameters from dS, by JAX on the tile
 
-Nothing is saved for backward but the projections, the output and a few numbers per query.
+Only the projections, the output and a few statistics per query are saved for the backward pass.
 Source: Rabe, Staats (2021), Self-attention does not need O(n²) memory, https://arxiv.org/abs/2112.05682;
 Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
 """
@@ -43,15 +43,15 @@ __all__ = ["attend_tiles", "tile_numbers"]
 Item = TypeVar("Item")
 Partial = TypeVar("Partial", bound=PartialResult)
 Constants = tuple[Any, ...]
-"""Arrays without gradients: integers among the arrays, unprojected sides, mask, positions and seed."""
+"""Inputs without gradients: integer arrays, unprojected query and key, mask, positions and seed."""
 
 
 def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batch q value_width"]:
-    """Return the output of a call, computed in tiles; differentiable by the normalizer's own gradient.
+    """Return the output of a call, computed in tiles. Its gradient is computed from the normalizer's `logit_gradient`.
 
     Args:
         call: the call.
-        sides: queries and keys of a tile.
+        sides: numbers of queries and keys in a tile.
     """
     import jax
 
@@ -75,7 +75,7 @@ def attend_tiles(call: BoundCall, sides: tuple[int, int]) -> Float[Array, "*batc
         bound = dataclasses.replace(call.with_arrays(ordered), mask=mask, tile=tile)
         return _TileLoop(DynamicCall(bound, unprojected), sides, floating)
 
-    # All arrays are arguments: JAX may differentiate or map the function from outside.
+    # All arrays are arguments, because JAX may differentiate or vectorize the function with respect to them.
     @jax.custom_vjp  # type: ignore[untyped-decorator, unused-ignore]
     def attend(floats: list[Array], constants: Constants) -> Array:
         return loop(floats, constants).forward()[0]
@@ -98,8 +98,8 @@ class _TileLoop:
 
     Attributes:
         dynamic: the call.
-        sides: queries and keys of a tile.
-        floating: which of query, key, value and the arrays of the parts are floating-point arrays.
+        sides: numbers of queries and keys in a tile.
+        floating: for query, key, value and each array of score and normalizer, whether it is a floating-point array.
     """
 
     dynamic: DynamicCall
@@ -112,13 +112,13 @@ class _TileLoop:
 
     @cached_property
     def arrays(self) -> list[Array]:
-        """Query, key, value and the arrays of both parts."""
+        """Query, key, value and the arrays of score and normalizer."""
         call = self.call
         return [call.query, call.key, call.value, *call.score.arrays(), *call.normalizer.arrays()]
 
     @cached_property
     def names(self) -> list[tuple[str, ...] | None]:
-        """Names of the axes of each array after the batch axes."""
+        """Names of the axes of each array, without batch axes."""
         sides = ("q", "width"), ("k", "width"), ("k", "value_width")
         return [*sides, *axis_names(self.call.score), *axis_names(self.call.normalizer)]
 
@@ -128,11 +128,11 @@ class _TileLoop:
 
     @cached_property
     def numbers(self) -> Int[np.ndarray, "n 2"]:
-        """Numbers of the tiles that are computed."""
+        """Row and column numbers of the tiles that are computed."""
         return tile_numbers(self.call.mask, self.call.tile, self.sides)
 
     def forward(self) -> tuple[Float[Array, "*batch q value_width"], Summary]:
-        """Return the output and the normalizer's summary."""
+        """Return the output and the normalizer's summary of all queries."""
         import jax
 
         call, normalizer = self.call, self.call.normalizer
@@ -163,7 +163,7 @@ class _TileLoop:
         return normalizer.finalize(_with_arrays(empty, carried), tile, call.dropout)
 
     def backward(self, output: Array, summary: Summary, gradient: Array) -> list[Array]:
-        """Return the gradients of the floating-point arrays: query, key, value, those of score and normalizer."""
+        """Return the gradients of the floating-point arrays among query, key, value, score and normalizer."""
         import jax.numpy as jnp
 
         call = self.call
@@ -183,7 +183,7 @@ class _TileLoop:
 
         totals = list(_scan(step, self._floats([jnp.zeros_like(x) for x in self.arrays]), self.numbers))
         floating = self._floats(range(len(self.arrays)))
-        # Gradients that do not pass through the normalizer's `prepare`; its arrays come last.
+        # Add gradients that do not pass through the normalizer's `prepare`; the normalizer's arrays come last.
         rest = call.normalizer.array_gradients(summary, row_dot)
         for n, x in enumerate(rest, start=len(self.arrays) - len(rest)):
             if x is not None and n in floating:
@@ -225,11 +225,11 @@ class _TileLoop:
         return [value_gradient if n == 2 else x for n, x in zip(self._floats(range(len(of_tile))), found, strict=True)]
 
     def _tile_arrays(self, window: DynamicTile) -> list[Array]:
-        """Return query, key, value and the arrays of both parts, cut to a tile."""
+        """Return query, key, value and the arrays of score and normalizer, restricted to a tile."""
         return [slice_array(x, names, window) for x, names in zip(self.arrays, self.names, strict=True)]
 
     def _floats(self, items: Iterable[Item]) -> list[Item]:
-        """Return those of query, key, value and the arrays of the parts that are floating-point arrays."""
+        """Return the items that belong to floating-point arrays, given one item for each array."""
         return [x for x, is_float in zip(items, self.floating, strict=True) if is_float]
 
     def _where_allowed(
@@ -238,24 +238,24 @@ class _TileLoop:
         compute: Callable[[Array], list[Array]],
         skip: Callable[[Array], list[Array]],
     ) -> list[Array]:
-        """Return the result of `compute`, or of `skip` where the mask's arrays allow nothing in the tile."""
+        """Return the result of `compute`, or of `skip` if the tile is fully masked, as found at run time."""
         import jax
         import jax.numpy as jnp
 
         allowed, mask = self.dynamic.allowed(window), self.call.mask
         if mask is None or not mask.arrays():
-            # Without arrays the mask's coverage has removed empty tiles already.
+            # Fully masked tiles of a mask without arrays are already excluded by `tile_numbers`.
             return compute(allowed)
         return cast("list[Array]", jax.lax.cond(jnp.any(allowed), compute, skip, allowed))
 
 
 def tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Int[np.ndarray, "n 2"]:
-    """Return the numbers of the tiles in which the mask may allow something, row after row.
+    """Return the row and column numbers of the tiles in which the mask may allow a pair, in row-major order.
 
     Args:
         mask: the mask of the call, or None.
-        tile: the tile of the whole call.
-        sides: queries and keys of a tile.
+        tile: the tile that covers the whole call.
+        sides: numbers of queries and keys in a tile.
 
     Example:
         >>> from qkv.core.tile import Tile
@@ -276,11 +276,11 @@ def tile_numbers(mask: Mask | None, tile: Tile, sides: tuple[int, int]) -> Int[n
 def _scan(
     step: Callable[[list[Array], Array], tuple[list[Array], None]], first: list[Array], numbers: Int[np.ndarray, "n 2"]
 ) -> list[Array]:
-    """Return the arrays carried through all steps."""
+    """Return the carried arrays after all steps of `jax.lax.scan`."""
     import jax
 
     if not len(numbers):
-        # JAX traces a step even if none is taken, and its slices would not fit.
+        # JAX would trace a step even for an empty scan, and slices of empty arrays fail.
         return first
     return cast("list[Array]", jax.lax.scan(step, first, numbers)[0])
 
@@ -291,13 +291,13 @@ def _arrays(partial: PartialResult) -> list[Array]:
 
 
 def _with_arrays(partial: Partial, arrays: Sequence[Array]) -> Partial:
-    """Return the partial result with other arrays."""
+    """Return the partial result with its arrays replaced."""
     names = [f.name for f in dataclasses.fields(partial) if is_array(getattr(partial, f.name))]  # type: ignore[arg-type]
     return dataclasses.replace(partial, **dict(zip(names, arrays, strict=True)))  # type: ignore[type-var]
 
 
 def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
-    """Return `x` summed over the axes that were broadcast from this shape."""
+    """Return `x` summed over the axes along which `shape` was broadcast."""
     import jax.numpy as jnp
 
     x = jnp.sum(x, axis=tuple(range(x.ndim - len(shape))))

@@ -1,0 +1,1 @@
+"""The NumPy kernel: a forward pass tile by tile, with reused buffers."""

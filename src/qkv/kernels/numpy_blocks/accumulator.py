@@ -1,11 +1,11 @@
-"""Sums of exponentials for a block of queries, tile by tile, in NumPy.
+"""Accumulation of sums of exponentials for a block of queries, tile by tile, in NumPy.
 
     total = Σ_j e^(l_j − s)          weighted = Σ_j e^(l_j − s) v_j
 
-This is the online softmax of `core/online_softmax.py` with any shift s near the maximum instead of the maximum
-itself: s starts near the largest logit of the first tile with a key and moves only before a tile would overflow.
-The maximum of most tiles is never computed, and small logits need no subtraction. A few thousand keys are summed
-in the dtype of the call, and these sums are added in float64.
+This is the online softmax of `core/online_softmax.py`, with a shift s near the maximum instead of the maximum itself.
+The shift starts near the largest logit of the first tile with an allowed key, and changes only if a tile would
+overflow. The maximum of most tiles is therefore never computed, and small logits need no subtraction. Up to 4096 keys
+are summed in the dtype of the call, and these sums are added in float64.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from qkv.kernels.numpy_blocks.exponential import Exponential
 __all__ = ["ExponentialAccumulator", "WriteLogits"]
 
 WriteLogits = Callable[[Float[np.ndarray, "*batch q 1"] | None], Float[np.ndarray, "*batch q k"]]
-"""Returns the logits of a tile minus a shift, in a buffer that may be overwritten."""
+"""Function that returns the logits of a tile minus a shift, in a buffer that may be overwritten."""
 
 _MAX_TILE_SUM = 2.0**60
-"""A larger sum over a tile moves the shift."""
+"""Largest sum over a tile for which the shift is not changed."""
 _MAX_UNSHIFTED = 22.0
-"""A maximum within ± this needs no shift: the total keeps its digits, and no exponential overflows."""
+"""Largest magnitude of a row's maximum without a shift, at which exponentials neither overflow nor lose precision."""
 _CHUNK = 2**12
-"""Keys summed in the dtype of the call; longer sums lose digits."""
+"""Number of keys that are summed in the dtype of the call. Longer sums lose precision."""
 
 
 class ExponentialAccumulator:
-    """Sums of exponentials of some queries over the tiles so far.
+    """Accumulator of sums of exponentials for a block of queries, updated tile by tile.
 
     Args:
-        batch: batch axes.
+        batch: batch shape.
         rows: number of queries.
         width: width of the values.
         dtype: dtype of the logits.
-        exp: exponential of the logits.
+        exp: exponential function for the logits.
 
     Attributes:
-        shift: shift of each query, in the unit of the exponential.
+        shift: shift of each query, multiplied by the unit of the exponential.
         total: Σ e^(l − s), in float64.
         weighted: Σ e^(l − s) v, in float64.
-        non_finite: whether something was not finite; the sums are then invalid.
+        non_finite: whether a logit was infinite or NaN, which makes the sums invalid.
     """
 
     def __init__(self, batch: tuple[int, ...], rows: int, width: int, dtype: DType, exp: Exponential) -> None:
@@ -64,10 +64,11 @@ class ExponentialAccumulator:
         value: Float[np.ndarray, "*#batch k value_width"],
         ones: Float[np.ndarray, "ones 1"],
     ) -> None:
-        """Add a tile.
+        """Add the contribution of a tile to the sums.
 
         Args:
-            write_logits: returns the logits of the tile minus a shift, in a buffer that may be overwritten.
+            write_logits: function that returns the logits of the tile minus a shift, in a buffer that may be
+                overwritten.
             value: values of the tile's keys.
             ones: a column of ones, at least as long as the tile.
         """
@@ -87,11 +88,11 @@ class ExponentialAccumulator:
             self.weighted += np.matmul(e[..., chunk], value[..., chunk, :])
 
     def result(self) -> ExponentialSums | None:
-        """Return the sums; None where a logit or a value with weight was not finite."""
+        """Return the sums, or None if a logit or a value with non-zero weight was not finite."""
         if self.non_finite or not (np.isfinite(self.weighted).all() and np.isfinite(self.total).all()):
             return None
         if self.exp.unit != 1 and not self._all_have_keys:
-            return None  # a row without a key, or all of its logits became −inf when multiplied by log2 e
+            return None  # a row has no key, or all of its logits became −inf when multiplied by log2 e
         dtype = self.shift.dtype
         maximum = np.where(self._has_key, self.shift / self.exp.unit, -np.inf).astype(dtype)
         return ExponentialSums(maximum, self.total.astype(dtype), self.weighted.astype(dtype))
@@ -99,17 +100,17 @@ class ExponentialAccumulator:
     def _exponentials(
         self, e: Float[np.ndarray, "*batch q k"], ones: Float[np.ndarray, "ones 1"]
     ) -> Float[np.ndarray, "*batch q 1"]:
-        """Replace shifted logits by their exponentials and return their sums."""
+        """Replace shifted logits by their exponentials, in place, and return the sums of the exponentials."""
         self.exp.apply_(e)
         total = np.zeros_like(self.total)
         for start in range(0, e.shape[-1], _CHUNK):
             chunk = e[..., start : start + _CHUNK]
-            # A product with ones: BLAS sums three times as fast as NumPy.
+            # A matrix product with ones, because BLAS sums three times as fast as NumPy.
             total += np.matmul(chunk, ones[: chunk.shape[-1]])
         return total
 
     def _move_shift(self, e: Float[np.ndarray, "*batch q k"]) -> bool:
-        """Move the shift near the maximum of these logits, and rescale the sums; False where a logit is not finite."""
+        """Move the shift near the maximum of new logits, rescale the sums, and return whether all are below +inf."""
         largest = e.max(axis=-1, keepdims=True)
         if not (largest < np.inf).all():
             self.non_finite = True
@@ -122,7 +123,7 @@ class ExponentialAccumulator:
             np.subtract(e, difference, out=e)
             self.shift += difference
             self._shifted = True
-            # Without a key the sums are 0: a large shift downwards must not make them 0 · inf.
+            # The sums of a row without a key are 0: rescaling them for a large decrease must not compute 0 · inf.
             factor = self.exp.function(np.where(self._has_key, -difference, 0).astype(np.float64))
             self.total *= factor
             self.weighted *= factor

@@ -1,8 +1,8 @@
-"""Exponentials in NumPy: e^x, or 2^x of logits multiplied by log2 e, whichever is faster on this machine.
+"""Exponentials of logits in NumPy: `exp`, or `exp2` of logits multiplied by log2 e, whichever is faster.
 
-Where NumPy has vector code for 2^x it takes half the time of e^x; where it has none, ten times as long. Which
-one is faster is measured once per process and dtype, in less than a millisecond. Results below the smallest
-normal number are a hundred times slower, and so are products with them: they are replaced by 0.
+Where NumPy has vectorized code for `exp2`, it takes half the time of `exp`; elsewhere it takes ten times as long. The
+faster function is measured once per process and dtype, in less than a millisecond. Subnormal results are replaced by 0,
+because computing them and multiplying with them is a hundred times slower.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ __all__ = ["BINARY", "NATURAL", "Exponential", "exponential"]
 
 @dataclass(frozen=True)
 class Exponential:
-    """An exponential function: `function(x · unit)` is e^x.
+    """Exponential function of NumPy with a unit, such that `function(x * unit)` is e^x.
 
     Attributes:
         function: `np.exp` or `np.exp2`.
-        unit: 1, or log2 e.
+        unit: 1 for `np.exp`, log2 e for `np.exp2`.
     """
 
     function: np.ufunc
     unit: float
 
     def apply_(self, x: Float[np.ndarray, " ..."]) -> None:
-        """Replace `x` by its exponentials; those below 2^−100 (2^−900 in float64) may become 0.
+        """Apply `function` to `x` in place. Results below 2^−100 (2^−900 in float64) may become 0.
 
         Example:
             >>> x = np.array([0.0, -1000.0])
@@ -48,8 +48,8 @@ class Exponential:
             return
         np.maximum(x, floor, out=x)
         self.function(x, out=x)
-        # Subtract exactly the exponential of the floor: numbers at the floor become 0, others lose less than
-        # their last digit.
+        # Subtract exactly the exponential of the floor: elements at the floor become 0, and the change of other
+        # elements is below their precision.
         np.subtract(x, self.function(np.full(64, floor, dtype=x.dtype))[0], out=x)
 
 
@@ -59,7 +59,7 @@ BINARY = Exponential(np.exp2, math.log2(math.e))
 
 @cache
 def exponential(dtype: str) -> Exponential:
-    """Return the faster exponential for a dtype, such as `"float32"`.
+    """Return the faster exponential for a dtype, given by its name such as `"float32"`.
 
     Example:
         >>> import numpy as np

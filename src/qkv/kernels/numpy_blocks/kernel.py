@@ -1,4 +1,4 @@
-"""The NumPy block kernel: NumPy, forward, tile by tile, in memory linear in the keys. `Database.ask` uses it."""
+"""The NumPy kernel: a forward pass tile by tile, in memory linear in the keys. `Database.ask` uses it."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from qkv.plan.problem import Problem
 __all__ = ["NumpyBlocksKernel"]
 
 _TILE_FACTOR = 4
-"""Relative size of tiles of other normalizers and of row blocks: merging them costs more than missing the cache."""
+"""Factor by which tiles of normalizers other than softmax are larger, since merging costs more than cache misses."""
 _ROW_BLOCK_ARRAYS = 5
-"""Arrays of a row block in memory at once."""
+"""Number of arrays of a row block's size in memory at once."""
 
 
 @dataclass(frozen=True)
 class NumpyBlocksKernel(Kernel):
-    """Tiles under softmax and other online normalizers; blocks of whole rows for the others and for readouts.
+    """Kernel for NumPy arrays, without gradients.
+
+    Softmax and other online normalizers run in tiles. Other normalizers, and calls with readouts, run in row blocks.
 
     Args:
-        budget: numbers in the widest array of a tile; 1 MB in float32, which stays in a cache of 2 MB. Tiles
-            of normalizers other than softmax are four times as large.
-        row_block_budget: numbers in all arrays of a row block together.
+        budget: largest number of elements in any array of a tile. The default is 1 MiB in float32, which stays in a
+            cache of 2 MiB. Tiles of normalizers other than softmax are four times as large.
+        row_block_budget: largest number of elements in all arrays of a row block together.
     """
 
     name: ClassVar[str] = "numpy_blocks"
@@ -42,7 +44,7 @@ class NumpyBlocksKernel(Kernel):
     row_block_budget: int = ROW_BLOCK_BUDGET
 
     def describe(self, problem: Problem) -> str:
-        """Describe the size of a tile or row block."""
+        """Describe the sizes of tiles or row blocks."""
         if _uses_softmax(problem):
             tiles = softmax_tiles(problem, self.budget)
             return f"tiles of {size_text(tiles.rows, tiles.cols)}, one pass over the keys"
@@ -52,7 +54,7 @@ class NumpyBlocksKernel(Kernel):
         return f"tiles of {size_text(rows, cols)}"
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate one tile or row block at a time, and the results of the readouts."""
+        """Estimate the cost, with one tile or row block and the results of the readouts in memory."""
         axes = problem.axes
         if _uses_softmax(problem):
             return softmax_tiles(problem, self.budget).cost(problem)
@@ -68,7 +70,7 @@ class NumpyBlocksKernel(Kernel):
         return Cost(axes.pairs * problem.flop_per_pair, traffic, peak, 2.5e-4 + tiles * 1e-4)
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute output and readouts, some queries at a time."""
+        """Compute the output and the readouts, one block of queries at a time."""
         if _uses_softmax(problem):
             with ignore_numpy_warnings():
                 return Result(attend_softmax(call, softmax_tiles(problem, self.budget)))
@@ -90,7 +92,7 @@ class NumpyBlocksKernel(Kernel):
             return Result(joined, readouts.results())
 
     def _shape(self, problem: Problem) -> tuple[int, int]:
-        """Return the queries and keys of a tile of logits."""
+        """Return the numbers of queries and keys in a tile of logits."""
         if not _needs_rows(problem):
             arrays = _ROW_BLOCK_ARRAYS + problem.elements_per_logit
             return tile_shape(problem, _TILE_FACTOR * self.budget, arrays)
@@ -100,7 +102,7 @@ class NumpyBlocksKernel(Kernel):
 
 
 def _uses_softmax(problem: Problem) -> bool:
-    """Return whether sums of exponentials give the whole result."""
+    """Return whether sums of exponentials suffice to compute the call."""
     return problem.normalizer.log_sum_exp and not (_needs_rows(problem) or problem.spec.dropout)
 
 

@@ -1,13 +1,13 @@
-"""Logits of tiles in NumPy, in one buffer, minus a shift for each query.
+"""Logits of tiles in NumPy, minus a shift for each query, written to a reused buffer.
 
-Each query is projected once per call, and each key once per tile of keys. Keys are never copied as a whole, so a
+Each query is projected once per call, and each key once per tile of keys. The keys are never copied as a whole, so a
 memory-mapped table stays on disk.
 
-    InnerProductLogits   lifted queries and keys: one matrix product, with log2 e and the shift folded in
-    ProjectedLogits      any other score: its `projected_logits`
+    InnerProductLogits   scores that are inner products: one matrix product, which includes log2 e and the shift
+    ProjectedLogits      all other scores, by their method `projected_logits`
 
-Buffers lie keys first, `(*batch, k, q)`, and are viewed as `(*batch, q, k)`: BLAS multiplies a few queries with
-many keys 15 % faster that way.
+Buffers are stored keys first, `(*batch, k, q)`, and viewed as `(*batch, q, k)`, because BLAS then multiplies a few
+queries with many keys 15 % faster.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from qkv.scores.base import Score
 __all__ = ["BlockLogits", "InnerProductLogits", "ProjectedLogits", "ProjectedQueries", "block_logits"]
 
 _CENTRE_KEYS = 256
-"""Maximum number of keys from which a centre is computed."""
+"""Largest number of keys from which the centre of the keys is estimated."""
 
 
 @dataclass
@@ -39,7 +39,7 @@ class ProjectedQueries:
 
     Attributes:
         vectors: one row per query; text for scores that compare text.
-        term: number to add to every logit of a query; None: 0.
+        term: term that is added to every logit of a query; None for 0.
     """
 
     vectors: Shaped[np.ndarray, " ..."]
@@ -47,10 +47,10 @@ class ProjectedQueries:
 
 
 class BlockLogits(ABC):
-    """Tiles of logits of a call, or of some of its batch elements.
+    """Base class of ways to compute the logits of tiles.
 
     Attributes:
-        exp: exponential of these logits, which are multiplied by its unit.
+        exp: exponential function for the logits. The logits are multiplied by its unit.
     """
 
     exp: Exponential = NATURAL
@@ -62,11 +62,11 @@ class BlockLogits(ABC):
 
     @abstractmethod
     def project_queries(self, rows: Limits) -> ProjectedQueries:
-        """Return the projections of some queries."""
+        """Return the projections of a range of queries."""
 
     @abstractmethod
     def project_keys(self, cols: Limits, rows: int) -> Shaped[np.ndarray, " ..."]:
-        """Return the projections of some keys, to be compared with blocks of `rows` queries."""
+        """Return the projections of a range of keys, which are then compared with blocks of `rows` queries."""
 
     @abstractmethod
     def write(
@@ -78,17 +78,17 @@ class BlockLogits(ABC):
         shift: Float[np.ndarray, "*batch q 1"] | None,
         out: Float[np.ndarray, "*batch q k"],
     ) -> None:
-        """Write the logits of a tile, times the unit, minus `shift`, into `out`."""
+        """Write the logits of a tile, multiplied by the unit and minus `shift`, to `out`."""
 
     def _parts(self, rows: Limits, cols: Limits) -> tuple[Score, Array, Array, Tile]:
-        """Return the score, the queries, the keys and the tile."""
+        """Return the score, the queries and the keys restricted to a tile, and the tile."""
         call = self.call
         score = call.score.slice(slice(*rows), slice(*cols))
         return score, call.queries(rows), call.keys(cols), self.tile.restrict(rows, cols)
 
 
 class InnerProductLogits(BlockLogits):
-    """Logits of a score that is an inner product of lifted vectors, plus a term of the query."""
+    """Logits of scores that are an inner product of lifted vectors plus a term of the query."""
 
     def __init__(self, call: BoundCall) -> None:
         super().__init__(call)
@@ -97,7 +97,7 @@ class InnerProductLogits(BlockLogits):
         self._has_term = False
 
     def project_queries(self, rows: Limits) -> ProjectedQueries:
-        """Lift the queries, times the unit, with one more column that can hold the term and the shift."""
+        """Lift the queries and multiply them by the unit, with one more column for the query's term and the shift."""
         score, query, key, tile = self._parts(rows, (0, 1))
         vectors = np.asarray(cast(score.lift(query, key, tile)[0], self.dtype))
         term = score.query_term(query, tile)
@@ -110,7 +110,7 @@ class InnerProductLogits(BlockLogits):
         return ProjectedQueries(wide, np.asarray(cast(term, self.dtype))[..., None] * self.exp.unit)
 
     def project_keys(self, cols: Limits, rows: int) -> Float[np.ndarray, " ..."]:
-        """Lift the keys, with one more column of ones where that is little work beside that of the pairs."""
+        """Lift the keys, with one more column of ones if copying the keys is cheap compared to the product."""
         score, query, key, tile = self._parts((0, 1), cols)
         vectors = np.asarray(cast(score.lift(query, key, tile)[1], self.dtype))
         if not self._has_term and 4 * vectors.shape[-1] > rows:
@@ -133,7 +133,7 @@ class InnerProductLogits(BlockLogits):
         shift: Float[np.ndarray, "*batch q 1"] | None,
         out: Float[np.ndarray, "*batch q k"],
     ) -> None:
-        """Compute one matrix product, and one subtraction where the keys have no column of ones."""
+        """Compute the tile by a matrix product, and subtract the shift if the keys have no column of ones."""
         vectors = queries.vectors
         if keys.shape[-1] == vectors.shape[-1]:
             term = 0.0 if queries.term is None else queries.term
@@ -146,7 +146,7 @@ class InnerProductLogits(BlockLogits):
 
 
 class ProjectedLogits(BlockLogits):
-    """Logits of any score, under any normalizer that prepares its logits."""
+    """Logits of any score, prepared for any normalizer."""
 
     def project_queries(self, rows: Limits) -> ProjectedQueries:
         """Project the queries."""
@@ -175,7 +175,7 @@ class ProjectedLogits(BlockLogits):
 
 
 def block_logits(call: BoundCall) -> BlockLogits:
-    """Return the logits of the call as the facts of its score and normalizer allow."""
+    """Return the fastest way to compute the logits of a call that its score and normalizer support."""
     one = np.ones((*(1 for _ in call.batch), 1, 1), dtype=call.dtype)
     prepares = call.normalizer.prepare(one) is not one
     inner_product = call.score.is_inner_product and not prepares
@@ -183,7 +183,7 @@ def block_logits(call: BoundCall) -> BlockLogits:
 
 
 def _centre(call: BoundCall) -> Centre:
-    """Return one centre for all tiles, of a sample: a pass over all keys would cost more than it improves digits."""
+    """Return one centre for all tiles, estimated from a sample of the keys to avoid a pass over all keys."""
     if is_text(call.key) or call.score.centre(call.key[..., :1, :]) is None:
         return None
     key = call.key[..., :: max(1, -(-call.key.shape[-2] // _CENTRE_KEYS)), :]

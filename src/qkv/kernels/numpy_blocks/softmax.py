@@ -1,9 +1,8 @@
-"""Softmax over tiles in NumPy, in one pass over the keys, whatever the number of queries.
+"""Softmax over tiles in NumPy, in one pass over the keys for any number of queries.
 
-Tiles of keys are the outer loop: a memory-mapped key is read once and projected once, for all queries (for as many
-as their sums fit the memory). The data is not checked for NaN and Inf beforehand, which would be another pass:
-where the sums turn out not to be finite, those queries are computed again by `attend_rows`, which never reads what
-is masked.
+The outer loop runs over tiles of keys, so a memory-mapped key is read and projected once for all queries whose sums
+fit the memory limit. The data is not checked for NaN and infinity beforehand, because that would be another pass. If
+the sums of some queries are not finite, these queries are computed again by `attend_rows`, which ignores masked values.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = ["attend_softmax"]
 
 
 def attend_softmax(call: BoundCall, sizes: SoftmaxTiles) -> Float[np.ndarray, "*batch q value_width"]:
-    """Return the output of a call under softmax without dropout."""
+    """Return the output of a call with softmax and without dropout."""
     tile = call.tile
     output = np.empty((*tile.batch, tile.q_total, call.value.shape[-1]), dtype=call.out_dtype)
     for index in batch_indices(tile.batch, sizes.batch):
@@ -41,15 +40,15 @@ def attend_softmax(call: BoundCall, sizes: SoftmaxTiles) -> Float[np.ndarray, "*
 
 
 def _unchecked(call: BoundCall, index: BatchIndex) -> BoundCall:
-    """Return some batch elements of the call, each of which is checked for NaN and Inf when that is needed."""
-    # `select_batch` checks the whole call, which would be a pass over all keys.
+    """Return some batch elements of the call, with the check for NaN and infinity deferred until it is needed."""
+    # `select_batch` would check the whole call first, in a pass over all keys.
     unchecked = dataclasses.replace(call, finite=(False, False))
     return dataclasses.replace(unchecked.select_batch(index), finite=None)
 
 
 @dataclass
 class _Block:
-    """Some queries, their projections (None where there is no key), and their sums so far."""
+    """Block of queries, with their projections (None if the call has no keys) and their accumulated sums."""
 
     rows: Limits
     queries: ProjectedQueries | None
@@ -59,7 +58,7 @@ class _Block:
 def _attend_group(
     call: BoundCall, group: Limits, sizes: SoftmaxTiles, output: Float[np.ndarray, "*batch q value_width"]
 ) -> None:
-    """Write the output of some queries."""
+    """Compute the output of a group of queries and write it to `output`."""
     logits = block_logits(call)
     blocks = []
     for start, stop in ranges(group[1] - group[0], sizes.rows):
@@ -78,9 +77,9 @@ def _attend_group(
             coverage, mask = restrict_mask(call.mask, tile)
             if coverage == "none":
                 continue
-            if keys is None or value is None:  # projected for the first block that may attend to them
+            if keys is None or value is None:  # project these keys for the first block that may attend to them
                 keys, value = logits.project_keys(cols, sizes.rows), np.asarray(call.values(cols))
-            # No variable holds the function: it would keep these keys while the next are projected.
+            # Do not assign the function to a variable, which would keep these keys alive while the next are projected.
             block.sums.update(partial(_write_logits, logits, block.queries, keys, mask, tile, buffer), value, ones)
     for block in blocks:
         output[..., slice(*block.rows), :] = _finalize(call, block, sizes)
@@ -95,7 +94,7 @@ def _write_logits(
     buffer: Float[np.ndarray, " size"],
     shift: Float[np.ndarray, "*batch q 1"] | None,
 ) -> Float[np.ndarray, "*batch q k"]:
-    """Return the logits of the tile minus the shift, −inf where the mask excludes a key."""
+    """Return the logits of a tile minus the shift, −inf where a key is masked."""
     shape = (*tile.batch, tile.cols[1] - tile.cols[0], tile.rows[1] - tile.rows[0])
     e: np.ndarray = buffer[: math.prod(shape)].reshape(shape).swapaxes(-1, -2)
     logits.write(queries, keys, tile.rows, tile.cols, shift, e)

@@ -1,4 +1,4 @@
-"""How the NumPy block kernel cuts a softmax into tiles, and what that costs."""
+"""Sizes of the tiles in which the NumPy kernel computes a softmax, and the cost of the call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from qkv.plan.problem import Problem
 __all__ = ["SoftmaxTiles", "softmax_tiles"]
 
 _MAX_KEYS = 2**16
-"""Maximum keys of a tile, however few the queries: its work is then far above the overhead of Python."""
+"""Largest number of keys in a tile, at which Python overhead is negligible even for few queries."""
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class SoftmaxTiles:
     """Sizes of the tiles of a softmax.
 
     Attributes:
-        rows: queries of a tile.
-        cols: keys of a tile.
-        group: queries whose sums are in memory at once; keys are read once per group.
-        batch: batch elements at once.
+        rows: number of queries in a tile.
+        cols: number of keys in a tile.
+        group: number of queries whose sums are in memory at once. The keys are read once per group.
+        batch: number of batch elements in a tile.
     """
 
     rows: int
@@ -30,7 +30,7 @@ class SoftmaxTiles:
     batch: int
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate the cost: keys are read once per group of queries, and tiles stay in the cache."""
+        """Estimate the cost, where keys are read once per group of queries and tiles stay in the cache."""
         axes, item = problem.axes, problem.itemsize
         tile = self.batch * self.rows * self.cols * item * _numbers_per_pair(problem)
         keys = self.batch * self.cols * _numbers_per_key(problem) * item
@@ -46,15 +46,15 @@ class SoftmaxTiles:
 
 
 def softmax_tiles(problem: Problem, budget: int) -> SoftmaxTiles:
-    """Return tiles of at most `budget` numbers in their widest array, within the memory allowed."""
+    """Return tile sizes with at most `budget` elements per array, within the memory limit."""
     axes, item = problem.axes, problem.itemsize
     elements = problem.elements_per_logit
     element_size = max(1, axes.q * axes.k * elements)
     batch = max(1, min(axes.batch_size, budget // element_size))
-    # Below 256 pairs the overhead of Python dominates a tile.
+    # Below 256 pairs, Python overhead dominates the time of a tile.
     pairs = max(min(256, budget), budget // (batch * elements))
     allowed = problem.memory // 4 // (batch * item * _numbers_per_pair(problem))
-    # Keys that are projected stay in the cache; keys that are read as they are may be longer.
+    # Projected keys should stay in the cache. Keys that are used unchanged may exceed it.
     cached = (budget if problem.score.lift_kind != "exact" else 8 * budget) // max(1, axes.key_width)
     fitting = problem.memory // 8 // (batch * _numbers_per_key(problem) * item)
     max_keys = max(1, min(axes.k, _MAX_KEYS, cached, fitting))
@@ -70,14 +70,14 @@ def _numbers_per_pair(problem: Problem) -> int:
 
 
 def _numbers_per_key(problem: Problem) -> int:
-    """Return the numbers in memory at once for each key of a tile."""
+    """Return the peak number of elements in memory per key of a tile."""
     width = problem.axes.key_width + 2
-    # A tile may have to be cast.
+    # Casting the keys and values of a tile copies them.
     copied = problem.axes.key_width + problem.axes.value_width
     return copied if problem.score.lift_kind == "exact" else copied + 4 * width
 
 
 def _bytes_per_query(problem: Problem) -> int:
-    """Return the bytes of a query's projection, and of its sums in float64."""
+    """Return the bytes per query of its projection and of its sums in float64."""
     axes = problem.axes
     return (axes.query_width + 3) * problem.itemsize + (axes.value_width + 3) * 8

@@ -1,10 +1,10 @@
-"""Attention in row blocks: one autograd function in PyTorch, with forward, backward and double backward.
+"""Attention in row blocks as one autograd function in PyTorch, with forward, backward and double backward.
 
-A block of queries sees every visible key at once. Its output is a weighted sum over a few candidates
-(`candidates.py`) where a `CandidateSearch` finds them; otherwise all keys are weighed. Forward saves nothing but
-the inputs and the candidates. Backward differentiates the candidates, or computes a block again with a graph.
-Double backward (`create_graph=True`) runs the blocks under `torch.utils.checkpoint`: derivatives of every order,
-at some 60 kB for each block.
+Each block computes the whole rows of logits of its queries. If a `CandidateSearch` is given, the output of a block is a
+weighted sum over the candidates of each row (`candidates.py`); otherwise, or if a row has too many candidates, over all
+keys. Forward saves only the inputs and the candidates. Backward differentiates the candidates, or recomputes a block
+under autograd. Double backward (`create_graph=True`) runs the blocks under `torch.utils.checkpoint`, which supports
+derivatives of any order and takes about 60 kB of memory per block.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ if TYPE_CHECKING:
 __all__ = ["CandidateSearch", "RowBlocks", "double_backward"]
 
 FORWARD_QUERIES = 512
-"""Queries whose candidates are weighed at once."""
+"""Number of queries whose candidates are processed at once in forward."""
 BACKWARD_CANDIDATES = 2**15
-"""Candidates differentiated at once: the gradient of all keys is written once for so many."""
+"""Number of candidates processed at once in backward, for each of which the gradient of all keys is updated once."""
 
 
 @dataclass(frozen=True)
 class CandidateSearch:
-    """How the candidates of each row are found, one batch element at a time.
+    """Options of the search for candidates, which runs one batch element at a time.
 
     Attributes:
-        rows: queries per block.
-        tile_keys: keys per tile of logits where the score is not an inner product.
-        max_candidates: candidates per query above which a block attends to all keys.
-        recomputed_rows: queries per block that is computed again in backward, with all keys.
+        rows: number of queries per block.
+        tile_keys: number of keys per tile of logits, for scores that are not inner products.
+        max_candidates: largest number of candidates per query. A block with more attends to all keys.
+        recomputed_rows: number of queries per block in backward, for blocks that attended to all keys.
     """
 
     rows: int
@@ -78,12 +78,12 @@ class CandidateSearch:
 
 @dataclass
 class Saved:
-    """Results of the forward pass and what the backward pass needs of it.
+    """Results of the forward pass, and the data that it saves for the backward pass.
 
     Attributes:
-        results: output and arrays of the readouts, flat.
-        sources: for each result that is a maximum, the number of the block it came from.
-        candidates: candidates of each block; None where it attended to all keys.
+        results: the output and the arrays of the readouts, as a flat list.
+        sources: for each result that is a maximum, the number of the block that each element came from; else None.
+        candidates: candidates of each block, or None for a block that attended to all keys.
     """
 
     results: list[Tensor] = dataclasses.field(default_factory=list)
@@ -91,7 +91,14 @@ class Saved:
     candidates: list[Candidates | None] = dataclasses.field(default_factory=list)
 
     def add(self, block: int, found: Sequence[Tensor], reductions: Sequence[Reduction], index: BatchIndex) -> None:
-        """Combine the results of one block with those of the call."""
+        """Merge the results of a block into the results of the call.
+
+        Args:
+            block: number of the block.
+            found: results of the block.
+            reductions: how each result is merged.
+            index: index of the block's batch elements in the call.
+        """
         import torch
 
         if not self.results:
@@ -106,21 +113,21 @@ class Saved:
             target = _slice(take_batch(whole, index, len(reduction.shape)), reduction)
             if source is not None:
                 _slice(source, reduction)[cast("Tensor", reduction.exceeds(target, x))] = block
-            # In place: small results left between large temporaries would keep the heap from shrinking.
+            # Merge in place: new small arrays between large temporaries would fragment the heap.
             target.copy_(cast("Tensor", reduction.combine(target, x)))
 
 
 @dataclass(frozen=True)
 class RowBlocks:
-    """A call computed in blocks of queries.
+    """Call that is computed in blocks of queries.
 
     Attributes:
         call: the call.
         readouts: readouts of the weights.
-        rows: queries per block of all batch elements together.
-        with_output: whether the output is computed.
-        search: how candidates are found; None: every block attends to all keys. With a search there are no
-            readouts, and all values are finite.
+        rows: number of queries per block, each for all batch elements.
+        with_output: whether to compute the output.
+        search: options of the search for candidates; None if every block attends to all keys. A search requires finite
+            values and no readouts.
     """
 
     call: TorchCall
@@ -131,11 +138,11 @@ class RowBlocks:
 
     @cached_property
     def result_types(self) -> list[type]:
-        """Type of each readout's result, an array or a named tuple; filled by `weigh`."""
+        """Type of each readout's result, an array or a named tuple, set by `weigh`."""
         return [object] * len(self.readouts)
 
     def attend(self) -> tuple[Tensor | None, tuple[Result, ...]]:
-        """Return the output (None where it is not computed) and the results of the readouts."""
+        """Return the output, or None without `with_output`, and the results of the readouts."""
         tensors = call_tensors(self.call)
         trained = any(requires_gradient(x) for x in tensors)
         queue = list(autograd_function(_attend, _backward)(self, *tensors)) if trained else self.forward().results
@@ -147,7 +154,7 @@ class RowBlocks:
         return output, tuple(results)
 
     def forward(self) -> Saved:
-        """Compute all blocks without a graph."""
+        """Compute all blocks without recording a graph."""
         saved = Saved()
         buffer = None
         if self.search is not None:
@@ -170,10 +177,10 @@ class RowBlocks:
         """Return the gradients of all tensors.
 
         Args:
-            saved: returned by `forward`; its results are not read.
-            tensors: the call's tensors.
+            saved: return value of `forward`, whose results are not used.
+            tensors: tensors of the call.
             gradients: gradients of the results.
-            wanted: which of the tensors need a gradient; the others get zeros.
+            wanted: which of the tensors require a gradient. The gradient of the others is 0.
         """
         import torch
 
@@ -193,7 +200,7 @@ class RowBlocks:
         return totals
 
     def checkpointed(self) -> list[Tensor]:
-        """Return all results, differentiable to any order."""
+        """Return all results under activation checkpointing, with derivatives of any order."""
         import torch
         from torch.utils.checkpoint import checkpoint
 
@@ -205,7 +212,7 @@ class RowBlocks:
             of_score = cast("tuple[Tensor, ...]", score.arrays())
             return tuple(self.weigh(call, rows, cols, [query, key, value, *of_score, *arrays[count:]]))
 
-        # Split once: the gradient of a slice is as long as the whole; one for each block would be quadratic.
+        # Split the queries once: the gradient of a slice has the size of the whole, so slicing per block is quadratic.
         parts = zip(ranges(call.tile.q_total, self.rows), torch.split(query, self.rows, dim=-2), strict=True)
         whole: list[Any] = []
         for rows, part in parts:
@@ -221,13 +228,13 @@ class RowBlocks:
         return [torch.cat(x, dim=axis) if isinstance(x, list) else x for x, axis in zip(whole, axes, strict=True)]
 
     def weigh(self, call: TorchCall, rows: Limits, cols: Limits, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the results of one block that attends to all of its keys; differentiable.
+        """Return the differentiable results of a block that attends to all keys of a range.
 
         Args:
             call: the call, or one of its batch elements.
             rows: range of the queries.
             cols: range of the keys.
-            tensors: what `block_tensors` returns for the block, or arrays in their place.
+            tensors: tensors of the block, in the order of `block_tensors`.
         """
         import torch
 
@@ -243,7 +250,7 @@ class RowBlocks:
         return cast("list[Tensor]", found)
 
     def _elements(self) -> Iterator[tuple[BatchIndex, TorchCall]]:
-        """Yield all batch elements at once, or one after the other where candidates are searched."""
+        """Yield all batch elements at once, or one after the other if candidates are searched."""
         if self.search is None:
             yield (), self.call
             return
@@ -254,7 +261,7 @@ class RowBlocks:
         return ranges(self.call.tile.q_total, self.rows if self.search is None else self.search.rows)
 
     def _reductions(self, rows: Limits) -> list[Reduction]:
-        """Return how each result of a block is combined into that of the call."""
+        """Return how each result of a block is merged into that of the call."""
         tile = self.call.tile.restrict(rows, (0, self.call.tile.k_total))
         output = Reduction((tile.q_total, self.call.value.shape[-1]), (slice(*rows), slice(None)))
         read = [reduction for readout in self.readouts for reduction in readout.reductions(tile)]
@@ -263,7 +270,7 @@ class RowBlocks:
     def _attend(
         self, call: TorchCall, index: BatchIndex, rows: Limits, saved: Saved, buffer: Tensor | None
     ) -> Candidates | None:
-        """Return the candidates of a block, or where there are too many, write the results of all keys."""
+        """Return the candidates of a block, or merge its results over all keys into `saved` and return None."""
         if self.search is None or buffer is None:
             cols = (0, call.tile.k_total)
             found = self.weigh(call, rows, cols, block_tensors(call, rows, cols))
@@ -289,7 +296,7 @@ class RowBlocks:
         gradients: Sequence[Tensor],
         wanted: Sequence[bool],
     ) -> None:
-        """Add the gradients of a block that attended to all keys, by autograd of the block computed again."""
+        """Add the gradients of a block that attended to all keys, by recomputing the block under autograd."""
         import torch
 
         for start, stop in ranges(
@@ -312,11 +319,11 @@ class RowBlocks:
 
 
 def double_backward(blocks: RowBlocks, tensors: Sequence[Tensor], gradients: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return gradients of the tensors that can be differentiated again.
+    """Return differentiable gradients of the tensors of a call.
 
     Args:
         blocks: the row blocks of the call.
-        tensors: the call's tensors.
+        tensors: tensors of the call.
         gradients: gradients of the results.
     """
     results = replace(blocks, call=blocks.call.with_arrays(tensors), search=None).checkpointed()
@@ -324,7 +331,7 @@ def double_backward(blocks: RowBlocks, tensors: Sequence[Tensor], gradients: Seq
 
 
 def _attend_all(call: TorchCall, rows: Limits, block: RowLogits) -> Tensor:
-    """Return the output of all keys; the logits may be overwritten."""
+    """Return the output of a block that attends to all keys. The logits of the block may be overwritten."""
     tile, normalizer = call.tile.restrict(rows, block.cols), call.normalizer
     if normalizer.power is not None and normalizer.scale is not None:
         weights = sparse_weights_(block.logits, normalizer.power, normalizer.scale, block.group_max)
@@ -338,7 +345,7 @@ def _slice(whole: Tensor, reduction: Reduction) -> Tensor:
 
 
 def _merged(whole: Tensor, reduction: Reduction, part: Tensor) -> Tensor:
-    """Return the result of the call with that of a block merged into it; not in place, because autograd records it."""
+    """Return a result of the call with that of a block merged into it, out of place for autograd."""
     import torch
 
     axis, at = -len(reduction.shape), reduction.index[0]

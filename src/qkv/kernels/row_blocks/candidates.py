@@ -1,12 +1,12 @@
-"""The candidates of each row: the few keys that can get weight, and attention over them alone.
+"""Attention over the candidates of each row: the few keys that can have non-zero weight.
 
-The largest rank of each group of keys gives the normalizer's `threshold_bound`; only groups that reach it are
-read key by key. A normalizer that gives few keys weight then costs one reduction over the row, without sorting
-or selecting in it. The output is a weighted sum of the candidates' values, and the backward pass touches their
-keys and values alone:
+The normalizer computes a `threshold_bound` from the largest rank of each group of keys, and only groups that reach this
+bound are searched key by key. For a normalizer that gives weight to few keys, this takes one reduction over each row,
+without sorting. The output is a weighted sum over the values of the candidates, and the backward pass uses only their
+keys and values:
 
     dL/dw_ij = do_i · v_j        dL/dv_j += Σ_i w_ij do_i        dL/dl from the normalizer, on the candidates
-    dL/dq_i += Σ_j dl_ij k_j     dL/dk_j += Σ_i dl_ij q_i        for an inner product; else the score by autograd
+    dL/dq_i += Σ_j dl_ij k_j     dL/dk_j += Σ_i dl_ij q_i        for an inner product; other scores by autograd
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["CandidateBlock", "Candidates", "attend_candidates", "backward_candid
 
 @dataclass(frozen=True)
 class Candidates:
-    """The keys of some queries that can get weight, in the order of the keys where ties depend on it.
+    """Keys of each query of a row block that can have non-zero weight, in key order if ties depend on it.
 
     Attributes:
-        index: absolute keys, int32; 0 where a row has fewer candidates than others.
-        logits: logits of these keys; −inf there.
-        ranks: numbers by which the normalizer selects keys; the logits themselves unless a draw is added.
+        index: indices of the keys in the call, int32, padded with 0 in rows with fewer candidates.
+        logits: logits of these keys, padded with −inf.
+        ranks: values by which the normalizer selects keys: the logits, plus random noise for stochastic normalizers.
     """
 
     index: Int[Tensor, "rows candidates"]
@@ -43,13 +43,13 @@ class Candidates:
 
 
 CandidateBlock = tuple[Limits, Candidates | None]
-"""Range of queries and their candidates; None where the block attends to all of its keys."""
+"""Range of queries and their candidates, which are None for a block that attends to all keys."""
 
 
 def consecutive(
     blocks: Iterable[CandidateBlock], size: Callable[[Candidates], int], limit: int
 ) -> Iterator[list[CandidateBlock]]:
-    """Group consecutive blocks with candidates until their size reaches a limit; every other block is its own group.
+    """Group consecutive blocks until their size reaches a limit. A block without candidates forms its own group.
 
     Example:
         >>> import torch
@@ -77,11 +77,11 @@ def consecutive(
 
 
 def find_candidates(block: RowLogits, normalizer: Normalizer, max_candidates: int) -> Candidates | None:
-    """Return the keys of a row block that reach the normalizer's bound.
+    """Return the candidates of a row block: the keys whose rank reaches the normalizer's `threshold_bound`.
 
     Returns:
-        None where no bound is known, as with NaN, or where some query has more than `max_candidates` keys: it
-        is then cheaper to attend to all keys.
+        The candidates. None if the normalizer returns no bound, as for NaN, or if a query has more than
+        `max_candidates` keys above its bound, because attending to all keys is then cheaper.
     """
     import torch
 
@@ -91,7 +91,7 @@ def find_candidates(block: RowLogits, normalizer: Normalizer, max_candidates: in
     bound = normalizer.threshold_bound(group_max)
     if bound is None:
         return None
-    bound = cast("Tensor", bound).clamp(min=torch.finfo(bound.dtype).min)  # −inf must not reach it
+    bound = cast("Tensor", bound).clamp(min=torch.finfo(bound.dtype).min)  # so that no rank of −inf reaches the bound
     if normalizer.top_k is not None and can_pack(ranks):
         selected = select_top_k(ranks, group_max, bound, normalizer.top_k, max_candidates)
         return None if selected is None else _with_logits(block, *selected)
@@ -109,7 +109,7 @@ def _positions_above(
     bound: Float[Tensor, "rows 1"],
     max_candidates: int,
 ) -> Int[Tensor, " n"] | None:
-    """Return the flat positions of all ranks that reach the bound; None where too many groups do."""
+    """Return the flat positions of all ranks that reach the bound, or None if too many groups reach it."""
     import torch
 
     width, groups = ranks.shape[1], group_max.shape[1]
@@ -125,7 +125,7 @@ def _positions_above(
 
 
 def _table(block: RowLogits, position: Int[Tensor, " n"], max_candidates: int) -> Candidates | None:
-    """Arrange flat positions as one row of candidates per query; None where a row has too many."""
+    """Return candidates, one row per query, given their flat positions, or None if a row has too many."""
     import torch
 
     count, width = block.ranks.shape
@@ -167,9 +167,9 @@ def attend_candidates(
     """Write the output of consecutive row blocks and return the candidates that the backward pass needs.
 
     Args:
-        call: a call of one batch element.
+        call: call restricted to one batch element.
         blocks: range and candidates of each row block.
-        output: output of all queries; the rows of these blocks are overwritten.
+        output: output of all queries, in which the rows of these blocks are overwritten.
     """
     import torch
 
@@ -180,7 +180,7 @@ def attend_candidates(
     take_range(output, rows).copy_(_gather_sum(candidates.index, call.value, dropped))
     if call.normalizer.differentiable:
         return [found for _, found in blocks]
-    # One key has all the weight, and no gradient reaches the logits: its weight is all that is saved.
+    # A single key has all the weight, and the logits receive no gradient, so only this key is saved.
     best = weights.argmax(dim=-1, keepdim=True)
     lengths = [stop - start for (start, stop), _ in blocks]
     split = torch.split
@@ -198,15 +198,15 @@ def backward_candidates(
     wanted: Sequence[bool],
     tile_keys: int,
 ) -> None:
-    """Add the gradients of consecutive row blocks whose candidates are known.
+    """Add the gradients of consecutive row blocks, given their candidates.
 
     Args:
-        call: a call of one batch element.
-        sums: the same call holding the gradient of each array in its place; added to in place.
+        call: call restricted to one batch element.
+        sums: the same call with a gradient in place of each array, to which gradients are added in place.
         blocks: range and candidates of each row block.
         gradient: gradient of the output.
-        wanted: whether query, key, value and each array of score and normalizer need a gradient.
-        tile_keys: keys per tile where the score is not an inner product.
+        wanted: whether query, key, value and each array of score and normalizer require a gradient.
+        tile_keys: number of keys per tile, for scores that are not inner products.
     """
     import torch
 
@@ -250,7 +250,7 @@ def _backward_score(
     logit_gradient: Float[Tensor, "rows candidates"],
     tile_keys: int,
 ) -> None:
-    """Add the gradients of query, key and the score's arrays, by autograd of each tile of logits."""
+    """Add the gradients of query, key and the score's arrays, by differentiating each tile of logits with autograd."""
     import torch
 
     first = blocks[0][0][0]
@@ -272,7 +272,7 @@ def _candidate_weights(call: TorchCall, candidates: Candidates, rows: Limits) ->
     tile, logits = call.tile.restrict(rows, (0, call.tile.k_total)), candidates.logits
     if call.normalizer.power is not None:
         return cast("Tensor", row_weights(call.normalizer, logits, tile))
-    # Where exactly the top k are candidates, the normalizer need not select again.
+    # If the candidates are exactly the top k, the normalizer does not have to select again.
     normalizer = call.normalizer.simplify(logits.shape[-1])
     return cast("Tensor", normalizer.candidate_weights(logits, candidates.ranks, tile))
 
@@ -280,14 +280,14 @@ def _candidate_weights(call: TorchCall, candidates: Candidates, rows: Limits) ->
 def _gather_sum(
     index: Int[Tensor, "rows candidates"], table: Float[Tensor, "k width"], weights: Float[Tensor, "rows candidates"]
 ) -> Float[Tensor, "rows width"]:
-    """Return Σ_s weights[i, s] table[index[i, s]] without gathering all of these rows."""
+    """Return Σ_s weights[i, s] · table[index[i, s]] without an array of the gathered rows."""
     import torch
 
     return torch.nn.functional.embedding_bag(index, table, per_sample_weights=weights, mode="sum")
 
 
 def _concat(blocks: Sequence[CandidateBlock]) -> tuple[Limits, Candidates]:
-    """Return the range and the candidates of consecutive blocks, padded to one width."""
+    """Return the range of consecutive blocks and their candidates, concatenated and padded to one width."""
     import torch
 
     rows = (blocks[0][0][0], blocks[-1][0][1])

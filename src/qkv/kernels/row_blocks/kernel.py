@@ -1,6 +1,6 @@
-"""The row-block kernel: PyTorch, some queries at a time with all their keys, in memory linear in the keys.
+"""The row-block kernel: PyTorch, whole rows of logits of some queries at a time, in memory linear in the keys.
 
-It runs normalizers that must see whole rows, and readouts. `autograd.py` does the work.
+It supports normalizers that need whole rows, and readouts. `autograd.py` contains the implementation.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ if TYPE_CHECKING:
 __all__ = ["RowBlocksKernel"]
 
 SEARCH_FLOP = 150
-"""Cost of searching candidates, in operations per logit: it is written, and the maximum of its group is found."""
+"""Cost of the search for candidates in flop per logit: storing the logits and finding the maximum of each group."""
 SAVED_CANDIDATES = 48
-"""Candidates of a query saved for backward, for normally distributed logits."""
+"""Estimated number of candidates per query that are saved for backward, for normally distributed logits."""
 
 
 @dataclass(frozen=True)
 class RowBlocksKernel(Kernel):
-    """Whole rows of some queries at a time: every score, normalizer, mask and readout, derivatives of any order.
+    """Kernel that computes whole rows of logits of some queries at a time.
+
+    It supports every score, normalizer, mask and readout, and derivatives of any order.
 
     Args:
-        budget: numbers in all arrays of a row block together.
-        max_candidates: keys per query that may reach the normalizer's bound; where more do, the block attends to
-            all keys.
+        budget: largest number of elements in all arrays of a row block together.
+        max_candidates: largest number of keys per query that may reach the normalizer's `threshold_bound`. A block
+            with more attends to all keys.
     """
 
     name: ClassVar[str] = "row_blocks"
@@ -47,11 +49,11 @@ class RowBlocksKernel(Kernel):
     max_candidates: int = 128
 
     def describe(self, problem: Problem) -> str:
-        """Describe the size of a row block."""
+        """Describe the size of row blocks."""
         return f"row blocks of {size_text(self._rows(problem), problem.axes.k)}"
 
     def cost(self, problem: Problem) -> Cost:
-        """Estimate one row block at a time, with all that its backward pass saves, or with its candidates."""
+        """Estimate the cost, with one row block in memory, and the candidates or the arrays saved for backward."""
         if not problem.readouts and _has_bound(problem.normalizer):
             return self._search_cost(problem)
         axes, rows = problem.axes, self._rows(problem)
@@ -60,14 +62,14 @@ class RowBlocksKernel(Kernel):
         peak = axes.batch_size * rows * axes.k * problem.itemsize * row_block_arrays(problem) + problem.untiled_bytes
         traffic = problem.input_bytes + row_block_arrays(problem) * axes.pairs * problem.itemsize * passes
         if problem.gradient:
-            # Each block adds its gradient of all keys and values.
+            # Each block adds to the gradient of all keys and values.
             key_value_bytes = (math.prod(axes.key) + math.prod(axes.value)) * problem.itemsize
             traffic += blocks * 3 * key_value_bytes
             peak += 2 * key_value_bytes
         return Cost(axes.pairs * problem.flop_per_pair * passes, traffic, peak, 5e-4 + blocks * 4e-4 * passes)
 
     def _search_cost(self, problem: Problem) -> Cost:
-        """Estimate the logits of all pairs and the search; backward reads the candidates alone."""
+        """Estimate the cost of the logits of all pairs, the search, and a backward pass over the candidates."""
         axes, rows = problem.axes, self._search_rows(problem)
         blocks = axes.batch_size * -(-axes.q // rows)
         logit_flop = problem.score.flop_per_logit(axes.query_width, axes.key_width)
@@ -87,7 +89,7 @@ class RowBlocksKernel(Kernel):
         )
 
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Compute output and readouts, block by block."""
+        """Compute the output and the readouts block by block."""
         import torch
 
         from qkv.kernels.row_blocks.autograd import RowBlocks
@@ -98,7 +100,7 @@ class RowBlocksKernel(Kernel):
             refuse_closure_gradients(tensors)
             search = self._search(problem) if self._searchable(tensors, problem) else None
             if search is not None and (call.mask is None or call.finite_sides):
-                # Otherwise a masked NaN or Inf would be read through the projections.
+                # Otherwise a masked NaN or infinity would reach the output through the projections.
                 tensors = typing.cast("TorchCall", project_call(tensors))
             blocks = RowBlocks(tensors, problem.readouts, self._rows(problem), search=search)
             output, readouts = blocks.attend()
@@ -118,7 +120,7 @@ class RowBlocksKernel(Kernel):
         return CandidateSearch(rows, min(tile_keys, axes.k), self.max_candidates, max(1, min(rows, recomputed)))
 
     def _search_rows(self, problem: Problem) -> int:
-        """Return the queries per block of one batch element: 8 MB of logits, at least 32 queries."""
+        """Return the number of queries per block of a batch element: up to 8 MB of logits, but at least 32 queries."""
         logits, k = self.budget // 4, max(1, problem.axes.k)
         rows = max(logits // k, min(32, 2 * logits // k))
         allowed = problem.memory // 2 // (problem.itemsize * k * 4)
@@ -129,5 +131,5 @@ class RowBlocksKernel(Kernel):
 
 
 def _has_bound(normalizer: Normalizer) -> bool:
-    """Return whether the normalizer bounds the logits of keys that can get weight."""
+    """Return whether the normalizer implements `threshold_bound`."""
     return type(normalizer).threshold_bound is not Normalizer.threshold_bound

@@ -1,7 +1,7 @@
-"""Logits of a row block: some queries of one batch element with every visible key, in a reusable buffer.
+"""Logits of a row block: queries of one batch element and all visible keys, in a reused buffer.
 
-Each row is padded to whole groups of keys. The largest rank of each group gives the normalizer its
-`threshold_bound` and tells the search for candidates (`candidates.py`) which groups to read.
+Each row is padded to a multiple of the group size. From the largest rank of each group the normalizer computes its
+`threshold_bound`, and the search for candidates (`candidates.py`) skips groups below this bound.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from qkv.kernels.runtime.tile_loop import Limits, ranges, restrict_mask
 __all__ = ["RowLogits", "padded_row_logits", "row_logits_buffer", "visible_range"]
 
 GROUP_SIZE = 8
-"""Keys in a group."""
+"""Number of keys in a group."""
 DRAWS = 2**16
-"""Pairs ranked at once; a random draw needs a dozen arrays of as many words."""
+"""Number of pairs whose ranks are computed at once. Random numbers need about 12 temporary arrays of this size."""
 COVERAGE_CHUNKS = 16
-"""Maximum number of key chunks probed for the mask's coverage."""
+"""Largest number of ranges of keys for which the coverage of the mask is computed."""
 
 
 @dataclass(frozen=True)
 class RowLogits:
-    """Logits of all visible keys of some queries.
+    """Logits of all visible keys of a block of queries.
 
     Attributes:
-        padded: logits `(rows, width)`, −inf for excluded keys and for the padding at the end of each row.
-        ranks: numbers by which the normalizer selects keys; the logits themselves unless a draw is added.
-        group_max: largest rank of each group `(rows, groups)`; key j belongs to group j modulo `groups`.
+        padded: logits `(rows, width)`, −inf for masked keys and for the padding at the end of each row.
+        ranks: values by which the normalizer selects keys: the logits, plus random noise for stochastic normalizers.
+        group_max: largest rank of each group, `(rows, groups)`. Key j belongs to group j modulo `groups`.
         cols: range of the keys.
     """
 
@@ -43,12 +43,12 @@ class RowLogits:
 
     @property
     def logits(self) -> Float[Tensor, "rows k"]:
-        """The logits without the padding."""
+        """The logits without padding."""
         return self.padded[:, : self.cols[1] - self.cols[0]]
 
 
 def padded_width(keys: int) -> int:
-    """Return the length of a padded row."""
+    """Return the length of a row of `keys` logits with its padding."""
     return -(-keys // GROUP_SIZE) * GROUP_SIZE
 
 
@@ -58,7 +58,7 @@ def row_logits_buffer(call: TorchCall, rows: int) -> Float[Tensor, " size"]:
 
 
 def visible_range(call: TorchCall, rows: Limits) -> Limits:
-    """Return the range from the first to the last key that the mask may allow for some of these queries."""
+    """Return the range of keys outside of which the mask allows no pair with these queries."""
     k = call.tile.k_total
     if call.mask is None:
         return 0, k
@@ -76,11 +76,11 @@ def padded_row_logits(
     """Compute the logits and ranks of a row block.
 
     Args:
-        call: a call of one batch element.
+        call: call restricted to one batch element.
         rows: range of the queries.
-        cols: range of the keys, at least as wide as `visible_range`.
-        buffer: memory for the logits, from `row_logits_buffer`.
-        tile_keys: keys per tile where the score is not an inner product.
+        cols: range of the keys, which must contain `visible_range`.
+        buffer: buffer for the logits, as returned by `row_logits_buffer`.
+        tile_keys: number of keys per tile, for scores that are not inner products.
     """
     import torch
 
@@ -97,7 +97,7 @@ def padded_row_logits(
             logits = call.logits(rows, tile_cols)
             target.fill_(-math.inf) if logits is None else target.copy_(logits)
     ranks = _ranks(call, padded, rows, cols)
-    # Groups interleave, so that one vectorised maximum over the middle axis finds the largest of all groups.
+    # Groups are interleaved, so that one vectorized maximum over the middle axis reduces all groups.
     group_max = ranks.view(count, GROUP_SIZE, width // GROUP_SIZE).amax(dim=1)
     return RowLogits(padded, ranks, group_max, cols)
 
@@ -126,7 +126,7 @@ def _apply_mask(call: TorchCall, padded: Float[Tensor, "rows width"], rows: Limi
 def _ranks(
     call: TorchCall, padded: Float[Tensor, "rows width"], rows: Limits, cols: Limits
 ) -> Float[Tensor, "rows width"]:
-    """Return the normalizer's ranks: the logits themselves, or a new array computed chunk by chunk."""
+    """Return the ranks of a row block: the logits themselves, or a new array that is computed chunk by chunk."""
     import torch
 
     ranks = None

@@ -1,8 +1,8 @@
-"""Sparse projections in PyTorch: the threshold of long rows by Newton's method, without sorting them.
+"""Sparsemax and entmax in PyTorch, with the threshold of long rows computed by Newton's method instead of sorting.
 
-Weights are max(0, z − τ)^p with z = l · scale, and τ makes them add up to 1. ‖max(0, z − τ)‖_p falls with τ
-and is convex, so Newton's steps from below never pass the root; for equal logits it is a straight line for
-p = 2 too, and one step suffices. The gradient of the logits needs the weights alone:
+Weights are max(0, z − τ)^p with z = l · scale, where the threshold τ makes them sum to 1. The norm ‖max(0, z − τ)‖_p
+is decreasing and convex in τ, so Newton steps from below never exceed the root. For equal logits the norm is linear in
+τ, and one step suffices. The gradient of the logits depends only on the weights:
 
     p = 1 (Sparsemax)    dl = scale · (dw − mean of dw over the support) on the support
     p = 2 (Entmax15)     dl = 2 scale · s (dw − Σ s dw / Σ s)            with s = √w
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 __all__ = ["newton_threshold", "sparse_weights", "sparse_weights_"]
 
 CHUNK = 2**17
-"""Numbers of the rows processed at once: they and their differences stay in the cache."""
+"""Number of elements in rows that are processed at once, so that they and their differences stay in the cache."""
 MAX_STEPS = 60
-"""Maximum number of Newton steps; a dozen usually suffice."""
+"""Largest number of Newton steps. About 12 steps are usual."""
 GROUP_SIZE = 16
-"""Keys in a group whose largest logit gives the first τ."""
+"""Number of keys in a group. The first τ is computed from the largest logit of each group."""
 
 
 def sparse_weights(logits: Float[Tensor, "*batch q k"], power: int, scale: float) -> Float[Tensor, "*batch q k"]:
-    """Return the weights of logits, differentiable twice.
+    """Return the weights of whole rows of logits, with first and second derivatives.
 
-    The rules are those of the portable definition: −inf gets weight 0, a row without keys is 0, a row with NaN or
-    +inf is NaN.
+    Special values are treated as in `Normalizer.weights`: the weight of −inf is 0, the weights of a row without keys
+    are 0, and the weights of a row with NaN or +inf are NaN.
     """
     weights: Tensor = autograd_function(_forward, _backward)(logits, power, scale)
     return weights
@@ -51,13 +51,13 @@ def sparse_weights(logits: Float[Tensor, "*batch q k"], power: int, scale: float
 def sparse_weights_(
     logits: Float[Tensor, "q k"], power: int, scale: float, group_max: Float[Tensor, "q groups"] | None = None
 ) -> Float[Tensor, "q k"]:
-    """Overwrite logits with their weights, without a gradient.
+    """Overwrite whole rows of logits with their weights, without a gradient, and return them.
 
     Args:
-        logits: logits of whole rows.
+        logits: whole rows of logits.
         power: exponent p of the projection.
         scale: factor of the logits.
-        group_max: maxima of groups that together cover each row; None: computed here.
+        group_max: maxima of groups of keys that together cover each row; computed if None.
     """
     return _weights(logits, power, scale, logits, group_max)
 
@@ -65,9 +65,9 @@ def sparse_weights_(
 def _weights(
     logits: Tensor, power: int, scale: float, out: Tensor | None = None, group_max: Tensor | None = None
 ) -> Tensor:
-    """Run Newton's method, first on the maxima of groups, then on all keys, some rows at a time.
+    """Run Newton's method on some rows at a time, first on the maxima of groups and then on all keys.
 
-    `out` may be the logits themselves.
+    `out` may be the same tensor as `logits`.
     """
     import torch
 
@@ -93,7 +93,7 @@ def _weights(
     shift = torch.where(maximum.isfinite(), maximum, torch.zeros_like(maximum))
     tau = torch.full_like(maximum, -1.0)
     if groups:
-        # These are some of the keys, and τ of some keys is never above that of all.
+        # The maxima are logits of a subset of the keys, whose τ never exceeds the τ of all keys.
         z = (group_max - shift) * scale
         tau = newton_threshold(z, tau, torch.empty_like(z), power)
     step = max(1, CHUNK // k)
@@ -116,14 +116,14 @@ def _weights(
 def newton_threshold(
     z: Float[Tensor, "q k"], tau: Float[Tensor, "q 1"], above: Float[Tensor, "q k"], power: int
 ) -> Float[Tensor, "q 1"]:
-    """Return τ of each row, and write max(0, z − τ) into `above`.
+    """Return the threshold τ of each row, and write max(0, z − τ) to `above`.
 
-    Every Newton step approaches from below: a τ that is not yet exact is still a lower bound.
+    Newton steps approach τ from below, so the result is a lower bound of τ even if it is not exact.
 
     Args:
-        z: scaled logits minus their maximum: the largest of each row is 0, or the row has no key.
-        tau: a lower bound of τ.
-        above: overwritten.
+        z: scaled logits minus the maximum of their row, so that the largest of each row with keys is 0.
+        tau: a lower bound of τ, from which the iteration starts.
+        above: output array of the shape of `z`.
         power: exponent p of the projection.
     """
     import torch
@@ -141,7 +141,7 @@ def newton_threshold(
             return tau
         slope = total / norm if signs is None else torch.sign(above, out=signs).sum(dim=-1, keepdim=True)
         new = tau + torch.where(norm > 0, excess / slope, excess)
-        if bool((new == tau).all()):  # no floating-point number is nearer
+        if bool((new == tau).all()):  # converged to floating-point precision
             return tau
         tau = new
     return tau

@@ -1,8 +1,8 @@
-"""Exact top-k of each row, ties to the first key, by NumPy's partition.
+"""Exact top-k of each row by NumPy's partition, where ties go to the first key.
 
-NumPy's partition is vectorised and takes a tenth of the time of `torch.topk` on rows this short. A rank and its
-key are packed into one integer of 64 bits, the rank in the upper half and the key, counted down, in the lower
-one: the largest integers are the highest ranks, the first of equal ones, and each tells its key.
+NumPy's partition is vectorized and takes a tenth of the time of `torch.topk` on short rows. Each rank is packed with
+its key into a 64-bit integer: the rank in the upper half, and the key, subtracted from a constant, in the lower half.
+The largest integers then belong to the highest ranks, and among equal ranks to the first key.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LOW = 0xFFFFFFFF
 
 
 def can_pack(ranks: Tensor) -> bool:
-    """Return whether a rank and its key fit one integer, in memory that NumPy can read."""
+    """Return whether ranks can be packed with their keys into 64-bit integers: float32 tensors on a CPU."""
     return ranks.device.type == "cpu" and str(ranks.dtype) == "torch.float32"
 
 
@@ -28,18 +28,18 @@ def select_top_k(
     count: int,
     max_candidates: int,
 ) -> tuple[Int[Tensor, "rows selected"], Float[Tensor, "rows selected"]] | None:
-    """Return keys and ranks of the top k of each row, unordered.
+    """Return the keys and ranks of the top k of each row, in any order.
 
     Args:
-        ranks: numbers to compare; key j belongs to group j modulo `groups`.
+        ranks: values to compare. Key j belongs to group j modulo `groups`.
         group_max: largest rank of each group.
-        bound: at least `count` ranks of a row reach it, or all that are finite.
-        count: k.
-        max_candidates: maximum number of ranks per row that may reach the bound.
+        bound: lower bound that at least `count` ranks of each row, or all finite ranks, reach.
+        count: number k of keys to select.
+        max_candidates: largest number of ranks per row that may reach the bound.
 
     Returns:
-        Keys and ranks; rows with fewer than k keys are padded with key 0 of rank −inf. None where more than
-        `max_candidates` ranks of some row reach the bound.
+        Keys and ranks, where rows with fewer than k keys are padded with key 0 and rank −inf. None if more than
+        `max_candidates` ranks of a row reach the bound.
     """
     import torch
 
@@ -60,7 +60,7 @@ def select_top_k(
     longest = int(lengths.max(initial=1))
     if longest > max_candidates:
         return None
-    # One row per query; the ranks that reach the bound come first.
+    # Each query has one row, in which the ranks that reach the bound come first.
     starts = np.cumsum(lengths) - lengths
     table = np.full((rows, longest), _pack(np.full(1, -np.inf, numbers.dtype), np.zeros(1, np.int64))[0])
     table.reshape(-1)[np.arange(len(row)) + (row * longest - starts.take(row))] = packed
@@ -72,7 +72,7 @@ def select_top_k(
 
 
 def _pack(ranks: Float[np.ndarray, " n"], keys: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Return integers in the order of the ranks (−0 equals 0), the first key before later ones."""
+    """Return integers that sort like the ranks, where −0 equals 0 and the first key ranks highest among equals."""
     bits = (ranks + np.float32(0)).view(np.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     packed: np.ndarray = (ordered.astype(np.int64) << 32) | (_LOW - keys)

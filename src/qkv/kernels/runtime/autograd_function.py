@@ -11,11 +11,11 @@ __all__ = ["autograd_function"]
 
 @cache
 def autograd_function(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that computes `forward` and is differentiated by `backward`.
+    """Return a differentiable function: the `apply` of a `torch.autograd.Function` with these two methods.
 
     Args:
-        forward: takes the context and the arguments.
-        backward: takes the context and the gradients of the results, and returns the gradient of each argument.
+        forward: function of the context and the arguments.
+        backward: function of the context and the gradients of the outputs; returns the gradient of each argument.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Detection of gradients that would silently be missing: a score's closure is invisible to the backward pass."""
+"""Detection of scores that close over tensors: the backward pass would silently omit the gradients of such tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["refuse_closure_gradients"]
 
 
 def refuse_closure_gradients(call: BoundCall) -> None:
-    """Check that the score of one detached pair requires no gradient.
+    """Check that the score does not close over a tensor that requires a gradient.
+
+    The score is evaluated on one pair of query and key, with its inputs and its own arrays detached: the logit must
+    then require no gradient.
 
     Raises:
         GradientError: the score closes over a tensor that requires a gradient.
@@ -26,9 +29,9 @@ def refuse_closure_gradients(call: BoundCall) -> None:
     logits = score.logits(_detach(take_range(call.query, (0, 1))), _detach(take_range(call.key, (0, 1))), tile)
     if isinstance(logits, torch.Tensor) and logits.requires_grad:
         raise GradientError(
-            f"{call.score} must hold its parameters, got a closure over a tensor that requires a gradient, which it "
-            f"would not receive. Use Custom(function, parameters=(…,)), which calls function(query, key, *parameters); "
-            f"in a score of your own make it a field."
+            f"score {call.score} must not close over a tensor that requires a gradient: the tensor would receive none. "
+            f"Pass the tensor as Custom(function, parameters=(…,)), which calls function(query, key, *parameters), or "
+            f"make it a field of your score class."
         )
 
 

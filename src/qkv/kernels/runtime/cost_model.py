@@ -1,4 +1,4 @@
-"""Cost model of tiles in PyTorch: matrix products, and passes over the numbers of a tile, at the rates of one core."""
+"""Cost model of PyTorch tiles: time of matrix products and of elementwise passes over a tile, on one core."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from qkv.scores.base import Score
 __all__ = ["PRODUCT_RATE", "tile_seconds", "visible_pairs"]
 
 PRODUCT_RATE = 125e9
-"""Floating-point operations of matrix products per second, measured on two cores of a desktop processor."""
+"""Throughput of matrix products in flop per second, measured on two cores of a desktop processor."""
 PASS = 0.25e-9
-"""Seconds to read, change and write a number in the cache, measured there too."""
+"""Seconds to read, change and write one element in the cache, measured on the same processor."""
 
 
 def tile_seconds(problem: Problem, softmax: bool) -> float:
-    """Return the seconds of arithmetic per pair, forward and, if a gradient is required, backward.
+    """Estimate the seconds of arithmetic per pair of query and key, with backward if a gradient is required.
 
     Args:
         problem: the problem.
-        softmax: whether tiles are computed by the softmax loop, and not by the normalizer's own functions.
+        softmax: whether the specialized softmax loop computes the tiles; otherwise the normalizer's methods do.
     """
     axes = problem.axes
     width, values = axes.query_width, axes.value_width
@@ -33,7 +33,7 @@ def tile_seconds(problem: Problem, softmax: bool) -> float:
 
 
 def _score_passes(score: Score, query_width: int, key_width: int, elements: int, softmax: bool) -> float:
-    """Return the passes of a score over the numbers of a tile, besides its matrix products."""
+    """Return the number of elementwise passes over a tile that the score needs besides its matrix products."""
     if score.is_inner_product:
         return 0.0
     if softmax and score.gated_product:
@@ -46,7 +46,7 @@ def _score_passes(score: Score, query_width: int, key_width: int, elements: int,
 
 
 def visible_pairs(problem: Problem, rows: int) -> float:
-    """Return the pairs within the key ranges of the mask, extrapolated from up to 16 blocks of `rows` queries."""
+    """Estimate the number of pairs within the key ranges of the mask, from up to 16 blocks of `rows` queries."""
     axes, mask = problem.axes, problem.spec.mask
     if mask is None or 0 in (axes.q, axes.k):
         return axes.pairs

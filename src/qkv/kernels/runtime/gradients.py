@@ -1,4 +1,4 @@
-"""Gradients of tiles in PyTorch, which are added to arrays of the same shapes as those of the call."""
+"""Gradients of tiles in PyTorch, and their accumulation into arrays of the shapes of the call's inputs."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ __all__ = [
 
 
 class CallArrays(Protocol):
-    """The arrays of a call, or their gradients in the same places."""
+    """Protocol of objects that hold the arrays of a call, or the gradients of these arrays under the same names."""
 
     @property
     def query(self) -> Tensor:
-        """Queries."""
+        """The queries, or their gradient."""
 
     @property
     def key(self) -> Tensor:
-        """Keys."""
+        """The keys, or their gradient."""
 
     @property
     def value(self) -> Tensor:
-        """Values."""
+        """The values, or their gradient."""
 
     @property
     def score(self) -> Score:
-        """Score, which holds arrays."""
+        """The score, with its arrays or their gradients."""
 
     @property
     def normalizer(self) -> Normalizer:
-        """Normalizer, which may hold arrays."""
+        """The normalizer, with its arrays or their gradients."""
 
 
 def call_tensors(call: CallArrays) -> list[Tensor]:
@@ -53,7 +53,7 @@ def call_tensors(call: CallArrays) -> list[Tensor]:
 
 
 def block_tensors(call: CallArrays, rows: Limits, cols: Limits) -> list[Tensor]:
-    """Return views of query, key, value and the arrays of score and normalizer, cut to some rows and columns."""
+    """Return views of query, key, value and the arrays of score and normalizer, restricted to a tile."""
     score = call.score.slice(slice(*rows), slice(*cols))
     arrays = cast("tuple[Tensor, ...]", (*score.arrays(), *call.normalizer.arrays()))
     return [take_range(call.query, rows), take_range(call.key, cols), take_range(call.value, cols), *arrays]
@@ -62,13 +62,13 @@ def block_tensors(call: CallArrays, rows: Limits, cols: Limits) -> list[Tensor]:
 def traced_logits(
     call: TorchCall, rows: Limits, cols: Limits, tensors: Sequence[Tensor]
 ) -> tuple[Tensor | None, Normalizer]:
-    """Return the logits of a tile and the normalizer, both on other arrays than the call's.
+    """Return the logits of a tile and the normalizer, computed from given tensors in place of those of the call.
 
     Args:
         call: the call.
         rows: range of the queries.
         cols: range of the keys.
-        tensors: what `block_tensors` returns for the tile, or arrays in their place.
+        tensors: tensors in the order of `block_tensors`.
 
     Returns:
         The logits, None if the mask excludes every pair of the tile, and the normalizer.
@@ -80,7 +80,7 @@ def traced_logits(
 
 
 def leaves_of(arrays: Sequence[Array], wanted: Sequence[bool] | None = None) -> list[Tensor]:
-    """Return detached tensors; floating-point ones (where wanted) require a gradient."""
+    """Return the tensors detached; floating-point tensors whose flag in `wanted` is True require a gradient."""
     tensors = cast("Sequence[Tensor]", arrays)
     flags = [True] * len(tensors) if wanted is None else wanted
     return [x.detach().requires_grad_(x.is_floating_point() and flag) for x, flag in zip(tensors, flags, strict=True)]
@@ -92,13 +92,13 @@ def gradients_of(
     inputs: Sequence[Tensor],
     create_graph: bool = False,
 ) -> list[Tensor | None]:
-    """Return the gradient of each input; None if it requires none or no output depends on it.
+    """Return the gradient of each input, or None for inputs that require none or do not affect an output.
 
     Args:
-        outputs: results of a computation on the inputs.
-        output_gradients: their gradients; None for 0.
+        outputs: outputs of a computation on the inputs.
+        output_gradients: gradient of each output; None for 0.
         inputs: the inputs.
-        create_graph: make the gradients differentiable.
+        create_graph: whether the gradients are differentiable.
     """
     import torch
 
@@ -117,7 +117,7 @@ def gradients_of(
 def accumulate(
     outputs: Sequence[Tensor], output_gradients: Sequence[Tensor], leaves: Sequence[Tensor], sums: Sequence[Tensor]
 ) -> None:
-    """Add the gradient of each leaf that requires one to its sum, in place."""
+    """Compute the gradients of the leaves and add each to the corresponding tensor of `sums`, in place."""
     for gradient, total in zip(gradients_of(outputs, output_gradients, leaves), sums, strict=True):
         if gradient is not None:
             total.add_(gradient)

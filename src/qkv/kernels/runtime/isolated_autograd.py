@@ -1,7 +1,7 @@
 """Differentiation of the projections of a call in a separate autograd node, with autocast disabled.
 
-Without it, autograd would differentiate a projection in the state of the caller of `backward()`: in half precision
-under autocast.
+Without a separate node, a projection would be differentiated under the autocast setting of the code that calls
+`backward()`, possibly in half precision.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["isolated_autograd", "project_call"]
 
 
 def project_call(call: BoundCall) -> BoundCall:
-    """Return the call on the projections of its score."""
+    """Return the call with query and key replaced by the score's projections of them, computed in an isolated node."""
 
     def projections(query: Tensor, key: Tensor, *arrays: Tensor) -> tuple[Tensor, Tensor]:
         projected = call.score.replace_arrays(arrays).project(query, key, call.tile)
@@ -40,11 +40,11 @@ def project_call(call: BoundCall) -> BoundCall:
 
 
 def isolated_autograd(function: Callable[..., Sequence[Tensor]], *tensors: Tensor) -> list[Tensor]:
-    """Return `function(*tensors)` as outputs of one autograd node, differentiable as often as the function is.
+    """Return `function(*tensors)` as outputs of one autograd node, which supports higher derivatives of the function.
 
     Args:
-        function: returns tensors, some of which may be its arguments.
-        tensors: all tensors that may require a gradient.
+        function: function that returns tensors; arguments may be among them.
+        tensors: arguments of the function, including every tensor that may require a gradient.
     """
     import torch
 

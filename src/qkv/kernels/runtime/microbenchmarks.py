@@ -1,8 +1,8 @@
 """Microbenchmarks that decide which of two equivalent operations is faster on this machine, run once per process.
 
-A matrix product in float32 is computed by `torch.mm` or by oneDNN (on AMD processors the library behind `torch.mm` uses
-an older instruction set, and oneDNN needs half of its time). An exponential is computed by `exp` or, with log₂ e
-multiplied into the logits beforehand, by `exp2`; a hyperbolic tangent by `tanh` or `sigmoid`.
+A matrix product in float32 is computed by `torch.mm` or by oneDNN. (On AMD processors the library behind `torch.mm`
+uses an older instruction set, and oneDNN takes half as long.) An exponential is computed by `exp`, or by `exp2` with
+logits multiplied by log₂ e beforehand; a hyperbolic tangent is computed by `tanh` or by `sigmoid`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["FasterOps", "add_matmul_", "faster_ops", "is_faster", "onednn_matmul
 
 _SIZE = 384
 _MARGIN = 0.9
-"""oneDNN allocates its result, so it has to be clearly faster."""
+"""Largest ratio of run times at which oneDNN is used: it allocates its result, so it has to be clearly faster."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class FasterOps:
     """The faster of equivalent operations for one dtype on one device.
 
     Attributes:
-        exp2: powers of 2, of logits multiplied by log₂ e, are faster than powers of e.
-        sigmoid_tanh: 2σ(2x) − 1 is faster than tanh x; its error is then 2e-7 in float32, not 5e-8.
-        onednn: oneDNN computes matrix products faster than `torch.mm`.
+        exp2: whether `exp2` of logits multiplied by log₂ e is faster than `exp`.
+        sigmoid_tanh: whether 2σ(2x) − 1 is faster than tanh x. In float32 its error is 2e-7, that of tanh 5e-8.
+        onednn: whether oneDNN computes matrix products faster than `torch.mm`.
     """
 
     exp2: bool
@@ -40,7 +40,7 @@ class FasterOps:
     onednn: bool
 
     def tanh_(self, x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-        """Compute tanh in place."""
+        """Replace each element by its hyperbolic tangent, in place, and return the tensor."""
         return x.mul_(2.0).sigmoid_().mul_(2.0).sub_(1.0) if self.sigmoid_tanh else x.tanh_()
 
     def matmul_nt(
@@ -50,7 +50,7 @@ class FasterOps:
         workspace: Workspace,
         name: str,
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return left @ rightᵀ in an array that may be overwritten: the buffer `name`, or a new one."""
+        """Return left @ rightᵀ, in the workspace buffer `name` or in a new array; the caller may overwrite either."""
         import torch
 
         if left.ndim == 2 and right.ndim == 2:
@@ -83,10 +83,10 @@ def add_matmul_(
 
 
 def onednn_matmul_nt(left: Float[Tensor, "q width"], right: Float[Tensor, "k width"]) -> Float[Tensor, "q k"]:
-    """Return left @ rightᵀ by oneDNN's operator, which is private to PyTorch and may be missing.
+    """Return left @ rightᵀ, computed by oneDNN through an operator that is private to PyTorch and may be missing.
 
-    Rows of `right` with gaps between them (one head of keys in the layout batch, tokens, heads, width) are copied
-    first: oneDNN would compute such a product by a reference loop, a thousand times slower.
+    A `right` with gaps between its rows (such as one head of keys in the layout batch, tokens, heads, width) is copied
+    first, because oneDNN computes such a product in a reference loop that is a thousand times slower.
     """
     import torch
 
@@ -131,7 +131,10 @@ def _has_onednn(side: Tensor) -> bool:
 
 
 def is_faster(one: Callable[[], object], other: Callable[[], object], margin: float = 1.0) -> bool:
-    """Return whether `one` takes less than `margin` times as long: the best of 9 interleaved runs of each."""
+    """Return whether the first function takes less than `margin` times as long as the second.
+
+    The times compared are the shortest of 9 interleaved runs of each function.
+    """
     best = [math.inf, math.inf]
     for _ in range(9):
         for n, run in enumerate((one, other)):

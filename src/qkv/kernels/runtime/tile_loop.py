@@ -1,4 +1,4 @@
-"""The forward loop over tiles that kernels of every library share, and what they do with whole rows of logits."""
+"""Library-independent functions of kernels: the forward loop over tiles, and weights and outputs of whole rows."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ __all__ = [
 ]
 
 Limits = tuple[int, int]
-"""First query or key of a range, and one past the last."""
+"""Index of the first query or key of a range, and one past the index of the last."""
 
 
 def ranges(length: int, step: int) -> Iterator[Limits]:
-    """Yield consecutive ranges of at most `step`; one empty range if the length is 0."""
+    """Yield consecutive ranges of length at most `step` that cover `length`; a single empty range for length 0."""
     for start in range(0, max(length, 1), step):
         yield start, min(start + step, length)
 
 
 def visible_tiles(call: BoundCall, rows: Limits, cols: int, aligned: bool = False) -> Iterator[Limits]:
-    """Yield the keys of each tile within the key range of the mask; tiles in it may still be fully masked.
+    """Yield the range of keys of each tile within the key range of the mask. Some of these tiles may be fully masked.
 
     Args:
         call: the call.
         rows: range of the queries.
-        cols: number of keys in a tile.
-        aligned: cut tiles at multiples of `cols`, the same for all queries.
+        cols: largest number of keys in a tile.
+        aligned: start tiles at multiples of `cols`, so that the boundaries are the same for all queries.
     """
     start, stop = 0, call.tile.k_total
     if call.mask is not None:
@@ -60,7 +60,7 @@ def visible_tiles(call: BoundCall, rows: Limits, cols: int, aligned: bool = Fals
 
 
 def restrict_mask(mask: Mask | None, tile: Tile) -> tuple[Coverage, Mask | None]:
-    """Return how many pairs of a tile the mask allows, and where these are some, the mask cut to the tile."""
+    """Return the coverage of a tile by the mask, and for coverage "part" the mask restricted to the tile, else None."""
     coverage = "all" if mask is None else mask.coverage(tile)
     if mask is None or coverage != "part":
         return coverage, None
@@ -68,7 +68,7 @@ def restrict_mask(mask: Mask | None, tile: Tile) -> tuple[Coverage, Mask | None]
 
 
 def attend_rows(call: BoundCall, rows: Limits, cols: int) -> tuple[Float[Array, "*batch q value_width"], Summary]:
-    """Return the output of some queries and the normalizer's summary, from partial results of tiles of `cols` keys."""
+    """Return the output of a range of queries and the normalizer's summary, accumulated over tiles of `cols` keys."""
     partial: PartialResult | None = None
     for limits in visible_tiles(call, rows, cols, aligned=True):
         logits = call.logits(rows, limits)
@@ -86,13 +86,13 @@ def _accumulate(call: BoundCall, logits: Array, rows: Limits, cols: Limits) -> P
 
 
 def fully_masked(call: BoundCall, rows: Limits, keys: int) -> Float[Array, "*batch q k"]:
-    """Return logits of −inf for some queries and so many keys."""
+    """Return logits of −inf for a range of queries and a number of keys."""
     shape = (*call.batch, rows[1] - rows[0], keys)
     return zeros(call.value, shape, call.dtype) - math.inf
 
 
 def row_logits(call: BoundCall, rows: Limits, cols: int) -> Float[Array, "*batch q k"]:
-    """Return whole rows of logits, concatenated from tiles of `cols` keys."""
+    """Return the logits of a range of queries and all keys, concatenated from tiles of `cols` keys."""
     tiles = []
     for limits in ranges(call.tile.k_total, cols):
         logits = call.logits(rows, limits)
@@ -108,15 +108,16 @@ def weigh_rows(
     with_output: bool = True,
     cols: Limits | None = None,
 ) -> tuple[Array | None, tuple[Result, ...]]:
-    """Return the output and readouts of some queries from their whole rows of logits.
+    """Return the output and the readouts of a range of queries, given their whole rows of logits.
 
     Args:
         call: the call.
         rows: range of the queries.
-        logits: their logits, −inf where a key is excluded.
+        logits: logits of these queries, −inf where a key is masked.
         readouts: the readouts.
-        with_output: compute the output; otherwise it is None.
-        cols: the only keys that the mask allows, if logits and the call's values are those of these keys.
+        with_output: whether to compute the output; if False, it is returned as None.
+        cols: range of keys to which `logits` and the values of the call are restricted, because the mask excludes all
+            others; None if they hold all keys.
     """
     normalizer = call.normalizer
     tile = call.tile.restrict(rows, (0, call.tile.k_total) if cols is None else cols)
@@ -130,7 +131,7 @@ def weigh_rows(
 
 
 def row_weights(normalizer: Normalizer, logits: Float[Array, "*batch q k"], tile: Tile) -> Float[Array, "*batch q k"]:
-    """Return the normalizer's weights of whole rows; in PyTorch, sparse projections without sorting long rows."""
+    """Return the weights of whole rows of logits. Sparsemax and entmax in PyTorch do not sort long rows."""
     if normalizer.power is not None and library(logits) == "torch":
         from qkv.kernels.row_blocks.thresholds import sparse_weights
 

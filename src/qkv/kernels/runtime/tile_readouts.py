@@ -1,7 +1,7 @@
-"""Readouts accumulated tile by tile, without whole rows; for NumPy and PyTorch, without gradients.
+"""Accumulation of readouts tile by tile, without whole rows of weights; for NumPy and PyTorch, without gradients.
 
-An online normalizer computes the weights of any tile from its summary of the rows. So readouts take a second pass over
-the tiles:
+An online normalizer can compute the weights of any tile from its summary of the rows. Readouts are therefore computed
+in a second pass over the tiles:
 
     accumulator = ReadoutAccumulator(readouts, tile)      once per call
     for each batch element and row block:
@@ -9,7 +9,8 @@ the tiles:
             accumulator.update(logits, weights, normalizer, tile, index)
     accumulator.results()
 
-Memory holds the results and those of one tile. Readouts that need no second pass are in `tiled/pooled_map.py`.
+Only the accumulated results and the results of one tile are in memory. Readouts that need no second pass are in
+`tiled/pooled_map.py`.
 """
 
 from __future__ import annotations
@@ -35,26 +36,26 @@ __all__ = [
 
 
 def readable_by_tile(readouts: Sequence[Readout], normalizer: Normalizer) -> bool:
-    """Return whether these readouts can be accumulated tile by tile."""
+    """Return whether all readouts can be accumulated tile by tile under this normalizer."""
     return normalizer.online and all(readout.accepts_tiles for readout in readouts)
 
 
 def readable_in_forward(readouts: Sequence[Readout], normalizer: Normalizer) -> bool:
-    """Return whether these readouts can be collected during a forward pass without gradient, in PyTorch."""
+    """Return whether PyTorch kernels can collect these readouts during a forward pass without gradient."""
     return normalizer.log_sum_exp and readable_by_tile(readouts, normalizer)
 
 
 def result_batch(readout: Readout, batch: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the batch axes of a readout's result: those of the call, or the last one restricted to some heads."""
+    """Return the batch shape of a readout's result: that of the call, with the last axis cut to selected heads."""
     return batch if readout.head_indices is None else (*batch[:-1], len(readout.head_indices))
 
 
 def result_indices(readout: Readout, batch: tuple[int, ...], index: BatchIndex) -> list[BatchIndex]:
-    """Return the indices in a readout's result to which one batch element of the call belongs.
+    """Return the positions in a readout's result that one batch element of the call contributes to.
 
     Args:
         readout: the readout.
-        batch: batch axes of the call.
+        batch: batch shape of the call.
         index: index of the batch element.
     """
     if readout.head_indices is None:
@@ -63,7 +64,7 @@ def result_indices(readout: Readout, batch: tuple[int, ...], index: BatchIndex) 
 
 
 class ReadoutAccumulator:
-    """The results of readouts while tiles are added.
+    """Accumulator of the results of readouts over the tiles of a call.
 
     Args:
         readouts: the readouts.
@@ -74,25 +75,30 @@ class ReadoutAccumulator:
         self._accumulators = [_Accumulator(readout, tile) for readout in readouts]
 
     def update(self, logits: Array, weights: Array, normalizer: Normalizer, tile: Tile, index: BatchIndex = ()) -> None:
-        """Read a tile.
+        """Compute the readouts of one tile and add them to the results.
 
         Args:
-            logits: logits of the tile, −inf where a key is excluded.
+            logits: logits of the tile, −inf where a key is masked.
             weights: weights of the tile, before dropout.
             normalizer: the normalizer of the tile's batch elements.
             tile: the tile.
-            index: index of the tile's batch elements in the call; () for all of them.
+            index: index of the tile's batch elements in the call; () if the tile holds all batch elements.
         """
         for accumulator in self._accumulators:
             accumulator.update(logits, weights, normalizer, tile, index)
 
     def add(self, results: Sequence[Any], tile: Tile) -> None:
-        """Add what each readout has read from a tile of all batch elements."""
+        """Add readouts that were already computed for a tile of all batch elements.
+
+        Args:
+            results: result of each readout for the tile.
+            tile: the tile.
+        """
         for accumulator, result in zip(self._accumulators, results, strict=True):
             accumulator.add(accumulator.readout, flatten(result), tile, (), type(result))
 
     def skip(self, tile: Tile, index: BatchIndex = ()) -> None:
-        """Add a tile that the mask excludes. The first tile of a row must be read with `update`."""
+        """Add a fully masked tile, without its logits. The first tile of a row must be added with `update`."""
         for accumulator in self._accumulators:
             accumulator.skip(tile, index)
 
@@ -102,7 +108,7 @@ class ReadoutAccumulator:
 
 
 class _Accumulator:
-    """One readout and its arrays, which the first tile allocates."""
+    """Accumulator of one readout, whose arrays are allocated at the first tile."""
 
     def __init__(self, readout: Readout, tile: Tile) -> None:
         self.readout, self.tile = readout, tile
@@ -124,15 +130,15 @@ class _Accumulator:
                 before: BatchIndex = tuple(slice(None) for _ in tile.batch[:-1])
                 one: BatchIndex = (*before, position)
                 cut = (*before, position, slice(None), slice(None))
-                # Readouts draw nothing, so the tile needs no origin within the call.
+                # Readouts use no random numbers, so the position of the tile in the call is not needed.
                 here = replace(tile.select_batch(one), batch_origin=None)
                 result = inner.read(logits[cut], weights[cut], normalizer.select_batch(one), here)
             self.add(inner, flatten(result), tile, target, type(result))
 
     def _selected_heads(self, index: BatchIndex) -> list[tuple[BatchIndex, int | None]]:
-        """Return the index in the result of each selected head in the tile, and its position among the tile's heads.
+        """Return, for each selected head of the tile, its index in the result and its position on the tile's head axis.
 
-        The position is None if the tile holds one head alone, without an axis.
+        The position is None if the tile holds a single head without a head axis.
         """
         assert self.heads is not None
         count, at = self.tile.batch[-1], index[-1]

@@ -1,4 +1,4 @@
-"""Sizes of tiles and row blocks: as many numbers as fit the cache, and never more than the memory allowed."""
+"""Sizes of tiles and row blocks, chosen to fit the processor's cache and the memory limit of the call."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ __all__ = [
 ]
 
 MAX_PATTERN_BYTES = 2**23
-"""Bytes of the patterns of all keys of an additive score, up to which they are stored for all tiles."""
+"""Largest size in bytes at which the sign patterns of all keys (see `tanh_expansion.py`) are stored for all tiles."""
 ROW_BLOCK_BUDGET = 2**23
-"""Numbers in all arrays of a row block together."""
+"""Largest number of elements in all arrays of a row block together."""
 MIN_TILE_PAIRS = 256
-"""Smallest useful tile: below, the Python code of a tile takes longer than its arithmetic."""
+"""Smallest useful number of pairs in a tile: for fewer, Python overhead exceeds the time of the arithmetic."""
 _TILE_OVERHEAD = 25_000
-"""Cost of starting a tile, in pairs computed."""
+"""Fixed cost of a tile, as the number of pairs that could be computed in the same time."""
 
 
 def tile_shape(problem: Problem, budget: int, arrays: int) -> tuple[int, int]:
-    """Return the numbers of queries and keys in a tile.
+    """Return the number of queries and the number of keys in a tile.
 
     Args:
         problem: the problem.
-        budget: numbers in the widest array of a tile.
-        arrays: arrays of the tile's size in memory at once; half of the memory allowed holds them.
+        budget: largest number of elements in any array of a tile.
+        arrays: number of arrays of the tile's size in memory at once. They may use half of the memory limit.
     """
     axes = problem.axes
     batch = max(1, axes.batch_size)
@@ -52,8 +52,8 @@ def row_block_size(problem: Problem, budget: int, arrays: int) -> int:
 
     Args:
         problem: the problem.
-        budget: numbers in all arrays of a row block together.
-        arrays: arrays of the row block's size in memory at once; half of the memory allowed holds them.
+        budget: largest number of elements in all arrays of a row block together.
+        arrays: number of arrays of the row block's size in memory at once. They may use half of the memory limit.
     """
     axes = problem.axes
     row = max(1, axes.batch_size * axes.k * arrays)
@@ -62,23 +62,26 @@ def row_block_size(problem: Problem, budget: int, arrays: int) -> int:
 
 
 def size_text(rows: int, cols: int) -> str:
-    """Return the size of a tile or row block in words."""
+    """Return the size of a tile or row block as text, like "64 queries × 512 keys"."""
     return f"{counted(rows, 'query', 'queries')} × {counted(cols, 'key', 'keys')}"
 
 
 def partial_numbers(problem: Problem) -> int:
-    """Return the numbers in memory at once for each query of a tile: two partial results, concatenated and sorted."""
+    """Return the peak number of elements of partial results per query of a tile.
+
+    Merging concatenates two partial results and sorts them, so it needs four times the elements of one.
+    """
     return 4 * problem.normalizer.accumulator_width(problem.axes.value_width)
 
 
 def row_block_arrays(problem: Problem) -> int:
-    """Return the arrays of a row block's size in memory at once, including those that autograd saves."""
+    """Return how many arrays of a row block's size are in memory at once, including those saved by autograd."""
     return (12 if problem.gradient else 5) + 3 * problem.elements_per_logit
 
 
 @dataclass(frozen=True)
 class TileSizes:
-    """Sizes of a tile.
+    """Numbers of queries, keys and batch elements in a tile.
 
     Attributes:
         rows: number of queries.
@@ -92,17 +95,17 @@ class TileSizes:
 
 
 def tile_sizes(problem: Problem, budget: int, nonfinite: bool = False) -> TileSizes:
-    """Return the sizes of tiles with at most `budget` numbers in their widest array.
+    """Return the sizes of tiles whose arrays hold at most `budget` elements each.
 
-    A large batch element has tiles of its own, which are plain matrices; small elements share a tile.
+    Tiles of long sequences hold a single batch element, as plain matrices; short sequences share a tile.
 
     Args:
         problem: the problem.
-        budget: numbers in the widest array of a tile.
-        nonfinite: the data is not finite, so that tiles are computed by the generic implementation.
+        budget: largest number of elements in any array of a tile.
+        nonfinite: whether the data contains NaN or infinity, so that the generic implementation computes the tiles.
     """
     axes = problem.axes
-    # Half of the memory allowed is for tiles.
+    # Tiles may use half of the memory limit.
     available = max(0, problem.memory - projection_bytes(problem)) // 2
     allowed = available // (problem.itemsize * tile_arrays(problem, nonfinite))
     elements = _elements_per_logit(problem, nonfinite)
@@ -115,12 +118,12 @@ def tile_sizes(problem: Problem, budget: int, nonfinite: bool = False) -> TileSi
     if rows >= 128:
         rows = 2 ** (rows.bit_length() - 1)
     cols = max(1, pairs // rows)
-    # Whole vectors of the processor: with odd lengths matrix products take a tenth longer.
+    # Multiples of the processor's vector length: with other lengths matrix products take 10 % longer.
     return TileSizes(rows, min(axes.k, cols - cols % 64 if cols > 64 else cols), 1)
 
 
 def _narrow_for_mask(problem: Problem, rows: int) -> int:
-    """Return fewer rows if the mask allows few keys: the excluded pairs of a tile are computed too."""
+    """Return a smaller number of rows if the mask allows few keys, because masked pairs of a tile are computed too."""
     mask, q = problem.spec.mask, problem.axes.q
     if mask is None or rows < 128:
         return rows
@@ -134,13 +137,13 @@ def _narrow_for_mask(problem: Problem, rows: int) -> int:
 
 
 def tile_arrays(problem: Problem, nonfinite: bool = False) -> int:
-    """Return the arrays of a tile's size in memory at once; `nonfinite` as in `tile_sizes`."""
+    """Return how many arrays of a tile's size are in memory at once. `nonfinite` is as in `tile_sizes`."""
     elements = _elements_per_logit(problem, nonfinite)
     return (8 + 4 * elements) if problem.gradient else (4 + 2 * elements)
 
 
 def projection_bytes(problem: Problem) -> int:
-    """Return the bytes of an additive score's projections and of its keys' patterns; 0 for other scores."""
+    """Return the bytes of the projections and sign patterns of an additive score; 0 for other scores."""
     axes = problem.axes
     if problem.score.tanh_vector is None:
         return 0
@@ -154,6 +157,6 @@ def _elements_per_logit(problem: Problem, nonfinite: bool) -> int:
     softmax = normalizer.log_sum_exp and normalizer.scale is not None and not nonfinite
     if problem.score.gated_product and softmax:
         return 1
-    # `AdditiveLogits` never holds the hidden units of a tile, but computes one batch element at a time.
+    # `AdditiveLogits` never stores the hidden units of a tile, but it computes one batch element at a time.
     additive = problem.score.tanh_vector is not None and softmax and axes.q * axes.k >= 64 * 64
     return 1 if additive else problem.elements_per_logit

@@ -1,7 +1,7 @@
-"""Worker threads, each with one PyTorch thread and a workspace of its own.
+"""Worker threads, each with one PyTorch thread and its own workspace.
 
-PyTorch's operations release the interpreter lock. Its own threads meet at a barrier after every small operation, which
-costs more than it saves on a busy machine; these threads meet once, at the end.
+PyTorch's operations release the interpreter lock, so Python threads run in parallel. PyTorch's own threads synchronize
+after every operation, which costs more than it saves for small operations; worker threads synchronize once, at the end.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Item = TypeVar("Item")
 
 
 def worker_count(reference: Tensor) -> int:
-    """Return how many workers PyTorch's thread setting allows for arrays like `reference`."""
+    """Return the number of workers: PyTorch's number of threads for arrays on a CPU, 1 on other devices."""
     import torch
 
     return int(torch.get_num_threads()) if reference.device.type == "cpu" else 1
 
 
 def split_evenly(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
-    """Split the items into at most `count` runs of nearly equal length.
+    """Split the items into at most `count` consecutive parts of nearly equal length.
 
     Example:
         >>> split_evenly([1, 2, 3, 4, 5], 2)
@@ -41,7 +41,7 @@ def split_evenly(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
 
 @contextmanager
 def worker() -> Iterator[Workspace]:
-    """Make the calling thread a worker: provide a workspace, record no graph, flush subnormal numbers to 0."""
+    """Provide a workspace to the calling thread, with autograd disabled and subnormal numbers flushed to 0."""
     import torch
 
     with _flush_subnormals(), torch.no_grad(), borrow_workspace() as workspace:
@@ -49,10 +49,10 @@ def worker() -> Iterator[Workspace]:
 
 
 def run_on_workers(function: Callable[[int, Workspace], None], count: int) -> None:
-    """Call `function(n, workspace)` for each n below `count` on a thread of its own; raise the first error again.
+    """Call `function(n, workspace)` for each n below `count`, each in a separate thread.
 
-    The threads take over inference mode from the calling thread, and run without autocast. A single call runs on the
-    calling thread.
+    Threads inherit inference mode from the calling thread and run without autocast. With a `count` of 1 the function
+    runs in the calling thread. If calls raise errors, the first error is raised again in the calling thread.
     """
     import torch
 
@@ -64,7 +64,7 @@ def run_on_workers(function: Callable[[int, Workspace], None], count: int) -> No
     threads = torch.get_num_threads()
 
     def on_thread(n: int) -> None:
-        # Sets the number for this thread's arithmetic; the default of new threads is restored below.
+        # This also changes the default of new threads, which is restored below.
         torch.set_num_threads(1)
         with torch.inference_mode(inference), worker() as workspace:
             function(n, workspace)
@@ -82,9 +82,9 @@ def run_on_workers(function: Callable[[int, Workspace], None], count: int) -> No
 
 @contextmanager
 def _flush_subnormals() -> Iterator[None]:
-    """Treat numbers below 1e-38 (in float32) as 0 on this thread: products of them take a hundred times as long.
+    """Flush subnormal numbers (below 1e-38 in float32) to 0 in this thread: computing with them is 100 times slower.
 
-    The weights of keys whose logits are far below the largest are such numbers.
+    Weights are subnormal where a logit is far below the largest logit of its row.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Buffers that tiles reuse: fresh memory costs more to touch than a tile does to compute."""
+"""Buffers that are reused from tile to tile, because page faults in newly allocated memory cost more than a tile."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Workspace", "borrow_workspace"]
 
 
 class Workspace:
-    """Buffers of one worker by name, allocated on first use.
+    """Named buffers of one worker, allocated on first use.
 
     Attributes:
-        cache: what one tile computes for the next ones; cleared when the workspace is returned.
+        cache: values that are computed once and reused by later tiles; cleared when the workspace is released.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Workspace:
         return view
 
     def clear(self) -> None:
-        """Drop the cached values and views of the finished call; the buffers stay allocated."""
+        """Drop the cached values and views of the finished call, but keep the buffers allocated."""
         self.cache.clear()
         self._views.clear()
 
@@ -61,7 +61,7 @@ _MAX_SPARES = 8
 
 @contextmanager
 def borrow_workspace() -> Iterator[Workspace]:
-    """Provide a workspace that no other thread uses; those up to 16 MB are kept for the next call."""
+    """Provide a workspace that no other thread uses. Workspaces of up to 16 MiB are kept for later calls."""
     with _LOCK:
         if not _SPARE:
             _raise_malloc_threshold()
@@ -77,9 +77,10 @@ def borrow_workspace() -> Iterator[Workspace]:
 
 @cache
 def _raise_malloc_threshold() -> None:
-    """Free 16 MB once, untouched: glibc then keeps freed arrays of that size for reuse.
+    """Allocate and free 16 MiB once, so that glibc raises its threshold and reuses freed arrays of up to this size.
 
-    Otherwise it returns the memory of every tile to the system and maps it again page by page.
+    Below the threshold, freed memory stays in the process. Otherwise glibc would unmap the memory of every tile, and
+    the next tile would cause page faults.
     """
     import torch
 

@@ -62,7 +62,7 @@ class TiledKernel(Kernel):
     def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
         """Return the only limit: the normalizer must be online."""
         normalizer = problem.normalizer
-        return ((not normalizer.online, f"{normalizer} must see whole rows, a tile shows part of them"),)
+        return ((not normalizer.online, f"{normalizer} needs whole rows of logits, not tiles"),)
 
     def describe(self, problem: Problem) -> str:
         """Return the size of a tile in words."""
