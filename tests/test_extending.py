@@ -175,5 +175,5 @@ def test_own_kernel_runs_in_place_of_a_name() -> None:
     seen = qkv.observe(QUERY, KEY, VALUE, kernel=MeanOfAll())
     assert seen.output == pytest.approx(np.tile(VALUE.mean(0), (7, 1)))
     assert "kernel      mean of all   named in the call" in str(seen.plan)
-    with pytest.raises(qkv.errors.RefusedError, match="mean of all cannot run this: it knows no masks"):
+    with pytest.raises(qkv.errors.RefusedError, match="mean of all cannot run this call: it knows no masks"):
         qkv.attend(QUERY, KEY, VALUE, kernel=MeanOfAll(), mask=masks.Causal("end"))

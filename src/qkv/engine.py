@@ -1,9 +1,9 @@
-"""The engine: attend, observe, explain and prepare, the public functions that plan and run a call.
+"""Public functions that plan and run a call: attend, observe, explain and prepare.
 
 attend    run a call and return the output
 observe   run a call and return the output, readouts of the weights, and the plan
-explain   return the plan of a call without computing anything
-prepare   return a function with a fixed plan
+explain   return the plan of a call without running it
+prepare   return a function that runs a fixed plan
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Observation:
-    """The result of `observe`.
+    """Result of `observe`.
 
     Attributes:
-        output: `(*batch, q, value_width)`.
-        readouts: one result for each readout, in the order given.
-        plan: the plan that ran, with the guards that were taken.
+        output: output `(*batch, q, value_width)`.
+        readouts: one result for each readout, in the given order.
+        plan: the plan that ran, with the outcome of its run-time checks.
     """
 
     output: Array
@@ -66,33 +66,34 @@ def attend(
     kernel: str | Kernel | None = None,
     memory: int | str = "512 MiB",
 ) -> Array:
-    """Return the values, weighted by how well their keys match each query.
+    """Compute attention: for each query, the sum of the values weighted by how well their keys match the query.
 
         weights = normalize(score(query, key), mask)          output = weights @ value
 
     Args:
-        query: `(*batch, q, width)`, or text `(*batch, q)`.
-        key: `(*batch, k, width)`, or text `(*batch, k)`.
-        value: `(*batch, k, value_width)`. Batch axes broadcast; a broadcast axis is never copied.
-        score: compares queries with keys; default `ScaledDot()`.
-        normalizer: turns logits into weights; default: the score's own, which is `Softmax()` for most scores.
-        mask: excludes pairs of queries and keys; None: no pair.
-        positions: how query positions relate to key positions; required if q ≠ k and score or mask use positions.
-        dropout: probability of dropping a weight; use more than 0 only in training.
-        seed: seed of all random draws. None: drawn from PyTorch's generator. NumPy, JAX and TensorFlow need a seed if
-            anything is drawn; in JAX and TensorFlow it may be an integer array, so that each step of a compiled loop
-            draws anew.
-        kernel: name of the kernel that must run the call, or a kernel of your own; None: the planner chooses.
-        memory: what may be allocated beyond inputs and output, in bytes or as "512 MiB".
+        query: queries `(*batch, q, width)`, or text `(*batch, q)`.
+        key: keys `(*batch, k, width)`, or text `(*batch, k)`.
+        value: values `(*batch, k, value_width)`. Batch axes broadcast, without copies.
+        score: function that gives each pair of query and key a logit. The default is `ScaledDot()`.
+        normalizer: function that maps logits to weights. The default depends on the score; it is `Softmax()` for most.
+        mask: mask of the pairs that may attend; None allows all pairs.
+        positions: how query positions relate to key positions. Required if q ≠ k and the score or mask uses positions.
+        dropout: probability of dropping a weight, greater than 0 only in training.
+        seed: seed of random numbers. With None, PyTorch's generator provides it; for NumPy, JAX and TensorFlow a seed
+            is required for dropout and sampling. In JAX and TensorFlow it may be an integer array, so that a compiled
+            function can use a different seed at each step.
+        kernel: name of the kernel that must run the call, or a `Kernel` object; None to let the planner choose.
+        memory: memory limit beyond inputs and output, in bytes or as text like "512 MiB".
 
     Returns:
-        `(*batch, q, value_width)`, in the library and dtype of the inputs. Rows without any key are 0.
+        Output `(*batch, q, value_width)`, in the library and dtype of the inputs. Rows without any allowed key are 0.
 
     Raises:
         ShapeError: lengths, widths or batch axes do not match.
-        KindError: a mask is a bare array, text meets a score for numbers, or arrays are of several libraries.
-        PositionError: positions are required and not given.
-        RefusedError: no kernel, or not the named one, can run the call within the memory.
+        KindError: an argument has the wrong type, such as an array as the mask; the score does not support text, or
+            requires it; or the arrays belong to different libraries.
+        PositionError: positions are required but not given.
+        RefusedError: no kernel, or not the named kernel, can run the call within the memory limit.
 
     Example:
         >>> import numpy as np, qkv
@@ -114,7 +115,7 @@ def _attend_in_operator(
     kernel: str | Kernel | None,
     memory: int | str,
 ) -> Array:
-    """Entry point called from the opaque custom operator of `torch.compile`."""
+    """Run a call for the custom operator of `torch.compile`, and return its output."""
     return _run(query, key, value, fields, (), seed, kernel, memory)[0].output
 
 
@@ -133,15 +134,15 @@ def observe(
     kernel: str | Kernel | None = None,
     memory: int | str = "512 MiB",
 ) -> Observation:
-    """Return the output of `attend`, readouts of the weights, and the plan.
+    """Compute attention, and return the output, readouts of the weights, and the plan.
 
-    Readouts never change the output.
+    The output is the same as that of `attend`.
 
     Args:
         query: as in `attend`.
         key: as in `attend`.
         value: as in `attend`.
-        readouts: what to compute from the weights, from `qkv.readouts`.
+        readouts: readouts from `qkv.readouts`, which are computed from the weights.
         score: as in `attend`.
         normalizer: as in `attend`.
         mask: as in `attend`.
@@ -152,7 +153,7 @@ def observe(
         memory: as in `attend`.
 
     Raises:
-        RefusedError: a readout is not defined for the normalizer; otherwise as `attend`.
+        RefusedError: a readout is not defined for the normalizer. Other errors are as in `attend`.
 
     Example:
         >>> import numpy as np, qkv
@@ -169,8 +170,8 @@ def observe(
 
 
 _NOT_COMPILED = (
-    "torch.compile cannot trace calls that return more than their output. Call qkv.attend there; keep "
-    "qkv.observe and prepared plans in a function marked with torch.compiler.disable."
+    "torch.compile cannot trace qkv.observe and prepared plans. Call qkv.attend in compiled functions, or mark the "
+    "function that calls them with torch.compiler.disable."
 )
 
 
@@ -191,12 +192,12 @@ def explain(
     dtype: str = "float32",
     gradient: bool = False,
 ) -> Plan:
-    """Return the plan of a call without computing anything; shapes are enough.
+    """Return the plan of a call without running it. Shapes may be given in place of arrays.
 
     Args:
-        query: an array, or its shape as a tuple.
-        key: an array, or its shape.
-        value: an array, or its shape.
+        query: queries, or their shape as a tuple.
+        key: keys, or their shape.
+        value: values, or their shape.
         readouts: as in `observe`.
         score: as in `observe`.
         normalizer: as in `observe`.
@@ -205,12 +206,12 @@ def explain(
         dropout: as in `observe`.
         kernel: as in `observe`.
         memory: as in `observe`.
-        library: library of the arrays, if only shapes are given.
-        dtype: name of their dtype, if only shapes are given.
-        gradient: whether one of them requires a gradient, if only shapes are given.
+        library: array library, used if shapes are given.
+        dtype: name of the dtype of the arrays, used if shapes are given.
+        gradient: whether an array requires a gradient, used if shapes are given.
 
     Raises:
-        As `attend`.
+        QkvError: the call is invalid; see `attend`.
 
     Example:
         >>> import qkv
@@ -240,7 +241,7 @@ def prepare(
     dtype: str = "float32",
     gradient: bool = False,
 ) -> Prepared:
-    """Return a function of query, key and value with a fixed plan, for many calls of the same shapes.
+    """Plan a call once and return a function that runs the plan, for many calls with the same shapes.
 
     Args:
         spec: score, normalizer, mask, positions and dropout.
@@ -253,7 +254,7 @@ def prepare(
         gradient: as in `explain`.
 
     Raises:
-        As `attend`.
+        QkvError: the call is invalid; see `attend`.
 
     Example:
         >>> import numpy as np, qkv
@@ -281,7 +282,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class Prepared:
-    """A function that runs a plan on arrays of the shapes it was planned for.
+    """Function that runs a fixed plan on query, key and value of the planned shapes.
 
     Attributes:
         plan: the plan.
@@ -290,7 +291,7 @@ class Prepared:
     plan: Plan
 
     def __call__(self, query: ArrayLike, key: ArrayLike, value: ArrayLike, *, seed: int | None = None) -> Observation:
-        """Run the plan.
+        """Run the plan and return the output and the readouts.
 
         Args:
             query: as in `attend`.
@@ -299,8 +300,8 @@ class Prepared:
             seed: as in `attend`.
 
         Raises:
-            ShapeError: the arrays have other shapes than the plan.
-            KindError: the arrays are of another library than the plan.
+            ShapeError: the shapes of the arrays differ from those of the plan.
+            KindError: the library of the arrays differs from that of the plan.
         """
         query, key, value = (as_array(x) for x in (query, key, value))
         if tracing_mode(query, key, value) == "compile":
@@ -309,13 +310,13 @@ class Prepared:
         shapes = tuple(tuple(x.shape) for x in (query, key, value))
         if shapes != (axes.query, axes.key, axes.value):
             raise ShapeError(
-                f"arrays must have the plan's shapes {axes.query}, {axes.key}, {axes.value}, got "
+                f"query, key and value must have the planned shapes {axes.query}, {axes.key}, {axes.value}, got "
                 f"{shapes[0]}, {shapes[1]}, {shapes[2]}. Prepare another plan, or call qkv.attend."
             )
         if (given := library(query, key, value)) != plan.requested.library:
             raise KindError(
-                f"arrays must be of the plan's library, {plan.requested.library}, got {given}. Prepare another "
-                f"plan, or call qkv.attend."
+                f"query, key and value must be {plan.requested.library} arrays as planned, got {given}. Prepare "
+                f"another plan, or call qkv.attend."
             )
         result = plan.kernel.run(_bind(query, key, value, plan.problem, seed, plan.kernel), plan.problem)
         return Observation(result.output, result.readouts, plan.with_guards_taken(result.guards))
@@ -331,12 +332,12 @@ def _run(
     kernel: str | Kernel | None,
     memory: int | str,
 ) -> tuple[Result, Plan | None]:
-    """Plan and run a call; the plan is None while `torch.compile` traces the call."""
+    """Plan and run a call, and return the result and the plan. The plan is None under `torch.compile`."""
     query, key, value = as_array(query), as_array(key), as_array(value)
     traced = tracing_mode(query, key, value)
     if traced == "compile":
         return Result(compiled_attend(query, key, value, fields, seed, _attend_in_operator, kernel, memory)), None
-    # A graph is exported once, and may have symbols for lengths.
+    # Plans are not cached under torch.export: a graph is exported only once, and its lengths may be symbolic.
     found = None
     if traced != "export":
         found = call_signature(query, key, value, fields, readouts, traced, kernel, memory, type(memory).__name__)
@@ -375,6 +376,5 @@ def _bind(query: Array, key: Array, value: Array, problem: Problem, seed: int | 
 
 
 for _verb in (attend, observe, explain, prepare, Prepared.__call__):
-    # Tells `tf.function` to leave the function as it is: AutoGraph would rewrite the whole engine, and warns if it
-    # cannot.
+    # Mark the function for `tf.function`: otherwise AutoGraph rewrites the whole engine, and warns if it fails to.
     setattr(_verb, "autograph_info__", {})  # noqa: B010

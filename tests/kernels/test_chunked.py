@@ -49,7 +49,7 @@ class TestChunked(KernelContract):
 
     def test_hundred_thousand_keys_fit_or_are_refused(self, setting: Setting) -> None:
         """Rows of all queries at once would not fit; the chunks are concatenated instead."""
-        with pytest.raises(RefusedError, match="100000 queries are too many"):
+        with pytest.raises(RefusedError, match="100000 queries exceed"):
             self.peak(100_000, setting, "2 GiB")
 
 

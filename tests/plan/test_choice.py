@@ -35,9 +35,9 @@ CHOICES: list[tuple[str, Any, dict[str, Any]]] = [
 ]
 
 REFUSALS: list[tuple[str, str, dict[str, Any]]] = [
-    ("fused", "it runs on torch arrays, these are numpy", {}),
-    ("tiled", "it runs on torch arrays, these are jax", {"library": "jax"}),
-    ("numpy_blocks", "it runs on numpy arrays, these are torch", {"library": "torch"}),
+    ("fused", "it supports torch arrays, not numpy arrays", {}),
+    ("tiled", "it supports torch arrays, not jax arrays", {"library": "jax"}),
+    ("numpy_blocks", "it supports numpy arrays, not torch arrays", {"library": "torch"}),
     ("fused", r"Additive\(.*\) is not an inner product", {"score": ADDITIVE, "library": "torch"}),
     (
         "fused",
@@ -92,7 +92,7 @@ def test_planner_chooses(kernel: str, shapes: Any, options: dict[str, Any]) -> N
 def test_named_kernel_raises_with_its_sentence_and_never_falls_back(
     kernel: str, sentence: str, options: dict[str, Any]
 ) -> None:
-    with pytest.raises(RefusedError, match=rf"^the kernel {kernel} cannot run this: {sentence}\.$"):
+    with pytest.raises(RefusedError, match=rf"^the kernel {kernel} cannot run this call: {sentence}\.$"):
         explain(kernel=kernel, **options)
 
 
@@ -139,10 +139,10 @@ def test_where_nothing_fits_the_memory_every_kernel_says_so() -> None:
     with pytest.raises(RefusedError) as refusal:
         explain(LONG, memory="1 KiB", library="torch", score=ADDITIVE)
     said = str(refusal.value)
-    assert said.startswith("no kernel can run this within 1 KiB. ")
+    assert said.startswith("no kernel can run this call within 1 KiB of memory. ")
     for kernel in KERNELS:
         assert f"{kernel.name}: it" in said or f"{kernel.name}: Additive" in said
-    assert said.endswith("Allow more with memory=…, or change what a kernel names.")
+    assert said.endswith("Increase memory=…, or change the arguments that a kernel does not support.")
 
 
 def test_tiles_shrink_where_less_memory_is_allowed() -> None:

@@ -25,10 +25,10 @@ kernel      numpy_blocks   the lowest estimate of 2 that can
             tiles of 1 query × 32,768 keys, one pass over the keys
 cost        1.54 Gflop, 2.68 GiB moved, peak 9.13 MiB; 512 MiB allowed
 slower      dense: 1.54 Gflop, 2.98 GiB moved, peak 153 MiB
-refused     fused: it runs on torch arrays, these are numpy
-refused     tiled: it runs on torch arrays, these are numpy
-refused     row_blocks: it runs on torch arrays, these are numpy
-refused     jax_loops: it runs on jax arrays, these are numpy"""
+refused     fused: it supports torch arrays, not numpy arrays
+refused     tiled: it supports torch arrays, not numpy arrays
+refused     row_blocks: it supports torch arrays, not numpy arrays
+refused     jax_loops: it supports jax arrays, not numpy arrays"""
 
 EVERY_LINE = """\
 call        8×12 × 4,096 queries × 4,096 keys, width 64, values 64 wide
@@ -212,7 +212,7 @@ def test_prepared_plan_with_dropout_takes_a_seed_at_each_call() -> None:
 
 
 def test_prepare_refuses_what_cannot_run() -> None:
-    with pytest.raises(RefusedError, match="kernel fused cannot run this"):
+    with pytest.raises(RefusedError, match="kernel fused cannot run this call"):
         qkv.prepare(qkv.Spec(), ((5, 3),) * 3, kernel="fused")
 
 

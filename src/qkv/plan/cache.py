@@ -1,4 +1,4 @@
-"""The plan cache: plans and prepared calls by the signature of a call, so that small calls are not planned again."""
+"""Cache of plans and prepared calls by the signature of a call, so that repeated calls are not planned again."""
 
 from __future__ import annotations
 
@@ -28,20 +28,21 @@ from qkv.scores import Score
 __all__ = ["MAX_PLANS", "PLANS", "CachedPlan", "SpecFields", "call_signature", "store_plan"]
 
 SpecFields: TypeAlias = tuple[Score | None, Normalizer | None, Mask | None, Positions | None, float]
-"""Score, normalizer, mask, positions and dropout, as given in the call."""
+"""Score, normalizer, mask, positions and dropout, as passed by the caller."""
 
 MAX_PLANS = 256
-"""Number of plans in the cache; the oldest is dropped first."""
+"""Largest number of plans in the cache. The oldest plan is dropped first."""
 
 
 @dataclass(frozen=True)
 class CachedPlan:
-    """A plan without the arrays of the call that it was made for.
+    """Cached plan, without the arrays of the call for which it was made.
 
     Attributes:
-        plan: the plan. If parts hold arrays, its problems are empty.
+        plan: the plan. If parts of the call hold arrays, its problems are empty placeholders.
         holds_arrays: whether parts of the call hold arrays.
-        prepared: runs the call on query, key and value of the same signature; None if they have to be bound first.
+        prepared: function that runs the call on other query, key and value of the same signature; None if such a call
+            has to be bound first.
     """
 
     plan: Plan
@@ -49,17 +50,17 @@ class CachedPlan:
     prepared: PreparedCall | None
 
     def with_problem(self, problem: Problem) -> Plan:
-        """Return the plan of a call with the same signature, which holds the arrays of `problem`."""
+        """Return the plan for another problem of the same signature, with the arrays of that problem."""
         rewritten = rewrite(problem)[0] if self.plan.rewrites else problem
         return dataclasses.replace(self.plan, requested=problem, problem=rewritten)
 
 
 PLANS: OrderedDict[Hashable, CachedPlan] = OrderedDict()
-"""The cached plans by call signature."""
+"""Cached plans by call signature, the oldest first."""
 
 _EMPTY = Problem(Spec(), Axes.of((0, 1), (0, 1), (0, 1)))
 _SIGNATURES: WeakKeyDictionary[Part, Hashable] = WeakKeyDictionary()
-"""Signatures of parts without arrays: a part is immutable."""
+"""Cached signatures of parts without arrays, which are immutable."""
 
 
 def call_signature(
@@ -70,7 +71,7 @@ def call_signature(
     readouts: tuple[Readout, ...],
     *options: Hashable,
 ) -> tuple[Hashable, bool] | None:
-    """Return a signature that is equal for calls with the same plan, and whether parts of the call hold arrays.
+    """Return the signature of a call, which determines its plan, and whether parts of the call hold arrays.
 
     Args:
         query: queries.
@@ -78,10 +79,10 @@ def call_signature(
         value: values.
         fields: score, normalizer, mask, positions and dropout.
         readouts: the readouts.
-        *options: whatever else the plan depends on.
+        *options: further values on which the plan depends.
 
     Returns:
-        None if an argument is of another type than the annotated one.
+        The signature and a flag, or None if the type of an argument is wrong.
     """
     dropout = fields[4]
     if not isinstance(dropout, (int, float)):
@@ -97,7 +98,7 @@ def call_signature(
             return None
         try:
             signature, hashable = _SIGNATURES.get(part), True
-        except TypeError:  # a user's part that compares by its fields, one of which cannot be hashed
+        except TypeError:  # a part defined by a user may have fields that cannot be hashed
             signature, hashable = None, False
         if signature is None:
             held = part.arrays()
@@ -114,7 +115,7 @@ def call_signature(
         gradient = any(requires_gradient(x) for x in arrays)
     elif torch is not None and torch.is_grad_enabled():  # the types of arrays tell tracers of JAX from its arrays
         tensor = torch.Tensor
-        for x in arrays:  # a generator would take twice as long
+        for x in arrays:  # `any` with a generator takes twice as long
             gradient = gradient or (isinstance(x, tensor) and bool(x.requires_grad))
     signature = (
         *signatures, type(dropout), dropout, gradient, options,
@@ -124,7 +125,16 @@ def call_signature(
 
 
 def store_plan(signature: Hashable, holds_arrays: bool, plan: Plan, query: Array, key: Array, value: Array) -> None:
-    """Store the plan of a call on these arrays."""
+    """Store the plan of a call in the cache, and drop the oldest plan if the cache is full.
+
+    Args:
+        signature: signature of the call.
+        holds_arrays: whether parts of the call hold arrays.
+        plan: the plan.
+        query: queries of the call.
+        key: keys of the call.
+        value: values of the call.
+    """
     if holds_arrays:
         cached = CachedPlan(dataclasses.replace(plan, requested=_EMPTY, problem=_EMPTY), True, None)
     else:
@@ -135,7 +145,7 @@ def store_plan(signature: Hashable, holds_arrays: bool, plan: Plan, query: Array
 
 
 def _prepare(plan: Plan, query: Array, key: Array, value: Array) -> PreparedCall | None:
-    """Return the prepared call if its arrays need no cast and nothing is drawn at random."""
+    """Return the prepared call, or None if its arrays must be cast or if it uses random numbers."""
     problem = plan.problem
     ready = (
         not problem.axes.text

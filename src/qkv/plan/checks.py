@@ -1,4 +1,4 @@
-"""The problem and the seed of a call, and checks that parts and readouts match its shapes."""
+"""Construction of the problem of a call from its arguments, and checks of parts, readouts and seed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_problem(
     memory: int | str,
     traced: str = "",
 ) -> Problem:
-    """Return the problem of a call.
+    """Return the problem of a call, which describes it without its data.
 
     Args:
         query: queries.
@@ -35,13 +35,13 @@ def read_problem(
         value: values.
         spec: score, normalizer, mask, positions and dropout.
         readouts: readouts of the weights.
-        memory: what may be allocated, in bytes or as "512 MiB".
-        traced: what hides the data, as in `Problem.traced`.
+        memory: memory limit, in bytes or as text like "512 MiB".
+        traced: kind of tracing that hides the data, as in `Problem.traced`.
 
     Raises:
-        KindError: arrays hold text where the score takes numbers or the reverse, hold complex numbers, or are of
-            several libraries.
-        ShapeError: the shapes do not match each other.
+        KindError: the score does not support text, or requires it; an array is complex; or the arrays belong to
+            different libraries.
+        ShapeError: the shapes of the arrays do not match.
     """
     kind = library(query, key, value)
     texts = (is_text(query), is_text(key))
@@ -60,12 +60,12 @@ def read_problem(
 
 
 def check_problem(problem: Problem) -> None:
-    """Check that parts and readouts match the shapes of a problem.
+    """Check that the parts and readouts of a problem match its shapes.
 
     Raises:
-        ShapeError: a part or readout is for other widths or lengths.
-        PositionError: positions are required and not given.
-        KindError: a readout is of another type.
+        ShapeError: a part or readout does not support the widths or lengths of the problem.
+        PositionError: positions are required but not given.
+        KindError: a readout is not a `Readout`.
         RefusedError: a readout is not defined for the normalizer.
     """
     axes, spec = problem.axes, problem.spec
@@ -88,24 +88,29 @@ def check_problem(problem: Problem) -> None:
 
 
 def read_seed(problem: Problem, seed: Any) -> Any:
-    """Return the seed as an int, or in JAX and TensorFlow as an array or two words; None if nothing is drawn."""
+    """Return the seed of a call, or None if the call uses no random numbers.
+
+    The seed is an int; in JAX and TensorFlow it may be an integer array or two 32-bit words. Without a seed, PyTorch's
+    generator provides one.
+
+    Raises:
+        OptionError: the seed is not an integer, or is missing for a library without a global generator.
+    """
     if seed is not None:
         if is_array(seed) and "int" in dtype_name(seed) and tuple(seed.shape) in ((), (2,)):
-            # Under `jax.jit` and `tf.function` the number is not known. Two numbers are words, the lower first.
+            # Under `jax.jit` and `tf.function` the value is unknown. An array of two elements holds the low word first.
             if library(seed) in ("jax", "tensorflow"):
                 return (seed[0], seed[1]) if seed.ndim else seed
             low, high = (int(seed[0]), int(seed[1])) if seed.ndim else (int(seed), 0)
             return low + (high << 32)
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)):
-            raise OptionError(f"seed must be a whole number, got {seed!r}. Give an int.")
+            raise OptionError(f"seed must be an int or None, got {seed!r}.")
         return int(seed)
     if not (problem.spec.dropout or problem.normalizer.stochastic):
         return None
     if problem.library != "torch":
         drawn = "dropout" if problem.spec.dropout else str(problem.normalizer)
-        raise OptionError(
-            f"seed must be given for {drawn}, got None. {problem.library} has no generator of its own. Give seed=…."
-        )
+        raise OptionError(f"seed must be given for {drawn} with {problem.library} arrays, got None. Give seed=….")
     import torch
 
     return int(torch.randint(2**62, ()).item())

@@ -1,4 +1,4 @@
-"""The estimated cost of a call, and amounts of memory and operations as text."""
+"""Estimated cost of a call, and formatting of amounts of memory and operations."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ __all__ = ["Cost", "counted", "flop_text", "memory_bytes", "memory_text", "tile_
 
 FLOP_RATE = 50e9
 BYTE_RATE = 8e9
-"""Floating-point operations and bytes per second, of two cores of a desktop processor. Only their ratio matters."""
+"""Throughput in flop per second and bytes per second of two cores of a desktop processor. Only the ratio matters."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The estimated cost of a call on one kernel.
+    """Estimated cost of a call on one kernel.
 
     Attributes:
         flop: floating-point operations.
         traffic: bytes read from and written to main memory.
-        peak: largest number of bytes allocated at once beyond inputs, including output and gradients.
-        overhead: seconds of Python between array operations.
-        arithmetic: seconds of arithmetic; None: estimated from `flop`.
+        peak: peak memory in bytes, including output and gradients but not inputs.
+        overhead: Python overhead in seconds.
+        arithmetic: time of arithmetic in seconds; estimated from `flop` if None.
     """
 
     flop: float
@@ -35,7 +35,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Estimated seconds, by which kernels are compared."""
+        """Estimated time in seconds, by which kernels are compared."""
         arithmetic = self.flop / FLOP_RATE if self.arithmetic is None else self.arithmetic
         return arithmetic + self.traffic / BYTE_RATE + self.overhead
 
@@ -48,10 +48,10 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 def memory_bytes(amount: int | str) -> int:
-    """Return the bytes of an amount such as `"512 MiB"`, `"2 GB"` or `1_000_000`.
+    """Return the number of bytes of an amount such as `"512 MiB"`, `"2 GB"` or `1_000_000`.
 
     Raises:
-        OptionError: the text is not such an amount, or the number is not positive.
+        OptionError: the text is not a number with a known unit, or the amount is not positive.
 
     Example:
         >>> memory_bytes("1.5 KiB")
@@ -61,12 +61,14 @@ def memory_bytes(amount: int | str) -> int:
         return amount
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*", amount) if isinstance(amount, str) else None
     if found is None or found[2].lower() not in _UNITS or float(found[1]) <= 0:
-        raise OptionError(f'memory must be a positive amount, got {amount!r}. Give bytes, or "512 MiB" or "2 GB".')
+        raise OptionError(
+            f'memory must be a positive amount, got {amount!r}. Give a number of bytes, or text like "512 MiB".'
+        )
     return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
 def memory_text(amount: float) -> str:
-    """Return an amount of bytes as text with a unit.
+    """Format a number of bytes with a unit.
 
     Example:
         >>> memory_text(1536)
@@ -76,7 +78,7 @@ def memory_text(amount: float) -> str:
 
 
 def flop_text(amount: float) -> str:
-    """Return a number of operations as text with a unit.
+    """Format a number of floating-point operations with a unit.
 
     Example:
         >>> flop_text(2.5e9)
@@ -92,7 +94,7 @@ def _scaled(amount: float, base: int, units: tuple[str, ...]) -> str:
 
 
 def counted(number: int, one: str, many: str) -> str:
-    """Return a number with its noun in singular or plural.
+    """Format a number followed by its noun in singular or plural.
 
     Example:
         >>> counted(1, "query", "queries"), counted(4096, "key", "keys")
@@ -102,7 +104,7 @@ def counted(number: int, one: str, many: str) -> str:
 
 
 def tile_sides(q: int, k: int, pairs: int) -> tuple[int, int]:
-    """Return the rows and columns of a tile of at most `pairs` pairs, as square as the lengths allow.
+    """Return the numbers of queries and keys of a tile with at most `pairs` pairs, as nearly equal as possible.
 
     Example:
         >>> tile_sides(10_000, 10_000, 2**18)

@@ -1,4 +1,4 @@
-"""The interface of kernels: a kernel says which problems it refuses and what the others cost, and runs them."""
+"""Interface of kernels, which decide whether they support a problem, estimate its cost and run it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Kernel", "PreparedCall", "Result"]
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a kernel.
+    """Result of running a kernel.
 
     Attributes:
-        output: `(*batch, q, value_width)`.
+        output: output `(*batch, q, value_width)`.
         readouts: one result for each readout of the problem.
-        guards: how each guard on the data was decided.
+        guards: one phrase for each guard on the data, which tells whether its fast path was taken.
     """
 
     output: Array
@@ -31,18 +31,18 @@ class Result:
 
 
 PreparedCall = Callable[[Array, Array, Array], Result]
-"""Runs a call whose other arguments are fixed on query, key and value."""
+"""Function of query, key and value that runs a call whose other arguments are fixed."""
 
 
 class Kernel(ABC):
-    """One algorithm for the equation.
+    """Base class of kernels: algorithms that compute a call.
 
     Attributes:
-        name: name by which a call can select the kernel.
-        libraries: libraries of the arrays it accepts.
-        guards: conditions on the data that it checks, as sentences "if … else …".
-        casts_tiles: whether it takes inputs in their own dtype and casts them tile by tile.
-        traceable: whether it runs on arrays without data, as in `torch.func.vmap` and `torch.export`.
+        name: name by which the argument `kernel` selects the kernel.
+        libraries: array libraries that the kernel supports.
+        guards: descriptions of the conditions on data that the kernel checks at run time, as "if … else …".
+        casts_tiles: whether the kernel casts inputs to the dtype of accumulation tile by tile, and not at once.
+        traceable: whether the kernel supports arrays without data, as in `torch.func.vmap` and `torch.export`.
     """
 
     name: ClassVar[str]
@@ -52,31 +52,37 @@ class Kernel(ABC):
     traceable: ClassVar[bool] = False
 
     def refuse(self, problem: Problem) -> str | None:
-        """Return why this kernel cannot run the problem, as a sentence; None if it can."""
+        """Return the reason why this kernel cannot run a problem, or None if it can."""
         if problem.library not in self.libraries:
-            return f"it runs on {' and '.join(self.libraries)} arrays, these are {problem.library}"
+            return f"it supports {' and '.join(self.libraries)} arrays, not {problem.library} arrays"
         return next((sentence for refused, sentence in self.limits(problem) if refused), None)
 
     def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
-        """Return whether each limit of the kernel refuses the problem, which is of its libraries, and a sentence why.
+        """Return the limits of the kernel, each as a pair: whether the problem exceeds the limit, and a reason.
 
-        By default there are none: the kernel runs every problem on arrays of its libraries.
+        The library of the problem is already checked. By default there are no limits.
         """
         return ()
 
     @abstractmethod
     def cost(self, problem: Problem) -> Cost:
-        """Return the estimated cost of the problem."""
+        """Return the estimated cost of running a problem."""
 
     @abstractmethod
     def run(self, call: BoundCall, problem: Problem) -> Result:
-        """Run a problem that was not refused."""
+        """Run a bound call and return its result.
+
+        Args:
+            call: the call.
+            problem: the problem of the call, which `refuse` accepted.
+        """
 
     def prepare(self, problem: Problem) -> PreparedCall:
-        """Return a function that runs the problem on other arrays of the same shapes and dtype.
+        """Return a function that runs a problem on arrays of the problem's shapes and dtype.
 
-        It is stored in the plan cache, so what depends on facts alone can be computed here. The problem's parts hold no
-        arrays, its arrays need no cast, and it draws nothing at random.
+        The function is stored in the plan cache, so this method can precompute everything that does not depend on
+        data. It is called only for problems whose parts hold no arrays, whose inputs need no cast, and which use no
+        random numbers.
         """
         score, normalizer, mask, tile = problem.score, problem.normalizer, problem.spec.mask, problem.tile
 
@@ -86,5 +92,5 @@ class Kernel(ABC):
         return run
 
     def describe(self, problem: Problem) -> str:
-        """Return in a few words how the problem would run, for EXPLAIN."""
+        """Return a short description of how the kernel would run a problem, which `print(plan)` shows."""
         return ""

@@ -1,4 +1,4 @@
-"""Plan: how a call will run, and why. `print(plan)` is EXPLAIN."""
+"""Execution plan of a call. `print(plan)` shows how the call will run and why, like EXPLAIN in SQL."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["Plan"]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The chosen kernel and the reasons for the choice.
+    """Execution plan of a call: the chosen kernel and the reasons for the choice.
 
     Attributes:
         requested: the problem of the call.
-        problem: the problem that runs, after the rewrites.
-        kernel: the kernel that runs it.
+        problem: the problem after the rewrites, which the kernel runs.
+        kernel: the chosen kernel.
         reason: why this kernel was chosen.
-        cost: its estimated cost.
-        rewrites: one sentence for each rewrite that applied.
-        refused: the kernels that cannot run the problem, each with the reason.
-        slower: the other kernels that can, each with its estimated cost.
-        guards_taken: how the kernel's guards on the data were decided; empty before the plan ran.
+        cost: estimated cost of the chosen kernel.
+        rewrites: one sentence for each rewrite that was applied.
+        refused: names of the kernels that cannot run the problem, each with the reason.
+        slower: names of the other kernels that can run the problem, each with its estimated cost.
+        guards_taken: outcome of the kernel's guards on the data; empty before the plan has run.
     """
 
     requested: Problem
@@ -39,7 +39,7 @@ class Plan:
     guards_taken: tuple[str, ...] = ()
 
     def with_guards_taken(self, guards_taken: tuple[str, ...]) -> Plan:
-        """Return the plan with the guards that were taken when it ran."""
+        """Return the plan with the outcome of the kernel's guards."""
         return replace(self, guards_taken=guards_taken) if guards_taken else self
 
     def __str__(self) -> str:

@@ -1,12 +1,12 @@
-"""The planner: from a problem to a plan, by rules over facts and costs. It never sees data.
+"""The planner, which chooses a kernel for a problem from facts and estimated costs, without data.
 
-How a kernel is chosen:
+A kernel is chosen in these steps:
 
-1. The rewrites of `REWRITES` are applied in order, each at most once.
+1. The rewrites in `REWRITES` are applied in order, each at most once.
 2. A kernel that is named in the call runs, or an error is raised; there is no fallback.
-3. Kernels that cannot run the problem refuse it with a sentence.
-4. Kernels whose peak memory exceeds what is allowed are refused for that.
-5. Of the others, the one with the lowest estimate of time wins; on a tie the first in the order of kernels.
+3. Kernels that cannot run the problem are excluded, each with a reason.
+4. Kernels whose peak memory exceeds the memory limit are excluded.
+5. Among the remaining kernels, the one with the lowest estimated time is chosen; on a tie, the first of `kernels`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["plan_problem", "rewrite"]
 
 
 def rewrite(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
-    """Return the problem after all rewrites, and a sentence for each that applied."""
+    """Apply all rewrites and return the problem, with one sentence for each rewrite that was applied."""
     sentences: list[str] = []
     for rule in REWRITES:
         changed = rule(problem)
@@ -36,22 +36,22 @@ def rewrite(problem: Problem) -> tuple[Problem, tuple[str, ...]]:
 
 
 def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Kernel | None = None) -> Plan:
-    """Choose a kernel for a problem.
+    """Choose a kernel for a problem and return the plan.
 
     Args:
         requested: the problem.
         kernels: the kernels to choose from.
-        kernel: the kernel that must run it, by name or as an object; None: any.
+        kernel: the kernel that must run the problem, by name or as an object; None to choose the fastest.
 
     Raises:
-        OptionError: there is no kernel of that name.
-        RefusedError: the named kernel, or every kernel, refuses; the message holds their sentences.
+        OptionError: no kernel has the given name.
+        RefusedError: the named kernel, or every kernel, cannot run the problem; the message lists the reasons.
     """
     if isinstance(kernel, Kernel):
         kernels, kernel = (kernel,), kernel.name
     names = [each.name for each in kernels]
     if kernel is not None and kernel not in names:
-        raise OptionError(f"kernel must be one of {', '.join(names)}, got {kernel!r}. Choose one of these, or None.")
+        raise OptionError(f"kernel must be None or one of {', '.join(names)}, got {kernel!r}.")
     problem, rewrites = rewrite(requested)
     refused: dict[str, str] = {}
     able: list[tuple[Kernel, Cost]] = []
@@ -71,12 +71,12 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
         for each, cost in able:
             if each.name == kernel:
                 return Plan(requested, problem, each, "named in the call", cost, rewrites, tuple(refused.items()))
-        raise RefusedError(f"the kernel {kernel} cannot run this: {refused[kernel]}.")
+        raise RefusedError(f"the kernel {kernel} cannot run this call: {refused[kernel]}.")
     if not able:
         sentences = "; ".join(f"{name}: {sentence}" for name, sentence in refused.items())
         raise RefusedError(
-            f"no kernel can run this within {memory_text(requested.memory)}. {sentences}. Allow more with "
-            f"memory=…, or change what a kernel names."
+            f"no kernel can run this call within {memory_text(requested.memory)} of memory. {sentences}. Increase "
+            f"memory=…, or change the arguments that a kernel does not support."
         )
     order = sorted(able, key=lambda pair: pair[1].seconds)
     chosen, cost = order[0]
@@ -88,6 +88,6 @@ def plan_problem(requested: Problem, kernels: Sequence[Kernel], kernel: str | Ke
 _NOT_TRACEABLE = {
     "export": "torch.export and ONNX cannot trace it",
     "vmap": "transforms of torch.func cannot trace it",
-    "jvp": "it has no forward derivative",
+    "jvp": "it does not support forward-mode derivatives",
     "twice": "transforms of torch.func cannot trace it",
 }

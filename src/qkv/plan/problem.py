@@ -1,4 +1,4 @@
-"""Problem: a spec and the facts of a call, without its data. The planner sees nothing else."""
+"""Problems: descriptions of calls without their data, which are the input of the planner."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["Problem"]
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """The spec, shapes and facts of a call.
+    """Description of a call without its data, from which the planner chooses a kernel.
 
     Attributes:
         spec: score, normalizer, mask, positions and dropout.
         axes: shapes of query, key and value.
         library: "numpy", "torch", "jax" or "tensorflow".
-        dtype: name of the floating dtype of the output.
+        dtype: name of the floating-point dtype of the output.
         gradient: whether an array requires a gradient.
         readouts: readouts of the weights.
-        memory: bytes that may be allocated beyond inputs and output.
-        traced: "" if the arrays hold data. Otherwise what hides it: "export", "vmap" (also `torch.func.grad`), "jvp"
-            (forward derivatives) or "twice" (derivatives of derivatives).
+        memory: memory limit in bytes, beyond inputs and output.
+        traced: "" if the arrays hold data, otherwise the kind of tracing: "export", "vmap" (also for
+            `torch.func.grad`), "jvp" (forward-mode derivatives) or "twice" (higher derivatives).
     """
 
     spec: Spec
@@ -60,33 +60,33 @@ class Problem:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number in the dtype of accumulation: at least those of float32."""
+        """Bytes of an element in the dtype of accumulation, which is at least float32."""
         return max(4, itemsize(self.dtype))
 
     @property
     def elements_per_logit(self) -> int:
-        """Numbers in memory at once for each logit, as the score declares."""
+        """Number of elements in memory at once per logit, as declared by the score."""
         return max(1, self.score.elements_per_logit(self.axes.query_width, self.axes.key_width))
 
     @property
     def flop_per_pair(self) -> int:
-        """Floating-point operations per pair: the score, the normalizer (counted as 10) and the weighted sum."""
+        """Flop per pair of query and key: the score, the normalizer (counted as 10) and the weighted sum."""
         score = self.score.flop_per_logit(self.axes.query_width, self.axes.key_width)
         return score + 10 + 2 * self.axes.value_width
 
     @property
     def input_bytes(self) -> int:
-        """Bytes of query, key, value and output, each read or written once."""
+        """Bytes of query, key, value and output."""
         axes = self.axes
         rows = axes.q * (axes.query_width + axes.value_width) + axes.k * (axes.key_width + axes.value_width)
         return axes.batch_size * rows * itemsize(self.dtype)
 
     @property
     def untiled_bytes(self) -> int:
-        """Bytes allocated besides tiles: readouts, the output, and in half precision float32 copies of the arrays."""
+        """Bytes allocated in addition to tiles: readouts, output, and float32 copies of half-precision arrays."""
         axes = self.axes
         numbers = sum(readout.total_elements(self.tile) for readout in self.readouts)
-        # The output is concatenated from pieces.
+        # The output is copied once, when it is concatenated.
         numbers += math.prod(axes.output)
         if itemsize(self.dtype) < self.itemsize:
             inputs = math.prod(axes.key) + math.prod(axes.query) + math.prod(axes.value)

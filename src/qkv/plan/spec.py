@@ -1,4 +1,4 @@
-"""Spec: the score, normalizer, mask, positions and dropout of a call, as a value that prints and compares."""
+"""Specification of a call: its score, normalizer, mask, positions and dropout as one immutable value."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["Spec"]
 
 @dataclass(frozen=True, eq=False)
 class Spec(Part):
-    """The arguments of a call, apart from query, key and value.
+    """Specification of a call: all arguments that define its result, except query, key and value.
 
     Args:
-        score: compares queries with keys; default `ScaledDot()`.
-        normalizer: turns logits into weights; default: the score's own, which is `Softmax()` for most scores.
-        mask: excludes pairs of queries and keys; None: no pair.
-        positions: how query positions relate to key positions, if score or mask use positions.
-        dropout: probability of dropping a weight; use more than 0 only in training.
+        score: function that gives each pair of query and key a logit. The default is `ScaledDot()`.
+        normalizer: function that maps logits to weights. The default depends on the score; it is `Softmax()` for most.
+        mask: mask of the pairs that may attend; None allows all pairs.
+        positions: how query positions relate to key positions, for scores and masks that use positions.
+        dropout: probability of dropping a weight, greater than 0 only in training.
 
     Raises:
-        KindError: a part is of another type, such as a bare array as the mask.
+        KindError: a part has the wrong type, such as an array given as the mask.
         OptionError: dropout is not in [0, 1).
 
     Example:
@@ -41,12 +41,12 @@ class Spec(Part):
     dropout: float = 0.0
 
     def validate(self) -> None:
-        """Fill in the defaults and check the type of every part."""
+        """Set the default score and normalizer, and check the type of every part."""
         if self.score is None:
             object.__setattr__(self, "score", ScaledDot())
         if not isinstance(self.score, Score):
             if callable(self.score) and not isinstance(self.score, type):
-                advice = "Wrap it: scores.Custom(function)."
+                advice = "Wrap the function: scores.Custom(function)."
             else:
                 advice = "Give one of qkv.scores, such as ScaledDot()."
             raise KindError(f"score must be a Score, got a {_kind(self.score)}. {advice}")
@@ -65,9 +65,7 @@ class Spec(Part):
                 f'qkv.Positions(align="start" or "end").'
             )
         if isinstance(self.dropout, bool) or not isinstance(self.dropout, (int, float)) or not 0 <= self.dropout < 1:
-            raise OptionError(
-                f"dropout must be a number of at least 0 and less than 1, got {self.dropout!r}. Give 0 for no dropout."
-            )
+            raise OptionError(f"dropout must be a number in [0, 1), got {self.dropout!r}. Give 0 to disable dropout.")
 
     @property
     def positional(self) -> bool:
@@ -76,7 +74,7 @@ class Spec(Part):
         return self.score.positional or (self.mask is not None and self.mask.positional)
 
     def with_(self, **changes: object) -> Spec:
-        """Return the spec with some fields changed."""
+        """Return a copy of the spec with some fields replaced."""
         return replace(self, **changes)  # type: ignore[arg-type]
 
 

@@ -129,7 +129,7 @@ class CallSemanticsContract(KernelHarness):
 
     def test_pinned_kernel_raises_where_its_memory_is_not_allowed(self, setting: Setting) -> None:
         call = Case("additive").call()
-        with pytest.raises(RefusedError, match=rf"kernel {self.kernel.name} cannot run this: "):
+        with pytest.raises(RefusedError, match=rf"kernel {self.kernel.name} cannot run this call: "):
             run_eagerly(call, setting, self.kernel, memory=64)
 
     # -- 11. Every size works ----------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def allow_refusal(test: Callable[..., ArrayLike]) -> Callable[..., ArrayLike]:
             test(self, *args, **kwargs)
         except RefusedError as refusal:
             # Every other refusal, or a refusal without a reason, is a failure.
-            if not re.match(rf"the kernel {self.kernel.name} cannot run this: .{{10}}", str(refusal)):
+            if not re.match(rf"the kernel {self.kernel.name} cannot run this call: .{{10}}", str(refusal)):
                 raise
 
     accepting.accepts_refusal = True  # type: ignore[attr-defined]

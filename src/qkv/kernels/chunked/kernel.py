@@ -208,7 +208,7 @@ class ChunkedKernel(Kernel):
     def limits(self, problem: Problem) -> Iterable[tuple[bool, str]]:
         """Return the only limit: the whole rows of logits of all queries must fit one row block."""
         q, rows = problem.axes.q, row_block_size(problem, ROW_BLOCK_BUDGET, row_block_arrays(problem))
-        return ((rows < q, f"the logits of {q} queries over whole rows exceed the size of a row block"),)
+        return ((rows < q, f"whole rows of logits for {q} queries exceed the size of a row block"),)
 
     def describe(self, problem: Problem) -> str:
         """State that keys and values are read chunk by chunk."""

@@ -1,11 +1,11 @@
-"""A tiled call as one autograd function: the forward pass saves a few numbers per query, backward recomputes the tiles.
+"""A tiled call as one autograd function: forward saves a few statistics per query, and backward recomputes the tiles.
 
     forward:   output and, for softmax, the shift and total of each row
     backward:  dL/dw_ij = do_i · v_j        dL/dl = the normalizer's gradient, with Σ_j w_ij dL/dw_ij = do_i · o_i
                dL/dv_j += Σ_i w_ij do_i     dL/dq, dL/dk and the score's arrays from dL/dl, tile by tile
 
-Softmax is computed by `softmax.py`, other normalizers by `generic.py`; `schedule.py` says which worker computes which
-rows. If the gradient itself is differentiated, the call runs again in row blocks (`kernels/row_blocks/autograd.py`).
+Softmax is computed by `softmax.py`, other normalizers by `generic.py`; `schedule.py` assigns rows to workers. Second
+derivatives are computed by running the call again in row blocks (`kernels/row_blocks/autograd.py`).
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ __all__ = ["attend_tiled", "forward"]
 
 
 def attend_tiled(call: TorchCall, sizes: TileSizes, row_block: int, notes: list[str]) -> Tensor:
-    """Return the output, differentiable.
+    """Return the differentiable output of a call, computed tile by tile.
 
     Args:
         call: the call.
-        sizes: sizes of its tiles.
-        row_block: number of queries in a row block of a second derivative.
-        notes: guard notes are appended to it.
+        sizes: sizes of the tiles.
+        row_block: number of queries in a row block, for second derivatives.
+        notes: list to which notes about guards are appended.
     """
     output: Tensor = autograd_function(_attend, _backward)(call, sizes, row_block, notes, *call_tensors(call))
     return output
@@ -90,13 +90,13 @@ def _backward(ctx: _Context, gradient: Tensor) -> tuple[Tensor | None, ...]:
 def forward(
     call: TorchCall, sizes: TileSizes, notes: list[str], collector: ReadoutCollector | None = None
 ) -> list[Tensor]:
-    """Return the output, and the arrays of the normalizer's summary of each query.
+    """Return the output and the arrays of the normalizer's summary of each query.
 
     Args:
         call: the call.
-        sizes: sizes of its tiles.
-        notes: guard notes are appended to it.
-        collector: collects readouts during the forward pass; None: there are none.
+        sizes: sizes of the tiles.
+        notes: list to which notes about guards are appended.
+        collector: collector of readouts during the forward pass; None without readouts.
     """
     out, elements = OutputBuffers(call.tile), _elements(call, sizes, collector)
     if collector is None:
@@ -125,18 +125,18 @@ def backward(
 
     Args:
         call: the call, with arrays that require no gradient.
-        sizes: sizes of its tiles.
-        output: what `forward` returned.
-        summary: the arrays that `forward` returned after it.
-        gradient: gradient of the output. Elements of the output that read NaN or an infinite value are constants.
-        logits_needed: whether anything but the values requires a gradient.
+        sizes: sizes of the tiles.
+        output: output that `forward` returned.
+        summary: arrays of the summary that `forward` returned.
+        gradient: gradient of the output. Elements of the output that are not finite are treated as constants.
+        logits_needed: whether any input besides the values requires a gradient.
     """
     if not call.finite_value:
         finite = output.isfinite()
         output, gradient = output.where(finite, 0.0), gradient.where(finite, 0.0)
     row_dot = (gradient * output).sum(dim=-1, keepdim=True)
     elements, shares = _elements(call, sizes), shares_by_rows(call, sizes)
-    # Each worker adds to arrays of its own, so that the sum does not depend on the order in which they finish.
+    # Each worker has its own gradients, so that their sum does not depend on the order in which workers finish.
     sums = [Gradients.zeros(call) for _ in shares]
 
     def on_worker(n: int, workspace: Workspace) -> None:
@@ -162,7 +162,7 @@ def backward(
     scale = call.normalizer.scale
     if supports_softmax(call) and scale is not None and scale != 1:
         for x in (total.query, total.key, *tensors_of(total.score)):
-            if x.is_floating_point():  # a score may hold arrays of indices
+            if x.is_floating_point():  # a score may hold integer arrays of indices
                 x.mul_(scale)
     row_gradients = call.normalizer.array_gradients(tuple(summary), row_dot)
     for target, row_gradient in zip(tensors_of(total.normalizer), row_gradients, strict=True):
@@ -174,7 +174,7 @@ def backward(
     gradients = call_tensors(total)
     del total
     sums.clear()
-    for n, x in enumerate(gradients):  # one after the other, so that only one is in memory twice
+    for n, x in enumerate(gradients):  # one at a time, so that only one array is copied at any time
         gradients[n] = x.contiguous()
     return gradients
 

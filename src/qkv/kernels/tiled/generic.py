@@ -1,7 +1,7 @@
-"""Accumulation of tiles by the normalizer's own functions, in PyTorch.
+"""Tiles of any online normalizer in PyTorch, accumulated by the normalizer's own methods.
 
-backward: weights of the tile from the summary;  dV += Wᵀ dO
-          dS by the normalizer's `logit_gradient`;  query, key and arrays from dS, by autograd on the tile
+backward: weights W of the tile from the summary;  dV += Wᵀ dO
+          dS by the normalizer's `logit_gradient`;  gradients of query, key and arrays from dS, by autograd on the tile
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["GenericTiles"]
 
 @dataclass
 class GenericTiles:
-    """A call, or some of its batch elements, under any normalizer.
+    """Forward and backward pass over the tiles of some batch elements, for any online normalizer.
 
     Args:
-        call: the call.
+        call: the call, or some of its batch elements.
         cols: number of keys in a tile.
     """
 
@@ -34,11 +34,11 @@ class GenericTiles:
     cols: int
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return no notes: there are no guards."""
+        """Return an empty tuple, because there are no guards."""
         return ()
 
     def forward(self, rows: Limits, workspace: Workspace) -> tuple[Tensor, ...]:
-        """Return the output of some queries and the arrays of the normalizer's summary."""
+        """Return the output of a range of queries and the arrays of the normalizer's summary."""
         output, summary = attend_rows(self.call, rows, self.cols)
         return cast("tuple[Tensor, ...]", (output, *summary))
 
@@ -52,7 +52,7 @@ class GenericTiles:
         workspace: Workspace,
         logits_needed: bool,
     ) -> None:
-        """Add the gradients of some queries; the arguments are those of `SoftmaxTiles.backward`."""
+        """Add the gradients of a range of queries to `gradients`. The arguments are as in `SoftmaxTiles.backward`."""
         import torch
 
         call = self.call

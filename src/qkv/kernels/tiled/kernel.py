@@ -1,7 +1,7 @@
 """The tiled kernel: PyTorch, forward and backward, any score and mask, in memory linear in queries and keys.
 
 Projections of queries and keys (`Score.project`) are computed once, before the tiles, and differentiated by autograd.
-`autograd.py` computes the tiles: forward saves the output and a few numbers per query, backward recomputes the logits.
+Forward saves the output and a few statistics per query, and backward recomputes the logits (`autograd.py`).
 
 Source: Rabe, Staats (2021), Self-attention does not need O(n²) memory, https://arxiv.org/abs/2112.05682;
 Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
@@ -36,16 +36,17 @@ from qkv.plan.problem import Problem
 __all__ = ["TiledKernel"]
 
 BUDGET = 2**18
-"""Numbers in the widest array of a tile: 1 MB in float32, so that a tile stays in the second-level cache."""
+"""Largest number of elements in any array of a tile: 1 MiB in float32, so that it stays in the second-level cache."""
 
 
 @dataclass(frozen=True)
 class TiledKernel(Kernel):
-    """Tiles of queries and keys under an online normalizer.
+    """Kernel that computes tiles of queries and keys in PyTorch, for online normalizers.
 
     Args:
-        budget: numbers in the widest array of a tile.
-        row_block_budget: numbers in all arrays of a row block together, for readouts with a gradient.
+        budget: largest number of elements in any array of a tile.
+        row_block_budget: largest number of elements in all arrays of a row block together, for readouts with a
+            gradient.
     """
 
     name: ClassVar[str] = "tiled"
@@ -65,12 +66,12 @@ class TiledKernel(Kernel):
         return ((not normalizer.online, f"{normalizer} needs whole rows of logits, not tiles"),)
 
     def describe(self, problem: Problem) -> str:
-        """Return the size of a tile in words."""
+        """Describe the size of tiles."""
         sizes = tile_sizes(problem, self.budget)
         return f"tiles of {size_text(sizes.rows, sizes.cols)}; logits are computed again in backward"
 
     def cost(self, problem: Problem) -> Cost:
-        """Return the cost: tiles stay in the cache, and a gradient computes every tile twice."""
+        """Estimate the cost, where tiles stay in the cache and backward computes every tile again."""
         axes, normalizer = problem.axes, problem.normalizer
         sizes = tile_sizes(problem, self.budget)
         softmax = normalizer.log_sum_exp and normalizer.scale is not None
@@ -78,7 +79,7 @@ class TiledKernel(Kernel):
         peak *= tile_arrays(problem)
         numbers = axes.batch_size * axes.q * (axes.value_width + 4)
         if problem.gradient:
-            # All gradients, one of them twice while its layout changes, and one product with the output.
+            # All gradients, a second copy of one while its layout changes, and the product dO · O.
             numbers += 3 * axes.batch_size * (axes.q + axes.k) * (axes.query_width + axes.value_width) // 2
         peak += projection_bytes(problem)
         pairs = visible_pairs(problem, sizes.rows)
@@ -103,7 +104,7 @@ class TiledKernel(Kernel):
         )
 
     def run(self, call: TorchCall, problem: Problem) -> Result:  # type: ignore[override]
-        """Compute the output, and readouts with it or after it."""
+        """Compute the output and the readouts, in one pass over the tiles if possible."""
         import torch
 
         from qkv.kernels.compiled.saved import current_saved
@@ -122,7 +123,7 @@ class TiledKernel(Kernel):
                 output = unchecked_forward(call, tile_sizes(problem, self.budget), notes)
                 if output is not None:
                     return Result(cast(output, call.out_dtype), (), tuple(notes))
-            # Numbers that are not finite must not reach other rows, as a mean or a masked product would let them.
+            # NaN and infinity must not reach other rows through a mean or a product with masked elements.
             if call.finite_sides:
                 call = cast_type("TorchCall", project_call(call))
             nonfinite = not (call.projected and supports_softmax(call))
@@ -141,7 +142,7 @@ class TiledKernel(Kernel):
 
 
 def _collect(call: TorchCall, problem: Problem, sizes: TileSizes) -> Result:
-    """Compute the output and collect all readouts in the same pass."""
+    """Compute the output and collect all readouts in the same forward pass."""
     from qkv.kernels.tiled.autograd import forward
     from qkv.kernels.tiled.pooled_map import align_to_cells
     from qkv.kernels.tiled.readouts import ReadoutCollector
@@ -155,8 +156,8 @@ def _collect(call: TorchCall, problem: Problem, sizes: TileSizes) -> Result:
 
 
 def _table_widths(problem: Problem, sizes: TileSizes) -> int:
-    """Return the numbers per query in the tables of pooled maps (`tiled/pooled_map.py`)."""
+    """Return the number of elements per query in the tables of pooled maps (`tiled/pooled_map.py`)."""
     q, k = problem.axes.q, problem.axes.k
     maps: list[Any] = [readout.per_head for readout in problem.readouts if readout.pooling]
-    # A sum or maximum for each cell, its maximum, and the scale of both.
+    # Each cell has a sum or maximum of exponentials, a running maximum, and a scale.
     return sum(3 * (readout.sides(q, k)[1] + -(-k // sizes.cols) + 1) for readout in maps)

@@ -1,23 +1,23 @@
-"""Pooled maps of softmax weights in the pass that computes the output, in PyTorch, without gradients.
+"""Pooling of softmax weights to attention maps in the pass that computes the output, in PyTorch, without gradients.
 
-A tile of exponentials e = exp(l − m), with m the largest logit of each row so far, is summed cell by cell into a row
-of a small table. When the row block ends, each entry is scaled by exp(its m − m at the end) and divided by the total,
-and only then added to the cells of the map:
+Each tile of exponentials e = exp(l − m), where m is the running maximum of each row, is summed cell by cell into a
+table with one row per query. After the last tile of a row block, each entry is multiplied by exp(m_tile − m_end),
+divided by the total of its row, and added to its cell of the map:
 
     cell += Σ_rows (Σ_keys exp(l − m_tile)) · exp(m_tile − m_end) / total
 
-For maxima, the largest exponential of each cell replaces the sum. The loop over tiles calls:
+For maximum pooling, the largest exponential of each cell replaces the sum. The loop over tiles calls:
 
     maps = PooledMaps(readouts, tile, like=value)           once per call
     for each batch element:
         for each row block, with every element_map of maps.element(index):
             element_map.start(rows)
-            for each tile of keys:                          except those that the mask excludes
-                element_map.update(e, cols, maximum)        e before dropout, 0 where excluded
+            for each tile of keys:                          except fully masked tiles
+                element_map.update(e, cols, maximum)        e before dropout, 0 where masked
             element_map.finalize(shift, total)
     maps.results()
 
-Tiles whose sides are multiples of the cells' are summed fastest: `align_to_cells` returns such a side.
+Pooling is fastest if the side of a tile is a multiple of that of a cell; `align_to_cells` returns such a side.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ __all__ = ["ElementMap", "PooledMaps", "align_to_cells", "supports_pooling"]
 
 
 def supports_pooling(readout: Readout, normalizer: Normalizer) -> bool:
-    """Return whether a readout can be pooled in the pass that computes the output, without gradient."""
+    """Return whether a readout can be pooled in a forward pass without gradient."""
     return readout.pooling is not None and normalizer.log_sum_exp and normalizer.online
 
 
 def align_to_cells(side: int, length: int, readouts: Sequence[Readout]) -> int:
-    """Return the side of a tile, of at most `side` entries of an axis, that cuts as few cells as possible.
+    """Return a length of tiles of at most `side` for which tile boundaries split as few cells as possible.
 
     Example:
         >>> from qkv.readouts import PooledMap
@@ -62,16 +62,16 @@ def align_to_cells(side: int, length: int, readouts: Sequence[Readout]) -> int:
 
 
 def _pooled_map(readout: Readout) -> PooledMap:
-    return cast("PooledMap", readout.per_head)  # `pooling` says so
+    return cast("PooledMap", readout.per_head)  # guaranteed by `readout.pooling`
 
 
 class PooledMaps:
-    """The pooled maps of a call while they are summed.
+    """Accumulator of the pooled maps of a call.
 
     Args:
         readouts: readouts for which `supports_pooling` is true.
         tile: the tile that covers the whole call.
-        like: an array with the dtype and device of accumulation.
+        like: tensor with the dtype and device of accumulation.
     """
 
     def __init__(self, readouts: Sequence[Readout], tile: Tile, like: Tensor) -> None:
@@ -82,7 +82,7 @@ class PooledMaps:
             self.whole.append(like.new_zeros((*result_batch(readout, tile.batch), *sides)))
 
     def element(self, index: BatchIndex) -> list[ElementMap]:
-        """Return the maps of the batch element at `index`; elements may be computed at the same time."""
+        """Return the pooled maps of the batch element at `index`. Elements may be computed in parallel."""
         maps = []
         for readout, whole in zip(self.readouts, self.whole, strict=True):
             targets = [whole[at] for at in result_indices(readout, self.tile.batch, index)]
@@ -91,21 +91,21 @@ class PooledMaps:
         return maps
 
     def results(self) -> tuple[Tensor, ...]:
-        """Return the maps in the order of the readouts."""
+        """Return the pooled maps in the order of the readouts."""
         pairs = zip(self.readouts, self.whole, strict=True)
         return tuple(cast("Tensor", readout.finalize(whole, self.tile)) for readout, whole in pairs)
 
 
 @dataclass
 class _TileCells:
-    """The cells that a tile of keys cuts.
+    """Cells of a pooled map that overlap a tile of keys.
 
     Attributes:
         number: number of the tile.
-        entries: columns of the table that belong to the tile, one for each cell.
+        entries: range of the columns of the table that belong to the tile, one for each cell.
         cells: range of the cells in the map.
-        edges: first key of each cell within the tile, and one past the last.
-        indicator: 1 where a key belongs to a cell, `(keys, cells)`; computed when it is first needed.
+        edges: index of the first key of each cell within the tile, and one past the last key.
+        indicator: 1 where a key belongs to a cell, else 0, `(keys, cells)`; computed on first use.
     """
 
     number: int
@@ -116,11 +116,11 @@ class _TileCells:
 
 
 class ElementMap:
-    """One pooled map of one batch element, written to all of `targets`.
+    """Accumulator of one pooled map of one batch element.
 
     Args:
-        mean: whether weights are averaged; otherwise the largest is kept.
-        targets: parts of the results.
+        mean: whether cells hold the mean weight; otherwise they hold the largest weight.
+        targets: views of the results to which the map is written.
         tile: the tile that covers the whole call.
     """
 
@@ -135,19 +135,19 @@ class ElementMap:
         self.has_maxima = False
 
     def start(self, rows: Limits) -> None:
-        """Start a block of rows."""
+        """Start a row block by resetting the table."""
         self.rows, self.has_maxima = rows, False
-        # Entries of tiles that are skipped stay so.
+        # Entries of skipped tiles keep these initial values.
         self.table.zero_()
         self.maxima.fill_(-math.inf)
 
     def update(self, e: Float[Tensor, "q k"], cols: Limits, maximum: Float[Tensor, "q 1"] | None = None) -> None:
-        """Add a tile.
+        """Pool a tile and add it to the table.
 
         Args:
-            e: exponentials of the prepared logits; it may be overwritten afterwards.
-            cols: range of the tile's keys; every row block must be cut at the same keys.
-            maximum: m of each row in e = exp(l − m). None: it is the `shift` of `finalize`, for all tiles.
+            e: exponentials of the prepared logits. The caller may overwrite them afterwards.
+            cols: range of the tile's keys. All row blocks must use the same ranges.
+            maximum: maximum m of each row in e = exp(l − m); None if m is the `shift` of `finalize` for all tiles.
         """
         import torch
 
@@ -171,12 +171,12 @@ class ElementMap:
         total: Float[Tensor, "q 1"],
         exp: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """End the block of rows.
+        """Normalize the table of the row block and add it to the map.
 
         Args:
-            shift: a finite number for each row.
-            total: Σ exp(l − shift), including the sink; 0 for a row without keys.
-            exp: `torch.exp2` if logits are in base 2; None: `torch.exp`.
+            shift: finite shift of each row.
+            total: Σ exp(l − shift) of each row, including the sink; 0 for a row without keys.
+            exp: exponential function, `torch.exp2` if logits are in base 2. The default is `torch.exp`.
         """
         import torch
 
@@ -195,7 +195,7 @@ class ElementMap:
         pooled = cast("Tensor", pool_cells(table, -2, self.rows, self.sides[0], self.tile.q_total, how))
         for target in self.targets:
             for cells in self.tiles.values():
-                # One tile after the other, because two tiles may cut one cell.
+                # Add one tile at a time, because two tiles may overlap the same cell.
                 old = target[slice(*at), slice(*cells.cells)]
                 new = pooled[:, slice(*cells.entries)]
                 old.copy_(old + new if self.mean else old.maximum(new))
@@ -210,11 +210,11 @@ class ElementMap:
         return tile
 
     def _entries(self, e: Tensor, cells: _TileCells) -> Tensor:
-        """Return the tile's part of the table, which grows on first use."""
+        """Return the tile's entries of the table, which is enlarged if necessary."""
         old = self.table
         if old.shape[0] < len(e) or old.shape[1] < cells.entries[1]:
             tiles = -(-self.tile.k_total // max(1, e.shape[1])) + 1
-            # Each cell, and one more entry for each cell that two tiles cut.
+            # One entry for each cell, and one more for each cell that overlaps two tiles.
             shape = (len(e), max(cells.entries[1], self.sides[1] + tiles))
             self.table = e.new_zeros(shape)
             maxima = e.new_full(shape, -math.inf)
@@ -229,5 +229,5 @@ class ElementMap:
             cells.indicator = e.new_zeros((e.shape[1], len(cells.edges) - 1))
             for n, (start, stop) in enumerate(itertools.pairwise(cells.edges)):
                 cells.indicator[start - cols[0] : stop - cols[0], n] = 1
-        # NaN and Inf spread to the whole row, as they do in the total.
+        # NaN and infinity spread to the whole row, as they do in the total.
         return e @ cells.indicator

@@ -1,7 +1,7 @@
-"""Readouts collected while the tiles of a call are computed, without gradients.
+"""Collection of readouts during the forward pass of a tiled call, without gradients.
 
-Pooled maps are summed in the pass that computes the output (`pooled_map.py`), and the log-sum-exp of each query is
-known when that pass ends. Other readouts take a second pass over the tiles of some queries, right after their output is
+Pooled maps are accumulated in the pass that computes the output (`pooled_map.py`), and the log-sum-exp of each query is
+a result of this pass. Other readouts need a second pass over the tiles of a row block, immediately after its output is
 computed (`kernels/runtime/tile_readouts.py`).
 """
 
@@ -23,14 +23,14 @@ Kind = Literal["map", "log total", "tiles"]
 
 
 class ReadoutCollector:
-    """The readouts of a call while they are collected.
+    """Collector of the readouts of a call, filled row block by row block.
 
     Args:
         readouts: the readouts.
         call: the call.
 
     Attributes:
-        accumulator: of the readouts that need a second pass over the tiles; None if there are none.
+        accumulator: accumulator of readouts that need a second pass over the tiles; None if there are none.
     """
 
     def __init__(self, readouts: Sequence[Readout], call: TorchCall) -> None:
@@ -49,15 +49,21 @@ class ReadoutCollector:
 
     @property
     def in_parallel(self) -> bool:
-        """Whether batch elements may be computed at the same time."""
+        """Whether batch elements may be computed in parallel."""
         return self.accumulator is None
 
     def element_maps(self, index: BatchIndex) -> list[ElementMap]:
-        """Return the maps of the batch element at `index`."""
+        """Return the pooled maps of the batch element at `index`."""
         return self._maps.element(index)
 
     def add_log_totals(self, index: BatchIndex, rows: tuple[int, int], log_total: Callable[[], Tensor]) -> None:
-        """Store the log-sum-exp of some queries, `(rows, 1)`, which `log_total` computes if it is needed."""
+        """Store the log-sum-exp of a range of queries if a readout needs it.
+
+        Args:
+            index: index of the batch element.
+            rows: range of the queries.
+            log_total: function that computes the log-sum-exp, `(rows, 1)`.
+        """
         for readout, whole in self._log_totals:
             for at in result_indices(readout, self._batch, index):
                 whole[(*at, slice(*rows))] = log_total()[..., 0]

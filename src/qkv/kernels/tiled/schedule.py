@@ -1,6 +1,6 @@
-"""Schedule of a tiled call: the tasks of each worker, the batch elements they share, and the arrays they write to.
+"""Schedule of a tiled call: the tasks of each worker, a cache of batch elements, and buffers for the results.
 
-A task is a range of queries of some batch elements. Consecutive tasks of one element go to one worker.
+A task is a range of queries of some batch elements. Consecutive tasks of a batch element are assigned to one worker.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ Task = tuple[BatchIndex, Limits]
 
 
 def shares_by_rows(call: TorchCall, sizes: TileSizes) -> list[Sequence[Task]]:
-    """Return the tasks of each worker; an element may be split between workers."""
+    """Return the tasks of each worker. The rows of a batch element may be split between workers."""
     rows = list(ranges(call.tile.q_total, sizes.rows))
     tasks = [(index, limits) for index in batch_indices(call.tile.batch, sizes.batch) for limits in rows]
     return split_evenly(tasks, worker_count(call.value))
 
 
 def shares_by_element(call: TorchCall, sizes: TileSizes, in_parallel: bool) -> list[Sequence[Task]]:
-    """Return the tasks of each worker, with all rows of an element on one worker; one worker unless `in_parallel`."""
+    """Return the tasks of each worker, with all rows of a batch element on the same worker.
+
+    Without `in_parallel`, a single worker has all tasks.
+    """
     rows = list(ranges(call.tile.q_total, sizes.rows))
     elements = list(batch_indices(call.tile.batch, sizes.batch))
     shares = split_evenly(elements, worker_count(call.value) if in_parallel else 1)
@@ -38,33 +41,33 @@ def shares_by_element(call: TorchCall, sizes: TileSizes, in_parallel: bool) -> l
 
 
 class HasGuardNotes(Protocol):
-    """An object that reports how guards on the data were decided."""
+    """Protocol of objects that report which fast paths were taken, given the data."""
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return one sentence for each guard."""
+        """Return one phrase for each guard, which tells whether its fast path was taken."""
 
 
 Element = TypeVar("Element", bound=HasGuardNotes)
 
 
 class ElementCache(Generic[Element]):
-    """The batch elements that workers are computing, each created once.
+    """Cache of the batch elements that workers are computing.
 
     Args:
-        create: creates the element at an index.
+        create: function that creates the element at an index.
         call: the call.
     """
 
     def __init__(self, create: Callable[[BatchIndex], Element], call: TorchCall) -> None:
         self._create, self._lock = create, Lock()
         workers = worker_count(call.value)
-        # Rows of one element follow each other: one element per worker, and the one it comes from.
+        # Each worker computes the rows of one element at a time, and workers may be between two elements.
         self._capacity = workers + (workers > 1)
         self._elements: dict[str, Element] = {}
         self._notes: list[str] = []
 
     def __call__(self, index: BatchIndex) -> Element:
-        """Return the element at `index`; the least recently used one is dropped."""
+        """Return the element at `index`, creating it if necessary and dropping the least recently used element."""
         key = repr(index)
         with self._lock:
             element = self._elements.pop(key, None)
@@ -76,7 +79,7 @@ class ElementCache(Generic[Element]):
             return element
 
     def guard_notes(self) -> list[str]:
-        """Return the notes of all elements so far, without repetition."""
+        """Return the distinct guard notes of all elements so far."""
         for element in self._elements.values():
             self._note(element)
         return self._notes
@@ -86,10 +89,10 @@ class ElementCache(Generic[Element]):
 
 
 class OutputBuffers:
-    """Arrays of all queries of a call, written range by range.
+    """Buffers for the results of all queries of a call, written one range of queries at a time.
 
     Attributes:
-        arrays: `(*batch, q, width)` each, allocated by the first write.
+        arrays: tensors `(*batch, q, width)`, allocated by the first write.
     """
 
     def __init__(self, tile: Tile) -> None:
@@ -97,11 +100,11 @@ class OutputBuffers:
         self.arrays: list[Tensor] = []
 
     def write(self, index: BatchIndex, rows: Limits, arrays: Sequence[Tensor]) -> None:
-        """Copy the results of some batch elements and queries into the whole arrays."""
+        """Copy the results of some batch elements and queries to the buffers."""
         with self._lock:
             if not self.arrays:
                 lead = (*self._tile.batch, self._tile.q_total)
                 self.arrays = [x.new_empty((*lead, x.shape[-1])) for x in arrays]
-        # In place: small results left between large temporaries would keep the heap from shrinking.
+        # Copy in place: new small arrays between large temporaries would fragment the heap.
         for whole, x in zip(self.arrays, arrays, strict=True):
             take_range(take_batch(whole, index, 2), rows).copy_(x)

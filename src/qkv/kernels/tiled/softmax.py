@@ -1,11 +1,11 @@
-"""Online softmax tile by tile in PyTorch, in place: forward with a running maximum, backward from the saved row sums.
+"""Online softmax tile by tile in PyTorch, in place: forward with a running maximum, backward from saved row sums.
 
     S = factor · logits      m = running maximum      E = e^(S − m)      total += Σ E      sum += E V
     backward: E again;  dV += Eᵀ (dO / total);  dS = E ⊙ (dO Vᵀ − dO·O) / total
 
-If the logits have a known, small bound (`Score.bound`), no maximum is needed: m = 0.
+If the logits have a known small bound (`Score.bound`), no maximum is needed, and m = 0.
 
-This is a specialised loop of `core/online_softmax.py`; `tests/kernels/test_tiled.py` compares it with the oracle.
+This loop is a specialization of `core/online_softmax.py`; `tests/kernels/test_tiled.py` compares it with the reference.
 
 Source: Milakov, Gimelshein (2018), Online normalizer calculation for softmax, https://arxiv.org/abs/1805.02867;
 Dao et al. (2022), FlashAttention, https://arxiv.org/abs/2205.14135.
@@ -44,20 +44,20 @@ from qkv.masks import Mask
 __all__ = ["BOUND", "SoftmaxTiles", "logit_bound", "supports_softmax", "tile_logits"]
 
 BOUND = 30.0
-"""Logits within ± this need no maximum: e^30 times a value below 1e15, summed over 1e9 keys, fits float32."""
+"""Largest magnitude of logits without a maximum: e^30 times a value below 1e15, summed over 1e9 keys, fits float32."""
 _LARGEST_VALUE = 1e15
 _LARGEST_LOGIT = 1e37
 _MIN_QUERIES = 256
-"""With fewer queries, the maximum of each row costs less than the norms of all keys."""
+"""Smallest number of queries for which the bound is computed: for fewer, the maximum of each row costs less."""
 _MAX_CACHED_MASKS = 64
 LOG2_E = math.log2(math.e)
 
 RowSums = tuple[Tensor, Tensor, Tensor]
-"""Shift, total and weighted sum of some rows; or their output, shift and total."""
+"""Shift, total and weighted sum of a range of rows; or their output, shift and total."""
 
 
 def supports_softmax(call: TorchCall) -> bool:
-    """Return whether weights are e^(scale · logit) over their sum, and no value that is not finite can be masked."""
+    """Return whether `SoftmaxTiles` supports the call: a softmax in which no masked element can be NaN or infinite."""
     normalizer = call.normalizer
     return (
         normalizer.log_sum_exp
@@ -69,9 +69,9 @@ def supports_softmax(call: TorchCall) -> bool:
 
 
 def logit_bound(call: TorchCall) -> float:
-    """Return a bound of |scale · logit| over the call; infinite if none is known.
+    """Return an upper bound of |scale · logit| over the call, or infinity if none is known.
 
-    It is infinite too if values are so large that a weighted sum without a maximum might overflow.
+    The bound is also infinite if values are so large that a weighted sum without a maximum could overflow.
     """
     import torch
 
@@ -89,11 +89,11 @@ def logit_bound(call: TorchCall) -> float:
 
 
 def tile_logits(call: TorchCall, factor: float, ops: FasterOps) -> TileLogits:
-    """Select how the logits of tiles are computed, from the facts of the score.
+    """Return the implementation of tile logits that the facts of the score select.
 
     Args:
         call: the call, or one of its batch elements.
-        factor: number by which logits are multiplied.
+        factor: factor by which logits are multiplied.
         ops: the faster of equivalent operations on this machine.
     """
     score = call.score
@@ -114,14 +114,14 @@ def tile_logits(call: TorchCall, factor: float, ops: FasterOps) -> TileLogits:
 
 @dataclass
 class SoftmaxTiles:
-    """A call, or some of its batch elements, under softmax.
+    """Forward and backward pass over the tiles of some batch elements, for softmax.
 
     Args:
-        call: the call.
+        call: the call, or some of its batch elements.
         cols: number of keys in a tile.
-        bound: bound of |scale · logit|.
+        bound: upper bound of |scale · logit|.
         index: index of the batch elements in the whole call.
-        collector: collects readouts of the weights; None: there are none.
+        collector: collector of readouts; None without readouts.
     """
 
     call: TorchCall
@@ -142,20 +142,20 @@ class SoftmaxTiles:
         base2 = self._ops.exp2 or not self.bounded
         self._base2 = base2 and normalizer.shift_invariant and self.bound < _LARGEST_LOGIT
         self._logits = tile_logits(self.call, normalizer.scale * (LOG2_E if self._base2 else 1.0), self._ops)
-        # Weights that dropout keeps are divided by this probability, once for each row.
+        # Weights that dropout keeps are divided by the probability of keeping them, once for each row.
         self._dropout_scale = 1.0 / (1.0 - dropout_rate(self.call.dropout))
         self._values = RowSlices(self.call.value)
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return how the guards on the data were decided."""
+        """Return which fast paths were taken."""
         note = f"logits within ±{BOUND:.0f}: no maximum" if self.bounded else "maximum of each row"
         return (note, *self._logits.guard_notes())
 
     def forward(self, rows: Limits, workspace: Workspace) -> tuple[Tensor, ...]:
-        """Return the output of some queries, and the shift and total of each."""
+        """Return the output, the shift and the total of a range of queries."""
         import torch
 
-        # With positions in the logits, those of the first tile are often the smallest of a row.
+        # If logits depend on positions, those of the first tile are often the smallest of a row.
         running = not self.bounded and self.call.score.positional
         sums = self._accumulate(rows, workspace, running)
         if not (self.bounded or running or _is_moderate(sums)):
@@ -170,10 +170,10 @@ class SoftmaxTiles:
         return output, shift, total
 
     def _accumulate(self, rows: Limits, workspace: Workspace, running: bool) -> RowSums:
-        """Return shift, total and weighted sum of some queries.
+        """Return shift, total and weighted sum of a range of queries.
 
-        The shift is 0 if logits are bounded. Otherwise it is the maximum of the first tile, which is usually near that
-        of the whole row; or, if it was not and `running` is set, the maximum so far.
+        The shift is 0 if logits are bounded. Otherwise it is the maximum of the first tile, which is usually near the
+        maximum of the row, or with `running` the running maximum.
         """
         import torch
 
@@ -201,7 +201,7 @@ class SoftmaxTiles:
                     logits.sub_(shift)
             exponentials = self._exp_(logits)
             if self.bounded and excluded is not None:
-                # Afterwards: `exp` of −inf takes ten times as long as of a number.
+                # Mask after `exp`, which takes ten times as long for −inf.
                 exponentials.masked_fill_(excluded, 0.0)
             for pooled in self._maps:
                 pooled.update(exponentials, cols, shift)
@@ -211,11 +211,11 @@ class SoftmaxTiles:
         return maximum, total, weighted.mul_(self._dropout_scale)
 
     def _finalize(self, rows: Limits, sums: RowSums) -> RowSums:
-        """Return output, shift and total of some queries."""
+        """Return output, shift and total of a range of queries, given their sums."""
         call = self.call
         maximum, total, weighted = sums
         if call.normalizer.shift_invariant:
-            # As `Softmax.finalize`, for numbers that are known to be finite.
+            # Like `Softmax.finalize`, for sums that are known to be finite.
             maximum.masked_fill_(maximum == -math.inf, 0.0)
             return weighted.div_(total.masked_fill(total == 0, 1.0)), maximum, total
         tile = call.tile.restrict(rows, (0, 0))
@@ -228,13 +228,13 @@ class SoftmaxTiles:
         return x.exp_() if self.bounded else x.mul_(LOG2_E).exp2_()
 
     def _log_total(self, shift: Tensor, total: Tensor) -> Tensor:
-        """Return the log-sum-exp of each row; −inf for a row without keys."""
+        """Return the log-sum-exp of each row, −inf for a row without keys."""
         return total.log().add_(shift, alpha=math.log(2) if self._base2 else 1.0)
 
     def _read(
         self, accumulator: ReadoutAccumulator, rows: Limits, shift: Tensor, total: Tensor, workspace: Workspace
     ) -> None:
-        """Recompute the tiles of some queries for readouts that need the weights themselves."""
+        """Recompute the weights of a range of queries tile by tile and accumulate readouts from them."""
         import torch
 
         call, tile = self.call, self.call.tile
@@ -252,7 +252,7 @@ class SoftmaxTiles:
             if self._logits.factor != 1:
                 logits.mul_(1 / self._logits.factor)
             if call.mask is not None and coverage != "all":
-                # The first tile is always read: results are allocated from it, and it counts the sink.
+                # The first tile is always accumulated, because it allocates the results and includes the sink.
                 excluded = self._excluded(call.mask, here, workspace)
                 logits.masked_fill_(excluded, -math.inf)
                 weights.masked_fill_(excluded, 0.0)
@@ -268,16 +268,18 @@ class SoftmaxTiles:
         workspace: Workspace,
         logits_needed: bool,
     ) -> None:
-        """Add the gradients of some queries. Those of the logits lack the normalizer's `scale`.
+        """Add the gradients of a range of queries to `gradients`.
+
+        The factor `scale` of the normalizer is not included in the gradients of query, key and the score's arrays.
 
         Args:
             rows: range of the queries.
-            summary: their shift and total, as returned by `forward`.
-            row_dot: Σ dO · O of each query.
-            gradient: dO of each query.
+            summary: shift and total of these queries, as returned by `forward`.
+            row_dot: dO · O of each query.
+            gradient: gradient dO of the output of each query.
             gradients: arrays to which gradients are added.
             workspace: buffers of the worker.
-            logits_needed: whether anything but the values requires a gradient.
+            logits_needed: whether any input besides the values requires a gradient.
         """
         shift, total = summary
         inverse = total.masked_fill(total == 0, 1.0).reciprocal_()
@@ -298,14 +300,14 @@ class SoftmaxTiles:
             logits_backward(d_weights.sub_(row_dot).mul_(exponentials), gradients)
 
     def _dropout_mask(self, rows: Limits, cols: Limits) -> Bool[Tensor, "*batch q k"] | None:
-        """Return which weights of a tile dropout keeps; None for all."""
+        """Return which weights of a tile dropout keeps, or None without dropout."""
         dropout = self.call.dropout
         if not dropout:
             return None
         return cast("Tensor", self.call.tile.restrict(rows, cols).dropout_mask(self.call.value, dropout))
 
     def _tiles(self, rows: Limits, workspace: Workspace) -> Iterator[tuple[Limits, Tensor | None]]:
-        """Yield the keys of each tile that is not empty, and which of its pairs are excluded (None: no pair)."""
+        """Yield the key range of each tile that is not fully masked, and True for its masked pairs or None."""
         mask = self.call.mask
         for cols in visible_tiles(self.call, rows, self.cols, aligned=self.collector is not None):
             here = self.call.tile.restrict(rows, cols)
@@ -314,9 +316,9 @@ class SoftmaxTiles:
                 yield cols, None if mask is None or coverage == "all" else self._excluded(mask, here, workspace)
 
     def _excluded(self, mask: Mask, here: Tile, workspace: Workspace) -> Tensor:
-        """Return which pairs of a tile the mask excludes."""
+        """Return True for the masked pairs of a tile."""
         rows, cols = here.rows, here.cols
-        # Tiles at the same distance from the diagonal share this.
+        # Under a relative mask, tiles at the same distance from the diagonal share one array.
         name = ("excluded", cols[0] - rows[0], rows[1] - rows[0], cols[1] - cols[0])
         start = None if here.positions is None else here.positions.query_start
         shared = mask.relative and not is_array(start)
@@ -329,7 +331,7 @@ class SoftmaxTiles:
 
 
 def _is_moderate(sums: RowSums) -> bool:
-    """Return whether every total is near enough to 1 to keep its digits, and no sum overflowed."""
+    """Return whether every total is within [1e-12, 1e12], which preserves precision, and no sum overflowed."""
     import torch
 
     _, total, weighted = sums
@@ -340,7 +342,7 @@ def _is_moderate(sums: RowSums) -> bool:
 
 
 def _apply_dropout(x: Tensor, mask: Tensor | None, workspace: Workspace) -> Tensor:
-    """Return `x` where the mask is true and 0 elsewhere, in a buffer; `x` itself without a mask."""
+    """Return `x` where the mask is True and 0 elsewhere, in a buffer of the workspace; without a mask return `x`."""
     import torch
 
     if mask is None:
@@ -348,6 +350,6 @@ def _apply_dropout(x: Tensor, mask: Tensor | None, workspace: Workspace) -> Tens
     out = workspace.take("dropout", tuple(x.shape), x)
     if x.device.type != "cpu":
         return torch.mul(x, mask, out=out)
-    # PyTorch's own operations for this take three to eight times as long.
+    # Multiplying by the mask or selecting with it in PyTorch takes three to eight times as long.
     np.multiply(x.numpy(), mask.numpy(), out=out.numpy())
     return out

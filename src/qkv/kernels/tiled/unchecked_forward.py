@@ -1,8 +1,8 @@
-"""Forward softmax of an inner product without a prior finiteness check; NaN and Inf are detected from the sums.
+"""Forward softmax of an inner product without a prior finiteness check; NaN and infinity are detected from the sums.
 
-The check is a pass over all keys and values, which takes nearly as long as attending few queries to many keys. Without
-a mask every query reads all of them, so every number that is not finite affects the sums: NaN stays NaN, an infinite
-value makes the output infinite or NaN, an infinite logit makes a total infinite, 0 or NaN.
+The check is a pass over all keys and values, which takes nearly as long as attention of few queries to many keys.
+Without a mask every query attends to all keys, so every non-finite element affects the sums: NaN makes them NaN, an
+infinite value makes the output infinite or NaN, and an infinite logit makes a total infinite, 0 or NaN.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["supports_unchecked", "unchecked_forward"]
 
 
 def supports_unchecked(call: TorchCall, problem: Problem) -> bool:
-    """Return whether the sums of this call would show every number that is not finite."""
+    """Return whether NaN and infinity in the inputs of this call can be detected from its sums."""
     normalizer = call.normalizer
     return (
         normalizer.log_sum_exp
@@ -37,12 +37,12 @@ def supports_unchecked(call: TorchCall, problem: Problem) -> bool:
 
 
 def unchecked_forward(call: TorchCall, sizes: TileSizes, notes: list[str]) -> Tensor | None:
-    """Return the output; None if a number was not finite, or the sums cannot tell.
+    """Return the output of a call, or None if its sums do not prove that all inputs are finite.
 
     Args:
-        call: a call that `supports_unchecked`.
-        sizes: sizes of its tiles.
-        notes: guard notes are appended to it if there is an output.
+        call: a call for which `supports_unchecked` is true.
+        sizes: sizes of the tiles.
+        notes: list to which notes about guards are appended if an output is returned.
     """
     import torch
 
@@ -51,7 +51,7 @@ def unchecked_forward(call: TorchCall, sizes: TileSizes, notes: list[str]) -> Te
     new_notes: list[str] = []
     output, _, total = forward(assumed, sizes, new_notes)
     low, high = torch.aminmax(total)
-    # A sum needs no array of booleans; if it overflows, the data is checked after all.
+    # A sum needs no array of booleans. If it overflows, the caller checks the data instead.
     if not (float(low) > 0 and float(high) < torch.inf and torch.isfinite(output.sum())):
         return None
     notes += new_notes

@@ -1,4 +1,4 @@
-"""Rewrites: functions that turn a problem into a cheaper one with the same result, one per file."""
+"""Rewrites of problems to cheaper problems with the same result, one function per file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from qkv.plan.spec import Spec
 __all__ = ["REWRITES", "Rewrite"]
 
 Rewrite = Callable[[Problem], tuple[Spec, str] | None]
-"""Returns the cheaper spec and a sentence that says why it is equal; None if the rewrite does not apply."""
+"""Function of a problem that returns a cheaper equivalent spec and an explanation, or None if it does not apply."""
 
 REWRITES: tuple[Rewrite, ...] = (
     double_negation,

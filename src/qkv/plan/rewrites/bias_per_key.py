@@ -1,4 +1,4 @@
-"""Rewrite a bias that is the same for every query as a bias per key, which keeps the score an inner product."""
+"""Rewrite of a bias that is the same for every query to a bias per key, which keeps the score an inner product."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ __all__ = ["bias_per_key"]
 
 
 def bias_per_key(problem: Problem) -> tuple[Spec, str] | None:
-    """Rewrite Biased(score, bias of shape (…, 1, k)) as Biased(score, per_key of shape (…, k)).
+    """Rewrite a `Biased` score with a bias of shape (…, 1, k) to one with `per_key` of shape (…, k).
 
-    For a learned bias PyTorch allocates an array of all pairs; a bias per key is one more column of the keys.
+    For the gradient of a bias of pairs PyTorch allocates an array of all pairs. A bias per key is only one more column
+    of the keys.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Rewrite a constant score under a symmetric normalizer as a mean, which needs no exponential."""
+"""Rewrite of a symmetric normalizer of a constant score to the mean, which needs no exponentials."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["constant_score"]
 
 
 def constant_score(problem: Problem) -> tuple[Spec, str] | None:
-    """Rewrite Softmax, Sparsemax or Entmax15 of a constant as Mean.
+    """Rewrite `Softmax`, `Sparsemax` or `Entmax15` of a constant score to `Mean`.
 
     Example:
         >>> from qkv.core.axes import Axes
@@ -21,7 +21,7 @@ def constant_score(problem: Problem) -> tuple[Spec, str] | None:
     """
     normalizer = problem.normalizer
     even = normalizer.symmetric and normalizer.sums_to_one
-    # Mean itself trains no logits: it is what the others become.
+    # `Mean` itself is not differentiable with respect to logits, so it is not rewritten again.
     if not (problem.score.constant and even and normalizer.differentiable):
         return None
     mean = Mean()

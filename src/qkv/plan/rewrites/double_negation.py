@@ -1,4 +1,4 @@
-"""Remove double negation of a mask."""
+"""Rewrite that removes a double negation of a mask."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["double_negation"]
 
 
 def double_negation(problem: Problem) -> tuple[Spec, str] | None:
-    """Rewrite ~~mask as mask.
+    """Rewrite `~~mask` to `mask`.
 
     Example:
         >>> from qkv.core.axes import Axes

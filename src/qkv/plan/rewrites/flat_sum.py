@@ -1,4 +1,4 @@
-"""Flatten nested sums of scores."""
+"""Rewrite that flattens nested sums of scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["flat_sum"]
 
 
 def flat_sum(problem: Problem) -> tuple[Spec, str] | None:
-    """Rewrite SumOf((a, SumOf((b, c)))) as SumOf((a, b, c)), and SumOf((a,)) as a.
+    """Rewrite `SumOf((a, SumOf((b, c))))` to `SumOf((a, b, c))`, and `SumOf((a,))` to `a`.
 
     Example:
         >>> from qkv.core.axes import Axes

@@ -1,4 +1,4 @@
-"""Remove a mask that allows every pair of the given shapes."""
+"""Rewrite that removes a mask if it allows every pair of the given shapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["mask_allows_all"]
 
 
 def mask_allows_all(problem: Problem) -> tuple[Spec, str] | None:
-    """Remove a window wider than the sequence, or a causal mask of the last query alone.
+    """Remove a mask that allows every pair, such as a window wider than the sequence.
 
     Example:
         >>> from qkv.core.axes import Axes
@@ -19,7 +19,7 @@ def mask_allows_all(problem: Problem) -> tuple[Spec, str] | None:
         Spec(ScaledDot(), normalizer=Softmax(), mask=Causal('end')) -> Spec(ScaledDot(), normalizer=Softmax())
     """
     mask = problem.spec.mask
-    # Only masks without arrays: a plan must not depend on data.
+    # Consider only masks without arrays, because a plan must not depend on data.
     if mask is None or mask.arrays() or (problem.spec.positions is not None and problem.spec.positions.arrays()):
         return None
     if problem.axes.q == 0 or problem.axes.k == 0 or mask.coverage(problem.tile) != "all":

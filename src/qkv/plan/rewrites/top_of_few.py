@@ -1,4 +1,4 @@
-"""Remove a top-k selection of at most k keys."""
+"""Rewrite that removes a top-k selection from a call with at most k keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["top_of_few"]
 
 
 def top_of_few(problem: Problem) -> tuple[Spec, str] | None:
-    """Rewrite TopK(k, normalizer) of at most k keys as the normalizer.
+    """Rewrite `TopK(k, normalizer)` to `normalizer` if there are at most k keys.
 
     Example:
         >>> from qkv.core.axes import Axes

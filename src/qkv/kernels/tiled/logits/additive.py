@@ -1,9 +1,9 @@
-"""Additive logits of a tile: Σ_h v_h tanh(left_ih + right_jh), for the price of matrix products.
+"""Additive logits of a tile: Σ_h v_h tanh(left_ih + right_jh), computed mostly by matrix products.
 
-The projections are prepared once, in O((q + k) h). Hidden units of moderate range are expanded into products of
-exponentials, several units to a division (`tanh_expansion.py`); the others take one tanh per pair and unit, which is
-exact at every range. Which units are of moderate range is a guard on the data, and `HiddenUnits.note` says how it was
-decided.
+The projections are prepared once, in O((q + k) h). Hidden units with arguments of moderate range are expanded into
+products of exponentials, with one division for several units (`tanh_expansion.py`). The other units are evaluated by
+one tanh per pair and unit, which is accurate at every range. The range of the units is a guard on the data, whose
+outcome is reported in `HiddenUnits.note`.
 
     dL/da_ih = v_h Σ_j dL/dS_ij (1 − tanh²)    dL/db_jh likewise over i    dL/dv_h = Σ_ij dL/dS_ij tanh
 
@@ -28,17 +28,17 @@ from qkv.kernels.tiled.logits.tanh_expansion import TanhExpansion, expand_tanh, 
 __all__ = ["AdditiveLogits", "HiddenUnits", "prepare_units"]
 
 ELEMENTWISE_BYTES = 1 << 20
-"""Bytes of the tanh of all hidden units of some rows of a tile, where these are not expanded. At 1 MB they stay in the
-second-level cache."""
+"""Largest size in bytes of the array of elementwise tanh that is computed at once: 1 MiB stays in the second-level
+cache."""
 
 
 class AdditiveLogits(TileLogits):
-    """Logits of one batch element of a score that has a `tanh_vector`."""
+    """Logits of one batch element of an additive score, that is, a score with a `tanh_vector`."""
 
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return the sum over all hidden units, minus the shift."""
+        """Return the sum over all hidden units multiplied by the factor, minus the shift."""
         out = workspace.take("logits", (rows[1] - rows[0], cols[1] - cols[0]), self.call.value).zero_()
         for units in self._units.forward:
             units.add_logits(rows, cols, out, workspace)
@@ -47,7 +47,7 @@ class AdditiveLogits(TileLogits):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits and their backward function."""
+        """Return the logits of a tile and their backward function."""
 
         def backward(gradient: Tensor, gradients: Gradients) -> None:
             vector = cast("Tensor", gradients.score.tanh_vector)
@@ -57,7 +57,7 @@ class AdditiveLogits(TileLogits):
         return self.logits(rows, cols, workspace, shift), backward
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return how the guard on the range of the hidden units was decided."""
+        """Return how many hidden units are expanded, and how many are evaluated by an elementwise tanh."""
         return (self._units.note,)
 
     @cached_property
@@ -67,13 +67,13 @@ class AdditiveLogits(TileLogits):
 
 @dataclass(frozen=True, eq=False)
 class HiddenUnits:
-    """The hidden units of an additive score, prepared for tiles; read-only, so that threads can share them.
+    """Prepared hidden units of an additive score. The object is immutable and can be shared by threads.
 
     Attributes:
-        forward: the logits are the sum of these, each over some of the units.
-        expand: returns the expansion of the units of moderate range, which is first in `forward`, for one or two
-            draws; None: there are no such units.
-        note: how the guard on the range of the units was decided.
+        forward: terms whose sum is the logits, each of which covers some of the units.
+        expand: function that returns the expansion of the units of moderate range for 1 or 2 sign variables per unit
+            (see `tanh_expansion.py`). Its expansion for 1 is the first term of `forward`. None if no unit is expanded.
+        note: how many units are expanded, and how many are evaluated by an elementwise tanh.
     """
 
     forward: tuple[TanhExpansion | ElementwiseTanh, ...]
@@ -82,7 +82,7 @@ class HiddenUnits:
 
     @cached_property
     def backward(self) -> tuple[TanhExpansion | ElementwiseTanh, ...]:
-        """Terms whose gradients add up to that of the logits."""
+        """Terms whose gradients sum to the gradient of the logits."""
         return self.forward if self.expand is None else (self.expand(2), *self.forward[1:])
 
 
@@ -91,12 +91,12 @@ def prepare_units(
     right: Float[Tensor, "k hidden"],
     vector: Float[Tensor, " hidden"],
 ) -> HiddenUnits:
-    """Check the range of each hidden unit and prepare its terms, in O((q + k) h).
+    """Determine the range of each hidden unit and return the prepared units, in O((q + k) h).
 
     Args:
-        left: W₁ q + b, float32 or float64.
-        right: W₂ k.
-        vector: v.
+        left: projected queries W₁ q + b, float32 or float64.
+        right: projected keys W₂ k.
+        vector: vector v of the score.
 
     Example:
         >>> import torch
@@ -110,7 +110,7 @@ def prepare_units(
     centre, half_ranges = centre_sides(left, right)
     reach: list[float] = half_ranges.tolist()
     most = expansion_limit(left.element_size())
-    # NaN in v would spread to the other units of its group, and a huge number would overflow the numerator.
+    # NaN in v would spread to the other units of its group, and a huge element would overflow the numerator.
     moderate_vector = bool((vector.abs() < 2.0**30).all())
     near = [h for h, width in enumerate(reach) if moderate_vector and width <= most]
     far = [h for h, width in enumerate(reach) if not (moderate_vector and width <= most)]
@@ -123,7 +123,7 @@ def prepare_units(
         notes.append(f"{len(near)} of {len(reach)} hidden units within exponentials: {expansion.group_size} at a time")
     if far or not near:
         index = torch.tensor(far, device=left.device) if near else None
-        # 2 σ(2s) − 1 leaves Σ v to be subtracted, which must be finite.
+        # With tanh s = 2 σ(2s) − 1, Σ v is subtracted from the sum, so it must be finite.
         sigmoid = moderate_vector and faster_ops(left).sigmoid_tanh
         forward.append(ElementwiseTanh.of_units(left, right, vector, sigmoid, index))
         function = "sigmoid" if sigmoid else "tanh"
@@ -133,14 +133,14 @@ def prepare_units(
 
 @dataclass(frozen=True, eq=False)
 class ElementwiseTanh:
-    """Hidden units whose tanh is computed for every pair, at any range.
+    """Hidden units of any range, whose tanh is evaluated for every pair.
 
     Args:
-        left: `(h, q)`, doubled if `sigmoid`.
-        right: `(h, k)`, likewise.
-        vector: `(h,)`.
-        sigmoid: whether tanh s is computed as 2 σ(2s) − 1, where that is faster.
-        units: indices of these units among those of the score, `(h,)`; None for all.
+        left: projected queries `(h, q)`, multiplied by 2 if `sigmoid`.
+        right: projected keys `(h, k)`, multiplied by 2 if `sigmoid`.
+        vector: vector v of the score, `(h,)`.
+        sigmoid: whether tanh s is computed as 2 σ(2s) − 1.
+        units: indices of these units among those of the score, `(h,)`; None for all units.
     """
 
     left: Tensor
@@ -153,13 +153,13 @@ class ElementwiseTanh:
     def of_units(
         cls, left: Tensor, right: Tensor, vector: Tensor, sigmoid: bool, units: Tensor | None
     ) -> ElementwiseTanh:
-        """Prepare the hidden units with the given indices, or all of them."""
+        """Return the term of the hidden units with given indices, or of all units if `units` is None."""
         picked = [x if units is None else x[units] for x in (left.T, right.T, vector)]
         scale = 2 if sigmoid else 1
         return cls(picked[0].contiguous() * scale, picked[1].contiguous() * scale, picked[2], sigmoid, units)
 
     def add_logits(self, rows: Limits, cols: Limits, out: Float[Tensor, "q k"], workspace: Workspace) -> None:
-        """Add the logits of a tile to `out`."""
+        """Add the contribution of these units to the logits of a tile in `out`."""
         vector = self.vector * 2 if self.sigmoid else self.vector
         for start, stop, tanh in self._row_steps(rows, cols, ELEMENTWISE_BYTES, workspace):
             target = out[start:stop]
@@ -177,7 +177,7 @@ class ElementwiseTanh:
         d_vector: Float[Tensor, " hidden"],
         workspace: Workspace,
     ) -> None:
-        """Add the gradients of a tile, given that of its logits."""
+        """Add the gradients of a tile in place, given the gradient of its logits."""
         import torch
 
         ones = gradient.new_ones(max(gradient.shape))
@@ -187,7 +187,7 @@ class ElementwiseTanh:
             part = gradient[start:stop]
             summed = tanh.flatten(1) @ part.flatten()
             self._add(summed * 2 - part.sum() if self.sigmoid else summed, d_vector)
-            # The derivative is 1 − t² of t = tanh, and 4 (σ − σ²) of σ.
+            # The derivative of tanh is 1 − tanh², and that of 2 σ(2s) − 1 is 4 (σ − σ²).
             square = workspace.take("square of tanh", tuple(tanh.shape), tanh)
             torch.mul(tanh, tanh, out=square)
             if self.sigmoid:
@@ -208,7 +208,7 @@ class ElementwiseTanh:
     def _row_steps(
         self, rows: Limits, cols: Limits, size: int, workspace: Workspace
     ) -> Iterator[tuple[int, int, Tensor]]:
-        """Yield ranges of the tile's rows with their tanh or sigmoid `(h, rows, cols)`, each within `size` bytes."""
+        """Yield ranges of rows of a tile with their tanh or sigmoid `(h, rows, cols)`, each of at most `size` bytes."""
         import torch
 
         right = self.right[:, None, slice(*cols)]

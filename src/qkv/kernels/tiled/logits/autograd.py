@@ -1,4 +1,4 @@
-"""Logits of any score on a tile: the score's own function, differentiated by autograd."""
+"""Logits of a tile for any score, computed by the score's own method and differentiated by autograd."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["AutogradLogits", "accumulate_logits"]
 
 
 class AutogradLogits(TileLogits):
-    """Logits of a score that has no implementation of its own."""
+    """Logits of a score without a specialized implementation."""
 
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return a copy of the score's logits, which may be a view of another array."""
+        """Return the scaled and shifted logits in a buffer, because the score may return a view of another array."""
         tile, score = self.call.tile.restrict(rows, cols), self.call.score.slice(slice(*rows), slice(*cols))
         logits = self._function(score)(take_range(self.call.query, rows), take_range(self.call.key, cols), tile)
         return self._copy(logits, rows, cols, workspace, shift)
@@ -29,7 +29,7 @@ class AutogradLogits(TileLogits):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits and their backward function, which holds the autograd graph of the tile."""
+        """Return the logits of a tile and their backward function, which holds the autograd graph of the tile."""
         import torch
 
         tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))
@@ -60,6 +60,6 @@ class AutogradLogits(TileLogits):
 
 
 def accumulate_logits(logits: Tensor, gradient: Tensor, leaves: Sequence[Tensor], sums: Sequence[Tensor]) -> None:
-    """Add the gradient of each leaf to its sum, given that of logits, which may broadcast to the tile."""
+    """Add the gradients of the leaves to `sums`, given the gradient of logits, which may broadcast to the tile."""
     if logits.requires_grad:
         accumulate([logits], [gradient.sum_to_size(logits.shape).to(logits.dtype)], leaves, sums)

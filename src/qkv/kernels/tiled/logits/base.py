@@ -1,15 +1,15 @@
-"""The interface of tile logits, and what its implementations share.
+"""Interface of the computation of tile logits, and functions that its implementations share.
 
-    InnerProductLogits    the score is the inner product of its projections: one matrix product forward, two backward
-    AdditiveLogits        a sum over hidden units of tanh (`Score.tanh_vector`)
-    GatedLogits           a product times the sigmoid of a sum (`Score.gated_product`)
-    BiasedLogits          an offset added to the logits of an inner score (`Score.adds_offset`)
-    SoftcapLogits         the logits of an inner product, capped by a tanh (`Score.tanh_cap`)
-    AutogradLogits        any other score: its own function, differentiated by autograd tile by tile
+    InnerProductLogits    inner product of the projections: one matrix product in forward, two in backward
+    AdditiveLogits        sum of tanh over hidden units (`Score.tanh_vector`)
+    GatedLogits           inner product multiplied by the sigmoid of a sum (`Score.gated_product`)
+    BiasedLogits          logits of an inner score plus an offset (`Score.adds_offset`)
+    SoftcapLogits         inner product with a soft cap (`Score.tanh_cap`)
+    AutogradLogits        any other score, by its own method, differentiated by autograd tile by tile
 
-`kernels/tiled/softmax.py` selects the implementation from the facts of the score. Each returns logits in an array that
-may be overwritten, multiplied by a factor (temperature, log₂ e) and with a shift of each query subtracted: both often
-fit into a pass over the tile that is made anyway.
+`kernels/tiled/softmax.py` selects the implementation from the facts of the score. Each implementation returns the
+logits in an array that may be overwritten, multiplied by a factor (temperature, log₂ e) and minus a shift of each
+query, because both operations can often be fused with other passes over the tile.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Backward", "Gradients", "Limits", "RowSlices", "TileLogits", "scale_
 
 @dataclass
 class RowSlices:
-    """Ranges of rows of an array; each view is created once, because many tiles ask for the same rows."""
+    """Cache of views of ranges of rows of an array, because many tiles use the same rows."""
 
     array: Tensor
     _views: dict[Limits, Tensor] = field(default_factory=dict)
@@ -50,12 +50,12 @@ class RowSlices:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Arrays to which gradients are added, shaped like those of the call; parts hold theirs as fields.
+    """Accumulated gradients of the arrays of a call.
 
     Attributes:
-        query: `(*batch, q, width)`.
-        key: `(*batch, k, width)`.
-        value: `(*batch, k, value_width)`.
+        query: gradient of the query, `(*batch, q, width)`.
+        key: gradient of the key, `(*batch, k, width)`.
+        value: gradient of the value, `(*batch, k, value_width)`.
         score: the score with gradients in place of its arrays.
         normalizer: the normalizer with gradients in place of its arrays.
     """
@@ -73,13 +73,13 @@ class Gradients:
 
     @classmethod
     def zeros(cls, call: TorchCall) -> Gradients:
-        """Return gradients of zero for the arrays of `call`."""
+        """Return gradients of 0 for the arrays of a call."""
         import torch
 
         zeros: Callable[[Any], Tensor] = torch.zeros_like
 
         def column_major(x: Tensor) -> Tensor:
-            # The products that add to keys and values are a seventh faster with contiguous columns.
+            # Matrix products that add to the gradients of key and value are 15 % faster in column-major layout.
             return x.new_zeros((*x.shape[:-2], x.shape[-1], x.shape[-2])).mT
 
         return cls(
@@ -97,21 +97,21 @@ class Gradients:
 
 
 def tensors_of(part: Part) -> list[Tensor]:
-    """Return the arrays of a part of a call on PyTorch."""
+    """Return the arrays of a part as PyTorch tensors."""
     return cast("list[Tensor]", list(part.arrays()))
 
 
 Backward = Callable[[Tensor, Gradients], None]
-"""Adds the gradients of query, key and the score's arrays, given the gradient of a tile's unscaled logits."""
+"""Function that adds the gradients of query, key and the score's arrays, given that of a tile's unscaled logits."""
 
 
 @dataclass
 class TileLogits(ABC):
-    """The logits of the tiles of a call, and their gradients.
+    """Base class of implementations of tile logits and their gradients.
 
     Args:
         call: the call, or one of its batch elements.
-        factor: number by which logits are multiplied.
+        factor: factor by which logits are multiplied.
         ops: the faster of equivalent operations on this machine.
     """
 
@@ -120,7 +120,7 @@ class TileLogits(ABC):
     ops: FasterOps
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return one sentence for each guard on the data, which says how it was decided."""
+        """Return one phrase for each guard on the data, which tells whether its fast path was taken."""
         return ()
 
     @abstractmethod
@@ -133,16 +133,16 @@ class TileLogits(ABC):
             rows: range of the tile's queries.
             cols: range of the tile's keys.
             workspace: buffers of the worker.
-            shift: number subtracted from each row; None: 0.
+            shift: value that is subtracted from each row; None for 0.
         """
 
     @abstractmethod
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the same as `logits`, and the function that adds the tile's gradients.
+        """Return the logits of a tile, as `logits` does, and a function that adds the gradients of the tile.
 
-        The function takes the gradient of the plain logits, not multiplied by the factor.
+        The argument of this function is the gradient of the plain logits, without factor and shift.
         """
 
 

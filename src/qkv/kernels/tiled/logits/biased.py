@@ -1,4 +1,4 @@
-"""Biased logits of a tile: those of an inner score, plus an offset that does not depend on them."""
+"""Biased logits of a tile: the logits of an inner score plus an offset that does not depend on query and key."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["BiasedLogits"]
 
 @dataclass
 class BiasedLogits(TileLogits):
-    """Logits of a score that adds an offset to those of its inner score.
+    """Logits of a score that adds an offset to the logits of an inner score.
 
     Args:
         call: the call.
-        factor: number by which logits are multiplied.
+        factor: factor by which logits are multiplied.
         ops: the faster of equivalent operations on this machine.
-        inner: the logits of the inner score, multiplied by the same factor.
+        inner: implementation of the logits of the inner score, with the same factor.
     """
 
     inner: TileLogits
@@ -42,7 +42,7 @@ class BiasedLogits(TileLogits):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits and their backward function; autograd differentiates the arrays of the offset."""
+        """Return the logits of a tile and their backward function, which differentiates the offset by autograd."""
         import torch
 
         tile, limits = self.call.tile.restrict(rows, cols), (slice(*rows), slice(*cols))

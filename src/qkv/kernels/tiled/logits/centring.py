@@ -1,4 +1,4 @@
-"""Centring of two sides before exponentials: what one side gains the other loses, so that their sums stay the same."""
+"""Centring of the two summands of a logit before exponentials, by opposite shifts that preserve their sum."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ __all__ = ["centre_sides"]
 def centre_sides(
     left: Float[Tensor, "q n"], right: Float[Tensor, "k n"]
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
-    """Return the shifts that centre the narrower side of each column at 0, and its half range afterwards.
+    """Return the shift of each column that centres the array of narrower range at 0, and its half range.
 
     Args:
-        left: the shift is added to it.
-        right: the shift is subtracted from it.
+        left: array to which the shift is to be added.
+        right: array from which the shift is to be subtracted.
 
     Returns:
-        Shifts, which are whole numbers, and min(max|left|, max|right|) of each column of the shifted sides.
+        Shifts, which are integers, and min(max|left + shift|, max|right − shift|), both for each column.
     """
     import torch
 
     middles, halves = [], []
     for side in (left, right):
         low, high = torch.aminmax(side if len(side) else side.new_zeros((1, side.shape[1])), dim=0)
-        if bool((low + high).isnan().any()):  # NaN must not change the range of the other rows
+        if bool((low + high).isnan().any()):  # ignore NaN, so that the range of other rows does not change
             low, high = torch.aminmax(side.masked_fill(side.isnan(), 0), dim=0)
-        # Whole numbers: shifting by them keeps the digits of small numbers.
+        # Shifts are integers, because adding an integer preserves the precision of small numbers.
         middle = ((low + high) / 2).round().nan_to_num(0.0, 0.0, 0.0)
         middles.append(middle)
         halves.append(torch.maximum(high - middle, middle - low))

@@ -1,7 +1,7 @@
 """Gated logits of a tile: S = σ(g_i + h_j) ⊙ (L Rᵀ), where g and h are the last columns of the projections.
 
-If the gates are of moderate range, the sigmoid is a division: σ(g_i + h_j) = 1 / (1 + u_i v_j) with u = e^−g and
-v = e^−h, and 1 + u vᵀ is a matrix product of width 2. Otherwise the sigmoid of every pair is computed.
+If the gates are of moderate range, the sigmoid is computed by a division: σ(g_i + h_j) = 1 / (1 + u_i v_j) with
+u = e^−g and v = e^−h, where 1 + u vᵀ is a matrix product of width 2. Otherwise the sigmoid of every pair is evaluated.
 
 backward, with G the gate and W = dS ⊙ G:  d(L Rᵀ) = W        dg_i = Σ_j dS S (1 − G) = u_i Σ_j (S ⊙ W)_ij v_j
 """
@@ -18,40 +18,40 @@ from qkv.kernels.tiled.logits.centring import centre_sides
 __all__ = ["GatedLogits", "bounded_exponentials"]
 
 NARROW = 20.0
-"""Largest half range of the narrower side, which is centred at 0; the other side is shifted by as much in return."""
+"""Largest half range of the narrower of g and h, after it was centred at 0 and the other shifted in return."""
 CLAMP = 60.0
-"""The wider side is clamped to ±60: the sum of both is then beyond ±40, where σ is 0 or 1 to within 4e-18, and u v is
-at most e^80, which float32 holds."""
+"""Largest magnitude of the wider of g and h, to which it is clamped. A clamped sum is beyond ±40, where σ is 0 or 1 to
+within 4e-18, and u v is at most e^80, which does not overflow float32."""
 _EXACT_INTEGERS = 2.0**22
-"""Above this, shifting by a whole number loses digits in float32."""
+"""Largest magnitude at which shifting by an integer preserves precision in float32."""
 
 
 class GatedLogits(TileLogits):
-    """Logits of a score whose `gated_product` is true."""
+    """Logits of a gated score, that is, a score with `gated_product`."""
 
     def __init__(self, call: TorchCall, factor: float, ops: FasterOps) -> None:
         super().__init__(call, factor, ops)
-        # Copied without the last column: matrix products need contiguous rows.
+        # Copy without the last column, because matrix products need contiguous rows.
         self._left = RowSlices(call.query[..., :-1].contiguous())
         self._scaled_left = self._left if factor == 1 else RowSlices(self._left.array * factor)
         self._right = RowSlices(call.key[..., :-1].contiguous())
         gates = call.query[..., -1:].contiguous(), call.key[..., -1:].contiguous()
         powers = bounded_exponentials(*gates)
         self._divides = powers is not None
-        # u and v where the gate is a division, otherwise g and h.
+        # u and v if the gate is computed by a division, otherwise g and h.
         self._query_gates, self._key_gates = (RowSlices(x) for x in (gates if powers is None else powers))
         if powers is not None:
             self._query_factors, self._key_factors = (RowSlices(_append_ones(x)) for x in powers)
 
     def guard_notes(self) -> tuple[str, ...]:
-        """Return how the guard on the range of the gates was decided."""
+        """Return whether the gate is computed by a division or by a sigmoid."""
         how = "within exponentials: a division" if self._divides else "beyond exponentials: sigmoid"
         return (f"range of the gate {how} for each pair",)
 
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return the product times the gate, minus the shift."""
+        """Return the inner product multiplied by gate and factor, minus the shift."""
         product = self.ops.matmul_nt(self._scaled_left(rows), self._right(cols), workspace, "logits")
         if self._divides:
             product.div_(self._inverse_gate(rows, cols, workspace))
@@ -62,7 +62,7 @@ class GatedLogits(TileLogits):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits and their backward function, which holds the gate and the unshifted logits."""
+        """Return the logits of a tile and their backward function, which holds the gate and the unshifted logits."""
         import torch
 
         gated = self.ops.matmul_nt(self._scaled_left(rows), self._right(cols), workspace, "gated")
@@ -88,7 +88,7 @@ class GatedLogits(TileLogits):
                 torch.addcmul(product, product, gate, value=-1, out=product)
                 d_query_gate, d_key_gate = product.sum(dim=-1, keepdim=True), product.sum(dim=-2)[..., None]
                 gradient.mul_(gate)
-            # Divided by the factor, which the logits in these sums contain.
+            # Divide by the factor, which the logits in these sums include.
             d_query[..., -1:] += d_query_gate.sum_to_size(d_query[..., -1:].shape) / self.factor
             d_key[..., -1:] += d_key_gate.sum_to_size(d_key[..., -1:].shape) / self.factor
             add_matmul_(d_query[..., :-1], gradient, self._right(cols))
@@ -97,7 +97,7 @@ class GatedLogits(TileLogits):
         return logits, backward
 
     def _inverse_gate(self, rows: Limits, cols: Limits, workspace: Workspace) -> Tensor:
-        """Return 1 / G = 1 + u vᵀ."""
+        """Return the reciprocal of the gate, 1 / G = 1 + u vᵀ."""
         return self.ops.matmul_nt(self._query_factors(rows), self._key_factors(cols), workspace, "gate")
 
     def _sigmoid(self, rows: Limits, cols: Limits, workspace: Workspace) -> Tensor:
@@ -111,10 +111,10 @@ class GatedLogits(TileLogits):
 def bounded_exponentials(
     left: Float[Tensor, "*#batch q 1"], right: Float[Tensor, "*#batch k 1"]
 ) -> tuple[Tensor, Tensor] | None:
-    """Return e^−left and e^−right, shifted in opposite directions so that their products stay finite.
+    """Return e^−left and e^−right, with opposite shifts of the exponents so that all products are finite.
 
     Returns:
-        Both arrays in their own shapes; None if both sides exceed the range or one holds NaN.
+        Both arrays. None if both sides exceed the supported range, or if one contains NaN.
 
     Example:
         >>> import torch

@@ -12,7 +12,7 @@ __all__ = ["InnerProductLogits"]
 
 
 class InnerProductLogits(TileLogits):
-    """Logits of a score that is the inner product of its projections."""
+    """Logits of a score that is an inner product of the projections of query and key."""
 
     def __init__(self, call: TorchCall, factor: float, ops: FasterOps) -> None:
         super().__init__(call, factor, ops)
@@ -29,7 +29,7 @@ class InnerProductLogits(TileLogits):
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits and their backward function: dL += dS R, dR += dSᵀ L."""
+        """Return the logits of a tile and their backward function: dL += dS R, dR += dSᵀ L."""
 
         def backward(gradient: Tensor, gradients: Gradients) -> None:
             add_matmul_(gradients.queries(rows), gradient, self._keys(cols))

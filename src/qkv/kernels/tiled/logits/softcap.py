@@ -1,4 +1,4 @@
-"""Soft-capped logits of a tile: cap · tanh(logit / cap) of an inner product, with one number as the cap."""
+"""Soft-capped logits of a tile: cap · tanh(logit / cap) of an inner product, with a single number as the cap."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class SoftcapLogits(TileLogits):
     def logits(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> Float[Tensor, "*#batch q k"]:
-        """Return the capped logits, computed in place of the inner ones."""
+        """Return the capped logits, computed in place from the logits of the inner score."""
         tanh = self.ops.tanh_(self._inner.logits(rows, cols, workspace))
         return scale_and_shift_(tanh, self._cap * self.factor, shift)
 
     def trace(
         self, rows: Limits, cols: Limits, workspace: Workspace, shift: Float[Tensor, "*#batch q 1"] | None = None
     ) -> tuple[Float[Tensor, "*#batch q k"], Backward]:
-        """Return the logits and their backward function: d(inner logit) = (1 − tanh²) dS."""
+        """Return the logits of a tile and their backward function: d(inner logit) = (1 − tanh²) dS."""
         import torch
 
         inner, inner_backward = self._inner.trace(rows, cols, workspace)

@@ -1,26 +1,27 @@
 """Expansion of Σ_h v_h tanh(a_h + b_h) over all pairs into matrix products: one division for several hidden units.
 
-Take the units in groups of g. The sum of a group is a mean over the 2^g patterns ε of its signs,
+The hidden units are divided into groups of g units. The sum over a group is a mean over the 2^g sign patterns ε,
 
     Σ_h v_h tanh(a_h + b_h) = Σ_ε (Σ_h v_h ε_h) p_ε / Σ_ε p_ε        p_ε = e^{ε·a} e^{ε·b}
 
-because tanh s is the mean of ±1 under the weights e^{±s}. Numerator and denominator are inner products of 2^g numbers
-of the query alone with 2^g numbers of the key alone: two matrix products and one division for g units, in place of g
-evaluations of tanh. Nothing cancels in the denominator, so the error is that of rounded tanh. With g = 1 this is the
-identity tanh(a + b) = 1 − 2/(1 + e^{2a} e^{2b}).
+because tanh s is the mean of ±1 with weights e^{±s}. Numerator and denominator are inner products of 2^g elements that
+depend on the query alone with 2^g elements that depend on the key alone. Two matrix products and one division replace g
+evaluations of tanh. The terms of the denominator are positive, so no precision is lost by cancellation, and the error
+is that of a rounded tanh. For g = 1 this is the identity tanh(a + b) = 1 − 2/(1 + e^{2a} e^{2b}).
 
-The gradient needs 1 − tanh² and tanh of each unit. Every sign is drawn twice, with sums x in {+1, 0, −1}^g:
+The gradient needs 1 − tanh² and tanh of each unit. Each unit then has two sign variables, whose sums divided by 2 are
+patterns x in {+1, 0, −1}^g:
 
     q_x = c_x e^{2 x·(a + b)} / (Σ_ε p_ε)²        c_x = 2^(zeros of x)
     1 − tanh² = 2 Σ_{x: x_h = 0} q_x              tanh = Σ_x x_h q_x
 
-again matrix products, with one division for g units, and no cancellation in 1 − tanh².
+These are matrix products too, with one division for g units and without cancellation in 1 − tanh².
 
-Each query and each key may be scaled by a number of its own. So e^{ε·a − Σ|a|} is stored, the product of e^{−2|a_h|}
-over the units where ε and a differ in sign: it is at most 1, and exact for an infinite a. The denominator Σ p can
-vanish where a and b are far from 0 and of opposite sign: a group is allowed if the sum of its units' min(max|a|,
-max|b|) is within a limit, an O((q + k) h) check, made after the narrower side of each unit was centred at 0
-(a + c, b − c).
+Patterns of a query or a key may be multiplied by any factor, which cancels in the quotient. The stored pattern is
+e^{ε·a − Σ|a|}, the product of e^{−2|a_h|} over the units where ε and a differ in sign: it is at most 1, and exact for
+an infinite a. The denominator Σ p can underflow if a and b are far from 0 and of opposite sign. A group is therefore
+expanded only if the sum of min(max|a|, max|b|) over its units is within a limit, which is an O((q + k) h) check after
+the narrower of a and b was centred at 0 for each unit (a + c, b − c).
 """
 
 from __future__ import annotations
@@ -43,21 +44,21 @@ __all__ = ["TanhExpansion", "expand_tanh", "expansion_limit"]
 
 
 GROUP_SIZES = {1: (4, 3, 2), 2: (2, 1)}
-"""Units in a group, the fastest first, for one draw of every sign (the logits) and two (their gradient)."""
+"""Numbers of units in a group, the fastest first, for 1 sign variable per unit (logits) and 2 (gradients)."""
 
 STEP_BYTES = {1: 1 << 19, 2: 1 << 20}
-"""Bytes of the two products of a group for some rows of a tile, for each number of draws."""
+"""Largest size in bytes of the matrix products of a group that are computed at once, by sign variables per unit."""
 
 
 @dataclass(frozen=True)
 class ExponentRange:
-    """The exponents of a dtype, in bits.
+    """Ranges of the binary exponents that the expansion uses for a floating-point dtype.
 
     Attributes:
-        spread: range of the denominator Σ p.
-        drop: patterns further than this below the largest of their row are set to 0, so that no product of two is
-            subnormal, which is slow. They are negligible: the patterns of a pair that matter lie within `spread` and
-            the digits of the dtype.
+        spread: largest range of the exponent of the denominator Σ p.
+        drop: distance of exponents from the largest pattern of a row, beyond which a pattern is set to 0. Otherwise
+            products of two patterns could be subnormal, which is slow. Such patterns are negligible, because they are
+            smaller than the denominator by more than the precision of the dtype.
         scale: exponent of the largest pattern.
     """
 
@@ -67,28 +68,30 @@ class ExponentRange:
 
 
 EXPONENT_RANGES = {4: ExponentRange(spread=80, drop=106, scale=43), 8: ExponentRange(spread=500, drop=555, scale=44)}
-"""The ranges of float32 and float64, by bytes of a number."""
+"""Exponent ranges of float32 and float64, by the bytes of an element."""
 
 
 def expansion_limit(itemsize: int, draws: int = 2) -> float:
-    """Return the largest sum of min(max|a_h|, max|b_h|) over the units of a group that can be expanded.
+    """Return the largest sum of min(max|a_h|, max|b_h|) over the units of a group for which it can be expanded.
 
     Args:
-        itemsize: bytes of a number.
-        draws: 1 for the logits, 2 for their gradient. One unit within the limit of 2 can always be expanded.
+        itemsize: bytes of an element.
+        draws: number of sign variables per unit: 1 for logits, 2 for gradients. A single unit within the limit for 2
+            can always be expanded.
     """
     return EXPONENT_RANGES[itemsize].spread * math.log(2) / 2 / draws
 
 
 @dataclass(frozen=True, eq=False)
 class RowPatterns:
-    """Some rows of a tile, few enough for the cache, and their patterns.
+    """Patterns of a range of rows of a tile that fits the cache.
 
     Args:
-        limits: first row within the tile, and one past the last.
-        patterns: `(groups, patterns, rows)`; with two draws each times the number of orders in which it is drawn.
-        factors: left factors of the products with the keys, a matrix with one column per pattern for each group.
-        zero_sums: for each group the patterns with a 0 in them, of which the gradient of a key consists.
+        limits: range of the rows within the tile.
+        patterns: patterns `(groups, patterns, rows)`. With two sign variables per unit, each is multiplied by its
+            multiplicity c_x.
+        factors: for each group, the left factor of the matrix product with the patterns of the keys.
+        zero_sums: for each group, the patterns in which a unit has the sum 0, from which gradients are computed.
     """
 
     limits: Limits
@@ -99,21 +102,21 @@ class RowPatterns:
 
 @dataclass(frozen=True, eq=False)
 class TanhExpansion:
-    """Hidden units in groups, with both projections; read-only, so that threads can share it.
+    """Sign expansion of groups of hidden units. The object is immutable and can be shared by threads.
 
-    Projections are not copied. Patterns are computed for the tiles that need them, except those of few keys, which
-    are computed once for all tiles.
+    Projections are not copied. Patterns are computed per tile, except that the patterns of few keys are computed once
+    for all tiles.
 
     Args:
-        left: `(q, units)`, the projected queries of the call.
-        right: `(k, units)`, the projected keys of the call.
-        order: index of the unit in each slot of the groups, group after group; slots beyond their number hold zeros.
-        filled: slots that hold a unit.
-        empty: the other slots.
-        centre: what is added to the left and subtracted from the right, in each slot, `(slots, 1)`.
-        vector: v, `(groups, g, 1)`.
-        draws: of every sign: 1 for the logits, 2 for their gradient.
-        sign: the patterns, `(g, patterns)`.
+        left: projected queries of the call, `(q, units)`.
+        right: projected keys of the call, `(k, units)`.
+        order: index of the unit in each slot, group after group. A group has g slots, of which some may be empty.
+        filled: indices of the slots that hold a unit.
+        empty: indices of the empty slots.
+        centre: shift of each slot, `(slots, 1)`, which is added to `left` and subtracted from `right`.
+        vector: vector v of the score by slots, `(groups, g, 1)`, 0 in empty slots.
+        draws: number of sign variables per unit: 1 for logits, 2 for gradients.
+        sign: sum of the sign variables of each unit in each pattern, `(g, patterns)`.
     """
 
     left: Tensor
@@ -133,23 +136,23 @@ class TanhExpansion:
 
     @cached_property
     def unit(self) -> float:
-        """Power of two near max|v|: the numerator of v divided by it is in range wherever Σ p is."""
+        """Power of two near max|v|, by which v is divided so that the numerator does not overflow."""
         most = float(self.vector.abs().max())
         return 2.0 ** round(math.log2(most)) if most > 0 else 1.0
 
     @cached_property
     def numerator_weights(self) -> Tensor:
-        """Coefficient of each pattern in the numerator, `(groups, patterns, 1)`."""
+        """Coefficients of the patterns in the numerator, `(groups, patterns, 1)`."""
         return self.sign.T @ (self.vector / self.unit)
 
     @cached_property
     def zero_patterns(self) -> list[int]:
-        """Indices of the patterns with a 0 in them."""
+        """Indices of the patterns in which a unit has the sum 0."""
         return [at for at, zeros in enumerate((self.sign == 0).sum(dim=0).tolist()) if zeros]
 
     @cached_property
     def key_patterns(self) -> Tensor | None:
-        """Patterns of all keys, `(groups, patterns, k)`; None if they are too many to be stored."""
+        """Patterns of all keys, `(groups, patterns, k)`, or None if they exceed `MAX_PATTERN_BYTES`."""
         numbers = len(self.vector) * self.sign.shape[1] * len(self.right)
         if numbers * self.right.element_size() > MAX_PATTERN_BYTES:
             return None
@@ -158,9 +161,10 @@ class TanhExpansion:
             return self._patterns(self.right, -1, workspace, out=self.right.new_empty(shape))
 
     def add_logits(self, rows: Limits, cols: Limits, out: Float[Tensor, "q k"], workspace: Workspace) -> None:
-        """Add the logits of a tile to `out`. The expansion must have one draw.
+        """Add the contribution of these units to the logits of a tile in `out`.
 
-        Tiles with the same rows, one after the other with the same workspace, share the patterns of their rows.
+        The expansion must have 1 sign variable per unit. Consecutive tiles of the same rows and workspace share the
+        patterns of these rows.
         """
         import torch
 
@@ -184,14 +188,15 @@ class TanhExpansion:
         d_vector: Float[Tensor, " hidden"],
         workspace: Workspace,
     ) -> None:
-        """Add the gradients of a tile, given that of its logits. The expansion must have two draws.
+        """Add the gradients of a tile in place, given the gradient of its logits.
 
-        With z = dL/dS / (Σp)²: Σ_j dL/dS q_x = (pattern of the query) Σ_j z (pattern of the key), and likewise over i.
+        The expansion must have 2 sign variables per unit. With z = dL/dS / (Σp)², sums over the keys factor into
+        Σ_j dL/dS q_x = (pattern of the query) · Σ_j z · (pattern of the key), and sums over the queries likewise.
         """
         import torch
 
         bits = EXPONENT_RANGES[gradient.element_size()]
-        # Scales 1/(Σp)², between 2^−2·scale and 2^(spread − 2·scale), to numbers around 1.
+        # Scale 1/(Σp)², which is between 2^(−2·scale) and 2^(spread − 2·scale), to magnitudes around 1.
         lift = 2.0 ** (2 * bits.scale - bits.spread // 2)
         keys, width = self._tile_keys(cols, workspace), cols[1] - cols[0]
         groups, patterns = len(self.vector), self.sign.shape[1]
@@ -219,11 +224,11 @@ class TanhExpansion:
         self._add(slope[:, self.zero_patterns] @ d_keys * self.vector, d_right[slice(*cols)])
 
     def _add(self, grouped: Tensor, target: Tensor) -> None:
-        """Add gradients in the order of the slots, `(groups, g, n)`, to the units of `target` `(n, h)`."""
+        """Add gradients by slots, `(groups, g, n)`, to the columns of `target`, `(n, h)`, of the same hidden units."""
         target.index_add_(1, self.order[self.filled], grouped.flatten(0, 1)[self.filled].T)
 
     def _tile_keys(self, cols: Limits, workspace: Workspace) -> list[Tensor]:
-        """Return the patterns of a tile's keys for each group."""
+        """Return the patterns of a range of keys for each group."""
         if self.key_patterns is None:
             side = self.right[slice(*cols)]
             shape = (len(self.vector), self.sign.shape[1], len(side))
@@ -236,7 +241,7 @@ class TanhExpansion:
         return keys
 
     def _row_blocks(self, rows: Limits, width: int, workspace: Workspace) -> list[RowPatterns]:
-        """Return the rows of a tile with their patterns, which all tiles of these rows share."""
+        """Return the patterns of a range of queries in blocks that fit the cache, cached for the next tile."""
         step = max(16, STEP_BYTES[self.draws] // (2 * max(1, width) * self.left.element_size()))
         name = ("rows", self.draws)
         owner, blocks = cast("tuple[object, list[RowPatterns]]", workspace.cache.get(name, ((), [])))
@@ -261,14 +266,14 @@ class TanhExpansion:
         return RowPatterns(limits, patterns, list(fraction.mT), [])
 
     def _patterns(self, side: Tensor, sign: int, workspace: Workspace, out: Tensor) -> Tensor:
-        """Write e^{ε·a − Σ|a|} for all sums of draws, `(n, units)` -> `(groups, patterns, n)`; the smallest are 0.
+        """Compute the patterns e^{ε·a − Σ|a|} of some queries or keys, and set negligible patterns to 0.
 
         Args:
-            side: some queries or keys.
-            sign: 1 for queries, −1 for keys, which are centred in the other direction. With two draws, queries count
-                twice the sums that come in two orders, +− and −+.
+            side: projected queries or keys, `(n, units)`.
+            sign: 1 for queries, −1 for keys, to which the opposite shift is applied. With two sign variables per unit,
+                the patterns of queries are multiplied by the multiplicity c_x.
             workspace: buffers of the worker.
-            out: where to write.
+            out: output array `(groups, patterns, n)`, which is returned.
         """
         import torch
 
@@ -280,7 +285,7 @@ class TanhExpansion:
         if self.empty:
             twice[self.empty] = 0
         twice = twice.mul_(2).view(groups, size, count)
-        # The exponent lost by +1 where a < 0, and by −1 where a > 0. NaN stays NaN.
+        # The exponent is reduced where the sign ε of a unit differs from the sign of a. NaN is preserved.
         loss = workspace.take("loss", (groups, size, self.draws + 1, count), side)
         torch.clamp(twice, max=0, out=loss[:, :, 0])
         torch.clamp(twice, min=0, out=loss[:, :, -1]).neg_()
@@ -296,13 +301,13 @@ class TanhExpansion:
 
 
 def _write_products(parts: list[Tensor], out: Tensor) -> None:
-    """Write all products of one number of each part, `(groups, n₁, rows)` …, with the first part slowest, to `out`."""
+    """Write all products of one element of each part, of shapes `(groups, n_i, rows)`, to `out` in row-major order."""
     import torch
 
     if len(parts) == 1:
         out.copy_(parts[0])
         return
-    # In halves: most of the work is the last product.
+    # Multiply the parts in two halves, so that the last product dominates the work.
     halves = []
     for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]):
         joined = half[0]
@@ -323,16 +328,16 @@ def expand_tanh(
     reach: list[float],
     draws: int,
 ) -> TanhExpansion:
-    """Group hidden units as large as their range allows.
+    """Return the expansion of hidden units, in the largest groups that their range allows.
 
     Args:
         left: projected queries.
         right: projected keys.
-        centre: what is added to the left and subtracted from the right.
-        vector: v, finite at `units`.
+        centre: shift of each unit, which is added to `left` and subtracted from `right`.
+        vector: vector v of the score, which must be finite at `units`.
         units: indices of the hidden units to expand.
-        reach: min(max|a_h|, max|b_h|) of each of them after centring, within `expansion_limit`.
-        draws: 1 for the logits, 2 for their gradient.
+        reach: min(max|a_h|, max|b_h|) of each of these units after centring, within `expansion_limit`.
+        draws: number of sign variables per unit: 1 for logits, 2 for gradients.
     """
     import torch
 
@@ -349,7 +354,7 @@ def expand_tanh(
 
 @cache
 def _sign_sums(size: int, draws: int, dtype: DType, device: torch.device) -> Tensor:
-    """Return all sums of so many draws of each sign, `(size, patterns)`."""
+    """Return all combinations of sums of `draws` sign variables for `size` units, `(size, patterns)`."""
     import torch
 
     values = [1.0, -1.0] if draws == 1 else [1.0, 0.0, -1.0]
@@ -358,7 +363,10 @@ def _sign_sums(size: int, draws: int, dtype: DType, device: torch.device) -> Ten
 
 
 def _group_units(reach: list[float], most: float, sizes: tuple[int, ...]) -> tuple[int, list[int]]:
-    """Return the units in a group and the unit in each slot, wide beside narrow; indices past the last are empty."""
+    """Return the group size and the unit in each slot, where units of large and small range share a group.
+
+    Indices beyond the number of units denote empty slots.
+    """
     for size in sizes:
         count = -(-len(reach) // size)
         extended = reach + [0.0] * (count * size - len(reach))
